@@ -31,7 +31,7 @@ import yaml
 
 from benchmarks.attack.attacks import ATTACKS, RUN, WARM, Course
 from benchmarks.common import machine, verdict, write
-from tests.unit.transport.crossing import free_address
+from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.security.authority import Authority, create
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.issue import issue, renew_deny_list, revoke
@@ -51,7 +51,7 @@ class Range:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.started: dict[str, subprocess.Popen[str]] = {}
-        self.addresses = {name: free_address() for name in ("gpu", "npu", "gpu/0", "npu/0", "gpu/8", "npu/8")}
+        self.addresses = {name: find_free_address() for name in ("gpu", "npu", "gpu/0", "npu/0", "gpu/8", "npu/8")}
         workers = {name: {"workers": [self.addresses[f"{name}/0"]]} for name in ("gpu", "npu")}
         self.config("workers", workers)
         self.write("alone", {"clusters": workers})  # without attackers and line: the reference of the results

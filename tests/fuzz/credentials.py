@@ -1,7 +1,7 @@
 """Fuzzing of certificates, heads, deny lists and audit logs.
 
 `python -m tests.fuzz.credentials certificates|heads|lists|logs --mutations 50000 [--seed 1]`. Every mutation must be
-taken, or refused with a `NebulaError`; a failure prints its seed and the traceback, and exits with 1.
+accepted, or refused with a `NebulaError`; a failure prints its seed and the traceback, and exits with 1.
 """
 
 import argparse
@@ -37,16 +37,16 @@ from whale_nebula.security.trust import check_live
 from whale_nebula.security.verdict import verify
 
 Draw = random.Random
-ODD: tuple[Any, ...] = (
+ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**64, 10**400, 1.5, "", "é", "\ud800", "\n\x1b[2J", "a" * 70, "nebula://mt"),
     *([], {}, [[]], {"a": 1}, "-----BEGIN CERTIFICATE-----", "0" * 64, "0" * 40),
 )
 
 
-def garbled(draw: Draw, data: bytes) -> bytes:
-    """Bytes with one to four of them flipped, replaced, left out or doubled."""
+def garble_bytes(draw: Draw, data: bytes) -> bytes:
+    """Data with one to four bytes flipped, replaced, removed or doubled."""
     found = bytearray(data)
-    kinds = 2 if draw.random() < 0.7 else 4  # a certificate whose length has changed is soon refused
+    kinds = 2 if draw.random() < 0.7 else 4  # a certificate of another length is refused early
     for _ in range(draw.randint(1, 4)):
         place = draw.randrange(len(found) + 1)
         match draw.randrange(kinds):
@@ -61,31 +61,31 @@ def garbled(draw: Draw, data: bytes) -> bytes:
     return bytes(found)
 
 
-def altered(draw: Draw, said: Any) -> Any:
-    """A JSON value in which some part is another one, is missing, or is added."""
-    if isinstance(said, dict) and said and draw.random() < 0.9:
-        key = draw.choice(list(said))
-        rest = {each: value for each, value in said.items() if each != key}
+def alter_value(draw: Draw, value: Any) -> Any:
+    """A JSON value in which a part is replaced, removed or added."""
+    if isinstance(value, dict) and value and draw.random() < 0.9:
+        key = draw.choice(list(value))
+        rest = {each: value[each] for each in value.keys() - {key}}
         match draw.randrange(10):
             case 0:
                 return rest
             case 1:
-                return {**said, str(draw.choice(ODD))[:20]: draw.choice(ODD)}
+                return {**value, str(draw.choice(ODD_VALUES))[:20]: draw.choice(ODD_VALUES)}
             case _:
-                return {**said, key: altered(draw, said[key])}
-    if isinstance(said, str) and said and draw.random() < 0.5:
-        return garbled(draw, said.encode("utf-8", "surrogatepass")).decode("latin-1")
-    return draw.choice(ODD)
+                return {**value, key: alter_value(draw, value[key])}
+    if isinstance(value, str) and value and draw.random() < 0.5:
+        return garble_bytes(draw, value.encode("utf-8", "surrogatepass")).decode("latin-1")
+    return draw.choice(ODD_VALUES)
 
 
 # ---------------------------------------------------------------------- certificates
-def pem_of(der: bytes) -> str:
+def encode_pem(der: bytes) -> str:
     text = base64.encodebytes(der).decode()
     return f"-----BEGIN CERTIFICATE-----\n{text}-----END CERTIFICATE-----\n"
 
 
-def of_other_kinds() -> list[x509.Certificate]:
-    """Certificates as others make them: other keys, other names, other extensions."""
+def make_unusual_certificates() -> list[x509.Certificate]:
+    """Certificates with other keys, names and extensions than ours."""
     name = x509.Name(
         [
             x509.NameAttribute(NameOID.COMMON_NAME, "é, or not"),
@@ -122,45 +122,47 @@ def of_other_kinds() -> list[x509.Certificate]:
 
 
 class Certificates:
-    """A certificate that a peer shows, in HELLO or in TLS."""
+    """Certificates of a peer, in HELLO or in TLS."""
 
     def __init__(self, folder: Path) -> None:
         home = Home.at(folder / "certs")
         ours = home.credentials(GATE)
-        alone = self_signed(folder / "alone", GPU).cert.read_bytes()
-        found = [home.certificate(), home.authority.certificate, x509.load_pem_x509_certificate(alone)]
-        self.good = [each.public_bytes(serialization.Encoding.DER) for each in (*found, *of_other_kinds())]
+        self_signed_pem = self_signed(folder / "alone", GPU).cert.read_bytes()
+        found = [home.certificate(), home.authority.certificate, x509.load_pem_x509_certificate(self_signed_pem)]
+        self.valid = [each.public_bytes(serialization.Encoding.DER) for each in (*found, *make_unusual_certificates())]
         self.trust, self.prover = ours.trust, Prover(ours)
 
     def attack(self, draw: Draw) -> None:
-        der = draw.choice(self.good)
-        text = pem_of(garbled(draw, der))
+        der = draw.choice(self.valid)
+        text = encode_pem(garble_bytes(draw, der))
         if draw.random() < 0.2:
-            text = garbled(draw, pem_of(der).encode()).decode(draw.choice(("latin-1", "utf-8")), "surrogateescape")
-        for look in (self._trusted, self._proved, self._read, self._named):
+            text = garble_bytes(draw, encode_pem(der).encode()).decode(
+                draw.choice(("latin-1", "utf-8")), "surrogateescape"
+            )
+        for look in (self._check_trust, self._verify_signature, self._read_fields, self._read_peer):
             try:
                 look(text)
             except NebulaError as error:
                 str(error).encode("utf-8")
 
-    def _trusted(self, text: str) -> None:
+    def _check_trust(self, text: str) -> None:
         check_live(self.trust, self.trust.check(text))
 
-    def _proved(self, text: str) -> None:
+    def _verify_signature(self, text: str) -> None:
         self.prover.verify(text, b"0" * 70, b"said", GPU.worker)
 
-    def _read(self, text: str) -> None:
+    def _read_fields(self, text: str) -> None:
         found = files.certificate(text, "a peer")
         files.authority_run(found), files.alternative_names(found, x509.DNSName), files.public_key_digest(found)
         files.signed_by(found, found), self.trust.check(found)
 
-    def _named(self, text: str) -> None:
+    def _read_peer(self, text: str) -> None:
         files.peer(files.certificate(text, "a peer"))
 
 
 # ---------------------------------------------------------------------- heads and logs
 class Heads:
-    """The head of an audit log, as a peer sends it, and as a file keeps it."""
+    """The head of an audit log, as sent by a peer and as stored in a file."""
 
     def __init__(self, folder: Path) -> None:
         self.gate = Home.at(folder / "certs").credentials(GATE)
@@ -168,61 +170,61 @@ class Heads:
         self.head = Head.sign(self.gate, 7, "0" * 64)._asdict()
 
     def attack(self, draw: Draw) -> None:
-        said = altered(draw, self.head)
+        value = alter_value(draw, self.head)
         if draw.random() < 0.3:
-            said = {**self.head, "certificate": pem_of(garbled(draw, reading_der(self.head["certificate"])))}
+            value = {**self.head, "certificate": encode_pem(garble_bytes(draw, decode_pem(self.head["certificate"])))}
         try:
-            head = Head.from_dict(said if isinstance(said, dict) else {})
+            head = Head.from_dict(value if isinstance(value, dict) else {})
             head.check(), head.check(self.gate.trust)
         except NebulaError as error:
             str(error).encode("utf-8")
-        line = json.dumps(said).encode()
-        self.file.write_bytes(garbled(draw, line) if draw.random() < 0.5 else line)
+        line = json.dumps(value).encode()
+        self.file.write_bytes(garble_bytes(draw, line) if draw.random() < 0.5 else line)
         try:
             list(read_heads(self.file))
         except NebulaError as error:
             str(error).encode("utf-8")
 
 
-def reading_der(pem: str) -> bytes:
+def decode_pem(pem: str) -> bytes:
     return base64.b64decode("".join(pem.splitlines()[1:-1]))
 
 
 class DenyLists:
-    """A deny list that somebody changed, and one that the authority signed with odd values in it."""
+    """Deny lists that were changed, and ones that the authority signed with invalid values."""
 
     def __init__(self, folder: Path) -> None:
         self.home = Home.at(folder / "certs")
         self.ours = self.home.credentials(GATE)
         self.path = self.home.folder / "revoked.json"
         issue.revoke(self.home.folder, self.home.authority, [self.ours.serial], "sold")
-        self.good = self.path.read_bytes()
+        self.valid = self.path.read_bytes()
         self.authorities = [self.home.authority.certificate]
         denied._record(self.path).unlink(missing_ok=True)
-        denied._record(self.path).mkdir()  # no number is remembered
-        self.used = denied.DenyList(self.path, self.authorities)
+        denied._record(self.path).mkdir()  # no list number can be stored
+        self.deny_list = denied.DenyList(self.path, self.authorities)
 
     def attack(self, draw: Draw) -> None:
-        said = altered(draw, json.loads(self.good)) if draw.random() < 0.8 else json.loads(self.good)
-        if isinstance(said, dict) and draw.random() < 0.5:
-            said.pop("signature", None)
-            message = denied._MEANING + chain.canonical(said)
-            said["signature"] = base64.b64encode(self.home.authority.key.sign(message, files.SIGNATURE)).decode()
-        data = json.dumps(said).encode()
-        self.path.write_bytes(garbled(draw, data) if draw.random() < 0.5 else data)
+        value = alter_value(draw, json.loads(self.valid)) if draw.random() < 0.8 else json.loads(self.valid)
+        if isinstance(value, dict) and draw.random() < 0.5:
+            value.pop("signature", None)
+            message = denied._MEANING + chain.canonical(value)
+            value["signature"] = base64.b64encode(self.home.authority.key.sign(message, files.SIGNATURE)).decode()
+        data = json.dumps(value).encode()
+        self.path.write_bytes(garble_bytes(draw, data) if draw.random() < 0.5 else data)
         try:
             denied.DenyList(self.path, self.authorities)
         except NebulaError as error:
             str(error).encode("utf-8")
-        self.used.find(self.ours.serial, self.authorities)
+        self.deny_list.find(self.ours.serial, self.authorities)
 
 
 class Logs:
-    """An audit log that somebody changed: bytes of it, or records with all digests made right again."""
+    """Audit logs that were changed: bytes, or records with recomputed digests."""
 
     def __init__(self, folder: Path) -> None:
         gate = Home.at(folder / "certs").credentials(GATE)
-        self.path, self.again = folder / "audit.jsonl", folder / "again.jsonl"
+        self.path, self.copy_path = folder / "audit.jsonl", folder / "again.jsonl"
         self.heads: list[Head] = []
         log = AuditLog(self.path, GATE, gate, on_head=self.heads.append, head_every=4)
         for number in range(6):
@@ -232,9 +234,9 @@ class Logs:
         self.trust: Trust = gate.trust
 
     def attack(self, draw: Draw) -> None:
-        data = b"\n".join(self._anew(draw) if draw.random() < 0.6 else self.lines) + b"\n"
+        data = b"\n".join(self._forge_chain(draw) if draw.random() < 0.6 else self.lines) + b"\n"
         if draw.random() < 0.5:
-            data = garbled(draw, data)
+            data = garble_bytes(draw, data)
         self.path.write_bytes(data)
         heads, trust = draw.choice(([], self.heads)), draw.choice((None, self.trust))
         try:
@@ -243,24 +245,24 @@ class Logs:
             text.encode("utf-8"), json.dumps({"ok": verdict.ok, **asdict(verdict)}).encode()
         except NebulaError as error:
             str(error).encode("utf-8")
-        self.again.write_bytes(data)
+        self.copy_path.write_bytes(data)
         try:
-            AuditLog(self.again, GATE, None).close()
+            AuditLog(self.copy_path, GATE, None).close()
         except NebulaError as error:
             str(error).encode("utf-8")
 
-    def _anew(self, draw: Draw) -> list[bytes]:
-        """The lines with one record altered and the chain forged anew."""
-        which, link, made = draw.randrange(len(self.lines)), chain.START, []
+    def _forge_chain(self, draw: Draw) -> list[bytes]:
+        """The lines with one changed record and a recomputed chain."""
+        changed_line, link, lines = draw.randrange(len(self.lines)), chain.START, []
         for number, line in enumerate(self.lines):
-            said = json.loads(line)
-            if number == which:
-                said = altered(draw, said)
-                said = said if isinstance(said, dict) else {"action": said}
-            said = {key: value for key, value in said.items() if key not in ("seq", "prev")}
-            line, link = chain.forge(link, said)
-            made.append(line)
-        return made
+            value = json.loads(line)
+            if number == changed_line:
+                value = alter_value(draw, value)
+                value = value if isinstance(value, dict) else {"action": value}
+            value = {key: value[key] for key in value if key not in ("seq", "prev")}
+            line, link = chain.forge(link, value)
+            lines.append(line)
+        return lines
 
 
 TARGETS: dict[str, Callable[[Path], Any]] = {
@@ -272,7 +274,7 @@ TARGETS: dict[str, Callable[[Path], Any]] = {
 
 
 def run(target: str, seed: int, mutations: int) -> dict[str, Any]:
-    """So many attacks; the report holds the traceback of the first that failed."""
+    """Run this many attacks; the report contains the traceback of the first failure."""
     draw, counts, failure = random.Random(seed), Counter[str](), None
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -293,9 +295,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--mutations", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=None)
-    given = parser.parse_args(arguments)
-    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**32)
-    report = run(given.target, seed, given.mutations)
+    options = parser.parse_args(arguments)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
+    report = run(options.target, seed, options.mutations)
     failure = report.pop("failure")
     print(json.dumps(report))
     if failure is not None:

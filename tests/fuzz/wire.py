@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from tests.fuzz.hostile import Hostile, fed, largest
+from tests.fuzz.hostile_frames import HostileFrames, feed_frames, largest_array
 
 WARM = 5_000
 GROWTH_CAP = 50 << 20
@@ -24,45 +24,47 @@ GROWTH_CAP = 50 << 20
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.wire")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--frames", type=int, default=1_000_000, help="stop after so many, too")
+    parser.add_argument("--frames", type=int, default=1_000_000, help="also stop after this many frames")
     parser.add_argument("--seed", type=int, default=None)
-    given = parser.parse_args(arguments)
-    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**32)
-    report = run(seed, given.seconds, given.frames)
+    options = parser.parse_args(arguments)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
+    report = run(seed, options.seconds, options.frames)
     print(json.dumps(report))
     return 0 if report["failure"] is None and report["grown_bytes"] < GROWTH_CAP else 1
 
 
 def run(seed: int, seconds: float, frames: int) -> dict[str, object]:
     draw = random.Random(seed)
-    attacks = [Hostile(draw), Hostile(draw, window=1 << 20), Hostile(draw, sealed=True)]
-    makers = [hostile.frames() for hostile in attacks]
+    sources = [HostileFrames(draw), HostileFrames(draw, window=1 << 20), HostileFrames(draw, sealed=True)]
+    generators = [hostile.generate_frames() for hostile in sources]
     counts: Counter[str] = Counter()
     failure = None
-    began, first = time.monotonic(), 0
+    began, first_bytes = time.monotonic(), 0
     while counts["frames"] < frames and time.monotonic() - began < seconds and failure is None:
-        place = draw.randrange(len(attacks))
-        failure = _attack(attacks[place], makers[place], counts, draw)
+        place = draw.randrange(len(sources))
+        failure = _attack_victim(sources[place], generators[place], counts, draw)
         if counts["frames"] == WARM:
-            first = psutil.Process().memory_info().rss
-    grown = psutil.Process().memory_info().rss - first if first else 0
+            first_bytes = psutil.Process().memory_info().rss
+    growth = psutil.Process().memory_info().rss - first_bytes if first_bytes else 0
     return {
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),
         **counts,
-        "grown_bytes": grown,
-        "largest_array": largest[0],
+        "grown_bytes": growth,
+        "largest_array": largest_array[0],
         "failure": failure,
     }
 
 
-def _attack(hostile: Hostile, maker: Iterator[bytes], counts: Counter[str], draw: random.Random) -> str | None:
-    """Prepare the victim and let it have frames until it refuses one."""
-    talk = hostile.prepared()
+def _attack_victim(
+    hostile: HostileFrames, generator: Iterator[bytes], counts: Counter[str], draw: random.Random
+) -> str | None:
+    """Prepare the victim and deliver frames until it refuses one."""
+    conversation = hostile.prepare_victim()
     for _ in range(draw.randint(1, 4)):
-        frame = next(maker)
+        frame = next(generator)
         try:
-            events, refused = fed(talk, iter([frame]))
+            events, refused = feed_frames(conversation, iter([frame]))
         except Exception as error:
             return f"{type(error).__name__}: {error} for {frame.hex()}"
         counts["frames"] += 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import zygote
-from tests.unit.gateway.test_process import ended, listens
+from tests.unit.gateway.test_process import kill_at_exit, read_listening_line
 from whale_nebula.accounts.login import Desk
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.service import serve as serve_accounts
@@ -72,8 +72,8 @@ class Walk:
             path, services = words[words.index("--config") + 1], Path(words[words.index("--services") + 1])
             config, cluster = load(path), words[words.index("--cluster") + 1]
             process = start(replace(Site.of(config, cluster, path, "127.0.0.1:0"), services=services))
-            self.services.enter_context(ended(process))
-            at = listens(process).partition("listens on ")[2].partition(";")[0]
+            self.services.enter_context(kill_at_exit(process))
+            at = read_listening_line(process).partition("listens on ")[2].partition(";")[0]
             self.said_for[str(config.gateway_of(cluster))] = at
             return ""
         folder, cluster = Path(words[words.index("--folder") + 1]), words[words.index("--folder") + 1].split("/")[0]

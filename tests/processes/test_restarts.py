@@ -15,7 +15,7 @@ from tests.processes.running import told_alone
 from tests.processes.sites import sites
 from tests.processes.telling import told
 from tests.processes.workers import restarting
-from tests.unit.transport.crossing import Line
+from tests.unit.transport.grpc_workers import TcpProxy
 from whale_nebula.cli.main import main
 from whale_nebula.errors import LinkClosedError, PeerRestartedError
 from whale_nebula.launch.placement import free_port
@@ -72,17 +72,17 @@ def test_a_worker_that_was_frozen_is_kept_out_by_those_of_a_later_epoch(
     """Its host stood still, launcher and all; meanwhile another host has taken its place."""
     hasty = tmp_path / "clusters.yaml"
     hasty.write_text("patience: 4s\n")
-    line = Line(launchers.addresses["gpu/0"])
-    launchers.start("npu/0", "", 0.2, most=0, addresses={"gpu/0": line.address})
+    proxy = TcpProxy(launchers.addresses["gpu/0"])
+    launchers.start("npu/0", "", 0.2, most=0, addresses={"gpu/0": proxy.address})
     launchers.start("gpu/0", "", 0.2, config=str(hasty))
     launchers.await_line("[npu/0]", "epoch 0 step 1")
     launchers.jobs["npu/0"].signal("npu/0", signal.SIGSTOP)
-    line.passes = False
+    proxy.is_forwarding = False
     launchers.await_line("worker gpu/0 failed first: exit code 1: NB-402", "npu/0")
     launchers.start("npu/0", "", 0.3, name="another host", listen=f"127.0.0.1:{free_port()}")
     launchers.await_line("[npu/0]", "epoch 1 step")
-    line.passes = True
-    line.cut()
+    proxy.is_forwarding = True
+    proxy.disconnect()
     launchers.jobs["npu/0"].signal("npu/0", signal.SIGCONT)
     found = launchers.ended()
     old = found["npu/0"].result.outcomes["npu/0"]
@@ -92,7 +92,7 @@ def test_a_worker_that_was_frozen_is_kept_out_by_those_of_a_later_epoch(
         assert (found[name].epoch, found[name].result.culprit) == (1, None)
         (outcome,) = found[name].result.outcomes.values()
         assert told(outcome.out)["weights"] == alone["weights"]
-    line.close()
+    proxy.close()
 
 
 NOTICED = (LinkClosedError, PeerRestartedError)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tests.simulation.carrier import Ill, LineFault
+from tests.simulation.carrier import LineFault, LineFaultKind
 from whale_nebula.errors import NebulaError, OptionError, RunError
 from whale_nebula.faults import POINTS, Action, Fault, failpoint
 from whale_nebula.transport.protocol import Key
@@ -23,111 +23,115 @@ WIDTH, NARROW = 640, 128  # with chunks of 1 KiB: a boundary of three, and a gra
 SIZES = {"forward": WIDTH, "backward": NARROW, "scalar": 1}
 
 
-def fresh(place: int) -> Numbers:
-    """What the worker at this place of the row holds at the start."""
+def make_initial_state(place: int) -> Numbers:
+    """The initial state of the worker at this position."""
     return np.arange(WIDTH, dtype=np.uint32) * np.uint32(2 * place + 1)
 
 
-def ahead(held: Numbers, came: Numbers, step: int, micro_batch: int) -> Numbers:
-    """What a worker sends forwards."""
-    return held * np.uint32(3) + came * np.uint32(5) + np.uint32(7 * step + micro_batch)
+def compute_forward(state: Numbers, received: Numbers, step: int, micro_batch: int) -> Numbers:
+    """The value that a worker sends forward."""
+    return state * np.uint32(3) + received * np.uint32(5) + np.uint32(7 * step + micro_batch)
 
 
-def back(kept: Numbers, came: Numbers) -> Numbers:
-    """What a worker sends backwards."""
-    return kept[:NARROW] + came * np.uint32(11)
+def compute_backward(outputs: Numbers, received: Numbers) -> Numbers:
+    """The value that a worker sends backward."""
+    return outputs[:NARROW] + received * np.uint32(11)
 
 
-def taught(held: Numbers, gradients: Sequence[Numbers], scalar: Numbers) -> Numbers:
-    """What it holds after a step."""
-    held = held * np.uint32(13) + scalar
+def apply_update(state: Numbers, gradients: Sequence[Numbers], scalar: Numbers) -> Numbers:
+    """The state after a step."""
+    state = state * np.uint32(13) + scalar
     for gradient in gradients:
-        held[:NARROW] += gradient
-    return held
+        state[:NARROW] += gradient
+    return state
 
 
 def run_undisturbed(workers: int, steps: int) -> list[Numbers]:
-    """What each worker holds at the end of a good run."""
-    held = [fresh(place) for place in range(workers)]
+    """The final state of each worker in a run without faults."""
+    state = [make_initial_state(place) for place in range(workers)]
     for step in range(steps):
-        gradients: list[list[Numbers]] = [[] for _ in held]
+        gradients: list[list[Numbers]] = [[] for _ in state]
         scalar = np.zeros(1, np.uint32)
         for micro_batch in range(MICRO_BATCHES):
-            came, kept = np.zeros(WIDTH, np.uint32), []
-            for each in held:
-                came = ahead(each, came, step, micro_batch)
-                kept.append(came)
-            scalar = scalar + came[:1]
+            received, outputs = np.zeros(WIDTH, np.uint32), []
+            for each in state:
+                received = compute_forward(each, received, step, micro_batch)
+                outputs.append(received)
+            scalar = scalar + received[:1]
             returned = np.zeros(NARROW, np.uint32)
             for place in reversed(range(workers)):
-                returned = back(kept[place], returned)
+                returned = compute_backward(outputs[place], returned)
                 gradients[place].append(returned)
-        held = [taught(each, own, scalar) for each, own in zip(held, gradients, strict=True)]
-    return held
+        state = [apply_update(each, own, scalar) for each, own in zip(state, gradients, strict=True)]
+    return state
 
 
-def bound_of(key: Key) -> Bound | None:
-    """What may come."""
+def find_bound(key: Key) -> Bound | None:
+    """The limit of a received tensor, if the plan has it."""
     known = key.program == PROGRAM and key.kind in SIZES and key.phase == 0
     return Bound("uint32", (SIZES[key.kind],)) if known else None
 
 
-class Pupil:
-    """One worker of the row, with its links."""
+class SimulatedWorker:
+    """A worker of the pipeline, with its links."""
 
-    def __init__(self, row: Sequence[str], worker: str, links: Any, patience: float) -> None:
-        self.held = fresh(row.index(worker))
-        self._row, self._worker, self._links, self._patience = row, worker, links, patience
-        self._place = row.index(worker)
+    def __init__(self, worker_names: Sequence[str], worker: str, links: Any, patience: float) -> None:
+        self.state = make_initial_state(worker_names.index(worker))
+        self._row, self._worker, self._links, self._patience = worker_names, worker, links, patience
+        self._place = worker_names.index(worker)
 
     def step(self, step: int, checked: Callable[[], object]) -> None:
-        """Take one step; `checked` returns once all agree to it."""
+        """Run one step; `checked` returns once all workers agree to it."""
         gradients, scalar = [], np.zeros(1, np.uint32)
-        for micro_batch, kept in self._forwards(step):
-            scalar = scalar + kept[:1]
+        for micro_batch, outputs in self._run_forwards(step):
+            scalar = scalar + outputs[:1]
             failpoint("backward.before")
-            came = self._get("backward", step, micro_batch, self._place + 1)
-            gradients.append(back(kept, np.zeros(NARROW, np.uint32) if came is None else came))
-            self._put("backward", step, micro_batch, self._place - 1, gradients[-1])
+            received = self._receive_optional("backward", step, micro_batch, self._place + 1)
+            gradients.append(compute_backward(outputs, np.zeros(NARROW, np.uint32) if received is None else received))
+            self._send("backward", step, micro_batch, self._place - 1, gradients[-1])
         checked()
         failpoint("update.before")
         failpoint("update.begun")
-        self.held = taught(self.held, gradients, self._share_of(step, scalar))
+        self.state = apply_update(self.state, gradients, self._exchange_scalar(step, scalar))
         failpoint("update.after")
 
-    def _forwards(self, step: int) -> Iterator[tuple[int, Numbers]]:
-        kept = []
+    def _run_forwards(self, step: int) -> Iterator[tuple[int, Numbers]]:
+        outputs = []
         for micro_batch in range(MICRO_BATCHES):
             failpoint("forward.before")
-            came = self._get("forward", step, micro_batch, self._place - 1)
-            kept.append(ahead(self.held, np.zeros(WIDTH, np.uint32) if came is None else came, step, micro_batch))
-            self._put("forward", step, micro_batch, self._place + 1, kept[-1])
-        yield from enumerate(kept)
+            received = self._receive_optional("forward", step, micro_batch, self._place - 1)
+            outputs.append(
+                compute_forward(
+                    self.state, np.zeros(WIDTH, np.uint32) if received is None else received, step, micro_batch
+                )
+            )
+            self._send("forward", step, micro_batch, self._place + 1, outputs[-1])
+        yield from enumerate(outputs)
 
-    def _share_of(self, step: int, scalar: Numbers) -> Numbers:
-        """The last one's scalar, at all."""
+    def _exchange_scalar(self, step: int, scalar: Numbers) -> Numbers:
+        """Distribute the last worker's scalar to all."""
         last = len(self._row) - 1
         if self._place != last:
-            return self._take("scalar", step, -1, last)
+            return self._receive("scalar", step, -1, last)
         for place in range(last):
-            self._put("scalar", step, -1, place, scalar)
+            self._send("scalar", step, -1, place, scalar)
         return scalar
 
-    def _get(self, kind: str, step: int, micro_batch: int, place: int) -> Numbers | None:
-        return self._take(kind, step, micro_batch, place) if 0 <= place < len(self._row) else None
+    def _receive_optional(self, kind: str, step: int, micro_batch: int, place: int) -> Numbers | None:
+        return self._receive(kind, step, micro_batch, place) if 0 <= place < len(self._row) else None
 
-    def _take(self, kind: str, step: int, micro_batch: int, place: int) -> Numbers:
+    def _receive(self, kind: str, step: int, micro_batch: int, place: int) -> Numbers:
         there = self._row[place]
-        key = self._key(kind, step, micro_batch, there, self._worker)
-        came: Numbers = self._links[there].receive(key, self._patience)
-        return came
+        key = self._make_key(kind, step, micro_batch, there, self._worker)
+        received: Numbers = self._links[there].receive(key, self._patience)
+        return received
 
-    def _put(self, kind: str, step: int, micro_batch: int, place: int, numbers: Numbers) -> None:
+    def _send(self, kind: str, step: int, micro_batch: int, place: int, numbers: Numbers) -> None:
         if 0 <= place < len(self._row):
             there = self._row[place]
-            self._links[there].send(self._key(kind, step, micro_batch, self._worker, there), numbers)
+            self._links[there].send(self._make_key(kind, step, micro_batch, self._worker, there), numbers)
 
-    def _key(self, kind: Any, step: int, micro_batch: int, source: str, destination: str) -> Key:
+    def _make_key(self, kind: Any, step: int, micro_batch: int, source: str, destination: str) -> Key:
         return Key(kind, PROGRAM, step, 0, micro_batch, 0, source, destination)
 
 
@@ -137,9 +141,9 @@ PATIENCE = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run and what goes wrong in it; as text it is all that is needed to run it again.
+    """A run with its faults; its text contains all that is needed to repeat it.
 
-    `restart`: a worker that is killed comes again after so many seconds.
+    `restart`: seconds after which a killed worker is restarted.
     """
 
     seed: int
@@ -151,7 +155,7 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Read what `str` wrote."""
+        """Parse the text form."""
         try:
             parts = dict(word.split("=", 1) for word in text.split())
             unknown = parts.keys() - {"seed", "workers", "steps", "faults", "lines", "restart"}
@@ -176,81 +180,81 @@ class Case:
         return " ".join(parts)
 
     @property
-    def row(self) -> tuple[str, ...]:
-        """Its workers."""
+    def worker_names(self) -> tuple[str, ...]:
+        """The names of its workers."""
         return NAMES[: self.workers]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How one worker ended: by itself (`held` is what it holds), by an error, or killed."""
+    """The end of one worker: normally, with its final `state`, by an error, or killed."""
 
     applied: int = 0
-    held: Numbers | None = None
+    state: Numbers | None = None
     error: BaseException | None = None
-    at: float = 0.0
-    killed: float | None = None
-    leftover: int = 0
+    ended_at: float = 0.0
+    killed_at: float | None = None
+    leftover_tensors: int = 0
 
 
 @dataclass(slots=True)
-class Found:
-    """What came of a case; `wrong` says in words what must not be."""
+class CaseResult:
+    """The result of a case; `wrong` lists violations in words."""
 
     case: Case
     outcomes: dict[str, Outcome]
     reached: Counter[str]
-    struck: list[object]
+    applied_faults: list[object]
     seconds: float = 0.0
-    hangs: bool = False
-    when: float | None = None  # a worker was killed, or failed
+    is_hanging: bool = False
+    failed_at: float | None = None  # the time at which a worker was killed or failed
     wrong: list[str] = field(default_factory=list)
 
     @property
-    def went_on(self) -> bool:
-        """Whether every worker came to its end."""
-        return all(outcome.held is not None for outcome in self.outcomes.values())
+    def is_complete(self) -> bool:
+        """Whether every worker completed the run."""
+        return all(outcome.state is not None for outcome in self.outcomes.values())
 
 
-# A simulated worker has no certificate, and tells of a failure only where there is one.
-_ELSEWHERE = ("certificate.", "checkpoint.", "failure.telling")  # the simulated runs renew and save nothing
-REACHED = tuple(name for name in POINTS if not name.startswith(_ELSEWHERE))
-_SECONDS = {Action.DELAY: (0.5,), Action.FREEZE: (3.0, 0.0)}
-_ONCE = ("hello.", "agree.", "meet.", "link.")
+# A simulated worker has no certificate, and reports a failure only if there is one.
+_UNREACHABLE = ("certificate.", "checkpoint.", "failure.telling")  # the simulated runs renew and save nothing
+REACHABLE_POINTS = tuple(name for name in POINTS if not name.startswith(_UNREACHABLE))
+_SECONDS_BY_ACTION = {Action.DELAY: (0.5,), Action.FREEZE: (3.0, 0.0)}
+_SINGLE_HIT_POINTS = ("hello.", "agree.", "meet.", "link.")
 _LONG = 2 * PATIENCE
 
 
-def grid(hits: tuple[int, ...] = (1, 2, 3, 5)) -> Iterator[Case]:
-    """Each failpoint × worker × action × how often it was reached before; then each ill of a line × frame × way."""
-    for point in REACHED:
+def generate_grid(hits: tuple[int, ...] = (1, 2, 3, 5)) -> Iterator[Case]:
+    """Each failpoint × worker × action × hit; then each fault of a line × frame × direction."""
+    for point in REACHABLE_POINTS:
         for worker in NAMES[:2]:
             for action in Action:
                 if action is Action.DROP and not POINTS[point].connection:
                     continue
-                for seconds in _SECONDS.get(action, (0.0,)):
-                    for hit in (1,) if point.startswith(_ONCE) else hits:
+                for seconds in _SECONDS_BY_ACTION.get(action, (0.0,)):
+                    for hit in (1,) if point.startswith(_SINGLE_HIT_POINTS) else hits:
                         fault = Fault(point, action, seconds, hit, worker=worker)
-                        yield Case(hit, faults=(fault,), lines=_faults_of_point(point))
-    for ill in Ill:
+                        yield Case(hit, faults=(fault,), lines=_list_resets(point))
+    for kind in LineFaultKind:
         for here, there in (NAMES[:2], NAMES[1::-1]):
             for number in range(0, 40, 2):
-                for seconds in _seconds_of(ill):
-                    yield Case(number, lines=(LineFault(here, there, ill, number, seconds),))
+                for seconds in _list_seconds(kind):
+                    yield Case(number, lines=(LineFault(here, there, kind, number, seconds),))
 
 
-def _faults_of_point(point: str) -> tuple[LineFault, ...]:
-    """What brings a failpoint about that is about broken connections."""
+def _list_resets(point: str) -> tuple[LineFault, ...]:
+    """Resets that cause a failpoint of broken connections."""
     if not point.startswith(("connection.", "frames.")):
         return ()
-    return tuple(LineFault(*NAMES[:2], Ill.RESET, number) for number in (6, 9, 12, 15, 18))
+    return tuple(LineFault(*NAMES[:2], LineFaultKind.RESET, number) for number in (6, 9, 12, 15, 18))
 
 
-def _seconds_of(ill: Ill) -> tuple[float, ...]:
-    return (0.5, 5.0, _LONG) if ill in (Ill.CUT, Ill.SILENCE) else (0.0,)
+def _list_seconds(kind: LineFaultKind) -> tuple[float, ...]:
+    return (0.5, 5.0, _LONG) if kind in (LineFaultKind.CUT, LineFaultKind.SILENCE) else (0.0,)
 
 
-def random_case(seed: int) -> Case:
-    """A case with one to three faults of both kinds; the seed is all that it depends on.
+def make_random_case(seed: int) -> Case:
+    """A case with one to three faults of both kinds, which depends only on the seed.
 
     >>> random_case(7) == random_case(7)
     True
@@ -263,85 +267,89 @@ def random_case(seed: int) -> Case:
     lines: list[LineFault] = []
     for _ in range(count):
         if draw.random() < 0.4:
-            faults.append(_fault(draw, NAMES[:workers], steps))
+            faults.append(_draw_fault(draw, NAMES[:workers], steps))
         else:
-            lines.append(_line(draw, NAMES[:workers], steps))
+            lines.append(_draw_line_fault(draw, NAMES[:workers], steps))
     kills = any(fault.action is Action.KILL for fault in faults)
     restart = draw.choice((0.0, 0.5, 3.0)) if kills else 0.0
     return Case(seed, workers, steps, tuple(faults), tuple(lines), restart)
 
 
-def _fault(draw: random.Random, row: tuple[str, ...], steps: int) -> Fault:
-    point = draw.choice((*REACHED, "failure.telling"))
+def _draw_fault(draw: random.Random, worker_names: tuple[str, ...], steps: int) -> Fault:
+    point = draw.choice((*REACHABLE_POINTS, "failure.telling"))
     actions = [action for action in Action if action is not Action.DROP or POINTS[point].connection]
     action = draw.choice(actions)
-    seconds = draw.choice(_SECONDS.get(action, (0.0,)))
-    return Fault(point, action, seconds, draw.randint(1, 2 * steps), worker=draw.choice(row))
+    seconds = draw.choice(_SECONDS_BY_ACTION.get(action, (0.0,)))
+    return Fault(point, action, seconds, draw.randint(1, 2 * steps), worker=draw.choice(worker_names))
 
 
-def _line(draw: random.Random, row: tuple[str, ...], steps: int) -> LineFault:
-    here, there = draw.sample(row, 2)
-    ill = draw.choice(list(Ill))
-    return LineFault(here, there, ill, draw.randrange(6 + 7 * steps), draw.choice(_seconds_of(ill)))
+def _draw_line_fault(draw: random.Random, worker_names: tuple[str, ...], steps: int) -> LineFault:
+    here, there = draw.sample(worker_names, 2)
+    kind = draw.choice(list(LineFaultKind))
+    return LineFault(here, there, kind, draw.randrange(6 + 7 * steps), draw.choice(_list_seconds(kind)))
 
 
 DEADLY = (Action.KILL, Action.RAISE)
 
 
-def is_planned(error: BaseException) -> bool:
-    """Whether a failpoint raised it."""
+def is_injected(error: BaseException) -> bool:
+    """Whether a failpoint raised the error."""
     return isinstance(error, RunError) and "failpoint" in str(error)
 
 
-def fatal(case: Case) -> bool:
-    """Whether such a case may stop a run; all others must go on."""
+def may_stop(case: Case) -> bool:
+    """Whether the case may stop a run; all others must complete."""
     frozen = [f for f in case.faults if f.action is Action.FREEZE and (not f.seconds or f.seconds >= PATIENCE)]
     longest = max([0.0, *(fault.seconds for fault in case.lines), *(fault.seconds for fault in case.faults)])
     return (
         bool(frozen)
         or any(fault.action in DEADLY for fault in case.faults)
-        or any(fault.ill is Ill.LOSE for fault in case.lines)
+        or any(fault.kind is LineFaultKind.LOSE for fault in case.lines)
         or longest >= PATIENCE / 2
     )
 
 
-def judge(found: Found) -> list[str]:
-    """What must not be: a hang, another model, a stop without a name, one that ends well where others do not."""
-    case, outcomes = found.case, found.outcomes
-    living = {worker: each for worker, each in outcomes.items() if each.killed is None}
-    wrong = ["it hangs"] if found.hangs else []
-    expected = dict(zip(case.row, run_undisturbed(case.workers, case.steps), strict=True))
+def find_violations(result: CaseResult) -> list[str]:
+    """List violations: a hang, another state, an error that names no worker, a worker that completes alone."""
+    case, outcomes = result.case, result.outcomes
+    living = {worker: each for worker, each in outcomes.items() if each.killed_at is None}
+    wrong = ["it hangs"] if result.is_hanging else []
+    expected = dict(zip(case.worker_names, run_undisturbed(case.workers, case.steps), strict=True))
     for worker, each in outcomes.items():
-        if each.held is not None and (each.held.tobytes() != expected[worker].tobytes() or each.leftover):
-            wrong.append(f"{worker} has come to something else ({each.leftover} tensors are left)")
+        if each.state is not None and (each.state.tobytes() != expected[worker].tobytes() or each.leftover_tensors):
+            wrong.append(f"{worker} has come to something else ({each.leftover_tensors} tensors are left)")
     for worker, each in living.items():
-        if each.held is None and each.error is None and not found.hangs:
+        if each.state is None and each.error is None and not result.is_hanging:
             wrong.append(f"{worker} has no end")
         if each.error is not None:
             wrong += _misnamed_workers(case, worker, each.error)
-    if not fatal(case) and not found.went_on:
+    if not may_stop(case) and not result.is_complete:
         wrong.append(f"it stopped: {next((str(e.error) for e in outcomes.values() if e.error), 'nobody said why')}")
     applied = [each.applied for each in outcomes.values()]
     if max(applied) - min(applied) > 1 and not case.restart:
         wrong.append(f"steps applied: {applied}")
-    if any(each.held is not None for each in living.values()) and min(a.applied for a in living.values()) < case.steps:
+    if any(each.state is not None for each in living.values()) and min(a.applied for a in living.values()) < case.steps:
         wrong.append(f"one has ended well, and not all have taken all steps: {applied}")
-    return wrong + _late(found, living)
+    return wrong + _find_late_stops(result, living)
 
 
 def _misnamed_workers(case: Case, worker: str, error: BaseException) -> list[str]:
     if not isinstance(error, NebulaError):
         return [f"{worker} stopped by {error!r}"]
-    others = [each for each in case.row if each != worker]
-    named = is_planned(error) or any(each in str(error) for each in others)
+    others = [each for each in case.worker_names if each != worker]
+    named = is_injected(error) or any(each in str(error) for each in others)
     return [] if named else [f"{worker} stopped without a name: {error}"]
 
 
-def _late(found: Found, living: Mapping[str, Outcome]) -> list[str]:
-    """The peers of a worker that is dead or has failed stop within two seconds."""
-    (only,) = found.struck if len(found.struck) == 1 else (None,)
-    if found.when is None or only is None or found.case.restart:
-        return []  # something else may have kept them
-    limit = found.when + 2.0
-    late = {worker: each.at - found.when for worker, each in living.items() if each.error and each.at > limit}
+def _find_late_stops(result: CaseResult, living: Mapping[str, Outcome]) -> list[str]:
+    """Violations of the rule that peers of a dead or failed worker stop within two seconds."""
+    (only,) = result.applied_faults if len(result.applied_faults) == 1 else (None,)
+    if result.failed_at is None or only is None or result.case.restart:
+        return []  # another fault may have delayed them
+    limit = result.failed_at + 2.0
+    late = {
+        worker: each.ended_at - result.failed_at
+        for worker, each in living.items()
+        if each.error and each.ended_at > limit
+    }
     return [f"{worker} stopped {seconds:.1f} s after another" for worker, seconds in late.items()]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.security.made import Home
-from tests.unit.transport.crossing import free_address
+from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.cli import arguments, bench
 from whale_nebula.cli import bench as bench_ends
 from whale_nebula.config import load
@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Path:
     for cluster in ("gpu", "npu"):
         home.files(Identity("mt", cluster))
     path = tmp_path / "clusters.yaml"
-    clusters = ", ".join(f'{name}: {{workers: ["{free_address()}"]}}' for name in ("gpu", "npu"))
+    clusters = ", ".join(f'{name}: {{workers: ["{find_free_address()}"]}}' for name in ("gpu", "npu"))
     path.write_text(
         f"run: mt\nclusters: {{{clusters}}}\nlinks: [{{between: [gpu, npu], rate: 1mbit, delay: 1s}}]\npatience: 20s\n"
     )

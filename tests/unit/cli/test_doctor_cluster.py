@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.security.made import Home, self_signed
-from tests.unit.transport.crossing import QUICK, free_address
+from tests.unit.transport.grpc_workers import SHORT_DEADLINES, find_free_address
 from whale_nebula.cli import doctor
 from whale_nebula.cli import doctor_cluster as network
 from whale_nebula.cli.doctor import Check
@@ -41,7 +41,7 @@ class Site:
         self.folder, self._capsys = folder, capsys
         self.home = Home.at(folder / "certs", at=files.now() - timedelta(days=10))
         (folder / "certs" / "ca.key").rename(folder / "ca.key")
-        self.addresses = {"gpu": free_address(), "npu": free_address()}
+        self.addresses = {"gpu": find_free_address(), "npu": find_free_address()}
         self.write(links="links: [{between: [gpu, npu], rate: 60mbit, delay: 20ms}]")
 
     @property
@@ -83,7 +83,7 @@ def gpu(site: Site) -> Iterator[GrpcLinks]:
     site.issue(GPU, NPU)
     credentials = Credentials.of(Files.under(site.home.folder, GPU))
     place = Place("mt", "gpu/0", {"npu/0": None}, site.addresses["gpu"], credentials=credentials)
-    joined = GrpcLinks(place, deadlines=replace(QUICK, patience=300.0, grace=0.1), announce=lambda wait: None)
+    joined = GrpcLinks(place, deadlines=replace(SHORT_DEADLINES, patience=300.0, grace=0.1), announce=lambda wait: None)
     yield joined
     joined.close()
 
@@ -172,7 +172,7 @@ class TestAPeerThatDoesNot:
 class TestTheConfig:
     def test_a_gateway_of_one_cluster_alone(self, site: Site) -> None:
         site.issue(GPU, NPU)
-        site.write(gateway=free_address())
+        site.write(gateway=find_free_address())
         code, found = site.doctor("gpu")
         assert (code, found["gateways"]["state"]) == (1, "bad")
         assert found["gateways"]["found"] == "cluster 'gpu' has no gateway, but 'npu' has one"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.datasets.conftest import Owner, certify, owner  # noqa: F401 - a fixture
-from tests.unit.transport.crossing import free_address
+from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.cli import arguments
 from whale_nebula.cli.main import main
 from whale_nebula.security.allowance import Allowance
@@ -31,7 +31,7 @@ def run(folder: Path, mib: int, long: int) -> int:
 
 def test_a_run_of_an_account(owner: Owner, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     (tmp_path / "clusters.yaml").write_text(
-        f'run: mt\nclusters: {{gpu: {{workers: ["{free_address()}"]}}, npu: {{workers: ["10.77.0.2:7101"]}}}}\n'
+        f'run: mt\nclusters: {{gpu: {{workers: ["{find_free_address()}"]}}, npu: {{workers: ["10.77.0.2:7101"]}}}}\n'
         "restarts: 3\n"
     )
     certify(owner, "ana", tmp_path / "certs", allowance=Allowance(memory=200 << 20, cpus=1, disk=1 << 30))

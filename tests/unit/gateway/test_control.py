@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.gateway.town import certificates, until
+from tests.unit.gateway.networks import issue_certificates, wait_until
 from whale_nebula.errors import RemoteProtocolError, TransportError
 from whale_nebula.gateway import control
 from whale_nebula.gateway.control import ControlStreams
@@ -24,22 +24,22 @@ GPU, NPU = (Identity("mt", cluster, "gateway") for cluster in ("gpu", "npu"))
 
 @pytest.fixture(scope="module")
 def files() -> Iterator[dict[str, Files]]:
-    with certificates() as made:
-        yield made
+    with issue_certificates() as gateway_files:
+        yield gateway_files
 
 
-class Side:
-    """The control streams of one gateway, and what it was told."""
+class ControlSide:
+    """The control streams of one gateway, with the lost workers that it handled and its records."""
 
     def __init__(self, there: Identity, kept: KeptHeads | None = None) -> None:
         self.gone: list[tuple[str, str]] = []
-        self.noted: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
         self.control = ControlStreams(
-            there, kept, lambda *told: self.gone.append(told), lambda action, **said: self.noted.append(said)
+            there, kept, lambda *told: self.gone.append(told), lambda action, **said: self.records.append(said)
         )
-        self.lane = self.joined()
+        self.lane = self.add_stream()
 
-    def joined(self) -> Lane:
+    def add_stream(self) -> Lane:
         lane = Lane()
         self.control.adopt(lane)
         return lane
@@ -49,27 +49,29 @@ class Side:
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Side]]:
-    made: list[Side] = []
+def make_side() -> Iterator[Callable[..., ControlSide]]:
+    sides: list[ControlSide] = []
 
-    def one(*given: Any) -> Side:
-        made.append(Side(*given))
-        return made[-1]
+    def make_one(*arguments: Any) -> ControlSide:
+        sides.append(ControlSide(*arguments))
+        return sides[-1]
 
-    yield one
-    for side in made:
+    yield make_one
+    for side in sides:
         side.control.close()
 
 
 class TestHeads:
-    def sides(self, make: Callable[..., Side], files: dict[str, Files], folder: Path) -> tuple[Side, Side, Credentials]:
+    def make_sides(
+        self, make_side: Callable[..., ControlSide], files: dict[str, Files], folder: Path
+    ) -> tuple[ControlSide, ControlSide, Credentials]:
         credentials = Credentials.of(files["gpu/gateway"])
-        return make(NPU), make(GPU, KeptHeads(folder / "heads.jsonl", credentials.trust)), credentials
+        return make_side(NPU), make_side(GPU, KeptHeads(folder / "heads.jsonl", credentials.trust)), credentials
 
-    def test_one_that_is_kept_is_confirmed(
-        self, make: Callable[..., Side], files: dict[str, Files], tmp_path: Path
+    def test_stored_head_is_confirmed(
+        self, make_side: Callable[..., ControlSide], files: dict[str, Files], tmp_path: Path
     ) -> None:
-        gpu, npu, credentials = self.sides(make, files, tmp_path)
+        gpu, npu, credentials = self.make_sides(make_side, files, tmp_path)
         head = Head.sign(credentials, 7, "ab" * 32)
         gpu.control.send_head(head)
         npu.control.receive(gpu.next())
@@ -78,96 +80,100 @@ class TestHeads:
         assert gpu.control.wait_kept(10.0)
         assert list(read_heads(tmp_path / "heads.jsonl")) == [head]
 
-    def test_one_that_goes_back_is_refused_and_both_sides_know(
-        self, make: Callable[..., Side], files: dict[str, Files], tmp_path: Path
+    def test_rolled_back_head_is_refused_and_recorded_on_both_sides(
+        self, make_side: Callable[..., ControlSide], files: dict[str, Files], tmp_path: Path
     ) -> None:
-        gpu, npu, credentials = self.sides(make, files, tmp_path)
+        gpu, npu, credentials = self.make_sides(make_side, files, tmp_path)
         for number, digest in ((7, "ab" * 32), (5, "cd" * 32)):
             gpu.control.send_head(Head.sign(credentials, number, digest))
             npu.control.receive(gpu.next())
             gpu.control.receive(npu.next())
-        assert "was rewritten or rolled back" in npu.noted[-1]["reason"]
-        assert "was rewritten or rolled back" in gpu.noted[-1]["reason"]
+        assert "was rewritten or rolled back" in npu.records[-1]["reason"]
+        assert "was rewritten or rolled back" in gpu.records[-1]["reason"]
 
-    def test_a_fresh_stream_begins_with_the_last_one(self, make: Callable[..., Side], files: dict[str, Files]) -> None:
-        gpu = make(NPU)
+    def test_new_stream_begins_with_the_last_head(
+        self, make_side: Callable[..., ControlSide], files: dict[str, Files]
+    ) -> None:
+        gpu = make_side(NPU)
         gpu.lane.end("a test")
         head = Head.sign(Credentials.of(files["gpu/gateway"]), 7, "ab" * 32)
         gpu.control.send_head(head)
-        assert control.read(gpu.next(gpu.joined()))["head"] == head._asdict()
+        assert control.read(gpu.next(gpu.add_stream()))["head"] == head._asdict()
 
 
-class TestWhoIsGone:
-    def test_it_is_heard_once_though_it_is_said_over_every_stream(self, make: Callable[..., Side]) -> None:
-        gpu, npu = make(NPU), make(GPU)
-        second = gpu.joined()
+class TestLostWorkers:
+    def test_lost_worker_is_handled_once_from_several_streams(self, make_side: Callable[..., ControlSide]) -> None:
+        gpu, npu = make_side(NPU), make_side(GPU)
+        second = gpu.add_stream()
         gpu.control.send_gone("gpu/0", "its port refuses")
         for lane in (gpu.lane, second):
             npu.control.receive(gpu.next(lane))
         assert npu.gone == [("gpu/0", "its port refuses")]
 
-    def test_it_is_said_later_if_there_is_no_stream(self, make: Callable[..., Side]) -> None:
-        gpu, npu = make(NPU), make(GPU)
+    def test_lost_worker_is_announced_on_a_later_stream(self, make_side: Callable[..., ControlSide]) -> None:
+        gpu, npu = make_side(NPU), make_side(GPU)
         gpu.lane.end("the line is cut")
         gpu.control.send_gone("gpu/0", "its port refuses")
-        npu.control.receive(gpu.next(gpu.joined()))
+        npu.control.receive(gpu.next(gpu.add_stream()))
         assert npu.gone == [("gpu/0", "its port refuses")]
 
-    def test_but_not_once_the_worker_is_back(self, make: Callable[..., Side]) -> None:
-        gpu = make(NPU)
+    def test_returned_worker_is_not_announced_later(self, make_side: Callable[..., ControlSide]) -> None:
+        gpu = make_side(NPU)
         gpu.lane.end("the line is cut")
         gpu.control.send_gone("gpu/0", "its port refuses")
         gpu.control.unsay("gpu/0")
-        lane = gpu.joined()
+        lane = gpu.add_stream()
         gpu.control.send_gone("gpu/1", "its port refuses")
         assert control.read(gpu.next(lane))["worker"] == "gpu/1"
 
-    def test_a_gateway_speaks_of_its_own_workers_only(self, make: Callable[..., Side]) -> None:
+    def test_notice_about_a_worker_of_another_cluster_is_refused(self, make_side: Callable[..., ControlSide]) -> None:
         said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
         with pytest.raises(RemoteProtocolError, match="which is not its worker"):
-            make(GPU).control.receive(control.encode_control(said))
+            make_side(GPU).control.receive(control.encode_control(said))
 
 
-class TestHowMuch:
-    def test_words_in_numbers_wait(self, make: Callable[..., Side]) -> None:
-        side = make(NPU)
+class TestRateLimits:
+    def test_frequent_messages_wait(self, make_side: Callable[..., ControlSide]) -> None:
+        side = make_side(NPU)
         side.control._words = TokenBucket(2, 0.0)
-        heard: list[int] = []
+        received_numbers: list[int] = []
 
-        def hear() -> None:
+        def receive_messages() -> None:
             for number in range(3):
                 side.control.receive(control.encode_control({"kind": "REFUSED", "seq": number, "why": "no"}))
-                heard.append(number)
+                received_numbers.append(number)
 
-        thread = threading.Thread(target=hear)
+        thread = threading.Thread(target=receive_messages)
         thread.start()
-        until(lambda: len(heard) == 2)
+        wait_until(lambda: len(received_numbers) == 2)
         thread.join(0.05)
-        assert len(side.noted) == 2
+        assert len(side.records) == 2
         side.control.close()  # nobody waits any longer
         thread.join(10.0)
-        assert heard == [0, 1, 2]
+        assert received_numbers == [0, 1, 2]
 
-    def test_streams_in_numbers_end_the_oldest_ones(self, make: Callable[..., Side]) -> None:
-        side = make(NPU)
-        lanes = [side.lane, *(side.joined() for _ in range(5))]
+    def test_surplus_streams_end_the_oldest(self, make_side: Callable[..., ControlSide]) -> None:
+        side = make_side(NPU)
+        lanes = [side.lane, *(side.add_stream() for _ in range(5))]
         assert [lane.over for lane in lanes] == [True, True, False, False, False, False]
 
-    def test_streams_that_come_too_often_are_refused(self, make: Callable[..., Side]) -> None:
-        side = make(NPU)
+    def test_frequent_new_streams_are_refused(self, make_side: Callable[..., ControlSide]) -> None:
+        side = make_side(NPU)
         side.control._adoptions = TokenBucket(1, 0.0)
         side.control.check_rate()
         with pytest.raises(TransportError, match="too many new streams"):
             side.control.check_rate()
 
 
-class TestWhatIsNoWord:
+class TestInvalidMessages:
     @pytest.mark.parametrize(
         "said", [{"kind": "STOP"}, {"kind": "GONE"}, {"kind": "HEAD", "head": 1}, {"kind": "KEPT", "seq": "1"}]
     )
-    def test_messages(self, make: Callable[..., Side], said: dict[str, Any]) -> None:
+    def test_unknown_or_invalid_message_is_refused(
+        self, make_side: Callable[..., ControlSide], said: dict[str, Any]
+    ) -> None:
         with pytest.raises(RemoteProtocolError, match="unknown message between gateways"):
-            make(GPU).control.receive(control.encode_control(said))
+            make_side(GPU).control.receive(control.encode_control(said))
 
     @pytest.mark.parametrize(
         "frame",
@@ -181,14 +187,14 @@ class TestWhatIsNoWord:
         ],
         ids=["nothing", "long", "short", "changed", "beat", "zeros"],
     )
-    def test_frames(self, make: Callable[..., Side], frame: bytes) -> None:
+    def test_invalid_frame_is_refused(self, make_side: Callable[..., ControlSide], frame: bytes) -> None:
         with pytest.raises(RemoteProtocolError):
-            make(GPU).control.receive(frame)
+            make_side(GPU).control.receive(frame)
 
 
-def test_a_stream_that_comes_after_the_end_is_ended(make: Callable[..., Side]) -> None:
-    gpu = make(NPU)
+def test_stream_added_after_close_is_ended(make_side: Callable[..., ControlSide]) -> None:
+    gpu = make_side(NPU)
     gpu.control.close()
-    until(lambda: gpu.lane.over)
-    assert gpu.joined().over
+    wait_until(lambda: gpu.lane.over)
+    assert gpu.add_stream().over
     assert not gpu.control.up

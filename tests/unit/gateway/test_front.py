@@ -1,4 +1,4 @@
-"""One public port for links, logins and data, told apart by the first message of TLS; strangers are refused."""
+"""One public port for links, logins and data, distinguished by the ClientHello; other connections are refused."""
 
 from __future__ import annotations
 
@@ -20,11 +20,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.datasets.conftest import Owner, certify, owner  # noqa: F401 - a fixture
-from tests.unit.gateway import greetings
-from tests.unit.gateway.greetings import REFUSED, context, cut, hello
-from tests.unit.gateway.test_process import ended, listens
-from tests.unit.gateway.town import GPU, NPU, SOON, Town, certificates, records, town, until
-from tests.unit.transport.test_strangers import Strangers
+from tests.unit.gateway import client_hellos
+from tests.unit.gateway.client_hellos import INVALID_HELLOS, make_context, make_hello, split_record
+from tests.unit.gateway.networks import (
+    GPU,
+    NPU,
+    TIMEOUT_SECONDS,
+    GatewayNetwork,
+    issue_certificates,
+    open_network,
+    read_records,
+    wait_until,
+)
+from tests.unit.gateway.test_process import kill_at_exit, read_listening_line
+from tests.unit.transport.test_connection_limits import IdleConnections
 from whale_nebula.accounts import passwords, server, service
 from whale_nebula.accounts.login import Asked, Desk
 from whale_nebula.accounts.registry import PASSWORD, TOKEN
@@ -47,17 +56,19 @@ from whale_nebula.transport.grpc.limits import Limits
 from whale_nebula.transport.grpc.listener import Listener
 from whale_nebula.transport.handover import DATA, LOGIN, hand_over, is_served, receive_connections, socket_path
 
-STRANGE = {name: greetings.REFUSED[name] for name in ("SSH", "a record for each byte")} | greetings.UNSPOKEN
-"""Some messages that are no ClientHello; `REFUSED` has all."""
-GOOD = "a sentence to remember"
+REFUSED_SAMPLE = {
+    name: client_hellos.INVALID_HELLOS[name] for name in ("SSH", "a record for each byte")
+} | client_hellos.UNSUPPORTED_HELLOS
+"""A sample of refused first messages; `INVALID_HELLOS` has all invalid ones."""
+PASSPHRASE = "a sentence to remember"
 H2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 @dataclass
-class Place:
-    """A gateway, and an owner's services behind it."""
+class ServiceGateway:
+    """A gateway with an owner's services for logins and data."""
 
-    made: Town
+    network: GatewayNetwork
     owner: Owner
     tmp: Path
     port: int
@@ -66,7 +77,7 @@ class Place:
     def login(self) -> Service:
         return Service("127.0.0.1", self.port, (self.owner.home / "certs/ca.pem").read_bytes(), "mt", "gpu")
 
-    def log_in(self, secret: str = GOOD) -> Any:
+    def log_in(self, secret: str = PASSPHRASE) -> Any:
         return self.login.log_in(Asked("ana", PASSWORD, secret, []))
 
     def read(self, count: int = 100) -> list[int]:
@@ -78,42 +89,44 @@ class Place:
         return [int(age) for each in remote.read(Wish("corpus", None, 0, 0, count, 25), about) for age in each["age"]]
 
     def dial(self, source: str = "127.0.0.1") -> socket.socket:
-        line = socket.create_connection(("127.0.0.1", self.port), SOON, (source, 0))
+        line = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_SECONDS, (source, 0))
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return line
 
     @contextlib.contextmanager
-    def secured(self, *protocols: str, source: str = "127.0.0.1") -> Iterator[ssl.SSLSocket]:
-        with self.dial(source) as line, context(*protocols).wrap_socket(line) as found:
+    def open_tls(self, *protocols: str, source: str = "127.0.0.1") -> Iterator[ssl.SSLSocket]:
+        with self.dial(source) as line, make_context(*protocols).wrap_socket(line) as found:
             yield found
 
-    def logins(self) -> list[dict[str, Any]]:
+    def list_logins(self) -> list[dict[str, Any]]:
         return [each for each in self.owner.registry.list_events() if each["action"] == "login"]
 
-    def refused(self, text: str) -> bool:
-        return any(each["action"] == "refuse" and text in each["reason"] for each in records(self.made.sites["gpu"]))
+    def has_refusal(self, text: str) -> bool:
+        return any(
+            each["action"] == "refuse" and text in each["reason"] for each in read_records(self.network.sites["gpu"])
+        )
 
 
 @pytest.fixture(scope="module")
 def files() -> Iterator[dict[str, Files]]:
-    with certificates(GPU, NPU) as made:
-        yield made
+    with issue_certificates(GPU, NPU) as network:
+        yield network
 
 
 @pytest.fixture
-def place(
+def service_gateway(
     owner: Owner,  # noqa: F811
     tmp_path: Path,
     files: dict[str, Files],
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Place]:
+) -> Iterator[ServiceGateway]:
     monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
-    monkeypatch.setattr(passwords, "_LOG_N", 4)  # how much work a password is, its own example says
+    monkeypatch.setattr(passwords, "_LOG_N", 4)  # cheap passwords
     monkeypatch.setattr(service, "_RATE", 0.0)
     monkeypatch.setattr(service, "_ALL_RATE", 1000.0)
     monkeypatch.setattr(front, "HELLO_SECONDS", 1.0)
     folder, identity = owner.home / "certs", Identity("mt", "gpu", "operator")
-    owner.registry.set_password("ana", GOOD)
+    owner.registry.set_password("ana", PASSPHRASE)
     owner.publish()
     owner.grant("ana")
     desk = Desk(owner.registry, owner.signs, folder)
@@ -123,60 +136,65 @@ def place(
         log = stack.enter_context(contextlib.closing(AuditLog(tmp_path / "data-gpu.jsonl", identity, signer)))
         stack.enter_context(serve_logins(desk, "gpu", "127.0.0.1", 0, folder))
         stack.enter_context(serve_data(desk, Guard(owner.grants, usage, log), "gpu", "127.0.0.1", 0, folder))
-        made = stack.enter_context(town(tmp_path, files))
-        made.start("gpu", services=folder)
-        made.start("npu")
-        yield Place(made, owner, tmp_path, int(made.sites["gpu"].listen.rpartition(":")[2]))
+        network = stack.enter_context(open_network(tmp_path, files))
+        network.start_gateways("gpu", services=folder)
+        network.start_gateways("npu")
+        yield ServiceGateway(network, owner, tmp_path, int(network.sites["gpu"].listen.rpartition(":")[2]))
 
 
-def test_links_logins_and_data_come_in_at_one_port(place: Place) -> None:
-    place.made.join()
-    place.made.meet()
-    assert place.log_in()["account"] == "ana" and place.read() == list(range(100))
-    place.made.cross(range(3), size=1 << 18)
+def test_links_logins_and_data_share_one_port(service_gateway: ServiceGateway) -> None:
+    service_gateway.network.start_workers()
+    service_gateway.network.exchange_steps()
+    assert service_gateway.log_in()["account"] == "ana" and service_gateway.read() == list(range(100))
+    service_gateway.network.exchange_tensors(range(3), size=1 << 18)
     with pytest.raises(LoginError):
-        place.log_in("guess")
-    assert [(each["decision"], each["source"]) for each in place.logins()] == [
+        service_gateway.log_in("guess")
+    assert [(each["decision"], each["source"]) for each in service_gateway.list_logins()] == [
         ("allow", "127.0.0.1"), ("deny", "127.0.0.1")
     ]  # fmt: skip
-    place.made.leave()
-    place.made.gateways["gpu"].stop("the test is over")
-    assert [each for each in records(place.made.sites["gpu"]) if each["action"] == "refuse"] == []
+    service_gateway.network.close_workers()
+    service_gateway.network.gateways["gpu"].stop("the test is over")
+    assert [each for each in read_records(service_gateway.network.sites["gpu"]) if each["action"] == "refuse"] == []
 
 
-# ---------------------------------------------------------------------- strangers and attackers
-def test_what_nobody_speaks_here_is_refused_and_written_down(place: Place) -> None:
-    for name, (data, said) in STRANGE.items():
-        with place.dial() as line:
+# ---------------------------------------------------------------------- invalid connections and attacks
+def test_unsupported_first_message_is_refused_and_recorded(service_gateway: ServiceGateway) -> None:
+    for name, (data, said) in REFUSED_SAMPLE.items():
+        with service_gateway.dial() as line:
             line.sendall(data)
             answer = line.recv(100)
             assert line.recv(100) == b"", name
         assert answer[:6] == bytes([21, 3, 3, 0, 2, 2]) and answer[6] in (50, 120), name
-        until(lambda said=said: place.refused(said))
-    assert place.log_in()["account"] == "ana"
+        wait_until(lambda said=said: service_gateway.has_refusal(said))
+    assert service_gateway.log_in()["account"] == "ana"
 
 
-def test_half_a_message_ends_in_time(place: Place) -> None:
-    whole = hello(LOGIN)
-    lines = [place.dial() for _ in range(3)]
+def test_incomplete_client_hello_times_out(service_gateway: ServiceGateway) -> None:
+    whole = make_hello(LOGIN)
+    lines = [service_gateway.dial() for _ in range(3)]
     lines[0].sendall(whole[:100])
     lines[1].sendall(whole[:3])
     lines[1].shutdown(socket.SHUT_WR)
-    for line in lines:  # the third one is silent, as a probe that looks whether a port is open
+    for line in lines:  # the third one is silent, as a probe of the port
         with line:
             assert line.recv(100)[6:] in (b"", bytes([50]))
-    until(lambda: place.refused("incomplete TLS ClientHello") and place.refused("ended within its TLS ClientHello"))
-    place.made.gateways["gpu"].journal._note_unwritten()
-    assert sum(each["action"] == "refuse" for each in records(place.made.sites["gpu"])) == 2
+    wait_until(
+        lambda: (
+            service_gateway.has_refusal("incomplete TLS ClientHello")
+            and service_gateway.has_refusal("ended within its TLS ClientHello")
+        )
+    )
+    service_gateway.network.gateways["gpu"].journal._note_unwritten()
+    assert sum(each["action"] == "refuse" for each in read_records(service_gateway.network.sites["gpu"])) == 2
 
 
-def test_a_message_in_many_segments_is_one(place: Place) -> None:
-    client, incoming, outgoing = context(LOGIN), ssl.MemoryBIO(), ssl.MemoryBIO()
+def test_client_hello_in_many_segments_is_accepted(service_gateway: ServiceGateway) -> None:
+    client, incoming, outgoing = make_context(LOGIN), ssl.MemoryBIO(), ssl.MemoryBIO()
     found = client.wrap_bio(incoming, outgoing)
     with contextlib.suppress(ssl.SSLWantReadError):
         found.do_handshake()
-    with place.dial() as line:
-        for byte in cut(outgoing.read(), 5):
+    with service_gateway.dial() as line:
+        for byte in split_record(outgoing.read(), 5):
             line.send(bytes([byte]))
         for _ in range(10):
             incoming.write(line.recv(1 << 14))
@@ -186,33 +204,36 @@ def test_a_message_in_many_segments_is_one(place: Place) -> None:
     assert found.selected_alpn_protocol() == LOGIN
 
 
-def test_links_frames_under_the_protocol_of_logins_reach_no_link(place: Place) -> None:
-    with place.secured(LOGIN) as line:
+def test_link_frames_over_service_protocols_are_refused(service_gateway: ServiceGateway) -> None:
+    with service_gateway.open_tls(LOGIN) as line:
         line.sendall(H2)
         assert b"505 - Cannot fulfill request" in line.recv(1000)
-    with contextlib.suppress(OSError), place.secured(DATA) as line:  # it wants a certificate first
+    with (
+        contextlib.suppress(OSError),
+        service_gateway.open_tls(DATA) as line,
+    ):  # this service requires a certificate first
         line.sendall(H2)
         assert line.recv(1000) == b""
-    assert place.logins() == [] and place.read(25) == list(range(25))
+    assert service_gateway.list_logins() == [] and service_gateway.read(25) == list(range(25))
 
 
-def test_a_login_under_the_protocol_of_links_reaches_no_registry(place: Place) -> None:
-    body = json.dumps({"account": "ana", "kind": "password", "secret": GOOD, "requests": []}).encode()
+def test_login_over_the_link_protocol_is_refused(service_gateway: ServiceGateway) -> None:
+    body = json.dumps({"account": "ana", "kind": "password", "secret": PASSPHRASE, "requests": []}).encode()
     asked = f"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-    with contextlib.suppress(OSError), place.secured("h2") as line:
+    with contextlib.suppress(OSError), service_gateway.open_tls("h2") as line:
         line.sendall(asked)
         assert line.recv(1000) == b""
-    assert place.logins() == []
+    assert service_gateway.list_logins() == []
 
 
-def test_what_was_recorded_of_a_login_is_worth_nothing(place: Place) -> None:
-    """Nor does it reach the service of data, whatever protocol is written over its first message."""
+def test_replayed_login_is_refused(service_gateway: ServiceGateway) -> None:
+    """Also with another protocol written into its first message."""
     said: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def relay() -> None:
-            with listening.accept()[0] as here, place.dial() as there:
-                here.settimeout(SOON)
+            with listening.accept()[0] as here, service_gateway.dial() as there:
+                here.settimeout(TIMEOUT_SECONDS)
 
                 def back() -> None:
                     with contextlib.suppress(OSError):
@@ -227,52 +248,52 @@ def test_what_was_recorded_of_a_login_is_worth_nothing(place: Place) -> None:
                         there.sendall(part)
                 with contextlib.suppress(OSError):
                     there.shutdown(socket.SHUT_WR)
-                thread.join(SOON)
+                thread.join(TIMEOUT_SECONDS)
 
         thread = threading.Thread(target=relay)
         thread.start()
-        place.login._replace(port=listening.getsockname()[1]).log_in(Asked("ana", PASSWORD, GOOD, []))
-        thread.join(SOON)
-    assert len(place.logins()) == 1
+        service_gateway.login._replace(port=listening.getsockname()[1]).log_in(Asked("ana", PASSWORD, PASSPHRASE, []))
+        thread.join(TIMEOUT_SECONDS)
+    assert len(service_gateway.list_logins()) == 1
     whole = b"".join(said)
     for data in (whole, whole.replace(LOGIN.encode(), LOGIN.encode()[:-1] + b"9")):
-        with place.dial() as line, contextlib.suppress(OSError):
+        with service_gateway.dial() as line, contextlib.suppress(OSError):
             line.sendall(data)
             line.shutdown(socket.SHUT_WR)
             while line.recv(1 << 14):
                 pass
-    assert len(place.logins()) == 1
+    assert len(service_gateway.list_logins()) == 1
 
 
-def test_a_service_that_is_another_one_learns_nothing(place: Place) -> None:
-    """Its certificate is the same, and it speaks another protocol: a gateway that lies sends a login there."""
-    site = place.made.sites["gpu"]
-    place.made.gateways["gpu"]._listener._front._services[LOGIN] = socket_path(site.services, DATA, "gpu")  # type: ignore
-    with pytest.raises(AccountError) as refused:
-        place.log_in()
-    assert "is a different service of gpu" in str(refused.value) and place.logins() == []
+def test_login_misrouted_to_another_service_is_refused_by_the_client(service_gateway: ServiceGateway) -> None:
+    """A dishonest gateway forwards a login to the data service, which has the same certificate."""
+    site = service_gateway.network.sites["gpu"]
+    service_gateway.network.gateways["gpu"]._listener._front._services[LOGIN] = socket_path(site.services, DATA, "gpu")  # type: ignore
+    with pytest.raises(AccountError) as caught:
+        service_gateway.log_in()
+    assert "is a different service of gpu" in str(caught.value) and service_gateway.list_logins() == []
 
 
-# ---------------------------------------------------------------------- who it is, how many, how long
-def guess(place: Place, source: str) -> bytes:
+# ---------------------------------------------------------------------- source addresses and limits
+def guess_password(service_gateway: ServiceGateway, source: str) -> bytes:
     body = json.dumps({"account": "ana", "kind": "password", "secret": "guess", "requests": []}).encode()
-    with place.secured(LOGIN, source=source) as line:
+    with service_gateway.open_tls(LOGIN, source=source) as line:
         line.sendall(f"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         return line.recv(1000).split()[1]
 
 
-def test_who_guesses_waits_and_nobody_else(place: Place) -> None:
-    """The service knows the address of who dialled the gateway."""
-    found = [guess(place, "127.0.0.2") for _ in range(service._BURST + 2)]
+def test_password_guesses_are_limited_by_source_address(service_gateway: ServiceGateway) -> None:
+    """The service receives the address of the client that dialled the gateway."""
+    found = [guess_password(service_gateway, "127.0.0.2") for _ in range(service._BURST + 2)]
     assert found == [b"401"] * service._BURST + [b"429"] * 2
-    assert guess(place, "127.0.0.3") == b"401"
-    assert [each["source"] for each in place.logins()] == ["127.0.0.2"] * service._BURST + ["127.0.0.3"]
+    assert guess_password(service_gateway, "127.0.0.3") == b"401"
+    assert [each["source"] for each in service_gateway.list_logins()] == ["127.0.0.2"] * service._BURST + ["127.0.0.3"]
 
 
 @contextlib.contextmanager
-def started(site: Site) -> Iterator[subprocess.Popen[bytes]]:
+def run_gateway(site: Site) -> Iterator[subprocess.Popen[bytes]]:
     process = start(site)
-    with ended(process):
+    with kill_at_exit(process):
         yield process
 
 
@@ -280,11 +301,11 @@ COMMAND = (sys.executable, "-m", "whale_nebula.cli.main")
 
 
 @contextlib.contextmanager
-def serving(kind: str, folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A service in a process of its own."""
+def run_service(kind: str, folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """A service in a separate process."""
     words = [*COMMAND, kind, "serve", "--folder", str(folder), "--listen", "127.0.0.1:0", *more]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    with ended(process):
+    with kill_at_exit(process):
         assert process.stderr is not None
         assert "whale-nebula: " in process.stderr.readline()
         yield process
@@ -292,43 +313,47 @@ def serving(kind: str, folder: Path, *more: str) -> Iterator[subprocess.Popen[st
 
 @pytest.mark.parametrize(
     ("greeting", "source"),
-    [pytest.param(hello(LOGIN)[:50], "127.0.0.1", marks=pytest.mark.grid), (hello("h2"), "127.0.0.9")],
+    [pytest.param(make_hello(LOGIN)[:50], "127.0.0.1", marks=pytest.mark.grid), (make_hello("h2"), "127.0.0.9")],
     ids=["half", "of links"],
 )
-def test_strangers_keep_nobody_out(
-    greeting: bytes, source: str, place: Place, files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
+def test_idle_connections_do_not_block_logins_or_links(
+    greeting: bytes,
+    source: str,
+    service_gateway: ServiceGateway,
+    files: dict[str, Files],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor do they have threads here."""
+    """They do not occupy threads either."""
     monkeypatch.setitem(Listener.__init__.__kwdefaults__, "limits", Limits(total=24, address=16))  # type: ignore
-    folder, apart = place.owner.home / "certs", place.tmp / "apart"
-    apart.mkdir()
-    with serving("accounts", folder, "--services", str(apart)), town(apart, files) as made:
-        made.start("gpu", services=apart)
-        port, before = int(made.sites["gpu"].listen.rpartition(":")[2]), threading.active_count()
-        with Strangers(f"127.0.0.1:{port}", 40, source=source, greeting=greeting) as crowd:
-            until(lambda: crowd.closed > 20)
+    folder, other_folder = service_gateway.owner.home / "certs", service_gateway.tmp / "apart"
+    other_folder.mkdir()
+    with run_service("accounts", folder, "--services", str(other_folder)), open_network(other_folder, files) as network:
+        network.start_gateways("gpu", services=other_folder)
+        port, before = int(network.sites["gpu"].listen.rpartition(":")[2]), threading.active_count()
+        with IdleConnections(f"127.0.0.1:{port}", 40, source=source, greeting=greeting) as idle_connections:
+            wait_until(lambda: idle_connections.closed > 20)
             assert threading.active_count() < before + 20  # of 40; the other gateways have some
-            assert replace(place, port=port).log_in()["account"] == "ana"
-            made.start("npu")
-            made.join()
-            made.meet()
-            made.cross(range(2))
-            made.leave()
+            assert replace(service_gateway, port=port).log_in()["account"] == "ana"
+            network.start_gateways("npu")
+            network.start_workers()
+            network.exchange_steps()
+            network.exchange_tensors(range(2))
+            network.close_workers()
 
 
-def test_commands_that_are_ended_and_started_again(
-    place: Place, files: dict[str, Files], capsys: pytest.CaptureFixture[str]
+def test_gateway_and_services_may_be_restarted_in_any_order(
+    service_gateway: ServiceGateway, files: dict[str, Files], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In any order, and with a config that names no other port than that of the gateway."""
-    certs, apart = place.owner.home / "certs", place.tmp / "apart"
-    apart.mkdir()
-    with town(apart, files) as made, contextlib.ExitStack() as stack:
-        site = replace(made.sites["gpu"], services=apart)
-        config = apart / "clusters.yaml"
+    """With a config that contains only the gateway's port."""
+    certs, other_folder = service_gateway.owner.home / "certs", service_gateway.tmp / "apart"
+    other_folder.mkdir()
+    with open_network(other_folder, files) as network, contextlib.ExitStack() as stack:
+        site = replace(network.sites["gpu"], services=other_folder)
+        config = other_folder / "clusters.yaml"
         config.write_text(f'run: mt\nclusters: {{gpu: {{gateway: "{site.listen}"}}, npu: {{}}}}\n')
-        token, own = apart / "token", apart / "own"
+        token, own = other_folder / "token", other_folder / "own"
         token.touch(0o600)
-        token.write_text(place.owner.registry.make_secret("ana", TOKEN, 1))
+        token.write_text(service_gateway.owner.registry.make_secret("ana", TOKEN, 1))
         own.mkdir(0o700)
         (own / "ca.pem").write_bytes((certs / "ca.pem").read_bytes())
         words = ["login", "--cluster", "gpu", "--config", str(config), "--account", "ana", "--folder", str(own)]
@@ -337,40 +362,42 @@ def test_commands_that_are_ended_and_started_again(
             assert main([*words, "--token-file", str(token)]) == DONE, capsys.readouterr().err
 
         def begin() -> subprocess.Popen[bytes]:
-            process = stack.enter_context(started(site))
-            assert "logins and data are forwarded to the services in " in listens(process)
+            process = stack.enter_context(run_gateway(site))
+            assert "logins and data are forwarded to the services in " in read_listening_line(process)
             return process
 
         gateway = begin()
-        with serving("accounts", certs, "--services", str(apart)) as accounts:
+        with run_service("accounts", certs, "--services", str(other_folder)) as accounts:
             log_in()
             accounts.kill()
-            accounts.wait(SOON)
+            accounts.wait(TIMEOUT_SECONDS)
         assert main([*words, "--token-file", str(token)]) == FAILED
         assert "its owner starts it with: whale-nebula accounts serve" in capsys.readouterr().err
         with (
-            serving("accounts", certs, "--services", str(apart)) as accounts,
-            serving("data", certs, "--services", str(apart)) as data,
+            run_service("accounts", certs, "--services", str(other_folder)) as accounts,
+            run_service("data", certs, "--services", str(other_folder)) as data,
         ):
             gateway.kill()
-            gateway.wait(SOON)
+            gateway.wait(TIMEOUT_SECONDS)
             gateway = begin()
             log_in()
             assert main(["data", "list", "--cluster", "gpu", "--at", site.listen, "--folder", str(own)]) == DONE
             assert "corpus" in capsys.readouterr().out
             for process in (accounts, data, gateway):
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(SOON) == DONE
-        assert not [*apart.glob("*.sock")]
+                assert process.wait(TIMEOUT_SECONDS) == DONE
+        assert not [*other_folder.glob("*.sock")]
 
 
-def test_no_more_connections_than_there_are_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway = place.made.gateways["gpu"]
+def test_connections_are_limited_by_open_files(
+    service_gateway: ServiceGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = service_gateway.network.gateways["gpu"]
     held = gateway._listener._front
     assert isinstance(held, front.Front)
     assert held._most <= options.most_connections(gateway._listener._connections)
     monkeypatch.setattr(held, "_most", len(held._pipes) + 2)
-    lines = [place.dial() for _ in range(5)]
+    lines = [service_gateway.dial() for _ in range(5)]
     closed = 0
     for line in lines[2:]:
         with line:
@@ -378,35 +405,41 @@ def test_no_more_connections_than_there_are_files(place: Place, monkeypatch: pyt
     assert closed == 3
     for line in lines[:2]:
         line.close()
-    until(lambda: not held._guests)
-    assert place.log_in()["account"] == "ana"
+    wait_until(lambda: not held._guests)
+    assert service_gateway.log_in()["account"] == "ana"
 
 
-# ---------------------------------------------------------------------- services that come and go
-def test_without_services_it_is_said(place: Place, files: dict[str, Files], tmp_path: Path) -> None:
+# ---------------------------------------------------------------------- services that start and stop
+def test_missing_service_is_reported(service_gateway: ServiceGateway, files: dict[str, Files], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with town(tmp_path / "empty", files) as made:
-        made.start("gpu", services=tmp_path / "empty")
-        other = Place(made, place.owner, tmp_path, int(made.sites["gpu"].listen.rpartition(":")[2]))
+    with open_network(tmp_path / "empty", files) as network:
+        network.start_gateways("gpu", services=tmp_path / "empty")
+        other = ServiceGateway(
+            network, service_gateway.owner, tmp_path, int(network.sites["gpu"].listen.rpartition(":")[2])
+        )
         with pytest.raises(AccountError, match=r"the service of logins behind the gateway at .* is not running"):
             other.log_in()
         with pytest.raises(AccountError, match=r"the service of data behind the gateway at .* is not running"):
             other.read()
-        until(lambda: other.refused("no service for logins is running: No such file") and other.refused("for data"))
-        held = made.gateways["gpu"]._listener._front
+        wait_until(
+            lambda: (
+                other.has_refusal("no service for logins is running: No such file") and other.has_refusal("for data")
+            )
+        )
+        held = network.gateways["gpu"]._listener._front
         held._services = {}  # type: ignore[union-attr]
         with pytest.raises(AccountError, match=r"the gateway at .* has no logins behind it"):
             other.log_in()
 
 
-class TestAHandover:
+class TestHandover:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
         folder = tmp_path / ("long" * 30)
         folder.mkdir()
         return socket_path(folder, LOGIN, "gpu")
 
-    def test_takes_connections_with_their_addresses_and_nothing_else(self, path: Path) -> None:
+    def test_only_tcp_connections_are_passed_with_their_addresses(self, path: Path) -> None:
         taken: list[tuple[socket.socket, tuple[str, int]]] = []
         with receive_connections(path, lambda line, end: taken.append((line, end))):
             one, other = socket.socketpair()
@@ -415,11 +448,11 @@ class TestAHandover:
                     hand_over(wrong, path)
             with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
                 port = listening.getsockname()[1]
-                with socket.create_connection(("127.0.0.1", port), SOON, ("127.0.0.7", 0)) as line:
+                with socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS, ("127.0.0.7", 0)) as line:
                     here, _ = listening.accept()
                     with here:
                         hand_over(here, path)
-                    until(lambda: taken)
+                    wait_until(lambda: taken)
                     found, end = taken.pop()
                     with found:
                         assert end == line.getsockname()
@@ -429,7 +462,7 @@ class TestAHandover:
         with pytest.raises(OSError, match="No such file"), socket.socket() as line:
             hand_over(line, path)
 
-    def test_is_to_one_service_which_may_be_started_again(self, path: Path) -> None:
+    def test_socket_serves_one_service_that_may_restart(self, path: Path) -> None:
         with receive_connections(path, lambda line, end: None):
             assert is_served(path)
             with pytest.raises(NebulaError, match="another service already listens"), receive_connections(path, print):
@@ -439,7 +472,7 @@ class TestAHandover:
         with receive_connections(path, lambda line, end: None):
             assert is_served(path)
 
-    def test_without_a_folder_there_is_none(self, tmp_path: Path) -> None:
+    def test_missing_folder_is_reported(self, tmp_path: Path) -> None:
         with (
             pytest.raises(NebulaError, match="the folder does not exist"),
             receive_connections(tmp_path / "x/y", print),
@@ -447,22 +480,22 @@ class TestAHandover:
             pass
 
 
-def test_a_port_that_is_taken_is_told(place: Place, tmp_path: Path, files: dict[str, Files]) -> None:
+def test_port_in_use_is_reported(service_gateway: ServiceGateway, tmp_path: Path, files: dict[str, Files]) -> None:
     (tmp_path / "second").mkdir()
-    with town(tmp_path / "second", files) as made, pytest.raises(TransportError, match="cannot listen on"):
-        made.start("gpu", services=tmp_path, listen=place.made.sites["gpu"].listen)
+    with open_network(tmp_path / "second", files) as network, pytest.raises(TransportError, match="cannot listen on"):
+        network.start_gateways("gpu", services=tmp_path, listen=service_gateway.network.sites["gpu"].listen)
 
 
-@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("newest_version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("protocols", [["h2"], ["nebula-login/1"], ["a", "b" * 255], []], ids=str)
-def test_the_protocols_of_a_client_of_openssl(protocols: list[str], newest: ssl.TLSVersion) -> None:
-    assert read_hello(hello(*protocols, newest=newest)) == tuple(protocols)
+def test_protocols_of_an_openssl_client_are_read(protocols: list[str], newest_version: ssl.TLSVersion) -> None:
+    assert read_hello(make_hello(*protocols, newest_version=newest_version)) == tuple(protocols)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 8])
-def test_of_a_part_it_is_said_how_much_is_missing(parts: int) -> None:
-    """So that nothing need be looked at again before that has come."""
-    data, asked = cut(hello("h2"), parts), []
+def test_partial_client_hello_reports_the_missing_bytes(parts: int) -> None:
+    """So that the message is not parsed again before that number has arrived."""
+    data, asked = split_record(make_hello("h2"), parts), []
     size = 0
     while isinstance(found := read_hello(data[:size]), int):
         assert found > size
@@ -471,18 +504,18 @@ def test_of_a_part_it_is_said_how_much_is_missing(parts: int) -> None:
     assert (found, size, len(asked)) == (("h2",), len(data), 2 * parts)
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_what_is_no_first_message_is_an_error(case: tuple[bytes, str]) -> None:
+@pytest.mark.parametrize("case", INVALID_HELLOS.values(), ids=INVALID_HELLOS)
+def test_invalid_client_hello_is_refused(case: tuple[bytes, str]) -> None:
     data, said = case
-    with pytest.raises(NebulaError) as refused:
+    with pytest.raises(NebulaError) as caught:
         read_hello(data)
-    assert said in f"{refused.value.what}: {refused.value.why}"
+    assert said in f"{caught.value.what}: {caught.value.why}"
 
 
 @given(st.binary(max_size=64), st.integers(0, 300), st.integers(0, 64), st.integers(1, 8))
 def test_any_bytes_are_read_or_refused(more: bytes, at: int, size: int, parts: int) -> None:
-    whole = hello("h2")
-    for data in (more, cut(whole[:at] + more + whole[at + size :], parts), bytes([22, 3, 1]) + more):
+    whole = make_hello("h2")
+    for data in (more, split_record(whole[:at] + more + whole[at + size :], parts), bytes([22, 3, 1]) + more):
         with contextlib.suppress(NebulaError):
             found = read_hello(data)
             assert not isinstance(found, int) or len(data) < found <= MOST_BYTES

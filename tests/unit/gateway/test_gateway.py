@@ -18,8 +18,21 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.unit.gateway.town import CLUSTERS, GPU, NPU, QUICK, RUN, SOON, Town, certificates, key, records, town, until
-from tests.unit.transport.crossing import Certificates
+from tests.unit.gateway.networks import (
+    CLUSTERS,
+    GPU,
+    NPU,
+    RUN,
+    SHORT_DEADLINES,
+    TIMEOUT_SECONDS,
+    GatewayNetwork,
+    issue_certificates,
+    make_key,
+    open_network,
+    read_records,
+    wait_until,
+)
+from tests.unit.transport.grpc_workers import Certificates
 from whale_nebula.errors import (
     DeadlineError,
     IdentityError,
@@ -47,182 +60,205 @@ from whale_nebula.wire.frame import Flag, Header, Kind, pack
 
 OTHER = "npu/1"
 ALL = (GPU, NPU, "gpu/gateway", "npu/gateway")
-IMPATIENT = replace(QUICK, patience=3.0)
+SHORT_PATIENCE = replace(SHORT_DEADLINES, patience=3.0)
 PAIRS = {"gpu": (GPU, NPU), "npu": (NPU, GPU)}
 
 
 @pytest.fixture(scope="module")
 def files() -> Iterator[dict[str, Files]]:
-    with certificates(GPU, NPU, OTHER, "npu/7", "gpu/operator-0") as made:
-        yield made
+    with issue_certificates(GPU, NPU, OTHER, "npu/7", "gpu/operator-0") as network:
+        yield network
 
 
 @pytest.fixture
-def make(tmp_path: Path, files: dict[str, Files]) -> Iterator[Callable[..., Town]]:
-    """A town of which gateways run; where they have `met`, workers too."""
+def start_network(tmp_path: Path, files: dict[str, Files]) -> Iterator[Callable[..., GatewayNetwork]]:
+    """Starts a network with running gateways; `with_workers`: and with connected workers."""
     with contextlib.ExitStack() as stack:
 
-        def one(**options: Any) -> Town:
-            met = options.pop("met", False)
-            made = stack.enter_context(town(tmp_path, options.pop("files", files), **options))
-            made.start()
-            if met:
-                made.join()
-                made.meet()
-            return made
+        def start_one(**options: Any) -> GatewayNetwork:
+            with_workers = options.pop("with_workers", False)
+            network = stack.enter_context(open_network(tmp_path, options.pop("files", files), **options))
+            network.start_gateways()
+            if with_workers:
+                network.start_workers()
+                network.exchange_steps()
+            return network
 
-        yield one
+        yield start_one
 
 
-def call(made: Town, credentials: Credentials, knock: Knock, lane: Lane | None = None, *, gateway: bool = True) -> Lane:
-    """A stream to gpu's gateway."""
+def open_stream(
+    network: GatewayNetwork, credentials: Credentials, knock: Knock, lane: Lane | None = None, *, gateway: bool = True
+) -> Lane:
+    """Open a stream to gpu's gateway."""
     lane = lane or Lane()
-    aim = Target.of(RUN, "gpu/gateway", made.sites["gpu"].listen, CurrentCredentials(credentials), gateway=gateway)
-    dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
+    target = Target.of(
+        RUN, "gpu/gateway", network.sites["gpu"].listen, CurrentCredentials(credentials), gateway=gateway
+    )
+    dial(target, knock, lane, lambda frame: None, deadlines=SHORT_DEADLINES)
     return lane
 
 
-def actions(site: Site, *names: str) -> list[dict[str, Any]]:
+def list_actions(site: Site, *names: str) -> list[dict[str, Any]]:
     """The records of these actions."""
-    return [each for each in records(site) if each["action"] in names]
+    return [each for each in read_records(site) if each["action"] in names]
 
 
-class TestWhatCrosses:
+class TestRelaying:
     @pytest.mark.parametrize("dials", [CLUSTERS, ("gpu",), pytest.param(("npu",), marks=pytest.mark.grid)])
-    def test_either_gateway_may_dial(self, make: Callable[..., Town], dials: tuple[str, ...]) -> None:
-        made = make(dials=dials, met=True)
-        made.cross(range(3), size=1 << 19)
-        fars = [made.gateways[one]._pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
+    def test_either_gateway_may_dial(
+        self, start_network: Callable[..., GatewayNetwork], dials: tuple[str, ...]
+    ) -> None:
+        network = start_network(dials=dials, with_workers=True)
+        network.exchange_tensors(range(3), size=1 << 19)
+        fars = [network.gateways[one]._pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
         assert sorted(half.dialled for half in fars if half is not None) == [False, True]
 
-    def test_an_address_that_leads_nowhere_keeps_nobody_waiting(self, tmp_path: Path, files: dict[str, Files]) -> None:
-        """Its own attempts have precedence, each takes until `connect`, and the other gateway dials meanwhile."""
-        hole = socket.create_server(("127.0.0.1", 0))  # it takes connections and says nothing
-        nowhere = f"127.0.0.1:{hole.getsockname()[1]}"
-        with hole, town(tmp_path, files, deadlines=replace(QUICK, connect=SOON)) as made:
-            made.start("gpu")
-            made.start("npu", gateways={"gpu": nowhere})
-            made.join()
+    def test_unanswered_gateway_address_does_not_delay_workers(self, tmp_path: Path, files: dict[str, Files]) -> None:
+        """Its own attempts have precedence and each lasts `connect` seconds; meanwhile the other gateway dials."""
+        unanswered = socket.create_server(("127.0.0.1", 0))  # accepts connections and never answers
+        unanswered_address = f"127.0.0.1:{unanswered.getsockname()[1]}"
+        with (
+            unanswered,
+            open_network(tmp_path, files, deadlines=replace(SHORT_DEADLINES, connect=TIMEOUT_SECONDS)) as network,
+        ):
+            network.start_gateways("gpu")
+            network.start_gateways("npu", gateways={"gpu": unanswered_address})
+            network.start_workers()
             began = time.monotonic()
-            made.meet()
-            assert time.monotonic() - began < SOON / 2
-            made.cross(range(3))
+            network.exchange_steps()
+            assert time.monotonic() - began < TIMEOUT_SECONDS / 2
+            network.exchange_tensors(range(3))
 
-    def test_what_a_codec_made_crosses_sealed_as_it_was(self, make: Callable[..., Town]) -> None:
-        made = make(met=True)
+    def test_encoded_payload_arrives_unchanged(self, start_network: Callable[..., GatewayNetwork]) -> None:
+        network = start_network(with_workers=True)
         packed = Packed(np.arange(200, dtype=np.uint8), codec=3, state=9, dtype="float32", dims=(10, 64))
-        made.link(GPU, NPU).send(key(0), packed)
-        again = made.link(NPU, GPU).receive(key(0), SOON)
-        assert isinstance(again, Packed) and again[1:] == packed[1:] and again.data.tolist() == packed.data.tolist()
+        network.link(GPU, NPU).send(make_key(0), packed)
+        received = network.link(NPU, GPU).receive(make_key(0), TIMEOUT_SECONDS)
+        assert (
+            isinstance(received, Packed)
+            and received[1:] == packed[1:]
+            and received.data.tolist() == packed.data.tolist()
+        )
 
-    def test_several_connections_where_the_host_does_not_run_bbr(
-        self, make: Callable[..., Town], monkeypatch: pytest.MonkeyPatch
+    def test_several_lanes_are_used_without_bbr(
+        self, start_network: Callable[..., GatewayNetwork], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(options, "lanes", lambda: 4)
-        made = make(met=True)
-        halves = [made.gateways[one]._pair(*pair).half(side) for one, pair in PAIRS.items() for side in Side]
-        until(lambda: all(half is not None and len(half.connection._lanes) == 4 for half in halves))
-        made.cross(range(5), size=1 << 20)
+        network = start_network(with_workers=True)
+        halves = [network.gateways[one]._pair(*pair).half(side) for one, pair in PAIRS.items() for side in Side]
+        wait_until(lambda: all(half is not None and len(half.connection._lanes) == 4 for half in halves))
+        network.exchange_tensors(range(5), size=1 << 20)
 
-    def test_who_comes_first_waits_at_its_own_gateway(self, make: Callable[..., Town]) -> None:
-        made = make()
-        made.join(GPU)
-        until(lambda: made.gateways["gpu"]._pair(GPU, NPU).half(Side.NEAR))
-        assert not made.gateways["npu"]._list_pairs()
-        made.join(NPU)
-        made.meet()
+    def test_first_worker_waits_at_its_own_gateway(self, start_network: Callable[..., GatewayNetwork]) -> None:
+        network = start_network()
+        network.start_workers(GPU)
+        wait_until(lambda: network.gateways["gpu"]._pair(GPU, NPU).half(Side.NEAR))
+        assert not network.gateways["npu"]._list_pairs()
+        network.start_workers(NPU)
+        network.exchange_steps()
 
-    def test_a_paced_line_is_no_faster_than_its_rate(self, make: Callable[..., Town]) -> None:
-        made = make(rate=4e6, met=True)
-        made.cross(range(1))
-        waited: list[float] = []
+    def test_paced_line_is_not_faster_than_its_rate(self, start_network: Callable[..., GatewayNetwork]) -> None:
+        network = start_network(rate=4e6, with_workers=True)
+        network.exchange_tensors(range(1))
+        wait_seconds: list[float] = []
 
         def wait(wakes: threading.Condition, seconds: float | None) -> None:
-            waited.append(seconds or 0.0)
+            wait_seconds.append(seconds or 0.0)
             wakes.wait(seconds)
 
-        made.gateways["gpu"]._routes["npu"].pacer._wait = wait
+        network.gateways["gpu"]._routes["npu"].pacer._wait = wait
         began = time.monotonic()
-        made.cross(range(1, 4), size=1 << 17)
-        assert sum(waited) > 0  # how long depends on what else this machine has to do
+        network.exchange_tensors(range(1, 4), size=1 << 17)
+        assert sum(wait_seconds) > 0  # how long depends on what else this machine has to do
         assert time.monotonic() - began > 0.2
 
 
-class TestWhatBreaks:
-    def test_a_worker_that_connects_anew_breaks_the_old_streams(self, make: Callable[..., Town]) -> None:
-        made = make(met=True)
-        made.link()._carrier.drop("a test")
-        made.cross(range(2))
-        assert {each["side"] for each in actions(made.sites["gpu"], "end")} == {"near", "far"}
+class TestDisconnection:
+    def test_reconnecting_worker_ends_its_old_streams(self, start_network: Callable[..., GatewayNetwork]) -> None:
+        network = start_network(with_workers=True)
+        network.link()._carrier.drop("a test")
+        network.exchange_tensors(range(2))
+        assert {each["side"] for each in list_actions(network.sites["gpu"], "end")} == {"near", "far"}
 
-    def test_a_worker_that_is_killed_is_named_to_the_other_at_once(self, make: Callable[..., Town]) -> None:
-        made = make(met=True)
-        until(lambda: NPU in made.gateways["npu"]._liveness._open)
-        made.kill(NPU)
-        with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone: its gateway reports") as raised:
-            made.link().receive(key(0, NPU, GPU), SOON)
-        assert "refused twice" in str(raised.value)
-        [gone] = actions(made.sites["npu"], "gone")
+    def test_killed_worker_is_reported_to_its_peer(self, start_network: Callable[..., GatewayNetwork]) -> None:
+        network = start_network(with_workers=True)
+        wait_until(lambda: NPU in network.gateways["npu"]._liveness._open)
+        network.kill_worker(NPU)
+        with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone: its gateway reports") as caught:
+            network.link().receive(make_key(0, NPU, GPU), TIMEOUT_SECONDS)
+        assert "refused twice" in str(caught.value)
+        [gone] = list_actions(network.sites["npu"], "gone")
         assert (gone["object"], gone["state"]) == (NPU, "dead")
 
-    def test_a_worker_that_is_started_again_begins_without_the_past(self, make: Callable[..., Town]) -> None:
-        made = make(met=True)
-        until(lambda: all(worker in made.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
-        made.kill(NPU)
-        made.kill(GPU)
-        until(lambda: all(worker in made.gateways[worker[:3]]._final_errors._gone for worker in (GPU, NPU)))
-        made.join()
-        made.meet()
+    def test_restarted_workers_connect_without_stored_errors(
+        self, start_network: Callable[..., GatewayNetwork]
+    ) -> None:
+        network = start_network(with_workers=True)
+        wait_until(lambda: all(worker in network.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
+        network.kill_worker(NPU)
+        network.kill_worker(GPU)
+        wait_until(lambda: all(worker in network.gateways[worker[:3]]._final_errors._gone for worker in (GPU, NPU)))
+        network.start_workers()
+        network.exchange_steps()
 
 
-class TestWhatIsSaid:
-    def test_of_a_gateway_that_is_not_there_to_people_and_to_workers_that_wait(
+class TestReports:
+    def test_unreachable_gateway_is_logged_and_reported_to_waiting_workers(
         self, tmp_path: Path, files: dict[str, Files], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A worker that came before this was known asks again, and is told as it comes in."""
-        with town(tmp_path, files) as made:
-            made.start("gpu")
-            made.join(GPU)
+        """A worker that connected before this was known requests again, and receives the reason."""
+        with open_network(tmp_path, files) as network:
+            network.start_gateways("gpu")
+            network.start_workers(GPU)
             known = "it is reached through the gateway: gateway 'gpu/gateway' cannot reach gateway 'npu/gateway': "
-            until(lambda: made.link()._carrier.state().trouble.startswith(known))
-            assert made.link()._carrier.state().connected
+            wait_until(lambda: network.link()._carrier.state().trouble.startswith(known))
+            assert network.link()._carrier.state().connected
             # The log has it when the gateway looks at its routes next: a worker that asks may know it before.
-            waits = f"waiting for gateway 'npu/gateway' at {made.sites['npu'].listen}, "
-            until(lambda: any(each.startswith(waits) for each in caplog.messages))
+            waits = f"waiting for gateway 'npu/gateway' at {network.sites['npu'].listen}, "
+            wait_until(lambda: any(each.startswith(waits) for each in caplog.messages))
             assert not any(" of " in each for each in caplog.messages if each.startswith(waits))
-            with pytest.raises(DeadlineError, match="worker 'npu/0' did not connect within 0 s") as raised:
-                made.link().take("SESSION", 0.0)
-            assert raised.value.why.startswith(known)
-            made.start("npu")
-            made.join(NPU)
-            made.meet()
-            assert made.link()._carrier.state().trouble == ""
-            until(lambda: any(each.startswith("gateway 'npu/gateway' is connected, after") for each in caplog.messages))
+            with pytest.raises(DeadlineError, match="worker 'npu/0' did not connect within 0 s") as caught:
+                network.link().take("SESSION", 0.0)
+            assert caught.value.why.startswith(known)
+            network.start_gateways("npu")
+            network.start_workers(NPU)
+            network.exchange_steps()
+            assert network.link()._carrier.state().trouble == ""
+            wait_until(
+                lambda: any(each.startswith("gateway 'npu/gateway' is connected, after") for each in caplog.messages)
+            )
 
-    def test_of_workers_that_end_in_order_nothing_bad(self, make: Callable[..., Town]) -> None:
-        made = make(met=True)
-        until(lambda: all(worker in made.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
-        made.cross(range(2))
-        made.leave()
+    def test_workers_that_exit_gracefully_are_recorded_as_left(
+        self, start_network: Callable[..., GatewayNetwork]
+    ) -> None:
+        network = start_network(with_workers=True)
+        wait_until(lambda: all(worker in network.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
+        network.exchange_tensors(range(2))
+        network.close_workers()
 
-        until(lambda: all(any(e["side"] == "near" for e in actions(made.sites[one], "end")) for one in CLUSTERS))
-        until(lambda: not any(thread.name.startswith("nebula-liveness") for thread in threading.enumerate()))
-        said = [each["action"] for one in CLUSTERS for each in actions(made.sites[one], "gone", "final", "left")]
+        wait_until(
+            lambda: all(any(e["side"] == "near" for e in list_actions(network.sites[one], "end")) for one in CLUSTERS)
+        )
+        wait_until(lambda: not any(thread.name.startswith("nebula-liveness") for thread in threading.enumerate()))
+        said = [
+            each["action"] for one in CLUSTERS for each in list_actions(network.sites[one], "gone", "final", "left")
+        ]
         assert said == ["left"] * 2
 
 
-class TestWhatIsRefused:
-    def test_its_own_files_where_they_are_another_gateways(self, tmp_path: Path, files: dict[str, Files]) -> None:
+class TestRefusals:
+    def test_certificate_of_another_gateway_is_refused_at_start(self, tmp_path: Path, files: dict[str, Files]) -> None:
         theirs, audit = files["npu/gateway"], tmp_path / "a.jsonl"
-        made = Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=theirs, audit=audit)
+        site = Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=theirs, audit=audit)
         with pytest.raises(WrongNameError, match="this process is gpu/gateway, but its certificate is for npu/gateway"):
-            Gateway(made)
+            Gateway(site)
 
     @pytest.mark.parametrize(
-        ("who", "source", "destination", "why"),
+        ("caller", "source", "destination", "why"),
         [
             (NPU, NPU, GPU, "expected npu/gateway"),  # a worker of another cluster
-            (GPU, "gpu/1", NPU, "expected gpu/1"),  # says that it is another one
+            (GPU, "gpu/1", NPU, "expected gpu/1"),  # claims to be another worker
             (GPU, GPU, "gpu/0", "this gateway does not relay frames of"),
             (GPU, GPU, "tpu/0", "this gateway does not relay frames of"),
             (GPU, GPU, "npu/1", "this gateway does not relay frames of"),
@@ -233,117 +269,129 @@ class TestWhatIsRefused:
             (NPU, "npu/gateway", "gpu/gateway", "expected npu/gateway"),
         ],
     )
-    def test_by_identity_and_policy(
-        self, make: Callable[..., Town], files: dict[str, Files], who: str, source: str, destination: str, why: str
+    def test_stream_is_refused_by_identity_and_policy(
+        self,
+        start_network: Callable[..., GatewayNetwork],
+        files: dict[str, Files],
+        caller: str,
+        source: str,
+        destination: str,
+        why: str,
     ) -> None:
-        made = make(dials=())
-        with pytest.raises(IdentityError) as raised:
-            call(made, Credentials.of(files[who]), Knock(RUN, source, destination, "00112233aabbccdd"))
-        assert why in raised.value.what
-        [refused] = actions(made.sites["gpu"], "refuse")
+        network = start_network(dials=())
+        with pytest.raises(IdentityError) as caught:
+            open_stream(network, Credentials.of(files[caller]), Knock(RUN, source, destination, "00112233aabbccdd"))
+        assert why in caught.value.what
+        [refused] = list_actions(network.sites["gpu"], "refuse")
         assert (refused["decision"], refused["times"]) == ("deny", 1)
         assert why in refused["reason"]
 
-    def test_refusals_in_numbers_are_a_few_records_that_count_all(
-        self, tmp_path: Path, make: Callable[..., Town]
+    def test_many_refusals_are_few_records_with_counts(
+        self, tmp_path: Path, start_network: Callable[..., GatewayNetwork]
     ) -> None:
         home = Certificates(tmp_path / "home")
         home.issue(GPU, "gpu/7", "gpu/gateway", "npu/gateway")
         names = (GPU, "gpu/7", *ALL[2:])
-        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in names}, dials=())
+        network = start_network(files={name: Files.under(home.folder, home.identity(name)) for name in names}, dials=())
         held = home.of("gpu/7")
         revoke(home.folder, home.authority, [held.serial], "a test")
         for number in range(30):
             knock = Knock(RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}")  # another text each time
             with pytest.raises(IdentityError, match="was revoked"):
-                call(made, held, knock)
-        made.gateways["gpu"].stop("a test")
-        refused = actions(made.sites["gpu"], "refuse")
+                open_stream(network, held, knock)
+        network.gateways["gpu"].stop("a test")
+        refused = list_actions(network.sites["gpu"], "refuse")
         assert len(refused) < 15 and sum(each["times"] for each in refused) == 30
         assert all(len(each["object"]) <= 200 and len(each["reason"]) <= 200 for each in refused)
 
-    def test_nothing_is_kept_of_names_that_a_gateway_invents(
-        self, make: Callable[..., Town], files: dict[str, Files]
+    def test_unknown_workers_of_a_gateway_are_not_stored(
+        self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files]
     ) -> None:
         """A cluster that does not list its workers may have any."""
-        made = make(workers=(GPU,), dials=())
-        gateway, theirs = made.gateways["gpu"], Credentials.of(files["npu/gateway"])
+        network = start_network(workers=(GPU,), dials=())
+        gateway, theirs = network.gateways["gpu"], Credentials.of(files["npu/gateway"])
         for number in range(20):
             knock = Knock(RUN, f"npu/{number}", GPU, f"{number:016x}")
             with pytest.raises(TransportError, match="has not connected to its gateway yet"):
-                call(made, theirs, knock, gateway=False)
+                open_stream(network, theirs, knock, gateway=False)
             gateway._gone_there(knock.source, "it says")
         assert not gateway._list_pairs()
         assert not gateway._final_errors._gone
 
-    def test_one_gateway_has_the_places_of_its_own_workers_and_no_others(
-        self, make: Callable[..., Town], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
+    def test_streams_of_a_gateway_are_limited_by_its_quota(
+        self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whatever workers of this cluster it speaks of, where the cluster does not list them."""
+        """For any workers of this cluster that it names, where the cluster does not list them."""
         monkeypatch.setattr("whale_nebula.gateway.entry.most_streams", lambda pairs: 3)
-        monkeypatch.setattr(Gateway, "_is_awaited", lambda gateway, here, there: True)  # as if all these had been here
-        made = make(workers=(NPU,), dials=())
+        monkeypatch.setattr(
+            Gateway, "_is_awaited", lambda gateway, here, there: True
+        )  # as if all these were joined recently
+        network = start_network(workers=(NPU,), dials=())
         theirs, lanes = Credentials.of(files["npu/gateway"]), [Lane() for _ in range(4)]
         for number, lane in enumerate(lanes):
             knock = Knock(RUN, NPU, f"gpu/{number}", f"{number:016x}")
-            with contextlib.nullcontext() if number < 3 else pytest.raises(TransportError) as told:
-                call(made, theirs, knock, lane, gateway=False)
-        assert "3 streams here" in told.value.why
-        assert len(made.gateways["gpu"]._pairs) == 3
+            with contextlib.nullcontext() if number < 3 else pytest.raises(TransportError) as caught:
+                open_stream(network, theirs, knock, lane, gateway=False)
+        assert "3 streams here" in caught.value.why
+        assert len(network.gateways["gpu"]._pairs) == 3
         for lane in lanes:
             lane.end("a test")
 
-    def test_the_lookout_outlives_a_look_that_fails(self, make: Callable[..., Town]) -> None:
-        gateway = make(dials=()).gateways["gpu"]
-        failed, went_on = threading.Semaphore(0), threading.Semaphore(0)
+    def test_monitor_thread_survives_a_failed_check(self, start_network: Callable[..., GatewayNetwork]) -> None:
+        gateway = start_network(dials=()).gateways["gpu"]
+        failed_checks, next_checks = threading.Semaphore(0), threading.Semaphore(0)
 
         def fail() -> None:
-            failed.release()
+            failed_checks.release()
             raise RuntimeError("can't start new thread")
 
         gateway._look_at_workers = fail  # type: ignore[method-assign]
-        gateway._remove_pairs = went_on.release  # type: ignore[method-assign]
+        gateway._remove_pairs = next_checks.release  # type: ignore[method-assign]
         for _ in range(3):
-            assert failed.acquire(timeout=5.0)
-            assert went_on.acquire(timeout=5.0)
+            assert failed_checks.acquire(timeout=5.0)
+            assert next_checks.acquire(timeout=5.0)
 
-    def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
-        made = make(workers=(GPU, NPU, OTHER))
-        lane = call(made, Credentials.of(files[GPU]), Knock(RUN, GPU, NPU, "00112233aabbccdd"))
+    def test_frame_of_another_pair_ends_the_stream(
+        self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files]
+    ) -> None:
+        network = start_network(workers=(GPU, NPU, OTHER))
+        lane = open_stream(network, Credentials.of(files[GPU]), Knock(RUN, GPU, NPU, "00112233aabbccdd"))
         header = Header(Kind.BEAT, Flag.LAST, conversation=1, source=0, destination=2)
         assert lane.send(pack(header, 0))
-        until(lambda: actions(made.sites["gpu"], "end"))
-        [end] = actions(made.sites["gpu"], "end")
-        until(lambda: lane.over)
+        wait_until(lambda: list_actions(network.sites["gpu"], "end"))
+        [end] = list_actions(network.sites["gpu"], "end")
+        wait_until(lambda: lane.over)
         assert end["decision"] == "deny"
         assert "a frame from worker 0 to worker 2" in end["reason"]
 
     @pytest.mark.parametrize("dials", CLUSTERS)
-    def test_a_worker_ends_its_link_to_one_that_is_revoked_at_its_own_site_alone(
-        self, tmp_path: Path, make: Callable[..., Town], dials: str
+    def test_worker_ends_link_to_peer_revoked_only_at_its_own_site(
+        self, tmp_path: Path, start_network: Callable[..., GatewayNetwork], dials: str
     ) -> None:
-        """The other site's gateway and workers have the old list; nor does it matter which gateway has dialled."""
+        """The other site has the old deny list; either gateway may have dialled."""
         home = Certificates(tmp_path / "home")
         home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
         shutil.copytree(home.folder, tmp_path / "npu")
         folders = {"gpu": home.folder, "npu": tmp_path / "npu"}
-        made = make(
-            files={name: Files.under(folders[name[:3]], home.identity(name)) for name in ALL}, dials=(dials,), met=True
+        network = start_network(
+            files={name: Files.under(folders[name[:3]], home.identity(name)) for name in ALL},
+            dials=(dials,),
+            with_workers=True,
         )
         revoke(folders["npu"], home.authority, [home.of(GPU).serial], "a test")
         with pytest.raises(IdentityError, match="the certificate of gpu/0 was revoked"):
-            made.link(NPU, GPU).receive(key(0), SOON)
+            network.link(NPU, GPU).receive(make_key(0), TIMEOUT_SECONDS)
 
 
-class TestRevokedOnTheHostsOfOneSide:
-    """The other side's hosts have an older deny list, so nothing that these do can be relied on."""
+class TestRevocationAtOneSite:
+    """The hosts of the other site have an older deny list, so they cannot be relied on."""
 
-    def files(self, home: Certificates, *places: str) -> dict[str, Files]:
-        """Files of everybody, where `places` have a copy of the deny list of their own: the one in `npu.json`."""
+    def files(self, home: Certificates, *names: str) -> dict[str, Files]:
+        """Files of all processes; those of `names` use another deny list, `npu.json`."""
         home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
         found = {name: Files.under(home.folder, home.identity(name)) for name in ALL}
         for name, each in found.items():
-            own = home.folder / ("npu.json" if name in places else "gpu.json")
+            own = home.folder / ("npu.json" if name in names else "gpu.json")
             if each.revoked is not None and each.revoked.exists():
                 shutil.copy(each.revoked, own)
             found[name] = each._replace(revoked=own)
@@ -354,98 +402,106 @@ class TestRevokedOnTheHostsOfOneSide:
         shutil.copy(home.folder / "revoked.json", home.folder / "npu.json")
 
     @pytest.mark.parametrize("dials", [("gpu",), pytest.param(("npu",), marks=pytest.mark.grid)])
-    def test_a_gateway_is_left_by_all_streams_whoever_dialled(
-        self, tmp_path: Path, make: Callable[..., Town], dials: tuple[str, ...]
+    def test_all_streams_to_a_revoked_gateway_are_ended(
+        self, tmp_path: Path, start_network: Callable[..., GatewayNetwork], dials: tuple[str, ...]
     ) -> None:
         home = Certificates(tmp_path / "home")
-        made = make(files=self.files(home, NPU, "npu/gateway"), dials=dials, deadlines=IMPATIENT, met=True)
-        npu, far = made.gateways["npu"], made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
-        until(lambda: npu._routes["gpu"].control.lanes)
+        network = start_network(
+            files=self.files(home, NPU, "npu/gateway"), dials=dials, deadlines=SHORT_PATIENCE, with_workers=True
+        )
+        npu, far = network.gateways["npu"], network.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
+        wait_until(lambda: npu._routes["gpu"].control.lanes)
         [trunk] = npu._routes["gpu"].control.lanes
         assert far is not None and trunk.guest is not None
         assert {guest.identity.worker for guest in [*far.guests, trunk.guest]} == {"gpu/gateway"}
         self.revoke(home, "gpu/gateway")
-        until(lambda: far.connection.over and trunk.over)
-        told = made.link(*((GPU, NPU) if dials == ("gpu",) else (NPU, GPU)))  # who is dialled waits for a better one
+        wait_until(lambda: far.connection.over and trunk.over)
+        caught = network.link(
+            *((GPU, NPU) if dials == ("gpu",) else (NPU, GPU))
+        )  # the side that is dialled waits for another connection
         with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
-            told.take("SESSION", SOON)
+            caught.take("SESSION", TIMEOUT_SECONDS)
         assert not npu._routes["gpu"].control.up and npu._pair(NPU, GPU).half(Side.FAR) is None
-        for worker in (GPU, NPU):  # they would wait for each other
-            made.kill(worker)
+        for worker in (GPU, NPU):  # otherwise each waits for the other's farewell
+            network.kill_worker(worker)
 
-    def test_a_gateway_that_is_renewed_late_is_waited_for(
-        self, tmp_path: Path, make: Callable[..., Town], monkeypatch: pytest.MonkeyPatch
+    def test_gateway_with_a_certificate_renewed_late_is_waited_for(
+        self, tmp_path: Path, start_network: Callable[..., GatewayNetwork], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its certificate has expired, so both its own workers and the other gateway leave it; once it is renewed they
-        go on, though they were refused more than twice.
+        """Its workers and the other gateway disconnect from the expired certificate, and reconnect once it is renewed,
+        although they were refused more than twice.
         """
-        home, present, later = Certificates(tmp_path / "home"), security_files.now, [timedelta(0)]
-        monkeypatch.setattr(security_files, "now", lambda: present() + later[0])
+        home, true_now, clock_offset = Certificates(tmp_path / "home"), security_files.now, [timedelta(0)]
+        monkeypatch.setattr(security_files, "now", lambda: true_now() + clock_offset[0])
         home.issue(GPU, NPU, "gpu/gateway", days=7.0)
         home.issue("npu/gateway", days=1.0)
-        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL}, met=True)
-        route, tried, call = made.gateways["gpu"]._routes["npu"], [0], Route._call
+        network = start_network(
+            files={name: Files.under(home.folder, home.identity(name)) for name in ALL}, with_workers=True
+        )
+        route, attempts, call = network.gateways["gpu"]._routes["npu"], [0], Route._call
 
         def count(route: Route, *args: Any) -> int:
-            tried[0] += 1
+            attempts[0] += 1
             return call(route, *args)
 
         monkeypatch.setattr(Route, "_call", count)
-        later[0] = timedelta(days=2)
-        until(lambda: tried[0] > 4 and "has expired" in route._trouble)
-        until(lambda: made.link(NPU, GPU).state().refusal is not None)
-        later[0] = timedelta(0)  # TLS goes by the true clock, and takes no certificate of tomorrow
+        clock_offset[0] = timedelta(days=2)
+        wait_until(lambda: attempts[0] > 4 and "has expired" in route._trouble)
+        wait_until(lambda: network.link(NPU, GPU).state().refusal is not None)
+        clock_offset[0] = timedelta(0)  # TLS uses the true clock, and accepts no certificate of tomorrow
         renew(home.folder, home.authority, [home.identity("npu/gateway")], days=7.0)
-        later[0] = timedelta(days=2)
-        made.cross(range(3))
+        clock_offset[0] = timedelta(days=2)
+        network.exchange_tensors(range(3))
 
-    def test_a_gateway_is_left_by_its_own_workers(self, tmp_path: Path, make: Callable[..., Town]) -> None:
+    def test_workers_disconnect_from_their_revoked_gateway(
+        self, tmp_path: Path, start_network: Callable[..., GatewayNetwork]
+    ) -> None:
         home = Certificates(tmp_path / "home")
-        made = make(files=self.files(home, NPU), deadlines=IMPATIENT, met=True)
+        network = start_network(files=self.files(home, NPU), deadlines=SHORT_PATIENCE, with_workers=True)
         self.revoke(home, "npu/gateway")
         with pytest.raises(IdentityError, match="certificate of npu/gateway was revoked"):
-            made.link(NPU, GPU).receive(key(0, GPU, NPU), SOON)
+            network.link(NPU, GPU).receive(make_key(0, GPU, NPU), TIMEOUT_SECONDS)
 
 
-class TestItsEnd:
-    def test_the_end_of_a_stream_that_is_just_opened_is_written_before_the_log_is_closed(
-        self, make: Callable[..., Town], caplog: pytest.LogCaptureFixture
+class TestShutdown:
+    def test_end_of_a_new_stream_is_logged_before_the_log_is_closed(
+        self, start_network: Callable[..., GatewayNetwork], caplog: pytest.LogCaptureFixture
     ) -> None:
-        made = make(dials=("gpu",))
-        gateway = made.gateways["gpu"]
+        network = start_network(dials=("gpu",))
+        gateway = network.gateways["gpu"]
         route, pair = gateway._routes["npu"], gateway._pair(GPU, NPU)
         half = route.half(pair, Connection("00112233aabbccdd"), dialled=True)
-        gateway.journal.note_opened(pair, half)  # as a thread does that dials, and has not handed it to the pair yet
+        gateway.journal.note_opened(pair, half)  # as a dialling thread does before it adds the half to the pair
 
         def give_up() -> None:
-            gateway._stopping.wait(SOON)
-            until(lambda: gateway.journal._ending)
+            gateway._stopping.wait(TIMEOUT_SECONDS)
+            wait_until(lambda: gateway.journal._ending)
             gateway.journal.note_ended(pair, half, "the gateway ends")
 
         dials = threading.Thread(target=give_up)
         dials.start()
         gateway.stop("a test")
-        dials.join(SOON)
+        dials.join(TIMEOUT_SECONDS)
         with pytest.raises(TransportError, match="is stopping"):
             gateway.journal.note_opened(pair, half)
-        said = [(each["action"], each.get("connection")) for each in records(made.sites["gpu"])]
+        said = [(each["action"], each.get("connection")) for each in read_records(network.sites["gpu"])]
         assert said.index(("end", "00112233aabbccdd")) < said.index(("end", None))
         assert not [each for each in caplog.messages if "the audit log is closed" in each]
 
-    def test_every_stream_that_was_opened_has_its_end(self, make: Callable[..., Town]) -> None:
-        made = make(met=True)
-        for gateway in made.gateways.values():
+    def test_every_opened_stream_has_an_end_record(self, start_network: Callable[..., GatewayNetwork]) -> None:
+        network = start_network(with_workers=True)
+        for gateway in network.gateways.values():
             gateway.stop("a test")
-        for site in made.sites.values():
-            found = records(site)
+        for site in network.sites.values():
+            found = read_records(site)
             opened = [each["connection"] for each in found if each["action"] == "open"]
             assert opened and sorted(opened) == sorted(each["connection"] for each in found if "frames" in each)
         for worker in (GPU, NPU):
-            made.kill(worker)
+            network.kill_worker(worker)
 
 
 class TestAuditHeads:
-    def test_one_signed_under_an_authority_that_came_later_is_kept(self, tmp_path: Path) -> None:
+    def test_head_signed_under_a_later_authority_is_stored(self, tmp_path: Path) -> None:
         old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
         old.issue("gpu/gateway")
         new.issue("npu/gateway")
@@ -460,40 +516,46 @@ class TestAuditHeads:
 
 
 class TestHealth:
-    def ask(self, made: Town, files: Files, service: str = "") -> Any:
+    def request_status(self, network: GatewayNetwork, files: Files, service: str = "") -> Any:
         credentials = Credentials.of(files)
-        name = made.gateways["gpu"].site.identity.dns
+        name = network.gateways["gpu"].site.identity.dns
         options = [("grpc.ssl_target_name_override", name)]
-        with grpc.secure_channel(made.sites["gpu"].listen, channel_credentials(credentials), options) as channel:
+        with grpc.secure_channel(network.sites["gpu"].listen, channel_credentials(credentials), options) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=SOON).status
+            return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_SECONDS).status
 
-    def test_whoever_has_a_certificate_may_ask(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
-        made = make()
-        serving = health_pb2.HealthCheckResponse.SERVING
-        assert [self.ask(made, files[who]) for who in (GPU, NPU, "gpu/operator-0")] == [serving] * 3
-        until(lambda: self.ask(made, files[GPU], "npu") == serving)
-
-    def test_one_who_asks_without_end_is_refused_and_others_are_not(
-        self, make: Callable[..., Town], files: dict[str, Files]
+    def test_any_certificate_may_request_health(
+        self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files]
     ) -> None:
-        made = make(dials=())
-        made.gateways["gpu"]._health._asked = Buckets(3, 0.0)
-        assert self.ask(made, files["npu/7"]) == self.ask(made, files["npu/7"])
-        with pytest.raises(grpc.RpcError, match="too many requests"):
-            [self.ask(made, files["npu/7"]) for _ in range(2)]
-        self.ask(made, files[GPU])
+        network = start_network()
+        serving = health_pb2.HealthCheckResponse.SERVING
+        assert [self.request_status(network, files[who]) for who in (GPU, NPU, "gpu/operator-0")] == [serving] * 3
+        wait_until(lambda: self.request_status(network, files[GPU], "npu") == serving)
 
-    def test_nobody_watches(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
-        """Such a stream would never end."""
-        made = make()
-        options = [("grpc.ssl_target_name_override", made.gateways["gpu"].site.identity.dns)]
+    def test_frequent_health_requests_of_one_caller_are_refused(
+        self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files]
+    ) -> None:
+        network = start_network(dials=())
+        network.gateways["gpu"]._health._asked = Buckets(3, 0.0)
+        assert self.request_status(network, files["npu/7"]) == self.request_status(network, files["npu/7"])
+        with pytest.raises(grpc.RpcError, match="too many requests"):
+            [self.request_status(network, files["npu/7"]) for _ in range(2)]
+        self.request_status(network, files[GPU])
+
+    def test_health_watch_is_not_implemented(
+        self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files]
+    ) -> None:
+        """A watch stream would never end."""
+        network = start_network()
+        options = [("grpc.ssl_target_name_override", network.gateways["gpu"].site.identity.dns)]
         credentials = channel_credentials(Credentials.of(files["npu/7"]))
-        with grpc.secure_channel(made.sites["gpu"].listen, credentials, options) as channel:
+        with grpc.secure_channel(network.sites["gpu"].listen, credentials, options) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             for _ in range(60):
                 assert stub.Watch(health_pb2.HealthCheckRequest()).code() == grpc.StatusCode.UNIMPLEMENTED
 
-    def test_a_way_that_is_not_there_is_not_served(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
-        made = make(dials=())
-        assert self.ask(made, files[GPU], "npu") == health_pb2.HealthCheckResponse.NOT_SERVING
+    def test_unconnected_route_is_reported_as_not_serving(
+        self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files]
+    ) -> None:
+        network = start_network(dials=())
+        assert self.request_status(network, files[GPU], "npu") == health_pb2.HealthCheckResponse.NOT_SERVING

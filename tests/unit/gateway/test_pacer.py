@@ -13,7 +13,7 @@ from whale_nebula.gateway.route import _FREE_BURST, FREE_BYTES, Pacer, Turn, Tur
 
 MIB = 1 << 20
 RATE = 7.5e6
-SOON = 20.0
+TIMEOUT_SECONDS = 20.0
 
 
 class Clock:
@@ -24,20 +24,20 @@ class Clock:
 
     def wait(self, wakes: threading.Condition, seconds: float | None) -> None:
         if seconds is None:
-            assert wakes.wait(SOON)
+            assert wakes.wait(TIMEOUT_SECONDS)
         else:
             self.now += seconds
 
 
-def paced(rate: float | None = RATE) -> tuple[Pacer, Clock]:
+def make_pacer(rate: float | None = RATE) -> tuple[Pacer, Clock]:
     clock = Clock()
     return Pacer(rate, now=lambda: clock.now, wait=clock.wait), clock
 
 
 @pytest.mark.parametrize("size", [FREE_BYTES // 4, FREE_BYTES + 1, 60 << 10, MIB, 8 * MIB])
-def test_a_long_run_keeps_to_the_rate_with_what_the_layers_below_add(size: int) -> None:
+def test_long_transfer_keeps_to_the_rate_including_overhead(size: int) -> None:
     """Frames of every size: what is small is not sent past the rate, either."""
-    pacer, clock = paced()
+    pacer, clock = make_pacer()
     count = min(50 * MIB // size, 20_000)
     for _ in range(count):
         pacer.take(size)
@@ -45,8 +45,8 @@ def test_a_long_run_keeps_to_the_rate_with_what_the_layers_below_add(size: int) 
     assert 0.99 * carried - 1.04 * _FREE_BURST / RATE - 0.02 < clock.now < 1.01 * carried
 
 
-def test_nobody_waits_on_an_idle_line() -> None:
-    pacer, clock = paced()
+def test_frame_on_an_idle_line_does_not_wait() -> None:
+    pacer, clock = make_pacer()
     pacer.take(MIB)
     assert clock.now == 0.0
     clock.now = 10.0
@@ -54,16 +54,16 @@ def test_nobody_waits_on_an_idle_line() -> None:
     assert clock.now == 10.0
 
 
-def test_time_in_which_nothing_was_sent_is_not_saved_up() -> None:
-    pacer, clock = paced()
+def test_idle_time_is_not_accumulated() -> None:
+    pacer, clock = make_pacer()
     clock.now = 1000.0
     for _ in range(11):
         pacer.take(MIB)
     assert clock.now - 1000.0 > 9.9 * MIB / RATE
 
 
-def test_an_acknowledgement_does_not_wait_on_a_busy_line_and_is_counted() -> None:
-    pacer, clock = paced()
+def test_acknowledgement_on_a_busy_line_is_counted_without_waiting() -> None:
+    pacer, clock = make_pacer()
     pacer.take(8 * MIB)
     for _ in range(100):
         pacer.take(128)
@@ -72,9 +72,9 @@ def test_an_acknowledgement_does_not_wait_on_a_busy_line_and_is_counted() -> Non
     assert clock.now == pytest.approx(1.04 * (8 * MIB + 100 * 128) / RATE - 0.02)
 
 
-def test_frames_of_a_few_kilobytes_do_not_make_others_wait_for_long() -> None:
+def test_small_frames_do_not_delay_another_flow() -> None:
     """However many small frames one flow has sent, the next one of another flow is near."""
-    pacer, clock = paced()
+    pacer, clock = make_pacer()
     for _ in range(5000):
         pacer.take(60 << 10, ("small",))
     before = clock.now
@@ -83,15 +83,15 @@ def test_frames_of_a_few_kilobytes_do_not_make_others_wait_for_long() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 2 * MIB), min_size=1, max_size=5), min_size=2, max_size=5))
-def test_flows_that_always_wait_have_equal_shares_of_the_bytes(flows: list[list[int]]) -> None:
+def test_backlogged_flows_get_equal_shares_of_bytes(flows: list[list[int]]) -> None:
     """Each flow repeats its sizes for ever; none is ahead of another by more than two frames."""
     turns, wakes, sent = Turns(), threading.Condition(), [0] * len(flows)
     sizes = [itertools.cycle(each) for each in flows]
-    whose: dict[int, int] = {}
+    flow_by_turn: dict[int, int] = {}
 
     def add(flow: int) -> None:
         turn = Turn(next(sizes[flow]), wakes)
-        whose[id(turn)] = flow
+        flow_by_turn[id(turn)] = flow
         kept.append(turn)
         turns.add((flow,), turn)
 
@@ -101,14 +101,14 @@ def test_flows_that_always_wait_have_equal_shares_of_the_bytes(flows: list[list[
         add(flow)
     for _ in range(200):
         turn = turns.pop()
-        flow = whose[id(turn)]
+        flow = flow_by_turn[id(turn)]
         sent[flow] += turn.size
         add(flow)
         largest = max(max(each) for each in flows)
         assert max(sent) - min(sent) <= 2 * largest
 
 
-def test_accounts_share_a_line_alike_whatever_pairs_of_workers_they_have() -> None:
+def test_accounts_share_a_line_equally_for_any_number_of_pairs() -> None:
     """Ana has one pair, Bob's run has sixteen, and so has a run of Cleo's at the same gateway."""
     turns, wakes, sent = Turns(), threading.Condition(), dict.fromkeys(("ana", "bob", "cleo"), 0)
     flows = [("mt", "ana", 0), *(("mt", "bob", n) for n in range(16)), *(("other", "cleo", n) for n in range(16))]
@@ -132,8 +132,8 @@ def test_accounts_share_a_line_alike_whatever_pairs_of_workers_they_have() -> No
     assert {count for flow, count in shares.items() if flow[1] != "ana"} == {10, 20}
 
 
-def test_threads_of_two_flows_share_one_line() -> None:
-    pacer, clock = paced()
+def test_threads_of_two_flows_share_a_line() -> None:
+    pacer, clock = make_pacer()
     done: dict[str, float] = {}
 
     def send(flow: str, size: int, count: int) -> None:
@@ -146,7 +146,7 @@ def test_threads_of_two_flows_share_one_line() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(SOON)
+        thread.join(TIMEOUT_SECONDS)
     assert not any(thread.is_alive() for thread in threads)
     whole = 1.04 * (50 * MIB + 2000 * 50_000) / RATE
     assert 0.97 < clock.now / whole < 1.01

@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.gateway.town import CLUSTERS, GPU, NPU, SOON, Town, certificates, key, town, written
+from tests.unit.gateway.networks import (
+    CLUSTERS,
+    GPU,
+    NPU,
+    TIMEOUT_SECONDS,
+    GatewayNetwork,
+    issue_certificates,
+    make_key,
+    open_network,
+    read_log,
+)
 from whale_nebula.cli import arguments
 from whale_nebula.cli.gateway import start_together
 from whale_nebula.cli.main import main
@@ -34,95 +44,95 @@ COMMAND = (sys.executable, "-m", "whale_nebula.cli.main")
 
 @pytest.fixture(scope="module")
 def files() -> Iterator[dict[str, Files]]:
-    with certificates(GPU, NPU) as made:
-        yield made
+    with issue_certificates(GPU, NPU) as network:
+        yield network
 
 
 @contextlib.contextmanager
-def ended(*processes: subprocess.Popen[Any]) -> Iterator[None]:
-    """None of them is left behind."""
+def kill_at_exit(*processes: subprocess.Popen[Any]) -> Iterator[None]:
+    """Kill the processes at the end."""
     try:
         yield
     finally:
         for process in processes:
             process.kill()
-            process.wait(SOON)
+            process.wait(TIMEOUT_SECONDS)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
 
 
-def listens(process: Process) -> str:
+def read_listening_line(process: Process) -> str:
     """The line that a gateway prints once it listens."""
     assert process.stdout is not None
     return process.stdout.readline().decode()
 
 
-class TestKilledAndStartedAgain:
+class TestRestart:
     COUNT = 24
 
-    def send(self, made: Town, here: str, there: str) -> None:
+    def send(self, network: GatewayNetwork, here: str, there: str) -> None:
         for slot in range(self.COUNT):
-            made.link(here, there).send(key(slot, here, there), np.full(1 << 18, slot, np.int32))
+            network.link(here, there).send(make_key(slot, here, there), np.full(1 << 18, slot, np.int32))
 
-    def test_nothing_is_lost_and_nothing_comes_twice(self, tmp_path: Path, files: dict[str, Files]) -> None:
-        with town(tmp_path, files) as made, contextlib.ExitStack() as processes:
+    def test_killed_gateway_loses_and_repeats_no_tensors(self, tmp_path: Path, files: dict[str, Files]) -> None:
+        with open_network(tmp_path, files) as network, contextlib.ExitStack() as processes:
             started: dict[str, Process] = {}
 
             def begin(cluster: str) -> None:
-                started[cluster] = start(made.sites[cluster])
-                processes.enter_context(ended(started[cluster]))
-                assert f"gateway of cluster {cluster}" in listens(started[cluster])
+                started[cluster] = start(network.sites[cluster])
+                processes.enter_context(kill_at_exit(started[cluster]))
+                assert f"gateway of cluster {cluster}" in read_listening_line(started[cluster])
 
             for cluster in CLUSTERS:
                 begin(cluster)
-            made.join()
-            made.meet()
+            network.start_workers()
+            network.exchange_steps()
             ways = [(GPU, NPU), (NPU, GPU)]
-            sending = [threading.Thread(target=self.send, args=(made, *way)) for way in ways]
+            sending = [threading.Thread(target=self.send, args=(network, *way)) for way in ways]
             for thread in sending:
                 thread.start()
             for slot in range(self.COUNT):
                 if slot == 6:
                     started["gpu"].kill()
-                    started["gpu"].wait(SOON)
+                    started["gpu"].wait(TIMEOUT_SECONDS)
                     begin("gpu")
                 for here, there in ways:
-                    found = made.link(there, here).receive(key(slot, here, there), SOON)
+                    found = network.link(there, here).receive(make_key(slot, here, there), TIMEOUT_SECONDS)
                     np.testing.assert_array_equal(found, np.full(1 << 18, slot, np.int32))
             for thread in sending:
-                thread.join(SOON)
-            made.leave()
+                thread.join(TIMEOUT_SECONDS)
+            network.close_workers()
             for process in started.values():
                 process.send_signal(signal.SIGTERM)
-            assert [process.wait(SOON) for process in started.values()] == [arguments.DONE] * 2
-            heads = list(read_heads(made.sites["gpu"].heads))
-            assert verify(made.sites["npu"].audit, heads).bad is None
-            log = verify(made.sites["gpu"].audit)
+            assert [process.wait(TIMEOUT_SECONDS) for process in started.values()] == [arguments.DONE] * 2
+            heads = list(read_heads(network.sites["gpu"].heads))
+            assert verify(network.sites["npu"].audit, heads).bad is None
+            log = verify(network.sites["gpu"].audit)
             assert (log.bad, log.closed) == (None, True)
-            assert [each["action"] for each in written(made.sites["gpu"].audit)].count("listen") == 2
+            assert [each["action"] for each in read_log(network.sites["gpu"].audit)].count("listen") == 2
 
 
-class TestTheCommand:
+class TestGatewayCommand:
     CONFIG = 'run: mt\nclusters: {gpu: {gateway: "127.0.0.1:1"}, npu: {}}\nsecurity: {insecure: true}\n'
 
-    def test_a_start_says_in_a_line_what_it_is_and_loudly_that_it_is_insecure(self, tmp_path: Path) -> None:
+    def test_start_prints_a_description_and_an_insecure_warning(self, tmp_path: Path) -> None:
         config = tmp_path / "clusters.yaml"
         config.write_text(self.CONFIG)
         words = ["gateway", "--config", str(config), "--cluster", "gpu", "--listen", "127.0.0.1:0"]
         process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        with ended(process):
-            line = listens(process)
+        with kill_at_exit(process):
+            line = read_listening_line(process)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=SOON)
+            _, err = process.communicate(timeout=TIMEOUT_SECONDS)
         assert process.returncode == arguments.DONE
         assert line.startswith("whale-nebula: gateway of cluster gpu, run mt, listens on 127.0.0.1:")
         assert "to npu (it connects to us); trusts every process" in line
         assert err.decode().splitlines()[0].startswith("whale-nebula: INSECURE: TRUE.")
-        log = written(tmp_path / "audit/gpu-gateway.jsonl")
+        log = read_log(tmp_path / "audit/gpu-gateway.jsonl")
         assert [each["action"] for each in log] == ["genesis", "listen", "end"]
 
-    def test_several_runs_have_one(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_one_process_serves_several_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         paths = [tmp_path / run / "clusters.yaml" for run in ("a", "b")]
         for path in paths:
             path.parent.mkdir()
@@ -139,9 +149,9 @@ class TestTheCommand:
             start_together([sites[0], replace(sites[1], rates={"npu": 1e6})])
         with pytest.raises(ConfigError, match="would write the same audit log"):
             start_together([sites[0], replace(sites[1], audit=sites[0].audit)])
-        assert [each["action"] for each in written(sites[0].audit)][-1] == "end"  # which was not left behind
+        assert [each["action"] for each in read_log(sites[0].audit)][-1] == "end"  # the first gateway was stopped
 
-    def test_keys_of_others_beside_its_own_are_warned_of(self, tmp_path: Path) -> None:
+    def test_private_keys_of_others_cause_a_warning(self, tmp_path: Path) -> None:
         (tmp_path / "clusters.yaml").write_text(self.CONFIG.replace("true", "false"))
         folder = ["--folder", str(tmp_path / "certs")]
         assert main(["certs", "init", "--run", "mt", *folder]) == arguments.DONE
@@ -149,10 +159,10 @@ class TestTheCommand:
         assert main(["certs", "issue", "--cluster", "gpu", "--role", "gateway", *folder]) == arguments.DONE
         words = ["gateway", "--config", str(tmp_path / "clusters.yaml"), "--cluster", "gpu", "--listen", "127.0.0.1:0"]
         process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        with ended(process):
-            listens(process)
+        with kill_at_exit(process):
+            read_listening_line(process)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=SOON)
+            _, err = process.communicate(timeout=TIMEOUT_SECONDS)
         first = err.decode().splitlines()[0]
         assert "contains private keys of others" in first and "(ca.key, gpu-worker-0.key)" in first
 
@@ -166,7 +176,7 @@ class TestTheCommand:
             (["--cluster", "gpu", "--listen", "192.0.2.1:7100"], CONFIG, arguments.FAILED, "cannot listen on"),
         ],
     )
-    def test_what_is_wrong_is_said_before_anything_is_served(
+    def test_invalid_settings_are_reported_before_serving(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str, code: int, why: str
     ) -> None:
         config = tmp_path / "clusters.yaml"
@@ -174,24 +184,24 @@ class TestTheCommand:
         assert main(["gateway", "--config", str(config), *words]) == code
         assert why in capsys.readouterr().err
 
-    def test_without_a_config_it_asks_for_one(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as left:
+    def test_missing_config_option_is_reported(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
             main(["gateway", "--cluster", "gpu"])
-        assert left.value.code == arguments.USAGE
+        assert caught.value.code == arguments.USAGE
         assert "--config clusters.yaml --cluster gpu" in capsys.readouterr().err
 
 
-class TestALauncher:
-    def test_its_end_is_the_gateway_s(self, tmp_path: Path) -> None:
+class TestLauncher:
+    def test_gateway_stops_with_its_launcher(self, tmp_path: Path) -> None:
         process = start(Site("mt", "gpu", "127.0.0.1:0", {}, {"npu": None}, audit=tmp_path / "audit.jsonl"))
-        with ended(process):
-            assert "listens on 127.0.0.1:" in listens(process)
+        with kill_at_exit(process):
+            assert "listens on 127.0.0.1:" in read_listening_line(process)
             assert process.stdin is not None
             process.stdin.close()
-            assert process.wait(SOON) == arguments.DONE
-        assert written(tmp_path / "audit.jsonl")[-1]["reason"] == "stopped by its launcher"
+            assert process.wait(TIMEOUT_SECONDS) == arguments.DONE
+        assert read_log(tmp_path / "audit.jsonl")[-1]["reason"] == "stopped by its launcher"
 
-    def test_brings_all_gateways_of_a_config_to_this_machine(self, tmp_path: Path) -> None:
+    def test_local_addresses_replace_remote_gateways(self, tmp_path: Path) -> None:
         config = load(
             {
                 "run": "mt",
@@ -202,12 +212,12 @@ class TestALauncher:
         found = place_gateways(config, lambda host: host.startswith("127."))
         assert found.clusters["npu"].gateway == "127.0.0.1:7100"
         where = Placement(("gpu/0", "npu/0"), {"gpu/0": "127.0.0.1:1", "npu/0": "127.0.0.1:2"})
-        made = sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
-        gpu, npu = made["gpu/gateway"], made["npu/gateway"]
+        network = sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
+        gpu, npu = network["gpu/gateway"], network["npu/gateway"]
         assert gpu.listen.startswith("127.0.0.1:") and npu.listen == "127.0.0.1:7100"
         assert (gpu.gateways, gpu.rates, gpu.roster) == ({"npu": npu.listen}, {"npu": 7.5e6}, ("gpu/0", "npu/0"))
         assert (gpu.files, npu.files) == (Files(Path("/ca"), Path("/cert"), Path("/key")), None)
 
-    def test_but_not_where_a_cluster_has_none(self) -> None:
+    def test_no_gateways_are_placed_where_a_cluster_has_none(self) -> None:
         config = load({"clusters": {"gpu": {"gateway": "10.77.0.1:7100"}, "npu": {}}})
         assert all(cluster.gateway is None for cluster in place_gateways(config, lambda host: True).clusters.values())

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from tests.unit.gateway.town import GPU, NPU, until
+from tests.unit.gateway.networks import GPU, NPU, wait_until
 from whale_nebula.errors import RemoteProtocolError, TransportError
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.transport.deadlines import Deadlines
@@ -24,12 +24,12 @@ from whale_nebula.wire.tensor import dtype_code
 NEAR, FAR = Side.NEAR, Side.FAR
 
 
-def beat(conversation: int = 1, source: int = 0) -> bytes:
+def make_heartbeat(conversation: int = 1, source: int = 0) -> bytes:
     return pack(Header(Kind.BEAT, Flag.LAST, conversation=conversation, source=source, destination=1 - source), 0)
 
 
-class Meeting:
-    """A pair, and the halves that came to it."""
+class PairHarness:
+    """A pair with a settable clock, and the halves that are added to it."""
 
     def __init__(self, *, yields: bool = False) -> None:
         self.ended: list[tuple[Half, str]] = []
@@ -44,7 +44,7 @@ class Meeting:
         )
         self.names = itertools.count()
 
-    def half(self, side: Side, *, dialled: bool = False) -> tuple[Half, Lane]:
+    def make_half(self, side: Side, *, dialled: bool = False) -> tuple[Half, Lane]:
         lane = Lane()
         half = Half(
             side,
@@ -56,170 +56,170 @@ class Meeting:
         half.lane(0, lane)
         return half, lane
 
-    def come(self, side: Side, *, dialled: bool = False) -> tuple[Half, Lane]:
-        half, lane = self.half(side, dialled=dialled)
+    def add_half(self, side: Side, *, dialled: bool = False) -> tuple[Half, Lane]:
+        half, lane = self.make_half(side, dialled=dialled)
         self.pair.arrive(half)
         return half, lane
 
 
-class TestBeingForgotten:
-    def test_once_nobody_is_there_or_was_lately(self) -> None:
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        far, _ = meeting.come(FAR)
-        meeting.now += 1000.0
-        assert not meeting.pair.retire()  # they are there
+class TestPairRetirement:
+    def test_pair_retires_some_time_after_its_halves_end(self) -> None:
+        harness = PairHarness()
+        near, _ = harness.add_half(NEAR)
+        far, _ = harness.add_half(FAR)
+        harness.now += 1000.0
+        assert not harness.pair.retire()  # the halves are open
         for half in (near, far):
             half.connection.end("a test")
-        meeting.now += 29.0
-        assert not meeting.pair.retire()  # they were there
-        meeting.now += 2.0
-        assert meeting.pair.retire()
+        harness.now += 29.0
+        assert not harness.pair.retire()  # they ended recently
+        harness.now += 2.0
+        assert harness.pair.retire()
 
-    def test_not_while_somebody_is_on_the_way(self) -> None:
-        meeting = Meeting()
-        assert not meeting.pair.retire()
-        meeting.now += 6.0
-        meeting.pair.check_rate()
-        assert not meeting.pair.retire()
+    def test_pair_does_not_retire_soon_after_use(self) -> None:
+        harness = PairHarness()
+        assert not harness.pair.retire()
+        harness.now += 6.0
+        harness.pair.check_rate()
+        assert not harness.pair.retire()
 
-    def test_it_takes_nobody_afterwards(self) -> None:
-        meeting = Meeting()
-        meeting.now += 6.0
-        assert meeting.pair.retire()
-        for attempt in (meeting.pair.check_rate, lambda: meeting.come(NEAR)):
+    def test_retired_pair_refuses_streams(self) -> None:
+        harness = PairHarness()
+        harness.now += 6.0
+        assert harness.pair.retire()
+        for attempt in (harness.pair.check_rate, lambda: harness.add_half(NEAR)):
             with pytest.raises(TransportError, match="was just removed"):
                 attempt()
 
-    def test_who_comes_too_often_is_told_so(self) -> None:
-        meeting = Meeting()
-        meeting.pair._arrivals = TokenBucket(3, 0.0)
+    def test_frequent_new_streams_are_refused(self) -> None:
+        harness = PairHarness()
+        harness.pair._arrivals = TokenBucket(3, 0.0)
         for _ in range(3):
-            meeting.pair.check_rate()
+            harness.pair.check_rate()
         with pytest.raises(TransportError, match="too many new streams"):
-            meeting.pair.check_rate()
+            harness.pair.check_rate()
 
 
 class TestJoining:
     @pytest.mark.parametrize("order", [(NEAR, FAR), (FAR, NEAR)])
-    def test_halves_in_any_order(self, order: tuple[Side, Side]) -> None:
-        meeting = Meeting()
-        one, _ = meeting.come(order[0])
+    def test_halves_join_in_any_order(self, order: tuple[Side, Side]) -> None:
+        harness = PairHarness()
+        one, _ = harness.add_half(order[0])
         assert one.fresh
-        other, _ = meeting.come(order[1])
+        other, _ = harness.add_half(order[1])
         assert (one.partner, other.partner) == (other, one)
 
-    def test_a_half_is_joined_once(self) -> None:
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        far, _ = meeting.come(FAR)
-        second, _ = meeting.come(FAR)
+    def test_half_is_joined_only_once(self) -> None:
+        harness = PairHarness()
+        near, _ = harness.add_half(NEAR)
+        far, _ = harness.add_half(FAR)
+        second, _ = harness.add_half(FAR)
         assert far.connection.over
         assert near.connection.over
         assert second.fresh
-        third, _ = meeting.come(NEAR)
+        third, _ = harness.add_half(NEAR)
         assert third.partner is second
 
-    def test_a_second_near_half_replaces_the_first(self) -> None:
-        meeting = Meeting()
-        first, _ = meeting.come(NEAR)
-        second, _ = meeting.come(NEAR)
-        assert meeting.ended == [(first, REPLACED)]
-        far, _ = meeting.come(FAR)
+    def test_second_near_half_replaces_the_first(self) -> None:
+        harness = PairHarness()
+        first, _ = harness.add_half(NEAR)
+        second, _ = harness.add_half(NEAR)
+        assert harness.ended == [(first, REPLACED)]
+        far, _ = harness.add_half(FAR)
         assert far.partner is second
 
 
-class TestParting:
+class TestSeparation:
     @pytest.mark.parametrize("side", [NEAR, FAR])
-    def test_both_halves_break_together(self, side: Side) -> None:
-        meeting = Meeting()
-        halves = {each: meeting.come(each)[0] for each in (NEAR, FAR)}
+    def test_both_halves_end_together(self, side: Side) -> None:
+        harness = PairHarness()
+        halves = {each: harness.add_half(each)[0] for each in (NEAR, FAR)}
         halves[side].connection.end("the cable")
         assert halves[side.other].connection.over
-        assert {half.side for half, _ in meeting.ended} == {NEAR, FAR}
-        assert meeting.ended[-1][1] == "the cable" or meeting.ended[-1][1].endswith("the cable")
+        assert {half.side for half, _ in harness.ended} == {NEAR, FAR}
+        assert harness.ended[-1][1] == "the cable" or harness.ended[-1][1].endswith("the cable")
 
-    def test_after_an_end_in_order_what_was_sent_still_arrives(self) -> None:
-        meeting = Meeting()
-        near, sent = meeting.come(NEAR)
-        far, lane = meeting.come(FAR)
-        sent.read([beat(), END], near.receive)
+    def test_sent_frames_arrive_after_a_graceful_end(self) -> None:
+        harness = PairHarness()
+        near, sent = harness.add_half(NEAR)
+        far, lane = harness.add_half(FAR)
+        sent.read([make_heartbeat(), END], near.receive)
         assert near.connection.over
         assert not far.connection.over
-        assert list(lane.outgoing()) == [beat(), END]
+        assert list(lane.outgoing()) == [make_heartbeat(), END]
 
-    def test_a_bad_frame_breaks_both_and_is_the_reason(self) -> None:
-        meeting = Meeting()
-        near, sent = meeting.come(NEAR)
-        far, _ = meeting.come(FAR)
+    def test_invalid_frame_ends_both_halves_with_its_reason(self) -> None:
+        harness = PairHarness()
+        near, sent = harness.add_half(NEAR)
+        far, _ = harness.add_half(FAR)
         sent.read([b"x" * 200], near.receive)
         assert far.connection.over
         assert near.fault.startswith("NB-412 not a frame of this protocol")
 
-    def test_it_is_known_for_a_while_after_it_was_joined(self) -> None:
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        assert not meeting.pair.known
-        meeting.come(FAR)
-        assert meeting.pair.known
+    def test_pair_stays_known_for_a_while_after_joining(self) -> None:
+        harness = PairHarness()
+        near, _ = harness.add_half(NEAR)
+        assert not harness.pair.known
+        harness.add_half(FAR)
+        assert harness.pair.known
         near.connection.end("it is over")
-        assert meeting.pair.known
-        meeting.now += 60.0
-        assert not meeting.pair.known
+        assert harness.pair.known
+        harness.now += 60.0
+        assert not harness.pair.known
 
 
-class TestTwoAttemptsThatCross:
-    def meeting(self, **options: bool) -> tuple[Meeting, Half, Half]:
-        """A worker has come, and its gateway is about to dial."""
-        made = Meeting(**options)
-        return made, made.come(NEAR)[0], made.half(FAR, dialled=True)[0]
+class TestCrossedAttempts:
+    def start_attempt(self, **options: bool) -> tuple[PairHarness, Half, Half]:
+        """A worker has connected, and its gateway is about to dial."""
+        harness = PairHarness(**options)
+        return harness, harness.add_half(NEAR)[0], harness.make_half(FAR, dialled=True)[0]
 
-    def test_while_ours_is_on_its_way_theirs_is_refused(self) -> None:
-        meeting, near, half = self.meeting()
-        with meeting.pair.attempt(half, near) as needed:
+    def test_incoming_stream_is_refused_during_our_attempt(self) -> None:
+        harness, near, half = self.start_attempt()
+        with harness.pair.attempt(half, near) as needed:
             assert needed
-            for take in (meeting.pair.give_way, lambda: meeting.come(FAR)):
+            for take in (harness.pair.give_way, lambda: harness.add_half(FAR)):
                 with pytest.raises(TransportError, match="both gateways opened a stream"):
                     take()
-            assert meeting.pair.reach(half, near)
+            assert harness.pair.reach(half, near)
         assert near.partner is half
 
-    def test_ours_gives_way_once_it_takes_too_long_and_they_dial_again(self) -> None:
-        """Its address may lead nowhere, and each attempt takes seconds: theirs would find no gap between two."""
-        meeting, near, half = self.meeting()
-        with meeting.pair.attempt(half, near):
-            meeting.now += 1.5
+    def test_slow_attempt_yields_to_a_repeated_incoming_stream(self) -> None:
+        """Otherwise attempts to an unreachable address, each of seconds, would leave no gap for the other gateway."""
+        harness, near, half = self.start_attempt()
+        with harness.pair.attempt(half, near):
+            harness.now += 1.5
             with pytest.raises(TransportError, match="both gateways opened a stream"):
-                meeting.pair.give_way()
-            meeting.now += 1.5
-            meeting.pair.give_way()
+                harness.pair.give_way()
+            harness.now += 1.5
+            harness.pair.give_way()
             assert half.connection.over
-            theirs, _ = meeting.come(FAR)
-            assert not meeting.pair.reach(half, near)
+            theirs, _ = harness.add_half(FAR)
+            assert not harness.pair.reach(half, near)
         assert near.partner is theirs
 
-    def test_who_yields_takes_theirs_and_drops_his_own(self) -> None:
-        meeting, near, half = self.meeting(yields=True)
-        with meeting.pair.attempt(half, near):
-            meeting.pair.give_way()
+    def test_yielding_side_accepts_the_incoming_stream(self) -> None:
+        harness, near, half = self.start_attempt(yields=True)
+        with harness.pair.attempt(half, near):
+            harness.pair.give_way()
             assert half.connection.over
-            theirs, _ = meeting.come(FAR)
-            assert not meeting.pair.reach(half, near)
+            theirs, _ = harness.add_half(FAR)
+            assert not harness.pair.reach(half, near)
         assert near.partner is theirs
 
-    def test_theirs_is_late_once_ours_stands_but_not_if_they_insist(self) -> None:
-        meeting, near, half = self.meeting()
-        meeting.pair.reach(half, near)
+    def test_repeated_incoming_stream_replaces_our_established_one(self) -> None:
+        harness, near, half = self.start_attempt()
+        harness.pair.reach(half, near)
         with pytest.raises(TransportError, match="both gateways opened a stream"):
-            meeting.come(FAR)
-        meeting.now += 1.0
-        theirs, _ = meeting.come(FAR)
+            harness.add_half(FAR)
+        harness.now += 1.0
+        theirs, _ = harness.add_half(FAR)
         assert half.connection.over
-        assert meeting.pair.half(FAR) is theirs
+        assert harness.pair.half(FAR) is theirs
 
-    def test_what_was_heard_over_one_that_is_not_needed_holds_nobody(self) -> None:
-        meeting = Meeting(yields=True)
-        half, _ = meeting.half(FAR, dialled=True)
+    def test_reader_of_an_unneeded_stream_is_released(self) -> None:
+        harness = PairHarness(yields=True)
+        half, _ = harness.make_half(FAR, dialled=True)
         frame = pack(Header(Kind.BEAT, Flag.LAST, conversation=1, source=1, destination=0), 0)
         reader = threading.Thread(target=half.receive, args=(frame,), daemon=True)
         reader.start()
@@ -228,13 +228,13 @@ class TestTwoAttemptsThatCross:
         assert not reader.is_alive()
 
 
-class TwoGateways:
+class GatewayPairSimulation:
     """Two gateways that dial each other, over a line with a clock of its own: `opening` seconds from the dial to the
-    answer, `way` seconds for anything from one to the other.
+    answer, `delay` seconds for anything from one to the other.
     """
 
-    def __init__(self, opening: float, way: float, draws: Random, *, nowhere: bool = False) -> None:
-        self.opening, self.way, self.draws, self.nowhere = opening, way, draws, nowhere
+    def __init__(self, opening_seconds: float, delay: float, draws: Random, *, unreachable: bool = False) -> None:
+        self.opening_seconds, self.delay, self.draws, self.unreachable = opening_seconds, delay, draws, unreachable
         self.now, self.events, self.order = 0.0, [], itertools.count()
         self.pairs = {
             name: Pair(name, other, Inspection(), lambda *_: None, yields=name == GPU, now=lambda: self.now)
@@ -242,48 +242,48 @@ class TwoGateways:
         }
         self.names = itertools.count()
 
-    def later(self, seconds: float, act: Callable[[], object]) -> None:
+    def schedule(self, seconds: float, act: Callable[[], object]) -> None:
         heapq.heappush(self.events, (self.now + seconds, next(self.order), act))
 
-    def half(self, side: Side, name: str, *, dialled: bool = False) -> Half:
+    def make_half(self, side: Side, name: str, *, dialled: bool = False) -> Half:
         half = Half(side, side.value, Connection(name), lambda frame: unpack(frame)[0], dialled=dialled)
         half.lane(0, Lane())
         return half
 
-    def come(self, here: str) -> None:
-        """A worker comes to its gateway, which dials for it; when that breaks it comes again."""
-        near = self.half(NEAR, f"{next(self.names):016x}")
+    def connect_worker(self, here: str) -> None:
+        """Connect a worker to its gateway, which dials for it; the worker reconnects whenever this ends."""
+        near = self.make_half(NEAR, f"{next(self.names):016x}")
         self.pairs[here].arrive(near)
-        near.connection.on_end(lambda why: self.later(0.05, lambda: self.come(here)))
-        self.later(0.3 if self.pairs[here].yields else 0.0, lambda: self.dial(here, near, 0))
+        near.connection.on_end(lambda why: self.schedule(0.05, lambda: self.connect_worker(here)))
+        self.schedule(0.3 if self.pairs[here].yields else 0.0, lambda: self.dial(here, near, 0))
 
     def dial(self, here: str, near: Half, attempt: int) -> None:
-        """As `Route._lead` does it."""
+        """Dial as `Route._lead` does."""
         if not near.fresh:
             return
         pair, there = self.pairs[here], NPU if here == GPU else GPU
-        mine = self.half(FAR, f"{next(self.names):016x}", dialled=True)
-        theirs = self.half(FAR, mine.connection.name)
+        mine = self.make_half(FAR, f"{next(self.names):016x}", dialled=True)
+        theirs = self.make_half(FAR, mine.connection.name)
         opening = contextlib.ExitStack()
         opening.enter_context(pair.attempt(mine, near))
         for one, other in ((mine, theirs), (theirs, mine)):
-            one.connection.on_end(lambda why, other=other: self.later(self.way, lambda: other.connection.end(why)))
+            one.connection.on_end(lambda why, other=other: self.schedule(self.delay, lambda: other.connection.end(why)))
 
         def settle() -> None:
             opening.close()
             if not mine.connection.over and not pair.reach(mine, near):
                 mine.connection.end("it is not needed")
             pause = Deadlines().retry_pause(min(attempt, 4), self.draws.random())
-            self.later(pause, lambda: self.dial(here, near, attempt + 1))
+            self.schedule(pause, lambda: self.dial(here, near, attempt + 1))
 
-        if self.nowhere and here == NPU:
-            self.later(10.0, lambda: (mine.connection.end("too long"), settle()))
+        if self.unreachable and here == NPU:
+            self.schedule(10.0, lambda: (mine.connection.end("too long"), settle()))
         else:
-            self.later(self.opening - self.way, lambda: self.knock(there, theirs))
-            self.later(self.opening, settle)
+            self.schedule(self.opening_seconds - self.delay, lambda: self.receive_stream(there, theirs))
+            self.schedule(self.opening_seconds, settle)
 
-    def knock(self, here: str, half: Half) -> None:
-        """As `Gateway._take` does it."""
+    def receive_stream(self, here: str, half: Half) -> None:
+        """Admit a stream as `Gateway._take` does."""
         pair = self.pairs[here]
         if half.connection.over:  # it was given up before it was sent
             return
@@ -295,56 +295,56 @@ class TwoGateways:
         except TransportError as error:
             half.connection.end(error.what)
 
-    def met(self) -> bool:
+    def are_joined(self) -> bool:
         nears, fars = ([pair.half(side) for pair in self.pairs.values()] for side in (NEAR, FAR))
         joined = [near is not None and near.partner is far for near, far in zip(nears, fars, strict=True)]
         return all(joined) and len({far.connection.name for far in fars if far is not None}) == 1
 
     def run(self, seconds: float) -> float | None:
-        """Since when they have been joined, after so many seconds."""
+        """Run for this long; returns the time since which they are joined, if they are."""
         since = None
         while self.events and self.events[0][0] < seconds:
             self.now, _, act = heapq.heappop(self.events)
             act()
-            since = (self.now if since is None else since) if self.met() else None
+            since = (self.now if since is None else since) if self.are_joined() else None
         return since
 
 
-class TestTwoGatewaysThatDialEachOther:
+class TestMutualDialling:
     @pytest.mark.parametrize("ways", [2, 4, 8], ids=lambda ways: f"{ways // 2} round trips")
     @pytest.mark.parametrize("opening", [0.1, 0.9, 1.4, 4.8])
-    def test_they_meet_soon_however_long_opening_takes(self, opening: float, ways: int) -> None:
-        took = []
+    def test_gateways_join_soon_for_any_opening_time(self, opening: float, ways: int) -> None:
+        durations = []
         for seed in range(50):
             draws = Random(seed)
-            both = TwoGateways(opening, opening / ways, draws)
+            simulation = GatewayPairSimulation(opening, opening / ways, draws)
             for here in (GPU, NPU):
-                both.later(draws.random() * 1.5 * opening, partial(both.come, here))
-            took.append(both.run(60.0) or 60.0)
-        assert max(took) < 1.0 + 3 * opening
+                simulation.schedule(draws.random() * 1.5 * opening, partial(simulation.connect_worker, here))
+            durations.append(simulation.run(60.0) or 60.0)
+        assert max(durations) < 1.0 + 3 * opening
 
     @pytest.mark.parametrize("opening", [0.02, 0.4, 1.4])
-    def test_an_address_that_leads_nowhere_does_not_hold_them_for_long(self, opening: float) -> None:
-        took = []
+    def test_unreachable_address_of_one_gateway_delays_joining_little(self, opening: float) -> None:
+        durations = []
         for seed in range(50):
-            both = TwoGateways(opening, opening / 2, Random(seed), nowhere=True)
+            simulation = GatewayPairSimulation(opening, opening / 2, Random(seed), unreachable=True)
             for here in (GPU, NPU):
-                both.later(Random(seed).random(), partial(both.come, here))
-            took.append(both.run(60.0) or 60.0)
-        assert max(took) < 2.0 + 2 * opening
+                simulation.schedule(Random(seed).random(), partial(simulation.connect_worker, here))
+            durations.append(simulation.run(60.0) or 60.0)
+        assert max(durations) < 2.0 + 2 * opening
 
 
 class TestSeveralLanes:
-    def test_a_lane_that_comes_twice_is_refused_and_not_kept(self) -> None:
-        half, _ = Meeting().half(NEAR)
+    def test_duplicate_lane_is_refused_and_not_stored(self) -> None:
+        half, _ = PairHarness().make_half(NEAR)
         half.lane(1, Lane())
         for _ in range(3):
             with pytest.raises(TransportError, match="lane 1 was opened twice"):
                 half.lane(1, Lane())
         assert len(half._lanes) == 2
 
-    def test_one_that_ends_in_order_makes_room_for_the_next(self) -> None:
-        half, _ = Meeting().half(NEAR)
+    def test_lane_ended_gracefully_may_be_replaced(self) -> None:
+        half, _ = PairHarness().make_half(NEAR)
         for _ in range(5):
             lane = Lane()
             half.lane(1, lane)
@@ -354,78 +354,78 @@ class TestSeveralLanes:
         assert len(half._lanes) == 2
 
     def test_numbered_frames_wait_for_the_greeting(self) -> None:
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        _, out = meeting.come(FAR)
-        further = Lane()
-        hear = near.lane(1, further)
-        reader = threading.Thread(target=further.read, args=([beat(2), END], hear), daemon=True)
+        harness = PairHarness()
+        near, _ = harness.add_half(NEAR)
+        _, out = harness.add_half(FAR)
+        further_lane = Lane()
+        hear = near.lane(1, further_lane)
+        reader = threading.Thread(target=further_lane.read, args=([make_heartbeat(2), END], hear), daemon=True)
         reader.start()
         for conversation in (0, 0):
-            near.receive(beat(conversation))
-            assert next(out.outgoing()) == beat(0)
+            near.receive(make_heartbeat(conversation))
+            assert next(out.outgoing()) == make_heartbeat(0)
         reader.join(10.0)
-        assert next(out.outgoing()) == beat(2)
+        assert next(out.outgoing()) == make_heartbeat(2)
 
     @pytest.mark.parametrize("side", [NEAR, FAR])
-    def test_nothing_of_a_further_lane_is_read_before_the_greeting(self, side: Side) -> None:
-        meeting = Meeting()
-        halves = {each: meeting.come(each) for each in (NEAR, FAR)}
-        half, out, further, read = halves[side][0], halves[side.other][1], Lane(), threading.Event()
+    def test_further_lane_is_not_read_before_the_greeting(self, side: Side) -> None:
+        harness = PairHarness()
+        halves = {each: harness.add_half(each) for each in (NEAR, FAR)}
+        half, out, further_lane, read = halves[side][0], halves[side.other][1], Lane(), threading.Event()
 
         def incoming() -> Iterator[bytes]:
             read.set()
             yield END
 
-        hear = half.lane(1, further)
-        reader = threading.Thread(target=further.read, args=(incoming(), hear), daemon=True)
+        hear = half.lane(1, further_lane)
+        reader = threading.Thread(target=further_lane.read, args=(incoming(), hear), daemon=True)
         reader.start()
         reader.join(0.05)
         assert not read.is_set()
         for _ in range(2):
-            half.receive(beat(0, source=side is FAR))
+            half.receive(make_heartbeat(0, source=side is FAR))
             next(out.outgoing())
         reader.join(10.0)
-        assert read.is_set() and further.in_order
+        assert read.is_set() and further_lane.in_order
 
-    def test_and_are_let_go_when_it_breaks_before(self) -> None:
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        further = Lane()
-        hear = near.lane(1, further)
-        reader = threading.Thread(target=further.read, args=([beat(2), END], hear), daemon=True)
+    def test_waiting_frames_are_released_when_the_connection_ends(self) -> None:
+        harness = PairHarness()
+        near, _ = harness.add_half(NEAR)
+        further_lane = Lane()
+        hear = near.lane(1, further_lane)
+        reader = threading.Thread(target=further_lane.read, args=([make_heartbeat(2), END], hear), daemon=True)
         reader.start()
         near.connection.end("a test")
         reader.join(10.0)
         assert not reader.is_alive()
 
 
-def test_nothing_is_read_of_a_stranger_before_there_is_somebody_to_hand_it_to() -> None:
-    meeting = Meeting()
-    far, lane = meeting.come(FAR)
+def test_unjoined_half_is_not_read() -> None:
+    harness = PairHarness()
+    far, lane = harness.add_half(FAR)
     events: list[str] = []
 
     def frames() -> Iterator[bytes]:
         events.append("read")
-        yield from (beat(0, source=1), END)
+        yield from (make_heartbeat(0, source=1), END)
 
     reader = threading.Thread(target=lane.read, args=(frames(), far.receive), daemon=True)
     reader.start()
-    until(lambda: len(far._changed._waiters) == 1)  # type: ignore[attr-defined]
+    wait_until(lambda: len(far._changed._waiters) == 1)  # type: ignore[attr-defined]
     events.append("joined")
-    _, out = meeting.come(NEAR)
-    assert next(out.outgoing()) == beat(0, source=1)
+    _, out = harness.add_half(NEAR)
+    assert next(out.outgoing()) == make_heartbeat(0, source=1)
     reader.join(10.0)
     assert events == ["joined", "read"]
 
 
-def test_a_half_that_waits_for_its_partner_is_not_quiet() -> None:
-    meeting = Meeting()
-    near, _ = meeting.come(NEAR)
+def test_half_that_waits_for_its_partner_is_not_silent() -> None:
+    harness = PairHarness()
+    near, _ = harness.add_half(NEAR)
     assert near.quiet(float("inf")) == float("inf")
-    reader = threading.Thread(target=near.receive, args=(beat(),), daemon=True)
+    reader = threading.Thread(target=near.receive, args=(make_heartbeat(),), daemon=True)
     reader.start()
-    until(lambda: near.quiet(float("inf")) == 0.0)
+    wait_until(lambda: near.quiet(float("inf")) == 0.0)
     near.connection.end("a test")
     reader.join(10.0)
 
@@ -433,7 +433,7 @@ def test_a_half_that_waits_for_its_partner_is_not_quiet() -> None:
 ROSTER = ("gpu/0", "npu/0", "npu/1")
 
 
-def frame(
+def make_frame(
     source: int = 0,
     destination: int = 2,
     size: int = 40,
@@ -461,42 +461,44 @@ def frame(
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_frames_of_the_pair_pass_both_ways(sealed: bool) -> None:
+def test_frames_of_the_pair_pass_in_both_directions(sealed: bool) -> None:
     pair = Inspection.of(ROSTER, "gpu/0", "npu/1")
-    assert pair.check(frame(sealed=sealed), outward=True).conversation == 7
-    assert pair.check(frame(2, 0, sealed=sealed), outward=False).source == 2
+    assert pair.check(make_frame(sealed=sealed), outward=True).conversation == 7
+    assert pair.check(make_frame(2, 0, sealed=sealed), outward=False).source == 2
 
 
 PAIR = Inspection.of(ROSTER, "gpu/0", "npu/1")
-OTHERS = "which is not the pair of this stream"
-REFUSED: dict[str, tuple[Inspection, bytes, bool, str]] = {
-    "to another worker": (PAIR, frame(0, 1), True, OTHERS),
-    "of another worker": (PAIR, frame(1, 2), True, OTHERS),
-    "of the other end": (PAIR, frame(2, 0), True, OTHERS),
-    "of this end": (PAIR, frame(0, 2), False, OTHERS),
-    "to itself": (Inspection(), frame(1, 1), True, "to itself"),
+WRONG_PAIR = "which is not the pair of this stream"
+REFUSED_FRAMES: dict[str, tuple[Inspection, bytes, bool, str]] = {
+    "to another worker": (PAIR, make_frame(0, 1), True, WRONG_PAIR),
+    "of another worker": (PAIR, make_frame(1, 2), True, WRONG_PAIR),
+    "of the other end": (PAIR, make_frame(2, 0), True, WRONG_PAIR),
+    "of this end": (PAIR, make_frame(0, 2), False, WRONG_PAIR),
+    "to itself": (Inspection(), make_frame(1, 1), True, "to itself"),
     "no bytes": (PAIR, b"", True, "is not a frame"),
     "too few for a header": (PAIR, b"x" * (HEADER_BYTES - 1), True, "is not a frame"),
     "too many": (PAIR, bytes(FRAME_CAP + 1), True, "is not a frame"),
-    "a byte more than its header says": (PAIR, frame() + b"x", True, "bytes in a frame of"),
-    "a byte less than its header says": (PAIR, frame()[:-1], True, "bytes in a frame of"),
+    "a byte more than its header says": (PAIR, make_frame() + b"x", True, "bytes in a frame of"),
+    "a byte less than its header says": (PAIR, make_frame()[:-1], True, "bytes in a frame of"),
 }
 
 
-@pytest.mark.parametrize(("inspection", "data", "outward", "said"), REFUSED.values(), ids=REFUSED)
-def test_other_frames_do_not(inspection: Inspection, data: bytes, outward: bool, said: str) -> None:
+@pytest.mark.parametrize(("inspection", "data", "outward", "said"), REFUSED_FRAMES.values(), ids=REFUSED_FRAMES)
+def test_frame_of_another_pair_or_size_is_refused(
+    inspection: Inspection, data: bytes, outward: bool, said: str
+) -> None:
     with pytest.raises(RemoteProtocolError, match=said):
         inspection.check(data, outward=outward)
 
 
-def test_where_the_workers_are_not_known_the_first_frame_tells() -> None:
+def test_inspection_learns_unknown_workers_from_the_first_frame() -> None:
     pair = Inspection.of(None, "gpu/0", "npu/1")
-    pair.check(frame(0, 2), outward=True)
-    pair.check(frame(2, 0), outward=False)
+    pair.check(make_frame(0, 2), outward=True)
+    pair.check(make_frame(2, 0), outward=False)
     with pytest.raises(RemoteProtocolError, match="which is not the pair"):
-        pair.check(frame(0, 1), outward=True)
+        pair.check(make_frame(0, 1), outward=True)
 
 
-def test_a_changed_payload_passes() -> None:
-    """The worker finds it: it has the seal, or the checksum."""
-    Inspection.of(ROSTER, "gpu/0", "npu/1").check(frame()[:-1] + b"\1", outward=True)
+def test_inspection_does_not_check_payloads() -> None:
+    """The worker detects the change by the seal or the checksum."""
+    Inspection.of(ROSTER, "gpu/0", "npu/1").check(make_frame()[:-1] + b"\1", outward=True)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.unit.transport.crossing import free_address
+from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.config.schema import Line
 from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.launch import link_measurement
@@ -171,7 +171,7 @@ def test_the_first_worker_of_every_other_cluster_is_at_the_other_end() -> None:
 @pytest.fixture(scope="module")
 def places() -> Iterator[dict[str, Place]]:
     """Three clusters on loopback."""
-    addresses = {worker: free_address() for worker in (GPU, NPU, TPU)}
+    addresses = {worker: find_free_address() for worker in (GPU, NPU, TPU)}
     files = ephemeral("mt", addresses)
     yield {
         worker: Place(

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.unit.gateway.town import until
+from tests.unit.gateway.networks import wait_until
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, DeadlineError, RemoteFailureError
 from whale_nebula.launch import Job, Result, spawn
@@ -60,7 +60,7 @@ time.sleep(300)
 """
     ready: list[str] = []
     with spawn(["-c", START + code], TWO, echo=lambda worker, stream, line: ready.append(line)) as job:
-        until(lambda: ready.count("ready\n") == 2)
+        wait_until(lambda: ready.count("ready\n") == 2)
         start = time.monotonic()
         job.signal("npu/0", signal.SIGKILL)
         result = job.wait(SOON)
@@ -86,7 +86,7 @@ time.sleep(300)
 """
     ready: list[str] = []
     with spawn(["-c", START + code], TWO, echo=lambda worker, stream, line: ready.append(line)) as job:
-        until(lambda: ready.count("ready\n") == 2)
+        wait_until(lambda: ready.count("ready\n") == 2)
         (tmp_path / "go").touch()
         result = job.wait(SOON, grace=0.2)
     assert result.codes == {"gpu/0": -signal.SIGKILL, "npu/0": 1}
@@ -130,7 +130,7 @@ with spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *told: print(told[2
     process.wait(SOON)
     process.stdout.close()
     try:
-        until(lambda: not any(alive(pid) for pid in pids))
+        wait_until(lambda: not any(alive(pid) for pid in pids))
     finally:
         for pid in filter(alive, pids):
             os.kill(pid, signal.SIGKILL)
@@ -225,7 +225,7 @@ def test_a_worker_that_is_stopped_is_found_frozen_and_killed(tmp_path: Path) -> 
     told: list[str] = []
     code = "print('ready', flush=True); time.sleep(300)"
     with started(code, tmp_path, silence=2.0, notice=told.append) as job:
-        until(lambda: (tmp_path / "out").read_text().count("ready") == 2)
+        wait_until(lambda: (tmp_path / "out").read_text().count("ready") == 2)
         time.sleep(1.2)  # a beat at least
         os.kill(job.pids["npu/0"], signal.SIGSTOP)
         result = job.wait(SOON, grace=0.1)
@@ -292,9 +292,9 @@ else:
     time.sleep(300)
 """
     with started(code, tmp_path) as job:
-        until(lambda: (tmp_path / "out").read_text().endswith("\n"))
+        wait_until(lambda: (tmp_path / "out").read_text().endswith("\n"))
         pid = int((tmp_path / "out").read_text())
-        until(lambda: not alive(pid))
+        wait_until(lambda: not alive(pid))
         assert alive(job.pids["npu/0"])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.gateway.town import until
+from tests.unit.gateway.networks import wait_until
 from tests.unit.launch.test_job import SOON, started
 from whale_nebula.config import load
 from whale_nebula.errors import AccountError
@@ -148,7 +148,7 @@ def test_who_uses_more_is_killed_with_all_that_it_has_started(
     assert failure is not None and str(failure) == f"worker gpu/0 failed first: it was killed: {result.excess}"
     assert failure.recurring == "NB-431"  # so it is not started again
     children = (tmp_path / "out").read_text().split()
-    until(lambda: not any(vitals(int(child)) and vitals(int(child)).state not in "ZX" for child in children))
+    wait_until(lambda: not any(vitals(int(child)) and vitals(int(child)).state not in "ZX" for child in children))
 
 
 def test_several_starts_do_not_get_more_and_the_latest_ends(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.unit.gateway.town import until
+from tests.unit.gateway.networks import wait_until
 from whale_nebula.launch import pulse
 from whale_nebula.launch.pulse import (
     Heart,
@@ -111,7 +111,7 @@ def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: py
     monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
     monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
     ward = Ward({"gpu/0": alive[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, silence=0.5)
-    until(lambda: reported)
+    wait_until(lambda: reported)
     ward.close()
     assert reported == ["npu/0"]
     beating.join(SOON)
@@ -149,7 +149,7 @@ def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pyte
     monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
     monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
     ward = Ward({"gpu/0": ending[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, 0.1, ending=0.4)
-    until(lambda: len(reported) == 2)
+    wait_until(lambda: len(reported) == 2)
     ward.close()
     assert reported == ["npu/0", "gpu/0"]
     assert ward.statuses == {"gpu/0": WorkerStatus(ends=True, code=1), "npu/0": WorkerStatus()}

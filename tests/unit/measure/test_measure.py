@@ -12,7 +12,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.security.made import Home
-from tests.unit.transport.crossing import free_address
+from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.cli import arguments, measure
 from whale_nebula.config import load
 from whale_nebula.errors import NebulaWarning
@@ -191,7 +191,7 @@ def measure_both(folder: Path, clusters: list[str], monkeypatch: pytest.MonkeyPa
     for cluster in ("gpu", "npu"):
         home.files(Identity("mt", cluster))
     path = folder / "clusters.yaml"
-    named = ", ".join(f'{name}: {{workers: ["{free_address()}"]}}' for name in ("gpu", "npu"))
+    named = ", ".join(f'{name}: {{workers: ["{find_free_address()}"]}}' for name in ("gpu", "npu"))
     path.write_text(f"run: mt\nclusters: {{{named}}}\npatience: 20s\n")
     monkeypatch.setattr(measure, "_LINE_SECONDS", 0.02)
     monkeypatch.setattr(measure, "_LINE_PATIENCE", 20.0 if len(clusters) > 1 else 0.5)

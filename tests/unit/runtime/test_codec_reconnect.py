@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.simulation.carrier import Cable, Passage
-from tests.unit.transport.cable import step
+from tests.unit.transport.link_pairs import build_step_message
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.local import EmulatedStep
 from whale_nebula.transport.deadlines import Deadlines
@@ -44,7 +44,7 @@ class Wire:
     def send(self, key: Key, array: Any, *, raw_bytes: int | None = None, size: int | None = None) -> None:
         if key.step != self.announced:
             self.announced = key.step
-            self.link.post({**step(key.step), "program": key.program})
+            self.link.post({**build_step_message(key.step), "program": key.program})
         sent = np.zeros(size or 0, np.uint8) if array is None else array.numpy() if tf.is_tensor(array) else array
         self.link.send(key, sent, raw_bytes=raw_bytes)
 
@@ -71,7 +71,7 @@ class Cutting:
         if self.cable is None or passage.source != self.source or passage.number % self.every != self.every - 1:
             return (passage.frame,)
         self.cuts += 1
-        self.cable.cut()
+        self.cable.disconnect()
         return ()
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ def trained(options: dict[str, Any]) -> tuple[list[float], list[bytes], list[Any
     kernels = [tf.Variable(keras.random.normal((6, WIDTH))), tf.Variable(keras.random.normal((WIDTH, 2)))]
 
     @nb.function
-    def step(x: Any, y: Any, ids: Any) -> Any:
+    def build_step_message(x: Any, y: Any, ids: Any) -> Any:
         with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(PARTS), nb.compress(**options):
             with nb.stage(cluster=ENDS[0]):
                 hidden = tf.tanh(x @ kernels[0])
@@ -114,7 +114,7 @@ def trained(options: dict[str, Any]) -> tuple[list[float], list[bytes], list[Any
     losses = []
     for number in range(STEPS):
         rows = np.arange(BATCH) + BATCH * number % SAMPLES
-        losses.append(float(step(X[rows], Y[rows], rows.astype("int64"))))
+        losses.append(float(build_step_message(X[rows], Y[rows], rows.astype("int64"))))
     held = [remembered(state) for state in current_run().channels.values()]
     return losses, [kernel.numpy().tobytes() for kernel in kernels], held
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.fuzz import sheets
+from tests.fuzz import session_messages
 from tests.unit.runtime.sessions import sessions
 from whale_nebula.config import Config, load
 from whale_nebula.errors import (
@@ -178,13 +178,13 @@ def test_another_folder_of_the_same_name_is_another_place(tmp_path: Path, monkey
 
 # -------------------- A peer's messages in a session are accepted, or refused with this library's errors
 def test_a_sample_of_hostile_sheets() -> None:
-    counts = sheets.run(seed=7, count=60)
+    counts = session_messages.run(seed=7, count=60)
     assert min(counts[how] for how in ("refused", "told", "taken")) > 10, counts
 
 
-@pytest.mark.parametrize("about", sheets.TRUE)
+@pytest.mark.parametrize("about", session_messages.VALID_MESSAGES)
 def test_true_sheets_fit_the_registry(about: str) -> None:
-    message = build_message("SESSION", about, **sheets.TRUE[about])
+    message = build_message("SESSION", about, **session_messages.VALID_MESSAGES[about])
     assert find_fault(message) == ""
 
 

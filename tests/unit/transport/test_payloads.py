@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.transport.cable import SOON, Pair, close_all, key, memory_pair, step
+from tests.unit.transport.link_pairs import (
+    TIMEOUT_SECONDS,
+    LinkPair,
+    build_step_message,
+    close_all,
+    make_key,
+    make_memory_pair,
+)
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.transport.base import Link
 from whale_nebula.transport.protocol import (
@@ -30,81 +37,81 @@ from whale_nebula.wire.tensor import DTYPE_NAMES
 Ends: TypeAlias = tuple[Link, Link]
 
 
-def packed(size: int = 40, **fields: Any) -> Packed:
+def make_packed(size: int = 40, **fields: Any) -> Packed:
     data = np.arange(size, dtype=np.uint32).astype(np.uint8)
     return Packed(data, codec=3, state=9, dtype="float32", dims=(4, 8))._replace(**fields)
 
 
-def same(one: Packed, other: Packed) -> bool:
+def are_equal(one: Packed, other: Packed) -> bool:
     return one[1:] == other[1:] and one.data.dtype == other.data.dtype and one.data.tolist() == other.data.tolist()
 
 
-def peers() -> Ends:
-    pair = Pair()
+def make_peer_links() -> Ends:
+    pair = LinkPair()
     return pair.here, pair.there
 
 
 @contextlib.contextmanager
-def linked(make: Callable[[], Ends]) -> Iterator[Ends]:
+def open_links(make: Callable[[], Ends]) -> Iterator[Ends]:
     """Both ends, of which the first has announced a step."""
     here, there = make()
-    here.post(step())
+    here.post(build_step_message())
     try:
         yield here, there
     finally:
         close_all(here, there)
 
 
-EVERY = pytest.mark.parametrize("make", [memory_pair, peers])
+EVERY_LINK = pytest.mark.parametrize("make", [make_memory_pair, make_peer_links])
 
 
-@EVERY
+@EVERY_LINK
 @pytest.mark.parametrize("size", [0, 1, 40, CHUNK_BYTES, 2 * CHUNK_BYTES + 5])
-def test_it_arrives_as_it_was_sent_and_is_counted_alike(make: Callable[[], Ends], size: int) -> None:
-    payload = packed(size)
-    with linked(make) as (here, there):
+def test_packed_payload_arrives_unchanged_and_is_counted(make: Callable[[], Ends], size: int) -> None:
+    payload = make_packed(size)
+    with open_links(make) as (here, there):
         before = here.totals()
-        here.send(key(), payload)
-        again = there.receive(key(), SOON)
-        counted = here.totals() - before
-    assert isinstance(again, Packed) and same(again, payload)
+        here.send(make_key(), payload)
+        received = there.receive(make_key(), TIMEOUT_SECONDS)
+        totals = here.totals() - before
+    assert isinstance(received, Packed) and are_equal(received, payload)
     frames = max(1, -(-size // CHUNK_BYTES))
-    assert counted == LinkTotals(size, size + frames * HEADER_BYTES, raw_bytes=128, frames=frames)
+    assert totals == LinkTotals(size, size + frames * HEADER_BYTES, raw_bytes=128, frames=frames)
 
 
-@EVERY
-def test_arrays_and_packed_ones_go_side_by_side(make: Callable[[], Ends]) -> None:
+@EVERY_LINK
+def test_arrays_and_packed_payloads_share_a_link(make: Callable[[], Ends]) -> None:
     array = np.ones((4, 8), np.float32)
-    with linked(make) as (here, there):
-        here.send(key(0), packed())
-        here.send(key(1), array)
-        np.testing.assert_array_equal(there.receive(key(1), SOON), array)
-        assert same(there.receive(key(0), SOON), packed())
+    with open_links(make) as (here, there):
+        here.send(make_key(0), make_packed())
+        here.send(make_key(1), array)
+        np.testing.assert_array_equal(there.receive(make_key(1), TIMEOUT_SECONDS), array)
+        assert are_equal(there.receive(make_key(0), TIMEOUT_SECONDS), make_packed())
 
 
-WRONG = {
-    "no codec": packed(codec=0),
-    "a codec beyond its field": packed(codec=1 << 16),
-    "a state beyond its field": packed(state=1 << 32),
-    "a state below it": packed(state=-1),
-    "a size beyond its field": packed(dims=(1 << 32,)),
-    "rank nine": packed(dims=(1,) * 9),
-    "a type that cannot cross": packed(dtype="string"),
-    "numbers that are no bytes": packed(data=np.zeros(3, np.float32)),
-    "a matrix": packed(data=np.zeros((3, 3), np.uint8)),
-    "every second byte": packed(data=np.zeros(8, np.uint8)[::2]),
-    "no array": packed(data=b"abc"),
+INVALID_PAYLOADS = {
+    "no codec": make_packed(codec=0),
+    "a codec beyond its field": make_packed(codec=1 << 16),
+    "a state beyond its field": make_packed(state=1 << 32),
+    "a state below it": make_packed(state=-1),
+    "a size beyond its field": make_packed(dims=(1 << 32,)),
+    "rank nine": make_packed(dims=(1,) * 9),
+    "a type that cannot cross": make_packed(dtype="string"),
+    "numbers that are no bytes": make_packed(data=np.zeros(3, np.float32)),
+    "a matrix": make_packed(data=np.zeros((3, 3), np.uint8)),
+    "every second byte": make_packed(data=np.zeros(8, np.uint8)[::2]),
+    "no array": make_packed(data=b"abc"),
 }
 
 
-@pytest.mark.parametrize("payload", WRONG.values(), ids=WRONG.keys())
-def test_what_no_frame_can_say_is_refused_by_every_link(payload: Packed) -> None:
-    for make in (memory_pair, peers):
-        with linked(make) as (here, there):
+@pytest.mark.parametrize("payload", INVALID_PAYLOADS.values(), ids=INVALID_PAYLOADS.keys())
+def test_unrepresentable_payload_is_refused_by_every_link(payload: Packed) -> None:
+    for make in (make_memory_pair, make_peer_links):
+        with open_links(make) as (here, there):
             with pytest.raises(LocalProtocolError):
-                here.send(key(), payload)
-            here.send(key(), packed())
-            assert same(there.receive(key(), SOON), packed())
+                here.send(make_key(), payload)
+            here.send(make_key(), make_packed())
+            assert are_equal(there.receive(make_key(), TIMEOUT_SECONDS), make_packed())
 
 
 @settings(deadline=None, max_examples=60)
@@ -115,11 +122,13 @@ def test_what_no_frame_can_say_is_refused_by_every_link(payload: Packed) -> None
     dtype=st.sampled_from(DTYPE_NAMES),
     dims=st.lists(st.integers(0, 9), max_size=8).map(tuple),
 )
-def test_a_header_says_all_of_it(data: bytes, codec: int, state: int, dtype: str, dims: tuple[int, ...]) -> None:
+def test_packed_payload_round_trips_through_its_header(
+    data: bytes, codec: int, state: int, dtype: str, dims: tuple[int, ...]
+) -> None:
     payload = check_packed(Packed(np.frombuffer(data, np.uint8), codec, state, dtype, dims))
     header, payload_bytes, raw = describe_payload(Header(Kind.SCALAR), payload)
     assert raw == payload.raw_bytes
-    assert same(read_payload(TensorArrived(header, payload_bytes)), payload)
+    assert are_equal(read_payload(TensorArrived(header, payload_bytes)), payload)
 
 
 WORKERS = ("npu/0", "gpu/1", "gpu/0")
@@ -138,7 +147,7 @@ KEYS = st.builds(
 
 
 @given(KEYS)
-def test_every_key_comes_back(key: Key) -> None:
+def test_key_round_trips_through_its_header(key: Key) -> None:
     assert Roster(WORKERS).key(Roster(reversed(WORKERS)).header(key)) == key
 
 
@@ -157,7 +166,7 @@ def test_value_and_gradient_of_a_boundary_differ_in_direction() -> None:
     assert ways == {"forward": (Kind.BOUNDARY, Direction.FORWARD), "backward": (Kind.BOUNDARY, Direction.BACKWARD)}
 
 
-def test_workers_that_are_not_in_the_run_are_refused() -> None:
+def test_unknown_workers_are_refused() -> None:
     with pytest.raises(LocalProtocolError, match="tpu/0"):
         Roster(WORKERS).header(Key("scalar", 0, 0, 0, -1, 0, "tpu/0", "npu/0"))
     header = Roster(WORKERS).header(Key("scalar", 0, 0, 0, -1, 0, "gpu/0", "npu/0"))

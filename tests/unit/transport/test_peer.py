@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from tests.simulation.carrier import Cable, Passage
-from tests.unit.transport.cable import SOON, WORKERS, Pair, back, key, step, wait_for_threads
+from tests.unit.transport.link_pairs import (
+    TIMEOUT_SECONDS,
+    WORKERS,
+    LinkPair,
+    build_step_message,
+    make_back_key,
+    make_key,
+    wait_for_threads,
+)
 from whale_nebula.errors import (
     DeadlineError,
     LinkClosedError,
@@ -28,297 +36,306 @@ from whale_nebula.wire.greeting import Greeting
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Pair]]:
-    pairs: list[Pair] = []
+def make_pair() -> Iterator[Callable[..., LinkPair]]:
+    pairs: list[LinkPair] = []
 
-    def one(*given: object, **options: object) -> Pair:
-        pairs.append(Pair(*given, **options))
+    def make_one(*arguments: object, **options: object) -> LinkPair:
+        pairs.append(LinkPair(*arguments, **options))
         return pairs[-1]
 
-    yield one
+    yield make_one
     for pair in pairs:
         pair.close()
     wait_for_threads()
 
 
-def kind_of(frame: bytes) -> int:
+def read_kind(frame: bytes) -> int:
     return unpack(frame[:HEADER_BYTES], sealed=True)[0].kind
 
 
-def tensor(passage: Passage, source: str = "gpu/0") -> bool:
-    return passage.source == source and kind_of(passage.frame) == Kind.BOUNDARY
+def is_tensor(passage: Passage, source: str = "gpu/0") -> bool:
+    return passage.source == source and read_kind(passage.frame) == Kind.BOUNDARY
 
 
-class TestUndisturbed:
-    def test_on_sent_tells_of_tensors(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        told: list[tuple[Key, int, float, float]] = []
-        pair.here.on_sent = lambda *about: told.append(about)
-        pair.begin()
-        pair.here.send(key(), np.zeros(2 * CHUNK_BYTES, np.uint8))
-        pair.there.receive(key(), SOON)
+class TestTransfer:
+    def test_on_sent_reports_tensors(self, make_pair: Callable[..., LinkPair]) -> None:
+        pair = make_pair()
+        sent_reports: list[tuple[Key, int, float, float]] = []
+        pair.here.on_sent = lambda *about: sent_reports.append(about)
+        pair.announce_steps()
+        pair.here.send(make_key(), np.zeros(2 * CHUNK_BYTES, np.uint8))
+        pair.there.receive(make_key(), TIMEOUT_SECONDS)
         pair.close()
-        ((about, size, began, ended),) = told
-        assert (about, size) == (key(), 2 * (CHUNK_BYTES + HEADER_BYTES))
+        ((about, size, began, ended),) = sent_reports
+        assert (about, size) == (make_key(), 2 * (CHUNK_BYTES + HEADER_BYTES))
         assert began <= ended
 
-    def test_a_close_comes_after_everything_that_was_sent(self, make: Callable[..., Pair]) -> None:
-        pair = make()
+    def test_close_arrives_after_sent_tensors(self, make_pair: Callable[..., LinkPair]) -> None:
+        pair = make_pair()
         big = np.ones(8 * CHUNK_BYTES, np.uint8)
-        pair.here.post(step())
-        pair.here.send(key(), big)
+        pair.here.post(build_step_message())
+        pair.here.send(make_key(), big)
         pair.here.close()
         pair.here.close()
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), big)
+        np.testing.assert_array_equal(pair.there.receive(make_key(), TIMEOUT_SECONDS), big)
         with pytest.raises(LinkClosedError, match="'gpu/0' has closed its link"):
-            pair.there.receive(key(1), SOON)
+            pair.there.receive(make_key(1), TIMEOUT_SECONDS)
         with pytest.raises(LinkClosedError, match="has closed its link to 'npu/0'"):
-            pair.here.receive(back(), SOON)
+            pair.here.receive(make_back_key(), TIMEOUT_SECONDS)
 
-    def test_a_last_failure_comes_after_everything_that_was_sent(self, make: Callable[..., Pair]) -> None:
-        """What the other side still sends is not an error of it, and a failure at once may follow."""
-        pair = make()
-        pair.begin()
+    def test_last_failure_arrives_after_sent_tensors(self, make_pair: Callable[..., LinkPair]) -> None:
+        """The other side may still send, and an immediate failure may follow."""
+        pair = make_pair()
+        pair.announce_steps()
         big = np.ones(8 * CHUNK_BYTES, np.uint8)
-        pair.here.send(key(), big)
+        pair.here.send(make_key(), big)
         for _ in range(2):
             pair.here.fail({"what": "a NaN"}, last=True)
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), big)
+        np.testing.assert_array_equal(pair.there.receive(make_key(), TIMEOUT_SECONDS), big)
         with pytest.raises(RemoteFailureError, match="'gpu/0' failed: a NaN"):
-            pair.there.receive(key(1), SOON)
-        pair.there.send(back(), np.zeros(3))
-        assert pair.here.receive(back(), SOON).shape == (3,)
+            pair.there.receive(make_key(1), TIMEOUT_SECONDS)
+        pair.there.send(make_back_key(), np.zeros(3))
+        assert pair.here.receive(make_back_key(), TIMEOUT_SECONDS).shape == (3,)
         pair.here.fail({"what": "a NaN"})
 
-    def test_a_word_out_of_turn_is_the_senders_mistake(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.here.send(key(), np.zeros(3))  # no step was announced
+    def test_tensor_before_a_step_fails_its_sender(self, make_pair: Callable[..., LinkPair]) -> None:
+        pair = make_pair()
+        pair.here.send(make_key(), np.zeros(3))  # no step was announced
         with pytest.raises(LocalProtocolError, match="invalid outgoing frame"):
-            pair.here.receive(back(), SOON)
+            pair.here.receive(make_back_key(), TIMEOUT_SECONDS)
         with pytest.raises(RemoteFailureError, match="invalid outgoing frame"):
-            pair.there.receive(key(), SOON)
+            pair.there.receive(make_key(), TIMEOUT_SECONDS)
 
 
-class TestCuts:
-    def test_without_a_window_none_may(self, make: Callable[..., Pair]) -> None:
-        """Each gap breaks the connection; the same gap again is meant so."""
+class TestInvalidFrames:
+    def test_repeated_gap_without_a_window_ends_the_link(self, make_pair: Callable[..., LinkPair]) -> None:
+        """Each gap breaks the connection; the same gap again is no accident."""
         missing = {"tensor": 2}
 
-        def loses(passage: Passage) -> Iterable[bytes]:
-            first = tensor(passage) and unpack(passage.frame[:HEADER_BYTES])[0].slot == 0
+        def lose_tensor(passage: Passage) -> Iterable[bytes]:
+            first = is_tensor(passage) and unpack(passage.frame[:HEADER_BYTES])[0].slot == 0
             if first and missing["tensor"]:
                 missing["tensor"] -= 1
                 return ()
             return (passage.frame,)
 
-        pair = make(loses, window=0)
-        pair.begin()
+        pair = make_pair(lose_tensor, window=0)
+        pair.announce_steps()
         for slot in range(4):
-            pair.here.send(key(slot), np.arange(3))
+            pair.here.send(make_key(slot), np.arange(3))
         with pytest.raises(RemoteProtocolError, match="but expected frame"):
-            pair.there.receive(key(3), SOON)
+            pair.there.receive(make_key(3), TIMEOUT_SECONDS)
         with pytest.raises(RemoteFailureError, match="invalid data from 'gpu/0'"):
-            pair.here.receive(back(), SOON)
+            pair.here.receive(make_back_key(), TIMEOUT_SECONDS)
 
-    def test_damage_without_end_ends_the_link(self, make: Callable[..., Pair]) -> None:
-        def damages(passage: Passage) -> Iterable[bytes]:
-            return (passage.frame[:-1] + b"?",) if tensor(passage) else (passage.frame,)
+    def test_repeated_damage_ends_the_link(self, make_pair: Callable[..., LinkPair]) -> None:
+        def damage_tensors(passage: Passage) -> Iterable[bytes]:
+            return (passage.frame[:-1] + b"?",) if is_tensor(passage) else (passage.frame,)
 
-        pair = make(damages)
-        pair.begin()
-        pair.here.send(key(), np.arange(1000))
+        pair = make_pair(damage_tensors)
+        pair.announce_steps()
+        pair.here.send(make_key(), np.arange(1000))
         with pytest.raises(RemoteProtocolError, match="checksum"):
-            pair.there.receive(key(), SOON)
+            pair.there.receive(make_key(), TIMEOUT_SECONDS)
 
-    def test_what_the_plan_does_not_allow_is_refused_on_both_sides(self, make: Callable[..., Pair]) -> None:
-        pair = make(expect={key(0): Bound("float32", (4,))}.get)
-        pair.begin()
-        pair.here.send(key(0), np.zeros(3, np.float32))
-        assert pair.there.receive(key(0), SOON).shape == (3,)
-        pair.here.send(key(1), np.zeros(3, np.float32))
+    def test_tensor_outside_the_plan_fails_both_sides(self, make_pair: Callable[..., LinkPair]) -> None:
+        pair = make_pair(expect={make_key(0): Bound("float32", (4,))}.get)
+        pair.announce_steps()
+        pair.here.send(make_key(0), np.zeros(3, np.float32))
+        assert pair.there.receive(make_key(0), TIMEOUT_SECONDS).shape == (3,)
+        pair.here.send(make_key(1), np.zeros(3, np.float32))
         with pytest.raises(RemoteProtocolError, match="is not in the plan"):
-            pair.there.receive(key(1), SOON)
+            pair.there.receive(make_key(1), TIMEOUT_SECONDS)
         with pytest.raises(RemoteFailureError, match="'npu/0' failed"):
-            pair.here.receive(back(), SOON)
+            pair.here.receive(make_back_key(), TIMEOUT_SECONDS)
 
 
-class TestWhatNobodyForesaw:
-    def test_an_error_of_another_kind_ends_the_link_and_loses_nothing_in_silence(
-        self, make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+class TestUnexpectedErrors:
+    def test_unexpected_exception_is_reported_to_both_sides(
+        self, make_pair: Callable[..., LinkPair], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        pair = make()
-        pair.begin()
-        pair.there.take("SESSION", SOON)
+        pair = make_pair()
+        pair.announce_steps()
+        pair.there.take("SESSION", TIMEOUT_SECONDS)
 
         def overflow(message: dict[str, object]) -> None:
-            if message.get("step") == 1:  # and nothing else: what is said of it has to reach the other side
+            if message.get("step") == 1:  # only here: the report of it must reach the other side
                 raise OverflowError("int too large to convert to float")
 
         monkeypatch.setattr(peer, "check_message", overflow)
-        pair.here.post(step(1))
+        pair.here.post(build_step_message(1))
         with pytest.raises(RemoteProtocolError, match="cannot process received data"):
-            pair.there.take("SESSION", SOON)
+            pair.there.take("SESSION", TIMEOUT_SECONDS)
         with pytest.raises(RemoteFailureError, match="invalid data from"):
-            pair.here.receive(back(), SOON)
+            pair.here.receive(make_back_key(), TIMEOUT_SECONDS)
 
-    def test_the_watch_outlives_a_look_that_fails(
-        self, make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+    def test_liveness_check_survives_an_exception(
+        self, make_pair: Callable[..., LinkPair], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        looks = threading.Semaphore(0)
+        checks = threading.Semaphore(0)
 
         def fail(link: PeerLink) -> None:
-            looks.release()
+            checks.release()
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(PeerLink, "_check_liveness", fail)
-        make(deadlines=Deadlines(patience=SOON, silence=0.08, grace=2.0))
+        make_pair(deadlines=Deadlines(patience=TIMEOUT_SECONDS, silence=0.08, grace=2.0))
         for _ in range(6):  # of two links
-            assert looks.acquire(timeout=SOON)
+            assert checks.acquire(timeout=TIMEOUT_SECONDS)
 
-    def test_a_close_ends_though_the_other_side_takes_nothing(
-        self, make: Callable[..., Pair], caplog: pytest.LogCaptureFixture
+    def test_close_ends_without_acknowledgements(
+        self, make_pair: Callable[..., LinkPair], caplog: pytest.LogCaptureFixture
     ) -> None:
-        pair = make(deadlines=Deadlines(patience=0.4, silence=0.2, grace=0.1), budget=1 << 20)
-        pair.begin()
-        pair.there.take("SESSION", SOON)
-        pair.there._conversation._acknowledge = lambda: 0  # it beats, and is heard
-        pair.here.send(key(), np.zeros(1000))
+        pair = make_pair(deadlines=Deadlines(patience=0.4, silence=0.2, grace=0.1), budget=1 << 20)
+        pair.announce_steps()
+        pair.there.take("SESSION", TIMEOUT_SECONDS)
+        pair.there._conversation._acknowledge = lambda: 0  # heartbeats still arrive
+        pair.here.send(make_key(), np.zeros(1000))
         closing = threading.Thread(target=pair.here.close, daemon=True)
         closing.start()
-        closing.join(SOON)
+        closing.join(TIMEOUT_SECONDS)
         assert not closing.is_alive()
 
 
 class TestBudget:
-    def test_a_full_line_holds_the_sender(self, make: Callable[..., Pair]) -> None:
-        stuck = threading.Event()
+    def test_full_line_blocks_the_sender(self, make_pair: Callable[..., LinkPair]) -> None:
+        may_continue = threading.Event()
 
-        def sticks(passage: Passage) -> Iterable[bytes]:
-            if tensor(passage):
-                stuck.wait(SOON)
+        def block_tensors(passage: Passage) -> Iterable[bytes]:
+            if is_tensor(passage):
+                may_continue.wait(TIMEOUT_SECONDS)
             return (passage.frame,)
 
-        pair = make(sticks, budget=CHUNK_BYTES, deadlines=Deadlines(patience=0.1, silence=SOON, grace=1.0))
-        pair.here.post(step())
+        pair = make_pair(
+            block_tensors, budget=CHUNK_BYTES, deadlines=Deadlines(patience=0.1, silence=TIMEOUT_SECONDS, grace=1.0)
+        )
+        pair.here.post(build_step_message())
         with pytest.raises(DeadlineError, match=r"0\.1 s to send to worker 'npu/0'"):
             for slot in range(20):
-                pair.here.send(key(slot), np.zeros(CHUNK_BYTES, np.uint8))
-        stuck.set()
+                pair.here.send(make_key(slot), np.zeros(CHUNK_BYTES, np.uint8))
+        may_continue.set()
 
 
 class TestAbsence:
-    def test_a_dead_worker_reaches_all_who_wait(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.begin()
-        pair.there.take("SESSION", SOON)
+    def test_dead_worker_is_reported_to_all_waits(self, make_pair: Callable[..., LinkPair]) -> None:
+        pair = make_pair()
+        pair.announce_steps()
+        pair.there.take("SESSION", TIMEOUT_SECONDS)
         pair.cable.kill("npu/0", lost_error("npu/0", "its address refused twice"))
-        for attempt in (lambda: pair.here.receive(back(), SOON), lambda: pair.here.send(key(), np.zeros(3))):
+        for attempt in (
+            lambda: pair.here.receive(make_back_key(), TIMEOUT_SECONDS),
+            lambda: pair.here.send(make_key(), np.zeros(3)),
+        ):
             with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone"):
                 attempt()
         pair.cable.kill("gpu/0", lost_error("gpu/0", "so that the other end has not to be waited for"))
 
-    def test_silence_is_announced_and_ended(self, make: Callable[..., Pair]) -> None:
-        said: list[Wait] = []
+    def test_silence_is_announced_and_ends_the_link(self, make_pair: Callable[..., LinkPair]) -> None:
+        waits: list[Wait] = []
         deadlines = Deadlines(patience=0.6, silence=0.2, grace=0.2)
-        pair = make(deadlines=deadlines, announce=said.append)
-        pair.begin()
-        pair.there.take("SESSION", SOON)
-        pair.cable.plan = lambda passage: ()  # a hole: the connection stands, nothing comes
+        pair = make_pair(deadlines=deadlines, announce=waits.append)
+        pair.announce_steps()
+        pair.there.take("SESSION", TIMEOUT_SECONDS)
+        pair.cable.frame_filter = lambda passage: ()  # a hole: the connection stands, nothing comes
         with pytest.raises(DeadlineError, match=r"no message from worker 'npu/0' for 0\.6 s"):
-            pair.here.receive(back(), SOON)
-        about_npu = [wait for wait in said if wait.who == "worker 'npu/0'"]
+            pair.here.receive(make_back_key(), TIMEOUT_SECONDS)
+        about_npu = [wait for wait in waits if wait.who == "worker 'npu/0'"]
         assert about_npu[0].why == "no messages from it"
         assert about_npu[0].limit == 0.6
 
-    def test_who_only_greets_is_not_heard(self, make: Callable[..., Pair]) -> None:
-        """It greets again and again and proves nothing: patience ends as if nothing came."""
+    def test_peer_that_never_authenticates_counts_as_absent(self, make_pair: Callable[..., LinkPair]) -> None:
+        """It repeats HELLO without AUTH; the patience ends as if nothing had arrived."""
 
-        def half(passage: Passage) -> Iterable[bytes]:
+        def drop_auth(passage: Passage) -> Iterable[bytes]:
             header = unpack(passage.frame[:HEADER_BYTES])[0]
             if header.conversation or b'"AUTH"' not in passage.frame:
                 return (passage.frame,)
-            assert made.wait(SOON)
-            pair.cable.cut("it was about to prove who it is")
+            assert is_ready.wait(TIMEOUT_SECONDS)
+            pair.cable.disconnect("it was about to prove who it is")
             return ()
 
-        made = threading.Event()
-        pair = make(half, deadlines=Deadlines(patience=0.6, silence=0.2, grace=0.2), announce=lambda wait: None)
-        made.set()
+        is_ready = threading.Event()
+        pair = make_pair(
+            drop_auth, deadlines=Deadlines(patience=0.6, silence=0.2, grace=0.2), announce=lambda wait: None
+        )
+        is_ready.set()
         for link in (pair.here, pair.there):
             with pytest.raises(DeadlineError, match=r"did not connect within 0\.6 s"):
-                link.take("SESSION", SOON)
+                link.take("SESSION", TIMEOUT_SECONDS)
         assert pair.cable.ends[0].state().connections > 2
 
-    def test_a_greeting_that_cannot_be_read_ends_the_link(self, make: Callable[..., Pair]) -> None:
-        """After a few times, and not as late as patience does."""
+    def test_repeated_invalid_greeting_ends_the_link(self, make_pair: Callable[..., LinkPair]) -> None:
+        """After a few attempts, before the patience ends."""
 
-        def odd(passage: Passage) -> Iterable[bytes]:
+        def change_hello(passage: Passage) -> Iterable[bytes]:
             if passage.source == "gpu/0" or b'"HELLO"' not in passage.frame:
                 return (passage.frame,)
             changed = passage.frame[HEADER_BYTES:].replace(b'"worker":"npu/0"', b'"worker":[[0,0]]')
             header = unpack(passage.frame[:HEADER_BYTES])[0]
             return (pack(header, checksum(np.frombuffer(changed, np.uint8))) + changed,)
 
-        pair = make(odd)
+        pair = make_pair(change_hello)
         with pytest.raises(RemoteProtocolError, match="invalid HELLO in the greeting: worker"):
-            pair.here.take("SESSION", SOON)
+            pair.here.take("SESSION", TIMEOUT_SECONDS)
         assert pair.cable.ends[0].state().connections < 12
 
-    def test_a_wait_that_ends_before_patience_does_says_what_the_link_knows(self, make: Callable[..., Pair]) -> None:
-        """Whichever of the two clocks is over first: who is not heard is not said to be alive."""
-        pair = make(deadlines=Deadlines(patience=SOON, silence=0.2, grace=0.2), announce=lambda wait: None)
-        pair.begin()
-        pair.there.take("SESSION", SOON)
+    def test_early_deadline_error_describes_the_link(self, make_pair: Callable[..., LinkPair]) -> None:
+        """The error of a shorter deadline does not call a silent peer alive."""
+        pair = make_pair(
+            deadlines=Deadlines(patience=TIMEOUT_SECONDS, silence=0.2, grace=0.2), announce=lambda wait: None
+        )
+        pair.announce_steps()
+        pair.there.take("SESSION", TIMEOUT_SECONDS)
         with pytest.raises(DeadlineError, match="'gpu/0' waited 0 s for worker 'npu/0'") as caught:
-            pair.here.receive(back(), 0.0)
+            pair.here.receive(make_back_key(), 0.0)
         assert "alive" in caught.value.why
-        pair.cable.plan = lambda passage: ()
+        pair.cable.frame_filter = lambda passage: ()
         with pytest.raises(DeadlineError, match="no message from worker 'npu/0' for") as caught:
-            pair.here.receive(back(1), 0.6)
+            pair.here.receive(make_back_key(1), 0.6)
         assert (caught.value.where, caught.value.why) == ("memory", "no messages from it")
         with pytest.raises(DeadlineError, match="no message from worker 'npu/0' for"):
             pair.here.take("AGREE", 0.0)
         for worker in WORKERS:
             pair.cable.kill(worker, lost_error(worker, "so that nobody waits for what does not come any more"))
 
-    def test_beats_keep_a_quiet_link_alive(self, make: Callable[..., Pair]) -> None:
+    def test_heartbeats_keep_an_idle_link_alive(self, make_pair: Callable[..., LinkPair]) -> None:
         beats = threading.Semaphore(0)
 
-        def counts(passage: Passage) -> Iterable[bytes]:
-            if kind_of(passage.frame) == Kind.BEAT:
+        def count_beats(passage: Passage) -> Iterable[bytes]:
+            if read_kind(passage.frame) == Kind.BEAT:
                 beats.release()
             return (passage.frame,)
 
-        said: list[Wait] = []
-        pair = make(counts, deadlines=Deadlines(patience=1.0, silence=0.2, grace=1.0), announce=said.append)
-        pair.begin()
+        waits: list[Wait] = []
+        pair = make_pair(count_beats, deadlines=Deadlines(patience=1.0, silence=0.2, grace=1.0), announce=waits.append)
+        pair.announce_steps()
         for _ in range(50):  # more than a second's worth, both ways
-            assert beats.acquire(timeout=SOON)
-        assert [wait for wait in said if wait.why == "no messages from it"] == []
-        pair.here.send(key(), np.zeros(3))
-        assert pair.there.receive(key(), SOON).shape == (3,)
+            assert beats.acquire(timeout=TIMEOUT_SECONDS)
+        assert [wait for wait in waits if wait.why == "no messages from it"] == []
+        pair.here.send(make_key(), np.zeros(3))
+        assert pair.there.receive(make_key(), TIMEOUT_SECONDS).shape == (3,)
 
-    def test_who_has_not_come_yet_is_announced_with_where_and_how_long(self) -> None:
-        said: list[Wait] = []
+    def test_absent_worker_is_announced_with_address_and_limit(self) -> None:
+        waits: list[Wait] = []
         cable = Cable(*WORKERS)
         link = PeerLink(
             cable.ends[0],
             Greeting("run-1", *WORKERS),
             WORKERS,
             deadlines=Deadlines(patience=1.5, silence=0.2, grace=0.1),
-            announce=said.append,
+            announce=waits.append,
         )
         with pytest.raises(DeadlineError, match=r"'npu/0' did not connect within 0\.1 s") as caught:
             link.take("SESSION", 0.1)
         assert (caught.value.why, "--cluster npu" in caught.value.mend) == ("there is no connection", True)
         with pytest.raises(DeadlineError, match=r"'npu/0' did not connect within 1\.5 s \(memory\)"):
-            link.take("SESSION", SOON)
-        assert (said[0].who, said[0].where, said[0].limit) == ("worker 'npu/0'", "memory", 1.5)
+            link.take("SESSION", TIMEOUT_SECONDS)
+        assert (waits[0].who, waits[0].where, waits[0].limit) == ("worker 'npu/0'", "memory", 1.5)
         link.close()
         cable.ends[1].close()
 
 
-def test_faults_at_one_place_are_hopeless_and_damage_has_chances() -> None:
+def test_repeated_damage_at_one_frame_is_given_up() -> None:
     from whale_nebula.errors import DamagedFrameError
 
     faults = Faults()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.hostile import Hostile, fed, peer, victim
+from tests.fuzz.hostile_frames import HostileFrames, feed_frames, make_peer, make_victim
 from tests.unit.wire.conversations import (
     STEP,
     disconnect_all,
@@ -32,7 +32,7 @@ from whale_nebula.wire.frame import CHUNK_BYTES, Header, Kind, pack
 
 def make_stepping_victim() -> tuple[Conversation, list[bytes]]:
     """A victim after a valid greeting, and the frames of a step for it."""
-    here, there = victim(), peer()
+    here, there = make_victim(), make_peer()
     greet(here, there)
     array = np.arange(40, dtype=np.uint8)
     ping = {"kind": "PING", "last": False}
@@ -48,17 +48,17 @@ def make_stepping_victim() -> tuple[Conversation, list[bytes]]:
 @settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from([0, 20_000]), st.booleans())
 def test_hostile_frames_are_parsed_or_refused(draw: random.Random, window: int, sealed: bool) -> None:
-    hostile = Hostile(draw, window=window, sealed=sealed)
-    for frame in itertools.islice(hostile.frames(), 8):
-        fed(hostile.prepared(), iter([frame]))
+    hostile = HostileFrames(draw, window=window, sealed=sealed)
+    for frame in itertools.islice(hostile.generate_frames(), 8):
+        feed_frames(hostile.prepare_victim(), iter([frame]))
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
-    talk = victim()
-    talk.connect()
-    _, refused = fed(talk, iter([data]))
+    conversation = make_victim()
+    conversation.connect()
+    _, refused = feed_frames(conversation, iter([data]))
     assert refused
 
 
@@ -66,13 +66,13 @@ def test_arbitrary_bytes_are_refused(data: bytes) -> None:
 @given(st.data())
 def test_changed_stream_delivers_a_prefix_of_the_sent_content(data: st.DataObject) -> None:
     """Bytes are changed, removed or inserted anywhere; a prefix of the sent content arrives."""
-    talk, frames = make_stepping_victim()
+    conversation, frames = make_stepping_victim()
     changed = [bytearray(frame) for frame in frames]
     for _ in range(data.draw(st.integers(1, 3))):
         frame = data.draw(st.sampled_from(changed))
         place = data.draw(st.integers(0, len(frame)))
         frame[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
-    events, _ = fed(talk, iter([bytes(frame) for frame in changed]))
+    events, _ = feed_frames(conversation, iter([bytes(frame) for frame in changed]))
     sent_contents = [STEP, np.arange(40, dtype=np.uint8).tobytes(), {"kind": "PING", "last": False}, b""]
     received_contents = list(read_contents(events))
     assert received_contents == sent_contents[: len(received_contents)]
@@ -98,22 +98,22 @@ def test_frame_with_a_flipped_bit_is_refused_and_resent(sealed: bool) -> None:
 
 def test_header_without_its_payload_is_refused() -> None:
     """A header that announces the largest message, without a payload."""
-    talk = victim()
-    talk.connect()
+    conversation = make_victim()
+    conversation.connect()
     size = 8_000_000
     header = Header(Kind.CONTROL, flags=2, source=1, dtype=3, dims=(size,), length=size, whole=size)
-    assert fed(talk, iter([pack(header, 0)])) == ([], True)
+    assert feed_frames(conversation, iter([pack(header, 0)])) == ([], True)
 
 
 def test_allocation_above_the_cap_is_detected() -> None:
-    talk, _ = make_stepping_victim()
-    talk._assembly = Assembly()
+    conversation, _ = make_stepping_victim()
+    conversation._assembly = Assembly()
     frames = [
         *frame_message(1, STEP),
         *frame_tensor(1, np.zeros(CHUNK_BYTES + 1, np.uint8)),
     ]  # more than one frame: one is not copied
-    sender = peer()
-    disconnect_all(talk)
-    greet(talk, sender)
+    sender = make_peer()
+    disconnect_all(conversation)
+    greet(conversation, sender)
     with pytest.raises(AssertionError, match=f"an array of {CHUNK_BYTES + 1} bytes"):
-        fed(talk, iter(send_frames(sender, frames)))
+        feed_frames(conversation, iter(send_frames(sender, frames)))

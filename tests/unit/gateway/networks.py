@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.transport.cable import GPU, NPU, SOON, close_all, step
-from tests.unit.transport.crossing import free_address
+from tests.unit.transport.grpc_workers import find_free_address
+from tests.unit.transport.link_pairs import GPU, NPU, TIMEOUT_SECONDS, build_step_message, close_all
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.route import Lines
@@ -27,35 +27,35 @@ from whale_nebula.transport.protocol import Key
 
 RUN = "mt"
 CLUSTERS = ("gpu", "npu")
-QUICK = Deadlines(patience=SOON, silence=SOON, grace=2.0, connect=5.0, look=0.05)
+SHORT_DEADLINES = Deadlines(patience=TIMEOUT_SECONDS, silence=TIMEOUT_SECONDS, grace=2.0, connect=5.0, look=0.05)
 
 
-def until(condition: Callable[[], object], seconds: float = SOON) -> None:
-    """Wait for a condition, and fail if it does not come."""
+def wait_until(condition: Callable[[], object], seconds: float = TIMEOUT_SECONDS) -> None:
+    """Wait for a condition; an AssertionError if it does not hold in time."""
     done = threading.Event()
     for _ in range(int(seconds / 0.005)):
         if condition():
             return
         done.wait(0.005)
-    raise AssertionError("it did not come about")
+    raise AssertionError("the condition did not hold in time")
 
 
-def key(slot: int, source: str = GPU, destination: str = NPU) -> Key:
+def make_key(slot: int, source: str = GPU, destination: str = NPU) -> Key:
     return Key("forward", 1, 0, 0, -1, slot, source, destination)
 
 
-def records(site: Site) -> list[dict[str, Any]]:
-    """What stands in a gateway's audit log."""
-    return written(site.audit)
+def read_records(site: Site) -> list[dict[str, Any]]:
+    """The records of a gateway's audit log."""
+    return read_log(site.audit)
 
 
-def written(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path) -> list[dict[str, Any]]:
     """The records of a log."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-class Town:
-    """Addresses and certificates of two clusters. `dials`: whose gateway has the other one's address."""
+class GatewayNetwork:
+    """Addresses and certificates of two clusters. `dials`: the clusters whose gateways have the other's address."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Town:
         dials: tuple[str, ...] = CLUSTERS,
         workers: tuple[str, ...] = (GPU, NPU),
         rate: float | None = None,
-        deadlines: Deadlines = QUICK,
+        deadlines: Deadlines = SHORT_DEADLINES,
         lines: Lines | None = None,
     ) -> None:
         self.files, self.deadlines, self.lines = files, deadlines, lines
-        *ends, one, other = (free_address() for _ in (*workers, *CLUSTERS))
+        *ends, one, other = (find_free_address() for _ in (*workers, *CLUSTERS))
         self.workers = dict(zip(workers, ends, strict=True))
         at = dict(zip(CLUSTERS, (one, other), strict=True))
         self.sites = {
@@ -88,16 +88,16 @@ class Town:
         self.gateways: dict[str, Gateway] = {}
         self.links: dict[str, GrpcLinks] = {}
 
-    def start(self, *clusters: str, **changed: Any) -> None:
-        """Start gateways, all unless some are named."""
+    def start_gateways(self, *clusters: str, **settings: Any) -> None:
+        """Start the gateways of these clusters, by default of all."""
         for cluster in clusters or CLUSTERS:
-            self.sites[cluster] = replace(self.sites[cluster], **changed)
+            self.sites[cluster] = replace(self.sites[cluster], **settings)
             gateway = Gateway(self.sites[cluster], deadlines=self.deadlines, lines=self.lines)
             gateway.start()
             self.gateways[cluster] = gateway
 
-    def join(self, *workers: str) -> None:
-        """Start workers, all unless some are named."""
+    def start_workers(self, *workers: str) -> None:
+        """Start these workers, by default all."""
         for worker in workers or self.workers:
             place = Place(
                 RUN,
@@ -112,57 +112,57 @@ class Town:
     def link(self, here: str = GPU, there: str = NPU) -> PeerLink:
         return self.links[here].links[there]
 
-    def meet(self, here: str = GPU, there: str = NPU) -> None:
-        """Both announce a step, and hear of it."""
+    def exchange_steps(self, here: str = GPU, there: str = NPU) -> None:
+        """Let both workers announce a step and receive the other's announcement."""
         for link in (self.link(here, there), self.link(there, here)):
-            link.post(step())
+            link.post(build_step_message())
         for link in (self.link(here, there), self.link(there, here)):
-            link.take("SESSION", SOON)
+            link.take("SESSION", TIMEOUT_SECONDS)
 
-    def cross(self, slots: range, size: int = 1000, here: str = GPU, there: str = NPU) -> None:
-        """Tensors go both ways, and arrive as they were."""
+    def exchange_tensors(self, slots: range, size: int = 1000, here: str = GPU, there: str = NPU) -> None:
+        """Send tensors in both directions, and compare what arrives."""
         for slot in slots:
             for one, other in ((here, there), (there, here)):
-                self.link(one, other).send(key(slot, one, other), np.full(size, slot, np.int32))
+                self.link(one, other).send(make_key(slot, one, other), np.full(size, slot, np.int32))
         for slot in slots:
             for one, other in ((here, there), (there, here)):
-                found = self.link(one, other).receive(key(slot, other, one), SOON)
+                found = self.link(one, other).receive(make_key(slot, other, one), TIMEOUT_SECONDS)
                 np.testing.assert_array_equal(found, np.full(size, slot, np.int32))
 
-    def kill(self, worker: str) -> None:
-        """A worker dies: its port is gone, and its streams break without a word."""
+    def kill_worker(self, worker: str) -> None:
+        """Simulate a killed worker: its port closes, and its streams break without a farewell."""
         links = self.links.pop(worker)
         links._listener.stop()
         for link in links.links.values():
-            link._carrier._closed = True  # it dials no more
+            link._carrier._closed = True  # it does not reconnect
             link._carrier.drop("the process was killed")
 
-    def leave(self) -> None:
-        """All workers end in order."""
+    def close_workers(self) -> None:
+        """Close all workers gracefully."""
         close_all(*self.links.values())
         self.links.clear()
 
     def close(self) -> None:
-        self.leave()
+        self.close_workers()
         for gateway in self.gateways.values():
             gateway.stop("the test is over")
 
 
 @contextlib.contextmanager
-def town(folder: Path, files: Mapping[str, Files] | None, **options: Any) -> Iterator[Town]:
-    """Two clusters, ended when it is over."""
-    made = Town(folder, files, **options)
+def open_network(folder: Path, files: Mapping[str, Files] | None, **options: Any) -> Iterator[GatewayNetwork]:
+    """Two clusters, closed at the end."""
+    network = GatewayNetwork(folder, files, **options)
     try:
-        yield made
+        yield network
     finally:
-        made.close()
+        network.close()
 
 
 @contextlib.contextmanager
-def certificates(*workers: str) -> Iterator[dict[str, Files]]:
-    """Files of an authority that nobody else has, for these workers and both gateways."""
-    made = ephemeral(RUN, [*workers, *(f"{cluster}/gateway" for cluster in CLUSTERS)])
+def issue_certificates(*workers: str) -> Iterator[dict[str, Files]]:
+    """Files of a new authority for these workers and both gateways."""
+    files = ephemeral(RUN, [*workers, *(f"{cluster}/gateway" for cluster in CLUSTERS)])
     try:
-        yield made
+        yield files
     finally:
-        shutil.rmtree(next(iter(made.values())).cert.parent)
+        shutil.rmtree(next(iter(files.values())).cert.parent)

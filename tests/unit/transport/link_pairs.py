@@ -1,4 +1,4 @@
-"""Helpers of tests of links: keys, messages, a clock, and two links in this process on one cable."""
+"""Helpers for tests of links: keys, messages, a clock, and two links in this process on a simulated cable."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from tests.simulation.carrier import Cable, Plan, nothing_happens
+from tests.simulation.carrier import Cable, FrameFilter, pass_unchanged
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.memory import MemoryLink, MemoryNetwork
 from whale_nebula.transport.peer import PeerLink
@@ -14,18 +14,18 @@ from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.greeting import Greeting
 
 GPU, NPU = WORKERS = ("gpu/0", "npu/0")
-SOON = 20.0
+TIMEOUT_SECONDS = 20.0
 
 
-def key(slot: int = 0, step: int = 0, source: str = GPU, destination: str = NPU) -> Key:
+def make_key(slot: int = 0, step: int = 0, source: str = GPU, destination: str = NPU) -> Key:
     return Key("forward", 1, step, 0, -1, slot, source, destination)
 
 
-def back(slot: int = 0, step: int = 0) -> Key:
-    return key(slot, step, NPU, GPU)
+def make_back_key(slot: int = 0, step: int = 0) -> Key:
+    return make_key(slot, step, NPU, GPU)
 
 
-def step(number: int = 0) -> dict[str, object]:
+def build_step_message(number: int = 0) -> dict[str, object]:
     return {"kind": "SESSION", "about": "STEP", "program": 1, "step": number, "rows": 1, "inputs": {}}
 
 
@@ -43,42 +43,42 @@ class FakeClock:
         self.time += seconds
 
 
-def memory_pair(network: MemoryNetwork | None = None) -> tuple[MemoryLink, MemoryLink]:
+def make_memory_pair(network: MemoryNetwork | None = None) -> tuple[MemoryLink, MemoryLink]:
     network = network or MemoryNetwork()
     return network.link(GPU, NPU, "gpu", "npu"), network.link(NPU, GPU, "npu", "gpu")
 
 
-class Pair:
+class LinkPair:
     """Two links on one cable."""
 
-    def __init__(self, plan: Plan = nothing_happens, **options: Any) -> None:
-        self.cable = Cable(*WORKERS, plan)
-        options = {"deadlines": Deadlines(patience=SOON, grace=2.0), **options}
+    def __init__(self, frame_filter: FrameFilter = pass_unchanged, **options: Any) -> None:
+        self.cable = Cable(*WORKERS, frame_filter)
+        options = {"deadlines": Deadlines(patience=TIMEOUT_SECONDS, grace=2.0), **options}
         self.here, self.there = (
             PeerLink(end, Greeting("run-1", end.here, end.there), WORKERS, **options) for end in self.cable.ends
         )
 
-    def begin(self, number: int = 0) -> None:
-        """Both announce a step."""
+    def announce_steps(self, number: int = 0) -> None:
+        """Let both announce a step."""
         for link in (self.here, self.there):
-            link.post(step(number))
+            link.post(build_step_message(number))
 
     def close(self) -> None:
         close_all(self.here, self.there)
 
 
 def close_all(*links: Any) -> None:
-    """Close links, or whatever else has a `close`, at once: each waits for the others."""
+    """Close links, or other objects with `close`, in parallel, as each waits for the others."""
     closing = [threading.Thread(target=link.close) for link in links]
     for thread in closing:
         thread.start()
     for thread in closing:
-        thread.join(SOON)
+        thread.join(TIMEOUT_SECONDS)
 
 
 def wait_for_threads() -> None:
-    """Until no thread of a link is left."""
-    limit = time.monotonic() + SOON
+    """Wait until no thread of a link is left."""
+    limit = time.monotonic() + TIMEOUT_SECONDS
     while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("nebula-")]:
         assert time.monotonic() < limit, left
         threading.Event().wait(0.005)

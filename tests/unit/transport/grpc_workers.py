@@ -1,4 +1,4 @@
-"""Helpers of tests of links over gRPC: certificates, pairs of workers, and a line between them that can be cut."""
+"""Helpers of tests of links over gRPC: certificates, pairs of workers, and a TCP proxy between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from tests.unit.transport.cable import GPU, NPU, SOON, close_all, step  # the later name dials
+from tests.unit.transport.link_pairs import (  # the later name dials
+    GPU,
+    NPU,
+    TIMEOUT_SECONDS,
+    build_step_message,
+    close_all,
+)
 from whale_nebula.launch.placement import free_port
 from whale_nebula.security import Credentials, Files, Identity, files
 from whale_nebula.security.allowance import Allowance
@@ -21,11 +27,11 @@ from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
 
 RUN = "mt"
-QUICK = Deadlines(patience=SOON, silence=SOON, grace=2.0, connect=5.0, look=0.02)
+SHORT_DEADLINES = Deadlines(patience=TIMEOUT_SECONDS, silence=TIMEOUT_SECONDS, grace=2.0, connect=5.0, look=0.02)
 
 
 class Certificates:
-    """An authority in a folder, and what it issues."""
+    """An authority in a folder, which issues certificates."""
 
     def __init__(self, folder: Path, run: str = RUN) -> None:
         self.folder, self.run = folder, run
@@ -35,43 +41,43 @@ class Certificates:
     def identity(self, worker: str) -> Identity:
         return Identity.of_worker(self.run, worker)
 
-    def issue(self, *workers: str, days: float = 1.0) -> None:
-        issue(self.folder, self.authority, [self.identity(worker) for worker in workers], days)
+    def issue(self, *open_workers: str, days: float = 1.0) -> None:
+        issue(self.folder, self.authority, [self.identity(worker) for worker in open_workers], days)
 
-    def certify(self, worker: str, account: str, allowance: Allowance) -> None:
-        """A certificate of an account, for the key that a worker has."""
+    def issue_to_account(self, worker: str, account: str, allowance: Allowance) -> None:
+        """Issue a certificate of an account for a worker's key."""
         paths, now, signs = Files.under(self.folder, self.identity(worker)), files.now(), self.authority
         key = files.private_key(paths.key.read_bytes(), "").public_key()
         until = now + timedelta(days=1)
-        made = process_certificate(
+        certificate = process_certificate(
             self.identity(worker), key, signs.certificate, signs.key, until, now, account, allowance
         )
-        files.write(paths.cert, certificate_bytes(made), files.PUBLIC)
+        files.write(paths.cert, certificate_bytes(certificate), files.PUBLIC)
 
     def of(self, worker: str) -> Credentials:
         return Credentials.of(Files.under(self.folder, self.identity(worker)))
 
 
-def free_address() -> str:
+def find_free_address() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-class Line:
-    """TCP to an address, through a port of its own that can be cut, blackholed and opened again."""
+class TcpProxy:
+    """A proxy of a TCP address whose connections can be broken or blackholed."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self.passes = True
-        self.dialled = 0
+        self.is_forwarding = True
+        self.connection_count = 0
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        threading.Thread(target=self._accept, name="line", daemon=True).start()
+        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
-    def cut(self) -> None:
-        """Break what is open."""
+    def disconnect(self) -> None:
+        """Break the open connections."""
         with self._lock:
             broken, self._open = self._open, set()
         for each in broken:
@@ -82,14 +88,14 @@ class Line:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        self.cut()
+        self.disconnect()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._server.accept()
-                self.dialled += 1
-                threading.Thread(target=self._carry, args=(near,), name="line", daemon=True).start()
+                self.connection_count += 1
+                threading.Thread(target=self._carry, args=(near,), name="proxy", daemon=True).start()
 
     def _carry(self, near: socket.socket) -> None:
         with near, contextlib.suppress(OSError), socket.create_connection(self._target) as far:
@@ -101,31 +107,31 @@ class Line:
                     data = each.recv(1 << 16)
                     if not data:
                         return
-                    if self.passes:
+                    if self.is_forwarding:
                         other[each].sendall(data)
 
 
-class Workers:
-    """Two workers with links over gRPC; `npu` dials `gpu` over a line, if there is one."""
+class WorkerPair:
+    """Two workers with links over gRPC; `npu` dials `gpu` through a proxy if requested."""
 
     def __init__(
         self,
         certificates: Certificates | None,
         *,
-        line: bool = False,
-        deadlines: Deadlines = QUICK,
+        proxy: bool = False,
+        deadlines: Deadlines = SHORT_DEADLINES,
         listen_npu: bool = True,
         **options: object,
     ) -> None:
         credentials = {name: certificates.of(name) if certificates else None for name in (GPU, NPU)}
-        npu = free_address() if listen_npu else None
+        npu = find_free_address() if listen_npu else None
         self.gpu_links = GrpcLinks(
             Place(RUN, GPU, {NPU: npu}, "127.0.0.1:0", credentials=credentials[GPU]), deadlines=deadlines, **options
         )
         address = str(self.gpu_links.address)
-        self.line = Line(address) if line else None
+        self.proxy = TcpProxy(address) if proxy else None
         self.npu_links = GrpcLinks(
-            Place(RUN, NPU, {GPU: self.line.address if self.line else address}, npu, credentials=credentials[NPU]),
+            Place(RUN, NPU, {GPU: self.proxy.address if self.proxy else address}, npu, credentials=credentials[NPU]),
             deadlines=deadlines,
             **options,
         )
@@ -138,26 +144,26 @@ class Workers:
     def npu(self) -> PeerLink:
         return self.npu_links.links[GPU]
 
-    def meet(self) -> None:
-        """Both say HELLO, and announce step 0."""
+    def exchange_steps(self) -> None:
+        """Let both send HELLO and announce step 0."""
         for link in (self.gpu, self.npu):
             link.post({"kind": "SESSION", "about": "HELLO"})
-            link.post(step())
+            link.post(build_step_message())
         for link in (self.gpu, self.npu):
             for _ in range(2):
-                link.take("SESSION", SOON)
+                link.take("SESSION", TIMEOUT_SECONDS)
 
     def close(self) -> None:
         close_all(self.gpu_links, self.npu_links)
-        if self.line:
-            self.line.close()
+        if self.proxy:
+            self.proxy.close()
 
 
 @contextlib.contextmanager
-def workers(certificates: Certificates | None, **options: object) -> Iterator[Workers]:
+def open_workers(certificates: Certificates | None, **options: object) -> Iterator[WorkerPair]:
     """Two workers, closed at the end."""
-    made = Workers(certificates, **options)
+    pair = WorkerPair(certificates, **options)
     try:
-        yield made
+        yield pair
     finally:
-        made.close()
+        pair.close()
