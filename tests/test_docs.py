@@ -14,7 +14,7 @@ from tests.processes import zygote
 from whale_nebula import errors
 from whale_nebula.config import Line, quantities, schema
 from whale_nebula.wire.frame import Kind
-from whale_nebula.wire.message import Word
+from whale_nebula.wire.message import Trigger
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -56,7 +56,7 @@ def test_what_a_peer_learns_names_every_kind_of_message_and_frame() -> None:
     section = (DOCS / "security.md").read_text().partition("## What a peer learns")[2].partition("\n## ")[0]
     named = set(re.findall(r"[A-Z]+", " ".join(re.findall(r"^\| ([^|]*)", section, re.MULTILINE))))
     alike = {"INIT": "HELLO", "NOTE": "LEAVING", "TENSOR": "BOUNDARY", "CONTROL": "FAIL"}
-    assert [name for name in (*Word, *(kind.name for kind in Kind)) if alike.get(name, name) not in named] == []
+    assert [name for name in (*Trigger, *(kind.name for kind in Kind)) if alike.get(name, name) not in named] == []
 
 
 def test_every_error_has_its_section() -> None:

@@ -29,8 +29,8 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
-from whale_nebula.transport.grpc.listener import METHOD, Knock
-from whale_nebula.transport.grpc.options import channel_credentials
+from whale_nebula.transport.grpc.listener import METHOD, StreamRequest
+from whale_nebula.transport.grpc.options import make_channel_credentials
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.message import build_message
 
@@ -79,7 +79,7 @@ def channel(said: dict[str, Any], worker: str) -> grpc.Channel:
     """A connection to the first gateway, with a worker's certificate."""
     name = Identity.of_worker(RUN, "gpu/gateway").dns
     own = [("grpc.ssl_target_name_override", name), ("grpc.use_local_subchannel_pool", 1)]
-    return grpc.secure_channel(said["gateway"], channel_credentials(credentials(said, worker)), own)
+    return grpc.secure_channel(said["gateway"], make_channel_credentials(credentials(said, worker)), own)
 
 
 def fill_sockets(said: dict[str, Any], course: Course, connect: Callable[[], socket.socket]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def knock(said: dict[str, Any], course: Course) -> dict[str, Any]:
         while course.now:
             began, calls = time.monotonic(), []
             for _ in range(KNOCKS_A_SECOND // 10):
-                asked = Knock(RUN, said["revoked"], f"npu/{knocks}" + "x" * 180, secrets.token_hex(8))
+                asked = StreamRequest(RUN, said["revoked"], f"npu/{knocks}" + "x" * 180, secrets.token_hex(8))
                 calls.append(talk(iter(()), metadata=asked.metadata(), timeout=5.0))
                 knocks += 1
             for call in calls:

@@ -16,7 +16,7 @@ from tests.same import data
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
-from whale_nebula.wire.frame import HEADER_BYTES, unpack
+from whale_nebula.wire.frame import HEADER_BYTES, unpack_header
 
 ROWS = 8
 
@@ -46,7 +46,7 @@ class BadEars:
 
     def __call__(self, carrier: Any, connection: Any, frame: bytes) -> None:
         self._count += 1
-        plain = len(frame) >= HEADER_BYTES and unpack(frame[:HEADER_BYTES], sealed=True)[0].epoch != 0
+        plain = len(frame) >= HEADER_BYTES and unpack_header(frame[:HEADER_BYTES], sealed=True)[0].epoch != 0
         if not plain or self._count % self._every:
             self._receive(carrier, connection, frame)
         else:

@@ -31,12 +31,12 @@ from closed_form import eager_seconds, one_f_one_b_seconds
 from common import machine, parser, verdict, write
 
 import whale_nebula as nb
-from whale_nebula.wire.frame import wire_bytes
+from whale_nebula.wire.frame import count_wire_bytes
 
 MICRO_BATCHES, STEPS, WARM = 16, 20, 4
 FORWARD, BACKWARD = 0.010, 0.020
 WIDTH, ROWS, LAYERS = 512, 128, 20
-MESSAGE = wire_bytes(4 * WIDTH * ROWS)
+MESSAGE = count_wire_bytes(4 * WIDTH * ROWS)
 SCHEDULES = ("1f1b", "eager-1f1b")
 FASTER_BAR, SIMULATOR_BAR = 1.55, 0.15
 Stage = Callable[[Any], Any]

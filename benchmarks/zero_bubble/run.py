@@ -29,13 +29,13 @@ from common import machine, parser, verdict, write
 import whale_nebula as nb
 from whale_nebula.schedule.lines import Work, uniform
 from whale_nebula.schedule.simulate import simulate
-from whale_nebula.wire.frame import wire_bytes
+from whale_nebula.wire.frame import count_wire_bytes
 
 STEPS, WARM = 12, 4
 PART = 0.010
 COMPUTE = 3 * PART
 WIDTH, ROWS = 64, 32
-MESSAGE = wire_bytes(4 * WIDTH * ROWS)
+MESSAGE = count_wire_bytes(4 * WIDTH * ROWS)
 SCHEDULES = ("eager-1f1b", "zero-bubble")
 LINES = {"free": f"{1e6:.0f}mbit,0ms", "as slow as a stage": f"{8 * MESSAGE / COMPUTE / 1e6:.6f}mbit,0ms"}
 BAR = 0.15

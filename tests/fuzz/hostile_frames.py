@@ -22,7 +22,7 @@ from tests.unit.wire.conversations import (
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.conversation import Conversation, Event
-from whale_nebula.wire.frame import HEADER_BYTES, Header, checksum, lay_out
+from whale_nebula.wire.frame import HEADER_BYTES, Header, compute_checksum, encode_header
 from whale_nebula.wire.message import State
 
 CAP = 1 << 16  # the largest tensor that a victim accepts
@@ -69,7 +69,7 @@ def make_victim(window: int = 0, *, sealed: bool = False) -> Conversation:
         limit=CAP,
         window=window,
     )
-    conversation._introduction._draw_challenge = lambda: b"c" * 16
+    conversation._handshake._draw_challenge = lambda: b"c" * 16
     return conversation
 
 
@@ -78,7 +78,7 @@ def make_peer(*, sealed: bool = False) -> Conversation:
     conversation = make_conversation(
         1, greeting=make_greeting(1, nonce=b"b" * 16), prover=SharedSecretProver(NAMES[1]), sealed=sealed
     )
-    conversation._introduction._draw_challenge = lambda: b"d" * 16
+    conversation._handshake._draw_challenge = lambda: b"d" * 16
     return conversation
 
 
@@ -86,7 +86,7 @@ def forge_frame(header: Header, payload: bytes, *, length: bool = True) -> bytes
     """A frame with valid checksums and otherwise unchecked fields."""
     if length:
         header = header._replace(length=len(payload))
-    body = lay_out(header, checksum(np.frombuffer(payload, np.uint8)))[:-4]
+    body = encode_header(header, compute_checksum(np.frombuffer(payload, np.uint8)))[:-4]
     return body + google_crc32c.value(body).to_bytes(4, "little") + payload
 
 
@@ -101,8 +101,8 @@ class HostileFrames:
 
     def prepare_victim(self) -> Conversation:
         """The victim, greeted or not, stepping or inside a tensor; mostly on its current connection."""
-        ended = {self.conversation.states[1], self.conversation._theirs.before} & {State.DRAINED, State.FAILED}
-        if ended or self.conversation.received > 2**60:
+        ended = {self.conversation.states[1], self.conversation._theirs.state_before} & {State.DRAINED, State.FAILED}
+        if ended or self.conversation.expected_number > 2**60:
             self._replace_victim()
         elif self.conversation._theirs.greeted and self.draw.random() < 0.9:
             self.conversation._error = None
@@ -132,7 +132,7 @@ class HostileFrames:
     def _begin_step(self) -> None:
         """Begin a step."""
         self.conversation._assembly._tensor = None
-        self.conversation._arrivals.forget()
+        self.conversation._arrivals.drop_held()
         self.conversation.receive(self._number_frame(*frame_message(1, STEP)[0]))
 
     def generate_frames(self) -> Iterator[bytes]:
@@ -152,7 +152,7 @@ class HostileFrames:
             yield self.draw.choice(makers)()
 
     def _number_frame(self, header: Header, chunk: Any, number: int | None = None) -> bytes:
-        sequence = self.conversation.received if number is None else number
+        sequence = self.conversation.expected_number if number is None else number
         header = header._replace(sequence=min(sequence, 2**64 - 1), conversation=self.conversation.number, ack=1)
         if self.peer._sealer is not None:
             header, chunk = self.peer._sealer.seal(header, chunk)
@@ -189,9 +189,11 @@ class HostileFrames:
         """A valid frame in which one to three fields have other values."""
         header, chunk = self._make_frame()
         if self.peer._sealer is not None and self.draw.random() < 0.7:
-            header = header._replace(sequence=self.conversation.received, conversation=self.conversation.number)
+            header = header._replace(sequence=self.conversation.expected_number, conversation=self.conversation.number)
             header, chunk = self.peer._sealer.seal(header, chunk)
-        header = header._replace(sequence=self.conversation.received, conversation=self.conversation.number, ack=1)
+        header = header._replace(
+            sequence=self.conversation.expected_number, conversation=self.conversation.number, ack=1
+        )
         for name in self.draw.sample((*_TOPS, "dims", "micro_batch"), self.draw.randint(1, 3)):
             header = header._replace(**{name: self._draw_value(name)})
         return forge_frame(header, chunk.tobytes(), length=self.draw.random() < 0.5)
@@ -224,7 +226,9 @@ class HostileFrames:
 
     def _change_number(self) -> bytes:
         """A valid frame with the number of another one."""
-        number = self.draw.choice((0, 1, self.conversation.received + 1, self.conversation.received + 5, 2**64 - 1))
+        number = self.draw.choice(
+            (0, 1, self.conversation.expected_number + 1, self.conversation.expected_number + 5, 2**64 - 1)
+        )
         return self._number_frame(*self._make_frame(), number=number)
 
 

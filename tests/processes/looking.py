@@ -17,9 +17,9 @@ import google_crc32c
 import numpy as np
 
 from whale_nebula.transport.grpc.connection import Lane
-from whale_nebula.wire.frame import HEADER_BYTES, Kind, unpack
+from whale_nebula.wire.frame import HEADER_BYTES, Kind, unpack_header
 from whale_nebula.wire.message import decode_message
-from whale_nebula.wire.tensor import dtype_of
+from whale_nebula.wire.tensor import find_dtype
 
 NEIGHBOURS = {"int16": 3, "int32": 2, "int64": 2, "float16": 3, "float32": 2, "float64": 2}
 """As what ids might be sent, and how many of them one after the other are looked for."""
@@ -58,8 +58,8 @@ class Frame(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes) -> Frame:
-        header, _ = unpack(data[:HEADER_BYTES])
-        found, kind = dtype_of(header.dtype), Kind(header.kind)
+        header, _ = unpack_header(data[:HEADER_BYTES])
+        found, kind = find_dtype(header.dtype), Kind(header.kind)
         message = decode_message(data[HEADER_BYTES:]) if kind == Kind.CONTROL else {}
         return cls(kind, "" if found is None else found.name, header.dims, header.encoded, message, header.destination)
 

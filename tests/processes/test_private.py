@@ -11,9 +11,9 @@ import pytest
 
 from tests.processes.looking import Checksums, Look
 from tests.processes.running import run
-from whale_nebula.wire.frame import Header, Kind, checksum, chunks, pack
+from whale_nebula.wire.frame import Header, Kind, compute_checksum, pack_header, split_payload
 from whale_nebula.wire.message import encode_message
-from whale_nebula.wire.tensor import array_bytes, dtype_code
+from whale_nebula.wire.tensor import encode_array, find_dtype_code
 
 DEADLINE = 240.0
 PARTS = ("fit plain", "fit int4", "evaluate", "translate")
@@ -164,8 +164,8 @@ class TestKept:
 
 
 def frame(header: Header, payload: np.ndarray) -> bytes:
-    ((whole, chunk),) = chunks(header, payload)
-    return pack(whole, checksum(chunk)) + chunk.tobytes()
+    ((whole, chunk),) = split_payload(header, payload)
+    return pack_header(whole, compute_checksum(chunk)) + chunk.tobytes()
 
 
 class TestLook:
@@ -178,13 +178,15 @@ class TestLook:
     def sent(array: Any) -> bytes:
         """A tensor as the one frame that carries it."""
         array = np.asarray(array)
-        return frame(Header(Kind.SCALAR, dtype=dtype_code(array.dtype.name), dims=array.shape), array_bytes(array))
+        return frame(
+            Header(Kind.SCALAR, dtype=find_dtype_code(array.dtype.name), dims=array.shape), encode_array(array)
+        )
 
     @staticmethod
     def said(what: Any) -> bytes:
         """A message as its frame."""
         data = np.frombuffer(encode_message({"kind": "TELL", "what": what}), np.uint8)
-        return frame(Header(Kind.CONTROL, dtype=dtype_code("uint8"), dims=data.shape), data)
+        return frame(Header(Kind.CONTROL, dtype=find_dtype_code("uint8"), dims=data.shape), data)
 
     @pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "int64", "float16", "float32", "float64"])
     def test_ids_are_found_as_any_numbers(self, dtype: str) -> None:

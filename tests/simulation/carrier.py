@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 from whale_nebula.errors import NebulaError, OptionError, RemoteProtocolError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.transport.base import CarrierState, Receiver
-from whale_nebula.wire.frame import HEADER_BYTES, unpack
+from whale_nebula.wire.frame import HEADER_BYTES, unpack_header
 from whale_nebula.wire.tensor import Bytes
 
 _MOST_IN_FLIGHT = 4  # frames in transit
@@ -304,7 +304,7 @@ class FaultyLine:
         schedule: Callable[[float, Callable[[], None]], None],
     ) -> None:
         self.cable: Cable | None = None
-        self.struck: list[LineFault] = []
+        self.applied_faults: list[LineFault] = []
         self._faults = {(fault.source, fault.number): fault for fault in faults}
         self._draw = draw
         self._sleep = sleep
@@ -318,7 +318,7 @@ class FaultyLine:
         earlier.append(passage.frame)
         if fault is None or self.cable is None:
             return (passage.frame,)
-        self.struck.append(fault)
+        self.applied_faults.append(fault)
         return self._apply_fault(fault, passage, self.cable, earlier[:-1])
 
     def _apply_fault(self, fault: LineFault, passage: Passage, cable: Cable, earlier: list[bytes]) -> Iterable[bytes]:
@@ -359,6 +359,6 @@ class FaultyLine:
 
 def _is_greeting(frame: bytes) -> bool:
     try:
-        return unpack(frame[:HEADER_BYTES], sealed=True)[0].conversation == 0
+        return unpack_header(frame[:HEADER_BYTES], sealed=True)[0].conversation == 0
     except RemoteProtocolError:
         return False

@@ -35,7 +35,7 @@ from whale_nebula.security.verdict import Verdict
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.base import failed_error
 from whale_nebula.transport.grpc.connection import reason
-from whale_nebula.wire.greeting import Introduction
+from whale_nebula.wire.greeting import Handshake
 from whale_nebula.wire.message import check_message
 
 OURS = "whale-nebula: worker npu/0 is fine"
@@ -86,17 +86,17 @@ def error_of(call: Callable[[], Any]) -> str:
 
 def greeted(**fields: Any) -> str:
     """What a HELLO of a link with such fields leads to."""
-    here = Introduction(make_greeting(0), 100)
-    here.hello(1, 1)
-    hello = Introduction(make_greeting(1), 100).hello(1, 1)
-    return error_of(lambda: here.answer({**hello, **fields}))
+    here = Handshake(make_greeting(0), 100)
+    here.build_hello(1, 1)
+    hello = Handshake(make_greeting(1), 100).build_hello(1, 1)
+    return error_of(lambda: here.answer_hello({**hello, **fields}))
 
 
 def unknown_greeting() -> str:
     here, there = make_conversation(0), make_conversation(1)
     here.connect()
     there.connect()
-    packet = there._greeting_packet({"kind": SHORT})
+    packet = there._build_greeting({"kind": SHORT})
     return error_of(lambda: here.receive(join_packet(packet)))
 
 

@@ -37,7 +37,7 @@ from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.authority import KEY as AUTHORITY_KEY
 from whale_nebula.security.diagnose import probe as probe_tls
 from whale_nebula.security.files import find_other_keys, now
-from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, congestion_control
+from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, read_congestion_control
 from whale_nebula.transport.grpc.options import probe as probe_tcp
 
 GATEWAY = "gateway"
@@ -268,7 +268,7 @@ _FILES_EACH = 8  # connections to another worker, and spare ones to reconnect
 
 def network_checks(host: Host) -> Iterator[Check]:
     """All checks of this host's network."""
-    yield congestion_check(congestion_control())
+    yield congestion_check(read_congestion_control())
     used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     yield files_check(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used, len(host.workers))
 

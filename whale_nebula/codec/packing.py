@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.tensor import Bytes, array_bytes, array_from, dtype_code, raw_bytes
+from whale_nebula.wire.tensor import Bytes, count_raw_bytes, decode_array, encode_array, find_dtype_code
 
 Dims = tuple[int, ...]
 
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Its size in bytes."""
-        return raw_bytes(dtype_code(self.dtype), self.dims)
+        return count_raw_bytes(find_dtype_code(self.dtype), self.dims)
 
 
 _Words = npt.NDArray[Any]  # an array of an unsigned type
@@ -54,7 +54,7 @@ def pack(array: npt.NDArray[Any]) -> Bytes:
     dtype = _numpy_dtype(array.dtype.name)
     if dtype == np.bool_:
         return np.packbits(array.reshape(-1), bitorder="little")
-    words = array_bytes(array).view(_word(dtype))
+    words = encode_array(array).view(_word(dtype))
     least = words[array.reshape(-1).argmin()] if words.size else words.dtype.type(0)
     above = words - least
     width = int(above.max()).bit_length() if words.size else 0
@@ -226,7 +226,7 @@ def _check_mask(mask: Mask) -> Mask:
     return mask
 
 
-_BOOL = dtype_code("bool")
+_BOOL = find_dtype_code("bool")
 
 
 def join(arrays: Sequence[npt.NDArray[Any]]) -> Bytes:
@@ -235,7 +235,7 @@ def join(arrays: Sequence[npt.NDArray[Any]]) -> Bytes:
     >>> join([np.array([1, 2], "int16"), np.array(True)]).tolist()
     [1, 0, 2, 0, 1]
     """
-    rows = [array_bytes(np.asarray(array)) for array in arrays]
+    rows = [encode_array(np.asarray(array)) for array in arrays]
     return np.concatenate(rows) if rows else np.empty(0, np.uint8)
 
 
@@ -260,10 +260,10 @@ def split(buffer: Bytes, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
 
 
 def _array(data: Bytes, part: Part) -> npt.NDArray[Any]:
-    code = dtype_code(part.dtype)
+    code = find_dtype_code(part.dtype)
     if code == _BOOL and data.size and data.max() > 1:
         raise RemoteProtocolError("a bool that is neither 0 nor 1")
-    return array_from(data, code, part.dims)
+    return decode_array(data, code, part.dims)
 
 
 def _describe_parts(parts: Sequence[Part]) -> str:

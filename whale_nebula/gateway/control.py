@@ -19,8 +19,8 @@ from whale_nebula.security.audit import Head, KeptHeads
 from whale_nebula.security.identity import Identity
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.wire.frame import HEADER_BYTES, Kind, checksum, chunks, pack, unpack
-from whale_nebula.wire.message import decode_message, encode_message, message_header
+from whale_nebula.wire.frame import HEADER_BYTES, Kind, compute_checksum, pack_header, split_payload, unpack_header
+from whale_nebula.wire.message import build_message_header, decode_message, encode_message
 
 _MOST = 64 << 10
 
@@ -32,17 +32,21 @@ def encode_control(message: Mapping[str, Any]) -> bytes:
     {'kind': 'KEPT', 'seq': 99}
     """
     payload = np.frombuffer(encode_message(message), np.uint8)
-    [(header, chunk)] = chunks(message_header(payload.size), payload)
-    return pack(header, checksum(chunk)) + chunk.tobytes()
+    [(header, chunk)] = split_payload(build_message_header(payload.size), payload)
+    return pack_header(header, compute_checksum(chunk)) + chunk.tobytes()
 
 
 def read(frame: bytes) -> dict[str, Any]:
     """Decode the message in a frame; anything else is a protocol error of the other side."""
     if not HEADER_BYTES <= len(frame) <= _MOST:
         raise RemoteProtocolError(f"invalid size of a message between gateways: {len(frame)} bytes")
-    header, crc = unpack(frame[:HEADER_BYTES])
+    header, crc = unpack_header(frame[:HEADER_BYTES])
     data = frame[HEADER_BYTES:]
-    if header.kind != Kind.CONTROL or header.length != len(data) or checksum(np.frombuffer(data, np.uint8)) != crc:
+    if (
+        header.kind != Kind.CONTROL
+        or header.length != len(data)
+        or compute_checksum(np.frombuffer(data, np.uint8)) != crc
+    ):
         raise RemoteProtocolError("not a message between gateways")
     return decode_message(data)
 

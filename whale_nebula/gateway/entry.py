@@ -38,7 +38,7 @@ from whale_nebula.security.chain import canonical
 from whale_nebula.security.identity import GATEWAY, WORKER, Call, Identity, check_call
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.transport.grpc.listener import Knock, Visitor
+from whale_nebula.transport.grpc.listener import Dialler, StreamRequest
 from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, lanes
 
 
@@ -55,40 +55,40 @@ class Entry(NamedTuple):
 
     purpose: Purpose
     caller: Identity
-    guest: Peer | None
+    certified_peer: Peer | None
     here: str = ""
     there: str = ""
 
 
-def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor: Visitor) -> Entry:
+def entry(site: Site, current: CurrentCredentials | None, request: StreamRequest, visitor: Dialler) -> Entry:
     """Check a request to enter; everything that is not explicitly allowed is denied."""
-    if knock.run != site.run:
+    if request.run != site.run:
         raise IdentityError(
             f"this is the gateway of cluster '{site.cluster}' of run '{site.run}'",
-            why=f"'{knock.source}' belongs to run '{knock.run}'",
+            why=f"'{request.source}' belongs to run '{request.run}'",
             mend="compare 'run' and the addresses in the clusters' configs",
         )
-    source = Identity.of_worker(knock.run, knock.source)
+    source = Identity.of_worker(request.run, request.source)
     purpose = Purpose.CONTROL if source.role == GATEWAY else Purpose.IN
     if source.cluster == site.cluster:
         purpose = Purpose.OUT
     caller = Identity(site.run, source.cluster, GATEWAY) if purpose is Purpose.IN else source
-    guest = None if current is None else current().trust.check(visitor.certificate, caller)
+    certified_peer = None if current is None else current().trust.check(visitor.certificate, caller)
     call = Call.AUDIT_HEADS if purpose is Purpose.CONTROL else Call.RELAY
     check_call(caller, call, site.identity)
     if purpose is Purpose.CONTROL:
-        return Entry(purpose, caller, guest)
-    here, there = (knock.source, knock.destination)[:: 1 if purpose is Purpose.OUT else -1]
+        return Entry(purpose, caller, certified_peer)
+    here, there = (request.source, request.destination)[:: 1 if purpose is Purpose.OUT else -1]
     _check_worker(site, here, site.cluster)
     _check_worker(site, there, None)
-    return Entry(purpose, caller, guest, here, there)
+    return Entry(purpose, caller, certified_peer, here, there)
 
 
-def admit(current: CurrentCredentials | None, site: Site, visitor: Visitor) -> None:
+def admit(current: CurrentCredentials | None, site: Site, visitor: Dialler) -> None:
     """Admit a request for the gateway's state, which needs only a valid certificate."""
     if current is not None:
-        guest = current().trust.check(visitor.certificate, whose="the caller of the health service")
-        check_call(guest.identity, Call.HEALTH, site.identity)
+        certified_peer = current().trust.check(visitor.certificate, whose="the caller of the health service")
+        check_call(certified_peer.identity, Call.HEALTH, site.identity)
 
 
 def _check_worker(site: Site, name: str, cluster: str | None) -> None:
@@ -110,7 +110,7 @@ def _check_worker(site: Site, name: str, cluster: str | None) -> None:
 _SECONDS = 10.0
 
 
-class FinalErrors:
+class PairErrors:
     """Errors that end a pair of workers, by the requesting and the requested worker. They are stored for some seconds,
     within which a worker retries, so that a new run with the same workers is not affected.
 
@@ -311,9 +311,13 @@ class Traffic:
                 mend=f"mv {self._path} {self._path}.broken, which resets the counts of today to 0",
             ) from None
 
-    def meter(self, guest: Peer | None) -> Callable[[int], None]:
+    def meter(self, certified_peer: Peer | None) -> Callable[[int], None]:
         """The byte counter for an identity's account; without an account it counts nothing."""
-        return (lambda size: None) if guest is None or not guest.account else partial(self.count, guest.account)
+        return (
+            (lambda size: None)
+            if certified_peer is None or not certified_peer.account
+            else partial(self.count, certified_peer.account)
+        )
 
     def count(self, account: str, size: int) -> None:
         """Add bytes that were sent to or received from an account."""
@@ -333,19 +337,19 @@ class Traffic:
         if day > self._day:
             self._day, self._counts, self._changed = day, {}, True
 
-    def check(self, guest: Peer | None) -> None:
+    def check(self, certified_peer: Peer | None) -> None:
         """Check whether an identity may send more today, by its account's certificate."""
-        most = None if guest is None else guest.allowance.line
-        if guest is None or most is None:
+        most = None if certified_peer is None else certified_peer.allowance.line
+        if certified_peer is None or most is None:
             return
-        count = self.find(guest.account)
+        count = self.find(certified_peer.account)
         if count >= most:
             begin = self._now().replace(hour=0, minute=0, second=0) + timedelta(days=1)
             raise NotAllowedError(
-                f"account {guest.account} has used {format_bytes(count)} of its {format_bytes(most)} a day over "
+                f"account {certified_peer.account} has used {format_bytes(count)} of its {format_bytes(most)} a day over "
                 "the WAN link",
                 why=f"it can continue at {files.format_time(begin)}, or if the owner raises the limit",
-                mend=f"whale-nebula accounts limit {guest.account} --line SIZE, and then log in again",
+                mend=f"whale-nebula accounts limit {certified_peer.account} --line SIZE, and then log in again",
             )
 
     def save(self, pause: float = 0.0) -> None:

@@ -29,27 +29,31 @@ from pathlib import Path
 
 from whale_nebula.config.place import split_address
 from whale_nebula.errors import NebulaError, NotAllowedError, PlaintextError, RemoteProtocolError, TransportError
-from whale_nebula.transport.grpc.limits import plain_address
+from whale_nebula.transport.grpc.limits import normalize_address
 from whale_nebula.transport.handover import COMMANDS, NOUNS, hand_over
 
 HELLO_SECONDS = 5.0
 """Timeout of a first message."""
-_LINKS = ("h2", "grpc-exp")
+_LINK_PROTOCOLS = ("h2", "grpc-exp")
 _TICK_SECONDS, _STOP_SECONDS = 0.2, 1.0
-_ACCEPTS, _BACKLOG = 64, 512
-_NOTES = 256
+_MAX_ACCEPTS, _BACKLOG = 64, 512
+_MAX_QUEUED_REFUSALS = 256
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - accepted in configs
-_NO_PROTOCOL, _NO_SERVICE, _WRONG = 120, 80, 50  # alerts of TLS: no_application_protocol, internal_error, decode_error
+_NO_PROTOCOL, _NO_SERVICE, _DECODE_ERROR = (
+    120,
+    80,
+    50,
+)  # alerts of TLS: no_application_protocol, internal_error, decode_error
 _LOG = logging.getLogger("whale_nebula.gateway")
 
 
 @dataclass
-class _Guest:
+class _PendingConnection:
     """A connection whose protocol is not known yet."""
 
     line: socket.socket
     peer: str
-    until: float
+    deadline: float
     size: int = 0
 
 
@@ -62,31 +66,31 @@ class Front:
         self._address, self._services, self._refused = address, services, refused
         self._poll = Poll()
         self._listening: list[socket.socket] = []
-        self._guests: dict[int, _Guest] = {}  # by their files, the oldest first
+        self._pending: dict[int, _PendingConnection] = {}  # by their files, the oldest first
         self._pipes: set[Pipe] = set()
         self._peers: dict[str, str] = {}  # the remote end of each connection to gRPC, by the name of our end
-        self._notes: queue.Queue[tuple[str, NebulaError] | None] = queue.Queue(_NOTES)
-        self._folder, self._door = "", -1  # the door is the socket at which gRPC listens behind
-        self._most, self._lost, self._paused = 0, 0, 0.0
+        self._refusal_queue: queue.Queue[tuple[str, NebulaError] | None] = queue.Queue(_MAX_QUEUED_REFUSALS)
+        self._folder, self._grpc_socket = "", -1  # a file descriptor of the socket at which gRPC listens
+        self._max_connections, self._unlogged, self._paused_until = 0, 0, 0.0
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name="nebula-front", daemon=True),
-            threading.Thread(target=self._write_notes, name="nebula-front-notes", daemon=True),
+            threading.Thread(target=self._log_refusals, name="nebula-front-notes", daemon=True),
         ]
 
     # ------------------------------------------------------------------ used by the listener behind
-    def open(self, most: int) -> tuple[str, int]:
+    def open(self, max_connections: int) -> tuple[str, int]:
         """Bind the public port; returns the address for gRPC, and the port. The number of open
         connections is limited.
         """
-        self._most = most
-        self._listening = _listen(*split_address(self._address))
+        self._max_connections = max_connections
+        self._listening = _open_sockets(*split_address(self._address))
         self._folder = tempfile.mkdtemp(prefix="whale-nebula-")
         return f"unix:{self._folder}/links", int(self._listening[0].getsockname()[1])
 
     def start(self) -> None:
         """Begin to accept connections. The internal socket is unlinked, so that no other process can connect to it."""
-        self._door = os.open(f"{self._folder}/links", os.O_PATH)
+        self._grpc_socket = os.open(f"{self._folder}/links", os.O_PATH)
         shutil.rmtree(self._folder, ignore_errors=True)
         for each in self._listening:
             each.setblocking(False)
@@ -104,14 +108,14 @@ class Front:
         if self._threads[0].ident is not None:
             self._threads[0].join(2 * _STOP_SECONDS + _TICK_SECONDS)
             with contextlib.suppress(queue.Full):  # the disk is blocked, and so is the thread that writes to it
-                self._notes.put(None, timeout=_STOP_SECONDS)
+                self._refusal_queue.put(None, timeout=_STOP_SECONDS)
             self._threads[1].join(_STOP_SECONDS)
         self._poll.close()
         for each in self._listening:
             each.close()
-        if self._door >= 0:
-            os.close(self._door)
-            self._door = -1
+        if self._grpc_socket >= 0:
+            os.close(self._grpc_socket)
+            self._grpc_socket = -1
         elif self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -120,187 +124,191 @@ class Front:
         while not self._over.is_set():
             try:
                 self._poll.handle(_TICK_SECONDS)
-                self._look(time.monotonic())
+                self._check_timeouts(time.monotonic())
             except Exception:  # the next iteration may succeed, and must take place
                 _LOG.exception("error while serving the public port")
         for each in self._listening:
-            self._poll.leave(each)
+            self._poll.unwatch(each)
             each.close()
-        for guest in list(self._guests.values()):
-            self._drop(guest)
+        for pending in list(self._pending.values()):
+            self._drop(pending)
         end = time.monotonic() + _STOP_SECONDS
         while self._pipes and time.monotonic() < end:
             self._poll.handle(_TICK_SECONDS)
         for pipe in list(self._pipes):
             pipe.close()
 
-    def _look(self, now: float) -> None:
+    def _check_timeouts(self, now: float) -> None:
         """End connections without a first message in time, and continue deferred work."""
-        while self._guests and (guest := next(iter(self._guests.values()))).until < now:
-            if guest.size:
+        while self._pending and (pending := next(iter(self._pending.values()))).deadline < now:
+            if pending.size:
                 error = TransportError(
                     "incomplete TLS ClientHello", why=f"it did not arrive within {HELLO_SECONDS:g} s"
                 )
-                self._refuse(guest, error, _WRONG)
+                self._refuse(pending, error, _DECODE_ERROR)
             else:
-                self._drop(guest)
-        if self._paused and now > self._paused:
-            self._paused = 0.0
+                self._drop(pending)
+        if self._paused_until and now > self._paused_until:
+            self._paused_until = 0.0
             for each in self._listening:
                 self._poll.watch(each, select.EPOLLIN, partial(self._accept, each))
 
     def _accept(self, listening: socket.socket, events: int) -> None:
-        for _ in range(_ACCEPTS):
+        for _ in range(_MAX_ACCEPTS):
             try:
                 line, end = listening.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    self._paused = time.monotonic() + _TICK_SECONDS
+                    self._paused_until = time.monotonic() + _TICK_SECONDS
                     for each in self._listening:
-                        self._poll.leave(each)
+                        self._poll.unwatch(each)
                     return
                 continue  # it has ended already
-            if len(self._guests) + len(self._pipes) >= self._most:
+            if len(self._pending) + len(self._pipes) >= self._max_connections:
                 line.close()
                 continue
             line.setblocking(False)
-            guest = _Guest(line, name_peer(end[0], end[1]), time.monotonic() + HELLO_SECONDS)
-            self._guests[line.fileno()] = guest
-            watched = select.EPOLLIN | select.EPOLLRDHUP
-            self._poll.watch(line, watched, partial(self._meet, guest))
+            pending = _PendingConnection(line, format_peer(end[0], end[1]), time.monotonic() + HELLO_SECONDS)
+            self._pending[line.fileno()] = pending
+            events_to_watch = select.EPOLLIN | select.EPOLLRDHUP
+            self._poll.watch(line, events_to_watch, partial(self._read_first_message, pending))
 
-    def _meet(self, guest: _Guest, events: int) -> None:
+    def _read_first_message(self, pending: _PendingConnection, events: int) -> None:
         """Read more of a first message, or its end."""
         try:
-            data = guest.line.recv(MOST_BYTES, socket.MSG_PEEK)
+            data = pending.line.recv(MAX_HELLO_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
-            self._drop(guest)
+            self._drop(pending)
             return
-        guest.size = len(data)
+        pending.size = len(data)
         try:
             found = read_hello(data)
         except NebulaError as error:
-            self._refuse(guest, error, _WRONG)
+            self._refuse(pending, error, _DECODE_ERROR)
             return
         if not isinstance(found, int):
-            self._direct(guest, found)
+            self._route(pending, found)
         elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR) or not data:
             if data:
-                self._refuse(guest, TransportError("the connection ended within its TLS ClientHello"), _WRONG)
+                self._refuse(pending, TransportError("the connection ended within its TLS ClientHello"), _DECODE_ERROR)
             else:
-                self._drop(guest)
+                self._drop(pending)
         else:  # wait until so many bytes have arrived
-            guest.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, found)
+            pending.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, found)
 
-    def _direct(self, guest: _Guest, protocols: tuple[str, ...]) -> None:
+    def _route(self, pending: _PendingConnection, protocols: tuple[str, ...]) -> None:
         """Route a connection by its protocol (ALPN); one that offers two is refused."""
-        wanted = {"" if each in _LINKS else each for each in protocols if each in _LINKS or each in self._services}
+        wanted = {
+            "" if each in _LINK_PROTOCOLS else each
+            for each in protocols
+            if each in _LINK_PROTOCOLS or each in self._services
+        }
         if len(wanted) != 1:
-            shown = ", ".join(repr(each)[:40] for each in protocols[:4]) or "none"
+            offered = ", ".join(repr(each)[:40] for each in protocols[:4]) or "none"
             what = "the client offers no supported protocol" if not wanted else "the client offers several protocols"
-            self._refuse(guest, NotAllowedError(what, why=f"it offers {shown}"), _NO_PROTOCOL)
+            self._refuse(pending, NotAllowedError(what, why=f"it offers {offered}"), _NO_PROTOCOL)
             return
-        guest.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        pending.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         (protocol,) = wanted
         try:
             if protocol:
-                hand_over(guest.line, self._services[protocol])
-                self._drop(guest)
+                hand_over(pending.line, self._services[protocol])
+                self._drop(pending)
             else:
-                self._join(guest)
+                self._forward_to_grpc(pending)
         except OSError as error:
             noun, mend = (NOUNS[protocol], COMMANDS[protocol]) if protocol else ("links", None)
             why = error.strerror or str(error)
-            self._refuse(guest, TransportError(f"no service for {noun} is running", why=why, mend=mend), _NO_SERVICE)
+            self._refuse(pending, TransportError(f"no service for {noun} is running", why=why, mend=mend), _NO_SERVICE)
 
-    def _join(self, guest: _Guest) -> None:
+    def _forward_to_grpc(self, pending: _PendingConnection) -> None:
         inner, name = socket.socket(socket.AF_UNIX), ""
         try:
             inner.setblocking(False)
             inner.bind("")  # the kernel gives it a name, which gRPC reports
             name = f"unix-abstract:{inner.getsockname()[1:].decode('ascii')}"
-            self._peers[name] = guest.peer
-            inner.connect(f"/proc/self/fd/{self._door}")
-            guest.line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._peers[name] = pending.peer
+            inner.connect(f"/proc/self/fd/{self._grpc_socket}")
+            pending.line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             self._peers.pop(name, None)
             inner.close()
             raise
-        self._forget(guest)
+        self._forget(pending)
 
         def end() -> None:
             self._peers.pop(name, None)
             self._pipes.discard(pipe)
 
-        pipe = Pipe(self._poll, guest.line, inner, end)
+        pipe = Pipe(self._poll, pending.line, inner, end)
         self._pipes.add(pipe)
 
-    def _forget(self, guest: _Guest) -> None:
-        self._poll.leave(guest.line)
-        self._guests.pop(guest.line.fileno(), None)
+    def _forget(self, pending: _PendingConnection) -> None:
+        self._poll.unwatch(pending.line)
+        self._pending.pop(pending.line.fileno(), None)
 
-    def _drop(self, guest: _Guest) -> None:
-        self._forget(guest)
-        guest.line.close()
+    def _drop(self, pending: _PendingConnection) -> None:
+        self._forget(pending)
+        pending.line.close()
 
-    def _refuse(self, guest: _Guest, error: NebulaError, alert: int) -> None:
+    def _refuse(self, pending: _PendingConnection, error: NebulaError, alert: int) -> None:
         """End a connection with a TLS alert of the reason, and log it."""
         try:
-            self._notes.put_nowait((guest.peer.rpartition(":")[0], error))
+            self._refusal_queue.put_nowait((pending.peer.rpartition(":")[0], error))
         except queue.Full:
-            self._lost += 1
+            self._unlogged += 1
         with contextlib.suppress(OSError):
-            guest.line.recv(MOST_BYTES)  # closing with unread data would discard the alert
-            guest.line.send(bytes([21, 3, 3, 0, 2, 2, alert]))
-            guest.line.shutdown(socket.SHUT_WR)
-        self._drop(guest)
+            pending.line.recv(MAX_HELLO_BYTES)  # closing with unread data would discard the alert
+            pending.line.send(bytes([21, 3, 3, 0, 2, 2, alert]))
+            pending.line.shutdown(socket.SHUT_WR)
+        self._drop(pending)
 
-    def _write_notes(self) -> None:
+    def _log_refusals(self) -> None:
         """Log refusals in a thread, since writing may wait for the disk and the public port must not."""
-        while (note := self._notes.get()) is not None:
-            lost, self._lost = self._lost, 0
+        while (refusal := self._refusal_queue.get()) is not None:
+            lost, self._unlogged = self._unlogged, 0
             try:
-                self._refused(*note)
+                self._refused(*refusal)
                 if lost:
                     self._refused("others", TransportError(f"{lost} more refusals were not recorded"))
             except Exception:
                 _LOG.exception("cannot record a refusal")
 
 
-def name_peer(host: str, port: int) -> str:
+def format_peer(host: str, port: int) -> str:
     """The remote end of a connection in gRPC's notation.
 
-    >>> name_peer("::ffff:10.77.0.2", 51022), name_peer("::1", 7101)
+    >>> format_peer("::ffff:10.77.0.2", 51022), format_peer("::1", 7101)
     ('ipv4:10.77.0.2:51022', 'ipv6:[::1]:7101')
     """
-    plain = plain_address(host)
+    plain = normalize_address(host)
     return f"ipv6:[{plain}]:{port}" if ":" in plain else f"ipv4:{plain}:{port}"
 
 
-def _listen(host: str, port: int) -> list[socket.socket]:
+def _open_sockets(host: str, port: int) -> list[socket.socket]:
     """Sockets that listen at a host, on all its addresses; at all of this host if it is a wildcard, as gRPC does."""
     if host in _WILDCARDS and socket.has_dualstack_ipv6():
         return [socket.create_server(("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
-    made: list[socket.socket] = []
+    listening: list[socket.socket] = []
     try:
         for family, _, _, _, end in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
-            at = (end[0], made[0].getsockname()[1] if made and not port else end[1], *end[2:])
-            made.append(socket.create_server(at, family=family, backlog=_BACKLOG))
+            at = (end[0], listening[0].getsockname()[1] if listening and not port else end[1], *end[2:])
+            listening.append(socket.create_server(at, family=family, backlog=_BACKLOG))
     except OSError:
-        for each in made:
+        for each in listening:
             each.close()
         raise
-    return made
+    return listening
 
 
 # ---------------------------------------------------------------------- the first message of TLS
-MOST_BYTES = 16 << 10
+MAX_HELLO_BYTES = 16 << 10
 """The largest first message, with the headers of its records."""
-_MOST_RECORDS = 8
+_MAX_RECORDS = 8
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 _RECORD_HEADER, _MESSAGE_HEADER = 5, 4
 
@@ -313,7 +321,7 @@ def read_hello(data: bytes) -> tuple[str, ...] | int:
     (5, 261)
     """
     message, at = b"", 0
-    for _ in range(_MOST_RECORDS):
+    for _ in range(_MAX_RECORDS):
         if data[at : at + 1] not in (b"", bytes([_HANDSHAKE])):
             raise (
                 PlaintextError("the connection is not TLS")
@@ -326,18 +334,18 @@ def read_hello(data: bytes) -> tuple[str, ...] | int:
         if data[at + 1] != 3 or not 0 < size <= 1 << 14:
             raise _hello_error("it has an invalid record")
         end = at + _RECORD_HEADER + size
-        if end > MOST_BYTES:
-            raise _hello_error(f"it has more than {MOST_BYTES} bytes")
+        if end > MAX_HELLO_BYTES:
+            raise _hello_error(f"it has more than {MAX_HELLO_BYTES} bytes")
         if len(data) < end:
             return end
         message, at = message + data[at + _RECORD_HEADER : end], end
         if len(message) >= _MESSAGE_HEADER:
             whole = _MESSAGE_HEADER + int.from_bytes(message[1:4])
-            if message[0] != _CLIENT_HELLO or whole > MOST_BYTES:
+            if message[0] != _CLIENT_HELLO or whole > MAX_HELLO_BYTES:
                 raise _hello_error("it is another message, or too large")
             if len(message) >= whole:
                 return _read_protocols(message, whole)
-    raise _hello_error(f"it has more than {_MOST_RECORDS} records")
+    raise _hello_error(f"it has more than {_MAX_RECORDS} records")
 
 
 def _hello_error(why: str) -> RemoteProtocolError:
@@ -399,7 +407,7 @@ def _read_protocols(message: bytes, whole: int) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------------- forwarding of bytes
 _PART_BYTES = 256 << 10
-_BROKEN = select.EPOLLHUP | select.EPOLLERR
+_ERROR_EVENTS = select.EPOLLHUP | select.EPOLLERR
 
 
 class Poll:
@@ -414,12 +422,12 @@ class Poll:
         """Set the events of a file that are handled from now on; without events it is no longer watched."""
         file, known = line.fileno(), line.fileno() in self._handlers
         if not events:
-            self.leave(line)
+            self.unwatch(line)
             return
         (self._epoll.modify if known else self._epoll.register)(file, events)
         self._handlers[file] = handler
 
-    def leave(self, line: socket.socket) -> None:
+    def unwatch(self, line: socket.socket) -> None:
         """Stop watching a file, which may then be closed."""
         if self._handlers.pop(line.fileno(), None) is not None:
             self._epoll.unregister(line)
@@ -440,7 +448,7 @@ class _Side:
     """One of the two connections: the bytes waiting to be sent over it, and whether its input has ended."""
 
     def __init__(self, line: socket.socket) -> None:
-        self.line, self.waits, self.ended, self.events = line, memoryview(b""), False, 0
+        self.line, self.unsent, self.ended, self.events = line, memoryview(b""), False, 0
 
 
 class Pipe:
@@ -457,14 +465,14 @@ class Pipe:
         if not self.closed:
             self.closed = True
             for side in self._sides:
-                self._poll.leave(side.line)
+                self._poll.unwatch(side.line)
                 side.line.close()
             self._over()
 
     def _watch(self) -> None:
         for side, other in (self._sides, self._sides[::-1]):
-            events = select.EPOLLOUT if side.waits else 0
-            events |= select.EPOLLIN if not side.ended and not other.waits else 0
+            events = select.EPOLLOUT if side.unsent else 0
+            events |= select.EPOLLIN if not side.ended and not other.unsent else 0
             if events != side.events:
                 side.events = events
                 self._poll.watch(side.line, events, partial(self._handle, side, other))
@@ -473,14 +481,14 @@ class Pipe:
         if self.closed:
             return
         try:
-            if events & (select.EPOLLOUT | _BROKEN) and side.waits:
-                self._send(side, other, side.waits)
-            if events & (select.EPOLLIN | _BROKEN) and not side.ended and not other.waits:
+            if events & (select.EPOLLOUT | _ERROR_EVENTS) and side.unsent:
+                self._send(side, other, side.unsent)
+            if events & (select.EPOLLIN | _ERROR_EVENTS) and not side.ended and not other.unsent:
                 self._read(side, other)
         except OSError:  # the connection broke
             self.close()
             return
-        if all(each.ended and not each.waits for each in self._sides):
+        if all(each.ended and not each.unsent for each in self._sides):
             self.close()
         else:
             self._watch()
@@ -501,13 +509,13 @@ class Pipe:
             sent = side.line.send(data)
         except BlockingIOError:
             sent = 0
-        if data is not side.waits and sent < len(data):
+        if data is not side.unsent and sent < len(data):
             data, sent = memoryview(bytes(data[sent:])), 0  # the buffer is shared
-        side.waits = data[sent:]
+        side.unsent = data[sent:]
         self._end(side, other)
 
     def _end(self, side: _Side, other: _Side) -> None:
         """Forward an end of input, once everything before it is sent."""
-        if other.ended and not side.waits:
+        if other.ended and not side.unsent:
             with contextlib.suppress(OSError):
                 side.line.shutdown(socket.SHUT_WR)

@@ -15,7 +15,7 @@ from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.gateway.entry import (
     SAVE_SECONDS,
     Entry,
-    FinalErrors,
+    PairErrors,
     Purpose,
     Quotas,
     Traffic,
@@ -34,8 +34,8 @@ from whale_nebula.security.audit import AuditLog, Head, KeptHeads
 from whale_nebula.security.identity import GATEWAY, WORKER
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
-from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, prove_identity
-from whale_nebula.transport.grpc.options import server_credentials
+from whale_nebula.transport.grpc.listener import Dialler, FrameReceiver, Listener, StreamRequest, prove_identity
+from whale_nebula.transport.grpc.options import make_server_credentials
 from whale_nebula.transport.handover import DATA, LOGIN, socket_path
 from whale_nebula.wire.frame import Header
 
@@ -73,7 +73,7 @@ class Gateway:
         self._stopping = threading.Event()
         self._now = time.monotonic
         self._silence = _BEATS * self._deadlines.beat
-        self._final_errors = FinalErrors()
+        self._final_errors = PairErrors()
         self._quotas = Quotas(site)
         self._traffic = Traffic(site.traffic)
         self._parted: set[str] = set()  # our workers whose last stream was ended gracefully
@@ -89,7 +89,7 @@ class Gateway:
         self._health = Health(lambda visitor: admit(self._current, site, visitor))
         self._listener = Listener(
             site.listen,
-            server_credentials(self._current) if self._current else None,
+            make_server_credentials(self._current) if self._current else None,
             self._accept,
             deadlines=self._deadlines,
             connections=connections(site),
@@ -145,63 +145,63 @@ class Gateway:
         self._traffic.save()
 
     # ------------------------------------------------------------------ admission
-    def _accept(self, knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
+    def _accept(self, request: StreamRequest, visitor: Dialler, lane: Lane) -> FrameReceiver:
         if self._stopping.is_set():
             raise TransportError(f"gateway '{self.site.identity.worker}' is stopping")
         try:
-            found = entry(self.site, self._current, knock, visitor)
-            lane.guest = found.guest
+            found = entry(self.site, self._current, request, visitor)
+            lane.certified_peer = found.certified_peer
             if self._prover is not None:
-                lane.proof = prove_identity(self._prover, knock, self.site.identity)
-            return self._let_in(found, knock, lane)
+                lane.proof = prove_identity(self._prover, request, self.site.identity)
+            return self._let_in(found, request, lane)
         except NebulaError as error:
             lane.end(error.what)
             if isinstance(error, IdentityError):
                 who = visitor.names[0] if visitor.names else visitor.host
-                self.journal.note_refused(who, f"{knock.source} - {knock.destination}", error)
+                self.journal.note_refused(who, f"{request.source} - {request.destination}", error)
             raise
 
-    def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:
+    def _let_in(self, found: Entry, request: StreamRequest, lane: Lane) -> FrameReceiver:
         if found.purpose is Purpose.CONTROL:
             control = self._routes[found.caller.cluster].control
             control.check_rate()
             control.adopt(lane)
             self.journal.note("trunk", actor=found.caller.uri, decision="allow")
             return control.receive
-        asks, wanted = knock.source, knock.destination
+        asks, wanted = request.source, request.destination
         self._final_errors.asks(asks)
         verdict = self._final_errors.find(asks, wanted, once=found.purpose is Purpose.OUT)
         if verdict is not None:
             raise verdict
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
-        self._traffic.check(found.guest if side is Side.NEAR else None)
+        self._traffic.check(found.certified_peer if side is Side.NEAR else None)
         if side is Side.FAR and not self._is_awaited(found.here, found.there):
             raise TransportError(f"worker '{found.here}' has not connected to its gateway yet", why="a retry follows")
-        self._quotas.take(found.caller, lane, knock.lane)
-        if knock.lane:
+        self._quotas.take(found.caller, lane, request.lane)
+        if request.lane:
             known = self._find_pair(found.here, found.there)
             present = None if known is None else known.half(side)
-            if present is None or present.connection.name != knock.connection:
+            if present is None or present.connection.name != request.connection:
                 raise TransportError("the connection of this lane no longer exists")
-            return present.lane(knock.lane, lane)
+            return present.lane(request.lane, lane)
         pair = self._pair(found.here, found.there)
         if side is Side.NEAR:
             lane.trouble = self._routes[cluster_of(pair.there)].trouble
-        connection = Connection(knock.connection)
+        connection = Connection(request.connection)
         if side is Side.FAR:
             half = self._routes[found.caller.cluster].half(pair, connection)
         else:
-            meter = self._traffic.meter(found.guest)
+            meter = self._traffic.meter(found.certified_peer)
 
             def check(frame: bytes) -> Header:
-                self._traffic.check(found.guest)
+                self._traffic.check(found.certified_peer)
                 return pair.inspection.check(frame, outward=True)
 
             half = Half(side, found.caller.uri, connection, check, meter=meter)
         receive = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:
-            pair.account = "" if found.guest is None else found.guest.account
+            pair.account = "" if found.certified_peer is None else found.certified_peer.account
             self._parted.discard(pair.here)
             self._final_errors.back(pair.here)
             for route in self._routes.values():
@@ -378,8 +378,8 @@ class Gateway:
         halves = [half for pair in self._list_pairs() for side in Side if (half := pair.half(side)) is not None]
         lanes = [lane for route in self._routes.values() for lane in route.control.lanes]
         breaks: list[tuple[Peer, Callable[[str], None]]] = [
-            *((lane.guest, lane.end) for lane in lanes if lane.guest is not None),
-            *((guest, half.connection.end) for half in halves for guest in half.guests),
+            *((lane.certified_peer, lane.end) for lane in lanes if lane.certified_peer is not None),
+            *((certified_peer, half.connection.end) for half in halves for certified_peer in half.certified_peers),
         ]
         for peer, end in breaks:
             try:

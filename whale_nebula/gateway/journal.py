@@ -80,8 +80,8 @@ class Journal:
                 side=half.side.value,
                 dialled=half.dialled,
                 connection=half.connection.name,
-                serial=next((guest.serial for guest in half.guests), ""),
-                account=next((guest.account for guest in half.guests), ""),
+                serial=next((certified_peer.serial for certified_peer in half.certified_peers), ""),
+                account=next((certified_peer.account for certified_peer in half.certified_peers), ""),
             )
         except AuditError as error:
             self._forget(half)

@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2
 
 from whale_nebula.errors import NebulaError
 from whale_nebula.transport.grpc.limits import Buckets
-from whale_nebula.transport.grpc.listener import Visitor, visitor
+from whale_nebula.transport.grpc.listener import Dialler, visitor
 from whale_nebula.transport.grpc.options import Probe, probe
 
 State: TypeAlias = Literal["dead", "frozen"]
@@ -153,7 +153,7 @@ class Health:
     enough of them would exhaust the server's threads.
     """
 
-    def __init__(self, admit: Callable[[Visitor], None]) -> None:
+    def __init__(self, admit: Callable[[Dialler], None]) -> None:
         self._admit = admit
         self._asked = Buckets(_BURST, _A_SECOND)
         self._servicer = health.HealthServicer(experimental_non_blocking=False)

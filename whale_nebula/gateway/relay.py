@@ -18,7 +18,7 @@ from whale_nebula.errors import RemoteProtocolError, TransportError
 from whale_nebula.security import Peer
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, Header, unpack
+from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, Header, unpack_header
 
 _GREETING = 2  # frames: HELLO and AUTH
 
@@ -73,19 +73,23 @@ class Half:
         return self.partner is None and not self.connection.over
 
     @property
-    def guests(self) -> list[Peer]:
+    def certified_peers(self) -> list[Peer]:
         """The authenticated certificates of its lanes."""
-        return [lane.guest for lane in list(self._lanes.values()) if lane.guest is not None and not lane.over]
+        return [
+            lane.certified_peer
+            for lane in list(self._lanes.values())
+            if lane.certified_peer is not None and not lane.over
+        ]
 
     @property
-    def in_order(self) -> bool:
+    def ended_gracefully(self) -> bool:
         """Whether the other side has ended it gracefully, and all its frames were read."""
-        return any(lane.in_order for lane in list(self._lanes.values()))
+        return any(lane.ended_gracefully for lane in list(self._lanes.values()))
 
     @property
     def parted(self) -> bool:
         """Whether its end was graceful, on either side, so that no probe is needed."""
-        return any(lane.in_order or lane.finished for lane in list(self._lanes.values()))
+        return any(lane.ended_gracefully or lane.finished for lane in list(self._lanes.values()))
 
     def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
         """Add a lane of the connection; returns the handler of its frames. Raises if the lane exists."""
@@ -189,7 +193,7 @@ class Inspection:
         """Check a frame that leaves or enters this cluster; returns its header, or raises if it breaks a rule."""
         if not HEADER_BYTES <= len(frame) <= FRAME_CAP:
             raise RemoteProtocolError(f"a message of {len(frame)} bytes is not a frame")
-        header, _ = unpack(frame[:HEADER_BYTES], sealed=True)
+        header, _ = unpack_header(frame[:HEADER_BYTES], sealed=True)
         if len(frame) != HEADER_BYTES + header.length:
             raise RemoteProtocolError(f"received {len(frame) - HEADER_BYTES} bytes in a frame of {header.length}")
         ends = (header.source, header.destination)
@@ -363,7 +367,7 @@ class Pair:
             partner = half.partner
             if partner is not None:
                 self._met = self._now()
-        if partner is not None and half.in_order and not half.fault:
+        if partner is not None and half.ended_gracefully and not half.fault:
             partner.connection.finish()
             later = threading.Timer(self._grace, partner.connection.end, (why,))
             later.daemon = True

@@ -25,7 +25,7 @@ from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.transport.grpc.listener import Knock
+from whale_nebula.transport.grpc.listener import StreamRequest
 
 FREE_BYTES = 512
 """A frame of at most this size, such as an acknowledgement, needs no turn as long as few of them are sent."""
@@ -336,11 +336,11 @@ class Route:
         )
 
     def _dial(self, pair: Pair, half: Half, number: int) -> int:
-        knock, lane = Knock(self._site.run, pair.here, pair.there, half.connection.name, number), Lane()
-        return self._call(knock, lane, half.lane(number, lane))
+        request, lane = StreamRequest(self._site.run, pair.here, pair.there, half.connection.name, number), Lane()
+        return self._call(request, lane, half.lane(number, lane))
 
-    def _call(self, knock: Knock, lane: Lane, receive: Callable[[bytes], None]) -> int:
-        return dial(self._target, knock, lane, receive, deadlines=self._deadlines, rate=self.pacer.rate)
+    def _call(self, request: StreamRequest, lane: Lane, receive: Callable[[bytes], None]) -> int:
+        return dial(self._target, request, lane, receive, deadlines=self._deadlines, rate=self.pacer.rate)
 
     # ------------------------------------------------------------------ the control stream
     def look(self) -> bool:
@@ -383,11 +383,11 @@ class Route:
     def _go(self) -> bool:
         """Open the control stream and wait for its end; returns whether it lasted longer than a moment."""
         lane, over = Lane(), threading.Event()
-        knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
+        request = StreamRequest(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
         try:
-            self._call(knock, lane, self.control.receive)
+            self._call(request, lane, self.control.receive)
         except NebulaError as error:
-            wrong = self._find_wrong(error)
+            wrong = self._find_certificate_fault(error)
             self._trouble = wrong.what if wrong is not None else error.why or error.what
             return False
         self._wrong, self._times = None, 0
@@ -397,7 +397,7 @@ class Route:
         self._stands, self._fell, self._trouble = False, time.monotonic(), lane.why
         return self._fell - began > _SHORT_SECONDS
 
-    def _find_wrong(self, error: NebulaError) -> NebulaError | None:
+    def _find_certificate_fault(self, error: NebulaError) -> NebulaError | None:
         """The certificate fault, there or here, that prevents the control stream; recorded when new.
 
         A failure within TLS is diagnosed by a separate handshake, as gRPC does not report its reason.

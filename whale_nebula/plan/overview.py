@@ -25,7 +25,7 @@ from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTie
 from whale_nebula.plan.timing import assumptions_of, duration, times
 from whale_nebula.plan.work import Holdings, Work, made_in, parameters, writes
 from whale_nebula.spec import Spec
-from whale_nebula.wire.frame import wire_bytes
+from whale_nebula.wire.frame import count_wire_bytes
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
@@ -150,7 +150,7 @@ class Direction:
 def holds(links: Links, a: str, b: str, sizes: Sequence[int]) -> float | None:
     """Seconds for which tensors of this size occupy the link from a to b; None without a rate."""
     rate = links.between(a, b).rate
-    return sum(8 * wire_bytes(size) for size in sizes) / rate if rate else None
+    return sum(8 * count_wire_bytes(size) for size in sizes) / rate if rate else None
 
 
 def slowest(seconds: Iterable[float | None]) -> float | None:

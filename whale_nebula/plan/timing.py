@@ -17,7 +17,7 @@ from whale_nebula.plan.records import PlanStage
 from whale_nebula.schedule.lines import Hop, Line, Work, pace
 from whale_nebula.schedule.schedules import delays, limits
 from whale_nebula.schedule.simulate import Span, Timeline, simulate
-from whale_nebula.wire.frame import wire_bytes
+from whale_nebula.wire.frame import count_wire_bytes
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
@@ -253,12 +253,12 @@ def _hops(plan: Plan, names: Sequence[str]) -> dict[tuple[int, int], Hop]:
             if each.source not in names or name not in names or name == each.source:
                 continue
             pair, cluster = (names.index(each.source), names.index(name)), plan.stages[name].cluster
-            there = 0 if (each.name, cluster) in reached else wire_bytes(each.bytes or 0)
+            there = 0 if (each.name, cluster) in reached else count_wire_bytes(each.bytes or 0)
             reached.add((each.name, cluster))
             hop = found.get(pair) or Hop(_line(plan, each.source, name), _line(plan, name, each.source), 0.0, None)
             back = hop.backward
             if each.backward:
-                back = (back or 0.0) + wire_bytes(each.backward_bytes or 0)
+                back = (back or 0.0) + count_wire_bytes(each.backward_bytes or 0)
             found[pair] = replace(hop, forward=hop.forward + there, backward=back)
     return found
 

@@ -28,7 +28,7 @@ from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
 from whale_nebula.wire.frame import HEADER_BYTES
-from whale_nebula.wire.message import require_known
+from whale_nebula.wire.message import check_outgoing_message
 from whale_nebula.wire.tensor import Bytes
 
 
@@ -185,7 +185,7 @@ def refuse_reserved(message: Mapping[str, Any]) -> None:
     """Refuse message kinds that links reserve for themselves, and unregistered ones."""
     if message.get("kind") in (BYE, FAIL):
         raise LocalProtocolError(f"cannot post {message['kind']}", mend="call fail(reason) or close()")
-    require_known(message)
+    check_outgoing_message(message)
 
 
 def closed_by_error(there: str) -> NebulaError:
@@ -233,8 +233,8 @@ def silent_error(there: str, where: str, seconds: float, why: str) -> NebulaErro
     )
 
 
-_MOST_MENDS = 16  # lines of another worker's advice
-_COMMON = (InputMismatchError, PlanMismatchError, LinkClosedError, RemoteFailureError)
+_MAX_MEND_LINES = 16  # lines of another worker's advice
+_SHARED_ERRORS = (InputMismatchError, PlanMismatchError, LinkClosedError, RemoteFailureError)
 
 
 def failed_error(there: str, reason: object) -> NebulaError:
@@ -245,9 +245,9 @@ def failed_error(there: str, reason: object) -> NebulaError:
     """
     given = reason if isinstance(reason, Mapping) else {}
     escaped = {part: escape_foreign_text(given[part]) for part in ("code", "what", "where") if given.get(part)}
-    common = next((kind for kind in _COMMON if kind.code == escaped.get("code")), None)
+    common = next((kind for kind in _SHARED_ERRORS if kind.code == escaped.get("code")), None)
     what = escaped.get("what", "no reason given")
-    mends = escape_foreign_text(given.get("mend") or "", lines=True).splitlines()[:_MOST_MENDS]
+    mends = escape_foreign_text(given.get("mend") or "", lines=True).splitlines()[:_MAX_MEND_LINES]
     error = (common or RemoteFailureError)(
         what if common else f"worker '{there}' failed: {what}",
         where=escaped.get("where"),
@@ -259,7 +259,7 @@ def failed_error(there: str, reason: object) -> NebulaError:
     return error
 
 
-_CHANCES = 8  # for a frame to arrive undamaged
+_MAX_DAMAGES = 8  # for a frame to arrive undamaged
 
 
 class Faults:
@@ -270,7 +270,7 @@ class Faults:
     """
 
     def __init__(self, chances: int = 1) -> None:
-        self._chances = {"damage": _CHANCES, "intent": chances}
+        self._chances = {"damage": _MAX_DAMAGES, "intent": chances}
         self._at: int | None = None
         self._times = {"damage": 0, "intent": 0}
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 _BACKLOG_BYTES = 4 << 20  # what a sender's kernel may buffer for one connection: a ping queues behind it
 _SPAN_SECONDS = 1.0
-_DRAWN = random.SystemRandom()  # the state of `random` belongs to the script
+_RANDOM = random.SystemRandom()  # the state of `random` belongs to the script
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Deadlines:
 
     def retry_pause(self, attempt: int, draw: float | None = None) -> float:
         """Backoff before the `attempt`-th reconnection (from 0); `draw` is random in [0, 1)."""
-        draw = _DRAWN.random() if draw is None else draw
+        draw = _RANDOM.random() if draw is None else draw
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
 
 
@@ -80,7 +80,7 @@ class Meter:
         if self._since is None:
             self._since, self._bytes = now, 0
 
-    def note_carried(self, size: int, now: float, *, more: bool) -> None:
+    def count_arrived(self, size: int, now: float, *, more: bool) -> None:
         """Count bytes that have arrived; `more` means that further bytes are in flight."""
         if self._since is None:
             return
@@ -99,7 +99,7 @@ class Meter:
 
 
 _LOG = logging.getLogger("whale_nebula.transport")
-_AGAIN_SECONDS = 10.0
+_REPEAT_SECONDS = 10.0
 
 
 class Wait(NamedTuple):
@@ -175,7 +175,7 @@ class Waiting:
         now = self._now()
         if self._since is None:
             self._since = now if since is None else since
-        elif why == self._why and now - self._announced_at < _AGAIN_SECONDS:
+        elif why == self._why and now - self._announced_at < _REPEAT_SECONDS:
             return
         self._announced_at, self._why = now, why
         self._announce(Wait(self._who, self._where, why, now - self._since, limit))

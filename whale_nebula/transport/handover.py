@@ -14,7 +14,7 @@ from pathlib import Path
 
 from whale_nebula.errors import ConfigError
 from whale_nebula.security.files import lock_folder
-from whale_nebula.transport.grpc.limits import plain_address
+from whale_nebula.transport.grpc.limits import normalize_address
 
 LOGIN, DATA = "nebula-login/1", "nebula-data/1"
 """The purposes of connections, as TLS protocol names (ALPN)."""
@@ -150,4 +150,4 @@ def _take(file: int, take: Take) -> None:
     except OSError:  # or it has ended meanwhile
         line.close()
         return
-    take(line, (plain_address(host), int(port)))
+    take(line, (normalize_address(host), int(port)))

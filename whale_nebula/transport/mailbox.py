@@ -13,15 +13,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from whale_nebula.errors import DeadlineError, LocalProtocolError, NebulaError, WireError
 from whale_nebula.transport.deadlines import Clock, MonotonicClock
 from whale_nebula.transport.protocol import Key, Payload
-from whale_nebula.wire.buffers import held_bytes
-from whale_nebula.wire.message import MOST_WAITING
+from whale_nebula.wire.buffers import count_held_bytes
+from whale_nebula.wire.message import MAX_UNREAD_MESSAGES
 
 T = TypeVar("T")
 
-_APART = ("control", "round")  # kinds of tensors that belong to no step
+_STEPLESS_KINDS = ("control", "round")  # kinds of tensors that belong to no step
 _MESSAGE_FACTOR = 32  # the most bytes of objects that a byte of JSON may become
-_MOST_OF_MESSAGES = 32 << 20  # in memory, by that factor
-_MOST_ROUNDS = 8
+_MAX_MESSAGE_MEMORY = 32 << 20  # in memory, by that factor
+_MAX_ROUNDS = 8
 _OVERRUN_BYTES = 12 << 20  # may still arrive beyond the window after the sender is stopped
 
 
@@ -44,7 +44,7 @@ class _End(NamedTuple):
     takes: bool = False
 
 
-def unsent_error(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
+def unsent_item_error(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
     """The error for a message that a live worker has not sent in time."""
     return DeadlineError(
         f"worker '{here}' waited {seconds:g} s for worker '{there}'",
@@ -132,7 +132,7 @@ class Mailbox:
         self._promised: set[Key] = set()
         self._end: _End | None = None
         self._closed = False
-        self.late: Callable[[str, float], NebulaError] = partial(unsent_error, here, there)
+        self.late: Callable[[str, float], NebulaError] = partial(unsent_item_error, here, there)
 
     @property
     def flows(self) -> bool:
@@ -165,7 +165,7 @@ class Mailbox:
                 )
             cost = 0
             if self.window is not None and key not in self._awaited:
-                cost = held_bytes(value.nbytes)
+                cost = count_held_bytes(value.nbytes)
                 self._hold(key, cost, self.window)
                 if value.nbytes > self._due(key):
                     self._beyond[key] = cost
@@ -178,14 +178,14 @@ class Mailbox:
             if self._closed:
                 return
             waiting = self._messages[message["kind"]]
-            if len(waiting) >= MOST_WAITING:
+            if len(waiting) >= MAX_UNREAD_MESSAGES:
                 raise self._fault(
-                    f"more than {MOST_WAITING} unread messages {message['kind']}",
+                    f"more than {MAX_UNREAD_MESSAGES} unread messages {message['kind']}",
                     why="each message is answered or sent once: no worker sends so many without an answer",
                 )
-            cost = 0 if self.window is None else held_bytes(size * _MESSAGE_FACTOR)
+            cost = 0 if self.window is None else count_held_bytes(size * _MESSAGE_FACTOR)
             others = sum(item.cost for queue in self._messages.values() for item in queue)
-            if others > _MOST_OF_MESSAGES:
+            if others > _MAX_MESSAGE_MEMORY:
                 raise self._fault(
                     f"{others // _MESSAGE_FACTOR} bytes of unread messages, and {size} more bytes were received"
                 )
@@ -286,7 +286,11 @@ class Mailbox:
         self._taken[program].clear()
         if self.window is None:
             return
-        past = [key for key in self._tensors if key.program == program and key.step < step and key.kind not in _APART]
+        past = [
+            key
+            for key in self._tensors
+            if key.program == program and key.step < step and key.kind not in _STEPLESS_KINDS
+        ]
         for key in past:
             if key not in self._awaited:
                 self._let_go(key, self._tensors.pop(key).cost)
@@ -296,8 +300,8 @@ class Mailbox:
         kinds that belong to no step, such a sender sends only a few beyond the window: those that precede one for which
         a thread waits.
         """
-        if key.kind in _APART:
-            most = window + _OVERRUN_BYTES + (_MOST_ROUNDS * cost if key.kind == "round" else 0)
+        if key.kind in _STEPLESS_KINDS:
+            most = window + _OVERRUN_BYTES + (_MAX_ROUNDS * cost if key.kind == "round" else 0)
             if self.held > window and self._apart > most:
                 raise self._fault(
                     f"{key} was received, and {self._apart} bytes are stored here that were not requested"

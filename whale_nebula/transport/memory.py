@@ -24,9 +24,9 @@ from whale_nebula.transport.base import (
 from whale_nebula.transport.deadlines import Clock, MonotonicClock
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Packed, Payload, check_packed
-from whale_nebula.wire.frame import frame_count, wire_bytes
+from whale_nebula.wire.frame import count_frames, count_wire_bytes
 from whale_nebula.wire.message import decode_message, encode_message
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.wire.tensor import find_dtype_code
 
 
 class Passage(NamedTuple):
@@ -71,10 +71,10 @@ class MemoryLink(Link):
         """Queue a tensor; never blocks. `size` is for objects that have no `nbytes`."""
         self._check(key, self.here, self.there)
         self._inbox.check_open()
-        size = _checked_size(array, size)
+        size = _check_size(array, size)
         raw = array.raw_bytes if raw_bytes is None and isinstance(array, Packed) else raw_bytes
-        total = wire_bytes(size)
-        self._count(LinkTotals(size, total, size if raw is None else raw, frame_count(size)))
+        total = count_wire_bytes(size)
+        self._count(LinkTotals(size, total, size if raw is None else raw, count_frames(size)))
         passage = self._line.occupy(total)
         self._outbox.put(key, array, passage.due)
         if self.on_sent is not None:
@@ -143,13 +143,13 @@ class MemoryNetwork:
         return self._lines[source, destination]
 
 
-def _checked_size(array: Payload, size: int | None) -> int:
+def _check_size(array: Payload, size: int | None) -> int:
     """The size of a payload, after the checks that a real link makes."""
     if isinstance(array, Packed):
         return check_packed(array).nbytes
     dtype = getattr(array, "dtype", None)
     if dtype is not None:
-        dtype_code(str(getattr(dtype, "name", dtype)))
+        find_dtype_code(str(getattr(dtype, "name", dtype)))
     size = getattr(array, "nbytes", None) if size is None else size
     if size is None:
         raise LocalProtocolError(f"the size of a {type(array).__name__} is unknown", mend="pass size=")

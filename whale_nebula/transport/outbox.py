@@ -13,11 +13,11 @@ from typing import NamedTuple
 from whale_nebula.errors import DeadlineError
 from whale_nebula.wire.buffers import Packet
 from whale_nebula.wire.conversation import Conversation
-from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, chunks, wire_bytes
+from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, count_wire_bytes, split_payload
 from whale_nebula.wire.tensor import Bytes
 
 
-class Parcel(NamedTuple):
+class OutgoingItem(NamedTuple):
     """A tensor or message on its way out."""
 
     header: Header
@@ -27,17 +27,17 @@ class Parcel(NamedTuple):
     def size(self) -> int:
         """Its bytes on the wire."""
         one_frame = self.header.kind == Kind.CONTROL
-        return self.payload.size + HEADER_BYTES if one_frame else wire_bytes(self.payload.size)
+        return self.payload.size + HEADER_BYTES if one_frame else count_wire_bytes(self.payload.size)
 
 
-class Shipment(NamedTuple):
+class OutgoingFrame(NamedTuple):
     """One frame for the carrier, and the parcel that it is a part of, if any; `last` ends that parcel.
 
     `share` is the part of the budget that it releases once it has left.
     """
 
     packet: Packet
-    parcel: Parcel | None = None
+    parcel: OutgoingItem | None = None
     last: bool = False
     share: int = 0
 
@@ -74,15 +74,15 @@ class Outbox:
         self._waiting_for_room = waiting
         self._first: deque[Packet] = deque()
         self._again: deque[Packet] = deque()
-        self._urgent: deque[Parcel] = deque()
-        self._parcels: deque[Parcel] = deque()
-        self._parcel: Parcel | None = None  # partly sent
+        self._urgent: deque[OutgoingItem] = deque()
+        self._parcels: deque[OutgoingItem] = deque()
+        self._parcel: OutgoingItem | None = None  # partly sent
         self._chunks: Iterator[tuple[Header, Bytes]] = iter(())
         self._forgets = self._complete = self._finishing = self._stopped = False
 
     # The queue.
 
-    def put(self, parcel: Parcel, deadline: float, there: str) -> bool:
+    def put(self, parcel: OutgoingItem, deadline: float, there: str) -> bool:
         """Queue a parcel; False if nothing is written any more."""
         with self.changed:
             if not self._lacks_room(parcel.size):
@@ -100,7 +100,7 @@ class Outbox:
                 self._room.wait(min(left, 3600.0))
             return self._queue(parcel)
 
-    def _queue(self, parcel: Parcel) -> bool:
+    def _queue(self, parcel: OutgoingItem) -> bool:
         if self.finishing or self._forgets or self._complete:
             return False
         self._parcels.append(parcel)
@@ -115,7 +115,7 @@ class Outbox:
             and self.waiting + size > self._budget
         )
 
-    def put_urgent(self, parcel: Parcel) -> bool:
+    def queue_urgent(self, parcel: OutgoingItem) -> bool:
         """Queue a parcel before all others, whatever the budget; False if nothing is written any more."""
         with self.changed:
             if self._stopped:
@@ -125,7 +125,7 @@ class Outbox:
             self.changed.notify_all()
             return True
 
-    def put_last(self, parcel: Parcel) -> bool:
+    def queue_last(self, parcel: OutgoingItem) -> bool:
         """Queue a parcel after all others, whatever the budget, and accept no more; False if nothing is written any
         more.
         """
@@ -149,7 +149,7 @@ class Outbox:
             self._parcels.clear()
             self._notify_all()
 
-    def finish(self, farewell: Parcel | None = None) -> bool:
+    def finish(self, farewell: OutgoingItem | None = None) -> bool:
         """Accept only the farewell, and end once the queue is empty; False if it had ended."""
         with self.changed:
             over = self.finishing
@@ -221,13 +221,13 @@ class Outbox:
         """Queue frames for retransmission before anything new."""
         self._again.extend(packets)
 
-    def quiet_for(self) -> float | None:
+    def find_heartbeat_delay(self) -> float | None:
         """Seconds until the next heartbeat is due; None if nothing can be sent."""
         if self.connection is None or not self._conversation.ready:
             return None
         return max(0.0, self._last_sent + self._beat - self._now()) + 0.001
 
-    def next(self) -> Shipment | None:
+    def next(self) -> OutgoingFrame | None:
         """The next frame, or None if nothing can be sent now."""
         talk, packet, shipment = self._conversation, None, None
         if self.connection is None or not (self._first or talk.ready):
@@ -238,23 +238,23 @@ class Outbox:
             packet = self._again.popleft()
         elif self._urgent:
             parcel = self._urgent.popleft()
-            shipment = self._frame_next(parcel, chunks(parcel.header, parcel.payload))
-        elif (packet := talk.due()) is None and talk.room() > 0 and (self._parcel or self._parcels):
+            shipment = self._frame_next(parcel, split_payload(parcel.header, parcel.payload))
+        elif (packet := talk.take_acknowledgement()) is None and talk.room > 0 and (self._parcel or self._parcels):
             if self._parcel is None:
                 self._parcel = self._parcels.popleft()
-                self._chunks = chunks(self._parcel.header, self._parcel.payload)
+                self._chunks = split_payload(self._parcel.header, self._parcel.payload)
             shipment = self._frame_next(self._parcel, self._chunks)
         elif packet is None and self._now() >= self._last_sent + self._beat:
-            packet = talk.beat()
+            packet = talk.build_heartbeat()
         if packet is not None:
-            shipment = Shipment(packet)
+            shipment = OutgoingFrame(packet)
         if shipment is not None:
             self._last_sent = self._now()
         return shipment
 
-    def _frame_next(self, parcel: Parcel, frames: Iterator[tuple[Header, Bytes]]) -> Shipment:
+    def _frame_next(self, parcel: OutgoingItem, frames: Iterator[tuple[Header, Bytes]]) -> OutgoingFrame:
         header, chunk = next(frames)
         if header.last and parcel is self._parcel:
             self._parcel, self._chunks = None, iter(())  # neither holds the payload
-        packet = self._conversation.frame(header, chunk)
-        return Shipment(packet, parcel, last=header.last, share=HEADER_BYTES + chunk.size)
+        packet = self._conversation.build_frame(header, chunk)
+        return OutgoingFrame(packet, parcel, last=header.last, share=HEADER_BYTES + chunk.size)

@@ -45,14 +45,14 @@ from whale_nebula.transport.base import (
     silent_error,
 )
 from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, Waiting, log_wait
-from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_error
-from whale_nebula.transport.outbox import Outbox, Parcel, Shipment
+from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_item_error
+from whale_nebula.transport.outbox import Outbox, OutgoingFrame, OutgoingItem
 from whale_nebula.transport.protocol import ExpectKey, Key, LinkTotals, Payload, Roster, describe_payload, read_payload
 from whale_nebula.wire.buffers import Acknowledged, Bound, MessageArrived, TensorArrived
 from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Opened
-from whale_nebula.wire.frame import Header, Kind, chunks, frame_count, pack
+from whale_nebula.wire.frame import Header, Kind, count_frames, pack_header, split_payload
 from whale_nebula.wire.greeting import Greeting, Prover
-from whale_nebula.wire.message import check_message, encode_message, message_header
+from whale_nebula.wire.message import build_message_header, check_message, encode_message
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _SEAL_BYTES = 16
@@ -94,7 +94,7 @@ class PeerLink(Link):
         waiters = waiters or Waiters()
         inbox = Mailbox(here, there, fault=RemoteProtocolError, window=budget // 5, waiters=waiters, due=self._find_due)
         super().__init__(inbox)
-        self._inbox.late = self._explain_late
+        self._inbox.late = self._explain_timeout
         self._inbox.on_flow = self._wake_writer
         self._roster = Roster(workers)
         self._numbers = self._roster.number(here), self._roster.number(there)
@@ -107,7 +107,7 @@ class PeerLink(Link):
             expect=self._find_bound,
             budget=budget,
             window=window,
-            flows=lambda: self._inbox.flows,
+            accepts_data=lambda: self._inbox.flows,
             prover=prover,
             sealed=sealed,
         )
@@ -120,7 +120,7 @@ class PeerLink(Link):
         self._prover = prover
         self._arrive = arrive
         # why the last greeting was refused, if that is transient: a certificate is renewed, an old process ends
-        self._healing: ExpiredError | StaleWorkerError | None = None
+        self._transient_refusal: ExpiredError | StaleWorkerError | None = None
         self._stale: float | None = None  # since when a worker of an earlier epoch has this connection
         self._waiting = Waiting(f"worker '{there}'", carrier.where, announce, now=now)
         self._received_at = self._down = now()  # from the worker itself, authenticated
@@ -132,7 +132,7 @@ class PeerLink(Link):
         self._failed = False
         self._fail_received = False
         self._fail_answered = False
-        self._deaf = False  # received frames are no longer trusted
+        self._is_distrusted = False  # received frames are no longer trusted
         self._faults = Faults()
         self._greeting_faults = Faults(_GREETINGS)  # in a row
         self._ended = threading.Event()
@@ -152,10 +152,10 @@ class PeerLink(Link):
         """Queue a tensor for the writer. `size` is not needed here: the array has one."""
         self._check(key, self.here, self.there)
         header, data, raw = describe_payload(self._roster.header(key), array)
-        parcel = Parcel(header, data)
+        parcel = OutgoingItem(header, data)
         self._put(parcel)
         raw = raw if raw_bytes is None else raw_bytes
-        self._count(LinkTotals(data.nbytes, parcel.size, raw, frame_count(data.nbytes)))
+        self._count(LinkTotals(data.nbytes, parcel.size, raw, count_frames(data.nbytes)))
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Queue a control message for the writer."""
@@ -183,14 +183,14 @@ class PeerLink(Link):
             self._failed = True
             if not last:
                 self._outbox.forget()
-            if self._outbox.put_last(parcel) if last else self._outbox.put_urgent(parcel):
+            if self._outbox.queue_last(parcel) if last else self._outbox.queue_urgent(parcel):
                 self._count_message(parcel.payload.size)
 
     def part(self) -> None:
         """Send a farewell without waiting. Of several links that end together, all send theirs before any is closed."""
         if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
             failpoint("link.parting")
-            self._say_farewell()
+            self._queue_farewell()
 
     def close(self) -> None:
         """Flush the queue and a farewell, wait for its acknowledgement and the other side's farewell, and end."""
@@ -205,19 +205,19 @@ class PeerLink(Link):
             thread.join(self._deadlines.grace)
         failpoint("link.closed")
 
-    def _parcel(self, message: Mapping[str, Any]) -> Parcel:
+    def _parcel(self, message: Mapping[str, Any]) -> OutgoingItem:
         payload = np.frombuffer(encode_message(message), np.uint8)
-        return Parcel(message_header(payload.size, *self._numbers), payload)
+        return OutgoingItem(build_message_header(payload.size, *self._numbers), payload)
 
-    def _put(self, parcel: Parcel) -> None:
+    def _put(self, parcel: OutgoingItem) -> None:
         self._inbox.check_open()
         # an invalid parcel is raised here, in the caller's thread, not in the writer's
-        pack(next(chunks(parcel.header, parcel.payload))[0], 0)
+        pack_header(next(split_payload(parcel.header, parcel.payload))[0], 0)
         stall = self._deadlines.stall(self._outbox.waiting, self._meter.rate)
         if not self._outbox.put(parcel, stall, self.there):
             self._inbox.check_open()
 
-    def _say_farewell(self) -> None:
+    def _queue_farewell(self) -> None:
         """Send a farewell, unless this side has failed: the failure is its last message."""
         if self._failed:
             self._outbox.finish()
@@ -227,13 +227,13 @@ class PeerLink(Link):
     def _drain(self) -> None:
         """Wait for the end of the conversation while it can still be reached."""
         with self._changed:
-            sent, received, since = self._progress(), self._conversation.received, self._now()
+            sent, received, since = self._progress(), self._conversation.expected_number, self._now()
             taken = since  # when the other side last received something; what it sends does not extend the wait
             while not self._ended.is_set():  # the writer ends after the last acknowledgement
                 now = self._now()
                 left = since + self._deadlines.grace - now
                 stall = self._deadlines.stall(max(self._budget, self._unsent), self._meter.rate)
-                if left <= 0 and not self._worth_waiting():
+                if left <= 0 and not self._is_worth_waiting():
                     return
                 if now - taken >= stall:
                     break
@@ -241,8 +241,8 @@ class PeerLink(Link):
                 if self._progress() != sent:
                     sent, since = self._progress(), self._now()
                     taken = since
-                if self._conversation.received != received:
-                    received, since = self._conversation.received, self._now()
+                if self._conversation.expected_number != received:
+                    received, since = self._conversation.expected_number, self._now()
             else:
                 return
         error = DeadlineError(
@@ -255,14 +255,14 @@ class PeerLink(Link):
         self.lost(error)
 
     def _progress(self) -> tuple[int, int]:
-        return self._outbox.written, self._conversation.unacked
+        return self._outbox.written, self._conversation.unacknowledged_bytes
 
     @property
     def _unsent(self) -> int:
         """The bytes that were not acknowledged yet."""
-        return self._outbox.waiting + self._conversation.unacked
+        return self._outbox.waiting + self._conversation.unacknowledged_bytes
 
-    def _worth_waiting(self) -> bool:
+    def _is_worth_waiting(self) -> bool:
         """Whether more than a farewell is unacknowledged and the other worker still needs it, so that waiting is
         worthwhile.
         """
@@ -272,11 +272,15 @@ class PeerLink(Link):
     @property
     def _over(self) -> bool:
         """Whether both sides have sent a farewell and all frames were acknowledged, or the peer has ended."""
-        if self._deaf:
+        if self._is_distrusted:
             return self._conversation.ready and not self._outbox.urgent
         if self._fail_received:
             return self._outbox.finishing and (self._fail_answered or not self._conversation.ready)
-        return (self._bye_received or self._failed) and self._outbox.drained and self._conversation.unacked == 0
+        return (
+            (self._bye_received or self._failed)
+            and self._outbox.drained
+            and self._conversation.unacknowledged_bytes == 0
+        )
 
     def _end(self) -> None:
         self._outbox.stop()
@@ -293,7 +297,7 @@ class PeerLink(Link):
     def _write(self) -> None:
         try:
             while (found := self._next()) is not None:
-                self._ship(*found)
+                self._send_frame(*found)
         except Exception as error:  # after any error, no caller may wait for what will not be sent
             _LOG.error("the link from %s to %s failed on this side: %s", self.here, self.there, error)
             why = f"the sender of this side has failed: {error!r}"
@@ -302,7 +306,7 @@ class PeerLink(Link):
             self._end()
             self._carrier.close()
 
-    def _next(self) -> tuple[int, Shipment] | None:
+    def _next(self) -> tuple[int, OutgoingFrame] | None:
         """The next frame and its connection; None after the last one."""
         with self._changed:
             while not self._ended.is_set() and not (self._fail_received and self._over):
@@ -311,7 +315,7 @@ class PeerLink(Link):
                 except LocalProtocolError as error:
                     if self._failed:
                         raise
-                    self._break_off(error, {"what": error.what, "why": error.why})
+                    self._end_link(error, {"what": error.what, "why": error.why})
                     continue
                 if shipment is not None and self._outbox.connection is not None:
                     self._meter.busy(self._now())
@@ -319,16 +323,16 @@ class PeerLink(Link):
                     return self._outbox.connection, shipment
                 if self._over:
                     return None
-                self._changed.wait(self._outbox.quiet_for())
+                self._changed.wait(self._outbox.find_heartbeat_delay())
             return None
 
-    def _break_off(self, error: NebulaError, reason: Mapping[str, Any]) -> None:
+    def _end_link(self, error: NebulaError, reason: Mapping[str, Any]) -> None:
         """End the link for this reason, and report it to both sides."""
         self._inbox.end(lambda: error.with_traceback(None), at_once=True)
         self.fail(reason)
         self._outbox.finish()
 
-    def _ship(self, connection: int, shipment: Shipment) -> None:
+    def _send_frame(self, connection: int, shipment: OutgoingFrame) -> None:
         started = self._now()
         parcel, ends = shipment.parcel, (self._began is None, shipment.last)
         tensor = parcel is not None and parcel.header.kind != Kind.CONTROL
@@ -381,17 +385,19 @@ class PeerLink(Link):
         """Process one received frame."""
         with self._changed:
             greeted = self._conversation.ready
-            if self._conversation.error is not None or (self._deaf and greeted):
+            if self._conversation.error is not None or (self._is_distrusted and greeted):
                 return  # the error was reported: this connection is about to end
             opened, beyond_tensors, error = self._take(data)
             if greeted or opened:  # frames count only after the greeting
                 self._received_at = self._now()
-            if beyond_tensors or error is not None or self._conversation.owes:  # the writer has something to do
+            if (
+                beyond_tensors or error is not None or self._conversation.has_due_acknowledgement
+            ):  # the writer has something to do
                 self._changed.notify_all()
         if opened:
             self._carrier.opened()
         if error is not None:
-            self._wrong(error, greeted)
+            self._handle_fault(error, greeted)
 
     def _take(self, data: bytes) -> tuple[bool, bool, NebulaError | None]:
         """Process a frame; returns whether the conversation is now open, whether there was more than tensors, and the
@@ -408,17 +414,19 @@ class PeerLink(Link):
                 elif isinstance(event, Answer):
                     self._outbox.answer(event.packets)
                 elif isinstance(event, Acknowledged):
-                    self._meter.note_carried(event.bytes, self._now(), more=self._conversation.unacked > 0)
+                    self._meter.count_arrived(
+                        event.bytes, self._now(), more=self._conversation.unacknowledged_bytes > 0
+                    )
                 else:
-                    self._go_on(event)
+                    self._resume(event)
         except NebulaError as error:
             return opened, True, error
         except Exception as error:
             return opened, True, _wrap_unexpected(error)
         return opened, beyond_tensors, self._conversation.error
 
-    def _go_on(self, event: Opened) -> None:
-        self._met, self._healing, self._greeting_faults = True, None, Faults(_GREETINGS)
+    def _resume(self, event: Opened) -> None:
+        self._met, self._transient_refusal, self._greeting_faults = True, None, Faults(_GREETINGS)
         failpoint("connection.opened", self._carrier.drop)
         if event.resend:
             failpoint("frames.again", self._carrier.drop)
@@ -449,7 +457,7 @@ class PeerLink(Link):
     def _accept_message(self, message: dict[str, Any], size: int) -> None:
         if message["kind"] == BYE:
             self._inbox.end(partial(closed_by_error, self.there))
-            self._say_farewell()
+            self._queue_farewell()
             self._bye_received = True
         elif message["kind"] == FAIL:
             last = message.get("last", False)
@@ -475,12 +483,12 @@ class PeerLink(Link):
         bound = self._expect(key) if self._expect is not None else None
         return math.inf if bound is None else bound.due
 
-    def _wrong(self, error: NebulaError, greeted: bool) -> None:
+    def _handle_fault(self, error: NebulaError, greeted: bool) -> None:
         """Handle an invalid frame: after random damage it is retransmitted on the next connection; after any other
         fault it would be invalid again.
         """
         if isinstance(error, ExpiredError):  # it may be renewed at any time
-            self._healing = error
+            self._transient_refusal = error
             self._carrier.drop(error.what)
             return
         silent = self._now() - self._received_at >= self._deadlines.silence
@@ -495,11 +503,11 @@ class PeerLink(Link):
             return
         if isinstance(error, StaleWorkerError):  # it ends once it has received our epoch
             with self._changed:
-                self._healing, self._stale = error, self._now()
+                self._transient_refusal, self._stale = error, self._now()
             return
         heals = isinstance(error, RemoteProtocolError) and not isinstance(error, PeerRestartedError | EpochOverError)
         faults = self._faults if greeted else self._greeting_faults
-        hopeless = not heals or faults.should_give_up(error, self._conversation.received)
+        hopeless = not heals or faults.should_give_up(error, self._conversation.expected_number)
         if hopeless:
             self._refuse(error)
         if hopeless and not (greeted and heals):
@@ -510,11 +518,11 @@ class PeerLink(Link):
     def _refuse(self, error: NebulaError) -> None:
         """Stop trusting the peer: report it to both sides, as far as they can be reached."""
         with self._changed:
-            if self._deaf:
+            if self._is_distrusted:
                 return
-            self._deaf = True
+            self._is_distrusted = True
             error.where = error.where or f"from worker '{self.there}'"
-            self._break_off(error, {"what": f"invalid data from '{self.there}'", "why": error.what})
+            self._end_link(error, {"what": f"invalid data from '{self.there}'", "why": error.what})
             self._changed.notify_all()
 
     # Called by the supervising thread.
@@ -533,8 +541,8 @@ class PeerLink(Link):
             rate, away = self._meter.rate, self._now() - self._down
             certificate = self._conversation.peer_certificate
             stale = self._stale is not None and self._now() - self._stale >= _SHORT_SECONDS
-        if stale and self._healing is not None:
-            self._carrier.drop(self._healing.what)
+        if stale and self._transient_refusal is not None:
+            self._carrier.drop(self._transient_refusal.what)
         if certificate is not None and not bye:
             self._check_peer(certificate, ready)
         if rate is not None:
@@ -542,7 +550,7 @@ class PeerLink(Link):
         if bye:
             self._waiting.drop()
         elif quiet >= self._deadlines.patience:
-            refusal = self._healing or self._carrier.state().refusal
+            refusal = self._transient_refusal or self._carrier.state().refusal
             self.lost(refusal or self._silence_error(self._deadlines.patience, self._trouble(ready)))
         elif quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS:
             self._waiting.off()
@@ -561,7 +569,7 @@ class PeerLink(Link):
                 _LOG.warning("%s closes its connection to %s: %s", self.here, self.there, error.what)
                 self._carrier.drop(error.what)
             if isinstance(error, ExpiredError):
-                self._healing = error
+                self._transient_refusal = error
             else:
                 self.lost(error)
 
@@ -569,16 +577,16 @@ class PeerLink(Link):
         state = self._carrier.state()
         if ready:
             return "no messages from it"
-        if isinstance(self._healing, StaleWorkerError):
-            return self._healing.what
+        if isinstance(self._transient_refusal, StaleWorkerError):
+            return self._transient_refusal.what
         return state.trouble or ("it has not sent its greeting yet" if state.connected else "there is no connection")
 
-    def _explain_late(self, awaited: str, seconds: float) -> NebulaError:
+    def _explain_timeout(self, awaited: str, seconds: float) -> NebulaError:
         """The error for a late item: the other worker is not connected, is silent, or has not sent it."""
         with self._changed:
             quiet, ready = self._now() - self._received_at, self._conversation.ready
         if self._met and ready and quiet < self._deadlines.silence:
-            return unsent_error(self.here, self.there, awaited, seconds)
+            return unsent_item_error(self.here, self.there, awaited, seconds)
         return self._silence_error(quiet if self._met else seconds, self._trouble(ready))
 
     def _silence_error(self, seconds: float, why: str) -> NebulaError:

@@ -12,7 +12,7 @@ import numpy as np
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.buffers import Bound, TensorArrived
 from whale_nebula.wire.frame import Direction, Flag, Header, Kind, find_fault
-from whale_nebula.wire.tensor import Bytes, array_bytes, dtype_code, dtype_of, raw_bytes
+from whale_nebula.wire.tensor import Bytes, count_raw_bytes, encode_array, find_dtype, find_dtype_code
 
 KeyKind: TypeAlias = Literal["forward", "backward", "part", "scalar", "result", "control", "round"]
 
@@ -53,11 +53,11 @@ class Packed(NamedTuple):
     @property
     def raw_bytes(self) -> int:
         """The size in bytes of the tensor before encoding."""
-        return raw_bytes(dtype_code(self.dtype), self.dims)
+        return count_raw_bytes(find_dtype_code(self.dtype), self.dims)
 
     def describe(self, header: Header) -> Header:
         """The header for this payload."""
-        dtype, dims = dtype_code(self.dtype), tuple(self.dims)
+        dtype, dims = find_dtype_code(self.dtype), tuple(self.dims)
         return header._replace(codec=self.codec, state=self.state, dtype=dtype, dims=dims)
 
 
@@ -80,7 +80,7 @@ def check_packed(packed: Packed) -> Packed:
     return packed
 
 
-class Described(NamedTuple):
+class DescribedPayload(NamedTuple):
     """An outgoing payload: its header, its bytes, and its form before encoding."""
 
     header: Header
@@ -88,7 +88,7 @@ class Described(NamedTuple):
     raw_bytes: int
 
 
-def describe_payload(header: Header, payload: Payload) -> Described:
+def describe_payload(header: Header, payload: Payload) -> DescribedPayload:
     """Describe a payload by the header of its key.
 
     >>> packed = Packed(np.zeros(5, np.uint8), codec=3, state=9, dtype="float32", dims=(4, 8))
@@ -98,15 +98,15 @@ def describe_payload(header: Header, payload: Payload) -> Described:
     """
     if isinstance(payload, Packed):
         check_packed(payload)
-        return Described(payload.describe(header), payload.data, payload.raw_bytes)
+        return DescribedPayload(payload.describe(header), payload.data, payload.raw_bytes)
     array = np.asarray(payload)
-    header = header._replace(dtype=dtype_code(array.dtype.name), dims=array.shape)
-    return Described(header, array_bytes(array), array.nbytes)
+    header = header._replace(dtype=find_dtype_code(array.dtype.name), dims=array.shape)
+    return DescribedPayload(header, encode_array(array), array.nbytes)
 
 
 def read_payload(event: TensorArrived) -> Payload:
     """Decode a received payload."""
-    header, dtype = event.header, dtype_of(event.header.dtype)
+    header, dtype = event.header, find_dtype(event.header.dtype)
     if not header.encoded or dtype is None:
         return event.array
     return Packed(event.array, header.codec, header.state, dtype.name, header.dims)

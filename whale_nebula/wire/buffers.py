@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.frame import Flag, Header
-from whale_nebula.wire.tensor import Bytes, array_from, dtype_of, raw_bytes
+from whale_nebula.wire.tensor import Bytes, count_raw_bytes, decode_array, find_dtype
 
 Packet: TypeAlias = tuple[bytes, Bytes]
 """One complete frame: the bytes of its header, and its payload as sent."""
@@ -23,7 +23,7 @@ FIRST = 1  # the number of the first frame; 0 marks unnumbered frames
 _OVERHEAD = 512  # of one held frame, in memory
 
 
-def held_bytes(size: int) -> int:
+def count_held_bytes(size: int) -> int:
     """The memory of a held frame of this size; both sides count their budgets in these units."""
     return size + _OVERHEAD
 
@@ -43,92 +43,95 @@ class Replay:
     """
 
     def __init__(self, budget: int) -> None:
-        self.next = FIRST
+        self.next_number = FIRST
         self.bytes = 0
         self.budget = budget  # in memory
-        self._kept: deque[Packet] = deque()
+        self._frames: deque[Packet] = deque()
 
     @property
     def room(self) -> int:
         """The remaining budget in bytes; the frame that exceeds it is still accepted."""
-        return self.budget - self.bytes - len(self._kept) * held_bytes(0)
+        return self.budget - self.bytes - len(self._frames) * count_held_bytes(0)
 
     def keep(self, packet: Packet) -> None:
-        """Keep a frame that is being sent, with the number `next`."""
-        self._kept.append(packet)
+        """Keep a frame that is being sent, with the number `next_number`."""
+        self._frames.append(packet)
         self.bytes += len(packet[0]) + packet[1].size
-        self.next += 1
+        self.next_number += 1
 
     def check(self, ack: int) -> None:
         """Refuse an acknowledgement of frames that were never sent."""
-        if ack > self.next:
-            raise RemoteProtocolError(f"invalid acknowledgement: frame {ack}, but only {self.next - FIRST} were sent")
+        if ack > self.next_number:
+            raise RemoteProtocolError(
+                f"invalid acknowledgement: frame {ack}, but only {self.next_number - FIRST} were sent"
+            )
 
     def acknowledge(self, ack: int) -> list[Acknowledged]:
         """Drop all frames before this number; older acknowledgements have no effect."""
         self.check(ack)
-        before = len(self._kept), self.bytes
-        while self._kept and self.oldest < ack:
-            head, chunk = self._kept.popleft()
+        before = len(self._frames), self.bytes
+        while self._frames and self.oldest_number < ack:
+            head, chunk = self._frames.popleft()
             self.bytes -= len(head) + chunk.size
-        done = Acknowledged(before[0] - len(self._kept), before[1] - self.bytes)
+        done = Acknowledged(before[0] - len(self._frames), before[1] - self.bytes)
         return [done] if done.frames else []
 
-    def since(self, number: int) -> list[Packet]:
+    def list_since(self, number: int) -> list[Packet]:
         """The frames to retransmit to a side that expects this number."""
-        if not self.oldest <= number <= self.next:
+        if not self.oldest_number <= number <= self.next_number:
             raise LocalProtocolError(
-                f"frame {number} is no longer stored", why=f"frames {self.oldest} to {self.next - 1} are stored"
+                f"frame {number} is no longer stored",
+                why=f"frames {self.oldest_number} to {self.next_number - 1} are stored",
             )
-        return [packet for at, packet in enumerate(self._kept, start=self.oldest) if at >= number]
+        return [packet for at, packet in enumerate(self._frames, start=self.oldest_number) if at >= number]
 
     @property
-    def oldest(self) -> int:
+    def oldest_number(self) -> int:
         """The number of the oldest frame that is kept, or of the next frame if none is."""
-        return self.next - len(self._kept)
+        return self.next_number - len(self._frames)
 
 
 T = TypeVar("T")
 
-_MOST_HELD = 1 << 14
+_MAX_HELD_FRAMES = 1 << 14
 
 
 class Arrivals(Generic[T]):
     """Reorders received frames. Early frames are held, up to `window` bytes in total; with 0 there may be no gap."""
 
     def __init__(self, window: int = 0) -> None:
-        self.expected = FIRST
+        self.expected_number = FIRST
         self.bytes = 0  # of early frames
         self._window = window
         self._held: dict[int, tuple[T, int]] = {}
 
     def add(self, number: int, frame: T, size: int) -> None:
         """Add a received frame: it is due, or held until the frames before it have arrived."""
-        if number < self.expected or number in self._held:
+        if number < self.expected_number or number in self._held:
             raise RemoteProtocolError(
                 f"frame {number} was received twice over one connection",
                 why="a frame is retransmitted only over the next connection, if it was lost with this one",
             )
-        size = held_bytes(size) if number > self.expected else 0
-        if self.bytes + size > self._window or number - self.expected > _MOST_HELD:
+        size = count_held_bytes(size) if number > self.expected_number else 0
+        if self.bytes + size > self._window or number - self.expected_number > _MAX_HELD_FRAMES:
             raise RemoteProtocolError(
-                f"received frame {number}, but expected frame {self.expected}",
+                f"received frame {number}, but expected frame {self.expected_number}",
                 why=f"{len(self._held)} early frames are stored, which may have at most {self._window} bytes",
             )
         self._held[number] = (frame, size)
         self.bytes += size
 
     @property
-    def due(self) -> T | None:
+    def due_frame(self) -> T | None:
         """The next frame in order, if it has arrived."""
-        return self._held[self.expected][0] if self.expected in self._held else None
+        return self._held[self.expected_number][0] if self.expected_number in self._held else None
 
     def advance(self) -> None:
         """Remove the due frame."""
-        self.bytes -= self._held.pop(self.expected)[1]
-        self.expected += 1
+        self.bytes -= self._held.pop(self.expected_number)[1]
+        self.expected_number += 1
 
-    def forget(self) -> None:
+    def drop_held(self) -> None:
         """Drop held frames; they are retransmitted on the next connection."""
         self._held.clear()
         self.bytes = 0
@@ -136,7 +139,7 @@ class Arrivals(Generic[T]):
 
 MAX_TENSOR_BYTES = 1 << 30
 """The largest size of a tensor without a limit in the plan."""
-_NO_MORE = 2**32 - 1  # the largest size in a header: no limit
+_UNLIMITED_SIZE = 2**32 - 1  # the largest size in a header: no limit
 
 
 class Bound(NamedTuple):
@@ -160,7 +163,7 @@ class Bound(NamedTuple):
         >>> Bound("float16", (2**32 - 1, 8)).sizes
         '[any, 8]'
         """
-        return f"[{', '.join('any' if size >= _NO_MORE else str(size) for size in self.most)}]"
+        return f"[{', '.join('any' if size >= _UNLIMITED_SIZE else str(size) for size in self.most)}]"
 
     def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
         """Whether such a tensor is within the bound."""
@@ -202,15 +205,15 @@ class Assembly:
         if self._tensor is not None or header.length != header.whole or chunk.flags.writeable:
             return False
         self._check(header)
-        self._tensor = _common(header), chunk
+        self._tensor = _select_common_fields(header), chunk
         return True
 
     def place(self, header: Header) -> Bytes:
         """The destination of the chunk with this (validated) header."""
         if self._tensor is None and header.offset == 0:
             self._check(header)
-            self._tensor, self._received = (_common(header), _allocate(header.whole)), 0
-        if self._tensor is None or header.offset != self._received or _common(header) != self._tensor[0]:
+            self._tensor, self._received = (_select_common_fields(header), _allocate(header.whole)), 0
+        if self._tensor is None or header.offset != self._received or _select_common_fields(header) != self._tensor[0]:
             raise RemoteProtocolError("a chunk does not continue the tensor that is being received")
         return self._tensor[1][header.offset : header.offset + header.length]
 
@@ -224,13 +227,13 @@ class Assembly:
             return [TensorArrived(header, data)]
         if header.dtype == 1 and data.size and data.max() > 1:
             raise RemoteProtocolError("invalid bool tensor: a value is neither 0 nor 1")
-        return [TensorArrived(header, array_from(data, header.dtype, header.dims))]
+        return [TensorArrived(header, decode_array(data, header.dtype, header.dims))]
 
     def _check(self, header: Header) -> None:
         """Refuse a tensor that the plan, or this link's limit, does not allow."""
-        raw = raw_bytes(header.dtype, header.dims)
+        raw = count_raw_bytes(header.dtype, header.dims)
         if self._expect is not None and (bound := self._expect(header)) is not None:
-            dtype = dtype_of(header.dtype)
+            dtype = find_dtype(header.dtype)
             name = dtype.name if dtype else "?"
             if not bound.admits(name, header.dims):
                 wanted = f"{bound.dtype}, at most {bound.sizes}"
@@ -252,7 +255,7 @@ def _allocate(size: int) -> Bytes:
         raise RemoteProtocolError(f"cannot allocate memory for a tensor of {size} bytes") from None
 
 
-def _common(header: Header) -> Header:
+def _select_common_fields(header: Header) -> Header:
     """The fields that are the same in all frames of one tensor."""
     return header._replace(sequence=0, ack=0, offset=0, length=0, flags=header.flags & ~Flag.LAST)
 

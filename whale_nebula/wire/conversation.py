@@ -27,7 +27,7 @@ from whale_nebula.wire.buffers import (
     Packet,
     Replay,
     TensorArrived,
-    held_bytes,
+    count_held_bytes,
 )
 from whale_nebula.wire.frame import (
     BARE,
@@ -37,14 +37,23 @@ from whale_nebula.wire.frame import (
     Flag,
     Header,
     Kind,
-    checksum,
-    chunks,
-    open_header,
-    pack,
-    unpack,
+    compute_checksum,
+    pack_header,
+    split_payload,
+    unpack_header,
+    unseal_header,
 )
-from whale_nebula.wire.greeting import Exchange, Greeting, Introduction, Prover, Sealer
-from whale_nebula.wire.message import Side, State, Word, decode_message, encode_message, is_lines, message_header, speak
+from whale_nebula.wire.greeting import Exchange, Greeting, Handshake, Prover, Sealer
+from whale_nebula.wire.message import (
+    Side,
+    State,
+    Trigger,
+    apply_frame,
+    build_message_header,
+    decode_message,
+    encode_message,
+    has_program_lines,
+)
 from whale_nebula.wire.tensor import Bytes
 
 BUDGET_BYTES = 40 << 20
@@ -81,7 +90,7 @@ class Conversation:
 
     `expect` and `limit` bound what may arrive, as for `Assembly`; `budget` is how many bytes are kept until they are
     acknowledged; `window` how many may arrive early (more than 0 if several connections carry the frames, none of which
-    overtakes the greeting). While `flows` is false nothing more is acknowledged, so the other side stalls once its
+    overtakes the greeting). While `accepts_data` is false nothing more is acknowledged, so the other side stalls once its
     budget is used up, and more than that is refused. With a `prover` both sides authenticate, and with `sealed` frames
     are encrypted end to end.
 
@@ -99,7 +108,7 @@ class Conversation:
         limit: int = MAX_TENSOR_BYTES,
         budget: int = BUDGET_BYTES,
         window: int = 0,
-        flows: Callable[[], bool] = lambda: True,
+        accepts_data: Callable[[], bool] = lambda: True,
         prover: Prover | None = None,
         sealed: bool = False,
     ) -> None:
@@ -107,18 +116,18 @@ class Conversation:
         self._here, self._there = here, there
         self._exchange = Exchange() if sealed else None
         self._sealer: Sealer | None = None
-        self._introduction = Introduction(greeting, budget, prover, self._exchange.public if self._exchange else None)
+        self._handshake = Handshake(greeting, budget, prover, self._exchange.public if self._exchange else None)
         self._ours, self._theirs = Side(), Side()
         self._replay = Replay(budget)
         self._arrivals = Arrivals[_Frame](window)
         self._assembly = Assembly(expect, limit=limit)
         self._connected = False
         self._error: NebulaError | None = None
-        self._flows = flows
-        self._released = FIRST  # all frames before this one are acknowledged
+        self._accepts_data = accepts_data
+        self._acknowledged_number = FIRST  # all frames before this one are acknowledged
         # Bytes taken since the last acknowledgement. An early frame counts when it is taken: repeating an
         # acknowledgement does not help a sender that waits for room.
-        self._taken_bytes = 0
+        self._unanswered_bytes = 0
         self._ack_bytes = ACK_BYTES
 
     # Queries by its owner.
@@ -129,14 +138,14 @@ class Conversation:
         return self._connected and self._ours.greeted and self._theirs.greeted and self._error is None
 
     @property
-    def unacked(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         """The number of bytes that were sent and are not acknowledged."""
         return self._replay.bytes
 
     @property
-    def received(self) -> int:
+    def expected_number(self) -> int:
         """The number of the next frame that is expected: it increases with every frame that is taken."""
-        return self._arrivals.expected
+        return self._arrivals.expected_number
 
     @property
     def states(self) -> tuple[State, State]:
@@ -148,13 +157,14 @@ class Conversation:
         """The certificate with which the other side has authenticated, on the current connection or the previous one;
         None before that, and without a prover.
         """
-        return self._introduction.certificate
+        return self._handshake.peer_certificate
 
     @property
     def error(self) -> NebulaError | None:
         """The protocol error of the other side on the current connection, which the next call of `receive` raises."""
         return self._error
 
+    @property
     def room(self) -> int:
         """The number of bytes that may be sent before an acknowledgement is needed; none at 0 or below."""
         return self._replay.room
@@ -163,7 +173,7 @@ class Conversation:
         """Begin the session: all workers have agreed on the run's epoch, and processes of other epochs are refused from
         now on.
         """
-        self._introduction.begin_session(epoch)
+        self._handshake.begin_session(epoch)
 
     # Connections.
 
@@ -172,24 +182,24 @@ class Conversation:
         if self._connected:
             raise LocalProtocolError("there is already a connection", mend="call disconnect() first")
         self._connected = True
-        expected = self._arrivals.expected
-        packet = self._greeting_packet(self._introduction.hello(expected, self._acknowledge()))
-        self._ours = _require_side(self._ours.say(Word.HELLO))
+        expected = self._arrivals.expected_number
+        packet = self._build_greeting(self._handshake.build_hello(expected, self._choose_acknowledgement()))
+        self._ours = _require_side(self._ours.advance(Trigger.HELLO))
         return [packet]
 
     def disconnect(self) -> None:
         """The connection is lost. Complete frames are kept, and a partial one is discarded."""
         self._connected = False
         self._error = None
-        self._ours, self._theirs = self._ours.cut(), self._theirs.cut()
-        self._arrivals.forget()
+        self._ours, self._theirs = self._ours.disconnect(), self._theirs.disconnect()
+        self._arrivals.drop_held()
 
     # Outgoing frames.
 
-    def frame(self, header: Header, chunk: Bytes) -> Packet:
+    def build_frame(self, header: Header, chunk: Bytes) -> Packet:
         """A frame to be sent: numbered, sealed if required, and kept until it is acknowledged.
 
-        `header` and `chunk` are an item of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
+        `header` and `chunk` are an item of `split_payload(...)`. Messages may exceed the budget; tensors wait for `room`.
         """
         if not self.ready:
             raise LocalProtocolError("cannot send a frame before the greeting is complete", mend="wait for Opened")
@@ -200,54 +210,60 @@ class Conversation:
             fault = f"a chunk of {chunk.size} bytes under a header for {header.length}"
         elif header.flags & Flag.SEALED:
             fault = "a sealed header"
-        elif header.kind != Kind.CONTROL and self.room() <= 0:
-            fault = f"the budget is used up: {self.unacked} bytes are not acknowledged"
+        elif header.kind != Kind.CONTROL and self.room <= 0:
+            fault = f"the budget is used up: {self.unacknowledged_bytes} bytes are not acknowledged"
         elif header.kind == Kind.CONTROL:
             try:
                 message = decode_message(chunk.tobytes())
             except RemoteProtocolError as error:
                 raise LocalProtocolError(error.what) from None
-        side = fault or speak(self._ours, header, message)
+        side = fault or apply_frame(self._ours, header, message)
         if isinstance(side, str):
             raise LocalProtocolError(f"invalid outgoing frame: {side}")
-        numbered = header._replace(conversation=self.number, sequence=self._replay.next, ack=self._acknowledge())
+        numbered = header._replace(
+            conversation=self.number, sequence=self._replay.next_number, ack=self._choose_acknowledgement()
+        )
         if self._sealer is not None:
             numbered, chunk = self._sealer.seal(numbered, chunk)
-        packet = pack(numbered, checksum(chunk), sealed=self._sealer is not None), chunk
+        packet = pack_header(numbered, compute_checksum(chunk), sealed=self._sealer is not None), chunk
         self._replay.keep(packet)
         self._ours = side
         return packet
 
-    def due(self) -> Packet | None:
+    def take_acknowledgement(self) -> Packet | None:
         """A bare acknowledgement, if one is due."""
-        return self._bare(Kind.ACK) if self.owes else None
+        return self._build_bare(Kind.ACK) if self.has_due_acknowledgement else None
 
     @property
-    def owes(self) -> bool:
+    def has_due_acknowledgement(self) -> bool:
         """Whether an acknowledgement is due."""
         ended = self._theirs.state in _ENDED
-        return self.ready and self._taken_bytes > (0 if ended else self._ack_bytes) and (ended or self._flows())
+        return (
+            self.ready
+            and self._unanswered_bytes > (0 if ended else self._ack_bytes)
+            and (ended or self._accepts_data())
+        )
 
-    def beat(self) -> Packet:
+    def build_heartbeat(self) -> Packet:
         """A heartbeat frame, which also acknowledges."""
         if not self.ready:
             raise LocalProtocolError("cannot send a heartbeat before the greeting is complete")
-        return self._bare(Kind.BEAT)
+        return self._build_bare(Kind.BEAT)
 
-    def _acknowledge(self) -> int:
+    def _choose_acknowledgement(self) -> int:
         """The number up to which the next frame acknowledges."""
-        if self._theirs.state in _ENDED or self._flows():
-            self._released, self._taken_bytes = self._arrivals.expected, 0
-        return self._released
+        if self._theirs.state in _ENDED or self._accepts_data():
+            self._acknowledged_number, self._unanswered_bytes = self._arrivals.expected_number, 0
+        return self._acknowledged_number
 
-    def _bare(self, kind: Kind) -> Packet:
-        header = Header(kind, Flag.LAST, self.number, 0, self._acknowledge(), 0, 0, self._here, self._there)
-        return pack(header, 0), np.empty(0, np.uint8)
+    def _build_bare(self, kind: Kind) -> Packet:
+        header = Header(kind, Flag.LAST, self.number, 0, self._choose_acknowledgement(), 0, 0, self._here, self._there)
+        return pack_header(header, 0), np.empty(0, np.uint8)
 
-    def _greeting_packet(self, message: Mapping[str, Any]) -> Packet:
+    def _build_greeting(self, message: Mapping[str, Any]) -> Packet:
         payload = np.frombuffer(encode_message(message), np.uint8)
-        [(header, chunk)] = chunks(message_header(payload.size, self._here, self._there), payload)
-        return pack(header, checksum(chunk)), chunk
+        [(header, chunk)] = split_payload(build_message_header(payload.size, self._here, self._there), payload)
+        return pack_header(header, compute_checksum(chunk)), chunk
 
     # Incoming frames.
 
@@ -262,7 +278,7 @@ class Conversation:
             raise LocalProtocolError("received bytes without a connection", mend="call connect() first")
         events: list[Event] = []
         try:
-            self._receive(message, events)
+            self._process_frame(message, events)
         except Exception as error:  # any error in decoding is a fault of the received frame
             if not isinstance(error, NebulaError):
                 why = f"{type(error).__name__}: {escape_foreign_text(error, 200)}"
@@ -274,12 +290,12 @@ class Conversation:
                 raise error from error.__cause__
         return events
 
-    def _receive(self, message: bytes | bytearray | memoryview, events: list[Event]) -> None:
+    def _process_frame(self, message: bytes | bytearray | memoryview, events: list[Event]) -> None:
         """Check a frame, and process it if it belongs to the greeting, has no number, or is the next in order."""
         if len(message) < HEADER_BYTES:
             raise DamagedFrameError(f"received {len(message)} bytes, which is less than a frame's header")
         data = np.frombuffer(message, np.uint8)
-        header, crc = unpack(data[:HEADER_BYTES].tobytes(), sealed=self._exchange is not None)
+        header, crc = unpack_header(data[:HEADER_BYTES].tobytes(), sealed=self._exchange is not None)
         payload = data[HEADER_BYTES:]
         if payload.size != header.length:
             raise DamagedFrameError(f"received {payload.size} bytes in a frame of {header.length}")
@@ -288,10 +304,10 @@ class Conversation:
                 f"received a frame from worker {header.source} to worker {header.destination} on the link from worker "
                 f"{self._there} to worker {self._here}"
             )
-        if checksum(payload) != crc:
+        if compute_checksum(payload) != crc:
             raise DamagedFrameError("the checksum of a frame's payload is wrong")
         if header.conversation == 0:
-            self._greet(header, payload, events)
+            self._process_greeting(header, payload, events)
         elif not self.ready:
             raise RemoteProtocolError("received a frame before the greeting was complete")
         elif header.conversation != self.number:
@@ -303,31 +319,33 @@ class Conversation:
             events += self._replay.acknowledge(header.ack)
         else:
             self._arrivals.add(header.sequence, (header, payload), HEADER_BYTES + payload.size)
-            if self._taken_bytes + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
+            if self._unanswered_bytes + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
                 raise RemoteProtocolError(
-                    f"received frame {header.sequence} while {self._taken_bytes + self._arrivals.bytes} bytes are not "
+                    f"received frame {header.sequence} while {self._unanswered_bytes + self._arrivals.bytes} bytes are not "
                     "acknowledged",
                     why=f"the budget of both sides is {self._replay.budget} bytes",
                 )
-            while (due := self._arrivals.due) is not None:
-                events += self._take(*due)
-                self._taken_bytes += held_bytes(HEADER_BYTES + due[1].size)
+            while (due := self._arrivals.due_frame) is not None:
+                events += self._process_numbered(*due)
+                self._unanswered_bytes += count_held_bytes(HEADER_BYTES + due[1].size)
                 self._arrivals.advance()
 
-    def _take(self, header: Header, payload: Bytes) -> list[Event]:
+    def _process_numbered(self, header: Header, payload: Bytes) -> list[Event]:
         """The events of the frame that is due. A refused frame changes nothing."""
         self._replay.check(header.ack)
         if bool(header.flags & Flag.SEALED) != (self._sealer is not None):
             raise RemoteProtocolError("received an unsealed frame on a sealed link")
-        plain, message = open_header(header), None
+        plain, message = unseal_header(header), None
         if plain.kind == Kind.CONTROL:
-            data = self._open_into(np.empty(plain.length, np.uint8), header, payload).tobytes()
-            if is_lines(data) and self._theirs.say(Word.LINES) is None:  # not parsed, as it may be large
+            data = self._open_payload(np.empty(plain.length, np.uint8), header, payload).tobytes()
+            if (
+                has_program_lines(data) and self._theirs.advance(Trigger.LINES) is None
+            ):  # not parsed, as it may be large
                 raise RemoteProtocolError(
-                    f"unexpected message from the other side: {Word.LINES} in state {self._theirs.state}"
+                    f"unexpected message from the other side: {Trigger.LINES} in state {self._theirs.state}"
                 )
             message = decode_message(data)
-        side = speak(self._theirs, plain, message)
+        side = apply_frame(self._theirs, plain, message)
         if isinstance(side, str):
             raise RemoteProtocolError(f"unexpected message from the other side: {side}")
         events: list[Event]
@@ -335,12 +353,12 @@ class Conversation:
             events = [MessageArrived(plain, message)]
         else:
             if self._sealer is not None or not self._assembly.keep(plain, payload):
-                self._open_into(self._assembly.place(plain), header, payload)
+                self._open_payload(self._assembly.place(plain), header, payload)
             events = [*self._assembly.finish_chunk(plain)]
         self._theirs = side
         return [*self._replay.acknowledge(header.ack), *events]
 
-    def _open_into(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
+    def _open_payload(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
         if self._sealer is None:
             place[:] = payload
         else:
@@ -349,43 +367,46 @@ class Conversation:
 
     # Greetings.
 
-    def _greet(self, header: Header, payload: Bytes, events: list[Event]) -> None:
-        [(known, _)] = chunks(message_header(payload.size, self._there, self._here), payload)
+    def _process_greeting(self, header: Header, payload: Bytes, events: list[Event]) -> None:
+        [(known, _)] = split_payload(build_message_header(payload.size, self._there, self._here), payload)
         if header != known or payload.size > GREETING_BYTES:
             raise RemoteProtocolError("a frame without a conversation is not a greeting")
         message = decode_message(payload.tobytes())
-        word = Word(message["kind"]) if message["kind"] in (Word.HELLO, Word.AUTH) else None
-        side = self._theirs.say(word) if word else None
+        trigger = Trigger(message["kind"]) if message["kind"] in (Trigger.HELLO, Trigger.AUTH) else None
+        side = self._theirs.advance(trigger) if trigger else None
         if side is None:
             raise RemoteProtocolError(
                 f"unexpected greeting: {escape_foreign_text(message['kind'])} in state {self._theirs.state}"
             )
-        if word is Word.HELLO:
-            events.append(Answer([self._greeting_packet(self._introduction.answer(message))]))
-            self._ours = _require_side(self._ours.say(Word.AUTH))
+        if trigger is Trigger.HELLO:
+            events.append(Answer([self._build_greeting(self._handshake.answer_hello(message))]))
+            self._ours = _require_side(self._ours.advance(Trigger.AUTH))
         else:
-            events += self._open(message)
+            events += self._resume(message)
         self._theirs = side
 
-    def _open(self, message: Mapping[str, Any]) -> list[Event]:
+    def _resume(self, message: Mapping[str, Any]) -> list[Event]:
         """The other side has authenticated: resume at the frame that it expects."""
-        resumed = self._introduction.proven is not None
-        hellos = self._introduction.settle(message)
+        resumed = self._handshake.proven_hello is not None
+        hellos = self._handshake.process_auth(message)
         theirs = hellos[1]
-        if not max(self._replay.oldest, theirs.acknowledged) <= theirs.received <= self._replay.next:
+        if not max(self._replay.oldest_number, theirs.acknowledged) <= theirs.received <= self._replay.next_number:
             raise RemoteProtocolError(
-                f"worker '{theirs.worker}' expects frame {theirs.received}, but frames {self._replay.oldest} to "
-                f"{self._replay.next - 1} are stored",
+                f"worker '{theirs.worker}' expects frame {theirs.received}, but frames {self._replay.oldest_number} to "
+                f"{self._replay.next_number - 1} are stored",
                 why="it has communicated with another process of this worker, or has lost its state",
                 mend="restart all workers",
             )
-        self.number = hello.conversation_number(hellos)
+        self.number = hello.derive_conversation_number(hellos)
         if self._exchange is not None and self._sealer is None:
-            material = self._exchange.agree(bytes.fromhex(theirs.exchange or ""), hello.salt(hellos))
+            material = self._exchange.agree(bytes.fromhex(theirs.exchange or ""), hello.build_salt(hellos))
             self._sealer = Sealer(material, self._here, self._there)
         self._replay.budget = min(self._replay.budget, theirs.budget)
         self._ack_bytes = min(ACK_BYTES, self._replay.budget // 4)
-        return [*self._replay.acknowledge(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
+        return [
+            *self._replay.acknowledge(theirs.acknowledged),
+            Opened(self._replay.list_since(theirs.received), resumed),
+        ]
 
 
 def _require_side(side: Side | None) -> Side:

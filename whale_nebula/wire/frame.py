@@ -6,7 +6,7 @@ payload. A control message (JSON) is one frame. `dtype` and `dims` are those of 
 are little-endian.
 
 A sealed frame contains its chunk as ciphertext and a tag of `TAG_BYTES`: `length` counts both, and everything else is
-as in an unsealed frame. It is valid only if there is a key, as the argument `sealed` of `pack` and `unpack` states.
+as in an unsealed frame. It is valid only if there is a key, as the argument `sealed` of `pack_header` and `unpack_header` states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import google_crc32c
 import numpy as np
 
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.tensor import Bytes, dtype_of
+from whale_nebula.wire.tensor import Bytes, find_dtype
 
 MAGIC = b"NBLA"
 VERSION = 1
@@ -115,17 +115,17 @@ class Header(NamedTuple):
         return self.codec != 0
 
 
-def wire_bytes(payload_bytes: int) -> int:
+def count_wire_bytes(payload_bytes: int) -> int:
     """The bytes of a tensor of this size on the wire, including headers."""
-    return payload_bytes + HEADER_BYTES * frame_count(payload_bytes)
+    return payload_bytes + HEADER_BYTES * count_frames(payload_bytes)
 
 
-def frame_count(payload_bytes: int) -> int:
+def count_frames(payload_bytes: int) -> int:
     """The number of frames for a tensor of this size."""
     return max(1, -(-payload_bytes // CHUNK_BYTES))
 
 
-def chunks(header: Header, payload: Bytes) -> Iterator[tuple[Header, Bytes]]:
+def split_payload(header: Header, payload: Bytes) -> Iterator[tuple[Header, Bytes]]:
     """Every frame of a tensor or message as its header, not numbered yet, and a view of its chunk."""
     whole = payload.size
     step = max(whole, 1) if header.kind == Kind.CONTROL else CHUNK_BYTES
@@ -135,20 +135,20 @@ def chunks(header: Header, payload: Bytes) -> Iterator[tuple[Header, Bytes]]:
         yield header._replace(flags=header.flags | last, offset=offset, length=chunk.size, whole=whole), chunk
 
 
-def pack(header: Header, payload_crc: int, *, sealed: bool = False) -> bytes:
+def pack_header(header: Header, payload_crc: int, *, sealed: bool = False) -> bytes:
     """The bytes of one header, with both checksums. An invalid header is the caller's error."""
     if fault := find_fault(header, sealed=sealed):
         raise LocalProtocolError(f"invalid outgoing frame: {fault}")
-    body = lay_out(header, payload_crc)[: -_CRC.size]
+    body = encode_header(header, payload_crc)[: -_CRC.size]
     return body + _CRC.pack(google_crc32c.value(body))
 
 
-def sealed_header_bytes(header: Header) -> bytes:
+def encode_sealed_header(header: Header) -> bytes:
     """The header bytes that a seal authenticates with its chunk: all but `ack` and the checksums."""
-    return lay_out(header._replace(ack=0), 0)
+    return encode_header(header._replace(ack=0), 0)
 
 
-def lay_out(header: Header, payload_crc: int) -> bytes:
+def encode_header(header: Header, payload_crc: int) -> bytes:
     """The bytes of a header, unchecked, and without its own checksum."""
     dims = header.dims + (0,) * (MAX_RANK - len(header.dims))
     try:
@@ -164,7 +164,7 @@ def is_bare(frame: bytes) -> bool:
     return len(frame) == HEADER_BYTES and frame[_KIND_AT] in BARE
 
 
-def unpack(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:
+def unpack_header(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:
     """Parse these bytes; returns the header, with every field checked, and the checksum that its payload must have."""
     magic, version, *fields, payload_crc, header_crc = _LAYOUT.unpack(data)
     if magic != MAGIC or version != VERSION:
@@ -186,16 +186,16 @@ def unpack(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:
     return header, payload_crc
 
 
-def checksum(chunk: Bytes) -> int:
+def compute_checksum(chunk: Bytes) -> int:
     """The CRC-32C of a chunk.
 
-    >>> hex(checksum(np.frombuffer(b"123456789", np.uint8)))
+    >>> hex(compute_checksum(np.frombuffer(b"123456789", np.uint8)))
     '0xe3069283'
     """
     return google_crc32c.value(chunk) if chunk.size else 0
 
 
-def open_header(header: Header) -> Header:
+def unseal_header(header: Header) -> Header:
     """The header of a sealed frame after decryption; any other header unchanged."""
     if not header.flags & Flag.SEALED:
         return header
@@ -211,7 +211,7 @@ def find_fault(header: Header, *, sealed: bool = False) -> str | None:
         return None if header == expected else f"a frame of kind {header.kind} has fields other than an acknowledgement"
     if header.flags & Flag.SEALED and not sealed:
         return "the frame is sealed, but this link has no key"
-    plain = open_header(header)
+    plain = unseal_header(header)
     if plain.kind not in Kind._value2member_map_:
         return f"kind {plain.kind} is unknown"
     if plain.flags & ~_KNOWN_FLAGS:
@@ -221,11 +221,11 @@ def find_fault(header: Header, *, sealed: bool = False) -> str | None:
         return f"kind {plain.kind} cannot have direction {plain.direction}"
     if plain.micro_batch < -1:
         return f"micro-batch {plain.micro_batch} is out of range"
-    return _fault_of_tensor(plain) or _fault_of_chunk(plain)
+    return _find_tensor_fault(plain) or _find_chunk_fault(plain)
 
 
-def _fault_of_tensor(header: Header) -> str | None:
-    dtype = dtype_of(header.dtype)
+def _find_tensor_fault(header: Header) -> str | None:
+    dtype = find_dtype(header.dtype)
     if dtype is None:
         return f"dtype {header.dtype} is unknown"
     if len(header.dims) > MAX_RANK:
@@ -246,7 +246,7 @@ def _fault_of_tensor(header: Header) -> str | None:
     return None if header.micro_batch == -1 else f"a control message cannot belong to micro-batch {header.micro_batch}"
 
 
-def _fault_of_chunk(header: Header) -> str | None:
+def _find_chunk_fault(header: Header) -> str | None:
     most = MESSAGE_BYTES if header.kind == Kind.CONTROL else CHUNK_BYTES
     if header.kind == Kind.CONTROL and header.whole > most:
         return f"a control message of {header.whole} bytes exceeds the limit of {most}"

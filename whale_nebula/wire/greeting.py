@@ -31,14 +31,14 @@ from whale_nebula.errors import (
     StaleWorkerError,
 )
 from whale_nebula.errors.text import escape_foreign_text, list_counts
-from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, open_header, sealed_header_bytes
-from whale_nebula.wire.message import MOST_NUMBER, encode_message, is_count
+from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, encode_sealed_header, unseal_header
+from whale_nebula.wire.message import MAX_UINT64, encode_message, is_count
 from whale_nebula.wire.tensor import Bytes
 
 NONCE_BYTES = 16
-_EXCHANGE_BYTES = 32
-_CHANGING = ("certificate", "challenge", "received", "acknowledged", "epoch", "in_session")
-_MOST_TEXT = 48 << 10
+_PUBLIC_KEY_BYTES = 32
+_CHANGING_FIELDS = ("certificate", "challenge", "received", "acknowledged", "epoch", "in_session")
+_MAX_TEXT_LENGTH = 48 << 10
 _LABEL = b"whale_nebula greeting 3\0"
 
 
@@ -69,18 +69,18 @@ class Hello:
     in_session: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
 
-    def message(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         """The greeting as a control message."""
         return {"kind": "HELLO", **asdict(self)}
 
-    def lasting(self) -> dict[str, Any]:
+    def select_lasting_fields(self) -> dict[str, Any]:
         """The fields that stay the same on every connection of a process, without its certificate, which may be
         renewed.
         """
-        return {name: value for name, value in asdict(self).items() if name not in _CHANGING}
+        return {name: value for name, value in asdict(self).items() if name not in _CHANGING_FIELDS}
 
 
-def parse_hello(message: Mapping[str, Any]) -> Hello:
+def read_hello_message(message: Mapping[str, Any]) -> Hello:
     """The HELLO in a message; every field is checked."""
     fields = {name: value for name, value in message.items() if name != "kind"}
     wrong = sorted(fields.keys() ^ _FIELDS.keys()) or [n for n, fits in _FIELDS.items() if not fits(fields[n])]
@@ -92,57 +92,57 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
     return Hello(**fields)
 
 
-def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
+def build_transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
     """The bytes that the worker `signer` signs: both greetings, and the signer's name."""
     contents = [asdict(hello) for hello in _sort_hellos(hellos)]
     return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": contents})
 
 
-def salt(hellos: tuple[Hello, Hello]) -> bytes:
+def build_salt(hellos: tuple[Hello, Hello]) -> bytes:
     """Both nonces, in an order that is the same at both sides."""
     return b"".join(bytes.fromhex(hello.nonce) for hello in _sort_hellos(hellos))
 
 
-def conversation_number(hellos: tuple[Hello, Hello]) -> int:
+def derive_conversation_number(hellos: tuple[Hello, Hello]) -> int:
     """The number on every frame between these two processes; never 0, the number of greetings."""
-    return int.from_bytes(hashlib.sha256(b"conversation" + salt(hellos)).digest()[:4], "big") or 1
+    return int.from_bytes(hashlib.sha256(b"conversation" + build_salt(hellos)).digest()[:4], "big") or 1
 
 
 def _sort_hellos(hellos: tuple[Hello, Hello]) -> list[Hello]:
     return sorted(hellos, key=lambda hello: hello.worker)
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _MOST_TEXT
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_TEXT_LENGTH
 
 
-def _number(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MOST_NUMBER
+def _is_positive(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_UINT64
 
 
-def _hex(value: Any, size: int) -> bool:
+def _is_hex(value: Any, size: int) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]*", value) is not None and len(value) == 2 * size
 
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
-    "run": _text,
-    "worker": _text,
-    "to": _text,
-    "nonce": lambda value: _hex(value, NONCE_BYTES),
-    "challenge": lambda value: _hex(value, NONCE_BYTES),
-    "budget": _number,
-    "received": _number,
-    "acknowledged": _number,
-    "certificate": lambda value: value is None or _text(value),
-    "exchange": lambda value: value is None or _hex(value, _EXCHANGE_BYTES),
-    "versions": lambda value: isinstance(value, dict) and all(map(_text, value.values())),
+    "run": _is_text,
+    "worker": _is_text,
+    "to": _is_text,
+    "nonce": lambda value: _is_hex(value, NONCE_BYTES),
+    "challenge": lambda value: _is_hex(value, NONCE_BYTES),
+    "budget": _is_positive,
+    "received": _is_positive,
+    "acknowledged": _is_positive,
+    "certificate": lambda value: value is None or _is_text(value),
+    "exchange": lambda value: value is None or _is_hex(value, _PUBLIC_KEY_BYTES),
+    "versions": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
     "epoch": is_count,
     "in_session": lambda value: isinstance(value, bool),
-    "counts": lambda value: isinstance(value, dict) and all(_text(c) and is_count(n) for c, n in value.items()),
+    "counts": lambda value: isinstance(value, dict) and all(_is_text(c) and is_count(n) for c, n in value.items()),
 }
 
 
-def fresh_nonce() -> bytes:
+def draw_nonce() -> bytes:
     """Random bytes for one use."""
     return secrets.token_bytes(NONCE_BYTES)
 
@@ -158,7 +158,7 @@ class Greeting:
     run: str
     worker: str
     peer: str
-    nonce: bytes = field(default_factory=fresh_nonce)
+    nonce: bytes = field(default_factory=draw_nonce)
     versions: Mapping[str, str] = field(default_factory=dict)
     epoch: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class Prover(Protocol):
         """Raise unless this certificate, which passed `verify` before, is still valid: its dates and the deny list."""
 
 
-class Introduction:
+class Handshake:
     """The greetings of one side, on consecutive connections.
 
     `exchange` is the public half of a key exchange, if frames are sealed.
@@ -201,18 +201,18 @@ class Introduction:
         self._budget = budget
         self._prover = prover
         self._exchange = exchange
-        self._draw_challenge = fresh_nonce
+        self._draw_challenge = draw_nonce
         self._epoch, self._in_session = greeting.epoch, False
         self._ours: Hello | None = None
         self._theirs: Hello | None = None
-        self.proven: Hello | None = None  # the other process's first authenticated HELLO
-        self.certificate: str | None = None  # the certificate of its latest proof
+        self.proven_hello: Hello | None = None  # the other process's first authenticated HELLO
+        self.peer_certificate: str | None = None  # the certificate of its latest proof
 
     def begin_session(self, epoch: int) -> None:
         """Begin the session: all workers have agreed on this epoch."""
         self._epoch, self._in_session = epoch, True
 
-    def hello(self, received: int, acknowledged: int) -> dict[str, Any]:
+    def build_hello(self, received: int, acknowledged: int) -> dict[str, Any]:
         """The first message on a new connection."""
         self._theirs = None
         self._ours = Hello(
@@ -231,19 +231,19 @@ class Introduction:
             in_session=self._in_session,
             counts=dict(self._greeting.counts),
         )
-        return self._ours.message()
+        return self._ours.to_message()
 
-    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def answer_hello(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Process the other side's HELLO; returns the AUTH that answers it."""
-        theirs = parse_hello(message)
+        theirs = read_hello_message(message)
         ours = self._require_hello()
-        _check(ours, theirs)
+        _check_peer(ours, theirs)
         self._theirs = theirs
         if self._prover is None:
             return {"kind": "AUTH", "signature": None}
-        return {"kind": "AUTH", "signature": self._prover.sign(transcript((ours, theirs), ours.worker)).hex()}
+        return {"kind": "AUTH", "signature": self._prover.sign(build_transcript((ours, theirs), ours.worker)).hex()}
 
-    def settle(self, message: Mapping[str, Any]) -> tuple[Hello, Hello]:
+    def process_auth(self, message: Mapping[str, Any]) -> tuple[Hello, Hello]:
         """Process the other side's AUTH; returns both greetings once it has authenticated its own."""
         if self._theirs is None:
             raise RemoteProtocolError("received AUTH before HELLO")
@@ -257,20 +257,20 @@ class Introduction:
             except (TypeError, ValueError):
                 raise RemoteProtocolError("the signature of the greeting is not a hex string") from None
             worker = self._theirs.worker
-            self._prover.verify(self._theirs.certificate or "", signed, transcript(hellos, worker), worker)
+            self._prover.verify(self._theirs.certificate or "", signed, build_transcript(hellos, worker), worker)
         if not self._in_session and not self._theirs.in_session:  # a process of an old session has old numbers
             _check_counts(*hellos, absent=self._greeting.absent)
-        _check_epoch(*hellos, self.proven)
-        self.proven = self.proven or self._theirs
-        if self._theirs.nonce != self.proven.nonce:
+        _check_epoch(*hellos, self.proven_hello)
+        self.proven_hello = self.proven_hello or self._theirs
+        if self._theirs.nonce != self.proven_hello.nonce:
             raise PeerRestartedError(
                 f"worker '{self._theirs.worker}' was restarted", why="its state of this run was lost with its process"
             )
-        if self._theirs.lasting() != self.proven.lasting():
+        if self._theirs.select_lasting_fields() != self.proven_hello.select_lasting_fields():
             raise RemoteProtocolError(
                 f"the greeting of worker '{self._theirs.worker}' differs from that of the same process before"
             )
-        self.certificate = self._theirs.certificate
+        self.peer_certificate = self._theirs.certificate
         return hellos
 
     def _require_hello(self) -> Hello:
@@ -279,7 +279,7 @@ class Introduction:
         return self._ours
 
 
-def _check(ours: Hello, theirs: Hello) -> None:
+def _check_peer(ours: Hello, theirs: Hello) -> None:
     """Check that both sides belong to the same run, address each other, and secure their frames in the same way."""
     run, worker, to = map(escape_foreign_text, (theirs.run, theirs.worker, theirs.to))
     if theirs.run != ours.run:
@@ -295,21 +295,21 @@ def _check(ours: Hello, theirs: Hello) -> None:
     if theirs.nonce == ours.nonce:
         raise RemoteProtocolError("the greeting is a copy of this side's own greeting")
     for what in ("certificate", "exchange"):
-        with_it = [hello.worker for hello in (ours, theirs) if getattr(hello, what) is not None]
-        if len(with_it) == 1:
+        with_field = [hello.worker for hello in (ours, theirs) if getattr(hello, what) is not None]
+        if len(with_field) == 1:
             raise RemoteProtocolError(
-                f"only '{with_it[0]}' greets with {_NOUNS[what]}",
+                f"only '{with_field[0]}' greets with {_NOUNS[what]}",
                 mend="use the same security section on both sides, and gateways on both or neither",
             )
 
 
-def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
-    """Compare epochs of the run; `met` is the greeting of the process that was connected before, if any.
+def _check_epoch(ours: Hello, theirs: Hello, earlier: Hello | None) -> None:
+    """Compare epochs of the run; `earlier` is the greeting of the process that was connected before, if any.
 
     Processes that have just started may have different epochs: all workers then agree on the highest.
     """
     worker = escape_foreign_text(theirs.worker)
-    if met is not None and theirs.nonce == met.nonce:
+    if earlier is not None and theirs.nonce == earlier.nonce:
         if ours.in_session and theirs.in_session and ours.epoch != theirs.epoch:
             raise RemoteProtocolError(f"worker '{worker}' has epoch {theirs.epoch}, but {ours.epoch} was agreed on")
         return
@@ -318,8 +318,8 @@ def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
             f"this worker, '{ours.worker}', is in epoch {ours.epoch}, but the run is in epoch {theirs.epoch}",
             why=f"according to worker '{worker}', all workers were restarted while this one was stopped or unreachable",
         )
-    if ours.in_session or (met is not None and not theirs.in_session):
-        now = ours.epoch if ours.in_session or met is None else met.epoch
+    if ours.in_session or (earlier is not None and not theirs.in_session):
+        now = ours.epoch if ours.in_session or earlier is None else earlier.epoch
         if theirs.epoch < now:
             error = StaleWorkerError(
                 f"worker '{worker}' is in epoch {theirs.epoch}, but the run is in epoch {now}",
@@ -399,19 +399,19 @@ class Sealer:
         """Encrypt a numbered frame: returns its header, and its chunk as ciphertext and tag."""
         header = header._replace(flags=header.flags | Flag.SEALED, length=header.length + TAG_BYTES)
         sealed = np.empty(header.length, np.uint8)
-        self._seal.encrypt_into(_nonce(header), chunk.data, sealed_header_bytes(header), sealed.data)
+        self._seal.encrypt_into(_nonce(header), chunk.data, encode_sealed_header(header), sealed.data)
         return header, sealed
 
     def open(self, header: Header, sealed: Bytes, place: Bytes) -> Header:
         """Decrypt the chunk of a sealed frame into its place; returns its unsealed header."""
         try:
-            self._open.decrypt_into(_nonce(header), sealed.data, sealed_header_bytes(header), place.data)
+            self._open.decrypt_into(_nonce(header), sealed.data, encode_sealed_header(header), place.data)
         except InvalidTag:
             raise DamagedFrameError(
                 f"the seal of frame {header.sequence} is invalid",
                 why="the frame was modified in transit, or sealed with a different key",
             ) from None
-        return open_header(header)
+        return unseal_header(header)
 
 
 def _nonce(header: Header) -> bytes:

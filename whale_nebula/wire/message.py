@@ -1,7 +1,7 @@
 """Control messages: JSON objects with a `kind`, the registry of all kinds, and the state table of a session.
 
 All communication between workers other than tensors is a message of one of these kinds. The sender builds a message
-from its entry here, which names its word in the state table, and the receiver checks it against the same entry: a kind
+from its entry here, which names its trigger in the state table, and the receiver checks it against the same entry: a kind
 without an entry can be neither sent nor received. The state table defines which messages are valid when: each side has
 its own state, which its messages change.
 """
@@ -19,23 +19,23 @@ from typing import Any, NoReturn
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.frame import MESSAGE_BYTES, Header, Kind
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.wire.tensor import find_dtype_code
 
 SESSION = "SESSION"
 _MOST_BYTES = 256 << 10
-_MOST_VALUES = 1 << 15
+_MAX_VALUES = 1 << 15
 _LINES = b'{"about":"LINES",'
 """The prefix of the only message that may be larger, up to a frame: the text of a program, if two programs differ."""
 _TEXT = rb'"(?:[^"\\]|\\.)*+"'
 _TEXTS = re.compile(rb"(?s)\{(?:T:(?:T|\[(?:T(?:,T)*+)?\])[,}])*+".replace(b"T", _TEXT))
-_MOST_TEXTS = 1 << 18
-MOST_WAITING = 64
+_MAX_TEXTS = 1 << 18
+MAX_UNREAD_MESSAGES = 64
 """The most messages of one kind that may be unread. Each is answered, or sent once, so there are only a few."""
-MOST_NUMBER = (1 << 64) - 1
-_UINT8 = dtype_code("uint8")
+MAX_UINT64 = (1 << 64) - 1
+_UINT8 = find_dtype_code("uint8")
 
 
-class Word(StrEnum):
+class Trigger(StrEnum):
     """The kinds of messages that the state table distinguishes."""
 
     HELLO = "HELLO"
@@ -63,11 +63,11 @@ def _is_text(value: Any) -> bool:
 
 def is_count(value: Any) -> bool:
     """Whether a value is a valid count."""
-    return type(value) is int and 0 <= value <= MOST_NUMBER
+    return type(value) is int and 0 <= value <= MAX_UINT64
 
 
 def _is_number(value: Any) -> bool:
-    return abs(value) <= MOST_NUMBER if type(value) is int else type(value) is float and math.isfinite(value)
+    return abs(value) <= MAX_UINT64 if type(value) is int else type(value) is float and math.isfinite(value)
 
 
 def _is_flag(value: Any) -> bool:
@@ -82,29 +82,29 @@ def _is_anything(value: Any) -> bool:
     return True
 
 
-def _or_none(check: Check) -> Check:
+def _make_optional_check(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
-def _list_of(check: Check) -> Check:
+def _make_list_check(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
-def _table_of(check: Check) -> Check:
+def _make_table_check(check: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
 def _is_fingerprint(value: Any) -> bool:
-    return is_count(value) or _list_of(_or_none(is_count))(value)
+    return is_count(value) or _make_list_check(_make_optional_check(is_count))(value)
 
 
 @dataclass(frozen=True)
 class MessageKind:
-    """A kind of control message: its word in the state table, and its required and optional fields. An `open` kind
+    """A kind of control message: its trigger in the state table, and its required and optional fields. An `open` kind
     allows further fields.
     """
 
-    word: Word
+    trigger: Trigger
     required: Mapping[str, Check] = field(default_factory=dict)
     optional: Mapping[str, Check] = field(default_factory=dict)
     open: bool = False
@@ -123,69 +123,71 @@ class MessageKind:
         return ""
 
 
-def _session(word: Word, required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> MessageKind:
+def _make_session_kind(
+    trigger: Trigger, required: Mapping[str, Check], optional: Mapping[str, Check] | None = None
+) -> MessageKind:
     """The kind of a runtime message on a step or a rendezvous, with the worker's action and the line of the script."""
-    return MessageKind(word, required, {"doing": _is_text, "line": _is_text, **(optional or {})})
+    return MessageKind(trigger, required, {"doing": _is_text, "line": _is_text, **(optional or {})})
 
 
 KINDS: Mapping[str, MessageKind] = MappingProxyType(
     {
         "SESSION HELLO": MessageKind(
-            Word.INIT, {}, {"seed": _or_none(is_count), "host": _is_text, "epoch": is_count}, open=True
+            Trigger.INIT, {}, {"seed": _make_optional_check(is_count), "host": _is_text, "epoch": is_count}, open=True
         ),
-        "SESSION AGREE": _session(
-            Word.AGREE, {"program": _is_text, "digest": _is_text}, {"states": _table_of(is_count)}
+        "SESSION AGREE": _make_session_kind(
+            Trigger.AGREE, {"program": _is_text, "digest": _is_text}, {"states": _make_table_check(is_count)}
         ),
-        "SESSION LINES": _session(Word.LINES, {"program": _is_text, "lines": _list_of(_is_text)}),
-        "SESSION STEP": _session(
-            Word.STEP,
-            {"program": is_count, "step": is_count, "rows": is_count, "inputs": _table_of(_is_fingerprint)},
+        "SESSION LINES": _make_session_kind(Trigger.LINES, {"program": _is_text, "lines": _make_list_check(_is_text)}),
+        "SESSION STEP": _make_session_kind(
+            Trigger.STEP,
+            {"program": is_count, "step": is_count, "rows": is_count, "inputs": _make_table_check(_is_fingerprint)},
             {
                 "name": _is_text,
                 "mark": is_count,
-                "pace": _table_of(_is_number),
+                "pace": _make_table_check(_is_number),
                 "speeds": _is_table,
                 "stays": _is_flag,
-                "leaving": _or_none(_is_text),
-                "seen": _or_none(_is_table),
-                "alike": _table_of(is_count),
-                "checkpoint": _list_of(_is_anything),
+                "leaving": _make_optional_check(_is_text),
+                "seen": _make_optional_check(_is_table),
+                "alike": _make_table_check(is_count),
+                "checkpoint": _make_list_check(_is_anything),
             },
         ),
-        "SESSION VOTE": _session(Word.VOTE, {"why": _is_text}),
-        "SESSION MEET": _session(
-            Word.MEET,
+        "SESSION VOTE": _make_session_kind(Trigger.VOTE, {"why": _is_text}),
+        "SESSION MEET": _make_session_kind(
+            Trigger.MEET,
             {},
             {
                 "able": _is_flag,
-                "address": _or_none(_is_text),
+                "address": _make_optional_check(_is_text),
                 "shared": _is_anything,
                 "weights": is_count,
-                "seeds": _list_of(_list_of(_is_number)),
+                "seeds": _make_list_check(_make_list_check(_is_number)),
             },
         ),
-        "LEAVING": MessageKind(Word.NOTE, {"program": is_count, "step": is_count, "why": _is_text}),
-        "SAVING": MessageKind(Word.NOTE, {"level": is_count, "step": is_count}, {"part": _is_text}),
-        "BYE": MessageKind(Word.BYE),
-        "FAIL": MessageKind(Word.FAIL, {}, {"reason": _is_anything, "last": _is_flag}),
+        "LEAVING": MessageKind(Trigger.NOTE, {"program": is_count, "step": is_count, "why": _is_text}),
+        "SAVING": MessageKind(Trigger.NOTE, {"level": is_count, "step": is_count}, {"part": _is_text}),
+        "BYE": MessageKind(Trigger.BYE),
+        "FAIL": MessageKind(Trigger.FAIL, {}, {"reason": _is_anything, "last": _is_flag}),
         # between the two ends of `whale-nebula bench link`
-        "PING": MessageKind(Word.NOTE, {"last": _is_flag}, {"found": _list_of(_is_number)}),
-        "PONG": MessageKind(Word.NOTE, {"clock": _is_number}),
+        "PING": MessageKind(Trigger.NOTE, {"last": _is_flag}, {"found": _make_list_check(_is_number)}),
+        "PONG": MessageKind(Trigger.NOTE, {"clock": _is_number}),
         "BURST": MessageKind(
-            Word.STEP,
+            Trigger.STEP,
             {"program": is_count, "step": is_count, "count": is_count, "size": is_count, "last": _is_flag},
         ),
-        "ARRIVED": MessageKind(Word.NOTE, {"rate": _is_number, "seconds": _is_number}),
+        "ARRIVED": MessageKind(Trigger.NOTE, {"rate": _is_number, "seconds": _is_number}),
     }
 )
 """All kinds of messages after the greeting, by kind, or by kind and subject."""
 
 
-def kind_of(message: Mapping[str, Any]) -> MessageKind | None:
+def find_kind(message: Mapping[str, Any]) -> MessageKind | None:
     """The entry of a message; None for an unknown kind.
 
-    >>> kind_of({"kind": "SESSION", "about": "VOTE"}).word, kind_of({"kind": "SESSION"})
-    (<Word.VOTE: 'VOTE'>, None)
+    >>> find_kind({"kind": "SESSION", "about": "VOTE"}).trigger, find_kind({"kind": "SESSION"})
+    (<Trigger.VOTE: 'VOTE'>, None)
     """
     kind, about = message.get("kind"), message.get("about")
     name = f"{SESSION} {about}" if kind == SESSION else kind
@@ -200,7 +202,7 @@ def find_fault(message: Mapping[str, Any]) -> str:
     >>> find_fault({"kind": "NEWS"})
     "'NEWS' of an unknown kind"
     """
-    entry, session = kind_of(message), message.get("kind") == SESSION
+    entry, session = find_kind(message), message.get("kind") == SESSION
     name = f"{SESSION} {message.get('about')}" if session else str(message.get("kind"))
     if not isinstance(message.get("kind"), str):
         return "without a 'kind' that is a string"
@@ -217,11 +219,11 @@ def build_message(kind: str, about: str | None = None, **fields: Any) -> dict[st
     {'kind': 'LEAVING', 'program': 1, 'step': 4, 'why': 'SIGTERM'}
     """
     message = {"kind": kind, **({} if about is None else {"about": about}), **fields}
-    require_known(message)
+    check_outgoing_message(message)
     return message
 
 
-def require_known(message: Mapping[str, Any]) -> None:
+def check_outgoing_message(message: Mapping[str, Any]) -> None:
     """Raise for an outgoing message that the other side would refuse."""
     if fault := find_fault(message):
         raise LocalProtocolError(f"invalid control message: {fault}", mend="add it to KINDS in wire/message.py")
@@ -259,8 +261,8 @@ def decode_message(data: bytes) -> dict[str, Any]:
     return message
 
 
-def message_header(size: int, source: int = 0, destination: int = 0) -> Header:
-    """The header of a control message of this size, as an argument of `chunks`."""
+def build_message_header(size: int, source: int = 0, destination: int = 0) -> Header:
+    """The header of a control message of this size, as an argument of `split_payload`."""
     return Header(Kind.CONTROL, source=source, destination=destination, dtype=_UINT8, dims=(size,))
 
 
@@ -268,25 +270,25 @@ def _find_excess(data: bytes) -> str | None:
     """A description of the limit that a message exceeds, or None. It is checked before the message is parsed, as parsed
     objects use many times its bytes.
     """
-    lines = is_lines(data)
+    lines = has_program_lines(data)
     cap = MESSAGE_BYTES if lines else _MOST_BYTES
     if len(data) > cap:
         return f"{len(data)} bytes exceed the limit of {cap}"
     if lines and not _TEXTS.fullmatch(data):
         return "the lines of a program may contain only texts and lists of texts"
-    most = _MOST_TEXTS if lines else _MOST_VALUES
+    most = _MAX_TEXTS if lines else _MAX_VALUES
     values = sum(data.count(mark) for mark in ((b'","',) if lines else (b"[", b"{", b",")))
     return f"{values} values exceed the limit of {most}" if values > most else None
 
 
-def is_lines(data: bytes) -> bool:
+def has_program_lines(data: bytes) -> bool:
     """Whether unparsed bytes are the lines of a program, which may be larger than other messages."""
     return data.startswith(_LINES)
 
 
 def _read_int(text: str) -> int:
     value = int(text)
-    if abs(value) > MOST_NUMBER:
+    if abs(value) > MAX_UINT64:
         raise ValueError("an integer has more than 64 bits")
     return value
 
@@ -316,37 +318,39 @@ class State(StrEnum):
 
 
 OPEN_STATES = (State.OPEN, State.AGREEING, State.STEPPING, State.MEETING)
-_ANYWHERE = {
-    Word.AGREE: State.AGREEING,
-    Word.STEP: State.STEPPING,
-    Word.MEET: State.MEETING,
-    Word.BYE: State.DRAINED,
-    Word.FAIL: State.FAILED,
+_OPEN_TRANSITIONS = {
+    Trigger.AGREE: State.AGREEING,
+    Trigger.STEP: State.STEPPING,
+    Trigger.MEET: State.MEETING,
+    Trigger.BYE: State.DRAINED,
+    Trigger.FAIL: State.FAILED,
 }
 
-TABLE: Mapping[tuple[State, Word], State] = MappingProxyType(
+TABLE: Mapping[tuple[State, Trigger], State] = MappingProxyType(
     {
-        (State.START, Word.HELLO): State.GREETED,
-        (State.GREETED, Word.AUTH): State.OPEN,
-        (State.OPEN, Word.INIT): State.OPEN,
-        (State.AGREEING, Word.LINES): State.AGREEING,
-        (State.AGREEING, Word.VALUE): State.AGREEING,
-        (State.STEPPING, Word.TENSOR): State.STEPPING,
-        (State.STEPPING, Word.VOTE): State.STEPPING,
-        (State.MEETING, Word.VALUE): State.MEETING,
-        (State.DRAINED, Word.FAIL): State.FAILED,
-        **{(state, word): state for state in OPEN_STATES for word in (Word.NOTE, Word.ROUND)},
-        **{(state, word): after for state in OPEN_STATES for word, after in _ANYWHERE.items()},
+        (State.START, Trigger.HELLO): State.GREETED,
+        (State.GREETED, Trigger.AUTH): State.OPEN,
+        (State.OPEN, Trigger.INIT): State.OPEN,
+        (State.AGREEING, Trigger.LINES): State.AGREEING,
+        (State.AGREEING, Trigger.VALUE): State.AGREEING,
+        (State.STEPPING, Trigger.TENSOR): State.STEPPING,
+        (State.STEPPING, Trigger.VOTE): State.STEPPING,
+        (State.MEETING, Trigger.VALUE): State.MEETING,
+        (State.DRAINED, Trigger.FAIL): State.FAILED,
+        **{(state, trigger): state for state in OPEN_STATES for trigger in (Trigger.NOTE, Trigger.ROUND)},
+        **{(state, trigger): after for state in OPEN_STATES for trigger, after in _OPEN_TRANSITIONS.items()},
         # a side that failed may still be sending its queue
-        **{(State.FAILED, word): State.FAILED for word in Word if word not in (Word.HELLO, Word.AUTH)},
+        **{
+            (State.FAILED, trigger): State.FAILED for trigger in Trigger if trigger not in (Trigger.HELLO, Trigger.AUTH)
+        },
     }
 )
-"""(state, word): the next state. Any other pair is a protocol error."""
+"""(state, trigger): the next state. Any other pair is a protocol error."""
 
 GREETING_STATES = (State.START, State.GREETED)
 
 
-_WORDS: Mapping[int, Word] = {Kind.VALUE: Word.VALUE, Kind.ROUND: Word.ROUND}
+_TRIGGERS: Mapping[int, Trigger] = {Kind.VALUE: Trigger.VALUE, Kind.ROUND: Trigger.ROUND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +358,7 @@ class Side:
     """State machine of one side, driven by its messages."""
 
     state: State = State.START
-    before: State | None = None  # the state when the connection broke
+    state_before: State | None = None  # the state when the connection broke
     announced: tuple[int, int] | None = None  # program and step
 
     @property
@@ -362,37 +366,37 @@ class Side:
         """Whether its greeting on this connection is over."""
         return self.state not in GREETING_STATES
 
-    def say(self, word: Word) -> Side | None:
-        """The side after a word; None if the table does not allow it."""
-        state = TABLE.get((self.state, word))
+    def advance(self, trigger: Trigger) -> Side | None:
+        """The side after a trigger; None if the table does not allow it."""
+        state = TABLE.get((self.state, trigger))
         if state is None:
             return None
-        if word is Word.AUTH:
-            return replace(self, state=self.before or state, before=None)
+        if trigger is Trigger.AUTH:
+            return replace(self, state=self.state_before or state, state_before=None)
         return replace(self, state=state)
 
-    def cut(self) -> Side:
+    def disconnect(self) -> Side:
         """The side after its connection broke: it greets again, and then resumes its state."""
-        return replace(self, state=State.START, before=self.state if self.greeted else self.before)
+        return replace(self, state=State.START, state_before=self.state if self.greeted else self.state_before)
 
 
-def speak(side: Side, header: Header, message: Mapping[str, Any] | None) -> Side | str:
+def apply_frame(side: Side, header: Header, message: Mapping[str, Any] | None) -> Side | str:
     """The side after it sent a numbered frame (with this message in it), or the reason, as text, why it may not."""
     if message is None:
-        word: Word | None = _WORDS.get(header.kind, Word.TENSOR)
+        trigger: Trigger | None = _TRIGGERS.get(header.kind, Trigger.TENSOR)
     else:
-        word = entry.word if (entry := kind_of(message)) else None
-    after = side.say(word) if word else None
-    if word is None or after is None:
-        return f"{word or (message or {}).get('kind')!s} in state {side.state}"
-    if word is Word.STEP:
-        announced = _step_of(message or {})
+        trigger = entry.trigger if (entry := find_kind(message)) else None
+    after = side.advance(trigger) if trigger else None
+    if trigger is None or after is None:
+        return f"{trigger or (message or {}).get('kind')!s} in state {side.state}"
+    if trigger is Trigger.STEP:
+        announced = _read_step(message or {})
         return (
             replace(after, announced=announced) if announced else "STEP without valid numbers of a program and a step"
         )
     if message is None and header.shard:
         return f"shard {header.shard}, but plans have no shards"
-    step_matters = word is Word.TENSOR and side.state is not State.FAILED
+    step_matters = trigger is Trigger.TENSOR and side.state is not State.FAILED
     if step_matters and (header.program, header.step) != side.announced:
         program, step = side.announced or (None, None)
         return (
@@ -402,8 +406,8 @@ def speak(side: Side, header: Header, message: Mapping[str, Any] | None) -> Side
     return after
 
 
-def _step_of(message: Mapping[str, Any]) -> tuple[int, int] | None:
+def _read_step(message: Mapping[str, Any]) -> tuple[int, int] | None:
     program, step = message.get("program"), message.get("step")
-    if type(program) is int and type(step) is int and 0 <= min(program, step) <= max(program, step) <= MOST_NUMBER:
+    if type(program) is int and type(step) is int and 0 <= min(program, step) <= max(program, step) <= MAX_UINT64:
         return program, step
     return None

@@ -39,7 +39,7 @@ _CODES = {each.name: code for code, each in enumerate(_TYPES, start=1)}
 DTYPE_NAMES = tuple(_CODES)
 
 
-def dtype_code(name: str) -> int:
+def find_dtype_code(name: str) -> int:
     """The number of an element type on the wire; types without one (strings, variants) are refused by name."""
     code = _CODES.get(name)
     if code is None:
@@ -51,23 +51,23 @@ def dtype_code(name: str) -> int:
     return code
 
 
-def dtype_of(code: int) -> np.dtype[Any] | None:
+def find_dtype(code: int) -> np.dtype[Any] | None:
     """The element type with this number; None if there is none."""
     return _TYPES[code - 1] if 1 <= code <= len(_TYPES) else None
 
 
-def raw_bytes(code: int, dims: tuple[int, ...]) -> int:
+def count_raw_bytes(code: int, dims: tuple[int, ...]) -> int:
     """The bytes of a tensor of this (known) element type and these sizes."""
     return math.prod(dims) * _TYPES[code - 1].itemsize
 
 
-def array_bytes(array: npt.NDArray[Any]) -> Bytes:
+def encode_array(array: npt.NDArray[Any]) -> Bytes:
     """The elements of an array in row order, little end first, as one row of bytes: a view if possible."""
-    dtype_code(array.dtype.name)
+    find_dtype_code(array.dtype.name)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little).reshape(-1).view(np.uint8)
 
 
-def array_from(data: Bytes, code: int, dims: tuple[int, ...]) -> npt.NDArray[Any]:
+def decode_array(data: Bytes, code: int, dims: tuple[int, ...]) -> npt.NDArray[Any]:
     """A view of bytes as an array. The caller has checked the size."""
     return data.view(_TYPES[code - 1]).reshape(dims)

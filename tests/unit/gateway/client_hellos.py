@@ -6,7 +6,7 @@ import contextlib
 import ssl
 import struct
 
-from whale_nebula.gateway.front import MOST_BYTES
+from whale_nebula.gateway.front import MAX_HELLO_BYTES
 
 
 def make_context(*protocols: str, newest_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
@@ -72,7 +72,7 @@ INVALID_HELLOS: dict[str, tuple[bytes, str]] = {
     "a server's message": (make_message(make_alpn(b"h2"), kind=2), "another message"),
     "a message of 16 MiB": (make_record(b"\1\xff\xff\xff"), "too large"),
     "more bytes than a message may have": (
-        make_message(b"", suites=b"\x13\x01" * (MOST_BYTES // 2 - 8)),
+        make_message(b"", suites=b"\x13\x01" * (MAX_HELLO_BYTES // 2 - 8)),
         "more than 16384",
     ),
     "two large records": (

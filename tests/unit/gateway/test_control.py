@@ -17,7 +17,7 @@ from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.audit import Head, KeptHeads, read_heads
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, pack
+from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, pack_header
 
 GPU, NPU = (Identity("mt", cluster, "gateway") for cluster in ("gpu", "npu"))
 
@@ -182,7 +182,7 @@ class TestInvalidMessages:
             bytes(70_000),
             control.encode_control({"kind": "KEPT", "seq": 1})[:-1],
             control.encode_control({"kind": "KEPT", "seq": 1})[:-1] + b"x",
-            pack(Header(Kind.BEAT, Flag.LAST), 0),
+            pack_header(Header(Kind.BEAT, Flag.LAST), 0),
             bytes(HEADER_BYTES),
         ],
         ids=["nothing", "long", "short", "changed", "beat", "zeros"],

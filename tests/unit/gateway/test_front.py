@@ -46,7 +46,7 @@ from whale_nebula.datasets.reading import Wish, open_remote
 from whale_nebula.datasets.service import serve as serve_data
 from whale_nebula.errors import AccountError, LoginError, NebulaError, TransportError
 from whale_nebula.gateway import front
-from whale_nebula.gateway.front import MOST_BYTES, read_hello
+from whale_nebula.gateway.front import MAX_HELLO_BYTES, read_hello
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.gateways import start
 from whale_nebula.security import Credentials, Files, Identity
@@ -395,8 +395,8 @@ def test_connections_are_limited_by_open_files(
     gateway = service_gateway.network.gateways["gpu"]
     held = gateway._listener._front
     assert isinstance(held, front.Front)
-    assert held._most <= options.most_connections(gateway._listener._connections)
-    monkeypatch.setattr(held, "_most", len(held._pipes) + 2)
+    assert held._max_connections <= options.find_max_connections(gateway._listener._connections)
+    monkeypatch.setattr(held, "_max_connections", len(held._pipes) + 2)
     lines = [service_gateway.dial() for _ in range(5)]
     closed = 0
     for line in lines[2:]:
@@ -405,7 +405,7 @@ def test_connections_are_limited_by_open_files(
     assert closed == 3
     for line in lines[:2]:
         line.close()
-    wait_until(lambda: not held._guests)
+    wait_until(lambda: not held._pending)
     assert service_gateway.log_in()["account"] == "ana"
 
 
@@ -518,4 +518,4 @@ def test_any_bytes_are_read_or_refused(more: bytes, at: int, size: int, parts: i
     for data in (more, split_record(whole[:at] + more + whole[at + size :], parts), bytes([22, 3, 1]) + more):
         with contextlib.suppress(NebulaError):
             found = read_hello(data)
-            assert not isinstance(found, int) or len(data) < found <= MOST_BYTES
+            assert not isinstance(found, int) or len(data) < found <= MAX_HELLO_BYTES

@@ -53,10 +53,10 @@ from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import Buckets
-from whale_nebula.transport.grpc.listener import Knock
-from whale_nebula.transport.grpc.options import channel_credentials
+from whale_nebula.transport.grpc.listener import StreamRequest
+from whale_nebula.transport.grpc.options import make_channel_credentials
 from whale_nebula.transport.protocol import Packed
-from whale_nebula.wire.frame import Flag, Header, Kind, pack
+from whale_nebula.wire.frame import Flag, Header, Kind, pack_header
 
 OTHER = "npu/1"
 ALL = (GPU, NPU, "gpu/gateway", "npu/gateway")
@@ -88,14 +88,19 @@ def start_network(tmp_path: Path, files: dict[str, Files]) -> Iterator[Callable[
 
 
 def open_stream(
-    network: GatewayNetwork, credentials: Credentials, knock: Knock, lane: Lane | None = None, *, gateway: bool = True
+    network: GatewayNetwork,
+    credentials: Credentials,
+    request: StreamRequest,
+    lane: Lane | None = None,
+    *,
+    gateway: bool = True,
 ) -> Lane:
     """Open a stream to gpu's gateway."""
     lane = lane or Lane()
     target = Target.of(
         RUN, "gpu/gateway", network.sites["gpu"].listen, CurrentCredentials(credentials), gateway=gateway
     )
-    dial(target, knock, lane, lambda frame: None, deadlines=SHORT_DEADLINES)
+    dial(target, request, lane, lambda frame: None, deadlines=SHORT_DEADLINES)
     return lane
 
 
@@ -280,7 +285,9 @@ class TestRefusals:
     ) -> None:
         network = start_network(dials=())
         with pytest.raises(IdentityError) as caught:
-            open_stream(network, Credentials.of(files[caller]), Knock(RUN, source, destination, "00112233aabbccdd"))
+            open_stream(
+                network, Credentials.of(files[caller]), StreamRequest(RUN, source, destination, "00112233aabbccdd")
+            )
         assert why in caught.value.what
         [refused] = list_actions(network.sites["gpu"], "refuse")
         assert (refused["decision"], refused["times"]) == ("deny", 1)
@@ -296,9 +303,11 @@ class TestRefusals:
         held = home.of("gpu/7")
         revoke(home.folder, home.authority, [held.serial], "a test")
         for number in range(30):
-            knock = Knock(RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}")  # another text each time
+            request = StreamRequest(
+                RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}"
+            )  # another text each time
             with pytest.raises(IdentityError, match="was revoked"):
-                open_stream(network, held, knock)
+                open_stream(network, held, request)
         network.gateways["gpu"].stop("a test")
         refused = list_actions(network.sites["gpu"], "refuse")
         assert len(refused) < 15 and sum(each["times"] for each in refused) == 30
@@ -311,10 +320,10 @@ class TestRefusals:
         network = start_network(workers=(GPU,), dials=())
         gateway, theirs = network.gateways["gpu"], Credentials.of(files["npu/gateway"])
         for number in range(20):
-            knock = Knock(RUN, f"npu/{number}", GPU, f"{number:016x}")
+            request = StreamRequest(RUN, f"npu/{number}", GPU, f"{number:016x}")
             with pytest.raises(TransportError, match="has not connected to its gateway yet"):
-                open_stream(network, theirs, knock, gateway=False)
-            gateway._gone_there(knock.source, "it says")
+                open_stream(network, theirs, request, gateway=False)
+            gateway._gone_there(request.source, "it says")
         assert not gateway._list_pairs()
         assert not gateway._final_errors._gone
 
@@ -329,9 +338,9 @@ class TestRefusals:
         network = start_network(workers=(NPU,), dials=())
         theirs, lanes = Credentials.of(files["npu/gateway"]), [Lane() for _ in range(4)]
         for number, lane in enumerate(lanes):
-            knock = Knock(RUN, NPU, f"gpu/{number}", f"{number:016x}")
+            request = StreamRequest(RUN, NPU, f"gpu/{number}", f"{number:016x}")
             with contextlib.nullcontext() if number < 3 else pytest.raises(TransportError) as caught:
-                open_stream(network, theirs, knock, lane, gateway=False)
+                open_stream(network, theirs, request, lane, gateway=False)
         assert "3 streams here" in caught.value.why
         assert len(network.gateways["gpu"]._pairs) == 3
         for lane in lanes:
@@ -355,9 +364,9 @@ class TestRefusals:
         self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files]
     ) -> None:
         network = start_network(workers=(GPU, NPU, OTHER))
-        lane = open_stream(network, Credentials.of(files[GPU]), Knock(RUN, GPU, NPU, "00112233aabbccdd"))
+        lane = open_stream(network, Credentials.of(files[GPU]), StreamRequest(RUN, GPU, NPU, "00112233aabbccdd"))
         header = Header(Kind.BEAT, Flag.LAST, conversation=1, source=0, destination=2)
-        assert lane.send(pack(header, 0))
+        assert lane.send(pack_header(header, 0))
         wait_until(lambda: list_actions(network.sites["gpu"], "end"))
         [end] = list_actions(network.sites["gpu"], "end")
         wait_until(lambda: lane.over)
@@ -412,8 +421,10 @@ class TestRevocationAtOneSite:
         npu, far = network.gateways["npu"], network.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
         wait_until(lambda: npu._routes["gpu"].control.lanes)
         [trunk] = npu._routes["gpu"].control.lanes
-        assert far is not None and trunk.guest is not None
-        assert {guest.identity.worker for guest in [*far.guests, trunk.guest]} == {"gpu/gateway"}
+        assert far is not None and trunk.certified_peer is not None
+        assert {certified_peer.identity.worker for certified_peer in [*far.certified_peers, trunk.certified_peer]} == {
+            "gpu/gateway"
+        }
         self.revoke(home, "gpu/gateway")
         wait_until(lambda: far.connection.over and trunk.over)
         caught = network.link(
@@ -520,7 +531,9 @@ class TestHealth:
         credentials = Credentials.of(files)
         name = network.gateways["gpu"].site.identity.dns
         options = [("grpc.ssl_target_name_override", name)]
-        with grpc.secure_channel(network.sites["gpu"].listen, channel_credentials(credentials), options) as channel:
+        with grpc.secure_channel(
+            network.sites["gpu"].listen, make_channel_credentials(credentials), options
+        ) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_SECONDS).status
 
@@ -548,7 +561,7 @@ class TestHealth:
         """A watch stream would never end."""
         network = start_network()
         options = [("grpc.ssl_target_name_override", network.gateways["gpu"].site.identity.dns)]
-        credentials = channel_credentials(Credentials.of(files["npu/7"]))
+        credentials = make_channel_credentials(Credentials.of(files["npu/7"]))
         with grpc.secure_channel(network.sites["gpu"].listen, credentials, options) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             for _ in range(60):

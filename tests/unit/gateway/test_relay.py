@@ -18,14 +18,26 @@ from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, TAG_BYTES, Direction, Flag, Header, Kind, pack, unpack
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.wire.frame import (
+    FRAME_CAP,
+    HEADER_BYTES,
+    TAG_BYTES,
+    Direction,
+    Flag,
+    Header,
+    Kind,
+    pack_header,
+    unpack_header,
+)
+from whale_nebula.wire.tensor import find_dtype_code
 
 NEAR, FAR = Side.NEAR, Side.FAR
 
 
 def make_heartbeat(conversation: int = 1, source: int = 0) -> bytes:
-    return pack(Header(Kind.BEAT, Flag.LAST, conversation=conversation, source=source, destination=1 - source), 0)
+    return pack_header(
+        Header(Kind.BEAT, Flag.LAST, conversation=conversation, source=source, destination=1 - source), 0
+    )
 
 
 class PairHarness:
@@ -220,7 +232,7 @@ class TestCrossedAttempts:
     def test_reader_of_an_unneeded_stream_is_released(self) -> None:
         harness = PairHarness(yields=True)
         half, _ = harness.make_half(FAR, dialled=True)
-        frame = pack(Header(Kind.BEAT, Flag.LAST, conversation=1, source=1, destination=0), 0)
+        frame = pack_header(Header(Kind.BEAT, Flag.LAST, conversation=1, source=1, destination=0), 0)
         reader = threading.Thread(target=half.receive, args=(frame,), daemon=True)
         reader.start()
         half.connection.end("it is not needed")
@@ -246,7 +258,7 @@ class GatewayPairSimulation:
         heapq.heappush(self.events, (self.now + seconds, next(self.order), act))
 
     def make_half(self, side: Side, name: str, *, dialled: bool = False) -> Half:
-        half = Half(side, side.value, Connection(name), lambda frame: unpack(frame)[0], dialled=dialled)
+        half = Half(side, side.value, Connection(name), lambda frame: unpack_header(frame)[0], dialled=dialled)
         half.lane(0, Lane())
         return half
 
@@ -348,7 +360,7 @@ class TestSeveralLanes:
         for _ in range(5):
             lane = Lane()
             half.lane(1, lane)
-            lane.in_order = True
+            lane.ended_gracefully = True
             lane.end("in order")
         assert not half.connection.over
         assert len(half._lanes) == 2
@@ -386,7 +398,7 @@ class TestSeveralLanes:
             half.receive(make_heartbeat(0, source=side is FAR))
             next(out.outgoing())
         reader.join(10.0)
-        assert read.is_set() and further_lane.in_order
+        assert read.is_set() and further_lane.ended_gracefully
 
     def test_waiting_frames_are_released_when_the_connection_ends(self) -> None:
         harness = PairHarness()
@@ -452,12 +464,12 @@ def make_frame(
         length=length,
         whole=size,
         direction=Direction.FORWARD,
-        dtype=dtype_code("float32"),
+        dtype=find_dtype_code("float32"),
         codec=codec,
         state=3 if codec else 0,
         dims=(size // 4 if rows is None else rows,),
     )
-    return pack(header, 1234, sealed=sealed) + bytes(length)
+    return pack_header(header, 1234, sealed=sealed) + bytes(length)
 
 
 @pytest.mark.parametrize("sealed", [False, True])

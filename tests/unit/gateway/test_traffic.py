@@ -64,20 +64,20 @@ def test_traffic_is_reset_on_a_later_day_only(tmp_path: Path) -> None:
     home = Certificates(tmp_path / "home")
     home.issue(GPU)
     home.issue_to_account(GPU, "ana", Allowance(line=1000))
-    guest = home.of(GPU).peer
+    certified_peer = home.of(GPU).peer
     traffic = Traffic(tmp_path / "traffic.json", lambda: clock[0])
-    traffic.meter(guest)(999)
-    traffic.check(guest)
-    traffic.meter(guest)(1)
+    traffic.meter(certified_peer)(999)
+    traffic.check(certified_peer)
+    traffic.meter(certified_peer)(1)
     for days in (0, -1):
         clock[0] += timedelta(days=days)
         with pytest.raises(
             NotAllowedError, match="has used 1000 bytes of its 1000 bytes a day over the WAN link"
         ) as refused:
-            traffic.check(guest)
+            traffic.check(certified_peer)
     assert refused.value.why is not None and "T00:00:00Z" in refused.value.why
     clock[0] += timedelta(days=2)
-    traffic.check(guest)
+    traffic.check(certified_peer)
     traffic.check(None)
     traffic.meter(None)(1 << 40)
 

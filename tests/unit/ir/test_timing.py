@@ -18,7 +18,7 @@ from whale_nebula.plan.timing import (
     step_text,
     times,
 )
-from whale_nebula.wire.frame import wire_bytes
+from whale_nebula.wire.frame import count_wire_bytes
 
 SIZE = 100_000
 
@@ -30,7 +30,7 @@ def stage(name: str, flops: int = 3, runs: str = "FB") -> PlanStage:
 def plan(rate: float | None, delay: float = 0.0, *, count: int = 4, schedule: str = "eager-1f1b") -> nb.Plan:
     """Two stages with a line between them."""
     boundary = PlanBoundary("b0", "a", ("b",), "float32", (None, 4), 0, "none", SIZE, True, "none", SIZE)
-    line = PlanLink("", SIZE * count, wire_bytes(SIZE) * count, count, rate, delay)
+    line = PlanLink("", SIZE * count, count_wire_bytes(SIZE) * count, count, rate, delay)
     return nb.Plan(
         name="step", stages={"a": stage("a"), "b": stage("b", 6)}, boundaries=(boundary,),
         links={"a->b": line, "b->a": line}, once=(), tied=(), micro_batch=count, rows=(8,) * count,
@@ -46,7 +46,7 @@ def test_free_lines_take_nothing_and_stages_are_equal() -> None:
 
 def test_stages_on_a_slow_line_compute_at_a_speed_that_is_said() -> None:
     rate, delay = 8e6, 0.01
-    taken = 8 * wire_bytes(SIZE) / rate
+    taken = 8 * count_wire_bytes(SIZE) / rate
     found = times(plan(rate, delay))
     assert found.assumed == Assumed(SPEED)
     assert str(found.assumed) == "assuming that stages compute at 1 TFLOP/s, plus 500 µs for each call"

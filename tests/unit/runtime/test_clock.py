@@ -16,7 +16,7 @@ from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, count
 from whale_nebula.runtime.step.engine import Engine, engine
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.frame import wire_bytes
+from whale_nebula.wire.frame import count_wire_bytes
 
 
 def pieces(words: str, phase: int = 0) -> list[Span]:
@@ -88,7 +88,12 @@ def test_lines_tell_of_this_step_of_this_program_only() -> None:
         link.send(key, np.zeros(10, np.uint8))
     link.send(Key("scalar", 1, 5, 1, -1, 9, "a", "b"), np.zeros((), np.float32))
     message, scalar = clock.spans
-    assert (message.lane, message.what, message.micro_batch, message.bytes) == ("a->b", "forward 3", 3, wire_bytes(10))
+    assert (message.lane, message.what, message.micro_batch, message.bytes) == (
+        "a->b",
+        "forward 3",
+        3,
+        count_wire_bytes(10),
+    )
     assert (scalar.what, scalar.micro_batch, scalar.phase) == ("scalar", None, 1)
 
 

@@ -194,7 +194,7 @@ def test_a_message_without_an_entry_cannot_be_built() -> None:
 
 
 def test_every_kind_has_a_word_that_the_table_of_states_knows() -> None:
-    assert {entry.word for entry in KINDS.values()} <= {word for _, word in TABLE}
+    assert {entry.trigger for entry in KINDS.values()} <= {trigger for _, trigger in TABLE}
 
 
 # -------------------- The vote before an update whether a step is left out, with the same result in all processe

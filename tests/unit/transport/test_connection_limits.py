@@ -27,13 +27,13 @@ from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import ConnectionGuard, End, Limits, TokenBucket, find_surplus
 from whale_nebula.transport.grpc.listener import (
-    Hear,
-    Knock,
+    Dialler,
+    FrameReceiver,
     Listener,
-    Visitor,
+    StreamRequest,
 )
 
-KNOCK = Knock(RUN, NPU, GPU, "00112233aabbccdd", 2)
+REQUEST = StreamRequest(RUN, NPU, GPU, "00112233aabbccdd", 2)
 
 
 class IdleConnections:
@@ -80,7 +80,7 @@ def connect_with_retries(address: str, seconds: float = TIMEOUT_SECONDS) -> Lane
     while True:
         lane = Lane()
         try:
-            dial(Target(address), KNOCK._replace(lane=0), lane, print, deadlines=Deadlines())
+            dial(Target(address), REQUEST._replace(lane=0), lane, print, deadlines=Deadlines())
             return lane
         except TransportError:
             if time.monotonic() > end:
@@ -99,7 +99,7 @@ class TestListenerUnderLoad:
         one = Listener(
             "127.0.0.1:0",
             None,
-            lambda knock, visitor, lane: lambda frame: None,
+            lambda request, visitor, lane: lambda frame: None,
             connections=2,
             limits=Limits(total=24, address=16),
         )
@@ -129,7 +129,7 @@ class TestListenerUnderLoad:
     def test_frequent_refusals_are_logged_a_few_times(self, caplog: pytest.LogCaptureFixture) -> None:
         refused = IdentityError("unknown identity")
 
-        def accept(knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
+        def accept(request: StreamRequest, visitor: Dialler, lane: Lane) -> FrameReceiver:
             raise refused
 
         one = Listener("127.0.0.1:0", None, accept)
@@ -138,7 +138,7 @@ class TestListenerUnderLoad:
         one.start()
         for _ in range(6):
             with pytest.raises(IdentityError, match="unknown identity"):
-                dial(Target(one.address), KNOCK, Lane(), print, deadlines=Deadlines())
+                dial(Target(one.address), REQUEST, Lane(), print, deadlines=Deadlines())
         one.stop(0.0)
         assert sum("unknown identity" in each for each in caplog.messages) == 3
         assert one._unlogged == 3

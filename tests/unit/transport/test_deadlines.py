@@ -66,13 +66,13 @@ def test_retry_pause_grows_with_attempts_and_jitter() -> None:
 def test_meter_ignores_idle_time() -> None:
     meter = Meter()
     meter.busy(0.0)
-    meter.note_carried(1000, 2.0, more=False)
+    meter.count_arrived(1000, 2.0, more=False)
     assert meter.rate == 500.0
-    meter.note_carried(10**9, 50.0, more=True)  # nothing was on its way
+    meter.count_arrived(10**9, 50.0, more=True)  # nothing was on its way
     meter.busy(100.0)
     meter.idle()
     meter.busy(200.0)
-    meter.note_carried(1000, 202.0, more=False)
+    meter.count_arrived(1000, 202.0, more=False)
     assert meter.rate == 500.0
 
 

@@ -184,12 +184,12 @@ def test_slow_consumer_stalls_the_sender_without_loss(pair: LinkPair) -> None:
     while rested < 40:  # 40 checks without a new frame
         threading.Event().wait(0.01)
         rested, before = (
-            (rested + 1 if pair.there._conversation.received == before else 0),
-            (pair.there._conversation.received),
+            (rested + 1 if pair.there._conversation.expected_number == before else 0),
+            (pair.there._conversation.expected_number),
         )
     budget = 1 << 20
     assert pair.there._inbox.held <= 3 * budget
-    assert pair.here._conversation.room() <= 0
+    assert pair.here._conversation.room <= 0
     for number, each in enumerate(keys):
         assert pair.there.receive(each, TIMEOUT_SECONDS).tobytes() == sent[number].tobytes()
     sending.join(TIMEOUT_SECONDS)

@@ -96,7 +96,7 @@ class TestTransfer:
     def test_several_lanes_carry_one_conversation(
         self, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(options, "congestion_control", lambda: "reno")
+        monkeypatch.setattr(options, "read_congestion_control", lambda: "reno")
         with open_workers(certificates, proxy=True) as pair:
             pair.exchange_steps()
             for number in range(1, 4):
@@ -109,13 +109,13 @@ class TestTransfer:
     def test_graceful_close_over_several_lanes_loses_no_farewell(
         self, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(options, "congestion_control", lambda: "reno")
+        monkeypatch.setattr(options, "read_congestion_control", lambda: "reno")
         for _ in range(8):
             with open_workers(certificates, proxy=True) as pair:
                 pair.exchange_steps()
             for link in (pair.gpu, pair.npu):
                 assert link._bye_received
-                assert link._conversation.unacked == 0
+                assert link._conversation.unacknowledged_bytes == 0
 
     def test_wait_for_an_absent_worker_is_announced(self, certificates: Certificates) -> None:
         waits: list[Wait] = []

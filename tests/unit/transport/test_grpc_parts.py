@@ -35,16 +35,16 @@ from whale_nebula.transport.grpc.limits import ConnectionGuard, End, Limits, Tok
 from whale_nebula.transport.grpc.listener import (
     CERTIFICATE,
     SIGNATURE,
-    Hear,
-    Knock,
+    Dialler,
+    FrameReceiver,
     Listener,
-    Visitor,
-    _Threads,
+    StreamRequest,
+    _ThreadPerStream,
     check_proof,
     prove_identity,
 )
 from whale_nebula.transport.grpc.options import probe
-from whale_nebula.wire.frame import Flag, Header, Kind, pack
+from whale_nebula.wire.frame import Flag, Header, Kind, pack_header
 
 
 class TestSystemErrors:
@@ -78,7 +78,7 @@ class TestSystemErrors:
     def test_stream_without_a_thread_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", _raise_no_thread)
-            future = _Threads().submit(int)
+            future = _ThreadPerStream().submit(int)
         assert isinstance(future.exception(), RuntimeError)
 
 
@@ -90,14 +90,14 @@ def _raise_no_thread(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-KNOCK = Knock(RUN, NPU, GPU, "00112233aabbccdd", 2)
+REQUEST = StreamRequest(RUN, NPU, GPU, "00112233aabbccdd", 2)
 BIG = b"x" * (1 << 20)
 
 
 class TestKnock:
     def test_metadata_round_trip_preserves_fields(self) -> None:
-        strange = KNOCK._replace(run="ein Lauf: 50 %")
-        assert Knock.read(strange.metadata()) == strange
+        strange = REQUEST._replace(run="ein Lauf: 50 %")
+        assert StreamRequest.read(strange.metadata()) == strange
         assert all(value.isascii() for _, value in strange.metadata())
 
     @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ class TestKnock:
         ],
     )
     def test_invalid_metadata_is_refused(self, key: str, value: str, words: str) -> None:
-        said = {**dict(KNOCK.metadata()), f"nebula-{key}": value}
+        said = {**dict(REQUEST.metadata()), f"nebula-{key}": value}
         with pytest.raises(RemoteProtocolError, match=words):
-            Knock.read(said.items())
+            StreamRequest.read(said.items())
 
     def test_missing_metadata_is_refused(self) -> None:
         with pytest.raises(RemoteProtocolError, match="unsupported protocol version"):
-            Knock.read([("user-agent", "curl"), ("nebula-run-bin", b"\x00")])
+            StreamRequest.read([("user-agent", "curl"), ("nebula-run-bin", b"\x00")])
 
 
 class TestProof:
@@ -131,23 +131,23 @@ class TestProof:
         home.issue(GPU, NPU)
         return home
 
-    def check(self, home: Certificates, answer: dict[str, bytes], knock: Knock = KNOCK) -> Peer:
-        return check_proof(Prover(home.of(NPU)), knock, answer, home.identity(GPU))
+    def check(self, home: Certificates, answer: dict[str, bytes], request: StreamRequest = REQUEST) -> Peer:
+        return check_proof(Prover(home.of(NPU)), request, answer, home.identity(GPU))
 
     def test_valid_proof_returns_the_certificate(self, home: Certificates) -> None:
         gpu = home.of(GPU)
-        assert self.check(home, dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))) == gpu.peer
+        assert self.check(home, dict(prove_identity(Prover(gpu), REQUEST, gpu.identity))) == gpu.peer
 
     def test_invalid_proof_is_refused(self, home: Certificates) -> None:
         gpu, npu = home.of(GPU), home.of(NPU)
-        right = dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))
+        right = dict(prove_identity(Prover(gpu), REQUEST, gpu.identity))
         for wrong, words in (
             ({}, "does not prove its identity"),
             ({CERTIFICATE: right[CERTIFICATE]}, "does not prove its identity"),
             ({**right, SIGNATURE: right[SIGNATURE][:-1]}, "signature of gpu/0 is invalid"),
             ({**right, CERTIFICATE: b"\xff"}, "not a valid certificate"),
-            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)), "expected gpu/0"),
-            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)) | {CERTIFICATE: gpu.cert_pem}, "is invalid"),
+            (dict(prove_identity(Prover(npu), REQUEST, gpu.identity)), "expected gpu/0"),
+            (dict(prove_identity(Prover(npu), REQUEST, gpu.identity)) | {CERTIFICATE: gpu.cert_pem}, "is invalid"),
         ):
             with pytest.raises(IdentityError, match=words):
                 self.check(home, wrong)
@@ -155,9 +155,9 @@ class TestProof:
     @pytest.mark.parametrize("changed", [{"connection": "00112233aabbccde"}, {"lane": 1}, {"destination": "gpu/1"}])
     def test_proof_is_valid_for_one_request(self, home: Certificates, changed: dict[str, Any]) -> None:
         gpu = home.of(GPU)
-        answer = dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))
+        answer = dict(prove_identity(Prover(gpu), REQUEST, gpu.identity))
         with pytest.raises(IdentityError, match="signature of gpu/0 is invalid"):
-            self.check(home, answer, KNOCK._replace(**changed))
+            self.check(home, answer, REQUEST._replace(**changed))
 
 
 class TestLane:
@@ -233,16 +233,18 @@ class TestLane:
             thread.join(TIMEOUT_SECONDS)
         assert done == ["broken", "ended"]
 
-    @pytest.mark.parametrize(("frames", "in_order"), [([b"a", END], True), ([b"a"], False), ([], False), ([END], True)])
-    def test_lane_ends_gracefully_only_after_an_end_message(self, frames: list[bytes], in_order: bool) -> None:
+    @pytest.mark.parametrize(
+        ("frames", "ended_gracefully"), [([b"a", END], True), ([b"a"], False), ([], False), ([END], True)]
+    )
+    def test_lane_ends_gracefully_only_after_an_end_message(self, frames: list[bytes], ended_gracefully: bool) -> None:
         lane = Lane()
         lane.read(frames, lambda frame: None)
-        assert lane.in_order is in_order
+        assert lane.ended_gracefully is ended_gracefully
 
     def test_bare_frames_are_read_at_a_limited_rate(self) -> None:
         lane, received, three = Lane(), [], threading.Event()
         lane.room.bare = TokenBucket(3, 0.0)
-        bare = pack(Header(Kind.BEAT, Flag.LAST, conversation=1, source=0, destination=1), 0)
+        bare = pack_header(Header(Kind.BEAT, Flag.LAST, conversation=1, source=0, destination=1), 0)
         other = b"x" * len(bare)
 
         def receive(frame: bytes) -> None:
@@ -313,7 +315,7 @@ class TestConnection:
         """If it were accepted first, its end would end the connection."""
         carrier = AwaitingCarrier("gpu/0", "npu/0", "", deadlines=Deadlines())
         carrier._receiver = Mock()
-        first, second = (Knock("run", "npu/0", "gpu/0", "c", number) for number in (0, 1))
+        first, second = (StreamRequest("run", "npu/0", "gpu/0", "c", number) for number in (0, 1))
         carrier.take(first, lane := Lane())
         carrier.take(second, Lane())
         with pytest.raises(TransportError, match="no longer exists"):
@@ -326,7 +328,7 @@ class TestConnection:
         add_lane(connection, 0)
         further_lane = add_lane(connection, 1)
         further_lane.read([], print)
-        assert (further_lane.in_order, connection.over) == (False, True)
+        assert (further_lane.ended_gracefully, connection.over) == (False, True)
 
     def test_duplicate_lane_is_refused(self) -> None:
         connection = Connection("c")
@@ -373,9 +375,9 @@ def listener() -> Iterator[Listener]:
         "confused/0": LocalProtocolError("this side has an internal error"),
     }
 
-    def accept(knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
-        if knock.source in refusals:
-            raise refusals[knock.source]
+    def accept(request: StreamRequest, visitor: Dialler, lane: Lane) -> FrameReceiver:
+        if request.source in refusals:
+            raise refusals[request.source]
         return lambda frame: lane.send(frame) and None
 
     one = Listener("127.0.0.1:0", None, accept, connections=2)
@@ -394,7 +396,7 @@ class TestListener:
             both.release()
 
         lane = Lane()
-        assert dial(Target(listener.address), KNOCK, lane, receive, deadlines=Deadlines()) >= 1
+        assert dial(Target(listener.address), REQUEST, lane, receive, deadlines=Deadlines()) >= 1
         for frame in (b"small", BIG):
             lane.send(frame)
             assert both.acquire(timeout=TIMEOUT_SECONDS)
@@ -415,13 +417,13 @@ class TestListener:
         self, listener: Listener, source: str, kind: type[NebulaError], words: str
     ) -> None:
         with pytest.raises(kind) as caught:
-            dial(Target(listener.address), KNOCK._replace(source=source), Lane(), print, deadlines=Deadlines())
+            dial(Target(listener.address), REQUEST._replace(source=source), Lane(), print, deadlines=Deadlines())
         assert type(caught.value) is kind
         assert words in str(caught.value)
 
     def test_stream_with_invalid_metadata_is_refused(self, listener: Listener) -> None:
         with pytest.raises(IdentityError, match="connection number"):
-            dial(Target(listener.address), KNOCK._replace(connection="?"), Lane(), print, deadlines=Deadlines())
+            dial(Target(listener.address), REQUEST._replace(connection="?"), Lane(), print, deadlines=Deadlines())
 
 
 class SilentService(grpc.GenericRpcHandler):
@@ -448,7 +450,7 @@ def test_foreign_service_is_refused_without_leaving_a_thread() -> None:
         lane = Lane()
         Connection("0" * 16).hold(0, lane)  # it waits for a link that is never notified
         with pytest.raises(IdentityError, match="is not a worker"):
-            dial(Target(f"127.0.0.1:{port}"), KNOCK, lane, print, deadlines=Deadlines(connect=0.2))
+            dial(Target(f"127.0.0.1:{port}"), REQUEST, lane, print, deadlines=Deadlines(connect=0.2))
         assert lane.over
         wait_until(lambda: not [each for each in threading.enumerate() if each.name == "nebula-receive"])
     finally:

@@ -19,7 +19,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.buffers import held_bytes
+from whale_nebula.wire.buffers import count_held_bytes
 
 
 def make_key(slot: int = 0, step: int = 0, program: int = 1) -> Key:
@@ -197,7 +197,9 @@ class TestWindow:
 
     @pytest.fixture
     def bounded_mailbox(self, clock: FakeClock, flow_changes: list[bool]) -> Mailbox:
-        mailbox = Mailbox("gpu/0", "npu/0", fault=RemoteProtocolError, clock=clock, window=2 * held_bytes(self.SIZE))
+        mailbox = Mailbox(
+            "gpu/0", "npu/0", fault=RemoteProtocolError, clock=clock, window=2 * count_held_bytes(self.SIZE)
+        )
         mailbox.on_flow = lambda: flow_changes.append(mailbox.flows)
         return mailbox
 
@@ -226,7 +228,7 @@ class TestWindow:
         self.fill(bounded_mailbox, 3, step=1)
         assert not bounded_mailbox.flows
         bounded_mailbox.later(make_key(0, 1))
-        assert (bounded_mailbox.held, flow_changes) == (2 * held_bytes(self.SIZE), [True])
+        assert (bounded_mailbox.held, flow_changes) == (2 * count_held_bytes(self.SIZE), [True])
         for slot in range(3):
             bounded_mailbox.take(make_key(slot, 1), 0.0)
         assert bounded_mailbox.held == 0
@@ -286,7 +288,7 @@ class TestWindow:
         for step in range(20):
             self.fill(bounded_mailbox, 2, step)
             bounded_mailbox.take(make_key(0, step), 0.0)
-        assert bounded_mailbox.held == held_bytes(self.SIZE)
+        assert bounded_mailbox.held == count_held_bytes(self.SIZE)
 
     def test_unread_messages_are_bounded(self, bounded_mailbox: Mailbox) -> None:
         """One large message is accepted besides small ones: different programs are compared line by line."""
@@ -320,7 +322,9 @@ class TestWindow:
             elif move == "later" and each not in taken_keys:
                 mailbox.later(each)
                 requested_keys.add(each)
-            assert mailbox.held == sum(held_bytes(size) for each, size in sizes.items() if each not in requested_keys)
+            assert mailbox.held == sum(
+                count_held_bytes(size) for each, size in sizes.items() if each not in requested_keys
+            )
             assert mailbox.flows == (mailbox.held <= 10_000)
 
 

@@ -12,19 +12,19 @@ from tests.unit.gateway.networks import wait_until
 from tests.unit.wire.conversations import STEP, frame_message, open_pair
 from whale_nebula.errors import DeadlineError
 from whale_nebula.transport.mailbox import Waiters
-from whale_nebula.transport.outbox import Outbox, Parcel
-from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Header, Kind, wire_bytes
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.transport.outbox import Outbox, OutgoingItem
+from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Header, Kind, count_wire_bytes
+from whale_nebula.wire.tensor import find_dtype_code
 
 
-def make_parcel(size: int, kind: Kind = Kind.SCALAR) -> Parcel:
-    header = Header(kind, source=0, destination=1, program=7, dtype=dtype_code("uint8"), dims=(size,))
-    return Parcel(header, np.zeros(size, np.uint8))
+def make_parcel(size: int, kind: Kind = Kind.SCALAR) -> OutgoingItem:
+    header = Header(kind, source=0, destination=1, program=7, dtype=find_dtype_code("uint8"), dims=(size,))
+    return OutgoingItem(header, np.zeros(size, np.uint8))
 
 
-def make_message(number: int) -> Parcel:
+def make_message(number: int) -> OutgoingItem:
     (frame,) = frame_message(0, {"kind": "PONG", "clock": number})
-    return Parcel(frame[0]._replace(flags=0, length=0, whole=0), frame[1])
+    return OutgoingItem(frame[0]._replace(flags=0, length=0, whole=0), frame[1])
 
 
 def make_outbox(budget: int, **options: Any) -> Outbox:
@@ -48,7 +48,7 @@ def run_in_thread(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def test_parcel_size_is_its_bytes_on_the_wire() -> None:
-    assert make_parcel(3 * CHUNK_BYTES).size == wire_bytes(3 * CHUNK_BYTES)
+    assert make_parcel(3 * CHUNK_BYTES).size == count_wire_bytes(3 * CHUNK_BYTES)
     assert make_parcel(3 * CHUNK_BYTES, Kind.CONTROL).size == 3 * CHUNK_BYTES + HEADER_BYTES
 
 
@@ -58,7 +58,7 @@ def test_urgent_parcel_is_sent_between_frames_of_others() -> None:
         assert outbox.put(make_parcel(size), 1.0, "npu/0")
     assert take_sizes(outbox, 1) == [CHUNK_BYTES]
     urgent = make_message(5)
-    outbox.put_urgent(urgent)
+    outbox.queue_urgent(urgent)
     assert take_sizes(outbox, 4) == [urgent.payload.size, 1, 3, None]
 
 
@@ -73,7 +73,7 @@ def test_acknowledged_parcel_is_released() -> None:
         shipment = outbox.next()
         assert shipment is not None
         other.receive(b"".join(map(bytes, shipment.packet)))
-    beat = b"".join(map(bytes, other.beat()))
+    beat = b"".join(map(bytes, other.build_heartbeat()))
     del parcel, shipment
     talk.receive(beat)
     assert payload_reference() is None
@@ -114,23 +114,23 @@ def test_finish_sends_queued_parcels_and_the_farewell() -> None:
     assert outbox.drained
 
 
-@pytest.mark.parametrize("end", ["finish", "stop", "forget", "put_last"])
+@pytest.mark.parametrize("end", ["finish", "stop", "forget", "queue_last"])
 def test_end_releases_a_blocked_sender(end: str) -> None:
     outbox = make_outbox(10)
     outbox.put(make_parcel(1000), 1.0, "npu/0")
     result = run_in_thread(lambda: outbox.put(make_parcel(1), 20.0, "npu/0"))
-    getattr(outbox, end)(*([make_message(7)] if end == "put_last" else []))
+    getattr(outbox, end)(*([make_message(7)] if end == "queue_last" else []))
     assert result() is False
 
 
 def test_last_parcel_is_sent_after_all_others() -> None:
     outbox, last, urgent = make_outbox(10), make_message(7), make_message(8)
     outbox.put(make_parcel(1000), 1.0, "npu/0")
-    assert outbox.put_last(last) and not outbox.put(make_parcel(1), 1.0, "npu/0")
+    assert outbox.queue_last(last) and not outbox.put(make_parcel(1), 1.0, "npu/0")
     assert take_sizes(outbox, 3) == [1000, last.payload.size, None]
-    assert outbox.put_urgent(urgent) and take_sizes(outbox, 1) == [urgent.payload.size]
+    assert outbox.queue_urgent(urgent) and take_sizes(outbox, 1) == [urgent.payload.size]
     outbox.forget()
-    assert not outbox.put_last(last)
+    assert not outbox.queue_last(last)
 
 
 def test_forget_drops_all_but_urgent_parcels() -> None:
@@ -140,7 +140,7 @@ def test_forget_drops_all_but_urgent_parcels() -> None:
     outbox.put(make_parcel(2), 1.0, "npu/0")
     outbox.forget()
     urgent = make_message(7)
-    outbox.put_urgent(urgent)
+    outbox.queue_urgent(urgent)
     assert take_sizes(outbox, 2) == [urgent.payload.size, None]
 
 
@@ -154,4 +154,4 @@ def test_answers_and_resent_frames_precede_new_parcels() -> None:
     outbox.broken(2)
     assert outbox.connection == 1
     outbox.broken(1)
-    assert outbox.put(Parcel(*frame_message(0, STEP)[0]), 1.0, "npu/0") and outbox.next() is None
+    assert outbox.put(OutgoingItem(*frame_message(0, STEP)[0]), 1.0, "npu/0") and outbox.next() is None

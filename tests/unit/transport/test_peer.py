@@ -31,7 +31,7 @@ from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.buffers import Bound
-from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Kind, checksum, pack, unpack
+from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Kind, compute_checksum, pack_header, unpack_header
 from whale_nebula.wire.greeting import Greeting
 
 
@@ -50,7 +50,7 @@ def make_pair() -> Iterator[Callable[..., LinkPair]]:
 
 
 def read_kind(frame: bytes) -> int:
-    return unpack(frame[:HEADER_BYTES], sealed=True)[0].kind
+    return unpack_header(frame[:HEADER_BYTES], sealed=True)[0].kind
 
 
 def is_tensor(passage: Passage, source: str = "gpu/0") -> bool:
@@ -113,7 +113,7 @@ class TestInvalidFrames:
         missing = {"tensor": 2}
 
         def lose_tensor(passage: Passage) -> Iterable[bytes]:
-            first = is_tensor(passage) and unpack(passage.frame[:HEADER_BYTES])[0].slot == 0
+            first = is_tensor(passage) and unpack_header(passage.frame[:HEADER_BYTES])[0].slot == 0
             if first and missing["tensor"]:
                 missing["tensor"] -= 1
                 return ()
@@ -189,7 +189,7 @@ class TestUnexpectedErrors:
         pair = make_pair(deadlines=Deadlines(patience=0.4, silence=0.2, grace=0.1), budget=1 << 20)
         pair.announce_steps()
         pair.there.take("SESSION", TIMEOUT_SECONDS)
-        pair.there._conversation._acknowledge = lambda: 0  # heartbeats still arrive
+        pair.there._conversation._choose_acknowledgement = lambda: 0  # heartbeats still arrive
         pair.here.send(make_key(), np.zeros(1000))
         closing = threading.Thread(target=pair.here.close, daemon=True)
         closing.start()
@@ -247,7 +247,7 @@ class TestAbsence:
         """It repeats HELLO without AUTH; the patience ends as if nothing had arrived."""
 
         def drop_auth(passage: Passage) -> Iterable[bytes]:
-            header = unpack(passage.frame[:HEADER_BYTES])[0]
+            header = unpack_header(passage.frame[:HEADER_BYTES])[0]
             if header.conversation or b'"AUTH"' not in passage.frame:
                 return (passage.frame,)
             assert is_ready.wait(TIMEOUT_SECONDS)
@@ -271,8 +271,8 @@ class TestAbsence:
             if passage.source == "gpu/0" or b'"HELLO"' not in passage.frame:
                 return (passage.frame,)
             changed = passage.frame[HEADER_BYTES:].replace(b'"worker":"npu/0"', b'"worker":[[0,0]]')
-            header = unpack(passage.frame[:HEADER_BYTES])[0]
-            return (pack(header, checksum(np.frombuffer(changed, np.uint8))) + changed,)
+            header = unpack_header(passage.frame[:HEADER_BYTES])[0]
+            return (pack_header(header, compute_checksum(np.frombuffer(changed, np.uint8))) + changed,)
 
         pair = make_pair(change_hello)
         with pytest.raises(RemoteProtocolError, match="invalid HELLO in the greeting: worker"):

@@ -12,10 +12,18 @@ import pytest
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.buffers import Acknowledged, MessageArrived, Packet, TensorArrived
 from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
-from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, checksum, chunks, pack, unpack
+from whale_nebula.wire.frame import (
+    HEADER_BYTES,
+    Header,
+    Kind,
+    compute_checksum,
+    pack_header,
+    split_payload,
+    unpack_header,
+)
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.message import encode_message
-from whale_nebula.wire.tensor import array_bytes, dtype_code
+from whale_nebula.wire.tensor import encode_array, find_dtype_code
 
 NAMES = ("gpu/0", "npu/0")
 STEP = {"kind": "SESSION", "about": "STEP", "program": 7, "step": 0, "rows": 1, "inputs": {}}
@@ -60,7 +68,7 @@ def make_pair(**options: Any) -> tuple[Conversation, Conversation]:
 
 
 def read_header(frame: bytes, sealed: bool = False) -> Header:
-    return unpack(frame[:HEADER_BYTES], sealed=sealed)[0]
+    return unpack_header(frame[:HEADER_BYTES], sealed=sealed)[0]
 
 
 def replace_fields(frame: bytes, **fields: Any) -> bytes:
@@ -69,7 +77,7 @@ def replace_fields(frame: bytes, **fields: Any) -> bytes:
     payload = np.frombuffer(frame[HEADER_BYTES:], np.uint8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("whale_nebula.wire.frame.find_fault", lambda header, sealed: None)
-        return pack(header, checksum(payload)) + payload.tobytes()
+        return pack_header(header, compute_checksum(payload)) + payload.tobytes()
 
 
 def join_packet(packet: Packet) -> bytes:
@@ -79,20 +87,25 @@ def join_packet(packet: Packet) -> bytes:
 
 def frame_message(side: int, message: Mapping[str, Any]) -> list[tuple[Header, np.ndarray]]:
     payload = np.frombuffer(encode_message(message), np.uint8)
-    header = Header(Kind.CONTROL, source=side, destination=1 - side, dtype=dtype_code("uint8"), dims=payload.shape)
-    return list(chunks(header, payload))
+    header = Header(Kind.CONTROL, source=side, destination=1 - side, dtype=find_dtype_code("uint8"), dims=payload.shape)
+    return list(split_payload(header, payload))
 
 
 def frame_tensor(side: int, array: np.ndarray, **fields: int) -> list[tuple[Header, np.ndarray]]:
     header = Header(
-        Kind.SCALAR, source=side, destination=1 - side, program=7, dtype=dtype_code(array.dtype.name), dims=array.shape
+        Kind.SCALAR,
+        source=side,
+        destination=1 - side,
+        program=7,
+        dtype=find_dtype_code(array.dtype.name),
+        dims=array.shape,
     )
-    return list(chunks(header._replace(**fields), array_bytes(array)))
+    return list(split_payload(header._replace(**fields), encode_array(array)))
 
 
 def send_frames(conversation: Conversation, frames: list[tuple[Header, np.ndarray]]) -> list[bytes]:
     """Send the frames of a tensor or message; returns them as bytes."""
-    return [join_packet(conversation.frame(*frame)) for frame in frames]
+    return [join_packet(conversation.build_frame(*frame)) for frame in frames]
 
 
 def greet(a: Conversation, b: Conversation) -> tuple[list[Event], list[Event]]:
@@ -152,9 +165,9 @@ class Node:
 
     def send_next(self) -> bool:
         """Send the next frame if there is room; returns whether it was sent."""
-        if not self.queue or not self.conversation.ready or self.conversation.room() <= 0:
+        if not self.queue or not self.conversation.ready or self.conversation.room <= 0:
             return False
-        self.line.append(join_packet(self.conversation.frame(*self.queue.popleft())))
+        self.line.append(join_packet(self.conversation.build_frame(*self.queue.popleft())))
         return True
 
     def handle_events(self, events: list[Event]) -> None:
@@ -167,5 +180,5 @@ class Node:
                 case Acknowledged(frames, size):
                     assert frames > 0 and size > 0
         self.received += read_contents(events)
-        if packet := self.conversation.due():
+        if packet := self.conversation.take_acknowledgement():
             self.line.append(join_packet(packet))

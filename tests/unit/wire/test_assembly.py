@@ -7,7 +7,7 @@ from tests.unit.wire.conversations import frame_tensor, open_pair, send_frames
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.buffers import Assembly, Bound, TensorArrived
 from whale_nebula.wire.frame import CHUNK_BYTES, Header
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.wire.tensor import find_dtype_code
 
 ARRAY = np.arange(CHUNK_BYTES // 4 + 10, dtype=np.uint64)
 
@@ -44,7 +44,7 @@ def test_refused_chunk_does_not_change_assembly() -> None:
 
 
 CODEC, STATE, DIMS = 5, 77, (3, 8)
-FLOAT32 = dtype_code("float32")
+FLOAT32 = find_dtype_code("float32")
 RAW = 3 * 8 * 4
 EXTRA = 10
 BOUND = Bound("float32", (4, 8), frozenset({CODEC, 9}), EXTRA)
@@ -87,7 +87,7 @@ def test_encoded_tensor_within_bound_arrives_as_bytes_with_its_header(size: int)
             r"received float32\[5, 8\], but the plan expects float32, at most \[4, 8\]",
         ),
         (frame_encoded(40, dims=(24,)), BOUND, r"received float32\[24\]"),
-        (frame_encoded(40, dtype=dtype_code("float16")), BOUND, r"received float16\[3, 8\]"),
+        (frame_encoded(40, dtype=find_dtype_code("float16")), BOUND, r"received float16\[3, 8\]"),
         (frame_encoded(EXTRA + 1, dims=(0, 8)), BOUND, "11 bytes of codec 5 for a tensor of 0"),
     ],
     ids=["no codec", "another codec", "too many bytes", "more rows", "other rank", "other type", "empty"],
@@ -114,7 +114,7 @@ def test_encoded_and_decoded_sizes_are_limited_without_a_plan(size: int, dims: t
 
 
 def test_encoded_bool_tensor_may_have_any_bytes() -> None:
-    parts = frame_encoded(4, dtype=dtype_code("bool"), dims=(32,))
+    parts = frame_encoded(4, dtype=find_dtype_code("bool"), dims=(32,))
     assert assemble(Assembly(), parts).array.tolist() == [0, 1, 2, 3]
 
 

@@ -28,9 +28,9 @@ from tests.unit.wire.conversations import (
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.buffers import Acknowledged, Bound
 from whale_nebula.wire.conversation import ACK_BYTES, Opened
-from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Flag, Header, Kind, checksum, pack
+from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Flag, Header, Kind, compute_checksum, pack_header
 from whale_nebula.wire.message import State, build_message
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.wire.tensor import find_dtype_code
 
 SMALL = np.arange(5, dtype=np.float32)
 LARGE = np.arange(3 * CHUNK_BYTES // 8 + 11, dtype=np.int64)  # four frames
@@ -90,10 +90,10 @@ class TestGreeting:
         a, _ = make_pair()
         for _ in range(2):
             with pytest.raises(LocalProtocolError, match="before the greeting is complete"):
-                a.frame(*frame_message(0, STEP)[0])
+                a.build_frame(*frame_message(0, STEP)[0])
             with pytest.raises(LocalProtocolError, match="before the greeting is complete"):
-                a.beat()
-            assert a.due() is None
+                a.build_heartbeat()
+            assert a.take_acknowledgement() is None
             if not a._connected:
                 a.connect()
 
@@ -124,7 +124,7 @@ class TestGreeting:
 
     @pytest.mark.parametrize(
         "fields",
-        [{"sequence": 1}, {"ack": 1}, {"step": 1}, {"kind": Kind.SCALAR}, {"dtype": dtype_code("bool")}],
+        [{"sequence": 1}, {"ack": 1}, {"step": 1}, {"kind": Kind.SCALAR}, {"dtype": find_dtype_code("bool")}],
         ids=str,
     )
     def test_hello_with_a_number_or_other_fields_is_refused(self, fields: dict[str, int]) -> None:
@@ -145,7 +145,7 @@ class TestGreeting:
         a.connect()
         header, chunk = frame_message(1, BYE)[0]
         with pytest.raises(RemoteProtocolError, match="BYE in state START"):
-            a.receive(pack(header, checksum(chunk)) + chunk.tobytes())
+            a.receive(pack_header(header, compute_checksum(chunk)) + chunk.tobytes())
 
     @pytest.mark.parametrize(("here", "there"), [(1, 0), (0, 2)], ids=["back", "to another"])
     def test_frame_of_another_worker_is_refused(self, here: int, there: int) -> None:
@@ -173,7 +173,10 @@ class TestFrames:
     def test_unsealed_frame_is_refused_on_a_sealed_link(self) -> None:
         a, b = open_pair(sealed=True)
         header, chunk = frame_message(0, STEP)[0]
-        forged = pack(header._replace(sequence=1, conversation=a.number, ack=1), checksum(chunk)) + chunk.tobytes()
+        forged = (
+            pack_header(header._replace(sequence=1, conversation=a.number, ack=1), compute_checksum(chunk))
+            + chunk.tobytes()
+        )
         with pytest.raises(RemoteProtocolError, match="unsealed frame on a sealed link"):
             b.receive(forged)
 
@@ -234,9 +237,9 @@ class TestStateTable:
     ) -> None:
         a, b = open_pair(stepping=stepping)
         with pytest.raises(LocalProtocolError, match=words):
-            a.frame(*frames[0])
+            a.build_frame(*frames[0])
         with monkeypatch.context() as patch:
-            patch.setattr("whale_nebula.wire.conversation.speak", lambda side, *rest: side)
+            patch.setattr("whale_nebula.wire.conversation.apply_frame", lambda side, *rest: side)
             (frame,) = send_frames(a, frames)
         with pytest.raises(RemoteProtocolError, match=words):
             b.receive(frame)
@@ -244,7 +247,7 @@ class TestStateTable:
     def test_lines_message_is_refused_unparsed_outside_agreement(self, monkeypatch: pytest.MonkeyPatch) -> None:
         a, b = open_pair(stepping=True)
         with monkeypatch.context() as patch:
-            patch.setattr("whale_nebula.wire.conversation.speak", lambda side, *rest: side)
+            patch.setattr("whale_nebula.wire.conversation.apply_frame", lambda side, *rest: side)
             lines = build_message("SESSION", "LINES", program="p", lines=["x"] * 9)
             (frame,) = send_frames(a, frame_message(0, lines))
         monkeypatch.setattr("whale_nebula.wire.conversation.decode_message", lambda _: pytest.fail("parsed"))
@@ -253,11 +256,11 @@ class TestStateTable:
 
     def test_refused_outgoing_frame_does_not_change_state(self) -> None:
         a, b = open_pair(stepping=True)
-        before = a.unacked, a.states
+        before = a.unacknowledged_bytes, a.states
         for frames in (frame_tensor(0, SMALL, step=3), frame_tensor(1, SMALL), frame_message(0, {"kind": "HELLO"})):
             with pytest.raises(LocalProtocolError):
-                a.frame(*frames[0])
-        assert (a.unacked, a.states) == before
+                a.build_frame(*frames[0])
+        assert (a.unacknowledged_bytes, a.states) == before
         assert list(read_contents(b.receive(send_frames(a, frame_tensor(0, SMALL))[0]))) == [SMALL.tobytes()]
 
     def test_outgoing_frame_with_mismatched_header_or_chunk_is_refused(self) -> None:
@@ -271,17 +274,19 @@ class TestStateTable:
             (header._replace(flags=Flag.LAST | Flag.SEALED), chunk),
         ):
             with pytest.raises(LocalProtocolError, match="invalid outgoing frame"):
-                a.frame(*wrong)
+                a.build_frame(*wrong)
         junk = np.frombuffer(b"no json", np.uint8)
         with pytest.raises(LocalProtocolError, match="not JSON"):
-            a.frame(frame_message(0, {"kind": "PING", "last": True})[0][0]._replace(length=7, whole=7, dims=(7,)), junk)
+            a.build_frame(
+                frame_message(0, {"kind": "PING", "last": True})[0][0]._replace(length=7, whole=7, dims=(7,)), junk
+            )
 
     def test_only_a_failure_may_be_sent_after_bye(self) -> None:
         a, b = open_pair(stepping=True)
         b.receive(send_frames(a, frame_message(0, BYE))[0])
         assert b.states == (State.STEPPING, State.DRAINED)
         with pytest.raises(LocalProtocolError, match="in state DRAINED"):
-            a.frame(*frame_tensor(0, SMALL)[0])
+            a.build_frame(*frame_tensor(0, SMALL)[0])
         assert list(read_contents(b.receive(send_frames(a, frame_message(0, FAIL))[0]))) == [FAIL]
 
 
@@ -293,29 +298,29 @@ class TestAcknowledgements:
         frames = send_frames(a, frame_tensor(0, LARGE))
         for frame in frames:
             b.receive(frame)
-        before = a.unacked
+        before = a.unacknowledged_bytes
         assert before >= sum(map(len, frames))
-        events = a.receive(join_packet(b.beat()))
+        events = a.receive(join_packet(b.build_heartbeat()))
         assert [type(event) for event in events] == [Acknowledged]
-        assert events[0].bytes == before and a.unacked == 0
+        assert events[0].bytes == before and a.unacknowledged_bytes == 0
 
     def test_acknowledgement_is_due_after_many_unanswered_bytes(self) -> None:
         a, b = open_pair(stepping=True)
         for slot in range(ACK_BYTES // CHUNK_BYTES):
-            assert b.due() is None
+            assert b.take_acknowledgement() is None
             b.receive(send_frames(a, frame_tensor(0, np.zeros(CHUNK_BYTES, np.uint8), slot=slot))[0])
-        packet = b.due()
+        packet = b.take_acknowledgement()
         assert packet is not None and read_header(packet[0]).kind == Kind.ACK
-        assert b.due() is None
+        assert b.take_acknowledgement() is None
         assert a.receive(join_packet(packet))[0].frames == ACK_BYTES // CHUNK_BYTES
 
     def test_small_budget_of_peer_is_acknowledged_earlier(self) -> None:
         a, b = make_conversation(0, budget=4000), make_conversation(1)
         greet(a, b)
         b.receive(send_frames(a, frame_message(0, STEP))[0])
-        assert b.due() is None
+        assert b.take_acknowledgement() is None
         b.receive(send_frames(a, frame_tensor(0, np.zeros(1000, np.uint8)))[0])
-        assert b.due() is not None
+        assert b.take_acknowledgement() is not None
 
     def test_early_frames_are_acknowledged_once_they_are_in_order(self) -> None:
         """An acknowledgement that only repeats the previous number leaves the sender without room until a heartbeat."""
@@ -327,90 +332,90 @@ class TestAcknowledgements:
         )
         for frame in later_frames:
             b.receive(frame)
-            assert b.due() is None
+            assert b.take_acknowledgement() is None
         b.receive(first)
-        packet = b.due()
+        packet = b.take_acknowledgement()
         assert packet is not None
         a.receive(join_packet(packet))
-        assert a.unacked == 0
+        assert a.unacknowledged_bytes == 0
 
     @pytest.mark.parametrize("last", [BYE, FAIL], ids=["bye", "fail"])
     def test_bye_and_fail_are_acknowledged_at_once(self, last: dict[str, Any]) -> None:
         a, b = open_pair(stepping=True)
         b.receive(send_frames(a, frame_message(0, last))[0])
-        packet = b.due()
+        packet = b.take_acknowledgement()
         assert packet is not None
         a.receive(join_packet(packet))
-        assert a.unacked == 0 and b.due() is None
+        assert a.unacknowledged_bytes == 0 and b.take_acknowledgement() is None
 
     def test_sender_stalls_until_the_full_receiver_has_room(self) -> None:
         has_room = [False]
-        a, b = make_conversation(0, budget=8000), make_conversation(1, flows=lambda: has_room[0])
+        a, b = make_conversation(0, budget=8000), make_conversation(1, accepts_data=lambda: has_room[0])
         greet(a, b)
         b.receive(send_frames(a, frame_message(0, STEP))[0])
         frames = [frame_tensor(0, np.full(1000, slot, np.uint8), slot=slot)[0] for slot in range(12)]
         received_contents: list[bytes] = []
-        while a.room() > 0:
+        while a.room > 0:
             received_contents += read_contents(b.receive(send_frames(a, [frames.pop(0)])[0]))
-            assert b.due() is None
-            a.receive(join_packet(b.beat()))  # acknowledges nothing new
-        assert len(received_contents) < 8 and a.unacked > 0
+            assert b.take_acknowledgement() is None
+            a.receive(join_packet(b.build_heartbeat()))  # acknowledges nothing new
+        assert len(received_contents) < 8 and a.unacknowledged_bytes > 0
         disconnect_all(a, b)
         assert greet(a, b)[0] == [Opened([], resumed=True)]  # nothing is resent
-        assert a.room() <= 0
+        assert a.room <= 0
         has_room[0] = True
-        packet = b.due()
+        packet = b.take_acknowledgement()
         assert packet is not None
         a.receive(join_packet(packet))
-        assert a.unacked == 0
+        assert a.unacknowledged_bytes == 0
         for frame in frames:
             received_contents += read_contents(b.receive(send_frames(a, [frame])[0]))
-            if packet := b.due():
+            if packet := b.take_acknowledgement():
                 a.receive(join_packet(packet))
         assert received_contents == [bytes([slot]) * 1000 for slot in range(12)]
 
     def test_sender_beyond_its_budget_is_refused(self) -> None:
         """On later connections as well: reconnecting does not make room."""
-        a, b = make_conversation(0), make_conversation(1, budget=8000, flows=lambda: False)
+        a, b = make_conversation(0), make_conversation(1, budget=8000, accepts_data=lambda: False)
         greet(a, b)
         a._replay.budget = 1 << 40  # the sender ignores its limit
         b.receive(send_frames(a, frame_message(0, STEP))[0])
         with pytest.raises(RemoteProtocolError, match="bytes are not acknowledged"):
             for slot in range(100):
                 b.receive(send_frames(a, frame_tensor(0, np.zeros(CHUNK_BYTES, np.uint8), slot=slot))[0])
-        received_frames = b.received
+        received_frames = b.expected_number
         assert received_frames < 20
         for _ in range(2):
             disconnect_all(a, b)
             resent_frames = greet(a, b)[0][-1].resend
             with pytest.raises(RemoteProtocolError, match="bytes are not acknowledged"):
                 b.receive(join_packet(resent_frames[0]))
-            assert b.received == received_frames
+            assert b.expected_number == received_frames
 
     def test_bye_is_acknowledged_while_the_receiver_is_full(self) -> None:
-        a, b = open_pair(stepping=True, flows=lambda: False)
+        a, b = open_pair(stepping=True, accepts_data=lambda: False)
         b.receive(send_frames(a, frame_tensor(0, SMALL))[0])
         b.receive(send_frames(a, frame_message(0, BYE))[0])
-        packet = b.due()
+        packet = b.take_acknowledgement()
         assert packet is not None
         a.receive(join_packet(packet))
-        assert a.unacked == 0
+        assert a.unacknowledged_bytes == 0
 
     def test_tensors_stall_without_room_but_messages_do_not(self) -> None:
         a, b = open_pair(stepping=True, budget=1000)
         frames = [*send_frames(a, frame_tensor(0, np.zeros(1000, np.uint8)))]
-        assert a.room() <= 0
+        assert a.room <= 0
         with pytest.raises(LocalProtocolError, match="not acknowledged"):
-            a.frame(*frame_tensor(0, SMALL)[0])
+            a.build_frame(*frame_tensor(0, SMALL)[0])
         frames += send_frames(a, frame_message(0, FAIL))
         for frame in frames:
             b.receive(frame)
-        a.receive(join_packet(b.due() or b.beat()))
-        assert a.room() == 1000
+        a.receive(join_packet(b.take_acknowledgement() or b.build_heartbeat()))
+        assert a.room == 1000
 
     def test_acknowledgement_of_unsent_frames_is_refused(self) -> None:
         a, b = open_pair(stepping=True)
-        beat = join_packet(b.beat())
+        beat = join_packet(b.build_heartbeat())
         with pytest.raises(RemoteProtocolError, match="only 1 were sent"):
             a.receive(replace_fields(beat, ack=3))
 
@@ -418,7 +423,7 @@ class TestAcknowledgements:
     def test_heartbeat_with_other_fields_is_refused(self, fields: dict[str, Any]) -> None:
         a, b = open_pair()
         with pytest.raises(RemoteProtocolError, match="fields other than an acknowledgement"):
-            a.receive(replace_fields(join_packet(b.beat()), **fields))
+            a.receive(replace_fields(join_packet(b.build_heartbeat()), **fields))
 
 
 class TestReconnection:
@@ -456,9 +461,9 @@ class TestReconnection:
 
     def test_request_for_acknowledged_frames_is_refused(self) -> None:
         a, b = open_pair(stepping=True)
-        a.receive(join_packet(b.beat()))
+        a.receive(join_packet(b.build_heartbeat()))
         disconnect_all(a, b)
-        restarted_peer = make_conversation(1, greeting=b._introduction._greeting)
+        restarted_peer = make_conversation(1, greeting=b._handshake._greeting)
         with pytest.raises(RemoteProtocolError, match="expects frame 1, but frames 2 to 1 are stored"):
             greet(a, restarted_peer)
 
@@ -492,7 +497,7 @@ class TestDamage:
         body[7] ^= 1
         header = read_header(frames[0], sealed=True)
         with pytest.raises(DamagedFrameError, match="seal of frame 2"):
-            b.receive(pack(header, checksum(np.frombuffer(body, np.uint8)), sealed=True) + body)
+            b.receive(pack_header(header, compute_checksum(np.frombuffer(body, np.uint8)), sealed=True) + body)
         disconnect_all(a, b)
         events = [event for packet in greet(a, b)[0][-1].resend for event in b.receive(join_packet(packet))]
         assert events[0].array.tobytes() == LARGE.tobytes()
@@ -510,4 +515,4 @@ class TestReordering:
         b.receive(frames[1])
         assert list(read_contents(b.receive(frames[0]))) == [SMALL.tobytes()]
         with pytest.raises(RemoteProtocolError, match="a tensor of step 9"):
-            b.receive(join_packet(a.beat()))
+            b.receive(join_packet(a.build_heartbeat()))

@@ -46,10 +46,10 @@ class ReorderingConnections(RuleBasedStateMachine):
             progressed = any([node.send_next() for node in self.nodes] + [self.deliver_all(side) for side in (0, 1)])
         for node, other in (self.nodes, self.nodes[::-1]):
             assert other.received == node.queued
-            other.line.append(join_packet(other.conversation.beat()))
+            other.line.append(join_packet(other.conversation.build_heartbeat()))
         for side in (0, 1):
             self.deliver_all(side)
-        assert [node.conversation.unacked for node in self.nodes] == [0, 0]
+        assert [node.conversation.unacknowledged_bytes for node in self.nodes] == [0, 0]
 
     @precondition(lambda self: not self.connected)
     @rule(greeted=st.booleans())
@@ -91,13 +91,13 @@ class ReorderingConnections(RuleBasedStateMachine):
     @rule(side=SIDES)
     def send_heartbeat(self, side: int) -> None:
         if self.nodes[side].conversation.ready:
-            self.nodes[side].line.append(join_packet(self.nodes[side].conversation.beat()))
+            self.nodes[side].line.append(join_packet(self.nodes[side].conversation.build_heartbeat()))
 
     @invariant()
     def received_is_a_prefix_of_sent(self) -> None:
         for node, other in (self.nodes, self.nodes[::-1]) if hasattr(self, "nodes") else ():
             assert other.received == node.queued[: len(other.received)]
-            assert node.conversation.unacked < BUDGET + HEADER_BYTES + CHUNK + 200
+            assert node.conversation.unacknowledged_bytes < BUDGET + HEADER_BYTES + CHUNK + 200
 
     def clear(self) -> None:
         """A new connection delivers no frames of an earlier one."""

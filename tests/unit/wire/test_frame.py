@@ -18,22 +18,22 @@ from whale_nebula.wire.frame import (
     Flag,
     Header,
     Kind,
-    checksum,
-    chunks,
-    frame_count,
-    open_header,
-    pack,
-    unpack,
-    wire_bytes,
+    compute_checksum,
+    count_frames,
+    count_wire_bytes,
+    pack_header,
+    split_payload,
+    unpack_header,
+    unseal_header,
 )
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.wire.tensor import find_dtype_code
 
 
 def pack_frames(header: Header, payload: np.ndarray) -> list[tuple[bytes, np.ndarray]]:
-    return [(pack(each, checksum(chunk)), chunk) for each, chunk in chunks(header, payload)]
+    return [(pack_header(each, compute_checksum(chunk)), chunk) for each, chunk in split_payload(header, payload)]
 
 
-FLOAT32 = dtype_code("float32")
+FLOAT32 = find_dtype_code("float32")
 VALID_HEADER = Header(
     Kind.BOUNDARY,
     dtype=FLOAT32,
@@ -59,7 +59,7 @@ VALID_HEADER = Header(
 
 
 def test_header_has_136_bytes_and_starts_with_magic() -> None:
-    packed = pack(VALID_HEADER, 0)
+    packed = pack_header(VALID_HEADER, 0)
     assert HEADER_BYTES == len(packed) == 136
     assert packed[:6] == b"NBLA\x01\x01"
 
@@ -88,28 +88,30 @@ def test_header_round_trip_preserves_all_fields(dims: list[int], size: int | Non
     whole = int(np.prod(dims)) * 4 if size is None else size
     if size is None:
         fields |= {"codec": 0, "state": 0}
-    first, chunk = next(iter(chunks(Header(dtype=FLOAT32, dims=tuple(dims), **fields), np.zeros(whole, np.uint8))))
-    assert unpack(pack(first, checksum(chunk))) == (first, checksum(chunk))
+    first, chunk = next(
+        iter(split_payload(Header(dtype=FLOAT32, dims=tuple(dims), **fields), np.zeros(whole, np.uint8)))
+    )
+    assert unpack_header(pack_header(first, compute_checksum(chunk))) == (first, compute_checksum(chunk))
 
 
 def test_header_with_a_flipped_bit_is_refused() -> None:
-    good = pack(VALID_HEADER, 0)
+    good = pack_header(VALID_HEADER, 0)
     for bit in range(HEADER_BYTES * 8):
         data = bytearray(good)
         data[bit // 8] ^= 1 << bit % 8
         with pytest.raises(RemoteProtocolError):
-            unpack(bytes(data))
+            unpack_header(bytes(data))
 
 
 @pytest.mark.parametrize("size", [0, 1, 23, 25, CHUNK_BYTES])
 def test_encoded_tensor_may_have_any_number_of_bytes(size: int) -> None:
     encoded = VALID_HEADER._replace(whole=size, length=size)
-    assert unpack(pack(encoded, 0))[0] == encoded and encoded.encoded
+    assert unpack_header(pack_header(encoded, 0))[0] == encoded and encoded.encoded
     with pytest.raises(LocalProtocolError, match="bytes, not"):
-        pack(encoded._replace(codec=0, state=0), 0)
+        pack_header(encoded._replace(codec=0, state=0), 0)
 
 
-MESSAGE = Header(Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4)
+MESSAGE = Header(Kind.CONTROL, flags=Flag.LAST, dtype=find_dtype_code("uint8"), dims=(4,), length=4, whole=4)
 INVALID_HEADERS = {
     "kind": VALID_HEADER._replace(kind=99),
     "no kind": VALID_HEADER._replace(kind=0),
@@ -143,18 +145,18 @@ INVALID_HEADERS = {
 @pytest.mark.parametrize("header", INVALID_HEADERS.values(), ids=INVALID_HEADERS.keys())
 def test_invalid_header_is_refused_by_sender_and_receiver(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LocalProtocolError):
-        pack(header, 0)
+        pack_header(header, 0)
     if len(header.dims) <= 8:
         monkeypatch.setattr("whale_nebula.wire.frame.find_fault", lambda header, sealed: None)
-        packed = pack(header, 0)
+        packed = pack_header(header, 0)
         monkeypatch.undo()
         with pytest.raises(RemoteProtocolError):
-            unpack(packed)
+            unpack_header(packed)
 
 
 def replace_checksum(data: bytearray) -> bytes:
     """The header with a valid checksum."""
-    return bytes(data[:-4]) + struct.pack("<I", checksum(np.frombuffer(bytes(data[:-4]), np.uint8)))
+    return bytes(data[:-4]) + struct.pack("<I", compute_checksum(np.frombuffer(bytes(data[:-4]), np.uint8)))
 
 
 @pytest.mark.parametrize(
@@ -168,29 +170,29 @@ def replace_checksum(data: bytearray) -> bytes:
     ids=["magic", "version", "rank above eight", "sizes beyond the rank"],
 )
 def test_header_with_wrong_magic_version_or_rank_is_refused(place: int, value: bytes, words: str) -> None:
-    data = bytearray(pack(VALID_HEADER, 0))
+    data = bytearray(pack_header(VALID_HEADER, 0))
     data[place : place + len(value)] = value
     with pytest.raises(RemoteProtocolError, match=words):
-        unpack(replace_checksum(data))
+        unpack_header(replace_checksum(data))
 
 
 @pytest.mark.parametrize("field", ["step", "program", "phase", "slot", "micro_batch", "sequence"])
 def test_header_number_too_large_for_its_field_is_refused(field: str) -> None:
     with pytest.raises(LocalProtocolError, match="does not fit into"):
-        pack(VALID_HEADER._replace(**{field: 2**70}), 0)
+        pack_header(VALID_HEADER._replace(**{field: 2**70}), 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5])
 def test_wire_bytes_and_frame_count_match_the_frames(size: int) -> None:
-    header = Header(Kind.SCALAR, dtype=dtype_code("uint8"), dims=(size,))
+    header = Header(Kind.SCALAR, dtype=find_dtype_code("uint8"), dims=(size,))
     packed_frames = list(pack_frames(header, np.zeros(size, np.uint8)))
-    assert len(packed_frames) == frame_count(size)
-    assert sum(len(head) + chunk.size for head, chunk in packed_frames) == wire_bytes(size)
+    assert len(packed_frames) == count_frames(size)
+    assert sum(len(head) + chunk.size for head, chunk in packed_frames) == count_wire_bytes(size)
 
 
 def test_only_the_last_frame_of_a_tensor_is_marked_last() -> None:
     size = 2 * CHUNK_BYTES + 7
-    heads = [head for head, _ in chunks(Header(Kind.SCALAR, dims=(size,)), np.zeros(size, np.uint8))]
+    heads = [head for head, _ in split_payload(Header(Kind.SCALAR, dims=(size,)), np.zeros(size, np.uint8))]
     assert [(head.offset, head.length, head.last) for head in heads] == [
         (0, CHUNK_BYTES, False),
         (CHUNK_BYTES, CHUNK_BYTES, False),
@@ -200,7 +202,7 @@ def test_only_the_last_frame_of_a_tensor_is_marked_last() -> None:
 
 def test_message_is_one_frame_and_refused_above_the_cap() -> None:
     most = MESSAGE_BYTES
-    header = Header(Kind.CONTROL, dtype=dtype_code("uint8"), dims=(most,))
+    header = Header(Kind.CONTROL, dtype=find_dtype_code("uint8"), dims=(most,))
     (frame,) = pack_frames(header, np.zeros(most, np.uint8))
     assert len(frame[0]) + frame[1].size == FRAME_CAP - TAG_BYTES
     with pytest.raises(LocalProtocolError, match="limit"):
@@ -210,17 +212,17 @@ def test_message_is_one_frame_and_refused_above_the_cap() -> None:
 @pytest.mark.parametrize("kind", [Kind.ACK, Kind.BEAT])
 def test_bare_frame_is_only_a_header_and_round_trips(kind: Kind) -> None:
     header = Header(kind, flags=Flag.LAST, conversation=9, ack=2**64 - 1, source=1, destination=2)
-    packed = pack(header, 0)
+    packed = pack_header(header, 0)
     assert len(packed) == HEADER_BYTES
-    assert unpack(packed) == (header, 0)
+    assert unpack_header(packed) == (header, 0)
 
 
 SEALED = VALID_HEADER._replace(flags=Flag.LAST | Flag.SEALED, length=24 + TAG_BYTES)
 
 
 def test_sealed_header_length_includes_its_tag() -> None:
-    assert unpack(pack(SEALED, 0, sealed=True), sealed=True) == (SEALED, 0)
-    assert open_header(SEALED) == VALID_HEADER == open_header(VALID_HEADER)
+    assert unpack_header(pack_header(SEALED, 0, sealed=True), sealed=True) == (SEALED, 0)
+    assert unseal_header(SEALED) == VALID_HEADER == unseal_header(VALID_HEADER)
 
 
 @pytest.mark.parametrize(
@@ -237,4 +239,4 @@ def test_sealed_header_length_includes_its_tag() -> None:
 )
 def test_invalid_sealed_header_is_refused(fields: dict[str, int]) -> None:
     with pytest.raises(LocalProtocolError):
-        pack(SEALED._replace(**fields), 0, sealed=True)
+        pack_header(SEALED._replace(**fields), 0, sealed=True)

@@ -27,7 +27,7 @@ from tests.unit.wire.conversations import (
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.buffers import Assembly
 from whale_nebula.wire.conversation import Conversation
-from whale_nebula.wire.frame import CHUNK_BYTES, Header, Kind, pack
+from whale_nebula.wire.frame import CHUNK_BYTES, Header, Kind, pack_header
 
 
 def make_stepping_victim() -> tuple[Conversation, list[bytes]]:
@@ -102,7 +102,7 @@ def test_header_without_its_payload_is_refused() -> None:
     conversation.connect()
     size = 8_000_000
     header = Header(Kind.CONTROL, flags=2, source=1, dtype=3, dims=(size,), length=size, whole=size)
-    assert feed_frames(conversation, iter([pack(header, 0)])) == ([], True)
+    assert feed_frames(conversation, iter([pack_header(header, 0)])) == ([], True)
 
 
 def test_allocation_above_the_cap_is_detected() -> None:

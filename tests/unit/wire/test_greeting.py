@@ -16,24 +16,30 @@ from whale_nebula.errors import (
     RemoteProtocolError,
     StaleWorkerError,
 )
-from whale_nebula.wire.greeting import Hello, Introduction, conversation_number, parse_hello, salt, transcript
+from whale_nebula.wire.greeting import (
+    Handshake,
+    Hello,
+    build_transcript,
+    derive_conversation_number,
+    read_hello_message,
+)
 
 STATIC = {"budget": 100, "received": 1, "acknowledged": 1, "versions": {"python": "3.11"}}
 HELLO = Hello("run-1", *NAMES, nonce="0a" * 16, challenge="1a" * 16, **STATIC)
 OTHER = dataclasses.replace(HELLO, worker=NAMES[1], to=NAMES[0], nonce="0b" * 16)
 
 
-def make_introduction(side: int, *, proven: bool = True, exchange: bytes | None = None, **fields: Any) -> Introduction:
+def make_introduction(side: int, *, proven: bool = True, exchange: bytes | None = None, **fields: Any) -> Handshake:
     prover = SharedSecretProver(NAMES[side]) if proven else None
-    return Introduction(make_greeting(side, **fields), 100, prover, exchange)
+    return Handshake(make_greeting(side, **fields), 100, prover, exchange)
 
 
-def greet_both(a: Introduction, b: Introduction) -> tuple[Hello, Hello]:
+def greet_both(a: Handshake, b: Handshake) -> tuple[Hello, Hello]:
     """Greet on a new connection; returns both HELLOs as `a` knows them."""
-    hellos = a.hello(1, 1), b.hello(1, 1)
-    auth = a.answer(hellos[1]), b.answer(hellos[0])
-    b.settle(auth[0])
-    return a.settle(auth[1])
+    hellos = a.build_hello(1, 1), b.build_hello(1, 1)
+    auth = a.answer_hello(hellos[1]), b.answer_hello(hellos[0])
+    b.process_auth(auth[0])
+    return a.process_auth(auth[1])
 
 
 class TestHello:
@@ -72,25 +78,25 @@ class TestHello:
     )
     def test_invalid_field_is_reported_by_name(self, change: dict[str, Any]) -> None:
         with pytest.raises(RemoteProtocolError, match=f"invalid HELLO in the greeting: {next(iter(change))}"):
-            parse_hello({**HELLO.message(), **change})
+            read_hello_message({**HELLO.to_message(), **change})
 
     @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
     def test_missing_field_is_reported_by_name(self, field: str) -> None:
-        message = HELLO.message()
+        message = HELLO.to_message()
         del message[field]
         with pytest.raises(RemoteProtocolError, match=field):
-            parse_hello(message)
+            read_hello_message(message)
 
     def test_both_sides_derive_the_same_values(self) -> None:
-        for derive in (conversation_number, salt, lambda both: transcript(both, "gpu/0")):
+        for derive in (derive_conversation_number, build_salt, lambda both: build_transcript(both, "gpu/0")):
             assert derive((HELLO, OTHER)) == derive((OTHER, HELLO))
-        assert 0 < conversation_number((HELLO, OTHER)) < 2**32
+        assert 0 < derive_conversation_number((HELLO, OTHER)) < 2**32
 
     @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
     def test_every_field_is_signed(self, field: str) -> None:
         value = {"budget": 7, "received": 7, "acknowledged": 7, "versions": {}}.get(field, "0c" * 16)
         changed = dataclasses.replace(HELLO, **{field: value})
-        assert transcript((changed, OTHER), "gpu/0") != transcript((HELLO, OTHER), "gpu/0")
+        assert build_transcript((changed, OTHER), "gpu/0") != build_transcript((HELLO, OTHER), "gpu/0")
 
 
 class TestIntroduction:
@@ -98,7 +104,7 @@ class TestIntroduction:
         a, b = make_introduction(0), make_introduction(1)
         ours, theirs = greet_both(a, b)
         assert (ours.worker, theirs.worker) == NAMES
-        assert a.proven == theirs and b.proven == ours
+        assert a.proven_hello == theirs and b.proven_hello == ours
 
     def test_run_is_checked_without_a_prover(self) -> None:
         ours, _ = greet_both(make_introduction(0, proven=False), make_introduction(1, proven=False))
@@ -119,32 +125,32 @@ class TestIntroduction:
     )
     def test_mismatched_peer_is_refused(self, fields: dict[str, Any], words: str) -> None:
         here = make_introduction(0)
-        here.hello(1, 1)
+        here.build_hello(1, 1)
         with pytest.raises(RemoteProtocolError, match=words):
-            here.answer(make_introduction(1, **fields).hello(1, 1))
+            here.answer_hello(make_introduction(1, **fields).build_hello(1, 1))
 
     def test_echoed_hello_is_refused(self) -> None:
         here = make_introduction(0)
-        own_hello = here.hello(1, 1)
+        own_hello = here.build_hello(1, 1)
         with pytest.raises(RemoteProtocolError, match="copy of this side's own"):
-            here.answer({**own_hello, "worker": NAMES[1], "to": NAMES[0]})
+            here.answer_hello({**own_hello, "worker": NAMES[1], "to": NAMES[0]})
 
     def test_reflected_signature_is_refused(self) -> None:
         a, b = make_introduction(0), make_introduction(1)
-        hellos = a.hello(1, 1), b.hello(1, 1)
-        own = a.answer(hellos[1])
+        hellos = a.build_hello(1, 1), b.build_hello(1, 1)
+        own = a.answer_hello(hellos[1])
         with pytest.raises(RemoteProtocolError, match="signature of npu/0 is invalid"):
-            a.settle(own)
+            a.process_auth(own)
 
     def test_signature_of_another_greeting_is_refused(self) -> None:
         a, b = make_introduction(0), make_introduction(1)
-        first = a.hello(1, 1), b.hello(1, 1)
-        old = b.answer(first[0])
-        a, later = make_introduction(0), b.hello(1, 1)  # another process greets the same peer
-        a.hello(1, 1)
-        a.answer(later)
+        first = a.build_hello(1, 1), b.build_hello(1, 1)
+        old = b.answer_hello(first[0])
+        a, later = make_introduction(0), b.build_hello(1, 1)  # another process greets the same peer
+        a.build_hello(1, 1)
+        a.answer_hello(later)
         with pytest.raises(RemoteProtocolError, match="signature"):
-            a.settle(old)
+            a.process_auth(old)
 
     @pytest.mark.parametrize(
         "auth",
@@ -153,29 +159,29 @@ class TestIntroduction:
     )
     def test_invalid_auth_is_refused(self, auth: dict[str, Any]) -> None:
         a, b = make_introduction(0), make_introduction(1)
-        a.hello(1, 1)
-        a.answer(b.hello(1, 1))
+        a.build_hello(1, 1)
+        a.answer_hello(b.build_hello(1, 1))
         with pytest.raises(RemoteProtocolError):
-            a.settle({"kind": "AUTH", **auth})
-        assert a.proven is None
+            a.process_auth({"kind": "AUTH", **auth})
+        assert a.proven_hello is None
 
     def test_signature_without_a_prover_is_refused(self) -> None:
         a, b = make_introduction(0, proven=False), make_introduction(1, proven=False)
-        a.hello(1, 1)
-        a.answer(b.hello(1, 1))
+        a.build_hello(1, 1)
+        a.answer_hello(b.build_hello(1, 1))
         with pytest.raises(RemoteProtocolError, match="invalid AUTH"):
-            a.settle({"kind": "AUTH", "signature": "00"})
+            a.process_auth({"kind": "AUTH", "signature": "00"})
 
     def test_later_connection_needs_a_new_hello(self) -> None:
         a, b = make_introduction(0), make_introduction(1)
         greet_both(a, b)
-        a.hello(1, 1)
+        a.build_hello(1, 1)
         with pytest.raises(RemoteProtocolError, match="received AUTH before HELLO"):
-            a.settle({"kind": "AUTH", "signature": "00"})
+            a.process_auth({"kind": "AUTH", "signature": "00"})
 
     def test_answer_without_a_connection_is_refused(self) -> None:
         with pytest.raises(LocalProtocolError, match="without a connection"):
-            make_introduction(0).answer(make_introduction(1).hello(1, 1))
+            make_introduction(0).answer_hello(make_introduction(1).build_hello(1, 1))
 
     def test_sealing_without_a_prover_is_refused(self) -> None:
         with pytest.raises(LocalProtocolError, match="without certificates"):
@@ -185,23 +191,23 @@ class TestIntroduction:
 class TestLaterConnections:
     def test_same_process_resumes_with_a_renewed_certificate(self) -> None:
         prover = SharedSecretProver(NAMES[0])
-        a, b = make_introduction(0), Introduction(make_greeting(1), 100, prover)
+        a, b = make_introduction(0), Handshake(make_greeting(1), 100, prover)
         greet_both(a, b)
         prover.certificate = "renewed"
         assert greet_both(a, b)[1].certificate == "renewed"
-        assert a.certificate == "renewed"
+        assert a.peer_certificate == "renewed"
 
     def test_replayed_greeting_is_refused_on_the_next_connection(self) -> None:
         """Between the same two processes: an old signature does not prove that its signer is still there."""
         a, b = make_introduction(0), make_introduction(1)
-        hellos = a.hello(1, 1), b.hello(1, 1)
-        auth = b.answer(hellos[0])
-        a.answer(hellos[1])
-        a.settle(auth)
-        a.hello(1, 1)  # the next connection, to which the greeting is replayed
-        a.answer(hellos[1])
+        hellos = a.build_hello(1, 1), b.build_hello(1, 1)
+        auth = b.answer_hello(hellos[0])
+        a.answer_hello(hellos[1])
+        a.process_auth(auth)
+        a.build_hello(1, 1)  # the next connection, to which the greeting is replayed
+        a.answer_hello(hellos[1])
         with pytest.raises(RemoteProtocolError, match="signature of npu/0 is invalid"):
-            a.settle(auth)
+            a.process_auth(auth)
 
     def test_other_process_is_reported_as_a_restart(self) -> None:
         a = make_introduction(0)
@@ -214,12 +220,12 @@ class TestLaterConnections:
     def test_restart_is_reported_only_for_an_authenticated_peer(self, secret: bytes) -> None:
         a = make_introduction(0)
         greet_both(a, make_introduction(1))
-        impostor = Introduction(make_greeting(1), 100, SharedSecretProver(NAMES[1], secret))
-        hellos = a.hello(1, 1), impostor.hello(1, 1)
-        a.answer(hellos[1])
-        auth = impostor.answer(hellos[0])
+        impostor = Handshake(make_greeting(1), 100, SharedSecretProver(NAMES[1], secret))
+        hellos = a.build_hello(1, 1), impostor.build_hello(1, 1)
+        a.answer_hello(hellos[1])
+        auth = impostor.answer_hello(hellos[0])
         with pytest.raises(PeerRestartedError if secret == b"secret" else RemoteProtocolError) as caught:
-            a.settle(auth)
+            a.process_auth(auth)
         assert isinstance(caught.value, PeerRestartedError) == (secret == b"secret")
 
     @pytest.mark.parametrize(
@@ -236,24 +242,22 @@ class TestLaterConnections:
             greet_both(a, changed)
 
 
-def find_refusals(a: Introduction, b: Introduction) -> tuple[type[NebulaError] | None, type[NebulaError] | None]:
+def find_refusals(a: Handshake, b: Handshake) -> tuple[type[NebulaError] | None, type[NebulaError] | None]:
     """Greet on a new connection; returns the type of each side's error, None if it accepts the other."""
-    hellos = a.hello(1, 1), b.hello(1, 1)
-    auth = a.answer(hellos[1]), b.answer(hellos[0])
+    hellos = a.build_hello(1, 1), b.build_hello(1, 1)
+    auth = a.answer_hello(hellos[1]), b.answer_hello(hellos[0])
     return find_refusal(a, auth[1]), find_refusal(b, auth[0])
 
 
-def find_refusal(side: Introduction, auth: dict[str, Any]) -> type[NebulaError] | None:
+def find_refusal(side: Handshake, auth: dict[str, Any]) -> type[NebulaError] | None:
     try:
-        side.settle(auth)
+        side.process_auth(auth)
     except NebulaError as error:
         return type(error)
     return None
 
 
-def make_process(
-    side: int, epoch: int, *, known_peer: Introduction | None = None, in_session: bool = False
-) -> Introduction:
+def make_process(side: int, epoch: int, *, known_peer: Handshake | None = None, in_session: bool = False) -> Handshake:
     """A worker of this epoch which has greeted `known_peer`; `in_session`: and whose session has begun."""
     introduction = make_introduction(side, epoch=epoch)
     if known_peer is not None:
@@ -326,11 +330,11 @@ class TestEpochs:
 
     def test_unauthenticated_epoch_does_not_end_a_session(self) -> None:
         here = make_process(0, 0, known_peer=make_process(1, 0), in_session=True)
-        impostor = Introduction(make_greeting(1, epoch=9), 100, SharedSecretProver(NAMES[1], b"other"))
-        hellos = here.hello(1, 1), impostor.hello(1, 1)
-        here.answer(hellos[1])
+        impostor = Handshake(make_greeting(1, epoch=9), 100, SharedSecretProver(NAMES[1], b"other"))
+        hellos = here.build_hello(1, 1), impostor.build_hello(1, 1)
+        here.answer_hello(hellos[1])
         with pytest.raises(RemoteProtocolError, match="signature") as caught:
-            here.settle(impostor.answer(hellos[0]))
+            here.process_auth(impostor.answer_hello(hellos[0]))
         assert not isinstance(caught.value, EpochOverError)
 
 
@@ -362,7 +366,7 @@ def test_different_worker_counts_are_reported_and_no_peer_is_recorded(
         with pytest.raises(OTHER_WORKERS) as caught:
             settle_first(a, b)
         assert caught.value.counts == counts
-        assert (a.proven, b.proven) == (None, None), "each may return as another process"
+        assert (a.proven_hello, b.proven_hello) == (None, None), "each may return as another process"
 
 
 def test_worker_counts_of_an_old_session_are_ignored() -> None:
@@ -371,7 +375,7 @@ def test_worker_counts_of_an_old_session_are_ignored() -> None:
     assert find_refusals(make_introduction(0, counts=TWO, epoch=1), old) == (STALE, OVER)
 
 
-def settle_first(a: Introduction, b: Introduction) -> None:
-    hellos = a.hello(1, 1), b.hello(1, 1)
-    a.answer(hellos[1])
-    a.settle(b.answer(hellos[0]))
+def settle_first(a: Handshake, b: Handshake) -> None:
+    hellos = a.build_hello(1, 1), b.build_hello(1, 1)
+    a.answer_hello(hellos[1])
+    a.process_auth(b.answer_hello(hellos[0]))

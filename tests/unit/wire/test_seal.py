@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.buffers import Arrivals, Packet, Replay, held_bytes
-from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, Kind, pack, sealed_header_bytes, unpack
+from whale_nebula.wire.buffers import Arrivals, Packet, Replay, count_held_bytes
+from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, Kind, encode_sealed_header, pack_header, unpack_header
 from whale_nebula.wire.greeting import Exchange, Sealer
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.wire.tensor import find_dtype_code
 
 HEADER = Header(
     Kind.SCALAR,
@@ -23,7 +23,7 @@ HEADER = Header(
     destination=1,
     length=4,
     whole=4,
-    dtype=dtype_code("uint8"),
+    dtype=find_dtype_code("uint8"),
     dims=(4,),
 )
 CHUNK = np.array([1, 2, 3, 4], np.uint8)
@@ -90,7 +90,7 @@ def test_seal_covers_every_header_field_except_ack() -> None:
     here, there = make_sealers()
     header, sealed = here.seal(HEADER, CHUNK)
     assert open_chunk(there, header._replace(ack=77), sealed)[1] == [1, 2, 3, 4]
-    assert sealed_header_bytes(header) == sealed_header_bytes(header._replace(ack=77))
+    assert encode_sealed_header(header) == encode_sealed_header(header._replace(ack=77))
 
 
 def test_flipped_bit_breaks_the_seal() -> None:
@@ -113,10 +113,10 @@ def test_directions_have_different_keys() -> None:
 
 def test_sealed_header_is_refused_without_a_key() -> None:
     header, _ = make_sealers()[0].seal(HEADER, CHUNK)
-    packed = pack(header, 0, sealed=True)
-    assert unpack(packed, sealed=True) == (header, 0)
+    packed = pack_header(header, 0, sealed=True)
+    assert unpack_header(packed, sealed=True) == (header, 0)
     with pytest.raises(RemoteProtocolError, match="no key"):
-        unpack(packed)
+        unpack_header(packed)
 
 
 def test_key_material_depends_on_both_public_keys_and_salt() -> None:
@@ -152,7 +152,7 @@ def test_replay_keeps_frames_without_copying() -> None:
     replay = Replay(100)
     head, chunk = make_packet(1)
     replay.keep((head, chunk))
-    ((kept_head, kept_chunk),) = replay.since(1)
+    ((kept_head, kept_chunk),) = replay.list_since(1)
     assert kept_head is head and kept_chunk is chunk
 
 
@@ -168,7 +168,7 @@ def test_replay_refuses_to_resend_released_frames(number: int) -> None:
     replay = make_replay(3)
     replay.acknowledge(3)
     with pytest.raises(LocalProtocolError, match="is no longer stored"):
-        replay.since(number)
+        replay.list_since(number)
 
 
 @settings(deadline=None)
@@ -178,13 +178,13 @@ def test_replay_counts_match_its_frames(moves: list[int | None]) -> None:
     replay = Replay(100)
     for move in moves:
         if move is None:
-            replay.keep(make_packet(replay.next % 256, size=replay.next % 7))
+            replay.keep(make_packet(replay.next_number % 256, size=replay.next_number % 7))
         else:
-            replay.acknowledge(min(replay.oldest + move, replay.next))
-        frames = replay.since(replay.oldest)
+            replay.acknowledge(min(replay.oldest_number + move, replay.next_number))
+        frames = replay.list_since(replay.oldest_number)
         assert replay.bytes == sum(len(head) + chunk.size for head, chunk in frames)
-        assert numbers(frames) == [n % 256 for n in range(replay.oldest, replay.next)]
-        assert replay.room == 100 - sum(held_bytes(len(head) + chunk.size) for head, chunk in frames)
+        assert numbers(frames) == [n % 256 for n in range(replay.oldest_number, replay.next_number)]
+        assert replay.room == 100 - sum(count_held_bytes(len(head) + chunk.size) for head, chunk in frames)
 
 
 def deliver_all(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:
@@ -193,7 +193,7 @@ def deliver_all(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:
     for number in numbers:
         with pytest.raises(RemoteProtocolError, match="twice") if number in delivered else contextlib.nullcontext():
             arrivals.add(number, number, 1)
-        while (due := arrivals.due) is not None:
+        while (due := arrivals.due_frame) is not None:
             delivered.append(due)
             arrivals.advance()
     return delivered
@@ -204,7 +204,7 @@ def deliver_all(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:
 def test_arrivals_are_delivered_once_and_in_order(order: list[int], kept_head: list[int]) -> None:
     arrivals = Arrivals[int](1 << 20)
     assert deliver_all(arrivals, [*order, *kept_head]) == list(range(1, 9))
-    assert arrivals.expected == 9
+    assert arrivals.expected_number == 9
 
 
 def test_arrivals_without_a_window_refuse_a_gap() -> None:

@@ -17,13 +17,13 @@ from whale_nebula.wire.message import (
     TABLE,
     Side,
     State,
-    Word,
+    Trigger,
+    apply_frame,
     build_message,
     check_message,
     decode_message,
     encode_message,
-    kind_of,
-    speak,
+    find_kind,
 )
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-a-step-crosses.md"
@@ -33,15 +33,15 @@ def draw_arrows(sources: tuple[State, ...], *, within: bool = False) -> Iterator
     """Lines for the transitions from these states; `within`: only to open states."""
     for source in sources:
         for target in State:
-            words = [word for word in Word if TABLE.get((source, word)) == target]
-            if words and not (within and target not in OPEN_STATES):
-                yield f"    {source} --> {target}: {', '.join(words)}"
+            triggers = [trigger for trigger in Trigger if TABLE.get((source, trigger)) == target]
+            if triggers and not (within and target not in OPEN_STATES):
+                yield f"    {source} --> {target}: {', '.join(triggers)}"
 
 
 def draw_diagram() -> str:
     """The table as a Mermaid diagram; transitions from all open states are drawn once, from their frame."""
     common = {
-        target: [word for word in Word if {TABLE.get((source, word)) for source in OPEN_STATES} == {target}]
+        target: [trigger for trigger in Trigger if {TABLE.get((source, trigger)) for source in OPEN_STATES} == {target}]
         for target in State
         if target not in OPEN_STATES
     }
@@ -53,7 +53,7 @@ def draw_diagram() -> str:
             "    state joined {",
             *(f"    {line}" for line in draw_arrows(OPEN_STATES, within=True)),
             "    }",
-            *(f"    joined --> {target}: {', '.join(words)}" for target, words in common.items() if words),
+            *(f"    joined --> {target}: {', '.join(triggers)}" for target, triggers in common.items() if triggers),
             *draw_arrows((State.DRAINED,)),
             "    joined --> START: cut",
             "    note right of START: after a cut both greet again, and AUTH leads back to where each was",
@@ -65,41 +65,41 @@ def test_documented_diagram_matches_the_state_table() -> None:
     assert f"```mermaid\n{draw_diagram()}\n```" in PAGE.read_text()
 
 
-def test_all_states_are_reachable_and_all_words_are_used() -> None:
+def test_all_states_are_reachable_and_all_triggers_are_used() -> None:
     reachable = {State.START}
     for _ in State:
         reachable |= {after for (state, _), after in TABLE.items() if state in reachable}
     assert reachable == set(State)
-    assert {word for _, word in TABLE} == set(Word)
+    assert {trigger for _, trigger in TABLE} == set(Trigger)
 
 
 def test_failed_is_final_and_drained_allows_only_fail() -> None:
-    failed = {word: after for (state, word), after in TABLE.items() if state is State.FAILED}
-    assert failed == {word: State.FAILED for word in Word if word not in (Word.HELLO, Word.AUTH)}
-    assert {word for state, word in TABLE if state is State.DRAINED} == {Word.FAIL}
+    failed = {trigger: after for (state, trigger), after in TABLE.items() if state is State.FAILED}
+    assert failed == {trigger: State.FAILED for trigger in Trigger if trigger not in (Trigger.HELLO, Trigger.AUTH)}
+    assert {trigger for state, trigger in TABLE if state is State.DRAINED} == {Trigger.FAIL}
 
 
 @pytest.mark.parametrize(
-    ("message", "word"),
+    ("message", "trigger"),
     [
-        ({"kind": "SESSION", "about": "HELLO"}, Word.INIT),
-        ({"kind": "SESSION", "about": "LINES"}, Word.LINES),
+        ({"kind": "SESSION", "about": "HELLO"}, Trigger.INIT),
+        ({"kind": "SESSION", "about": "LINES"}, Trigger.LINES),
         ({"kind": "SESSION", "about": "AUTH"}, None),
         ({"kind": "SESSION", "about": ["STEP"]}, None),
         ({"kind": "SESSION", "about": None}, None),
-        ({"kind": "FAIL"}, Word.FAIL),
+        ({"kind": "FAIL"}, Trigger.FAIL),
         ({"kind": "HELLO"}, None),
         ({"kind": "AUTH"}, None),
-        ({"kind": "LEAVING"}, Word.NOTE),
+        ({"kind": "LEAVING"}, Trigger.NOTE),
         ({"kind": "STEP"}, None),
         ({"kind": "TENSOR"}, None),
         ({"kind": "METRICS", "about": "STEP"}, None),
     ],
     ids=str,
 )
-def test_message_kind_maps_to_its_word(message: dict[str, object], word: Word | None) -> None:
-    entry = kind_of(message)
-    assert (entry and entry.word) is word
+def test_message_kind_maps_to_its_trigger(message: dict[str, object], trigger: Trigger | None) -> None:
+    entry = find_kind(message)
+    assert (entry and entry.trigger) is trigger
 
 
 OPEN = Side(State.OPEN)
@@ -124,20 +124,20 @@ def build_session_message(about: str, **fields: object) -> dict[str, object]:
     ids=str,
 )
 def test_step_without_valid_numbers_is_refused(fields: dict[str, object]) -> None:
-    assert "without valid numbers" in str(speak(OPEN, CONTROL, build_session_message("STEP", **fields)))
+    assert "without valid numbers" in str(apply_frame(OPEN, CONTROL, build_session_message("STEP", **fields)))
 
 
 @pytest.mark.parametrize("state", [State.AGREEING, State.MEETING])
 def test_value_is_allowed_only_while_agreeing_or_meeting(state: State) -> None:
-    assert speak(Side(state), Header(Kind.VALUE, step=9), None) == Side(state)
-    assert "VALUE in state STEPPING" in str(speak(STEPPING, Header(Kind.VALUE), None))
+    assert apply_frame(Side(state), Header(Kind.VALUE, step=9), None) == Side(state)
+    assert "VALUE in state STEPPING" in str(apply_frame(STEPPING, Header(Kind.VALUE), None))
 
 
 def test_failed_side_may_still_send_queued_frames() -> None:
-    failed = speak(STEPPING, CONTROL, {"kind": "FAIL"})
+    failed = apply_frame(STEPPING, CONTROL, {"kind": "FAIL"})
     assert isinstance(failed, Side) and failed.state is State.FAILED
-    assert speak(failed, Header(Kind.SCALAR, step=99), None) == failed
-    assert speak(failed, CONTROL, {"kind": "BYE"}) == failed
+    assert apply_frame(failed, Header(Kind.SCALAR, step=99), None) == failed
+    assert apply_frame(failed, CONTROL, {"kind": "BYE"}) == failed
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 3])
@@ -145,10 +145,10 @@ def test_side_resumes_its_state_after_cuts(cuts: int) -> None:
     side: Side | None = STEPPING
     for _ in range(cuts):
         assert side is not None
-        side = side.cut().say(Word.HELLO)
+        side = side.disconnect().advance(Trigger.HELLO)
     assert side is not None and not side.greeted
-    assert side.say(Word.AUTH) == STEPPING
-    assert side.cut().cut().say(Word.AUTH) is None
+    assert side.advance(Trigger.AUTH) == STEPPING
+    assert side.disconnect().disconnect().advance(Trigger.AUTH) is None
 
 
 JSON_VALUES = st.recursive(

@@ -20,7 +20,7 @@ from whale_nebula.report.records import BoundaryReport, duration
 from whale_nebula.runtime.exchange.ends import LADDER_EVERY as EVERY
 from whale_nebula.runtime.exchange.state import States, Tally
 from whale_nebula.spec import Spec
-from whale_nebula.wire.frame import wire_bytes
+from whale_nebula.wire.frame import count_wire_bytes
 
 ROOM = 0.8
 """The share of the computing time within which a milder precision must fit."""
@@ -159,4 +159,4 @@ def _wire(codec: Codec | None, spec: Spec, rows: int) -> int:
     """Bytes of a micro-batch on the wire."""
     dims = _UNKNOWN if spec.shape is None else spec.sized(rows)
     used = fitting(codec, spec.dtype, dims)
-    return wire_bytes(nbytes((used or PLAIN).arrays(dims, spec.dtype)) + PREFIX * (used is not None))
+    return count_wire_bytes(nbytes((used or PLAIN).arrays(dims, spec.dtype)) + PREFIX * (used is not None))

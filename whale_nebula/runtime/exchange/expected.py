@@ -19,7 +19,7 @@ from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.buffers import Bound
-from whale_nebula.wire.tensor import dtype_code, raw_bytes
+from whale_nebula.wire.tensor import count_raw_bytes, find_dtype_code
 
 ANY_SIZE = 2**32 - 1
 """The bound of an axis known only in a step; the limit of a whole tensor still applies."""
@@ -130,7 +130,7 @@ class Expected:
         if entries is None or not 0 <= key.micro_batch < len(step.rows) or ANY_SIZE in bound.most[1:]:
             return math.inf
         sizes = entries * step.rows[key.micro_batch], *bound.most[1:]
-        return raw_bytes(dtype_code(bound.dtype), sizes) + bound.extra
+        return count_raw_bytes(find_dtype_code(bound.dtype), sizes) + bound.extra
 
 
 def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:

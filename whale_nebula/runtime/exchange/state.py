@@ -16,7 +16,7 @@ from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.transport.protocol import Packed
-from whale_nebula.wire.frame import frame_count, wire_bytes
+from whale_nebula.wire.frame import count_frames, count_wire_bytes
 
 AT = " at "
 """The separator between a channel's name and the host of the end in a state's key."""
@@ -246,4 +246,4 @@ def report_crossing(payload: Any, x: Any, codec: Codec | None, **more: Any) -> B
     """Statistics of a tensor that crossed as a payload."""
     raw = prod(x.shape) * int(tf.as_dtype(x.dtype).size)
     size = payload.nbytes if isinstance(payload, Packed) else prod(payload.shape) * int(tf.as_dtype(payload.dtype).size)
-    return BoundaryReport(codec_name(codec or NONE), raw, size, wire_bytes(size), frame_count(size), **more)
+    return BoundaryReport(codec_name(codec or NONE), raw, size, count_wire_bytes(size), count_frames(size), **more)

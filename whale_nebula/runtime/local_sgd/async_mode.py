@@ -23,7 +23,7 @@ from whale_nebula.codec.way import Way
 from whale_nebula.errors import DeadlineError, LinkClosedError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Meetings, naming, read_numbers
-from whale_nebula.transport.mailbox import unsent_error
+from whale_nebula.transport.mailbox import unsent_item_error
 from whale_nebula.wire.tensor import Bytes
 
 _LOOK = 1.0
@@ -113,7 +113,7 @@ class Server:
             before = dict(self._rounds)
             if not self._changed.wait_for(partial(is_done_or_pushed, before), patience):
                 slowest = min(before, key=before.__getitem__)
-                raise unsent_error(
+                raise unsent_item_error(
                     self.ends.firsts[cluster], self.ends.firsts[slowest], f"round {before[slowest] + 1}", patience
                 )
 

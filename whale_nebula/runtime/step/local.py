@@ -42,7 +42,7 @@ from whale_nebula.schedule.schedules import Pace
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 from whale_nebula.transport import Key, KeyKind, Link, MemoryNetwork
-from whale_nebula.wire.frame import frame_count, wire_bytes
+from whale_nebula.wire.frame import count_frames, count_wire_bytes
 
 PATIENCE = 3600.0
 
@@ -342,6 +342,6 @@ def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mappin
             continue
         for rows in counts:
             size = payload_bytes(cast, spec.dtype, spec.sized(rows))
-            report = BoundaryReport(cast, spec.nbytes(rows), size, wire_bytes(size), frame_count(size))
+            report = BoundaryReport(cast, spec.nbytes(rows), size, count_wire_bytes(size), count_frames(size))
             found[each.label] = found.get(each.label, BoundaryReport()) + report
     return found

@@ -19,7 +19,7 @@ from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.schedule.lines import Hop, Line
 from whale_nebula.spec import Spec
-from whale_nebula.wire.frame import frame_count, wire_bytes
+from whale_nebula.wire.frame import count_frames, count_wire_bytes
 
 
 class Message(NamedTuple):
@@ -79,7 +79,7 @@ def link_reports(
     found: dict[str, LinkReport] = {}
 
     def add(source: str, destination: str, size: int, raw: int) -> None:
-        link = LinkReport(size, wire_bytes(size), raw, frame_count(size))
+        link = LinkReport(size, count_wire_bytes(size), raw, count_frames(size))
         name = f"{source}->{destination}"
         found[name] = found.get(name, LinkReport()) + link
 
@@ -153,7 +153,7 @@ class Traffic:
     def _sum_round(self, here: str, there: str, together: Sequence[Exchange], counts: tuple[int, ...]) -> Carried:
         sizes = (self.exchanged.nbytes(each, counts) for each in together)
         what = tuple(dict.fromkeys(each.what for each in together))
-        return Carried(self._line(here, there), sum(wire_bytes(size or 0) for size in sizes), what)
+        return Carried(self._line(here, there), sum(count_wire_bytes(size or 0) for size in sizes), what)
 
     def hops(self, phase: int, rows: int) -> _Crossing:
         """The traffic between stages for a micro-batch, by link, and the part of it that is numbers."""
@@ -163,7 +163,7 @@ class Traffic:
             for message in messages(self.cut, self.hosts, rows):
                 if message.phase == phase:
                     key = (message.source, message.destination)
-                    sizes[key] = sizes.get(key, 0.0) + wire_bytes(message.payload)
+                    sizes[key] = sizes.get(key, 0.0) + count_wire_bytes(message.payload)
                     numbers[key] += Numbers(message.payload, message.numbers) if message.numbers else Numbers()
             hops = {}
             for a, b in sorted({(a, b) if a < b else (b, a) for a, b in sizes}):

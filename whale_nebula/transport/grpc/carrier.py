@@ -12,7 +12,7 @@ from whale_nebula.errors import NebulaError, TransportError
 from whale_nebula.transport.base import CarrierState, Receiver, lost_error
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
-from whale_nebula.transport.grpc.listener import Hear, Knock
+from whale_nebula.transport.grpc.listener import FrameReceiver, StreamRequest
 from whale_nebula.transport.grpc.options import probe
 from whale_nebula.wire.tensor import Bytes
 
@@ -89,7 +89,7 @@ class GrpcCarrier(ABC):
         connection = self._connection
         if connection is not None:
             connection.finish()
-            connection.wait_over(self._deadlines.grace)
+            connection.wait_for_end(self._deadlines.grace)
             connection.end("closed")
         if (opening := self._opening) is not None:
             opening.end("closed")
@@ -196,21 +196,21 @@ class AwaitingCarrier(GrpcCarrier):
         self._was_open = False
         self._trouble = "it has not connected yet"
 
-    def take(self, knock: Knock, lane: Lane) -> Hear:
+    def take(self, request: StreamRequest, lane: Lane) -> FrameReceiver:
         """Accept an incoming stream, whose dialler was authenticated as the other worker."""
         if self._closed or self._receiver is None:
             raise TransportError(f"worker '{self.here}' is {'closing its link' if self._closed else 'not ready yet'}")
-        if knock.lane == 0:
-            connection = Connection(knock.connection)
+        if request.lane == 0:
+            connection = Connection(request.connection)
             connection.add(0, lane)
             # The link greets at once: its frames wait in the lane until gRPC requests them.
             self._adopt(connection)
         else:
             present = self._connection
-            if present is None or present.name != knock.connection or not present.add(knock.lane, lane):
+            if present is None or present.name != request.connection or not present.add(request.lane, lane):
                 raise TransportError("the connection of this lane no longer exists")
             connection = present
-        connection.hold(knock.lane, lane)
+        connection.hold(request.lane, lane)
         return partial(self._receive, connection)
 
     def _keep(self) -> None:

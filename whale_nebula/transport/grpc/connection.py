@@ -44,9 +44,9 @@ class Lane:
         self.over = False  # nothing is sent on it any more
         self.why = ""
         self.trouble = ""  # the dialled side's report of a problem on the path beyond it
-        self.guest: Peer | None = None  # the authenticated certificate of the other side
+        self.certified_peer: Peer | None = None  # the authenticated certificate of the other side
         self.proof: tuple[tuple[str, bytes], ...] = ()  # the dialled side's proof of identity, sent with its answer
-        self.in_order = False  # the other side has ended it, and all its frames were received
+        self.ended_gracefully = False  # the other side has ended it, and all its frames were received
         self.finished = False  # this side has ended it, and all its frames have left
         self.on_end: Callable[[str], None] = lambda why: None
         self.begin: Callable[[], object] = lambda: None  # waits until frames may be read
@@ -120,7 +120,7 @@ class Lane:
         except Exception as error:  # gRPC also raises plain exceptions; after any of them this stream is over
             self.lose(reason(error))
         else:
-            self.in_order = ended and not self.over
+            self.ended_gracefully = ended and not self.over
             self.lose("the stream has ended")
         return self.why
 
@@ -278,7 +278,7 @@ class Connection:
         messages. A lane that aborts while this side closes, such as one that was still being opened, is also only
         removed: the last messages may be in flight.
         """
-        if not (lane.in_order or lane.finished or (number and self.closing)):
+        if not (lane.ended_gracefully or lane.finished or (number and self.closing)):
             self.end(why)
         elif number == 0:
             self._end(why, Lane.lose)
@@ -286,6 +286,6 @@ class Connection:
             with self.room:
                 self._lanes.pop(number, None)
 
-    def wait_over(self, seconds: float) -> bool:
+    def wait_for_end(self, seconds: float) -> bool:
         """Wait this long for its end; returns whether it has ended."""
         return self._over.wait(seconds)

@@ -20,8 +20,8 @@ from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
-from whale_nebula.transport.grpc.listener import LANES, METHOD, TROUBLE, Knock, check_proof
-from whale_nebula.transport.grpc.options import channel_credentials, probe
+from whale_nebula.transport.grpc.listener import LANES, METHOD, TROUBLE, StreamRequest, check_proof
+from whale_nebula.transport.grpc.options import make_channel_credentials, probe
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _LONGEST = 300
@@ -52,16 +52,16 @@ class Target(NamedTuple):
         found = diagnose.probe(self.address, self.credentials() if self.credentials else None, self.identity)
         return None if found is None or found.kind == "unreachable" else found.error
 
-    def check_answer(self, knock: Knock, answer: Mapping[str, Any]) -> Peer | None:
+    def check_answer(self, request: StreamRequest, answer: Mapping[str, Any]) -> Peer | None:
         """The certificate of a gateway, authenticated by its answer; raises an `IdentityError` if it is not."""
         if not self.gateway or self.credentials is None or self.identity is None:
             return None
-        return check_proof(Prover(self.credentials), knock, answer, self.identity)
+        return check_proof(Prover(self.credentials), request, answer, self.identity)
 
 
 def dial(
     target: Target,
-    knock: Knock,
+    request: StreamRequest,
     lane: Lane,
     receive: Callable[[bytes], None],
     *,
@@ -79,9 +79,9 @@ def dial(
     channel = (
         grpc.insecure_channel(target.address, choice)
         if shown is None
-        else grpc.secure_channel(target.address, channel_credentials(shown), choice)
+        else grpc.secure_channel(target.address, make_channel_credentials(shown), choice)
     )
-    call = channel.stream_stream(METHOD)(lane.outgoing(), metadata=knock.metadata())
+    call = channel.stream_stream(METHOD)(lane.outgoing(), metadata=request.metadata())
     lane.attach(lambda why: call.cancel())
     answer: dict[str, Any] = {}
     settled = threading.Event()
@@ -91,7 +91,7 @@ def dial(
         try:
             answer.update(call.initial_metadata() or ())
             if LANES in answer:
-                lane.guest = target.check_answer(knock, answer)
+                lane.certified_peer = target.check_answer(request, answer)
         except Exception as error:  # of any kind: the peer is not authenticated
             wrong = (
                 error if isinstance(error, NebulaError) else TransportError("cannot verify the peer", why=reason(error))
@@ -169,7 +169,7 @@ class DiallingCarrier(GrpcCarrier):
             except TransportError as error:
                 trouble = error
             if trouble is not None and not self._closed:
-                self._look_into(trouble)  # its error is raised as it is
+                self._diagnose_failure(trouble)  # its error is raised as it is
                 attempt += 1
             if not self._rest(self._deadlines.retry_pause(attempt)):
                 return
@@ -188,23 +188,23 @@ class DiallingCarrier(GrpcCarrier):
         if not connection.over:
             self._adopt(connection, self._name_gateway(lane.trouble) if lane.trouble else "")
         widened = False
-        while not connection.wait_over(self._deadlines.look if widened else 0.05) and not self._closed:
+        while not connection.wait_for_end(self._deadlines.look if widened else 0.05) and not self._closed:
             if not widened and connection.opened.is_set() and not connection.over:
-                self._widen(connection, lanes, credentials)
+                self._open_further_lanes(connection, lanes, credentials)
                 widened = True
             if current is None:
                 continue
             if current() is not credentials:
                 connection.end("this side's certificate was renewed")
-            if lane.guest is not None:  # the gateway's certificate may have expired or been revoked meanwhile
+            if lane.certified_peer is not None:  # the gateway's certificate may have expired or been revoked meanwhile
                 try:
-                    check_live(current().trust, lane.guest)
+                    check_live(current().trust, lane.certified_peer)
                 except IdentityError as error:
                     connection.end(error.what)
         return connection.met
 
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> tuple[Lane, int]:
-        knock = Knock(self._run_id, self.here, self.there, connection.name, number)
+        request = StreamRequest(self._run_id, self.here, self.there, connection.name, number)
         lane = Lane(connection.room)
         connection.hold(number, lane)
         self._opening = lane
@@ -212,20 +212,20 @@ class DiallingCarrier(GrpcCarrier):
             lane.end("closed")
         receive = partial(self._receive, connection)
         asked = dial(
-            self._target, knock, lane, receive, deadlines=self._deadlines, rate=self._rate, credentials=credentials
+            self._target, request, lane, receive, deadlines=self._deadlines, rate=self._rate, credentials=credentials
         )
         self._opening = None
         connection.add(number, lane)
         return lane, asked
 
-    def _widen(self, connection: Connection, lanes: int, credentials: Credentials | None) -> None:
+    def _open_further_lanes(self, connection: Connection, lanes: int, credentials: Credentials | None) -> None:
         try:
             for number in range(1, lanes):
                 self._open(connection, number, credentials)
         except NebulaError as error:
             _LOG.info("%s to %s continues with fewer lanes: %s", self.here, self.there, reason(error))
 
-    def _look_into(self, error: TransportError) -> None:
+    def _diagnose_failure(self, error: TransportError) -> None:
         """Diagnose a failed connection: not up yet, dead, or a permanent error, which is raised."""
         found = probe(self.where, self._deadlines.connect)
         self._trouble = self._name_gateway(found.why or error.why or error.what)

@@ -106,15 +106,15 @@ class End(NamedTuple):
     port: int
 
 
-def parse_end(peer: str) -> End | None:
+def parse_endpoint(peer: str) -> End | None:
     """The other end of a call, from gRPC's text for it.
 
-    >>> parse_end("ipv4:10.77.0.2:51022"), parse_end("ipv6:%5B::1%5D:7101"), parse_end("unix:/run/x")
+    >>> parse_endpoint("ipv4:10.77.0.2:51022"), parse_endpoint("ipv6:%5B::1%5D:7101"), parse_endpoint("unix:/run/x")
     (End(host='10.77.0.2', port=51022), End(host='::1', port=7101), None)
     """
     kind, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
-    return End(plain_address(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
+    return End(normalize_address(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
 
 
 def find_surplus(
@@ -134,7 +134,7 @@ def find_surplus(
     surplus: list[End] = []
     ranked: list[tuple[bool, list[int], End]] = []
     for end in newest_first:
-        source, *networks = networks_of(end.host)
+        source, *networks = find_networks(end.host)
         if now - idle[end] > limits.seconds or counts[source] >= limits.address:
             surplus.append(end)
             continue
@@ -146,12 +146,12 @@ def find_surplus(
 
 
 @functools.lru_cache(1 << 12)
-def networks_of(host: str) -> tuple[str, str, str]:
+def find_networks(host: str) -> tuple[str, str, str]:
     """The source of a connection, and two networks that one party may own.
 
     A source is an IPv4 address, or the /64 network of an IPv6 address, which a single host may own.
 
-    >>> networks_of("10.77.0.2"), networks_of("2001:db8:0:100::1")
+    >>> find_networks("10.77.0.2"), find_networks("2001:db8:0:100::1")
     (('10.77.0.2/32', '10.77.0.0/24', '10.77.0.0/16'), ('2001:db8:0:100::/64', '2001:db8:0:100::/56', '2001:db8::/48'))
     """
     address = ipaddress.ip_address(host)
@@ -195,12 +195,12 @@ class ConnectionGuard:
         self._count_stream(peer, -1)
 
     def _count_stream(self, peer: str, more: int) -> None:
-        end = parse_end(peer)
+        end = parse_endpoint(peer)
         if end is None:
             return
         with self._lock:
             self._streams[end] += more
-            source = networks_of(end.host)[0]
+            source = find_networks(end.host)[0]
             self._sources.pop(source, None)
             self._sources[source] = None
             if len(self._sources) > _SOURCES:
@@ -252,7 +252,7 @@ def _find_other_end(file: int, port: int) -> End | None:
     with _copy_socket(file) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
             host, number, *_ = one.getpeername()
-            return End(plain_address(host), number)
+            return End(normalize_address(host), number)
     return None
 
 
@@ -260,7 +260,7 @@ def _shut_connection(file: int, port: int, end: End) -> None:
     """Shut down a connection, if the file descriptor was not reused for another one."""
     with contextlib.suppress(OSError), _copy_socket(file) as one:
         host, number, *_ = one.getpeername()
-        if one.getsockname()[1] == port and End(plain_address(host), number) == end:
+        if one.getsockname()[1] == port and End(normalize_address(host), number) == end:
             one.shutdown(socket.SHUT_RDWR)
 
 
@@ -274,7 +274,7 @@ def _copy_socket(file: int) -> socket.socket:
         raise
 
 
-def plain_address(host: str) -> str:
+def normalize_address(host: str) -> str:
     """The shortest form of an address; an IPv4-mapped IPv6 address as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)

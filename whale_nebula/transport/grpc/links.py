@@ -18,8 +18,8 @@ from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.carrier import AwaitingCarrier
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
-from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor
-from whale_nebula.transport.grpc.options import lanes, server_credentials
+from whale_nebula.transport.grpc.listener import Dialler, FrameReceiver, Listener, StreamRequest
+from whale_nebula.transport.grpc.options import lanes, make_server_credentials
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import ExpectKey
@@ -59,7 +59,7 @@ class Place:
         """All workers of the run."""
         return self.everyone or (*self.peers, self.here)
 
-    def through_gateway(self, there: str) -> bool:
+    def uses_gateway(self, there: str) -> bool:
         """Whether frames to a worker go through the gateways."""
         return self.gateway is not None and cluster_of(there) != cluster_of(self.here)
 
@@ -71,11 +71,11 @@ class Place:
         """Whether this worker dials the other one: through a gateway both dial; otherwise the one without an address,
         or with the later name.
         """
-        if self.through_gateway(there):
+        if self.uses_gateway(there):
             return True
         if self.address(there) is None:
             if self.listen is None:
-                raise _no_way(self.here, there)
+                raise no_route_error(self.here, there)
             return False
         return self.listen is None or self.here > there
 
@@ -111,11 +111,11 @@ class GrpcLinks:
         self._versions = dict(versions or {})
         self.links = {there: self._link(carriers[there], options) for there in sorted(place.peers)}
         unawaited = {**options, "announce": lambda wait: None, "arrive": arrive}
-        self._doors = [self._link(carriers[there], unawaited) for there in sorted(place.absent)]
+        self._absent_links = [self._link(carriers[there], unawaited) for there in sorted(place.absent)]
 
     def close(self) -> None:
         """Close all links together, each gracefully, and then the port."""
-        links = [*self.links.values(), *self._doors]
+        links = [*self.links.values(), *self._absent_links]
         for link in links:
             link.part()
         for link in links:
@@ -138,7 +138,7 @@ class GrpcLinks:
             ),
             place.workers,
             prover=Prover(self._current) if self._current else None,
-            sealed=self._current is not None and place.through_gateway(carrier.there),
+            sealed=self._current is not None and place.uses_gateway(carrier.there),
             deadlines=replace(self._deadlines, patience=math.inf) if absent else self._deadlines,
             **options,
         )
@@ -151,11 +151,11 @@ class GrpcLinks:
         return self._awaited[there]
 
     def _target(self, there: str) -> Target:
-        gateway = self._place.gateway if self._place.through_gateway(there) else None
+        gateway = self._place.gateway if self._place.uses_gateway(there) else None
         name = f"{cluster_of(self._place.here)}/gateway" if gateway else there
         address = gateway or self._place.address(there)
         if address is None:
-            raise _no_way(self._place.here, there)
+            raise no_route_error(self._place.here, there)
         return Target.of(self._place.run, name, address, self._current, gateway=gateway is not None)
 
     def _listen(self) -> Listener | None:
@@ -163,7 +163,7 @@ class GrpcLinks:
             return None
         listener = Listener(
             self._place.listen,
-            server_credentials(self._current) if self._current else None,
+            make_server_credentials(self._current) if self._current else None,
             self._accept,
             deadlines=self._deadlines,
             connections=lanes() * len(self._awaited),  # no more than needed by the peers: strangers would use the rest
@@ -171,23 +171,23 @@ class GrpcLinks:
         listener.start()
         return listener
 
-    def _accept(self, knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
+    def _accept(self, request: StreamRequest, visitor: Dialler, lane: Lane) -> FrameReceiver:
         """Assign an incoming stream to its link, if its dialler is authenticated as the link's other worker."""
-        if (knock.run, knock.destination) != (self._place.run, self._place.here):
+        if (request.run, request.destination) != (self._place.run, self._place.here):
             raise IdentityError(
                 f"this is worker '{self._place.here}' of run '{self._place.run}'",
-                why=f"'{knock.source}' tries to connect to '{knock.destination}' of run '{knock.run}'",
+                why=f"'{request.source}' tries to connect to '{request.destination}' of run '{request.run}'",
                 mend="compare the addresses in the clusters' configs, and stop remaining processes of earlier runs",
             )
-        carrier = self._awaited.get(knock.source)
+        carrier = self._awaited.get(request.source)
         if carrier is None:
-            raise IdentityError(f"worker '{self._place.here}' does not expect '{knock.source}'")
+            raise IdentityError(f"worker '{self._place.here}' does not expect '{request.source}'")
         if self._current is not None:  # the link checks continuously that the certificate stays valid
             credentials = self._current()
-            identity = Identity.of_worker(knock.run, knock.source)
-            guest = credentials.trust.check(visitor.certificate, identity, whose=knock.source)
-            check_call(guest.identity, Call.OPEN_PAIR, credentials.identity)
-        return carrier.take(knock, lane)
+            identity = Identity.of_worker(request.run, request.source)
+            certified_peer = credentials.trust.check(visitor.certificate, identity, whose=request.source)
+            check_call(certified_peer.identity, Call.OPEN_PAIR, credentials.identity)
+        return carrier.take(request, lane)
 
 
 def _keep_freed_memory() -> None:
@@ -202,7 +202,7 @@ def _keep_freed_memory() -> None:
 _LARGEST_COUNTED = (32 << 20) - (64 << 10)
 
 
-def _no_way(here: str, there: str) -> NebulaError:
+def no_route_error(here: str, there: str) -> NebulaError:
     return ConfigError(
         f"no route between '{here}' and '{there}'",
         why="neither has an address at which the other can reach it",

@@ -39,7 +39,7 @@ _LONGEST = 200
 _CONNECTION = re.compile(r"[0-9a-f]{16}")
 
 
-class Knock(NamedTuple):
+class StreamRequest(NamedTuple):
     """The metadata of a stream. `connection` is a random number for each attempt; its lanes share it."""
 
     run: str
@@ -54,7 +54,7 @@ class Knock(NamedTuple):
         return tuple((_PREFIX + key, quote(str(value), safe="/")) for key, value in words.items())
 
     @classmethod
-    def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Knock:
+    def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> StreamRequest:
         """Parse and check received metadata; raises `RemoteProtocolError`."""
         fields = {str(key).removeprefix(_PREFIX): value for key, value in metadata if str(key).startswith(_PREFIX)}
         text = {key: unquote(value) for key, value in fields.items() if isinstance(value, str)}
@@ -81,13 +81,13 @@ Metadata = tuple[tuple[str, bytes], ...]
 _LABEL = b"whale_nebula stream 1\0"
 
 
-def prove_identity(prover: Prover, knock: Knock, here: Identity) -> Metadata:
+def prove_identity(prover: Prover, request: StreamRequest, here: Identity) -> Metadata:
     """The proof of the dialled side, as metadata of its answer."""
     credentials = prover.credentials
-    return ((CERTIFICATE, credentials.cert_pem), (SIGNATURE, prover.sign(_transcript(knock, here))))
+    return ((CERTIFICATE, credentials.cert_pem), (SIGNATURE, prover.sign(_transcript(request, here))))
 
 
-def check_proof(prover: Prover, knock: Knock, answer: Mapping[str, Any], there: Identity) -> Peer:
+def check_proof(prover: Prover, request: StreamRequest, answer: Mapping[str, Any], there: Identity) -> Peer:
     """The authenticated certificate of the dialled side; raises an `IdentityError` if it is invalid."""
     certificate, signature = answer.get(CERTIFICATE), answer.get(SIGNATURE)
     if not isinstance(certificate, bytes) or not isinstance(signature, bytes):
@@ -97,12 +97,12 @@ def check_proof(prover: Prover, knock: Knock, answer: Mapping[str, Any], there: 
             mend="install the same release of whale_nebula in every cluster",
         )
     text = certificate.decode("ascii", "replace")
-    prover.verify(text, signature, _transcript(knock, there), there.worker)
+    prover.verify(text, signature, _transcript(request, there), there.worker)
     return files.peer(files.certificate(certificate, f"what {there.worker} sent"))
 
 
-def _transcript(knock: Knock, signer: Identity) -> bytes:
-    return _LABEL + canonical({**knock._asdict(), "signer": signer.uri})
+def _transcript(request: StreamRequest, signer: Identity) -> bytes:
+    return _LABEL + canonical({**request._asdict(), "signer": signer.uri})
 
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -113,7 +113,7 @@ _LATE_SECONDS = 1.0
 T = TypeVar("T")
 
 
-class Visitor(NamedTuple):
+class Dialler(NamedTuple):
     """The authenticated dialler: the names in its certificate, and the certificate (PEM); empty without TLS."""
 
     names: tuple[str, ...] = ()
@@ -126,8 +126,8 @@ class Visitor(NamedTuple):
         return self.address.rpartition(":")[0]
 
 
-Hear: TypeAlias = Callable[[bytes], None]
-Accept: TypeAlias = Callable[[Knock, Visitor, Lane], Callable[[bytes], None]]
+FrameReceiver: TypeAlias = Callable[[bytes], None]
+Accept: TypeAlias = Callable[[StreamRequest, Dialler, Lane], Callable[[bytes], None]]
 """Accepts a stream or raises the reason of its refusal. Returns the receiver of its frames, called in a thread of that
 stream.
 """
@@ -199,8 +199,8 @@ class Listener:
         """Start listening; returns the address, with the chosen port if 0 was requested."""
         asked, public = self._open_port()
         server = grpc.server(
-            _Threads(),
-            handlers=[_Door(self._talk), *self._others],
+            _ThreadPerStream(),
+            handlers=[_StreamHandler(self._talk), *self._others],
             options=options.server(self._deadlines, self._connections),
         )
         try:
@@ -230,7 +230,7 @@ class Listener:
             self._refuse_taken()
             return self._asked, 0
         try:
-            return self._front.open(options.most_connections(self._connections, _FILES_BEHIND))
+            return self._front.open(options.find_max_connections(self._connections, _FILES_BEHIND))
         except (OSError, UnicodeError) as error:
             self._front.stop()
             raise self._port_error(getattr(error, "strerror", None) or str(error)) from None
@@ -267,11 +267,11 @@ class Listener:
 
     def _talk(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Serve one stream in a separate thread; yields outgoing frames."""
-        lane, guest = Lane(), visitor(context)
-        peer = guest.address if self._front is None else self._front.find_peer(guest.address)
+        lane, certified_peer = Lane(), visitor(context)
+        peer = certified_peer.address if self._front is None else self._front.find_peer(certified_peer.address)
         try:
-            knock = Knock.read(context.invocation_metadata())
-            receive = self._accept(knock, guest._replace(address=peer), lane)
+            request = StreamRequest.read(context.invocation_metadata())
+            receive = self._accept(request, certified_peer._replace(address=peer), lane)
         except NebulaError as error:
             self._note_refusal(peer, error)
             context.abort(_refusal(error), f"{error.what}: {error.why}" if error.why else error.what)
@@ -308,11 +308,11 @@ class Listener:
             self._over.wait(_LATE_SECONDS)
 
 
-def visitor(context: Any) -> Visitor:
+def visitor(context: Any) -> Dialler:
     """The certificate and the address at the other end of a call."""
     proved = context.auth_context()
     names = tuple(name.decode("utf-8", "replace") for name in proved.get("x509_subject_alternative_name", ()))
-    return Visitor(names, next(iter(proved.get("x509_pem_cert", ())), b""), context.peer())
+    return Dialler(names, next(iter(proved.get("x509_pem_cert", ())), b""), context.peer())
 
 
 def _refusal(error: NebulaError) -> Any:
@@ -322,7 +322,7 @@ def _refusal(error: NebulaError) -> Any:
     return grpc.StatusCode.PERMISSION_DENIED if final else grpc.StatusCode.UNAVAILABLE
 
 
-class _Door(grpc.GenericRpcHandler):
+class _StreamHandler(grpc.GenericRpcHandler):
     """Generic gRPC handler of one method with raw bytes as messages."""
 
     def __init__(self, talk: Callable[..., Iterator[bytes]]) -> None:
@@ -332,7 +332,7 @@ class _Door(grpc.GenericRpcHandler):
         return self._method if handler_call_details.method == METHOD else None
 
 
-class _Threads(futures.Executor):
+class _ThreadPerStream(futures.Executor):
     """Executor with one thread for each stream, as streams are long-lived. Python does not wait for
     them at its exit.
     """

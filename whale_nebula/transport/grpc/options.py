@@ -57,13 +57,13 @@ def server(deadlines: Deadlines, connections: int) -> Options:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", _milliseconds(_HANDSHAKE_SECONDS)),
-        ("grpc.max_allowed_incoming_connections", most_connections(connections)),
+        ("grpc.max_allowed_incoming_connections", find_max_connections(connections)),
         ("grpc.max_connection_idle_ms", _milliseconds(_IDLE_SECONDS)),
         ("grpc.max_concurrent_streams", _STREAMS),
     ]
 
 
-def most_connections(connections: int, each: int = 1) -> int:
+def find_max_connections(connections: int, each: int = 1) -> int:
     """The limit of connections at a port that is to serve `connections`, where each needs `each` open files."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     endless = files == resource.RLIM_INFINITY
@@ -78,11 +78,11 @@ def lanes(control: str | None = None) -> int:
     >>> lanes("bbr"), lanes("reno")
     (1, 4)
     """
-    control = congestion_control() if control is None else control
+    control = read_congestion_control() if control is None else control
     return 1 if control.startswith("bbr") else LANES_WITHOUT_BBR
 
 
-def congestion_control() -> str:
+def read_congestion_control() -> str:
     """The congestion control of this host's TCP; "" if unknown."""
     try:
         return _CONTROL.read_text().strip()
@@ -108,7 +108,7 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def server_credentials(current: CurrentCredentials) -> Any:
+def make_server_credentials(current: CurrentCredentials) -> Any:
     """TLS credentials of a listener: clients must present a certificate; each handshake uses the current one."""
     used = current()
 
@@ -128,7 +128,7 @@ def _configuration(credentials: Credentials) -> Any:
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.ca_pem)
 
 
-def channel_credentials(credentials: Credentials) -> Any:
+def make_channel_credentials(credentials: Credentials) -> Any:
     """TLS credentials of one channel, which uses them until it is closed."""
     return grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
 
