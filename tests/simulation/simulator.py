@@ -307,6 +307,6 @@ class _ReceiverProxy:
 
 def _close_links(links: Mapping[str, PeerLink]) -> None:
     for link in links.values():
-        link.part()
+        link.send_farewell()
     for link in links.values():
         link.close()

@@ -38,7 +38,7 @@ from whale_nebula.security.authority import KEY as AUTHORITY_KEY
 from whale_nebula.security.diagnose import probe as probe_tls
 from whale_nebula.security.files import find_other_keys, now
 from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, read_congestion_control
-from whale_nebula.transport.grpc.options import probe as probe_tcp
+from whale_nebula.transport.grpc.options import probe_address as probe_tcp
 
 GATEWAY = "gateway"
 
@@ -361,10 +361,10 @@ def reach_checks(host: Host) -> list[Check]:
 def _reached_check(host: Host, target: Target) -> Check:
     label = f"{target.here} to {target.there}"
     started = time.monotonic()
-    found = probe_tcp(target.address, _SECONDS)
+    probe = probe_tcp(target.address, _SECONDS)
     took = f"{1e3 * (time.monotonic() - started):.0f} ms to connect"
-    if found.found != "open":
-        return _closed_check(label, target, found.found, found.why)
+    if probe.outcome != "open":
+        return _closed_check(label, target, probe.outcome, probe.why)
     credentials = host.credentials(target.here)
     if credentials is None and not host.config.security.insecure:
         return Check(

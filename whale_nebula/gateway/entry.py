@@ -39,7 +39,7 @@ from whale_nebula.security.identity import GATEWAY, WORKER, Call, Identity, chec
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.transport.grpc.listener import Dialler, StreamRequest
-from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, lanes
+from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, count_lanes
 
 
 class Purpose(Enum):
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     there: str = ""
 
 
-def entry(site: Site, current: CurrentCredentials | None, request: StreamRequest, visitor: Dialler) -> Entry:
+def entry(site: Site, current: CurrentCredentials | None, request: StreamRequest, dialler: Dialler) -> Entry:
     """Check a request to enter; everything that is not explicitly allowed is denied."""
     if request.run != site.run:
         raise IdentityError(
@@ -73,7 +73,7 @@ def entry(site: Site, current: CurrentCredentials | None, request: StreamRequest
     if source.cluster == site.cluster:
         purpose = Purpose.OUT
     caller = Identity(site.run, source.cluster, GATEWAY) if purpose is Purpose.IN else source
-    certified_peer = None if current is None else current().trust.check(visitor.certificate, caller)
+    certified_peer = None if current is None else current().trust.check(dialler.certificate, caller)
     call = Call.AUDIT_HEADS if purpose is Purpose.CONTROL else Call.RELAY
     check_call(caller, call, site.identity)
     if purpose is Purpose.CONTROL:
@@ -84,10 +84,10 @@ def entry(site: Site, current: CurrentCredentials | None, request: StreamRequest
     return Entry(purpose, caller, certified_peer, here, there)
 
 
-def admit(current: CurrentCredentials | None, site: Site, visitor: Dialler) -> None:
+def admit(current: CurrentCredentials | None, site: Site, dialler: Dialler) -> None:
     """Admit a request for the gateway's state, which needs only a valid certificate."""
     if current is not None:
-        certified_peer = current().trust.check(visitor.certificate, whose="the caller of the health service")
+        certified_peer = current().trust.check(dialler.certificate, whose="the caller of the health service")
         check_call(certified_peer.identity, Call.HEALTH, site.identity)
 
 
@@ -251,7 +251,7 @@ class Quotas:
 
 def most_streams(pairs: int) -> int:
     """The maximum number of streams for this many pairs."""
-    return max(lanes(), LANES_WITHOUT_BBR) * pairs + _SPARE
+    return max(count_lanes(), LANES_WITHOUT_BBR) * pairs + _SPARE
 
 
 def pairs_of(site: Site, caller: Identity) -> int:

@@ -34,7 +34,7 @@ from whale_nebula.security.audit import AuditLog, Head, KeptHeads
 from whale_nebula.security.identity import GATEWAY, WORKER
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
-from whale_nebula.transport.grpc.listener import Dialler, FrameReceiver, Listener, StreamRequest, prove_identity
+from whale_nebula.transport.grpc.listener import Dialler, FrameHandler, Listener, StreamRequest, prove_identity
 from whale_nebula.transport.grpc.options import make_server_credentials
 from whale_nebula.transport.handover import DATA, LOGIN, socket_path
 from whale_nebula.wire.frame import Header
@@ -72,7 +72,7 @@ class Gateway:
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._stopping = threading.Event()
         self._now = time.monotonic
-        self._silence = _BEATS * self._deadlines.beat
+        self._silence = _BEATS * self._deadlines.heartbeat_interval
         self._final_errors = PairErrors()
         self._quotas = Quotas(site)
         self._traffic = Traffic(site.traffic)
@@ -86,7 +86,7 @@ class Gateway:
             self._is_back,
             self._gone_here,
         )
-        self._health = Health(lambda visitor: admit(self._current, site, visitor))
+        self._health = Health(lambda dialler: admit(self._current, site, dialler))
         self._listener = Listener(
             site.listen,
             make_server_credentials(self._current) if self._current else None,
@@ -145,11 +145,11 @@ class Gateway:
         self._traffic.save()
 
     # ------------------------------------------------------------------ admission
-    def _accept(self, request: StreamRequest, visitor: Dialler, lane: Lane) -> FrameReceiver:
+    def _accept(self, request: StreamRequest, dialler: Dialler, lane: Lane) -> FrameHandler:
         if self._stopping.is_set():
             raise TransportError(f"gateway '{self.site.identity.worker}' is stopping")
         try:
-            found = entry(self.site, self._current, request, visitor)
+            found = entry(self.site, self._current, request, dialler)
             lane.certified_peer = found.certified_peer
             if self._prover is not None:
                 lane.proof = prove_identity(self._prover, request, self.site.identity)
@@ -157,11 +157,11 @@ class Gateway:
         except NebulaError as error:
             lane.end(error.what)
             if isinstance(error, IdentityError):
-                who = visitor.names[0] if visitor.names else visitor.host
+                who = dialler.names[0] if dialler.names else dialler.host
                 self.journal.note_refused(who, f"{request.source} - {request.destination}", error)
             raise
 
-    def _let_in(self, found: Entry, request: StreamRequest, lane: Lane) -> FrameReceiver:
+    def _let_in(self, found: Entry, request: StreamRequest, lane: Lane) -> FrameHandler:
         if found.purpose is Purpose.CONTROL:
             control = self._routes[found.caller.cluster].control
             control.check_rate()
@@ -335,7 +335,7 @@ class Gateway:
             route.control.send_head(head)
 
     def _look_out(self) -> None:
-        while not self._stopping.wait(self._deadlines.look):
+        while not self._stopping.wait(self._deadlines.check_interval):
             for look in (
                 self._look_at_certificates,
                 self._look_at_routes,

@@ -17,8 +17,8 @@ from grpc_health.v1 import health, health_pb2
 
 from whale_nebula.errors import NebulaError
 from whale_nebula.transport.grpc.limits import Buckets
-from whale_nebula.transport.grpc.listener import Dialler, visitor
-from whale_nebula.transport.grpc.options import Probe, probe
+from whale_nebula.transport.grpc.listener import Dialler, read_dialler
+from whale_nebula.transport.grpc.options import Probe, probe_address
 
 State: TypeAlias = Literal["dead", "frozen"]
 _PROMPT_SECONDS = 0.1  # within which a live worker has usually dialled again
@@ -60,7 +60,7 @@ class Liveness:
         back: Callable[[str], bool],
         report: Callable[[str, State, str], None],
         *,
-        look: Callable[[str, float], Probe] = probe,
+        look: Callable[[str, float], Probe] = probe_address,
         rest: Callable[[float], None] = time.sleep,
     ) -> None:
         self._addresses, self._back, self._report = addresses, back, report
@@ -130,7 +130,7 @@ class Liveness:
             self._judge(worker, [*seen, self._look(worker)], "it sent no messages")
 
     def _look(self, worker: str) -> str:
-        return self._probe(self._addresses[worker], _ANSWER_SECONDS).found
+        return self._probe(self._addresses[worker], _ANSWER_SECONDS).outcome
 
     def _judge(self, worker: str, seen: Sequence[str], before: str) -> bool:
         state = verdict(seen)
@@ -179,11 +179,11 @@ class Health:
 
     def _check_rate(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def serve(request: Any, context: Any) -> Any:
-            who = visitor(context)
-            if not self._asked.take(who.names[0] if who.names else who.host)[1]:
+            dialler = read_dialler(context)
+            if not self._asked.take(dialler.names[0] if dialler.names else dialler.host)[1]:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests to the health service")
             try:
-                self._admit(who)
+                self._admit(dialler)
             except NebulaError as error:
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, error.what)
             return method(request, context)

@@ -20,7 +20,7 @@ from whale_nebula.gateway.relay import Half, Pair, Side
 from whale_nebula.gateway.site import Site
 from whale_nebula.security import CurrentCredentials, Identity
 from whale_nebula.security.identity import GATEWAY
-from whale_nebula.transport.deadlines import Announce, Deadlines, Waiting, log_wait
+from whale_nebula.transport.deadlines import Announce, Deadlines, WaitAnnouncer, log_wait
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
@@ -249,7 +249,7 @@ class Route:
         self.who = Identity(site.run, cluster, GATEWAY)
         self._site, self._current, self._deadlines = site, current, deadlines
         self._journal, self._final = journal, final
-        self._waiting = Waiting(f"gateway '{self.who.worker}'", self.address or "", announce)
+        self._waiting = WaitAnnouncer(f"gateway '{self.who.worker}'", self.address or "", announce)
         self._closed = threading.Event()
         self._stands, self._fell = False, float("-inf")  # whether our own stream is open, and when it ended
         self._down: float | None = None  # since when the other gateway is unreachable
@@ -304,7 +304,7 @@ class Route:
             if not needed:
                 return
             try:
-                lanes = max(options.lanes(), self._dial(pair, half, 0))
+                lanes = max(options.count_lanes(), self._dial(pair, half, 0))
                 self._journal.note_opened(pair, half)
             except BaseException as error:
                 half.connection.end(str(error).partition("\n")[0])
@@ -350,13 +350,13 @@ class Route:
         now = time.monotonic()
         if self._stands or (self.control.up and now - self._fell > _STALE_SECONDS):
             self._down = None
-            self._waiting.off()
+            self._waiting.finish()
             return False
         self._down = now if self._down is None else self._down
         if now - self._down < _SHORT_SECONDS:
             return False
-        first = not self._waiting.goes_on
-        self._waiting.on(self._trouble, since=self._down)
+        first = not self._waiting.is_announced
+        self._waiting.announce(self._trouble, since=self._down)
         return first
 
     @property
@@ -378,7 +378,7 @@ class Route:
 
     def _pause(self, attempt: int) -> float:
         """The backoff before another attempt. It is short, as a restarted gateway is needed immediately."""
-        return self._deadlines.retry_pause(min(attempt, _SLOWEST))
+        return self._deadlines.draw_retry_pause(min(attempt, _SLOWEST))
 
     def _go(self) -> bool:
         """Open the control stream and wait for its end; returns whether it lasted longer than a moment."""

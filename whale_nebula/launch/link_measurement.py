@@ -24,7 +24,7 @@ from whale_nebula.security.code import code_digest
 from whale_nebula.transport import Key, Link
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
-from whale_nebula.transport.grpc.options import lanes, read_congestion_control
+from whale_nebula.transport.grpc.options import count_lanes, read_congestion_control
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.message import SESSION, build_message
@@ -295,7 +295,7 @@ def versions() -> dict[str, str | None]:
 def sheet() -> dict[str, Any]:
     """The description of an end: versions, and network settings of this host."""
     cores = len(os.sched_getaffinity(0))
-    return {**versions(), "congestion_control": read_congestion_control(), "connections": lanes(), "cores": cores}
+    return {**versions(), "congestion_control": read_congestion_control(), "connections": count_lanes(), "cores": cores}
 
 
 def find_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

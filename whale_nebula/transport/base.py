@@ -130,10 +130,10 @@ class Link(ABC):
         self._check(key, self.there, self.here)
         return self._inbox.take(key, deadline)
 
-    def later(self, key: Key) -> None:
+    def announce_receive(self, key: Key) -> None:
         """Announce that the tensor with this key will be received, possibly after those of later steps."""
         self._check(key, self.there, self.here)
-        self._inbox.later(key)
+        self._inbox.announce_receive(key)
 
     @abstractmethod
     def post(self, message: Mapping[str, Any]) -> None:
@@ -262,7 +262,7 @@ def failed_error(there: str, reason: object) -> NebulaError:
 _MAX_DAMAGES = 8  # for a frame to arrive undamaged
 
 
-class Faults:
+class FaultPolicy:
     """Policy on invalid frames: when to give up on a connection. Damage may be random, so it is tolerated several times
     at the same position; other faults are tolerated less often.
 
@@ -278,7 +278,7 @@ class Faults:
         """Count one more error after `received` frames; returns whether reconnecting is pointless.
 
         >>> from whale_nebula.errors import RemoteProtocolError
-        >>> faults = Faults()
+        >>> faults = FaultPolicy()
         >>> [faults.should_give_up(RemoteProtocolError("no"), at) for at in (3, 7, 7)]
         [False, False, True]
         """

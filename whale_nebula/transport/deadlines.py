@@ -23,7 +23,7 @@ class Deadlines:
     `gateway_grace`: for a gateway that refuses. `grace`: for a graceful close without progress. `connect`: for one
     attempt to connect.
 
-    >>> Deadlines(silence=8.0).beat, Deadlines(patience=20.0).stall(waiting=0, rate=None)
+    >>> Deadlines(silence=8.0).heartbeat_interval, Deadlines(patience=20.0).find_stall_timeout(waiting=0, rate=None)
     (2.0, 20.0)
     """
 
@@ -32,10 +32,10 @@ class Deadlines:
     gateway_grace: float = 30.0
     grace: float = 5.0
     connect: float = 5.0
-    look: float = 1.0  # interval of checks of certificates, of the policy and of a lost peer
+    check_interval: float = 1.0  # interval of checks of certificates, of the policy and of a lost peer
 
     @property
-    def beat(self) -> float:
+    def heartbeat_interval(self) -> float:
         """Interval of heartbeats: the longest time for which this side is silent."""
         return self.silence / 4
 
@@ -44,7 +44,7 @@ class Deadlines:
         """Idle time after which a connection is probed."""
         return self.silence * 0.375
 
-    def ping(self, rate: float | None) -> float:
+    def find_ping_timeout(self, rate: float | None) -> float:
         """Timeout of the probe's answer: the rest of `silence`, or the time that a slow link needs for its queue.
 
         `rate` is the measured rate of the link in bytes per second.
@@ -52,16 +52,16 @@ class Deadlines:
         usual = self.silence * 0.375
         return max(usual, 1.5 * _BACKLOG_BYTES / rate) if rate else usual
 
-    def stall(self, waiting: int, rate: float | None) -> float:
+    def find_stall_timeout(self, waiting: int, rate: float | None) -> float:
         """Timeout of a send that waits for room: `patience`, or twice the time that the link needs at its measured
         rate.
 
-        >>> Deadlines().stall(waiting=64 << 20, rate=100_000)
+        >>> Deadlines().find_stall_timeout(waiting=64 << 20, rate=100_000)
         1342.17728
         """
         return max(self.patience, 2 * waiting / rate) if rate else self.patience
 
-    def retry_pause(self, attempt: int, draw: float | None = None) -> float:
+    def draw_retry_pause(self, attempt: int, draw: float | None = None) -> float:
         """Backoff before the `attempt`-th reconnection (from 0); `draw` is random in [0, 1)."""
         draw = _RANDOM.random() if draw is None else draw
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
@@ -75,7 +75,7 @@ class Meter:
         self._since: float | None = None
         self._bytes = 0
 
-    def busy(self, now: float) -> None:
+    def start(self, now: float) -> None:
         """Bytes are in flight from now on."""
         if self._since is None:
             self._since, self._bytes = now, 0
@@ -93,7 +93,7 @@ class Meter:
         if not more:
             self._since = None
 
-    def idle(self) -> None:
+    def stop(self) -> None:
         """The link is down: that time is not counted."""
         self._since = None
 
@@ -137,19 +137,19 @@ def log_wait(wait: Wait) -> None:
     _LOG.warning("%s", wait)
 
 
-class Waiting:
+class WaitAnnouncer:
     """Progress messages of a recurring wait: at its start, every ten seconds, and at its end.
 
-    The owner calls `on` repeatedly while it waits, and `off` when the wait has succeeded. To abandon the wait it calls
-    `drop`, which reports nothing.
+    The owner calls `announce` repeatedly while it waits, and `finish` when the wait has succeeded. To end the wait it
+    calls `abandon`, which reports nothing.
 
-    >>> waiting = Waiting("worker 'npu/0'", "10.0.0.2:7101", lambda wait: print(wait))
-    >>> waiting.on("it is not up yet", limit=120.0)
+    >>> waiting = WaitAnnouncer("worker 'npu/0'", "10.0.0.2:7101", lambda wait: print(wait))
+    >>> waiting.announce("it is not up yet", limit=120.0)
     waiting for worker 'npu/0' at 10.0.0.2:7101, 0 s of 120 s: it is not up yet
-    >>> waiting.on("it is not up yet", limit=120.0)
-    >>> waiting.off()
+    >>> waiting.announce("it is not up yet", limit=120.0)
+    >>> waiting.finish()
     worker 'npu/0' is connected, after 0 s
-    >>> waiting.off()
+    >>> waiting.finish()
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class Waiting:
         self._why = ""
 
     @property
-    def goes_on(self) -> bool:
+    def is_announced(self) -> bool:
         """Whether a wait is in progress and was announced."""
         return self._since is not None
 
-    def on(self, why: str, *, limit: float | None = None, since: float | None = None) -> None:
+    def announce(self, why: str, *, limit: float | None = None, since: float | None = None) -> None:
         """Start or continue the wait, with a `limit` in seconds, if there is one, counted from `since` or the first
         call.
         """
@@ -180,14 +180,14 @@ class Waiting:
         self._announced_at, self._why = now, why
         self._announce(Wait(self._who, self._where, why, now - self._since, limit))
 
-    def off(self) -> None:
+    def finish(self) -> None:
         """End the wait with success; logged if its start was."""
         if self._since is not None:
             seconds = self._now() - self._since
             self._since = None
             self._announce(Wait(self._who, self._where, self._why, seconds, seconds, over=True))
 
-    def drop(self) -> None:
+    def abandon(self) -> None:
         """Abandon the wait."""
         self._since = None
 

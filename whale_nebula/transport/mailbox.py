@@ -70,7 +70,7 @@ class Waiters:
         self._callbacks.append(callback)
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def enter_wait(self) -> Iterator[None]:
         """Context of a wait; no lock of a link may be held."""
         with self._lock:
             self.count += 1
@@ -90,14 +90,14 @@ class Mailbox:
     Every key arrives once, and none arrives late: a second copy, or a tensor of a step before the newest one that was
     taken (of the same program), is a protocol error of the class `fault`, unless a thread waits for it.
 
-    `late` creates the error of a wait that timed out, from the awaited item and the time; a link with more information
+    `explain_timeout` creates the error of a wait that timed out, from the awaited item and the time; a link with more information
     about its peer sets its own. It is called without the lock.
 
-    A `window` (bytes) applies back-pressure: `flows` is false while more unrequested bytes than that are stored, unless
+    A `window` (bytes) applies back-pressure: `accepts_data` is false while more unrequested bytes than that are stored, unless
     one of `waiters` waits. Then only bytes beyond those that are `due` count: the bytes of a tensor that the plan and
     the rows of the step account for, 0 before this process has begun the step. A sender sends all of a step before
-    anything of the next, so no receiver waits for data that is held back. `on_flow` is called, without the lock, when
-    `flows` becomes true. Data that exceeds the window by more than any correct sender would send is refused.
+    anything of the next, so no receiver waits for data that is held back. `on_room` is called, without the lock, when
+    `accepts_data` becomes true. Data that exceeds the window by more than any correct sender would send is refused.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class Mailbox:
         due: Callable[[Key], float] = lambda key: math.inf,
     ) -> None:
         self.window = window
-        self.held = 0  # unrequested bytes
-        self.on_flow: Callable[[], None] = lambda: None
+        self.unrequested_bytes = 0  # unrequested bytes
+        self.on_room: Callable[[], None] = lambda: None
         self._waiters = waiters or Waiters()
-        self._waiters.add_callback(lambda: self.on_flow() if self._full else None)
+        self._waiters.add_callback(lambda: self.on_room() if self._is_full else None)
         self._due = due
-        self._beyond: dict[Key, int] = {}  # bytes beyond what is due, or that arrived before their step began
-        self._apart = 0  # bytes of tensors of no step that arrived while the window was full
+        self._early_bytes: dict[Key, int] = {}  # bytes beyond what is due, or that arrived before their step began
+        self._stepless_bytes = 0  # bytes of tensors of no step that arrived while the window was full
         self.here = here
         self.there = there
         self._fault = fault
@@ -126,49 +126,49 @@ class Mailbox:
         self._changed = threading.Condition()
         self._tensors: dict[Key, _Item[Payload]] = {}
         self._messages: defaultdict[str, deque[_Item[dict[str, Any]]]] = defaultdict(deque)
-        self._newest: dict[int, int] = {}  # program -> newest step of which a tensor was taken
-        self._taken: defaultdict[int, set[Key]] = defaultdict(set)  # program -> keys taken since that step began
-        self._awaited: set[Key] = set()
-        self._promised: set[Key] = set()
+        self._newest_steps: dict[int, int] = {}  # program -> newest step of which a tensor was taken
+        self._taken_keys: defaultdict[int, set[Key]] = defaultdict(set)  # program -> keys taken since that step began
+        self._awaited_keys: set[Key] = set()
+        self._announced_keys: set[Key] = set()
         self._end: _End | None = None
         self._closed = False
-        self.late: Callable[[str, float], NebulaError] = partial(unsent_item_error, here, there)
+        self.explain_timeout: Callable[[str, float], NebulaError] = partial(unsent_item_error, here, there)
 
     @property
-    def flows(self) -> bool:
+    def accepts_data(self) -> bool:
         """Whether more may be received: there is room, or a thread waits. May be read without the lock."""
-        if not self._full or self._closed or self._end is not None:
+        if not self._is_full or self._closed or self._end is not None:
             return True
-        return self._waiters.count > 0 and (not self._beyond or self._has_room_beyond())
+        return self._waiters.count > 0 and (not self._early_bytes or self._has_room_for_early())
 
-    def _has_room_beyond(self) -> bool:
+    def _has_room_for_early(self) -> bool:
         with self._changed:
-            beyond = sum(max(size - self._due(key), 0) for key, size in self._beyond.items())
+            beyond = sum(max(size - self._due(key), 0) for key, size in self._early_bytes.items())
             return self.window is None or beyond <= self.window
 
     @property
-    def _full(self) -> bool:
-        return self.window is not None and self.held > self.window
+    def _is_full(self) -> bool:
+        return self.window is not None and self.unrequested_bytes > self.window
 
     def put(self, key: Key, value: Payload, due: float = 0.0) -> None:
         """Store a received tensor, which counts as arrived at the time `due`."""
         with self._changed:
             failed = self._end is not None and self._end.at_once
-            if self.window is not None and (self._closed or (failed and key not in self._promised)):
+            if self.window is not None and (self._closed or (failed and key not in self._announced_keys)):
                 return  # it would never be read
-            if key in self._tensors or key in self._taken[key.program]:
+            if key in self._tensors or key in self._taken_keys[key.program]:
                 raise self._fault(f"{key} was received twice", why="every tensor is sent once")
-            newest = self._newest.get(key.program, key.step)
-            if key.step < newest and key not in self._awaited:
+            newest = self._newest_steps.get(key.program, key.step)
+            if key.step < newest and key not in self._awaited_keys:
                 raise self._fault(
                     f"{key} is late", why=f"'{self.here}' is at step {newest}, and no thread waits for it"
                 )
             cost = 0
-            if self.window is not None and key not in self._awaited:
+            if self.window is not None and key not in self._awaited_keys:
                 cost = count_held_bytes(value.nbytes)
-                self._hold(key, cost, self.window)
+                self._count_unrequested(key, cost, self.window)
                 if value.nbytes > self._due(key):
-                    self._beyond[key] = cost
+                    self._early_bytes[key] = cost
             self._tensors[key] = _Item(due, value, cost)
             self._changed.notify_all()
 
@@ -189,7 +189,7 @@ class Mailbox:
                 raise self._fault(
                     f"{others // _MESSAGE_FACTOR} bytes of unread messages, and {size} more bytes were received"
                 )
-            self.held += cost
+            self.unrequested_bytes += cost
             waiting.append(_Item(due, message, cost))
             self._changed.notify_all()
 
@@ -224,66 +224,66 @@ class Mailbox:
     def take(self, key: Key, deadline: float) -> Payload:
         """Wait up to `deadline` seconds for the tensor with this key."""
         with self._changed:
-            if key in self._taken[key.program]:
+            if key in self._taken_keys[key.program]:
                 raise LocalProtocolError(f"{key} was already received", why="every tensor is received once")
-            self._awaited.add(key)
+            self._awaited_keys.add(key)
         find = partial(self._tensors.get, key)
-        with self._asking(find, deadline), self._changed:
+        with self._enter_request(find, deadline), self._changed:
             try:
-                came = self._wait(find, deadline, promised=key in self._promised)
+                arrived = self._wait(find, deadline, announced=key in self._announced_keys)
             finally:
-                self._awaited.discard(key)
-                self._promised.discard(key)
-            if came:
-                if key.step > self._newest.get(key.program, -1):
+                self._awaited_keys.discard(key)
+                self._announced_keys.discard(key)
+            if arrived:
+                if key.step > self._newest_steps.get(key.program, -1):
                     self._begin_step(key.program, key.step)
-                self._taken[key.program].add(key)
+                self._taken_keys[key.program].add(key)
                 item = self._tensors.pop(key)
-                self._let_go(key, item.cost)
+                self._release(key, item.cost)
                 return item.value
-        raise self.late(str(key), deadline)
+        raise self.explain_timeout(str(key), deadline)
 
     def take_message(self, kind: str, deadline: float) -> dict[str, Any]:
         """Wait up to `deadline` seconds for the next message of this kind."""
         with self._changed:
             queue = self._messages[kind]
-        with self._asking(lambda: queue[0] if queue else None, deadline), self._changed:
+        with self._enter_request(lambda: queue[0] if queue else None, deadline), self._changed:
             if self._wait(lambda: queue[0] if queue else None, deadline):
                 item = queue.popleft()
-                self.held -= item.cost
+                self.unrequested_bytes -= item.cost
                 return item.value
-        raise self.late(f"message {kind} from {self.there}", deadline)
+        raise self.explain_timeout(f"message {kind} from {self.there}", deadline)
 
-    def later(self, key: Key) -> None:
+    def announce_receive(self, key: Key) -> None:
         """Announce a wait for this tensor: it may arrive after later steps have begun, and once it has arrived it is
         delivered even after a failure. It does not count against the window.
         """
-        full = self._full
+        full = self._is_full
         with self._changed:
-            self._awaited.add(key)
-            self._promised.add(key)
+            self._awaited_keys.add(key)
+            self._announced_keys.add(key)
             item = self._tensors.get(key)
             if item is not None and item.cost:
-                self._let_go(key, item.cost)
+                self._release(key, item.cost)
                 self._tensors[key] = item._replace(cost=0)
-        if full and not self._full:
-            self.on_flow()
+        if full and not self._is_full:
+            self.on_room()
 
     @contextlib.contextmanager
-    def _asking(self, find: Callable[[], _Item[Any] | None], deadline: float) -> Iterator[None]:
+    def _enter_request(self, find: Callable[[], _Item[Any] | None], deadline: float) -> Iterator[None]:
         """Context of a wait: makes sure that the message can arrive, and frees its room afterwards."""
         with self._changed:
             waits = deadline > 0 and find() is None
-        full = self._full
-        with self._waiters.waiting() if waits else contextlib.nullcontext():
+        full = self._is_full
+        with self._waiters.enter_wait() if waits else contextlib.nullcontext():
             yield
-        if full and not self._full:
-            self.on_flow()
+        if full and not self._is_full:
+            self.on_room()
 
     def _begin_step(self, program: int, step: int) -> None:
         """Note that a step's first tensor is taken. With a window, drop unrequested tensors of earlier steps."""
-        self._newest[program] = step
-        self._taken[program].clear()
+        self._newest_steps[program] = step
+        self._taken_keys[program].clear()
         if self.window is None:
             return
         past = [
@@ -292,38 +292,38 @@ class Mailbox:
             if key.program == program and key.step < step and key.kind not in _STEPLESS_KINDS
         ]
         for key in past:
-            if key not in self._awaited:
-                self._let_go(key, self._tensors.pop(key).cost)
+            if key not in self._awaited_keys:
+                self._release(key, self._tensors.pop(key).cost)
 
-    def _hold(self, key: Key, cost: int, window: int) -> None:
+    def _count_unrequested(self, key: Key, cost: int, window: int) -> None:
         """Count a tensor that was not requested yet, and refuse more than a sender that follows the plan would send. Of
         kinds that belong to no step, such a sender sends only a few beyond the window: those that precede one for which
         a thread waits.
         """
         if key.kind in _STEPLESS_KINDS:
             most = window + _OVERRUN_BYTES + (_MAX_ROUNDS * cost if key.kind == "round" else 0)
-            if self.held > window and self._apart > most:
+            if self.unrequested_bytes > window and self._stepless_bytes > most:
                 raise self._fault(
-                    f"{key} was received, and {self._apart} bytes are stored here that were not requested"
+                    f"{key} was received, and {self._stepless_bytes} bytes are stored here that were not requested"
                 )
-            self._apart += cost if self.held > window else 0
-        self.held += cost
+            self._stepless_bytes += cost if self.unrequested_bytes > window else 0
+        self.unrequested_bytes += cost
 
-    def _let_go(self, key: Key, cost: int) -> None:
+    def _release(self, key: Key, cost: int) -> None:
         """Subtract a tensor from the count: it was requested."""
-        self._beyond.pop(key, None)
-        self.held -= cost
-        if self.window is not None and self.held <= self.window:
-            self._apart = 0
+        self._early_bytes.pop(key, None)
+        self.unrequested_bytes -= cost
+        if self.window is not None and self.unrequested_bytes <= self.window:
+            self._stepless_bytes = 0
 
-    def _wait(self, find: Callable[[], _Item[Any] | None], deadline: float, *, promised: bool = False) -> bool:
+    def _wait(self, find: Callable[[], _Item[Any] | None], deadline: float, *, announced: bool = False) -> bool:
         """Wait for an item; returns whether it arrived in time."""
         start = self._clock.now()
         limit = start + deadline
         while True:
             now = self._clock.now()
             item = find()
-            if self._end and self._end.at_once and not (promised and item is not None and item.due <= now):
+            if self._end and self._end.at_once and not (announced and item is not None and item.due <= now):
                 self._raise_end(now)
             if item is not None and item.due <= now:
                 return True

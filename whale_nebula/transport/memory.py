@@ -29,13 +29,13 @@ from whale_nebula.wire.message import decode_message, encode_message
 from whale_nebula.wire.tensor import find_dtype_code
 
 
-class Passage(NamedTuple):
+class TransmissionTimes(NamedTuple):
     """Times of a message on an emulated WAN link: when its first byte enters, when its last byte leaves, and when that
     byte arrives.
     """
 
     start: float
-    left: float
+    sent_at: float
     due: float
 
 
@@ -49,14 +49,14 @@ class EmulatedLine:
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def occupy(self, size: int, *, overtakes: bool = False) -> Passage:
+    def occupy(self, size: int, *, overtakes: bool = False) -> TransmissionTimes:
         """Occupy the WAN link for the time of a message."""
         with self._lock:
             now = self._clock.now()
             start = now if overtakes else max(now, self._free_at)
-            left = start + size * self._seconds_per_byte
-            self._free_at = max(left, self._free_at)
-            return Passage(start, left, left + self._delay)
+            sent_at = start + size * self._seconds_per_byte
+            self._free_at = max(sent_at, self._free_at)
+            return TransmissionTimes(start, sent_at, sent_at + self._delay)
 
 
 class MemoryLink(Link):
@@ -75,10 +75,10 @@ class MemoryLink(Link):
         raw = array.raw_bytes if raw_bytes is None and isinstance(array, Packed) else raw_bytes
         total = count_wire_bytes(size)
         self._count(LinkTotals(size, total, size if raw is None else raw, count_frames(size)))
-        passage = self._line.occupy(total)
-        self._outbox.put(key, array, passage.due)
+        times = self._line.occupy(total)
+        self._outbox.put(key, array, times.due)
         if self.on_sent is not None:
-            self.on_sent(key, total, passage.start, passage.left)
+            self.on_sent(key, total, times.start, times.sent_at)
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Queue a control message; the other side receives a copy, as over any link."""

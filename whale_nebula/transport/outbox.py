@@ -31,13 +31,13 @@ class OutgoingItem(NamedTuple):
 
 
 class OutgoingFrame(NamedTuple):
-    """One frame for the carrier, and the parcel that it is a part of, if any; `last` ends that parcel.
+    """One frame for the carrier, and the item that it is a part of, if any; `last` ends that item.
 
     `share` is the part of the budget that it releases once it has left.
     """
 
     packet: Packet
-    parcel: OutgoingItem | None = None
+    item: OutgoingItem | None = None
     last: bool = False
     share: int = 0
 
@@ -45,10 +45,10 @@ class OutgoingFrame(NamedTuple):
 class Outbox:
     """Send queue of a link, which decides the order of frames. Thread-safe.
 
-    `put` blocks, inside `waiting`, while more than `budget` bytes wait (one parcel is always accepted). The greeting,
-    retransmitted frames, urgent parcels and acknowledgements precede queued parcels. One thread takes `next` and
-    releases each `share` with `done`; it waits on `changed`. `finish` drains the queue; `stop` ends it immediately and
-    wakes blocked senders. `beat` is the time in seconds without a frame after which a heartbeat is sent.
+    `put` blocks, inside `enter_wait`, while more than `budget` bytes wait (one item is always accepted). The greeting,
+    retransmitted frames, urgent items and acknowledgements precede queued items. One thread calls `take_next` and
+    releases each `share` with `release_budget`; it waits on `changed`. `finish` drains the queue; `stop` ends it immediately and
+    wakes blocked senders. `heartbeat_interval` is the time in seconds without a frame after which a heartbeat is sent.
     """
 
     def __init__(
@@ -56,109 +56,109 @@ class Outbox:
         conversation: Conversation,
         budget: int,
         *,
-        beat: float,
+        heartbeat_interval: float,
         now: Callable[[], float] = time.monotonic,
-        waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        enter_wait: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)  # for the writer
         self.connection: int | None = None
-        self.waiting = 0  # bytes
-        self.written = 0
+        self.queued_bytes = 0  # bytes
+        self.written_bytes = 0
         self._room = threading.Condition(lock)  # for senders, which are woken only when there is room
         self._conversation = conversation
         self._budget = budget
-        self._beat = beat
+        self._heartbeat_interval = heartbeat_interval
         self._now = now
         self._last_sent = now()
-        self._waiting_for_room = waiting
+        self._enter_wait = enter_wait
         self._first: deque[Packet] = deque()
-        self._again: deque[Packet] = deque()
+        self._resent: deque[Packet] = deque()
         self._urgent: deque[OutgoingItem] = deque()
-        self._parcels: deque[OutgoingItem] = deque()
-        self._parcel: OutgoingItem | None = None  # partly sent
+        self._items: deque[OutgoingItem] = deque()
+        self._item: OutgoingItem | None = None  # partly sent
         self._chunks: Iterator[tuple[Header, Bytes]] = iter(())
-        self._forgets = self._complete = self._finishing = self._stopped = False
+        self._dropping = self._is_complete = self._finishing = self._stopped = False
 
     # The queue.
 
-    def put(self, parcel: OutgoingItem, deadline: float, there: str) -> bool:
-        """Queue a parcel; False if nothing is written any more."""
+    def put(self, item: OutgoingItem, deadline: float, there: str) -> bool:
+        """Queue an item; False if nothing is written any more."""
         with self.changed:
-            if not self._lacks_room(parcel.size):
-                return self._queue(parcel)
+            if not self._lacks_room(item.size):
+                return self._queue(item)
         limit = time.monotonic() + deadline
-        with self._waiting_for_room(), self.changed:
-            while self._lacks_room(parcel.size):
-                left = limit - time.monotonic()
-                if left <= 0:
+        with self._enter_wait(), self.changed:
+            while self._lacks_room(item.size):
+                remaining = limit - time.monotonic()
+                if remaining <= 0:
                     raise DeadlineError(
                         f"waited {deadline:g} s to send to worker '{there}'",
-                        why=f"{self.waiting} bytes are queued: the network is stalled or too slow",
+                        why=f"{self.queued_bytes} bytes are queued: the network is stalled or too slow",
                         mend="check the network, or increase 'patience' in the config",
                     )
-                self._room.wait(min(left, 3600.0))
-            return self._queue(parcel)
+                self._room.wait(min(remaining, 3600.0))
+            return self._queue(item)
 
-    def _queue(self, parcel: OutgoingItem) -> bool:
-        if self.finishing or self._forgets or self._complete:
+    def _queue(self, item: OutgoingItem) -> bool:
+        if self.is_finishing or self._dropping or self._is_complete:
             return False
-        self._parcels.append(parcel)
-        self.waiting += parcel.size
+        self._items.append(item)
+        self.queued_bytes += item.size
         self.changed.notify_all()
         return True
 
     def _lacks_room(self, size: int) -> bool:
         return (
-            not (self.finishing or self._forgets or self._complete)
-            and self.waiting > 0
-            and self.waiting + size > self._budget
+            not (self.is_finishing or self._dropping or self._is_complete)
+            and self.queued_bytes > 0
+            and self.queued_bytes + size > self._budget
         )
 
-    def queue_urgent(self, parcel: OutgoingItem) -> bool:
-        """Queue a parcel before all others, whatever the budget; False if nothing is written any more."""
+    def queue_urgent(self, item: OutgoingItem) -> bool:
+        """Queue an item before all others, whatever the budget; False if nothing is written any more."""
         with self.changed:
             if self._stopped:
                 return False
-            self._urgent.append(parcel)
-            self.waiting += parcel.size
+            self._urgent.append(item)
+            self.queued_bytes += item.size
             self.changed.notify_all()
             return True
 
-    def queue_last(self, parcel: OutgoingItem) -> bool:
-        """Queue a parcel after all others, whatever the budget, and accept no more; False if nothing is written any
+    def queue_last(self, item: OutgoingItem) -> bool:
+        """Queue an item after all others, whatever the budget, and accept no more; False if nothing is written any
         more.
         """
         with self.changed:
-            if self.finishing or self._forgets:
+            if self.is_finishing or self._dropping:
                 return False
-            self._parcels.append(parcel)
-            self.waiting += parcel.size
-            self._complete = True
+            self._items.append(item)
+            self.queued_bytes += item.size
+            self._is_complete = True
             self._notify_all()
             return True
 
-    def forget(self) -> None:
+    def drop_queued(self) -> None:
         """Drop queued frames that are not urgent, also the rest of a tensor, now and in future, as the other side no
         longer needs them.
         """
         with self.changed:
-            self._forgets = True
-            self._parcel = None
-            self.waiting -= sum(parcel.size for parcel in self._parcels)
-            self._parcels.clear()
+            self._dropping = True
+            self._item = None
+            self.queued_bytes -= sum(item.size for item in self._items)
+            self._items.clear()
             self._notify_all()
 
     def finish(self, farewell: OutgoingItem | None = None) -> bool:
         """Accept only the farewell, and end once the queue is empty; False if it had ended."""
         with self.changed:
-            over = self.finishing
-            if farewell is not None and not over:
-                self._parcels.append(farewell)
-                self.waiting += farewell.size
+            was_finishing = self.is_finishing
+            if farewell is not None and not was_finishing:
+                self._items.append(farewell)
+                self.queued_bytes += farewell.size
             self._finishing = True
             self._notify_all()
-            return not over
+            return not was_finishing
 
     def stop(self) -> None:
         """Drop everything and end now."""
@@ -166,11 +166,11 @@ class Outbox:
             self._stopped = True
             self._notify_all()
 
-    def done(self, size: int) -> None:
+    def release_budget(self, size: int) -> None:
         """Release budget: these bytes have left."""
         with self.changed:
-            self.written += size
-            self.waiting -= size
+            self.written_bytes += size
+            self.queued_bytes -= size
             self._room.notify_all()
 
     def _notify_all(self) -> None:
@@ -178,21 +178,21 @@ class Outbox:
         self._room.notify_all()
 
     @property
-    def urgent(self) -> bool:
+    def has_urgent(self) -> bool:
         """Whether something urgent waits."""
         return bool(self._urgent)
 
     @property
-    def finishing(self) -> bool:
-        """Whether no more parcels are accepted."""
+    def is_finishing(self) -> bool:
+        """Whether no more items are accepted."""
         return self._stopped or self._finishing
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether everything has been passed to the carrier at least once, and no more is accepted."""
         with self.changed:
-            ended = self._stopped or (self._finishing and not self._parcels and not self._urgent)
-            return self._parcel is None and not self._again and ended
+            ended = self._stopped or (self._finishing and not self._items and not self._urgent)
+            return self._item is None and not self._resent and ended
 
     # The next frame. `changed` is held.
 
@@ -200,15 +200,15 @@ class Outbox:
         """A connection is established, on which these frames are sent first."""
         self.connection = connection
         self._first = deque(packets)
-        self._again.clear()
+        self._resent.clear()
 
     def disconnect(self) -> None:
         """The connection is lost; the frames to send first, or to retransmit, are determined again for the next one."""
         self.connection = None
         self._first.clear()
-        self._again.clear()
+        self._resent.clear()
 
-    def broken(self, connection: int) -> None:
+    def mark_broken(self, connection: int) -> None:
         """The connection accepts no more frames and is about to report its loss; until then nothing is sent."""
         if self.connection == connection:
             self.connection = None
@@ -217,44 +217,48 @@ class Outbox:
         """Continue the greeting with these frames."""
         self._first.extend(packets)
 
-    def again(self, packets: Iterable[Packet]) -> None:
+    def queue_resent(self, packets: Iterable[Packet]) -> None:
         """Queue frames for retransmission before anything new."""
-        self._again.extend(packets)
+        self._resent.extend(packets)
 
     def find_heartbeat_delay(self) -> float | None:
         """Seconds until the next heartbeat is due; None if nothing can be sent."""
         if self.connection is None or not self._conversation.ready:
             return None
-        return max(0.0, self._last_sent + self._beat - self._now()) + 0.001
+        return max(0.0, self._last_sent + self._heartbeat_interval - self._now()) + 0.001
 
-    def next(self) -> OutgoingFrame | None:
+    def take_next(self) -> OutgoingFrame | None:
         """The next frame, or None if nothing can be sent now."""
-        talk, packet, shipment = self._conversation, None, None
-        if self.connection is None or not (self._first or talk.ready):
+        conversation, packet, outgoing = self._conversation, None, None
+        if self.connection is None or not (self._first or conversation.ready):
             return None
         if self._first:
             packet = self._first.popleft()
-        elif self._again:
-            packet = self._again.popleft()
+        elif self._resent:
+            packet = self._resent.popleft()
         elif self._urgent:
-            parcel = self._urgent.popleft()
-            shipment = self._frame_next(parcel, split_payload(parcel.header, parcel.payload))
-        elif (packet := talk.take_acknowledgement()) is None and talk.room > 0 and (self._parcel or self._parcels):
-            if self._parcel is None:
-                self._parcel = self._parcels.popleft()
-                self._chunks = split_payload(self._parcel.header, self._parcel.payload)
-            shipment = self._frame_next(self._parcel, self._chunks)
-        elif packet is None and self._now() >= self._last_sent + self._beat:
-            packet = talk.build_heartbeat()
+            item = self._urgent.popleft()
+            outgoing = self._frame_next(item, split_payload(item.header, item.payload))
+        elif (
+            (packet := conversation.take_acknowledgement()) is None
+            and conversation.room > 0
+            and (self._item or self._items)
+        ):
+            if self._item is None:
+                self._item = self._items.popleft()
+                self._chunks = split_payload(self._item.header, self._item.payload)
+            outgoing = self._frame_next(self._item, self._chunks)
+        elif packet is None and self._now() >= self._last_sent + self._heartbeat_interval:
+            packet = conversation.build_heartbeat()
         if packet is not None:
-            shipment = OutgoingFrame(packet)
-        if shipment is not None:
+            outgoing = OutgoingFrame(packet)
+        if outgoing is not None:
             self._last_sent = self._now()
-        return shipment
+        return outgoing
 
-    def _frame_next(self, parcel: OutgoingItem, frames: Iterator[tuple[Header, Bytes]]) -> OutgoingFrame:
+    def _frame_next(self, item: OutgoingItem, frames: Iterator[tuple[Header, Bytes]]) -> OutgoingFrame:
         header, chunk = next(frames)
-        if header.last and parcel is self._parcel:
-            self._parcel, self._chunks = None, iter(())  # neither holds the payload
+        if header.last and item is self._item:
+            self._item, self._chunks = None, iter(())  # neither holds the payload
         packet = self._conversation.build_frame(header, chunk)
-        return OutgoingFrame(packet, parcel, last=header.last, share=HEADER_BYTES + chunk.size)
+        return OutgoingFrame(packet, item, last=header.last, share=HEADER_BYTES + chunk.size)

@@ -34,7 +34,7 @@ from whale_nebula.transport.base import (
     FAIL,
     Carrier,
     CarrierState,
-    Faults,
+    FaultPolicy,
     Link,
     absent_error,
     closed_by_error,
@@ -44,7 +44,7 @@ from whale_nebula.transport.base import (
     refuse_reserved,
     silent_error,
 )
-from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, Waiting, log_wait
+from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, WaitAnnouncer, log_wait
 from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_item_error
 from whale_nebula.transport.outbox import Outbox, OutgoingFrame, OutgoingItem
 from whale_nebula.transport.protocol import ExpectKey, Key, LinkTotals, Payload, Roster, describe_payload, read_payload
@@ -92,10 +92,12 @@ class PeerLink(Link):
     ) -> None:
         here, there = greeting.worker, greeting.peer
         waiters = waiters or Waiters()
-        inbox = Mailbox(here, there, fault=RemoteProtocolError, window=budget // 5, waiters=waiters, due=self._find_due)
+        inbox = Mailbox(
+            here, there, fault=RemoteProtocolError, window=budget // 5, waiters=waiters, due=self._find_due_bytes
+        )
         super().__init__(inbox)
-        self._inbox.late = self._explain_timeout
-        self._inbox.on_flow = self._wake_writer
+        self._inbox.explain_timeout = self._explain_timeout
+        self._inbox.on_room = self._wake_writer
         self._roster = Roster(workers)
         self._numbers = self._roster.number(here), self._roster.number(there)
         self._expect = expect
@@ -107,13 +109,19 @@ class PeerLink(Link):
             expect=self._find_bound,
             budget=budget,
             window=window,
-            accepts_data=lambda: self._inbox.flows,
+            accepts_data=lambda: self._inbox.accepts_data,
             prover=prover,
             sealed=sealed,
         )
-        self._outbox = Outbox(self._conversation, budget, beat=self._deadlines.beat, now=now, waiting=waiters.waiting)
+        self._outbox = Outbox(
+            self._conversation,
+            budget,
+            heartbeat_interval=self._deadlines.heartbeat_interval,
+            now=now,
+            enter_wait=waiters.enter_wait,
+        )
         self._changed = self._outbox.changed
-        self._farewell = self._parcel({"kind": BYE})
+        self._farewell = self._build_item({"kind": BYE})
         self._carrier = carrier
         self._now = now
         self._meter = Meter()
@@ -121,23 +129,23 @@ class PeerLink(Link):
         self._arrive = arrive
         # why the last greeting was refused, if that is transient: a certificate is renewed, an old process ends
         self._transient_refusal: ExpiredError | StaleWorkerError | None = None
-        self._stale: float | None = None  # since when a worker of an earlier epoch has this connection
-        self._waiting = Waiting(f"worker '{there}'", carrier.where, announce, now=now)
-        self._received_at = self._down = now()  # from the worker itself, authenticated
-        self._tick = min(self._deadlines.look, self._deadlines.silence / 8)
-        self._began: float | None = None  # when the first chunk of the current parcel was sent
-        self._met = False
+        self._stale_since: float | None = None  # since when a worker of an earlier epoch has this connection
+        self._waiting = WaitAnnouncer(f"worker '{there}'", carrier.where, announce, now=now)
+        self._received_at = self._disconnected_at = now()  # from the worker itself, authenticated
+        self._check_seconds = min(self._deadlines.check_interval, self._deadlines.silence / 8)
+        self._first_chunk_at: float | None = None  # when the first chunk of the current item was sent
+        self._was_connected = False
         self._bye_received = False
         self._closed = False
         self._failed = False
         self._fail_received = False
         self._fail_answered = False
         self._is_distrusted = False  # received frames are no longer trusted
-        self._faults = Faults()
-        self._greeting_faults = Faults(_GREETINGS)  # in a row
+        self._faults = FaultPolicy()
+        self._greeting_faults = FaultPolicy(_GREETINGS)  # in a row
         self._ended = threading.Event()
-        self._writer = threading.Thread(target=self._write, name=f"nebula-write-{there}", daemon=True)
-        self._watcher = threading.Thread(target=self._watch, name=f"nebula-watch-{there}", daemon=True)
+        self._writer = threading.Thread(target=self._run_writer, name=f"nebula-write-{there}", daemon=True)
+        self._watcher = threading.Thread(target=self._run_watcher, name=f"nebula-watch-{there}", daemon=True)
         carrier.start(self)
         self._writer.start()
         self._watcher.start()
@@ -152,17 +160,17 @@ class PeerLink(Link):
         """Queue a tensor for the writer. `size` is not needed here: the array has one."""
         self._check(key, self.here, self.there)
         header, data, raw = describe_payload(self._roster.header(key), array)
-        parcel = OutgoingItem(header, data)
-        self._put(parcel)
+        item = OutgoingItem(header, data)
+        self._queue_item(item)
         raw = raw if raw_bytes is None else raw_bytes
-        self._count(LinkTotals(data.nbytes, parcel.size, raw, count_frames(data.nbytes)))
+        self._count(LinkTotals(data.nbytes, item.size, raw, count_frames(data.nbytes)))
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Queue a control message for the writer."""
         refuse_reserved(message)
-        parcel = self._parcel(message)
-        self._put(parcel)
-        self._count_message(parcel.payload.size)
+        item = self._build_item(message)
+        self._queue_item(item)
+        self._count_message(item.payload.size)
 
     def begin_session(self, epoch: int) -> None:
         """Begin a session, whose epoch distinguishes restarted processes."""
@@ -176,17 +184,17 @@ class PeerLink(Link):
         """
         failpoint("failure.telling")
         cut = {name: value[:_LONGEST_REASON] if isinstance(value, str) else value for name, value in reason.items()}
-        parcel = self._parcel({"kind": FAIL, "reason": cut, "last": last})
+        item = self._build_item({"kind": FAIL, "reason": cut, "last": last})
         with self._changed:
             if last and self._failed:
                 return
             self._failed = True
             if not last:
-                self._outbox.forget()
-            if self._outbox.queue_last(parcel) if last else self._outbox.queue_urgent(parcel):
-                self._count_message(parcel.payload.size)
+                self._outbox.drop_queued()
+            if self._outbox.queue_last(item) if last else self._outbox.queue_urgent(item):
+                self._count_message(item.payload.size)
 
-    def part(self) -> None:
+    def send_farewell(self) -> None:
         """Send a farewell without waiting. Of several links that end together, all send theirs before any is closed."""
         if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
             failpoint("link.parting")
@@ -194,27 +202,27 @@ class PeerLink(Link):
 
     def close(self) -> None:
         """Flush the queue and a farewell, wait for its acknowledgement and the other side's farewell, and end."""
-        self.part()
+        self.send_farewell()
         if self._closed:
             return
         self._closed = True
         failpoint("link.draining", self._carrier.drop)
         self._drain()
-        self._end()
+        self._stop()
         for thread in (self._writer, self._watcher):
             thread.join(self._deadlines.grace)
         failpoint("link.closed")
 
-    def _parcel(self, message: Mapping[str, Any]) -> OutgoingItem:
+    def _build_item(self, message: Mapping[str, Any]) -> OutgoingItem:
         payload = np.frombuffer(encode_message(message), np.uint8)
         return OutgoingItem(build_message_header(payload.size, *self._numbers), payload)
 
-    def _put(self, parcel: OutgoingItem) -> None:
+    def _queue_item(self, item: OutgoingItem) -> None:
         self._inbox.check_open()
-        # an invalid parcel is raised here, in the caller's thread, not in the writer's
-        pack_header(next(split_payload(parcel.header, parcel.payload))[0], 0)
-        stall = self._deadlines.stall(self._outbox.waiting, self._meter.rate)
-        if not self._outbox.put(parcel, stall, self.there):
+        # an invalid item is raised here, in the caller's thread, not in the writer's
+        pack_header(next(split_payload(item.header, item.payload))[0], 0)
+        stall = self._deadlines.find_stall_timeout(self._outbox.queued_bytes, self._meter.rate)
+        if not self._outbox.put(item, stall, self.there):
             self._inbox.check_open()
 
     def _queue_farewell(self) -> None:
@@ -227,20 +235,20 @@ class PeerLink(Link):
     def _drain(self) -> None:
         """Wait for the end of the conversation while it can still be reached."""
         with self._changed:
-            sent, received, since = self._progress(), self._conversation.expected_number, self._now()
-            taken = since  # when the other side last received something; what it sends does not extend the wait
+            sent, received, since = self._measure_progress(), self._conversation.expected_number, self._now()
+            last_received = since  # when the other side last received something; what it sends does not extend the wait
             while not self._ended.is_set():  # the writer ends after the last acknowledgement
                 now = self._now()
-                left = since + self._deadlines.grace - now
-                stall = self._deadlines.stall(max(self._budget, self._unsent), self._meter.rate)
-                if left <= 0 and not self._is_worth_waiting():
+                remaining = since + self._deadlines.grace - now
+                stall = self._deadlines.find_stall_timeout(max(self._budget, self._unsent_bytes), self._meter.rate)
+                if remaining <= 0 and not self._is_worth_waiting():
                     return
-                if now - taken >= stall:
+                if now - last_received >= stall:
                     break
-                self._changed.wait(min(max(left, 0.1), taken + stall - now))
-                if self._progress() != sent:
-                    sent, since = self._progress(), self._now()
-                    taken = since
+                self._changed.wait(min(max(remaining, 0.1), last_received + stall - now))
+                if self._measure_progress() != sent:
+                    sent, since = self._measure_progress(), self._now()
+                    last_received = since
                 if self._conversation.expected_number != received:
                     received, since = self._conversation.expected_number, self._now()
             else:
@@ -248,41 +256,41 @@ class PeerLink(Link):
         error = DeadlineError(
             f"worker '{self.there}' has received nothing for {round(stall, 1):g} s",
             where=self._carrier.where,
-            why=f"'{self.here}' closes its link, and {self._unsent} bytes were not acknowledged",
+            why=f"'{self.here}' closes its link, and {self._unsent_bytes} bytes were not acknowledged",
             mend=f"check what '{self.there}' is doing, or increase 'patience' in the config",
         )
         _LOG.warning("%s", error)
         self.lost(error)
 
-    def _progress(self) -> tuple[int, int]:
-        return self._outbox.written, self._conversation.unacknowledged_bytes
+    def _measure_progress(self) -> tuple[int, int]:
+        return self._outbox.written_bytes, self._conversation.unacknowledged_bytes
 
     @property
-    def _unsent(self) -> int:
+    def _unsent_bytes(self) -> int:
         """The bytes that were not acknowledged yet."""
-        return self._outbox.waiting + self._conversation.unacknowledged_bytes
+        return self._outbox.queued_bytes + self._conversation.unacknowledged_bytes
 
     def _is_worth_waiting(self) -> bool:
         """Whether more than a farewell is unacknowledged and the other worker still needs it, so that waiting is
         worthwhile.
         """
         ending = self._failed or self._fail_received or self._bye_received
-        return self._met and not ending and self._unsent > self._farewell.size + _SEAL_BYTES
+        return self._was_connected and not ending and self._unsent_bytes > self._farewell.size + _SEAL_BYTES
 
     @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether both sides have sent a farewell and all frames were acknowledged, or the peer has ended."""
         if self._is_distrusted:
-            return self._conversation.ready and not self._outbox.urgent
+            return self._conversation.ready and not self._outbox.has_urgent
         if self._fail_received:
-            return self._outbox.finishing and (self._fail_answered or not self._conversation.ready)
+            return self._outbox.is_finishing and (self._fail_answered or not self._conversation.ready)
         return (
             (self._bye_received or self._failed)
-            and self._outbox.drained
+            and self._outbox.is_drained
             and self._conversation.unacknowledged_bytes == 0
         )
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         self._outbox.stop()
         self._ended.set()
         self._wake_writer()
@@ -294,34 +302,34 @@ class PeerLink(Link):
 
     # Called by the sending thread.
 
-    def _write(self) -> None:
+    def _run_writer(self) -> None:
         try:
-            while (found := self._next()) is not None:
-                self._send_frame(*found)
+            while (next_frame := self._take_next()) is not None:
+                self._send_frame(*next_frame)
         except Exception as error:  # after any error, no caller may wait for what will not be sent
             _LOG.error("the link from %s to %s failed on this side: %s", self.here, self.there, error)
             why = f"the sender of this side has failed: {error!r}"
             self.lost(error if isinstance(error, NebulaError) else lost_error(self.there, why))
         finally:
-            self._end()
+            self._stop()
             self._carrier.close()
 
-    def _next(self) -> tuple[int, OutgoingFrame] | None:
+    def _take_next(self) -> tuple[int, OutgoingFrame] | None:
         """The next frame and its connection; None after the last one."""
         with self._changed:
-            while not self._ended.is_set() and not (self._fail_received and self._over):
+            while not self._ended.is_set() and not (self._fail_received and self._is_over):
                 try:
-                    shipment = self._outbox.next()
+                    outgoing = self._outbox.take_next()
                 except LocalProtocolError as error:
                     if self._failed:
                         raise
                     self._end_link(error, {"what": error.what, "why": error.why})
                     continue
-                if shipment is not None and self._outbox.connection is not None:
-                    self._meter.busy(self._now())
+                if outgoing is not None and self._outbox.connection is not None:
+                    self._meter.start(self._now())
                     self._fail_answered |= self._fail_received
-                    return self._outbox.connection, shipment
-                if self._over:
+                    return self._outbox.connection, outgoing
+                if self._is_over:
                     return None
                 self._changed.wait(self._outbox.find_heartbeat_delay())
             return None
@@ -332,25 +340,25 @@ class PeerLink(Link):
         self.fail(reason)
         self._outbox.finish()
 
-    def _send_frame(self, connection: int, shipment: OutgoingFrame) -> None:
+    def _send_frame(self, connection: int, outgoing: OutgoingFrame) -> None:
         started = self._now()
-        parcel, ends = shipment.parcel, (self._began is None, shipment.last)
-        tensor = parcel is not None and parcel.header.kind != Kind.CONTROL
+        item, is_first_and_last = outgoing.item, (self._first_chunk_at is None, outgoing.last)
+        tensor = item is not None and item.header.kind != Kind.CONTROL
         if tensor:
-            chunk_failpoint("before", *ends, self._carrier.drop)
-        if not self._carrier.send(connection, *shipment.packet):  # it will be retransmitted
+            chunk_failpoint("before", *is_first_and_last, self._carrier.drop)
+        if not self._carrier.send(connection, *outgoing.packet):  # it will be retransmitted
             with self._changed:
-                self._outbox.broken(connection)
-        if parcel is None:
+                self._outbox.mark_broken(connection)
+        if item is None:
             return
-        self._outbox.done(shipment.share)
+        self._outbox.release_budget(outgoing.share)
         if not tensor:
             return
-        chunk_failpoint("after", *ends, self._carrier.drop)
-        began = started if self._began is None else self._began
-        self._began = None if shipment.last else began
-        if shipment.last and self.on_sent is not None:
-            self.on_sent(self._roster.key(parcel.header), parcel.size, began, self._now())
+        chunk_failpoint("after", *is_first_and_last, self._carrier.drop)
+        began = started if self._first_chunk_at is None else self._first_chunk_at
+        self._first_chunk_at = None if outgoing.last else began
+        if outgoing.last and self.on_sent is not None:
+            self.on_sent(self._roster.key(item.header), item.size, began, self._now())
 
     # Called by the carrier's threads.
 
@@ -365,11 +373,11 @@ class PeerLink(Link):
         """The connection is lost; the conversation is kept."""
         failpoint("connection.down")
         with self._changed:
-            self._stale = None
+            self._stale_since = None
             self._conversation.disconnect()
             self._outbox.disconnect()
-            self._meter.idle()
-            self._down = self._now()
+            self._meter.stop()
+            self._disconnected_at = self._now()
             self._changed.notify_all()
 
     def lost(self, error: NebulaError) -> None:
@@ -378,8 +386,8 @@ class PeerLink(Link):
             if not self._bye_received:
                 error.peer = error.peer or self.there
                 self._inbox.end(lambda: error.with_traceback(None))
-        self._waiting.drop()
-        self._end()
+        self._waiting.abandon()
+        self._stop()
 
     def message(self, data: bytes) -> None:
         """Process one received frame."""
@@ -387,7 +395,7 @@ class PeerLink(Link):
             greeted = self._conversation.ready
             if self._conversation.error is not None or (self._is_distrusted and greeted):
                 return  # the error was reported: this connection is about to end
-            opened, beyond_tensors, error = self._take(data)
+            opened, beyond_tensors, error = self._process_frame(data)
             if greeted or opened:  # frames count only after the greeting
                 self._received_at = self._now()
             if (
@@ -399,7 +407,7 @@ class PeerLink(Link):
         if error is not None:
             self._handle_fault(error, greeted)
 
-    def _take(self, data: bytes) -> tuple[bool, bool, NebulaError | None]:
+    def _process_frame(self, data: bytes) -> tuple[bool, bool, NebulaError | None]:
         """Process a frame; returns whether the conversation is now open, whether there was more than tensors, and the
         error.
         """
@@ -409,7 +417,7 @@ class PeerLink(Link):
                 opened |= isinstance(event, Opened)
                 beyond_tensors |= not isinstance(event, TensorArrived)
                 if isinstance(event, TensorArrived | MessageArrived):
-                    if not self._accept(event):
+                    if not self._deliver(event):
                         return opened, True, None
                 elif isinstance(event, Answer):
                     self._outbox.answer(event.packets)
@@ -426,15 +434,15 @@ class PeerLink(Link):
         return opened, beyond_tensors, self._conversation.error
 
     def _resume(self, event: Opened) -> None:
-        self._met, self._transient_refusal, self._greeting_faults = True, None, Faults(_GREETINGS)
+        self._was_connected, self._transient_refusal, self._greeting_faults = True, None, FaultPolicy(_GREETINGS)
         failpoint("connection.opened", self._carrier.drop)
         if event.resend:
             failpoint("frames.again", self._carrier.drop)
-        self._outbox.again(event.resend)
+        self._outbox.queue_resent(event.resend)
         if event.resumed:
             _LOG.info("%s and %s resume: %d frames are retransmitted", self.here, self.there, len(event.resend))
 
-    def _accept(self, event: TensorArrived | MessageArrived) -> bool:
+    def _deliver(self, event: TensorArrived | MessageArrived) -> bool:
         """Deliver complete messages to the mailbox. A fault in one ends the link, since its frame was acknowledged and
         is not retransmitted.
         """
@@ -443,18 +451,18 @@ class PeerLink(Link):
         try:
             if isinstance(event, MessageArrived):
                 check_message(event.message)
-                self._accept_message(event.message, event.header.whole)
+                self._deliver_message(event.message, event.header.whole)
             else:
                 self._inbox.put(self._roster.key(event.header), read_payload(event))
         except NebulaError as error:
-            self._refuse(error)
+            self._distrust_peer(error)
             return False
         except Exception as error:
-            self._refuse(_wrap_unexpected(error))
+            self._distrust_peer(_wrap_unexpected(error))
             return False
         return True
 
-    def _accept_message(self, message: dict[str, Any], size: int) -> None:
+    def _deliver_message(self, message: dict[str, Any], size: int) -> None:
         if message["kind"] == BYE:
             self._inbox.end(partial(closed_by_error, self.there))
             self._queue_farewell()
@@ -464,7 +472,7 @@ class PeerLink(Link):
             self._inbox.end(partial(failed_error, self.there, message.get("reason")), at_once=not last, takes=last)
             self._fail_received = True
             if not last:
-                self._outbox.forget()  # the peer has ended: wake senders that wait for room
+                self._outbox.drop_queued()  # the peer has ended: wake senders that wait for room
         else:
             self._inbox.put_message(message, size=size)
 
@@ -478,7 +486,7 @@ class PeerLink(Link):
             raise RemoteProtocolError(f"{key} was received, but is not in the plan")
         return bound
 
-    def _find_due(self, key: Key) -> float:
+    def _find_due_bytes(self, key: Key) -> float:
         """The number of bytes that the plan and the step allow for a received tensor."""
         bound = self._expect(key) if self._expect is not None else None
         return math.inf if bound is None else bound.due
@@ -491,9 +499,9 @@ class PeerLink(Link):
             self._transient_refusal = error
             self._carrier.drop(error.what)
             return
-        silent = self._now() - self._received_at >= self._deadlines.silence
+        is_silent = self._now() - self._received_at >= self._deadlines.silence
         if (
-            silent and isinstance(error, StaleWorkerError) and error.fresh
+            is_silent and isinstance(error, StaleWorkerError) and error.fresh
         ):  # the previous process is dead, and so its launcher
             what = f"worker '{self.there}' was restarted by a new launcher"
             error = PeerRestartedError(what, why=error.what)
@@ -503,19 +511,21 @@ class PeerLink(Link):
             return
         if isinstance(error, StaleWorkerError):  # it ends once it has received our epoch
             with self._changed:
-                self._transient_refusal, self._stale = error, self._now()
+                self._transient_refusal, self._stale_since = error, self._now()
             return
-        heals = isinstance(error, RemoteProtocolError) and not isinstance(error, PeerRestartedError | EpochOverError)
+        is_recoverable = isinstance(error, RemoteProtocolError) and not isinstance(
+            error, PeerRestartedError | EpochOverError
+        )
         faults = self._faults if greeted else self._greeting_faults
-        hopeless = not heals or faults.should_give_up(error, self._conversation.expected_number)
-        if hopeless:
-            self._refuse(error)
-        if hopeless and not (greeted and heals):
-            self._end()
+        is_final = not is_recoverable or faults.should_give_up(error, self._conversation.expected_number)
+        if is_final:
+            self._distrust_peer(error)
+        if is_final and not (greeted and is_recoverable):
+            self._stop()
             return
         self._carrier.drop(error.what)
 
-    def _refuse(self, error: NebulaError) -> None:
+    def _distrust_peer(self, error: NebulaError) -> None:
         """Stop trusting the peer: report it to both sides, as far as they can be reached."""
         with self._changed:
             if self._is_distrusted:
@@ -527,8 +537,8 @@ class PeerLink(Link):
 
     # Called by the supervising thread.
 
-    def _watch(self) -> None:
-        while not self._ended.wait(self._tick):
+    def _run_watcher(self) -> None:
+        while not self._ended.wait(self._check_seconds):
             try:
                 self._check_liveness()
             except Exception:  # a transient lack of memory or files must not end the supervision
@@ -537,27 +547,33 @@ class PeerLink(Link):
     def _check_liveness(self) -> None:
         """Check that frames arrive from the other worker, and that the wait for it is within the patience."""
         with self._changed:
-            quiet, ready, bye = self._now() - self._received_at, self._conversation.ready, self._bye_received
-            rate, away = self._meter.rate, self._now() - self._down
+            silent_seconds, ready, bye = self._now() - self._received_at, self._conversation.ready, self._bye_received
+            rate, disconnected_seconds = self._meter.rate, self._now() - self._disconnected_at
             certificate = self._conversation.peer_certificate
-            stale = self._stale is not None and self._now() - self._stale >= _SHORT_SECONDS
+            stale = self._stale_since is not None and self._now() - self._stale_since >= _SHORT_SECONDS
         if stale and self._transient_refusal is not None:
             self._carrier.drop(self._transient_refusal.what)
         if certificate is not None and not bye:
-            self._check_peer(certificate, ready)
+            self._check_certificate(certificate, ready)
         if rate is not None:
             self._carrier.pace(rate)
         if bye:
-            self._waiting.drop()
-        elif quiet >= self._deadlines.patience:
+            self._waiting.abandon()
+        elif silent_seconds >= self._deadlines.patience:
             refusal = self._transient_refusal or self._carrier.state().refusal
-            self.lost(refusal or self._silence_error(self._deadlines.patience, self._trouble(ready)))
-        elif quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS:
-            self._waiting.off()
+            self.lost(refusal or self._silence_error(self._deadlines.patience, self._describe_trouble(ready)))
+        elif (
+            silent_seconds < self._deadlines.silence - self._check_seconds
+            if ready
+            else disconnected_seconds < _SHORT_SECONDS
+        ):
+            self._waiting.finish()
         else:
-            self._waiting.on(self._trouble(ready), limit=self._deadlines.patience, since=self._received_at)
+            self._waiting.announce(
+                self._describe_trouble(ready), limit=self._deadlines.patience, since=self._received_at
+            )
 
-    def _check_peer(self, certificate: str, ready: bool) -> None:
+    def _check_certificate(self, certificate: str, ready: bool) -> None:
         """End the connection to a worker whose certificate has expired, which may be renewed, and the link to one whose
         certificate was revoked.
         """
@@ -573,7 +589,7 @@ class PeerLink(Link):
             else:
                 self.lost(error)
 
-    def _trouble(self, ready: bool) -> str:
+    def _describe_trouble(self, ready: bool) -> str:
         state = self._carrier.state()
         if ready:
             return "no messages from it"
@@ -584,14 +600,14 @@ class PeerLink(Link):
     def _explain_timeout(self, awaited: str, seconds: float) -> NebulaError:
         """The error for a late item: the other worker is not connected, is silent, or has not sent it."""
         with self._changed:
-            quiet, ready = self._now() - self._received_at, self._conversation.ready
-        if self._met and ready and quiet < self._deadlines.silence:
+            silent_seconds, ready = self._now() - self._received_at, self._conversation.ready
+        if self._was_connected and ready and silent_seconds < self._deadlines.silence:
             return unsent_item_error(self.here, self.there, awaited, seconds)
-        return self._silence_error(quiet if self._met else seconds, self._trouble(ready))
+        return self._silence_error(silent_seconds if self._was_connected else seconds, self._describe_trouble(ready))
 
     def _silence_error(self, seconds: float, why: str) -> NebulaError:
         """The error for a worker that has been silent for too long, or was never connected."""
-        error = (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
+        error = (silent_error if self._was_connected else absent_error)(self.there, self._carrier.where, seconds, why)
         error.peer = self.there
         return error
 

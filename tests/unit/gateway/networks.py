@@ -27,7 +27,9 @@ from whale_nebula.transport.protocol import Key
 
 RUN = "mt"
 CLUSTERS = ("gpu", "npu")
-SHORT_DEADLINES = Deadlines(patience=TIMEOUT_SECONDS, silence=TIMEOUT_SECONDS, grace=2.0, connect=5.0, look=0.05)
+SHORT_DEADLINES = Deadlines(
+    patience=TIMEOUT_SECONDS, silence=TIMEOUT_SECONDS, grace=2.0, connect=5.0, check_interval=0.05
+)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = TIMEOUT_SECONDS) -> None:

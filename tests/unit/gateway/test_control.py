@@ -45,7 +45,7 @@ class ControlSide:
         return lane
 
     def next(self, lane: Lane | None = None) -> bytes:
-        return next((lane or self.lane).outgoing())
+        return next((lane or self.lane).yield_frames())
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ class TestRelaying:
     def test_several_lanes_are_used_without_bbr(
         self, start_network: Callable[..., GatewayNetwork], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(options, "lanes", lambda: 4)
+        monkeypatch.setattr(options, "count_lanes", lambda: 4)
         network = start_network(with_workers=True)
         halves = [network.gateways[one]._pair(*pair).half(side) for one, pair in PAIRS.items() for side in Side]
         wait_until(lambda: all(half is not None and len(half.connection._lanes) == 4 for half in halves))

@@ -9,7 +9,7 @@ import pytest
 from whale_nebula.errors import TransportError
 from whale_nebula.gateway import entry
 from whale_nebula.gateway.entry import Quota, Quotas, connections, most_streams, pairs_of
-from whale_nebula.gateway.make_site import Site
+from whale_nebula.gateway.site import Site
 from whale_nebula.security.identity import GATEWAY, Identity
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket

@@ -158,7 +158,7 @@ class TestSeparation:
         sent.read([make_heartbeat(), END], near.receive)
         assert near.connection.over
         assert not far.connection.over
-        assert list(lane.outgoing()) == [make_heartbeat(), END]
+        assert list(lane.yield_frames()) == [make_heartbeat(), END]
 
     def test_invalid_frame_ends_both_halves_with_its_reason(self) -> None:
         harness = PairHarness()
@@ -285,7 +285,7 @@ class GatewayPairSimulation:
             opening.close()
             if not mine.connection.over and not pair.reach(mine, near):
                 mine.connection.end("it is not needed")
-            pause = Deadlines().retry_pause(min(attempt, 4), self.draws.random())
+            pause = Deadlines().draw_retry_pause(min(attempt, 4), self.draws.random())
             self.schedule(pause, lambda: self.dial(here, near, attempt + 1))
 
         if self.unreachable and here == NPU:
@@ -375,9 +375,9 @@ class TestSeveralLanes:
         reader.start()
         for conversation in (0, 0):
             near.receive(make_heartbeat(conversation))
-            assert next(out.outgoing()) == make_heartbeat(0)
+            assert next(out.yield_frames()) == make_heartbeat(0)
         reader.join(10.0)
-        assert next(out.outgoing()) == make_heartbeat(2)
+        assert next(out.yield_frames()) == make_heartbeat(2)
 
     @pytest.mark.parametrize("side", [NEAR, FAR])
     def test_further_lane_is_not_read_before_the_greeting(self, side: Side) -> None:
@@ -396,7 +396,7 @@ class TestSeveralLanes:
         assert not read.is_set()
         for _ in range(2):
             half.receive(make_heartbeat(0, source=side is FAR))
-            next(out.outgoing())
+            next(out.yield_frames())
         reader.join(10.0)
         assert read.is_set() and further_lane.ended_gracefully
 
@@ -426,7 +426,7 @@ def test_unjoined_half_is_not_read() -> None:
     wait_until(lambda: len(far._changed._waiters) == 1)  # type: ignore[attr-defined]
     events.append("joined")
     _, out = harness.add_half(NEAR)
-    assert next(out.outgoing()) == make_heartbeat(0, source=1)
+    assert next(out.yield_frames()) == make_heartbeat(0, source=1)
     reader.join(10.0)
     assert events == ["joined", "read"]
 

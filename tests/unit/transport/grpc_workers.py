@@ -27,7 +27,9 @@ from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
 
 RUN = "mt"
-SHORT_DEADLINES = Deadlines(patience=TIMEOUT_SECONDS, silence=TIMEOUT_SECONDS, grace=2.0, connect=5.0, look=0.02)
+SHORT_DEADLINES = Deadlines(
+    patience=TIMEOUT_SECONDS, silence=TIMEOUT_SECONDS, grace=2.0, connect=5.0, check_interval=0.02
+)
 
 
 class Certificates:

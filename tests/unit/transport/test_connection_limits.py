@@ -25,10 +25,10 @@ from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import limits, options
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
-from whale_nebula.transport.grpc.limits import ConnectionGuard, End, Limits, TokenBucket, find_surplus
+from whale_nebula.transport.grpc.limits import ConnectionGuard, Endpoint, Limits, TokenBucket, find_surplus
 from whale_nebula.transport.grpc.listener import (
     Dialler,
-    FrameReceiver,
+    FrameHandler,
     Listener,
     StreamRequest,
 )
@@ -44,9 +44,9 @@ class IdleConnections:
         self._greeting, self._source = greeting, source
         host, _, port = address.rpartition(":")
         self._address = host, int(port)
-        self._over = threading.Event()
+        self._is_stopping = threading.Event()
         self._open = [self._dial() for _ in range(count)]
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._watch_connections)
         self._thread.start()
 
     def _dial(self) -> socket.socket:
@@ -54,8 +54,8 @@ class IdleConnections:
         one.sendall(self._greeting)
         return one
 
-    def _run(self) -> None:
-        while not self._over.is_set():
+    def _watch_connections(self) -> None:
+        while not self._is_stopping.is_set():
             for each in select.select(self._open, [], [], 0.02)[0]:
                 with contextlib.suppress(OSError):
                     if each.recv(1 << 12):
@@ -68,7 +68,7 @@ class IdleConnections:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
+        self._is_stopping.set()
         self._thread.join(TIMEOUT_SECONDS)
         for each in self._open:
             each.close()
@@ -99,7 +99,7 @@ class TestListenerUnderLoad:
         one = Listener(
             "127.0.0.1:0",
             None,
-            lambda request, visitor, lane: lambda frame: None,
+            lambda request, dialler, lane: lambda frame: None,
             connections=2,
             limits=Limits(total=24, address=16),
         )
@@ -129,12 +129,12 @@ class TestListenerUnderLoad:
     def test_frequent_refusals_are_logged_a_few_times(self, caplog: pytest.LogCaptureFixture) -> None:
         refused = IdentityError("unknown identity")
 
-        def accept(request: StreamRequest, visitor: Dialler, lane: Lane) -> FrameReceiver:
+        def accept(request: StreamRequest, dialler: Dialler, lane: Lane) -> FrameHandler:
             raise refused
 
         one = Listener("127.0.0.1:0", None, accept)
         one._refusals = TokenBucket(3, 0.0)
-        one._over.set()  # as during a stop: answers are not delayed
+        one._is_stopping.set()  # as during a stop: answers are not delayed
         one.start()
         for _ in range(6):
             with pytest.raises(IdentityError, match="unknown identity"):
@@ -149,14 +149,14 @@ class TestSurplus:
 
     HOSTS = st.sampled_from(["10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2", "2001:db8:1::1"])
 
-    @given(st.dictionaries(st.builds(End, HOSTS, st.integers(1, 99)), st.floats(0, 50)))
-    def test_surplus_leaves_limits_satisfied(self, idle: dict[End, float]) -> None:
+    @given(st.dictionaries(st.builds(Endpoint, HOSTS, st.integers(1, 99)), st.floats(0, 50)))
+    def test_surplus_leaves_limits_satisfied(self, idle: dict[Endpoint, float]) -> None:
         limits = Limits(total=10, address=4, seconds=30.0)
         surplus = find_surplus(idle, 50.0, limits)
         kept = idle.keys() - set(surplus)
         fresh = {end for end in idle if idle[end] >= 20.0}
 
-        def largest(ends: set[End]) -> int:
+        def largest(ends: set[Endpoint]) -> int:
             sources = Counter(end.host.replace("8::2", "8::1") for end in ends)  # one host may own a /64
             return max(sources.values(), default=0)
 
@@ -165,12 +165,12 @@ class TestSurplus:
             assert kept == fresh
 
     def test_single_connection_survives_a_flood_from_another_address(self) -> None:
-        good, flood = End("10.0.0.1", 1), {End("10.0.0.9", port): float(port) for port in range(1000)}
+        good, flood = Endpoint("10.0.0.1", 1), {Endpoint("10.0.0.9", port): float(port) for port in range(1000)}
         assert good not in find_surplus({good: 0.0, **flood}, 10.0, Limits(total=8, address=8))
 
     def test_known_source_survives_a_flood_from_many_networks(self) -> None:
-        known_ends = {End("192.0.2.1", port): port / 10 for port in range(40)}
-        flood_ends = {End(f"10.{n // 250}.{n % 250}.7", 5): 5.0 + n / 1000 for n in range(1000)}  # a /24 each
+        known_ends = {Endpoint("192.0.2.1", port): port / 10 for port in range(40)}
+        flood_ends = {Endpoint(f"10.{n // 250}.{n % 250}.7", 5): 5.0 + n / 1000 for n in range(1000)}  # a /24 each
         surplus = find_surplus({**known_ends, **flood_ends}, 10.0, Limits(), {"192.0.2.1/32"})
         assert known_ends.keys() - set(surplus) == set(sorted(known_ends, key=lambda end: -known_ends[end])[:24])
         assert len(surplus) == 1040 - 192
@@ -183,8 +183,8 @@ class TestSurplus:
         ],
     )
     def test_other_network_survives_a_flood_from_one_network(self, flood: list[str]) -> None:
-        good = {End("192.0.2.1", 1): 0.0, End("2001:db8:1::1", 1): 0.0}
-        flood_ends = {End(host, 1): 1.0 + number / 1000 for number, host in enumerate(flood)}
+        good = {Endpoint("192.0.2.1", 1): 0.0, Endpoint("2001:db8:1::1", 1): 0.0}
+        flood_ends = {Endpoint(host, 1): 1.0 + number / 1000 for number, host in enumerate(flood)}
         assert not set(find_surplus({**good, **flood_ends}, 10.0, Limits())) & set(good)
 
     def test_guard_remembers_a_limited_number_of_sources(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from whale_nebula.transport.deadlines import Deadlines, Meter, MonotonicClock, Wait, Waiting
+from whale_nebula.transport.deadlines import Deadlines, Meter, MonotonicClock, Wait, WaitAnnouncer
 
 
 class FakeTime:
@@ -20,58 +20,58 @@ class FakeTime:
 def test_wait_is_announced_at_start_every_ten_seconds_and_at_end() -> None:
     waits: list[Wait] = []
     now = FakeTime()
-    waiting = Waiting("worker 'npu/0'", "10.0.0.2:7101", waits.append, now=now)
+    waiting = WaitAnnouncer("worker 'npu/0'", "10.0.0.2:7101", waits.append, now=now)
     for second in range(26):
         now.seconds = second
-        waiting.on("it is silent", limit=120.0)
-    waiting.off()
-    waiting.off()
+        waiting.announce("it is silent", limit=120.0)
+    waiting.finish()
+    waiting.finish()
     assert [(wait.seconds, wait.over) for wait in waits] == [(0, False), (10, False), (20, False), (25, True)]
 
 
 def test_new_reason_of_a_wait_is_announced_at_once() -> None:
     waits: list[Wait] = []
     now = FakeTime()
-    waiting = Waiting("worker 'npu/0'", "", waits.append, now=now)
-    waiting.on("not up yet", limit=60.0, since=-5.0)
+    waiting = WaitAnnouncer("worker 'npu/0'", "", waits.append, now=now)
+    waiting.announce("not up yet", limit=60.0, since=-5.0)
     now.seconds = 1.0
-    waiting.on("it is silent", limit=60.0)
+    waiting.announce("it is silent", limit=60.0)
     assert [(wait.why, wait.seconds) for wait in waits] == [("not up yet", 5.0), ("it is silent", 6.0)]
 
 
 def test_dropped_wait_announces_no_success() -> None:
     waits: list[Wait] = []
-    waiting = Waiting("gateway 'npu/gateway'", "", waits.append)
-    waiting.on("it is not up yet")
-    waiting.drop()
-    waiting.off()
+    waiting = WaitAnnouncer("gateway 'npu/gateway'", "", waits.append)
+    waiting.announce("it is not up yet")
+    waiting.abandon()
+    waiting.finish()
     assert [str(wait) for wait in waits] == ["waiting for gateway 'npu/gateway', 0 s: it is not up yet"]
 
 
 def test_deadlines_depend_on_silence_and_rate() -> None:
     deadlines = Deadlines(silence=8.0, patience=20.0)
-    assert deadlines.keepalive + deadlines.ping(None) < 8.0
-    assert deadlines.ping(7_500_000) == deadlines.ping(None)
-    assert deadlines.ping(750_000) > 5.6  # 4 MiB in a kernel's buffer at 6 Mbit/s
-    assert deadlines.stall(64 << 20, 7_500_000) == 20.0
-    assert deadlines.stall(64 << 20, 750_000) > 64 * (1 << 20) / 750_000
+    assert deadlines.keepalive + deadlines.find_ping_timeout(None) < 8.0
+    assert deadlines.find_ping_timeout(7_500_000) == deadlines.find_ping_timeout(None)
+    assert deadlines.find_ping_timeout(750_000) > 5.6  # 4 MiB in a kernel's buffer at 6 Mbit/s
+    assert deadlines.find_stall_timeout(64 << 20, 7_500_000) == 20.0
+    assert deadlines.find_stall_timeout(64 << 20, 750_000) > 64 * (1 << 20) / 750_000
 
 
 def test_retry_pause_grows_with_attempts_and_jitter() -> None:
     deadlines = Deadlines()
-    assert deadlines.retry_pause(3, 0.0) < deadlines.retry_pause(3, 0.9) < deadlines.retry_pause(4, 0.9)
-    assert deadlines.retry_pause(10_000, 0.99) <= 3.0
+    assert deadlines.draw_retry_pause(3, 0.0) < deadlines.draw_retry_pause(3, 0.9) < deadlines.draw_retry_pause(4, 0.9)
+    assert deadlines.draw_retry_pause(10_000, 0.99) <= 3.0
 
 
 def test_meter_ignores_idle_time() -> None:
     meter = Meter()
-    meter.busy(0.0)
+    meter.start(0.0)
     meter.count_arrived(1000, 2.0, more=False)
     assert meter.rate == 500.0
     meter.count_arrived(10**9, 50.0, more=True)  # nothing was on its way
-    meter.busy(100.0)
-    meter.idle()
-    meter.busy(200.0)
+    meter.start(100.0)
+    meter.stop()
+    meter.start(200.0)
     meter.count_arrived(1000, 202.0, more=False)
     assert meter.rate == 500.0
 

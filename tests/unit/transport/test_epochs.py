@@ -27,7 +27,7 @@ from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.wire.greeting import Greeting
 
-_DEADLINES = Deadlines(patience=TIMEOUT_SECONDS, silence=4.0, grace=0.2, connect=2.0, look=0.05)
+_DEADLINES = Deadlines(patience=TIMEOUT_SECONDS, silence=4.0, grace=0.2, connect=2.0, check_interval=0.05)
 
 
 @pytest.fixture(autouse=True)

@@ -130,7 +130,7 @@ class SimulatedWorkers:
             for link in links.values():
                 link.take("SESSION", TIMEOUT_SECONDS)
         for link in links.values():
-            link.part()
+            link.send_farewell()
         for link in links.values():
             link.close()
 
@@ -169,7 +169,7 @@ def pair() -> Iterator[LinkPair]:
         link.take("SESSION", TIMEOUT_SECONDS)
     yield pair
     for link in (pair.here, pair.there):
-        link.part()
+        link.send_farewell()
     pair.close()
 
 
@@ -188,12 +188,12 @@ def test_slow_consumer_stalls_the_sender_without_loss(pair: LinkPair) -> None:
             (pair.there._conversation.expected_number),
         )
     budget = 1 << 20
-    assert pair.there._inbox.held <= 3 * budget
+    assert pair.there._inbox.unrequested_bytes <= 3 * budget
     assert pair.here._conversation.room <= 0
     for number, each in enumerate(keys):
         assert pair.there.receive(each, TIMEOUT_SECONDS).tobytes() == sent[number].tobytes()
     sending.join(TIMEOUT_SECONDS)
-    assert pair.there._inbox.held == 0
+    assert pair.there._inbox.unrequested_bytes == 0
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["nothing awaited", "something else awaited"])
@@ -214,7 +214,7 @@ def test_unrequested_values_are_bounded(pair: LinkPair, awaited: bool) -> None:
             send()
         with pytest.raises(RemoteProtocolError, match=r"bytes are not acknowledged|that were not requested"):
             waits.result(TIMEOUT_SECONDS) if waits else pair.there.take("SESSION", TIMEOUT_SECONDS)
-    assert pair.there._inbox.held <= 3 * len(value) + (16 << 20)
+    assert pair.there._inbox.unrequested_bytes <= 3 * len(value) + (16 << 20)
 
 
 @contextlib.contextmanager
@@ -235,7 +235,7 @@ def open_links(carrier_name: str, due: DueLimit) -> Iterator[tuple[PeerLink, Pee
             link.take("SESSION", TIMEOUT_SECONDS)
         yield here, there
         for link in (here, there):
-            link.part()
+            link.send_farewell()
 
 
 @pytest.mark.parametrize("carrier_name", ["simulated", "gRPC"])
@@ -259,7 +259,7 @@ def test_tensors_not_due_are_bounded_during_another_wait(carrier_name: str, step
             waits.result(TIMEOUT_SECONDS)
         with pytest.raises(RemoteFailureError, match="invalid data from"):
             sends.result(TIMEOUT_SECONDS)
-        assert there._inbox.held <= 3 * len(value) + (16 << 20)
+        assert there._inbox.unrequested_bytes <= 3 * len(value) + (16 << 20)
 
 
 @pytest.mark.parametrize("carrier_name", ["simulated", "gRPC"])
@@ -276,7 +276,7 @@ def test_sender_one_step_ahead_is_blocked_until_the_step_begins(carrier_name: st
             there.receive, keys[-1], TIMEOUT_SECONDS
         )  # a thread of this process waits for something
         assert not waits.done() and not sends.done()
-        assert there._inbox.held <= 3 << 20
+        assert there._inbox.unrequested_bytes <= 3 << 20
         due.step = 1
         there.post(build_step_message(1))
         assert waits.result(TIMEOUT_SECONDS).tobytes() == value.tobytes()

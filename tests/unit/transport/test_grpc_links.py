@@ -152,7 +152,7 @@ class TestDisconnection:
     def test_blackholed_line_is_announced_and_recovers(self, certificates: Certificates) -> None:
         """Nothing passes and nothing is reset: only the keepalive detects it."""
         waits: list[Wait] = []
-        deadlines = Deadlines(patience=TIMEOUT_SECONDS, silence=0.8, grace=2.0, connect=0.5, look=0.05)
+        deadlines = Deadlines(patience=TIMEOUT_SECONDS, silence=0.8, grace=2.0, connect=0.5, check_interval=0.05)
         with open_workers(certificates, proxy=True, deadlines=deadlines, announce=waits.append) as pair:
             pair.exchange_steps()
             assert pair.proxy
@@ -175,17 +175,17 @@ class TestDisconnection:
             links.close()
             assert not link._writer.is_alive() and not link._watcher.is_alive()
 
-    @pytest.mark.parametrize("dead", [GPU, NPU], ids=["dialled", "dials"])
-    def test_worker_whose_port_refuses_is_dead(self, certificates: Certificates, dead: str) -> None:
+    @pytest.mark.parametrize("dead_worker", [GPU, NPU], ids=["dialled", "dials"])
+    def test_worker_whose_port_refuses_is_dead(self, certificates: Certificates, dead_worker: str) -> None:
         """As after kill -9: the connection is reset, and the port refuses."""
         with open_workers(certificates) as pair:
             pair.exchange_steps()
-            dead_links, survivor = (pair.gpu_links, pair.npu) if dead == GPU else (pair.npu_links, pair.gpu)
-            wait_until(lambda: dead == GPU or survivor._carrier._was_open)
+            dead_links, survivor = (pair.gpu_links, pair.npu) if dead_worker == GPU else (pair.npu_links, pair.gpu)
+            wait_until(lambda: dead_worker == GPU or survivor._carrier._was_open)
             dead_links._listener.stop()
             link = next(iter(dead_links.links.values()))
             link.lost(LinkClosedError("it is killed"))  # it sends no farewell and does not reconnect
-            with pytest.raises(LinkClosedError, match=f"worker '{dead}' is gone") as caught:
+            with pytest.raises(LinkClosedError, match=f"worker '{dead_worker}' is gone") as caught:
                 survivor.take("AGREE", TIMEOUT_SECONDS)
             assert "refused twice" in caught.value.why
 
@@ -216,14 +216,14 @@ class TestIdentity:
     def gpu(self, certificates: Certificates) -> Iterator[GrpcLinks]:
         links = GrpcLinks(
             Place(RUN, GPU, {NPU: None}, "127.0.0.1:0", credentials=certificates.of(GPU)),
-            deadlines=Deadlines(patience=TIMEOUT_SECONDS, grace=0.1, look=0.02),
+            deadlines=Deadlines(patience=TIMEOUT_SECONDS, grace=0.1, check_interval=0.02),
         )
         yield links
         links.close()
 
     def find_dial_refusal(self, gpu: GrpcLinks, place: Place) -> NebulaError:
         """The error with which this place is refused."""
-        links = GrpcLinks(place, deadlines=Deadlines(patience=TIMEOUT_SECONDS, grace=0.1, look=0.02))
+        links = GrpcLinks(place, deadlines=Deadlines(patience=TIMEOUT_SECONDS, grace=0.1, check_interval=0.02))
         try:
             return find_refusal(links, next(iter(place.peers)))
         finally:
@@ -289,7 +289,7 @@ class TestIdentity:
         certificates, true_now = Certificates(tmp_path / "home"), files.now
         certificates.issue(*{GPU, NPU} - {owner}, days=7.0)
         certificates.issue(owner, days=1.0)
-        with open_workers(certificates, deadlines=Deadlines(patience=1.0, grace=0.2, look=0.02)) as pair:
+        with open_workers(certificates, deadlines=Deadlines(patience=1.0, grace=0.2, check_interval=0.02)) as pair:
             pair.exchange_steps()
             monkeypatch.setattr(files, "now", lambda: true_now() + timedelta(days=2))
             other = pair.npu if owner == GPU else pair.gpu
@@ -319,7 +319,9 @@ class TestIdentity:
         """Whoever dialled."""
         certificates = Certificates(tmp_path / "home")
         certificates.issue(GPU, NPU)
-        with open_workers(certificates, deadlines=Deadlines(patience=TIMEOUT_SECONDS, grace=0.2, look=0.02)) as pair:
+        with open_workers(
+            certificates, deadlines=Deadlines(patience=TIMEOUT_SECONDS, grace=0.2, check_interval=0.02)
+        ) as pair:
             pair.exchange_steps()
             revoke(certificates.folder, certificates.authority, [certificates.of(owner).serial], "a test")
             other = pair.npu if owner == GPU else pair.gpu
@@ -338,7 +340,9 @@ class TestIdentity:
             home.issue(worker)
             (home.folder / "ca.pem").write_bytes(authorities[GPU] + authorities[NPU])
         both_homes = SimpleNamespace(of=lambda worker: homes[worker].of(worker))
-        with open_workers(both_homes, deadlines=Deadlines(patience=TIMEOUT_SECONDS, grace=0.2, look=0.02)) as pair:
+        with open_workers(
+            both_homes, deadlines=Deadlines(patience=TIMEOUT_SECONDS, grace=0.2, check_interval=0.02)
+        ) as pair:
             pair.exchange_steps()
             other, link = (NPU, pair.npu) if owner == GPU else (GPU, pair.gpu)
             (homes[other].folder / "ca.pem").write_bytes(authorities[other])
@@ -352,8 +356,8 @@ class TestIdentity:
             carrier, may_end = pair.gpu._carrier, threading.Event()
             old = carrier._connection
             lane = old._lanes[0]
-            breaks = lane._breaks
-            lane._breaks = lambda why: (may_end.wait(TIMEOUT_SECONDS), breaks(why))
+            breaks = lane._abort
+            lane._abort = lambda why: (may_end.wait(TIMEOUT_SECONDS), breaks(why))
             ending = threading.Thread(target=old.end, args=("the line broke",))
             ending.start()
             wait_until(lambda: old.over)

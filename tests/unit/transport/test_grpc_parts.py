@@ -31,19 +31,19 @@ from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import AwaitingCarrier
 from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
-from whale_nebula.transport.grpc.limits import ConnectionGuard, End, Limits, TokenBucket
+from whale_nebula.transport.grpc.limits import ConnectionGuard, Endpoint, Limits, TokenBucket
 from whale_nebula.transport.grpc.listener import (
     CERTIFICATE,
     SIGNATURE,
     Dialler,
-    FrameReceiver,
+    FrameHandler,
     Listener,
     StreamRequest,
     _ThreadPerStream,
     check_proof,
     prove_identity,
 )
-from whale_nebula.transport.grpc.options import probe
+from whale_nebula.transport.grpc.options import probe_address
 from whale_nebula.wire.frame import Flag, Header, Kind, pack_header
 
 
@@ -53,7 +53,7 @@ class TestSystemErrors:
     def test_connection_guard_survives_a_failed_check(self, monkeypatch: pytest.MonkeyPatch) -> None:
         checks = threading.Semaphore(0)
 
-        def fail() -> list[tuple[int, End]]:
+        def fail() -> list[tuple[int, Endpoint]]:
             checks.release()
             raise OSError("Too many open files")
 
@@ -73,7 +73,7 @@ class TestSystemErrors:
                     patch.setattr("os.dup", _raise_too_many)
                     assert list(guard._accepted_connections()) == []
                 ends = [end for _, end in guard._accepted_connections()]
-                assert End("127.0.0.1", client.getsockname()[1]) in ends
+                assert Endpoint("127.0.0.1", client.getsockname()[1]) in ends
 
     def test_stream_without_a_thread_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
@@ -97,7 +97,7 @@ BIG = b"x" * (1 << 20)
 class TestKnock:
     def test_metadata_round_trip_preserves_fields(self) -> None:
         strange = REQUEST._replace(run="ein Lauf: 50 %")
-        assert StreamRequest.read(strange.metadata()) == strange
+        assert StreamRequest.from_metadata(strange.metadata()) == strange
         assert all(value.isascii() for _, value in strange.metadata())
 
     @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ class TestKnock:
     def test_invalid_metadata_is_refused(self, key: str, value: str, words: str) -> None:
         said = {**dict(REQUEST.metadata()), f"nebula-{key}": value}
         with pytest.raises(RemoteProtocolError, match=words):
-            StreamRequest.read(said.items())
+            StreamRequest.from_metadata(said.items())
 
     def test_missing_metadata_is_refused(self) -> None:
         with pytest.raises(RemoteProtocolError, match="unsupported protocol version"):
-            StreamRequest.read([("user-agent", "curl"), ("nebula-run-bin", b"\x00")])
+            StreamRequest.from_metadata([("user-agent", "curl"), ("nebula-run-bin", b"\x00")])
 
 
 class TestProof:
@@ -171,7 +171,7 @@ class TestLane:
 
         thread = threading.Thread(target=send_frames)
         thread.start()
-        assert list(lane.outgoing()) == [*(bytes([number]) for number in range(20)), END]
+        assert list(lane.yield_frames()) == [*(bytes([number]) for number in range(20)), END]
         thread.join(TIMEOUT_SECONDS)
         assert not lane.send(b"late")
 
@@ -187,7 +187,7 @@ class TestLane:
 
         thread = threading.Thread(target=send_frames)
         thread.start()
-        out = lane.outgoing()
+        out = lane.yield_frames()
         next(out)
         thread.join(0.05)
         assert thread.is_alive()
@@ -203,7 +203,7 @@ class TestLane:
         broken: list[str] = []
         lane.on_end = reasons.append
         lane.end("first")
-        lane.attach(broken.append)  # after the end: it is aborted at once
+        lane.attach_stream(broken.append)  # after the end: it is aborted at once
         lane.end("second")
         assert (reasons, broken) == (["first"], ["first"])
 
@@ -218,10 +218,10 @@ class TestLane:
             done.append("broken")
 
         def read_frames() -> None:
-            assert list(lane.outgoing()) == []
+            assert list(lane.yield_frames()) == []
             done.append("ended")
 
-        lane.attach(breaks)
+        lane.attach_stream(breaks)
         threads = [threading.Thread(target=read_frames), threading.Thread(target=lane.end, args=("enough",))]
         for thread in threads:
             thread.start()
@@ -275,8 +275,8 @@ class TestConnection:
         first, second = add_lane(connection, 0), add_lane(connection, 1)
         assert connection.send(b"small")
         assert connection.send(BIG)
-        assert next(first.outgoing()) == b"small"
-        assert next(second.outgoing()) == BIG
+        assert next(first.yield_frames()) == b"small"
+        assert next(second.yield_frames()) == BIG
 
     def test_end_of_one_lane_ends_the_connection(self) -> None:
         connection = Connection("c")
@@ -297,7 +297,7 @@ class TestConnection:
         second.read([END], print)
         assert (second.over, connection.over) == (True, False)
         assert connection.send(BIG)
-        assert next(first.outgoing()) == BIG
+        assert next(first.yield_frames()) == BIG
         first.read([END], print)
         assert connection.over
 
@@ -307,9 +307,9 @@ class TestConnection:
         first, second = add_lane(connection, 0), add_lane(connection, 1)
         connection.finish()
         third = add_lane(connection, 2)
-        assert list(first.outgoing()) == [END]
-        first.lose("the other side left")  # lane 0 has ended before gRPC requests the frames of the others
-        assert connection.over and [list(lane.outgoing()) for lane in (second, third)] == [[END]] * 2
+        assert list(first.yield_frames()) == [END]
+        first.mark_lost("the other side left")  # lane 0 has ended before gRPC requests the frames of the others
+        assert connection.over and [list(lane.yield_frames()) for lane in (second, third)] == [[END]] * 2
 
     def test_refused_lane_does_not_end_the_connection(self) -> None:
         """If it were accepted first, its end would end the connection."""
@@ -340,7 +340,7 @@ class TestConnection:
         connection = Connection("c")
         received: list[bytes] = []
         further_lane = add_lane(connection, 1)
-        connection.hold(1, further_lane)
+        connection.hold_reading(1, further_lane)
         connection.adopted.set()
         thread = threading.Thread(target=further_lane.read, args=([b"tensor", END], received.append))
         thread.start()
@@ -353,15 +353,18 @@ class TestConnection:
 
 class TestOptions:
     def test_window_sizes_are_left_to_the_bandwidth_probe(self) -> None:
-        for channel_options in (options.client(Deadlines()), options.server(Deadlines(), 4)):
+        for channel_options in (options.make_client_options(Deadlines()), options.make_server_options(Deadlines(), 4)):
             said = dict(channel_options)
             assert said["grpc.http2.bdp_probe"] == 1
             assert not [name for name in said if "window" in name or "lookahead" in name]
 
     def test_keepalive_detects_silence_in_time(self) -> None:
-        said = dict(options.client(Deadlines(silence=8.0)))
+        said = dict(options.make_client_options(Deadlines(silence=8.0)))
         assert int(said["grpc.keepalive_time_ms"]) + int(said["grpc.http2.ping_timeout_ms"]) < 8000
-        assert int(dict(options.server(Deadlines(), 1))["grpc.http2.min_recv_ping_interval_without_data_ms"]) < 3000
+        assert (
+            int(dict(options.make_server_options(Deadlines(), 1))["grpc.http2.min_recv_ping_interval_without_data_ms"])
+            < 3000
+        )
 
 
 @pytest.fixture
@@ -375,7 +378,7 @@ def listener() -> Iterator[Listener]:
         "confused/0": LocalProtocolError("this side has an internal error"),
     }
 
-    def accept(request: StreamRequest, visitor: Dialler, lane: Lane) -> FrameReceiver:
+    def accept(request: StreamRequest, dialler: Dialler, lane: Lane) -> FrameHandler:
         if request.source in refusals:
             raise refusals[request.source]
         return lambda frame: lane.send(frame) and None
@@ -448,7 +451,7 @@ def test_foreign_service_is_refused_without_leaving_a_thread() -> None:
     server.start()
     try:
         lane = Lane()
-        Connection("0" * 16).hold(0, lane)  # it waits for a link that is never notified
+        Connection("0" * 16).hold_reading(0, lane)  # it waits for a link that is never notified
         with pytest.raises(IdentityError, match="is not a worker"):
             dial(Target(f"127.0.0.1:{port}"), REQUEST, lane, print, deadlines=Deadlines(connect=0.2))
         assert lane.over
@@ -459,6 +462,6 @@ def test_foreign_service_is_refused_without_leaving_a_thread() -> None:
 
 
 def test_probe_distinguishes_open_refused_and_unknown(listener: Listener) -> None:
-    assert probe(listener.address, TIMEOUT_SECONDS).found == "open"
-    assert probe(find_free_address(), TIMEOUT_SECONDS).found == "refused"
-    assert probe("no-such-host.invalid:1", TIMEOUT_SECONDS).found == "unknown"
+    assert probe_address(listener.address, TIMEOUT_SECONDS).outcome == "open"
+    assert probe_address(find_free_address(), TIMEOUT_SECONDS).outcome == "refused"
+    assert probe_address("no-such-host.invalid:1", TIMEOUT_SECONDS).outcome == "unknown"

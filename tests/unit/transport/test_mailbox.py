@@ -92,7 +92,7 @@ def test_awaited_key_of_an_earlier_step_is_accepted() -> None:
     mailbox.put(make_key(0, step=5), "five")
     mailbox.take(make_key(0, step=5), 1.0)
     results = start_threads(lambda: mailbox.take(make_key(9, step=4), 10.0))
-    while make_key(9, step=4) not in mailbox._awaited:
+    while make_key(9, step=4) not in mailbox._awaited_keys:
         pass
     mailbox.put(make_key(9, step=4), "late, but requested")
     assert results() == ["late, but requested"]
@@ -169,7 +169,7 @@ def test_end_wakes_all_waiters_with_separate_errors() -> None:
 
 
 def test_announced_key_may_arrive_after_later_steps(mailbox: Mailbox) -> None:
-    mailbox.later(make_key(slot=7, step=0))
+    mailbox.announce_receive(make_key(slot=7, step=0))
     mailbox.put(make_key(step=1), "of the next step")
     assert mailbox.take(make_key(step=1), 1.0) == "of the next step"
     mailbox.put(make_key(slot=7, step=0), "late")
@@ -177,9 +177,9 @@ def test_announced_key_may_arrive_after_later_steps(mailbox: Mailbox) -> None:
 
 
 def test_arrived_announced_tensor_can_be_taken_after_a_failure(mailbox: Mailbox) -> None:
-    mailbox.later(make_key(slot=7))
+    mailbox.announce_receive(make_key(slot=7))
     mailbox.put(make_key(slot=7), "promised")
-    mailbox.put(make_key(slot=8), "not promised")
+    mailbox.put(make_key(slot=8), "not announced")
     mailbox.end(lambda: RemoteFailureError("npu/0 failed"), at_once=True)
     assert mailbox.take(make_key(slot=7), 1.0) == "promised"
     with pytest.raises(RemoteFailureError):
@@ -200,7 +200,7 @@ class TestWindow:
         mailbox = Mailbox(
             "gpu/0", "npu/0", fault=RemoteProtocolError, clock=clock, window=2 * count_held_bytes(self.SIZE)
         )
-        mailbox.on_flow = lambda: flow_changes.append(mailbox.flows)
+        mailbox.on_room = lambda: flow_changes.append(mailbox.accepts_data)
         return mailbox
 
     def fill(self, mailbox: Mailbox, count: int, step: int = 0, kind: str = "forward") -> list[Key]:
@@ -211,54 +211,54 @@ class TestWindow:
 
     def test_mailbox_flows_until_the_window_is_full(self, bounded_mailbox: Mailbox, flow_changes: list[bool]) -> None:
         first, *_ = self.fill(bounded_mailbox, 2)
-        assert bounded_mailbox.flows
+        assert bounded_mailbox.accepts_data
         self.fill(bounded_mailbox, 3, step=1)
-        assert not bounded_mailbox.flows and flow_changes == []
+        assert not bounded_mailbox.accepts_data and flow_changes == []
         bounded_mailbox.take(first, 0.0)
-        assert not bounded_mailbox.flows
+        assert not bounded_mailbox.accepts_data
         for slot in range(2):
             bounded_mailbox.take(make_key(slot, 1), 0.0)
-        assert bounded_mailbox.flows and flow_changes == [True]
+        assert bounded_mailbox.accepts_data and flow_changes == [True]
 
     def test_requested_tensors_do_not_count(self, bounded_mailbox: Mailbox, flow_changes: list[bool]) -> None:
         for slot in range(3):
-            bounded_mailbox.later(make_key(slot))
+            bounded_mailbox.announce_receive(make_key(slot))
         self.fill(bounded_mailbox, 3)
-        assert (bounded_mailbox.held, bounded_mailbox.flows) == (0, True)
+        assert (bounded_mailbox.unrequested_bytes, bounded_mailbox.accepts_data) == (0, True)
         self.fill(bounded_mailbox, 3, step=1)
-        assert not bounded_mailbox.flows
-        bounded_mailbox.later(make_key(0, 1))
-        assert (bounded_mailbox.held, flow_changes) == (2 * count_held_bytes(self.SIZE), [True])
+        assert not bounded_mailbox.accepts_data
+        bounded_mailbox.announce_receive(make_key(0, 1))
+        assert (bounded_mailbox.unrequested_bytes, flow_changes) == (2 * count_held_bytes(self.SIZE), [True])
         for slot in range(3):
             bounded_mailbox.take(make_key(slot, 1), 0.0)
-        assert bounded_mailbox.held == 0
+        assert bounded_mailbox.unrequested_bytes == 0
 
     def test_mailbox_flows_during_a_wait(self, bounded_mailbox: Mailbox, flow_changes: list[bool]) -> None:
         self.fill(bounded_mailbox, 3)
         flow_states: list[bool] = []
         bounded_mailbox._clock.wait = lambda condition, seconds: (
-            flow_states.append(bounded_mailbox.flows),
+            flow_states.append(bounded_mailbox.accepts_data),
             bounded_mailbox.put(make_key(9), SMALL),
         )
         bounded_mailbox.take(make_key(9), 1.0)
-        assert (flow_states, flow_changes, bounded_mailbox.flows) == ([True], [True], False)
+        assert (flow_states, flow_changes, bounded_mailbox.accepts_data) == ([True], [True], False)
         with pytest.raises(DeadlineError):
             bounded_mailbox.take_message("SESSION", 0.0)  # a timeout of 0 does not wait
         assert flow_changes == [True]
 
     def test_messages_count_by_their_memory(self, bounded_mailbox: Mailbox) -> None:
         bounded_mailbox.put_message({"kind": "SESSION"}, size=1000)
-        assert not bounded_mailbox.flows
+        assert not bounded_mailbox.accepts_data
         bounded_mailbox.take_message("SESSION", 0.0)
-        assert (bounded_mailbox.held, bounded_mailbox.flows) == (0, True)
+        assert (bounded_mailbox.unrequested_bytes, bounded_mailbox.accepts_data) == (0, True)
 
     def test_closed_mailbox_flows_and_stores_nothing(self, bounded_mailbox: Mailbox) -> None:
         self.fill(bounded_mailbox, 3)
         bounded_mailbox.close(lambda: LinkClosedError("closed"))
-        held = bounded_mailbox.held
+        held = bounded_mailbox.unrequested_bytes
         self.fill(bounded_mailbox, 3, step=1)
         bounded_mailbox.put_message({"kind": "SESSION"}, size=1000)
-        assert bounded_mailbox.flows and bounded_mailbox.held == held
+        assert bounded_mailbox.accepts_data and bounded_mailbox.unrequested_bytes == held
 
     @pytest.mark.parametrize("kind", ["control", "round"])
     def test_unrequested_values_without_a_step_are_bounded(self, bounded_mailbox: Mailbox, kind: str) -> None:
@@ -267,28 +267,28 @@ class TestWindow:
         with pytest.raises(RemoteProtocolError, match="that were not requested"):
             for slot in range(64):
                 bounded_mailbox.put(replace_kind(make_key(slot), kind), large)
-        assert bounded_mailbox.held < 32 << 20
+        assert bounded_mailbox.unrequested_bytes < 32 << 20
 
     def test_tensors_beyond_the_due_bytes_block_the_sender_during_a_wait(self, bounded_mailbox: Mailbox) -> None:
         due = {0: self.SIZE, 1: 0}
         bounded_mailbox._due = lambda key: due[key.step]
-        with bounded_mailbox._waiters.waiting():
+        with bounded_mailbox._waiters.enter_wait():
             self.fill(bounded_mailbox, 4)
             ahead = self.fill(bounded_mailbox, 2, step=1)
-            assert bounded_mailbox.flows
+            assert bounded_mailbox.accepts_data
             bounded_mailbox.put(make_key(9, step=1), np.zeros(self.SIZE, np.uint8))
-            assert not bounded_mailbox.flows
+            assert not bounded_mailbox.accepts_data
             due[1] = self.SIZE  # the step begins
-            assert bounded_mailbox.flows
+            assert bounded_mailbox.accepts_data
             due[1] = 0
-            bounded_mailbox.later(ahead[0])
-            assert bounded_mailbox.flows
+            bounded_mailbox.announce_receive(ahead[0])
+            assert bounded_mailbox.accepts_data
 
     def test_unrequested_tensors_of_past_steps_are_dropped(self, bounded_mailbox: Mailbox) -> None:
         for step in range(20):
             self.fill(bounded_mailbox, 2, step)
             bounded_mailbox.take(make_key(0, step), 0.0)
-        assert bounded_mailbox.held == count_held_bytes(self.SIZE)
+        assert bounded_mailbox.unrequested_bytes == count_held_bytes(self.SIZE)
 
     def test_unread_messages_are_bounded(self, bounded_mailbox: Mailbox) -> None:
         """One large message is accepted besides small ones: different programs are compared line by line."""
@@ -304,7 +304,7 @@ class TestWindow:
             for _ in range(100):
                 bounded_mailbox.put_message({"kind": "SESSION"})
 
-    @given(st.lists(st.tuples(st.sampled_from(["put", "take", "later"]), st.integers(0, 5), st.integers(0, 9000))))
+    @given(st.lists(st.tuples(st.sampled_from(["put", "take", "announce"]), st.integers(0, 5), st.integers(0, 9000))))
     def test_held_bytes_match_the_unrequested_tensors(self, moves: list[tuple[str, int, int]]) -> None:
         mailbox = Mailbox("gpu/0", "npu/0", window=10_000, clock=FakeClock())
         sizes: dict[Key, int] = {}
@@ -319,13 +319,13 @@ class TestWindow:
                 mailbox.take(each, 0.0)
                 taken_keys.add(each)
                 del sizes[each]
-            elif move == "later" and each not in taken_keys:
-                mailbox.later(each)
+            elif move == "announce" and each not in taken_keys:
+                mailbox.announce_receive(each)
                 requested_keys.add(each)
-            assert mailbox.held == sum(
+            assert mailbox.unrequested_bytes == sum(
                 count_held_bytes(size) for each, size in sizes.items() if each not in requested_keys
             )
-            assert mailbox.flows == (mailbox.held <= 10_000)
+            assert mailbox.accepts_data == (mailbox.unrequested_bytes <= 10_000)
 
 
 SMALL = np.zeros(1, np.uint8)

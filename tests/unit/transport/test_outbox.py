@@ -17,7 +17,7 @@ from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Header, Kind, cou
 from whale_nebula.wire.tensor import find_dtype_code
 
 
-def make_parcel(size: int, kind: Kind = Kind.SCALAR) -> OutgoingItem:
+def make_item(size: int, kind: Kind = Kind.SCALAR) -> OutgoingItem:
     header = Header(kind, source=0, destination=1, program=7, dtype=find_dtype_code("uint8"), dims=(size,))
     return OutgoingItem(header, np.zeros(size, np.uint8))
 
@@ -29,14 +29,17 @@ def make_message(number: int) -> OutgoingItem:
 
 def make_outbox(budget: int, **options: Any) -> Outbox:
     """An outbox of a side that is in a step and has a connection."""
-    outbox = Outbox(open_pair(stepping=True)[0], budget, beat=1000.0, **options)
+    outbox = Outbox(open_pair(stepping=True)[0], budget, heartbeat_interval=1000.0, **options)
     outbox.connect(1, ())
     return outbox
 
 
 def take_sizes(outbox: Outbox, count: int) -> list[int | None]:
     """The payloads of the next frames; None where there is none."""
-    return [None if shipment is None else shipment.packet[1].size for shipment in (outbox.next() for _ in range(count))]
+    return [
+        None if yield_frames is None else yield_frames.packet[1].size
+        for yield_frames in (outbox.take_next() for _ in range(count))
+    ]
 
 
 def run_in_thread(call: Callable[[], object]) -> Callable[[], object]:
@@ -47,111 +50,111 @@ def run_in_thread(call: Callable[[], object]) -> Callable[[], object]:
     return lambda: future.result(20.0)
 
 
-def test_parcel_size_is_its_bytes_on_the_wire() -> None:
-    assert make_parcel(3 * CHUNK_BYTES).size == count_wire_bytes(3 * CHUNK_BYTES)
-    assert make_parcel(3 * CHUNK_BYTES, Kind.CONTROL).size == 3 * CHUNK_BYTES + HEADER_BYTES
+def test_item_size_is_its_bytes_on_the_wire() -> None:
+    assert make_item(3 * CHUNK_BYTES).size == count_wire_bytes(3 * CHUNK_BYTES)
+    assert make_item(3 * CHUNK_BYTES, Kind.CONTROL).size == 3 * CHUNK_BYTES + HEADER_BYTES
 
 
-def test_urgent_parcel_is_sent_between_frames_of_others() -> None:
+def test_urgent_item_is_sent_between_frames_of_others() -> None:
     outbox = make_outbox(1 << 30)
     for size in (CHUNK_BYTES + 1, 3):
-        assert outbox.put(make_parcel(size), 1.0, "npu/0")
+        assert outbox.put(make_item(size), 1.0, "npu/0")
     assert take_sizes(outbox, 1) == [CHUNK_BYTES]
     urgent = make_message(5)
     outbox.queue_urgent(urgent)
     assert take_sizes(outbox, 4) == [urgent.payload.size, 1, 3, None]
 
 
-def test_acknowledged_parcel_is_released() -> None:
-    talk, other = open_pair(stepping=True)
-    outbox = Outbox(talk, 1 << 30, beat=1000.0)
+def test_acknowledged_item_is_released() -> None:
+    conversation, other = open_pair(stepping=True)
+    outbox = Outbox(conversation, 1 << 30, heartbeat_interval=1000.0)
     outbox.connect(1, ())
-    parcel = make_parcel(2 * CHUNK_BYTES)
-    payload_reference = weakref.ref(parcel.payload)
-    outbox.put(parcel, 1.0, "npu/0")
+    item = make_item(2 * CHUNK_BYTES)
+    payload_reference = weakref.ref(item.payload)
+    outbox.put(item, 1.0, "npu/0")
     for _ in range(2):
-        shipment = outbox.next()
-        assert shipment is not None
-        other.receive(b"".join(map(bytes, shipment.packet)))
-    beat = b"".join(map(bytes, other.build_heartbeat()))
-    del parcel, shipment
-    talk.receive(beat)
+        yield_frames = outbox.take_next()
+        assert yield_frames is not None
+        other.receive(b"".join(map(bytes, yield_frames.packet)))
+    heartbeat = b"".join(map(bytes, other.build_heartbeat()))
+    del item, yield_frames
+    conversation.receive(heartbeat)
     assert payload_reference() is None
 
 
-def test_parcel_above_the_budget_waits_for_room() -> None:
+def test_item_above_the_budget_waits_for_room() -> None:
     waiting = Waiters()
-    outbox = make_outbox(1000 + 2 * HEADER_BYTES, waiting=waiting.waiting)
-    outbox.put(make_parcel(600), 1.0, "npu/0")
+    outbox = make_outbox(1000 + 2 * HEADER_BYTES, enter_wait=waiting.enter_wait)
+    outbox.put(make_item(600), 1.0, "npu/0")
     with pytest.raises(DeadlineError, match="to send to worker 'npu/0'"):
-        outbox.put(make_parcel(601), 0.01, "npu/0")
-    result = run_in_thread(lambda: outbox.put(make_parcel(601), 20.0, "npu/0"))
-    shipment = outbox.next()
-    assert shipment is not None
+        outbox.put(make_item(601), 0.01, "npu/0")
+    result = run_in_thread(lambda: outbox.put(make_item(601), 20.0, "npu/0"))
+    yield_frames = outbox.take_next()
+    assert yield_frames is not None
     wait_until(lambda: waiting.count == 1)  # while a sender waits, this process blocks no other sender
-    outbox.done(shipment.share)
+    outbox.release_budget(yield_frames.share)
     assert result() is True and waiting.count == 0
     assert take_sizes(outbox, 2) == [601, None]
-    assert outbox.written == make_parcel(600).size
+    assert outbox.written_bytes == make_item(600).size
 
 
-def test_parcel_larger_than_the_budget_is_accepted_alone() -> None:
+def test_item_larger_than_the_budget_is_accepted_alone() -> None:
     outbox = make_outbox(10)
-    assert outbox.put(make_parcel(1000), 1.0, "npu/0")
+    assert outbox.put(make_item(1000), 1.0, "npu/0")
     with pytest.raises(DeadlineError):
-        outbox.put(make_parcel(1), 0.01, "npu/0")
+        outbox.put(make_item(1), 0.01, "npu/0")
 
 
-def test_finish_sends_queued_parcels_and_the_farewell() -> None:
+def test_finish_sends_queued_items_and_the_farewell() -> None:
     outbox = make_outbox(10_000)
     farewell = make_message(6)
-    outbox.put(make_parcel(1), 1.0, "npu/0")
+    outbox.put(make_item(1), 1.0, "npu/0")
     assert outbox.finish(farewell)
-    assert not outbox.finish(make_parcel(3))
-    assert outbox.put(make_parcel(4), 1.0, "npu/0") is False
-    assert not outbox.drained
+    assert not outbox.finish(make_item(3))
+    assert outbox.put(make_item(4), 1.0, "npu/0") is False
+    assert not outbox.is_drained
     assert take_sizes(outbox, 3) == [1, farewell.payload.size, None]
-    assert outbox.drained
+    assert outbox.is_drained
 
 
-@pytest.mark.parametrize("end", ["finish", "stop", "forget", "queue_last"])
+@pytest.mark.parametrize("end", ["finish", "stop", "drop_queued", "queue_last"])
 def test_end_releases_a_blocked_sender(end: str) -> None:
     outbox = make_outbox(10)
-    outbox.put(make_parcel(1000), 1.0, "npu/0")
-    result = run_in_thread(lambda: outbox.put(make_parcel(1), 20.0, "npu/0"))
+    outbox.put(make_item(1000), 1.0, "npu/0")
+    result = run_in_thread(lambda: outbox.put(make_item(1), 20.0, "npu/0"))
     getattr(outbox, end)(*([make_message(7)] if end == "queue_last" else []))
     assert result() is False
 
 
-def test_last_parcel_is_sent_after_all_others() -> None:
+def test_last_item_is_sent_after_all_others() -> None:
     outbox, last, urgent = make_outbox(10), make_message(7), make_message(8)
-    outbox.put(make_parcel(1000), 1.0, "npu/0")
-    assert outbox.queue_last(last) and not outbox.put(make_parcel(1), 1.0, "npu/0")
+    outbox.put(make_item(1000), 1.0, "npu/0")
+    assert outbox.queue_last(last) and not outbox.put(make_item(1), 1.0, "npu/0")
     assert take_sizes(outbox, 3) == [1000, last.payload.size, None]
     assert outbox.queue_urgent(urgent) and take_sizes(outbox, 1) == [urgent.payload.size]
-    outbox.forget()
+    outbox.drop_queued()
     assert not outbox.queue_last(last)
 
 
-def test_forget_drops_all_but_urgent_parcels() -> None:
+def test_drop_queued_drops_all_but_urgent_items() -> None:
     outbox = make_outbox(1 << 30)
-    outbox.put(make_parcel(2 * CHUNK_BYTES), 1.0, "npu/0")
+    outbox.put(make_item(2 * CHUNK_BYTES), 1.0, "npu/0")
     assert take_sizes(outbox, 1) == [CHUNK_BYTES]
-    outbox.put(make_parcel(2), 1.0, "npu/0")
-    outbox.forget()
+    outbox.put(make_item(2), 1.0, "npu/0")
+    outbox.drop_queued()
     urgent = make_message(7)
     outbox.queue_urgent(urgent)
     assert take_sizes(outbox, 2) == [urgent.payload.size, None]
 
 
-def test_answers_and_resent_frames_precede_new_parcels() -> None:
+def test_answers_and_resent_frames_precede_new_items() -> None:
     outbox = make_outbox(10_000)
-    outbox.put(make_parcel(5), 1.0, "npu/0")
+    outbox.put(make_item(5), 1.0, "npu/0")
     frames = [(bytes(3), np.zeros(size, np.uint8)) for size in (1, 2)]
-    outbox.again(frames[1:])
+    outbox.queue_resent(frames[1:])
     outbox.answer(frames[:1])
     assert take_sizes(outbox, 4) == [1, 2, 5, None]
-    outbox.broken(2)
+    outbox.mark_broken(2)
     assert outbox.connection == 1
-    outbox.broken(1)
-    assert outbox.put(OutgoingItem(*frame_message(0, STEP)[0]), 1.0, "npu/0") and outbox.next() is None
+    outbox.mark_broken(1)
+    assert outbox.put(OutgoingItem(*frame_message(0, STEP)[0]), 1.0, "npu/0") and outbox.take_next() is None

@@ -26,7 +26,7 @@ from whale_nebula.errors import (
     RemoteProtocolError,
 )
 from whale_nebula.transport import peer
-from whale_nebula.transport.base import Faults, lost_error
+from whale_nebula.transport.base import FaultPolicy, lost_error
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key
@@ -338,7 +338,7 @@ class TestAbsence:
 def test_repeated_damage_at_one_frame_is_given_up() -> None:
     from whale_nebula.errors import DamagedFrameError
 
-    faults = Faults()
+    faults = FaultPolicy()
     damage = DamagedFrameError("no")
     assert [faults.should_give_up(damage, 5) for _ in range(9)] == [False] * 8 + [True]
     assert not faults.should_give_up(damage, 6)

@@ -19,6 +19,7 @@ from whale_nebula.errors import (
 from whale_nebula.wire.greeting import (
     Handshake,
     Hello,
+    build_salt,
     build_transcript,
     derive_conversation_number,
     read_hello_message,

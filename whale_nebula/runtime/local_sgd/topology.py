@@ -72,7 +72,7 @@ class Ends:
         same time, and a link delays tensors that the receiver has not requested.
         """
         for first in self.others.values() if self.leads else ():
-            self.links[first].later(self._key(when, fragment, self._place(self.cluster), first, self.worker))
+            self.links[first].announce_receive(self._key(when, fragment, self._place(self.cluster), first, self.worker))
         for cluster, first in self.others.items() if self.leads else ():
             self._send(self._key(when, fragment, self._place(cluster), self.worker, first), data, raw)
 

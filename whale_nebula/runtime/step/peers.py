@@ -77,7 +77,7 @@ class Wires(Peers):
 
     def later(self, bundle: Bundle) -> Sequence[Later]:
         """Numbers that are only returned, received in the background."""
-        self.links[bundle.source].later(self._bundle_key(bundle))
+        self.links[bundle.source].announce_receive(self._bundle_key(bundle))
         promise = self.promises.submit(self.receive, bundle)
         return [Later(promise, place, spec) for place, spec in enumerate(bundle.specs)]
 

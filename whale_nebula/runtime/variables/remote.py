@@ -175,7 +175,7 @@ class Ledger:
         for slot, each in wanted:
             key = key_of(slot, each.source, here)
             session.expected.add_value(key, *each.spec)
-            session.links[each.source].later(key)
+            session.links[each.source].announce_receive(key)
         session.meet(doing)
         for slot, each in enumerate(several):
             if each.source == here:
@@ -236,7 +236,7 @@ class Ledger:
             key = self._key(slot, kept, self.session.worker, exchange)
             shape = (shapes or {}).get(kept.path, kept.variable.shape)
             self.session.expected.add_value(key, kept.variable.dtype.name, shape)
-            self.session.links[kept.holders[0]].later(key)
+            self.session.links[kept.holders[0]].announce_receive(key)
 
     def _receive(self, slot: int, kept: Kept) -> Any:
         key = self._key(slot, kept, self.session.worker)

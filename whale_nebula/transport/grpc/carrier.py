@@ -11,9 +11,9 @@ from functools import partial
 from whale_nebula.errors import NebulaError, TransportError
 from whale_nebula.transport.base import CarrierState, Receiver, lost_error
 from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.grpc.connection import Connection, Lane, reason
-from whale_nebula.transport.grpc.listener import FrameReceiver, StreamRequest
-from whale_nebula.transport.grpc.options import probe
+from whale_nebula.transport.grpc.connection import Connection, Lane, describe_error
+from whale_nebula.transport.grpc.listener import FrameHandler, StreamRequest
+from whale_nebula.transport.grpc.options import probe_address
 from whale_nebula.wire.tensor import Bytes
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -24,7 +24,7 @@ _KEEPER_SECONDS = 0.5  # the thread holds no resources by then: one that still p
 class GrpcCarrier(ABC):
     """One worker's transport to another over gRPC. A new connection replaces the previous one.
 
-    A separate thread (`_keep` of the subclass) opens connections or supervises them.
+    A separate thread (`_maintain_connection` of the subclass) opens connections or supervises them.
     """
 
     def __init__(self, here: str, there: str, where: str, deadlines: Deadlines) -> None:
@@ -32,40 +32,40 @@ class GrpcCarrier(ABC):
         self.there = there
         self.where = where
         self._deadlines = deadlines
-        self._gate = threading.RLock()  # one call into the link at a time, and only for the current connection
+        self._link_lock = threading.RLock()  # one call into the link at a time, and only for the current connection
         self._changed = threading.Condition()
         self._receiver: Receiver | None = None
         self._connection: Connection | None = None
         self._opening: Lane | None = None  # the lane of an attempt to connect
         self._closed = False
         self._rate: float | None = None
-        self._since = time.monotonic()
+        self._changed_at = time.monotonic()
         self._connections = 0
-        self._met = False  # whether the other worker has ever authenticated
+        self._was_connected = False  # whether the other worker has ever authenticated
         self._refusals = 0
         self._trouble = ""
         self._refusal: NebulaError | None = None
-        self._keeper = threading.Thread(target=self._run, name=f"nebula-keep-{there}", daemon=True)
+        self._keeper_thread = threading.Thread(target=self._run, name=f"nebula-keep-{there}", daemon=True)
 
     def start(self, receiver: Receiver) -> None:
         """Begin to connect."""
         self._receiver = receiver
-        self._keeper.start()
+        self._keeper_thread.start()
 
     def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
         """Join header and chunk, the only copy made here, and queue the frame."""
-        with self._gate:
-            present = self._connection if connection == self._connections else None
-        if present is None:
+        with self._link_lock:
+            current = self._connection if connection == self._connections else None
+        if current is None:
             return False
         frame = b"".join((header, chunk.data)) if chunk.size else bytes(header)
-        return present.send(frame)
+        return current.send(frame)
 
     def opened(self) -> None:
         """The greeting is complete: all lanes may be used."""
-        with self._gate:
+        with self._link_lock:
             if self._connection is not None:
-                self._trouble, self._refusal, self._met = "", None, True
+                self._trouble, self._refusal, self._was_connected = "", None, True
                 self._connection.met = True
                 self._connection.opened.set()
 
@@ -93,29 +93,29 @@ class GrpcCarrier(ABC):
             connection.end("closed")
         if (opening := self._opening) is not None:
             opening.end("closed")
-        if self._keeper.ident is not None and self._keeper is not threading.current_thread():
-            self._keeper.join(_KEEPER_SECONDS)
+        if self._keeper_thread.ident is not None and self._keeper_thread is not threading.current_thread():
+            self._keeper_thread.join(_KEEPER_SECONDS)
 
     def state(self) -> CarrierState:
         """The state of the connection."""
         return CarrierState(self._connection is not None, self._connections, self._trouble, self._refusal)
 
     @abstractmethod
-    def _keep(self) -> None:
+    def _maintain_connection(self) -> None:
         """Maintain the connection until the carrier is closed."""
 
     def _run(self) -> None:
         try:
-            self._keep()
+            self._maintain_connection()
         except NebulaError as error:
             self._give_up(error)
         except Exception as error:
             _LOG.exception("the carrier to %s has failed", self.there)
-            self._give_up(lost_error(self.there, f"the carrier of this side has failed: {reason(error)}"))
+            self._give_up(lost_error(self.there, f"the carrier of this side has failed: {describe_error(error)}"))
 
     def _adopt(self, connection: Connection, trouble: str = "") -> None:
         """Replace the connection by a new one; `trouble` is a problem on the path beyond it, or ""."""
-        while not self._take_place(connection, trouble):
+        while not self._make_current(connection, trouble):
             before = self._connection
             if before is not None:
                 before.end(_REPLACED)
@@ -125,25 +125,25 @@ class GrpcCarrier(ABC):
             self._changed.notify_all()
         connection.on_end(lambda why: self._forget(connection, why))
 
-    def _take_place(self, connection: Connection, trouble: str) -> bool:
+    def _make_current(self, connection: Connection, trouble: str) -> bool:
         """Make a connection the current one; False if another one is still active. A late one is ended."""
-        with self._gate:
+        with self._link_lock:
             if self._closed or self._receiver is None:
                 connection.end("this side has closed the link")
                 return True
             if self._connection is not None:
                 return False
-            self._connection, self._since, self._trouble = connection, time.monotonic(), trouble
+            self._connection, self._changed_at, self._trouble = connection, time.monotonic(), trouble
             self._connections += 1
             self._refusals = 0
             self._receiver.up(self._connections)
             return True
 
     def _forget(self, connection: Connection, why: str) -> None:
-        with self._gate:
+        with self._link_lock:
             if self._connection is not connection or self._receiver is None:
                 return
-            self._connection, self._since, self._trouble = None, time.monotonic(), why
+            self._connection, self._changed_at, self._trouble = None, time.monotonic(), why
             if not self._closed:
                 _LOG.info("the connection between %s and %s is lost: %s", self.here, self.there, why)
             self._receiver.down(why)
@@ -152,16 +152,16 @@ class GrpcCarrier(ABC):
 
     def _receive(self, connection: Connection, frame: bytes) -> None:
         """Pass on one frame of one connection, in the thread that reads it."""
-        with self._gate:
+        with self._link_lock:
             if self._connection is connection and self._receiver is not None:
                 self._receiver.message(frame)
 
     def _give_up(self, error: NebulaError) -> None:
-        with self._gate:
+        with self._link_lock:
             if self._receiver is not None and not self._closed:
                 self._receiver.lost(error)
 
-    def _rest(self, seconds: float, *, unless_connected: bool | None = None) -> bool:
+    def _wait(self, seconds: float, *, unless_connected: bool | None = None) -> bool:
         """Wait this long, or until it is closed or connected (or disconnected); returns whether to continue."""
 
         def woken() -> bool:
@@ -176,7 +176,7 @@ class GrpcCarrier(ABC):
         before is dead. A refusal may also come from another process at that address, whose worker is being restarted.
         """
         self._refusals += 1
-        if not self._met or self._refusals < 2:
+        if not self._was_connected or self._refusals < 2:
             return None
         return lost_error(self.there, f"its address {self.where} refused twice: no process listens on the port")
 
@@ -196,7 +196,7 @@ class AwaitingCarrier(GrpcCarrier):
         self._was_open = False
         self._trouble = "it has not connected yet"
 
-    def take(self, request: StreamRequest, lane: Lane) -> FrameReceiver:
+    def take(self, request: StreamRequest, lane: Lane) -> FrameHandler:
         """Accept an incoming stream, whose dialler was authenticated as the other worker."""
         if self._closed or self._receiver is None:
             raise TransportError(f"worker '{self.here}' is {'closing its link' if self._closed else 'not ready yet'}")
@@ -206,33 +206,33 @@ class AwaitingCarrier(GrpcCarrier):
             # The link greets at once: its frames wait in the lane until gRPC requests them.
             self._adopt(connection)
         else:
-            present = self._connection
-            if present is None or present.name != request.connection or not present.add(request.lane, lane):
+            current = self._connection
+            if current is None or current.name != request.connection or not current.add(request.lane, lane):
                 raise TransportError("the connection of this lane no longer exists")
-            connection = present
-        connection.hold(request.lane, lane)
+            connection = current
+        connection.hold_reading(request.lane, lane)
         return partial(self._receive, connection)
 
-    def _keep(self) -> None:
+    def _maintain_connection(self) -> None:
         attempt = 0
         while not self._closed:
             if self._connection is not None:
                 attempt = 0
                 self._was_open = self._was_open or (self.where != "" and self._is_port_open())
-                self._rest(self._deadlines.look, unless_connected=False)
+                self._wait(self._deadlines.check_interval, unless_connected=False)
             else:
-                self._rest(_PROMPT_SECONDS + self._deadlines.retry_pause(attempt), unless_connected=True)
+                self._wait(_PROMPT_SECONDS + self._deadlines.draw_retry_pause(attempt), unless_connected=True)
                 attempt += 1
                 if self._was_open and self._connection is None:
                     self._is_port_open()
 
     def _is_port_open(self) -> bool:
         """Whether the other worker's own port is still open; raises once it has refused twice."""
-        found = probe(self.where, self._deadlines.connect)
-        if found.found != "refused":
+        probe = probe_address(self.where, self._deadlines.connect)
+        if probe.outcome != "refused":
             self._refusals = 0
             return True
-        dead = self._count_refusal()
-        if dead is not None and self._connection is None:
-            raise dead
+        worker_death = self._count_refusal()
+        if worker_death is not None and self._connection is None:
+            raise worker_death
         return False

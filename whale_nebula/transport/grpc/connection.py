@@ -50,22 +50,22 @@ class Lane:
         self.finished = False  # this side has ended it, and all its frames have left
         self.on_end: Callable[[str], None] = lambda why: None
         self.begin: Callable[[], object] = lambda: None  # waits until frames may be read
-        self._breaks: Callable[[str], None] = lambda why: None  # no effect until a stream is attached
+        self._abort: Callable[[str], None] = lambda why: None  # no effect until a stream is attached
         self._frame: bytes | None = None
         self._finishing = False
-        self._broken = False
+        self._is_aborted = False
 
     def join(self, room: Room) -> None:
         """Share the send budget of a connection from now on; no thread may be waiting at this lane."""
-        self.room, self._filled = room, threading.Condition(room.lock)
+        self.room, self._frame_queued = room, threading.Condition(room.lock)
 
-    def attach(self, breaks: Callable[[str], None]) -> None:
+    def attach_stream(self, abort: Callable[[str], None]) -> None:
         """Set the function that aborts the stream."""
         with self.room:
-            self._breaks = breaks
+            self._abort = abort
             over = self.over
         if over:
-            breaks(self.why)
+            abort(self.why)
 
     def send(self, frame: bytes) -> bool:
         """Queue one frame, waiting for room; False if the stream has ended."""
@@ -83,10 +83,10 @@ class Lane:
         if self.over or self._finishing:
             return False
         self._frame = frame
-        self._filled.notify_all()
+        self._frame_queued.notify_all()
         return True
 
-    def outgoing(self) -> Iterator[bytes]:
+    def yield_frames(self) -> Iterator[bytes]:
         """Yield the frames for gRPC. A stream that must be aborted is aborted before its frames end: a graceful end
         would mean to the other side that everything was sent. A finished stream yields its last message however late
         gRPC requests it: its connection may be over by then, as lane 0 ends first, and a plain end would look like an
@@ -94,8 +94,8 @@ class Lane:
         """
         while True:
             with self.room:
-                while not (self._broken if self.over else self._frame is not None or self._finishing):
-                    self._filled.wait()
+                while not (self._is_aborted if self.over else self._frame is not None or self._finishing):
+                    self._frame_queued.wait()
                 frame, self._frame = None if self.over else self._frame, None
                 self.room.notify_all()
             if frame is None:
@@ -118,17 +118,17 @@ class Lane:
                     self._pace()
                 receive(frame)
         except Exception as error:  # gRPC also raises plain exceptions; after any of them this stream is over
-            self.lose(reason(error))
+            self.mark_lost(describe_error(error))
         else:
             self.ended_gracefully = ended and not self.over
-            self.lose("the stream has ended")
+            self.mark_lost("the stream has ended")
         return self.why
 
     def _pace(self) -> None:
         """Block the reader, and so the sender, while empty frames arrive too fast."""
         while not (self.room.bare.take() or self.over):
             with self.room:
-                self._filled.wait(1.0 / _BARE_A_SECOND)
+                self._frame_queued.wait(1.0 / _BARE_A_SECOND)
 
     def finish(self) -> None:
         """Accept no more frames; once the last one has left, this side of the stream ends gracefully."""
@@ -136,12 +136,12 @@ class Lane:
             self._finishing = True
             self._wake_all()
 
-    def lose(self, why: str) -> None:
+    def mark_lost(self, why: str) -> None:
         """The stream has ended. It is an error unless this side had sent everything."""
         with self.room:
-            said_all = self._finishing and self._frame is None
-            if said_all and not self.over:
-                self.finished, self._breaks = True, lambda why: None
+            sent_everything = self._finishing and self._frame is None
+            if sent_everything and not self.over:
+                self.finished, self._abort = True, lambda why: None
         self.end(why)
 
     def end(self, why: str) -> None:
@@ -151,21 +151,21 @@ class Lane:
                 return
             self.over, self.why = True, why
             self._frame = None
-            breaks = self._breaks
+            abort = self._abort
         try:
-            breaks(why)
+            abort(why)
         finally:
             with self.room:
-                self._broken = True
+                self._is_aborted = True
                 self._wake_all()
         self.on_end(why)
 
     def _wake_all(self) -> None:
-        self._filled.notify_all()
+        self._frame_queued.notify_all()
         self.room.notify_all()
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The reason of an error, in one line. gRPC's errors have it in `details`, which may be text of the other side."""
     details = getattr(error, "details", None)
     text = details() if callable(details) else None
@@ -209,14 +209,14 @@ class Connection:
             if not late:
                 if lane.room is not self.room:
                     lane.join(self.room)
-                lane.on_end = partial(self._lane_ended, number, lane)
+                lane.on_end = partial(self._handle_lane_end, number, lane)
                 self._lanes[number] = lane
                 if self.closing:
                     lane.finish()
         if late:
             lane.end(self._why or f"lane {number} was opened twice")
         elif lane.over:  # before `on_end` was set
-            self._lane_ended(number, lane, lane.why)
+            self._handle_lane_end(number, lane, lane.why)
         return not late
 
     def on_end(self, report: Callable[[str], None]) -> None:
@@ -228,7 +228,7 @@ class Connection:
         if over:
             report(self._why)
 
-    def hold(self, number: int, lane: Lane) -> None:
+    def hold_reading(self, number: int, lane: Lane) -> None:
         """Block reading of a lane until the link is notified of the connection and, above lane 0, until the greeting is
         complete.
         """
@@ -272,7 +272,7 @@ class Connection:
         for callback in callbacks:
             callback(why)
 
-    def _lane_ended(self, number: int, lane: Lane, why: str) -> None:
+    def _handle_lane_end(self, number: int, lane: Lane, why: str) -> None:
         """Handle the end of a lane. A lane above 0 that ends gracefully is only removed: the last messages are sent on
         lane 0. After these the other lanes end by themselves: aborting them would look to the other side like lost
         messages. A lane that aborts while this side closes, such as one that was still being opened, is also only
@@ -281,7 +281,7 @@ class Connection:
         if not (lane.ended_gracefully or lane.finished or (number and self.closing)):
             self.end(why)
         elif number == 0:
-            self._end(why, Lane.lose)
+            self._end(why, Lane.mark_lost)
         else:
             with self.room:
                 self._lanes.pop(number, None)

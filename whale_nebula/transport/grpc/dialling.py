@@ -19,13 +19,13 @@ from whale_nebula.security import Credentials, CurrentCredentials, Identity, Pee
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
-from whale_nebula.transport.grpc.connection import Connection, Lane, reason
+from whale_nebula.transport.grpc.connection import Connection, Lane, describe_error
 from whale_nebula.transport.grpc.listener import LANES, METHOD, TROUBLE, StreamRequest, check_proof
-from whale_nebula.transport.grpc.options import make_channel_credentials, probe
+from whale_nebula.transport.grpc.options import make_channel_credentials, probe_address
 
 _LOG = logging.getLogger("whale_nebula.transport")
-_LONGEST = 300
-_FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
+_MAX_TROUBLE_LENGTH = 300
+_FINAL_CODES = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 
 
 class Target(NamedTuple):
@@ -74,18 +74,20 @@ def dial(
     If the accepting side reports that the path beyond it is closed, the reason is in the lane's `trouble`. Raises
     `TransportError` for a transient error, and another NebulaError for a refusal.
     """
-    shown = credentials or (target.credentials() if target.credentials else None)
-    choice = options.client(deadlines, rate, name=target.identity.dns if shown and target.identity else None)
-    channel = (
-        grpc.insecure_channel(target.address, choice)
-        if shown is None
-        else grpc.secure_channel(target.address, make_channel_credentials(shown), choice)
+    used_credentials = credentials or (target.credentials() if target.credentials else None)
+    channel_options = options.make_client_options(
+        deadlines, rate, name=target.identity.dns if used_credentials and target.identity else None
     )
-    call = channel.stream_stream(METHOD)(lane.outgoing(), metadata=request.metadata())
-    lane.attach(lambda why: call.cancel())
+    channel = (
+        grpc.insecure_channel(target.address, channel_options)
+        if used_credentials is None
+        else grpc.secure_channel(target.address, make_channel_credentials(used_credentials), channel_options)
+    )
+    call = channel.stream_stream(METHOD)(lane.yield_frames(), metadata=request.metadata())
+    lane.attach_stream(lambda why: call.cancel())
     answer: dict[str, Any] = {}
-    settled = threading.Event()
-    unproven: list[NebulaError] = []
+    answered = threading.Event()
+    proof_errors: list[NebulaError] = []
 
     def run() -> None:
         try:
@@ -94,31 +96,33 @@ def dial(
                 lane.certified_peer = target.check_answer(request, answer)
         except Exception as error:  # of any kind: the peer is not authenticated
             wrong = (
-                error if isinstance(error, NebulaError) else TransportError("cannot verify the peer", why=reason(error))
+                error
+                if isinstance(error, NebulaError)
+                else TransportError("cannot verify the peer", why=describe_error(error))
             )
-            unproven.append(wrong)
+            proof_errors.append(wrong)
             lane.end(wrong.what)
         finally:
-            settled.set()
+            answered.set()
         if LANES in answer:
             lane.read(call, receive)
             channel.close()
 
     threading.Thread(target=run, name="nebula-receive", daemon=True).start()
-    if not settled.wait(deadlines.connect):
+    if not answered.wait(deadlines.connect):
         lane.end(f"{target.address} did not answer within {deadlines.connect:g} s")
         channel.close()
         raise TransportError(lane.why)
-    if unproven:
-        raise unproven[0]
+    if proof_errors:
+        raise proof_errors[0]
     if LANES not in answer:
         error = _refusal(target, call, lane, deadlines.connect)
         channel.close()
         raise error
-    trouble = unquote(str(answer.get(TROUBLE, "")))[:_LONGEST]
+    trouble = unquote(str(answer.get(TROUBLE, "")))[:_MAX_TROUBLE_LENGTH]
     lane.trouble = trouble if trouble.isprintable() else ""
-    asked = str(answer[LANES])
-    return min(int(asked), options.LANES_WITHOUT_BBR) if re.fullmatch("[0-9]{1,4}", asked) else 1
+    requested_lanes = str(answer[LANES])
+    return min(int(requested_lanes), options.LANES_WITHOUT_BBR) if re.fullmatch("[0-9]{1,4}", requested_lanes) else 1
 
 
 def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaError:
@@ -132,13 +136,13 @@ def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaErr
         return IdentityError(f"the process at {target.address} is not a worker", why=lane.why)
     except grpc.FutureCancelledError:
         pass  # its own reason is in the call's code
-    code, why = call.code(), reason(call)
+    code, why = call.code(), describe_error(call)
     lane.end(why)
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return IdentityError(f"the process at {target.address} is not a worker", why=why)
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return LinkClosedError(why)
-    if code in _FINAL:
+    if code in _FINAL_CODES:
         mend = "fix the reason above; for a certificate, run whale-nebula doctor --config clusters.yaml on both sides"
         return IdentityError(f"{target.address} refuses this worker: {why}", mend=mend)
     return TransportError(f"cannot connect to {target.address}", why=why)
@@ -153,9 +157,9 @@ class DiallingCarrier(GrpcCarrier):
         super().__init__(here, there, target.address, deadlines)
         self._run_id = run
         self._target = target
-        self._diagnosed: type[object] | None = None
+        self._last_diagnosis: type[object] | None = None
 
-    def _keep(self) -> None:
+    def _maintain_connection(self) -> None:
         attempt = 0
         while not self._closed:
             trouble: TransportError | None = None
@@ -171,7 +175,7 @@ class DiallingCarrier(GrpcCarrier):
             if trouble is not None and not self._closed:
                 self._diagnose_failure(trouble)  # its error is raised as it is
                 attempt += 1
-            if not self._rest(self._deadlines.retry_pause(attempt)):
+            if not self._wait(self._deadlines.draw_retry_pause(attempt)):
                 return
 
     def _run_connection(self) -> bool:
@@ -180,18 +184,20 @@ class DiallingCarrier(GrpcCarrier):
         credentials = current() if current else None
         connection = Connection(secrets.token_hex(8))
         try:
-            lane, asked = self._open(connection, 0, credentials)
+            lane, requested_lanes = self._open(connection, 0, credentials)
         except BaseException:
             connection.end("it was not opened")  # a thread that reads it must not wait forever
             raise
-        lanes = max(options.lanes(), asked)
+        lanes = max(options.count_lanes(), requested_lanes)
         if not connection.over:
             self._adopt(connection, self._name_gateway(lane.trouble) if lane.trouble else "")
-        widened = False
-        while not connection.wait_for_end(self._deadlines.look if widened else 0.05) and not self._closed:
-            if not widened and connection.opened.is_set() and not connection.over:
+        has_all_lanes = False
+        while (
+            not connection.wait_for_end(self._deadlines.check_interval if has_all_lanes else 0.05) and not self._closed
+        ):
+            if not has_all_lanes and connection.opened.is_set() and not connection.over:
                 self._open_further_lanes(connection, lanes, credentials)
-                widened = True
+                has_all_lanes = True
             if current is None:
                 continue
             if current() is not credentials:
@@ -206,37 +212,37 @@ class DiallingCarrier(GrpcCarrier):
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> tuple[Lane, int]:
         request = StreamRequest(self._run_id, self.here, self.there, connection.name, number)
         lane = Lane(connection.room)
-        connection.hold(number, lane)
+        connection.hold_reading(number, lane)
         self._opening = lane
         if self._closed:
             lane.end("closed")
         receive = partial(self._receive, connection)
-        asked = dial(
+        requested_lanes = dial(
             self._target, request, lane, receive, deadlines=self._deadlines, rate=self._rate, credentials=credentials
         )
         self._opening = None
         connection.add(number, lane)
-        return lane, asked
+        return lane, requested_lanes
 
     def _open_further_lanes(self, connection: Connection, lanes: int, credentials: Credentials | None) -> None:
         try:
             for number in range(1, lanes):
                 self._open(connection, number, credentials)
         except NebulaError as error:
-            _LOG.info("%s to %s continues with fewer lanes: %s", self.here, self.there, reason(error))
+            _LOG.info("%s to %s continues with fewer lanes: %s", self.here, self.there, describe_error(error))
 
     def _diagnose_failure(self, error: TransportError) -> None:
         """Diagnose a failed connection: not up yet, dead, or a permanent error, which is raised."""
-        found = probe(self.where, self._deadlines.connect)
-        self._trouble = self._name_gateway(found.why or error.why or error.what)
+        probe = probe_address(self.where, self._deadlines.connect)
+        self._trouble = self._name_gateway(probe.why or error.why or error.what)
         self._refusal = None
         _LOG.debug("%s cannot reach %s: %s", self.here, self.there, self._trouble)
-        if found.found == "refused":
-            dead = self._count_refusal()
-            if dead is not None and not self._target.gateway:
-                raise dead
+        if probe.outcome == "refused":
+            worker_death = self._count_refusal()
+            if worker_death is not None and not self._target.gateway:
+                raise worker_death
             grace = self._deadlines.gateway_grace
-            if self._target.gateway and self._connections and time.monotonic() - self._since > grace:
+            if self._target.gateway and self._connections and time.monotonic() - self._changed_at > grace:
                 raise DeadlineError(
                     f"the gateway at {self.where} has refused connections for {grace:g} s",
                     where=self.where,
@@ -245,12 +251,12 @@ class DiallingCarrier(GrpcCarrier):
                 )
             return
         self._refusals = 0
-        diagnosed = self._target.diagnose() if found.found == "open" else None
+        diagnosed = self._target.diagnose() if probe.outcome == "open" else None
         if isinstance(diagnosed, ExpiredError):
             self._refusal = diagnosed  # it may be renewed: the link waits for that until its patience is over
-        elif diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: not a partial copy of files
+        elif diagnosed is not None and type(diagnosed) is self._last_diagnosis:  # twice: not a partial copy of files
             raise diagnosed
-        self._diagnosed = type(diagnosed)
+        self._last_diagnosis = type(diagnosed)
         self._trouble = self._name_gateway(diagnosed.what) if diagnosed else self._trouble
 
     def _name_gateway(self, trouble: str) -> str:

@@ -50,24 +50,24 @@ class TokenBucket:
     def __init__(self, burst: float, rate: float, *, now: Callable[[], float] = time.monotonic) -> None:
         self._burst, self._rate, self._now = burst, rate, now
         self._lock = threading.Lock()
-        self._left, self._at = burst, now()
+        self._tokens, self._updated_at = burst, now()
 
     def take(self, count: float = 1.0) -> bool:
         """Take tokens if there are enough; returns whether there were."""
         with self._lock:
             now = self._now()
-            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-            self._at = now
-            if self._left < count:
+            self._tokens = min(self._burst, self._tokens + (now - self._updated_at) * self._rate)
+            self._updated_at = now
+            if self._tokens < count:
                 return False
-            self._left -= count
+            self._tokens -= count
             return True
 
     @property
     def full(self) -> bool:
         """Whether it is full, so that it need not be kept."""
         with self._lock:
-            return self._left + (self._now() - self._at) * self._rate >= self._burst
+            return self._tokens + (self._now() - self._updated_at) * self._rate >= self._burst
 
 
 LIMITS = Limits()
@@ -99,40 +99,42 @@ class Buckets:
             return name, self._buckets[name].take()
 
 
-class End(NamedTuple):
+class Endpoint(NamedTuple):
     """The other end of a connection."""
 
     host: str
     port: int
 
 
-def parse_endpoint(peer: str) -> End | None:
+def parse_endpoint(peer: str) -> Endpoint | None:
     """The other end of a call, from gRPC's text for it.
 
     >>> parse_endpoint("ipv4:10.77.0.2:51022"), parse_endpoint("ipv6:%5B::1%5D:7101"), parse_endpoint("unix:/run/x")
-    (End(host='10.77.0.2', port=51022), End(host='::1', port=7101), None)
+    (Endpoint(host='10.77.0.2', port=51022), Endpoint(host='::1', port=7101), None)
     """
     kind, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
-    return End(normalize_address(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
+    return (
+        Endpoint(normalize_address(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
+    )
 
 
 def find_surplus(
-    idle: Mapping[End, float], now: float, limits: Limits, known: Container[str] = frozenset()
-) -> list[End]:
+    idle: Mapping[Endpoint, float], now: float, limits: Limits, known: Container[str] = frozenset()
+) -> list[Endpoint]:
     """The connections to close, among those without a stream, by age and number.
 
     Of each source the newest are kept, and among equal sources those of the emptiest networks. A few connections of a
     `known` source, from which a stream was accepted before, take precedence over all others.
 
-    >>> crowd = {End("10.0.0.9", port): port / 100 for port in range(3)} | {End("10.0.0.1", 7): 0.0}
+    >>> crowd = {Endpoint("10.0.0.9", port): port / 100 for port in range(3)} | {Endpoint("10.0.0.1", 7): 0.0}
     >>> find_surplus(crowd, 1.0, Limits(total=3, address=2))
-    [End(host='10.0.0.9', port=0)]
+    [Endpoint(host='10.0.0.9', port=0)]
     """
     newest_first = sorted(idle, key=lambda end: -idle[end])
     counts: Counter[str] = Counter()
-    surplus: list[End] = []
-    ranked: list[tuple[bool, list[int], End]] = []
+    surplus: list[Endpoint] = []
+    ranked: list[tuple[bool, list[int], Endpoint]] = []
     for end in newest_first:
         source, *networks = find_networks(end.host)
         if now - idle[end] > limits.seconds or counts[source] >= limits.address:
@@ -169,13 +171,15 @@ class ConnectionGuard:
     def __init__(self, port: int, limits: Limits) -> None:
         self._port, self._limits = port, limits
         self._lock = threading.Lock()
-        self._streams: Counter[End] = Counter()
-        self._since: dict[End, float] = {}  # when each without a stream was first seen
+        self._streams: Counter[Endpoint] = Counter()
+        self._idle_since: dict[Endpoint, float] = {}  # when each without a stream was first seen
         self._sources: dict[str, None] = {}  # from which a stream was accepted, the latest last
-        self._known: dict[tuple[int, int], End | None] = {}  # by file and inode: the remote end, if of our port
-        self._troubled = False
+        self._endpoint_by_file: dict[
+            tuple[int, int], Endpoint | None
+        ] = {}  # by file and inode: the remote end, if of our port
+        self._has_failed = False
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nebula-guard", daemon=True)
+        self._thread = threading.Thread(target=self._watch_connections, name="nebula-guard", daemon=True)
 
     def start(self) -> None:
         """Enforce the limits from now on; if a process cannot list its own files, only gRPC's limit applies."""
@@ -208,59 +212,63 @@ class ConnectionGuard:
             if not self._streams[end]:
                 del self._streams[end]
 
-    def _run(self) -> None:
+    def _watch_connections(self) -> None:
         crowded = False
         while not self._over.wait(_BUSY_SECONDS if crowded else _QUIET_SECONDS):
             try:
-                crowded = self._look(time.monotonic()) > self._limits.address // 2
+                crowded = self._close_surplus(time.monotonic()) > self._limits.address // 2
             except Exception:  # no file or memory at present; the thread must continue, or nothing is limited
                 crowded = True
-                if not self._troubled:
+                if not self._has_failed:
                     _LOG.warning("cannot check the connections at present", exc_info=True)
-                self._troubled = True
+                self._has_failed = True
             else:
-                self._troubled = False
+                self._has_failed = False
 
-    def _look(self, now: float) -> int:
+    def _close_surplus(self, now: float) -> int:
         """Close surplus connections; returns the number of those without a stream."""
         files = dict(self._accepted_connections())
         with self._lock:
-            idle = {end: self._since.get(end, now) for end in files.values() if not self._streams[end]}
+            idle = {end: self._idle_since.get(end, now) for end in files.values() if not self._streams[end]}
             known = frozenset(self._sources)
         surplus = set(find_surplus(idle, now, self._limits, known))
         for file, end in files.items():
             if end in surplus:
                 _shut_connection(file, self._port, end)
-        self._since = {end: since for end, since in idle.items() if end not in surplus}
+        self._idle_since = {end: since for end, since in idle.items() if end not in surplus}
         return len(idle)
 
-    def _accepted_connections(self) -> Iterable[tuple[int, End]]:
-        known: dict[tuple[int, int], End | None] = {}
+    def _accepted_connections(self) -> Iterable[tuple[int, Endpoint]]:
+        known: dict[tuple[int, int], Endpoint | None] = {}
         for name in os.listdir(_FILES):
             with contextlib.suppress(OSError):
                 file = int(name)
                 found = os.fstat(file)
                 if stat.S_ISSOCK(found.st_mode):
                     each = file, found.st_ino
-                    known[each] = self._known[each] if each in self._known else _find_other_end(file, self._port)
-        self._known = known
+                    known[each] = (
+                        self._endpoint_by_file[each]
+                        if each in self._endpoint_by_file
+                        else _find_other_end(file, self._port)
+                    )
+        self._endpoint_by_file = known
         return [(file, end) for (file, _), end in known.items() if end is not None]
 
 
-def _find_other_end(file: int, port: int) -> End | None:
+def _find_other_end(file: int, port: int) -> Endpoint | None:
     """The remote address of an accepted connection of a port; None for any other socket."""
     with _copy_socket(file) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
             host, number, *_ = one.getpeername()
-            return End(normalize_address(host), number)
+            return Endpoint(normalize_address(host), number)
     return None
 
 
-def _shut_connection(file: int, port: int, end: End) -> None:
+def _shut_connection(file: int, port: int, end: Endpoint) -> None:
     """Shut down a connection, if the file descriptor was not reused for another one."""
     with contextlib.suppress(OSError), _copy_socket(file) as one:
         host, number, *_ = one.getpeername()
-        if one.getsockname()[1] == port and End(normalize_address(host), number) == end:
+        if one.getsockname()[1] == port and Endpoint(normalize_address(host), number) == end:
             one.shutdown(socket.SHUT_RDWR)
 
 

@@ -18,8 +18,8 @@ from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.carrier import AwaitingCarrier
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
-from whale_nebula.transport.grpc.listener import Dialler, FrameReceiver, Listener, StreamRequest
-from whale_nebula.transport.grpc.options import lanes, make_server_credentials
+from whale_nebula.transport.grpc.listener import Dialler, FrameHandler, Listener, StreamRequest
+from whale_nebula.transport.grpc.options import count_lanes, make_server_credentials
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import ExpectKey
@@ -75,7 +75,7 @@ class Place:
             return True
         if self.address(there) is None:
             if self.listen is None:
-                raise no_route_error(self.here, there)
+                raise _no_route_error(self.here, there)
             return False
         return self.listen is None or self.here > there
 
@@ -117,7 +117,7 @@ class GrpcLinks:
         """Close all links together, each gracefully, and then the port."""
         links = [*self.links.values(), *self._absent_links]
         for link in links:
-            link.part()
+            link.send_farewell()
         for link in links:
             link.close()
         if self._listener is not None:
@@ -155,7 +155,7 @@ class GrpcLinks:
         name = f"{cluster_of(self._place.here)}/gateway" if gateway else there
         address = gateway or self._place.address(there)
         if address is None:
-            raise no_route_error(self._place.here, there)
+            raise _no_route_error(self._place.here, there)
         return Target.of(self._place.run, name, address, self._current, gateway=gateway is not None)
 
     def _listen(self) -> Listener | None:
@@ -166,12 +166,13 @@ class GrpcLinks:
             make_server_credentials(self._current) if self._current else None,
             self._accept,
             deadlines=self._deadlines,
-            connections=lanes() * len(self._awaited),  # no more than needed by the peers: strangers would use the rest
+            connections=count_lanes()
+            * len(self._awaited),  # no more than needed by the peers: strangers would use the rest
         )
         listener.start()
         return listener
 
-    def _accept(self, request: StreamRequest, visitor: Dialler, lane: Lane) -> FrameReceiver:
+    def _accept(self, request: StreamRequest, dialler: Dialler, lane: Lane) -> FrameHandler:
         """Assign an incoming stream to its link, if its dialler is authenticated as the link's other worker."""
         if (request.run, request.destination) != (self._place.run, self._place.here):
             raise IdentityError(
@@ -185,7 +186,7 @@ class GrpcLinks:
         if self._current is not None:  # the link checks continuously that the certificate stays valid
             credentials = self._current()
             identity = Identity.of_worker(request.run, request.source)
-            certified_peer = credentials.trust.check(visitor.certificate, identity, whose=request.source)
+            certified_peer = credentials.trust.check(dialler.certificate, identity, whose=request.source)
             check_call(certified_peer.identity, Call.OPEN_PAIR, credentials.identity)
         return carrier.take(request, lane)
 
@@ -202,7 +203,7 @@ def _keep_freed_memory() -> None:
 _LARGEST_COUNTED = (32 << 20) - (64 << 10)
 
 
-def no_route_error(here: str, there: str) -> NebulaError:
+def _no_route_error(here: str, there: str) -> NebulaError:
     return ConfigError(
         f"no route between '{here}' and '{there}'",
         why="neither has an address at which the other can reach it",

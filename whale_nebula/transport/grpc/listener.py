@@ -35,7 +35,7 @@ VERSION = 1
 LANES = "nebula-lanes"
 TROUBLE = "nebula-trouble"  # in the answer to a knock, if known: why workers beyond are unreachable at present
 _PREFIX = "nebula-"
-_LONGEST = 200
+_MAX_NAME_LENGTH = 200
 _CONNECTION = re.compile(r"[0-9a-f]{16}")
 
 
@@ -54,7 +54,7 @@ class StreamRequest(NamedTuple):
         return tuple((_PREFIX + key, quote(str(value), safe="/")) for key, value in words.items())
 
     @classmethod
-    def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> StreamRequest:
+    def from_metadata(cls, metadata: Iterable[tuple[str, str | bytes]]) -> StreamRequest:
         """Parse and check received metadata; raises `RemoteProtocolError`."""
         fields = {str(key).removeprefix(_PREFIX): value for key, value in metadata if str(key).startswith(_PREFIX)}
         text = {key: unquote(value) for key, value in fields.items() if isinstance(value, str)}
@@ -65,7 +65,7 @@ class StreamRequest(NamedTuple):
             )
         names = {key: text.get(key, "") for key in ("run", "source", "destination")}
         for key, name in names.items():
-            if not 0 < len(name) <= _LONGEST or not name.isprintable():
+            if not 0 < len(name) <= _MAX_NAME_LENGTH or not name.isprintable():
                 raise RemoteProtocolError(f"a stream without a valid {key}")
         connection, lane = text.get("connection", ""), text.get("lane", "")
         if not _CONNECTION.fullmatch(connection):
@@ -108,7 +108,7 @@ def _transcript(request: StreamRequest, signer: Identity) -> bytes:
 _LOG = logging.getLogger("whale_nebula.transport")
 _REFUSALS, _REFUSALS_A_SECOND = 32, 2.0  # that are answered at once, and logged
 _RETRIES, _RETRIES_A_SECOND = 512, 64.0  # that are answered at once
-_LATE_SECONDS = 1.0
+_REFUSAL_DELAY_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class Dialler(NamedTuple):
         return self.address.rpartition(":")[0]
 
 
-FrameReceiver: TypeAlias = Callable[[bytes], None]
+FrameHandler: TypeAlias = Callable[[bytes], None]
 Accept: TypeAlias = Callable[[StreamRequest, Dialler, Lane], Callable[[bytes], None]]
 """Accepts a stream or raises the reason of its refusal. Returns the receiver of its frames, called in a thread of that
 stream.
@@ -185,9 +185,9 @@ class Listener:
         self._refusals = TokenBucket(_REFUSALS, _REFUSALS_A_SECOND)
         self._retries = TokenBucket(_RETRIES, _RETRIES_A_SECOND)
         self._unlogged = 0
-        self._over = threading.Event()
-        self._others = others
-        self._asked = address
+        self._is_stopping = threading.Event()
+        self._other_handlers = others
+        self._requested_address = address
         self._credentials = credentials
         self._accept = accept
         self._deadlines = deadlines or Deadlines()
@@ -197,17 +197,17 @@ class Listener:
 
     def start(self) -> str:
         """Start listening; returns the address, with the chosen port if 0 was requested."""
-        asked, public = self._open_port()
+        address, public = self._open_port()
         server = grpc.server(
             _ThreadPerStream(),
-            handlers=[_StreamHandler(self._talk), *self._others],
-            options=options.server(self._deadlines, self._connections),
+            handlers=[_StreamHandler(self._serve_stream), *self._other_handlers],
+            options=options.make_server_options(self._deadlines, self._connections),
         )
         try:
             if self._credentials is None:
-                port = server.add_insecure_port(asked)
+                port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(asked, self._credentials)
+                port = server.add_secure_port(address, self._credentials)
         except RuntimeError:
             port = 0
         if not port:
@@ -221,42 +221,42 @@ class Listener:
         self._guard.start()
         if self._front is not None:
             self._front.start()
-        self.address = f"{self._asked.rpartition(':')[0]}:{port}"
+        self.address = f"{self._requested_address.rpartition(':')[0]}:{port}"
         return self.address
 
     def _open_port(self) -> tuple[str, int]:
         """The address at which gRPC listens, and the public port, at which a front may listen."""
         if self._front is None:
-            self._refuse_taken()
-            return self._asked, 0
+            self._check_port_is_free()
+            return self._requested_address, 0
         try:
             return self._front.open(options.find_max_connections(self._connections, _FILES_BEHIND))
         except (OSError, UnicodeError) as error:
             self._front.stop()
             raise self._port_error(getattr(error, "strerror", None) or str(error)) from None
 
-    def _refuse_taken(self) -> None:
+    def _check_port_is_free(self) -> None:
         """Refuse a port that is in use, the most frequent error, before gRPC writes its own line to standard error."""
         try:
-            asked = split_address(self._asked)
-            found = socket.getaddrinfo(*asked, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            with socket.socket(*found[0][:2]) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                trial.bind(found[0][4])
+            address = split_address(self._requested_address)
+            found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            with socket.socket(*found[0][:2]) as probe_socket:
+                probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe_socket.bind(found[0][4])
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise self._port_error(error.strerror or "another process uses the port") from None
 
     def _port_error(self, why: str) -> TransportError:
         return TransportError(
-            f"cannot listen on {self._asked}",
+            f"cannot listen on {self._requested_address}",
             why=why,
-            mend=f"ss -ltnp | grep {self._asked.rpartition(':')[2]}, or use a different address in the config",
+            mend=f"ss -ltnp | grep {self._requested_address.rpartition(':')[2]}, or use a different address in the config",
         )
 
     def stop(self, grace: float = 1.0) -> None:
         """Refuse new streams, let existing ones end for a grace period, and close the port."""
-        self._over.set()
+        self._is_stopping.set()
         if self._guard is not None:
             self._guard.stop()
         if self._server is not None:
@@ -265,31 +265,31 @@ class Listener:
         if self._front is not None:
             self._front.stop()
 
-    def _talk(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _serve_stream(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Serve one stream in a separate thread; yields outgoing frames."""
-        lane, certified_peer = Lane(), visitor(context)
-        peer = certified_peer.address if self._front is None else self._front.find_peer(certified_peer.address)
+        lane, dialler = Lane(), read_dialler(context)
+        peer = dialler.address if self._front is None else self._front.find_peer(dialler.address)
         try:
-            request = StreamRequest.read(context.invocation_metadata())
-            receive = self._accept(request, certified_peer._replace(address=peer), lane)
+            request = StreamRequest.from_metadata(context.invocation_metadata())
+            receive = self._accept(request, dialler._replace(address=peer), lane)
         except NebulaError as error:
             self._note_refusal(peer, error)
             context.abort(_refusal(error), f"{error.what}: {error.why}" if error.why else error.what)
         if self._guard is not None:
             self._guard.add_stream(peer)
-        lane.attach(lambda why: context.cancel())
+        lane.attach_stream(lambda why: context.cancel())
         if not context.add_callback(lambda: self._end_stream(peer, lane)):
             self._end_stream(peer, lane)
         trouble = ((TROUBLE, quote(lane.trouble)),) if lane.trouble else ()
-        context.send_initial_metadata(((LANES, str(options.lanes())), *trouble, *lane.proof))
+        context.send_initial_metadata(((LANES, str(options.count_lanes())), *trouble, *lane.proof))
         reader = threading.Thread(target=lane.read, args=(incoming, receive), name="nebula-receive", daemon=True)
         reader.start()
-        yield from lane.outgoing()
+        yield from lane.yield_frames()
 
     def _end_stream(self, peer: str, lane: Lane) -> None:
         if self._guard is not None:
             self._guard.remove_stream(peer)
-        lane.lose("the connection is broken, or the other side has closed it")
+        lane.mark_lost("the connection is broken, or the other side has closed it")
 
     def _note_refusal(self, peer: str, error: NebulaError) -> None:
         """Log a refusal. Those beyond the rate limit are only counted, and answered with a delay: at most four streams
@@ -298,21 +298,21 @@ class Listener:
         if type(error) is TransportError:  # it is retried
             _LOG.info("refused a stream from %s: %s", peer, error.what)
             if not self._retries.take():
-                self._over.wait(_LATE_SECONDS)
+                self._is_stopping.wait(_REFUSAL_DELAY_SECONDS)
         elif self._refusals.take():
             unlogged, self._unlogged = self._unlogged, 0
             more = f" (and {unlogged} earlier refusals)" if unlogged else ""
             _LOG.warning("refused a stream from %s: %s%s", peer, error.what, more)
         else:
             self._unlogged += 1
-            self._over.wait(_LATE_SECONDS)
+            self._is_stopping.wait(_REFUSAL_DELAY_SECONDS)
 
 
-def visitor(context: Any) -> Dialler:
+def read_dialler(context: Any) -> Dialler:
     """The certificate and the address at the other end of a call."""
-    proved = context.auth_context()
-    names = tuple(name.decode("utf-8", "replace") for name in proved.get("x509_subject_alternative_name", ()))
-    return Dialler(names, next(iter(proved.get("x509_pem_cert", ())), b""), context.peer())
+    auth_context = context.auth_context()
+    names = tuple(name.decode("utf-8", "replace") for name in auth_context.get("x509_subject_alternative_name", ()))
+    return Dialler(names, next(iter(auth_context.get("x509_pem_cert", ())), b""), context.peer())
 
 
 def _refusal(error: NebulaError) -> Any:

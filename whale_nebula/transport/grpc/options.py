@@ -30,12 +30,12 @@ _LENIENT = 4.0
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
-def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None = None) -> Options:
+def make_client_options(deadlines: Deadlines, rate: float | None = None, *, name: str | None = None) -> Options:
     """Options of a client channel that has its own connection; `name` is the name expected in the server's
     certificate.
     """
     options: Options = [
-        *_make_options(deadlines.keepalive, deadlines.ping(rate)),
+        *_make_options(deadlines.keepalive, deadlines.find_ping_timeout(rate)),
         ("grpc.use_local_subchannel_pool", 1),  # otherwise channels to one address share a connection
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
@@ -43,7 +43,7 @@ def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None 
     return [*options, ("grpc.ssl_target_name_override", name)] if name else options
 
 
-def server(deadlines: Deadlines, connections: int) -> Options:
+def make_server_options(deadlines: Deadlines, connections: int) -> Options:
     """The options of a server for a number of connections. It accepts `HANDSHAKES` more that are not authenticated yet,
     but at most half of the files that this process may open. The age of a connection is not limited: the peers of its
     streams are verified again once a second.
@@ -71,11 +71,11 @@ def find_max_connections(connections: int, each: int = 1) -> int:
     return wanted if endless else min(wanted, max(files - _OTHER_FILES, files // 2) // each)
 
 
-def lanes(control: str | None = None) -> int:
+def count_lanes(control: str | None = None) -> int:
     """The number of connections over which frames are spread: one if the kernel uses BBR, several if packet loss would
     halve the rate of one.
 
-    >>> lanes("bbr"), lanes("reno")
+    >>> count_lanes("bbr"), count_lanes("reno")
     (1, 4)
     """
     control = read_congestion_control() if control is None else control
@@ -133,17 +133,17 @@ def make_channel_credentials(credentials: Credentials) -> Any:
     return grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
 
 
-Found: TypeAlias = Literal["open", "refused", "silent", "unknown"]
+Outcome: TypeAlias = Literal["open", "refused", "silent", "unknown"]
 
 
 class Probe(NamedTuple):
     """Result of probing an address. `unknown`: its name does not resolve, or it is not routable."""
 
-    found: Found
+    outcome: Outcome
     why: str
 
 
-def probe(address: str, seconds: float) -> Probe:
+def probe_address(address: str, seconds: float) -> Probe:
     """Connect to an address once, and disconnect immediately."""
     try:
         socket.create_connection(split_address(address), timeout=seconds).close()
