@@ -39,7 +39,7 @@ from whale_nebula.accounts.login import Desk
 from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.service import serve
 from whale_nebula.errors import AccountError, LoginError
-from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.gateways import start
 from whale_nebula.security import Credentials, authority, ephemeral
 from whale_nebula.security.authority import Authority
@@ -204,7 +204,7 @@ def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tup
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for cluster, other in (("gpu", "npu"), ("npu", "gpu")):
             name = f"{cluster}/gateway"
-            site = Site(
+            site = GatewaySettings(
                 "mt", cluster, where[name], workers, {other: where[f"{other}/gateway"]}, {other: rate}, made[name],
                 home / f"{cluster}.jsonl", services=folder if front else None,
             )  # fmt: skip

@@ -19,7 +19,7 @@ from whale_nebula.cli.gateway import parser as gateway_parser
 from whale_nebula.cli.run import parser, words
 from whale_nebula.config import Config, load
 from whale_nebula.config.load import read
-from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.placement import Asked
 from whale_nebula.launch.resolve import Resolved, resolve
 
@@ -198,12 +198,12 @@ def fill_secrets(folder: Path) -> dict[str, set[str]]:
     return {name: set(names) for name, *names in map(str.split, lines)}
 
 
-def gateway(command: list[str], folder: Path) -> Site:
+def gateway(command: list[str], folder: Path) -> GatewaySettings:
     """What a gateway's command comes to, with the configs in a folder."""
     assert command[:2] == ["whale-nebula", "gateway"]
     given = gateway_parser().read(command[2:])
     path = folder / Path(given.config).name
-    site = Site.of(load(path), given.cluster, path, given.listen)
+    site = GatewaySettings.from_config(load(path), given.cluster, path, given.listen)
     return site if given.audit is None else replace(site, audit=Path(given.audit))
 
 

@@ -34,7 +34,7 @@ from whale_nebula.security import Identity
 from whale_nebula.security.verdict import Verdict
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.base import failed_error
-from whale_nebula.transport.grpc.connection import reason
+from whale_nebula.transport.grpc.connection import describe_error
 from whale_nebula.wire.greeting import Handshake
 from whale_nebula.wire.message import check_message
 
@@ -176,7 +176,7 @@ SHOWN: dict[str, Callable[[], str]] = {
     "gateway GONE": lambda: noted({"kind": "GONE", "id": "1", "worker": "npu/0", "why": SHORT}),
     "gateway GONE worker": lambda: noted({"kind": "GONE", "id": "1", "worker": f"npu/{SHORT}", "why": ""}),
     "gateway unknown": lambda: noted({"kind": SHORT}),
-    "gRPC details": lambda: reason(Refusal()),
+    "gRPC details": lambda: describe_error(Refusal()),
     "bench link": measured,
     "audit verify": lambda: audit_text(Verdict("gpu.jsonl", bad=3, why=BAD), Namespace(heads=None, ca=None)),
     "audit site": lambda: audit_text(Verdict("gpu.jsonl", site=BAD, run=BAD), Namespace(heads=None, ca=None)),

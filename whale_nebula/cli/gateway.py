@@ -21,10 +21,10 @@ from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Options, Parser, answer, remark
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, IdentityError
-from whale_nebula.gateway.entry import keep_freed, raise_file_limit
+from whale_nebula.gateway.admission import keep_freed_memory, raise_file_limit
 from whale_nebula.gateway.gateway import Gateway
-from whale_nebula.gateway.route import Lines
-from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.route import SharedLines
+from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.security.files import find_other_keys
 
 _DESCRIPTION = """\
@@ -98,7 +98,7 @@ def _run(given: argparse.Namespace, asked: queue.SimpleQueue[str]) -> int:
     gateways = start_together([_read_site(asked)] if given.stdin else _find_sites(given))
     for number in _SIGNALS:
         signal.signal(number, lambda signum, _: asked.put(signal.Signals(signum).name))
-    keep_freed()
+    keep_freed_memory()
     for gateway in gateways:
         _introduce(gateway, as_json=given.json)
     why = _wait(asked)
@@ -109,17 +109,17 @@ def _run(given: argparse.Namespace, asked: queue.SimpleQueue[str]) -> int:
     return arguments.DONE
 
 
-def _find_sites(given: argparse.Namespace) -> list[Site]:
+def _find_sites(given: argparse.Namespace) -> list[GatewaySettings]:
     """The cluster's gateway sites in all runs of the given configs."""
-    first = Site.of(load(given.config), given.cluster, given.config, given.listen)
+    first = GatewaySettings.from_config(load(given.config), given.cluster, given.config, given.listen)
     first = first if given.audit is None else replace(first, audit=Path(os.path.abspath(given.audit)))
     if given.services is not None:
         first = replace(first, services=_find_services(given.services, first))
     paths = [path for path in (given.also or "").split(",") if path]
-    return [first, *(Site.of(load(path), given.cluster, path) for path in paths)]
+    return [first, *(GatewaySettings.from_config(load(path), given.cluster, path) for path in paths)]
 
 
-def _find_services(folder: str, site: Site) -> Path:
+def _find_services(folder: str, site: GatewaySettings) -> Path:
     if site.files is None:
         why = "TLS distinguishes logins and data from workers, but the config has insecure: true"
         raise ConfigError("--services needs TLS", why=why, mend="remove --services")
@@ -129,15 +129,15 @@ def _find_services(folder: str, site: Site) -> Path:
     return Path(os.path.abspath(folder))
 
 
-def start_together(sites: Sequence[Site]) -> list[Gateway]:
+def start_together(sites: Sequence[GatewaySettings]) -> list[Gateway]:
     """Start the gateways of several runs in this process, all or none; their frames share each link fairly."""
-    seen: dict[Path, Site] = {}
+    seen: dict[Path, GatewaySettings] = {}
     for site in sites:
         other = seen.setdefault(site.audit, site)
         if other is not site:
             what = f"the gateways of runs {other.run!r} and {site.run!r} would write the same audit log"
             raise ConfigError(what, where=str(site.audit), mend="use a separate folder for each run's config")
-    lines, gateways = Lines(), []
+    lines, gateways = SharedLines(), []
     try:
         for site in sites:
             gateway = Gateway(site, lines=lines)
@@ -157,9 +157,9 @@ def _wait(asked: queue.SimpleQueue[str]) -> str:
             return asked.get(timeout=_LOOK_SECONDS)
 
 
-def _read_site(asked: queue.SimpleQueue[str]) -> Site:
+def _read_site(asked: queue.SimpleQueue[str]) -> GatewaySettings:
     """Read the gateway's settings from a launcher, which holds the pipe open as long as it needs the gateway."""
-    site = Site.from_json(sys.stdin.readline())
+    site = GatewaySettings.from_json(sys.stdin.readline())
 
     def wait() -> None:
         while sys.stdin.read(1):
@@ -172,7 +172,7 @@ def _read_site(asked: queue.SimpleQueue[str]) -> Site:
 
 def _introduce(gateway: Gateway, *, as_json: bool) -> None:
     """A line with the gateway's identity, address, and trusted authorities."""
-    site, trusts = gateway.site, gateway.trusts
+    site, trusts = gateway.settings, gateway.trusts
     if site.files is None:
         remark("INSECURE: TRUE. Connections are neither encrypted nor authenticated.")
     elif found := [path.name for path in find_other_keys(site.files)]:

@@ -22,13 +22,13 @@ from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import HEADER_BYTES, Kind, compute_checksum, pack_header, split_payload, unpack_header
 from whale_nebula.wire.message import build_message_header, decode_message, encode_message
 
-_MOST = 64 << 10
+_MAX_BYTES = 64 << 10
 
 
 def encode_control(message: Mapping[str, Any]) -> bytes:
     """Encode a message as a frame.
 
-    >>> read(encode_control({"kind": "KEPT", "seq": 99}))
+    >>> decode_control(encode_control({"kind": "KEPT", "seq": 99}))
     {'kind': 'KEPT', 'seq': 99}
     """
     payload = np.frombuffer(encode_message(message), np.uint8)
@@ -36,9 +36,9 @@ def encode_control(message: Mapping[str, Any]) -> bytes:
     return pack_header(header, compute_checksum(chunk)) + chunk.tobytes()
 
 
-def read(frame: bytes) -> dict[str, Any]:
+def decode_control(frame: bytes) -> dict[str, Any]:
     """Decode the message in a frame; anything else is a protocol error of the other side."""
-    if not HEADER_BYTES <= len(frame) <= _MOST:
+    if not HEADER_BYTES <= len(frame) <= _MAX_BYTES:
         raise RemoteProtocolError(f"invalid size of a message between gateways: {len(frame)} bytes")
     header, crc = unpack_header(frame[:HEADER_BYTES])
     data = frame[HEADER_BYTES:]
@@ -51,12 +51,12 @@ def read(frame: bytes) -> dict[str, Any]:
     return decode_message(data)
 
 
-_WAITING = 256  # messages; heads are cumulative, so an old one may be lost
-_STREAMS = 4  # of one other gateway; it needs one, or two if both dial
-_ADOPTIONS, _ADOPTIONS_A_SECOND = 32, 0.5  # of new streams
-_WORDS, _WORDS_A_SECOND = 1024, 1.0  # of messages
+_MAX_QUEUED = 256  # messages; heads are cumulative, so an old one may be lost
+_MAX_STREAMS = 4  # of one other gateway; it needs one, or two if both dial
+_STREAM_BURST, _STREAMS_A_SECOND = 32, 0.5  # of new streams
+_MESSAGE_BURST, _MESSAGES_A_SECOND = 1024, 1.0  # of messages
 _PAUSE_SECONDS = 0.25
-_DIGITS = 10  # limit for the number of a worker
+_MAX_DIGITS = 10  # limit for the number of a worker
 _ENDED = "this gateway has stopped"
 
 
@@ -66,16 +66,16 @@ class ControlStream:
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self._changed = threading.Condition()
-        self._words: deque[bytes] = deque(maxlen=_WAITING)
+        self._messages: deque[bytes] = deque(maxlen=_MAX_QUEUED)
         threading.Thread(target=self._send, name="nebula-control", daemon=True).start()
 
-    def say(self, frame: bytes) -> None:
+    def queue_message(self, frame: bytes) -> None:
         """Queue a message if there is room."""
         with self._changed:
-            self._words.append(frame)
+            self._messages.append(frame)
             self._changed.notify_all()
 
-    def wake(self) -> None:
+    def wake_sender(self) -> None:
         """End the stream."""
         with self._changed:
             self._changed.notify_all()
@@ -83,8 +83,8 @@ class ControlStream:
     def _send(self) -> None:
         while not self.lane.over:
             with self._changed:
-                self._changed.wait_for(lambda: self._words or self.lane.over)
-                frame = self._words.popleft() if self._words else b""
+                self._changed.wait_for(lambda: self._messages or self.lane.over)
+                frame = self._messages.popleft() if self._messages else b""
             if frame:
                 self.lane.send(frame)
 
@@ -92,27 +92,31 @@ class ControlStream:
 class ControlStreams:
     """All streams to one other gateway: messages are sent on each of them, and handled once.
 
-    `gone(worker, why)` is called for lost workers of the other side; `noted(action, **fields)` records whether heads
-    were stored.
+    `on_lost(worker, why)` is called for lost workers of the other side; `record(action, **fields)` records whether
+    heads were stored.
     """
 
     def __init__(
-        self, there: Identity, kept: KeptHeads | None, gone: Callable[[str, str], None], noted: Callable[..., None]
+        self,
+        there: Identity,
+        stored_heads: KeptHeads | None,
+        on_lost: Callable[[str, str], None],
+        record: Callable[..., None],
     ) -> None:
         self.there = there
-        self._kept, self._gone, self._noted = kept, gone, noted
+        self._stored_heads, self._on_lost, self._record = stored_heads, on_lost, record
         self._changed = threading.Condition()
         self._streams: list[ControlStream] = []
-        self._of_gone: dict[str, bytes] = {}  # messages about lost workers, by worker
-        self._received_ids: deque[str] = deque(maxlen=_WAITING)
+        self._lost_messages: dict[str, bytes] = {}  # messages about lost workers, by worker
+        self._received_ids: deque[str] = deque(maxlen=_MAX_QUEUED)
         self._last_head: Head | None = None
         self._confirmed = self._denied = -1  # our last heads that the other side has stored, and refused
         self._closed = False
-        self._adoptions = TokenBucket(_ADOPTIONS, _ADOPTIONS_A_SECOND)
-        self._words = TokenBucket(_WORDS, _WORDS_A_SECOND)
+        self._stream_bucket = TokenBucket(_STREAM_BURST, _STREAMS_A_SECOND)
+        self._messages = TokenBucket(_MESSAGE_BURST, _MESSAGES_A_SECOND)
 
     @property
-    def up(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether there is a stream."""
         with self._changed:
             return bool(self._streams)
@@ -125,13 +129,13 @@ class ControlStreams:
 
     def check_rate(self) -> None:
         """Raise if the other gateway opens streams too often, as each is recorded."""
-        if not self._adoptions.take():
+        if not self._stream_bucket.take():
             raise TransportError(
                 f"too many new streams of {self.there.worker}", why="each is recorded in the audit log"
             )
 
-    def adopt(self, lane: Lane, over: Callable[[], None] = lambda: None) -> None:
-        """Add a stream that either gateway has dialled; `over` is called when it ends.
+    def add_stream(self, lane: Lane, on_end: Callable[[], None] = lambda: None) -> None:
+        """Add a stream that either gateway has dialled; `on_end` is called when it ends.
 
         Beyond the limit the oldest one is ended.
         """
@@ -139,21 +143,21 @@ class ControlStreams:
 
         def drop(why: str) -> None:
             self._drop(stream)
-            over()
+            on_end()
 
         lane.on_end = drop
         with self._changed:
             closed = self._closed
             self._streams += [] if closed else [stream]
-            surplus = self._streams[:-_STREAMS]
-            words = [_encode_head(self._last_head)] if self._last_head is not None else []
-            words += self._of_gone.values()
+            surplus = self._streams[:-_MAX_STREAMS]
+            messages = [_encode_head(self._last_head)] if self._last_head is not None else []
+            messages += self._lost_messages.values()
         if closed:
             lane.end(_ENDED)
         for each in surplus:
             each.lane.end("newer streams have replaced it")
-        for frame in words:
-            stream.say(frame)
+        for frame in messages:
+            stream.queue_message(frame)
         if lane.over:
             drop(lane.why)
 
@@ -161,21 +165,21 @@ class ControlStreams:
         """Send a head of our log to be stored by the other side."""
         with self._changed:
             self._last_head = head
-        self._say(_encode_head(head))
+        self._send_to_all(_encode_head(head))
 
-    def send_gone(self, worker: str, why: str) -> None:
+    def announce_lost(self, worker: str, why: str) -> None:
         """Announce that one of our workers is lost: now, and on every later stream until the worker is back."""
         message = {"kind": "GONE", "id": secrets.token_hex(8), "worker": worker, "why": why}
         with self._changed:
-            self._of_gone[worker] = encode_control(message)
-        self._say(encode_control(message))
+            self._lost_messages[worker] = encode_control(message)
+        self._send_to_all(encode_control(message))
 
-    def unsay(self, worker: str) -> None:
+    def withdraw_lost(self, worker: str) -> None:
         """Withdraw the announcement for a worker that is back."""
         with self._changed:
-            self._of_gone.pop(worker, None)
+            self._lost_messages.pop(worker, None)
 
-    def wait_kept(self, seconds: float) -> bool:
+    def wait_head_stored(self, seconds: float) -> bool:
         """Wait at most `seconds` until the other gateway has stored the last head of our log."""
         with self._changed:
             wanted = self._last_head.seq if self._last_head is not None else -1
@@ -197,27 +201,27 @@ class ControlStreams:
             stream.lane.end(why)
 
     def _drop(self, stream: ControlStream) -> None:
-        stream.wake()
+        stream.wake_sender()
         with self._changed:
             if stream in self._streams:
                 self._streams.remove(stream)
             self._changed.notify_all()
 
-    def _say(self, frame: bytes) -> None:
+    def _send_to_all(self, frame: bytes) -> None:
         with self._changed:
             streams = list(self._streams)
         for stream in streams:
-            stream.say(frame)
+            stream.queue_message(frame)
 
     def receive(self, frame: bytes) -> None:
         """Handle a message of the other gateway, at a limited rate, as most cause a disk write."""
-        while not (self._words.take() or self._closed):
+        while not (self._messages.take() or self._closed):
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, _PAUSE_SECONDS)
-        message = read(frame)
+        message = decode_control(frame)
         match message:
             case {"kind": "HEAD", "head": dict(head)}:
-                self._keep(head)
+                self._store_head(head)
             case {"kind": "KEPT", "seq": int(seq)}:
                 with self._changed:
                     self._confirmed = max(self._confirmed, seq)
@@ -226,35 +230,35 @@ class ControlStreams:
                 with self._changed:
                     self._denied = max(self._denied, seq)
                     self._changed.notify_all()
-                self._noted("refused", actor=self.there.uri, log_seq=seq, reason=escape_foreign_text(why))
+                self._record("refused", actor=self.there.uri, log_seq=seq, reason=escape_foreign_text(why))
             case {"kind": "GONE", "id": str(number), "worker": str(worker), "why": str(why)}:
                 cluster, _, number_there = worker.rpartition("/")
-                digits = number_there.isascii() and number_there.isdecimal() and len(number_there) < _DIGITS
+                digits = number_there.isascii() and number_there.isdecimal() and len(number_there) < _MAX_DIGITS
                 if cluster != self.there.cluster or not digits:
                     raise RemoteProtocolError(f"{self.there.worker} reports {worker[:60]!r}, which is not its worker")
                 with self._changed:  # it may have arrived over another stream
                     new = number[:16] not in self._received_ids
                     self._received_ids.append(number[:16])
                 if new:
-                    self._gone(worker, escape_foreign_text(why))
+                    self._on_lost(worker, escape_foreign_text(why))
             case _:
                 raise RemoteProtocolError(f"unknown message between gateways: {message['kind'][:20]!r}")
 
-    def _keep(self, content: dict[str, Any]) -> None:
+    def _store_head(self, content: dict[str, Any]) -> None:
         """Store a head; a log that was rolled back is recorded with a warning, and the stream continues."""
-        if self._kept is None:
+        if self._stored_heads is None:
             return
         head = Head.from_dict(content)
         try:
-            new = self._kept.keep(head, self.there)
+            new = self._stored_heads.keep(head, self.there)
         except (AuditError, IdentityError) as error:
             reason = f"{error.what}: {error.why}" if error.why else error.what
-            self._noted("not kept", actor=self.there.uri, decision="deny", reason=reason)
-            self._say(encode_control({"kind": "REFUSED", "seq": head.seq, "why": reason}))
+            self._record("not kept", actor=self.there.uri, decision="deny", reason=reason)
+            self._send_to_all(encode_control({"kind": "REFUSED", "seq": head.seq, "why": reason}))
             return
         if new:
-            self._noted("kept", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
-        self._say(encode_control({"kind": "KEPT", "seq": head.seq}))
+            self._record("kept", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
+        self._send_to_all(encode_control({"kind": "KEPT", "seq": head.seq}))
 
 
 def _encode_head(head: Head) -> bytes:

@@ -17,15 +17,15 @@ from whale_nebula.security.audit import AuditLog
 from whale_nebula.transport.grpc.limits import Buckets
 
 _LOG = logging.getLogger("whale_nebula.gateway")
-_BURST, _AGAIN_SECONDS, _MOST = 8, 10.0, 1000
+_BURST, _INTERVAL_SECONDS, _MAX_IDENTITIES = 8, 10.0, 1000
 _SUMMARY_SECONDS, _SPACE_SECONDS = 60.0, 30.0
 _LOW_BYTES = 1 << 30
 _TEXT = 200  # characters of a refused client's text
 
 
 class Refusals:
-    """Rate limit of logged refusals: `_BURST` of one identity at once, then one every `_AGAIN_SECONDS`, with the number
-    of refusals since the previous one. Identities above `_MOST` share one limit.
+    """Rate limit of logged refusals: `_BURST` of one identity at once, then one every `_INTERVAL_SECONDS`, with the
+    number of refusals since the previous one. Identities above `_MAX_IDENTITIES` share one limit.
 
     >>> clock = iter([0.0] * 12 + [20.0])
     >>> refusals = Refusals(now=lambda: next(clock))
@@ -35,23 +35,23 @@ class Refusals:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
-        self._buckets = Buckets(_BURST, 1.0 / _AGAIN_SECONDS, most=_MOST, now=now)
-        self._unwritten: Counter[str] = Counter()
+        self._buckets = Buckets(_BURST, 1.0 / _INTERVAL_SECONDS, most=_MAX_IDENTITIES, now=now)
+        self._omitted: Counter[str] = Counter()
 
     def count(self, who: str) -> int:
         """Count a refusal of an identity: returns the number since the last record, 0 if none is due."""
         with self._lock:
             who, written = self._buckets.take(who)
             if not written:
-                self._unwritten[who] += 1
+                self._omitted[who] += 1
                 return 0
-            return 1 + self._unwritten.pop(who, 0)
+            return 1 + self._omitted.pop(who, 0)
 
-    def take_unwritten(self) -> dict[str, int]:
+    def take_omitted(self) -> dict[str, int]:
         """The numbers of refusals by caller that are not logged yet, which count as logged afterwards."""
         with self._lock:
-            unwritten, self._unwritten = dict(self._unwritten), Counter()
-            return unwritten
+            omitted, self._omitted = dict(self._omitted), Counter()
+            return omitted
 
 
 class Journal:
@@ -116,11 +116,11 @@ class Journal:
             fields = {"actor": actor, "target": target[:_TEXT], "reason": reason[:_TEXT], "times": times}
             self.note("refuse", decision="deny", durable=False, **fields)
 
-    def look_after(self, now: float) -> None:
+    def check_periodically(self, now: float) -> None:
         """Record once a minute the number of omitted refusals, and warn when the disk is nearly full."""
         if now >= self._next_summary:
             self._next_summary = now + _SUMMARY_SECONDS
-            self._note_unwritten()
+            self._record_omitted()
         if now >= self._next_space:
             self._next_space = now + _SPACE_SECONDS
             with contextlib.suppress(OSError):
@@ -135,17 +135,17 @@ class Journal:
                         free >> 20,
                     )
 
-    def _note_unwritten(self) -> None:
-        for actor, times in self._refusals.take_unwritten().items():
+    def _record_omitted(self) -> None:
+        for actor, times in self._refusals.take_omitted().items():
             reason = "refusals that were not recorded one by one"
             self.note("refuse", actor=actor, decision="deny", reason=reason, times=times, durable=False)
 
-    def stop_opening(self) -> None:
+    def refuse_new_halves(self) -> None:
         """Admit no more halves from now on."""
         with self._changed:
             self._ending = True
 
-    def wait_ended(self, seconds: float) -> bool:
+    def wait_all_ended(self, seconds: float) -> bool:
         """Wait until the ends of all halves are recorded, at most this long; returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open, seconds)
@@ -163,7 +163,7 @@ class Journal:
 
     def close(self, why: str) -> None:
         """Write the last record and the last head. Later events are only in the plain log."""
-        self._note_unwritten()
+        self._record_omitted()
         self._closed = True
         try:
             self.log.close(why)

@@ -24,21 +24,21 @@ State: TypeAlias = Literal["dead", "frozen"]
 _PROMPT_SECONDS = 0.1  # within which a live worker has usually dialled again
 _BETWEEN_SECONDS = 0.2
 _ANSWER_SECONDS = 1.0
-_LOOKS = 20
+_MAX_PROBES = 20
 
-_HOW: dict[State, str] = {
+_EXPLANATIONS: dict[State, str] = {
     "dead": "refused twice: no process listens on the port",
     "frozen": "did not answer twice: its host is frozen or unreachable",
 }
 
 
-def verdict(seen: Sequence[str]) -> State | None:
+def judge_probes(outcomes: Sequence[str]) -> State | None:
     """The result of the last two probes, if they agree.
 
-    >>> verdict(["refused"]), verdict(["open", "refused", "refused"]), verdict(["silent", "unknown"])
+    >>> judge_probes(["refused"]), judge_probes(["open", "refused", "refused"]), judge_probes(["silent", "unknown"])
     (None, 'dead', 'frozen')
     """
-    last = seen[-2:]
+    last = outcomes[-2:]
     if len(last) < 2 or "open" in last:
         return None
     if last.count("refused") == 1:
@@ -49,95 +49,95 @@ def verdict(seen: Sequence[str]) -> State | None:
 class Liveness:
     """Probes workers of this cluster, each in at most one thread at a time, and reports their state.
 
-    `back` returns whether frames arrive (again) from a worker; `report(worker, state, why)` is called once a worker is
-    found dead or frozen. A result counts only if the address was open before: an address behind a firewall refuses
-    every probe.
+    `is_active` returns whether frames arrive (again) from a worker; `report(worker, state, why)` is called once a
+    worker is found dead or frozen. A result counts only if the address was open before: an address behind a firewall
+    refuses every probe.
     """
 
     def __init__(
         self,
         addresses: Mapping[str, str],
-        back: Callable[[str], bool],
+        is_active: Callable[[str], bool],
         report: Callable[[str, State, str], None],
         *,
-        look: Callable[[str, float], Probe] = probe_address,
-        rest: Callable[[float], None] = time.sleep,
+        probe: Callable[[str, float], Probe] = probe_address,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._addresses, self._back, self._report = addresses, back, report
-        self._probe, self._rest = look, rest
+        self._addresses, self._is_active, self._report = addresses, is_active, report
+        self._probe, self._sleep = probe, sleep
         self._lock = threading.Lock()
-        self._open: set[str] = set()
-        self._looking: dict[str, Callable[[str], None] | None] = {}  # the probe to run after the current one
+        self._reachable: set[str] = set()
+        self._next_probes: dict[str, Callable[[str], None] | None] = {}  # the probe to run after the current one
 
     def check_new(self, worker: str) -> None:
         """Check whether the port of a newly connected worker is reachable from here."""
-        if worker in self._addresses and worker not in self._open:
-            self._start(worker, self._look_first)
+        if worker in self._addresses and worker not in self._reachable:
+            self._start(worker, self._probe_new)
 
     def check_ended(self, worker: str) -> None:
         """Check whether a worker whose stream has ended reconnects."""
-        if worker in self._open:
-            self._start(worker, self._keep)
+        if worker in self._reachable:
+            self._start(worker, self._probe_until_back)
 
     def check_silent(self, worker: str) -> None:
         """Probe a worker whose stream is open but silent."""
-        if worker in self._open:
-            self._start(worker, self._look_twice)
+        if worker in self._reachable:
+            self._start(worker, self._probe_silent)
 
     def _start(self, worker: str, run: Callable[[str], None]) -> None:
         """Start a probe or, if one is running, another one after it, as that may have missed later changes."""
         with self._lock:
-            looks = worker in self._looking
-            self._looking[worker] = run
-        if not looks:
+            is_probing = worker in self._next_probes
+            self._next_probes[worker] = run
+        if not is_probing:
             threading.Thread(
-                target=self._look_on, args=(worker,), name=f"nebula-liveness-{worker}", daemon=True
+                target=self._run_probes, args=(worker,), name=f"nebula-liveness-{worker}", daemon=True
             ).start()
 
-    def _look_on(self, worker: str) -> None:
+    def _run_probes(self, worker: str) -> None:
         try:
             while True:
                 with self._lock:
-                    run, self._looking[worker] = self._looking[worker], None
+                    run, self._next_probes[worker] = self._next_probes[worker], None
                     if run is None:
-                        del self._looking[worker]
+                        del self._next_probes[worker]
                         return
                 run(worker)
         except BaseException:
             with self._lock:
-                self._looking.pop(worker, None)
+                self._next_probes.pop(worker, None)
             raise
 
-    def _look_first(self, worker: str) -> None:
-        if self._look(worker) == "open":
-            self._open.add(worker)
-        if not self._back(worker):
-            self._keep(worker)
+    def _probe_new(self, worker: str) -> None:
+        if self._probe_worker(worker) == "open":
+            self._reachable.add(worker)
+        if not self._is_active(worker):
+            self._probe_until_back(worker)
 
-    def _keep(self, worker: str) -> None:
-        self._rest(_PROMPT_SECONDS)
-        seen: list[str] = []
-        while len(seen) < _LOOKS and worker in self._open and not self._back(worker):
-            seen.append(self._look(worker))
-            if self._judge(worker, seen, "its stream has ended"):
+    def _probe_until_back(self, worker: str) -> None:
+        self._sleep(_PROMPT_SECONDS)
+        outcomes: list[str] = []
+        while len(outcomes) < _MAX_PROBES and worker in self._reachable and not self._is_active(worker):
+            outcomes.append(self._probe_worker(worker))
+            if self._judge(worker, outcomes, "its stream has ended"):
                 return
-            self._rest(_BETWEEN_SECONDS)
+            self._sleep(_BETWEEN_SECONDS)
 
-    def _look_twice(self, worker: str) -> None:
-        seen = [self._look(worker)]
-        if seen != ["open"]:
-            self._rest(_BETWEEN_SECONDS)
-            self._judge(worker, [*seen, self._look(worker)], "it sent no messages")
+    def _probe_silent(self, worker: str) -> None:
+        outcomes = [self._probe_worker(worker)]
+        if outcomes != ["open"]:
+            self._sleep(_BETWEEN_SECONDS)
+            self._judge(worker, [*outcomes, self._probe_worker(worker)], "it sent no messages")
 
-    def _look(self, worker: str) -> str:
+    def _probe_worker(self, worker: str) -> str:
         return self._probe(self._addresses[worker], _ANSWER_SECONDS).outcome
 
-    def _judge(self, worker: str, seen: Sequence[str], before: str) -> bool:
-        state = verdict(seen)
-        if state is None or self._back(worker):
+    def _judge(self, worker: str, outcomes: Sequence[str], before: str) -> bool:
+        state = judge_probes(outcomes)
+        if state is None or self._is_active(worker):
             return False
-        self._open.discard(worker)
-        self._report(worker, state, f"{before}, and {self._addresses[worker]} {_HOW[state]}")
+        self._reachable.discard(worker)
+        self._report(worker, state, f"{before}, and {self._addresses[worker]} {_EXPLANATIONS[state]}")
         return True
 
 
@@ -155,7 +155,7 @@ class Health:
 
     def __init__(self, admit: Callable[[Dialler], None]) -> None:
         self._admit = admit
-        self._asked = Buckets(_BURST, _A_SECOND)
+        self._buckets = Buckets(_BURST, _A_SECOND)
         self._servicer = health.HealthServicer(experimental_non_blocking=False)
 
     @property
@@ -168,7 +168,7 @@ class Health:
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"Check": check})
 
-    def say(self, service: str, serving: bool) -> None:
+    def set_status(self, service: str, serving: bool) -> None:
         """Set the status of a service."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         self._servicer.set(service, status.SERVING if serving else status.NOT_SERVING)
@@ -180,7 +180,7 @@ class Health:
     def _check_rate(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def serve(request: Any, context: Any) -> Any:
             dialler = read_dialler(context)
-            if not self._asked.take(dialler.names[0] if dialler.names else dialler.host)[1]:
+            if not self._buckets.take(dialler.names[0] if dialler.names else dialler.host)[1]:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests to the health service")
             try:
                 self._admit(dialler)

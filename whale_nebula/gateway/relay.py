@@ -20,7 +20,7 @@ from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, Header, unpack_header
 
-_GREETING = 2  # frames: HELLO and AUTH
+_GREETING_FRAMES = 2  # frames: HELLO and AUTH
 
 
 class Side(Enum):
@@ -62,13 +62,13 @@ class Half:
         self._check, self._pace = check, pace
         self._changed = threading.Condition()
         self._last_frame_at = time.monotonic()
-        self._handing = 0  # frames that wait until the partner accepts them
+        self._frames_in_transfer = 0  # frames that wait until the partner accepts them
         self._lanes: dict[int, Lane] = {}  # by number: one that has ended makes room for the next
         self._greeted = threading.Event()  # set at the end, too
-        connection.on_end(self._wake)
+        connection.on_end(self._handle_end)
 
     @property
-    def fresh(self) -> bool:
+    def is_joinable(self) -> bool:
         """Whether it can still be joined."""
         return self.partner is None and not self.connection.over
 
@@ -87,16 +87,16 @@ class Half:
         return any(lane.ended_gracefully for lane in list(self._lanes.values()))
 
     @property
-    def parted(self) -> bool:
+    def was_parted_gracefully(self) -> bool:
         """Whether its end was graceful, on either side, so that no probe is needed."""
         return any(lane.ended_gracefully or lane.finished for lane in list(self._lanes.values()))
 
-    def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
+    def add_lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
         """Add a lane of the connection; returns the handler of its frames. Raises if the lane exists."""
         if number:
-            lane.begin = self._wait_greeted  # so that nothing is buffered for a greeting that may never arrive
+            lane.begin = self._block_until_greeted  # so that nothing is buffered for a greeting that may never arrive
         elif self.side is Side.FAR and not self.dialled:
-            lane.begin = self._wait_joined  # so that nothing is buffered for a worker that may never connect
+            lane.begin = self._block_until_joined  # so that nothing is buffered for a worker that may never connect
         if not self.connection.add(number, lane):
             raise TransportError(lane.why)
         self._lanes[number] = lane
@@ -109,26 +109,26 @@ class Half:
                 half.partner = partner
                 half._changed.notify_all()
 
-    def _wake(self, why: str) -> None:
+    def _handle_end(self, why: str) -> None:
         """The connection has ended: wake threads that wait for a partner."""
         self._greeted.set()
         with self._changed:
             self._changed.notify_all()
 
-    def wait(self, seconds: float) -> bool:
+    def wait_joined(self, seconds: float) -> bool:
         """Wait this long, or until it is joined or over; returns whether it can still be joined."""
         with self._changed:
-            self._changed.wait_for(lambda: not self.fresh, seconds)
-            return self.fresh
+            self._changed.wait_for(lambda: not self.is_joinable, seconds)
+            return self.is_joinable
 
-    def _wait_joined(self) -> None:
+    def _block_until_joined(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self.fresh)
+            self._changed.wait_for(lambda: not self.is_joinable)
 
-    def quiet(self, now: float) -> float:
+    def count_silent_seconds(self, now: float) -> float:
         """Seconds since the last frame. A connection that waits for its partner may be silent."""
         with self._changed:
-            return 0.0 if self._handing else now - self._last_frame_at
+            return 0.0 if self._frames_in_transfer else now - self._last_frame_at
 
     def receive(self, frame: bytes) -> None:
         """Receive one frame, in the reading thread: blocks until the partner accepts it, which throttles the sender."""
@@ -138,13 +138,13 @@ class Half:
             self.fault = str(error).partition("\n")[0]
             raise
         with self._changed:
-            self._handing += 1
-            self._wait_joined()
+            self._frames_in_transfer += 1
+            self._block_until_joined()
             partner = self.partner
         sent = partner is not None and partner.send(frame)
-        self._done(len(frame) if sent else None, greeting=header.conversation == 0)
+        self._count_forwarded(len(frame) if sent else None, greeting=header.conversation == 0)
 
-    def _wait_greeted(self) -> None:
+    def _block_until_greeted(self) -> None:
         self._greeted.wait()
 
     def send(self, frame: bytes) -> bool:
@@ -156,12 +156,12 @@ class Half:
             self._meter(len(frame))
         return sent
 
-    def _done(self, size: int | None, *, greeting: bool) -> None:
+    def _count_forwarded(self, size: int | None, *, greeting: bool) -> None:
         """Count a forwarded frame of this size. Numbered frames of all lanes may follow once both frames of the
         greeting, which use lane 0, are forwarded: at each gateway as at the worker, so that none overtakes them.
         """
         with self._changed:
-            self._handing -= 1
+            self._frames_in_transfer -= 1
             self._last_frame_at = time.monotonic()
             if size is None:
                 return
@@ -169,7 +169,7 @@ class Half:
             self.bytes += size
             count = self.frames
         self._meter(size)
-        if not greeting or count >= _GREETING:
+        if not greeting or count >= _GREETING_FRAMES:
             self._greeted.set()
 
 
@@ -185,7 +185,7 @@ class Inspection:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, roster: Sequence[str] | None, here: str, there: str) -> Inspection:
+    def for_pair(cls, roster: Sequence[str] | None, here: str, there: str) -> Inspection:
         """The rules for a worker of this cluster and one of another; `roster` is None if some workers are unknown."""
         return cls(None if roster is None else (roster.index(here), roster.index(there)))
 
@@ -212,8 +212,8 @@ class Inspection:
 
 
 _LOG = logging.getLogger("whale_nebula.gateway")
-_INSISTS_SECONDS = _FORGETS_SECONDS = 5.0
-_CROSSES_SECONDS = 1.0  # a line on which a stream takes longer to open is slow, or its address is unreachable
+_REPEAT_SECONDS = _IDLE_SECONDS = 5.0
+_CROSSING_SECONDS = 1.0  # a line on which a stream takes longer to open is slow, or its address is unreachable
 _ARRIVALS, _ARRIVALS_A_SECOND = 100, 2.0
 REPLACED = "another connection has replaced it"
 
@@ -231,23 +231,23 @@ class Pair:
         here: str,
         there: str,
         inspection: Inspection,
-        ended: Callable[[Pair, Half, str], None],
+        on_end: Callable[[Pair, Half, str], None],
         *,
         yields: bool,
         grace: float = 5.0,
-        remembers: float = 30.0,
+        memory_seconds: float = 30.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.here, self.there, self.inspection, self.yields = here, there, inspection, yields
         self.account = ""  # the account of the local worker, if any
         self._arrivals = TokenBucket(_ARRIVALS, _ARRIVALS_A_SECOND)
-        self._met = float("-inf")  # when the two halves were separated
-        self._ended, self._grace, self._remembers, self._now = ended, grace, remembers, now
+        self._separated_at = float("-inf")  # when the two halves were separated
+        self._on_end, self._grace, self._remembers, self._now = on_end, grace, memory_seconds, now
         self._lock = threading.Lock()
         self._halves: dict[Side, Half] = {}
         self._attempts: dict[Half, float] = {}  # current attempts to dial, with their start times
-        self._touched = now()
-        self._refused = float("-inf")
+        self._used_at = now()
+        self._refused_at = float("-inf")
         self._retired = False
 
     def __str__(self) -> str:
@@ -259,17 +259,17 @@ class Pair:
             return self._halves.get(side)
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether the two are joined, or were joined so recently that they are expected to reconnect."""
         with self._lock:
             joined = any(half.partner is not None for half in self._halves.values())
-            return joined or self._now() - self._met < self._remembers
+            return joined or self._now() - self._separated_at < self._remembers
 
     @contextlib.contextmanager
-    def attempt(self, half: Half, near: Half) -> Iterator[bool]:
+    def begin_attempt(self, half: Half, near: Half) -> Iterator[bool]:
         """Context of an attempt to dial the other gateway, with `half`, for `near`; yields False if unneeded."""
         with self._lock:
-            needed = near.fresh
+            needed = near.is_joinable
             if needed:
                 self._attempts[half] = self._now()
         try:
@@ -283,74 +283,74 @@ class Pair:
         is retired.
         """
         with self._lock:
-            wanted = self._halves or self._attempts or self._now() - self._met < self._remembers
-            self._retired = self._retired or not (wanted or self._now() - self._touched < _FORGETS_SECONDS)
+            wanted = self._halves or self._attempts or self._now() - self._separated_at < self._remembers
+            self._retired = self._retired or not (wanted or self._now() - self._used_at < _IDLE_SECONDS)
             return self._retired
 
-    def _check_alive(self) -> None:
+    def _check_not_retired(self) -> None:
         if self._retired:
             raise TransportError(f"{self} was just removed", why="it is created again at the next attempt")
 
     def check_rate(self) -> None:
         """Count one more half; raises above the rate limit, as each is written to the audit log."""
         with self._lock:
-            self._check_alive()
-            self._touched = self._now()
+            self._check_not_retired()
+            self._used_at = self._now()
         if not self._arrivals.take():
             raise TransportError(f"too many new streams of {self}", why="each is recorded in the audit log")
 
-    def give_way(self) -> None:
+    def yield_to_incoming(self) -> None:
         """Handle that the other gateway has dialled: raises if our own attempt wins, otherwise ends ours."""
         with self._lock:
-            self._check_crossed()
+            self._check_crossing()
             needless = [half for half in self._attempts if half is not self._halves.get(Side.FAR)]
         for half in needless:
             half.connection.end("the other gateway has opened a stream meanwhile")
 
-    def arrive(self, half: Half) -> None:
+    def add_half(self, half: Half) -> None:
         """Add a half, which replaces the previous one. Raises if it has crossed our own attempt, and ours wins."""
         with self._lock:
-            self._check_alive()
+            self._check_not_retired()
             if half.side is Side.FAR:
-                self._check_crossed()
-            before = self._take(half)
-        self._settle(half, before)
+                self._check_crossing()
+            previous = self._take(half)
+        self._finish_join(half, previous)
 
-    def reach(self, half: Half, near: Half) -> bool:
+    def use_dialled_half(self, half: Half, near: Half) -> bool:
         """Use the half that was dialled for `near`; False if `near` is joined already, or over."""
         with self._lock:
-            if self._halves.get(Side.NEAR) is not near or not near.fresh:
+            if self._halves.get(Side.NEAR) is not near or not near.is_joinable:
                 return False
-            before = self._take(half)
-        self._settle(half, before)
+            previous = self._take(half)
+        self._finish_join(half, previous)
         return True
 
-    def _check_crossed(self) -> None:
+    def _check_crossing(self) -> None:
         """Raise if an attempt of the other gateway crosses ours and loses. If it repeats, our stream is lost there."""
         far, now = self._halves.get(Side.FAR), self._now()
-        standing = far is not None and far.dialled and not far.connection.over
-        opening = any(
-            now - began < _CROSSES_SECONDS or self._refused < began
+        has_open_half = far is not None and far.dialled and not far.connection.over
+        has_recent_attempt = any(
+            now - began < _CROSSING_SECONDS or self._refused_at < began
             for half, began in self._attempts.items()
             if half is not far
         )
-        insists = now - self._refused < _INSISTS_SECONDS
-        if not self.yields and (opening or (standing and not insists)):
-            self._refused = now
+        is_repeated = now - self._refused_at < _REPEAT_SECONDS
+        if not self.yields and (has_recent_attempt or (has_open_half and not is_repeated)):
+            self._refused_at = now
             raise TransportError("both gateways opened a stream for this pair", why="the other stream is used")
 
     def _take(self, half: Half) -> Half | None:
         other = self._halves.get(half.side.other)
-        before = self._halves.get(half.side)
+        previous = self._halves.get(half.side)
         self._halves[half.side] = half
-        if other is not None and other.fresh:
+        if other is not None and other.is_joinable:
             half.join(other)
-        return before
+        return previous
 
-    def _settle(self, half: Half, before: Half | None) -> None:
-        if before is not None:
-            before.connection.end(REPLACED)
-        half.connection.on_end(partial(self._part, half))
+    def _finish_join(self, half: Half, previous: Half | None) -> None:
+        if previous is not None:
+            previous.connection.end(REPLACED)
+        half.connection.on_end(partial(self._handle_half_end, half))
 
     def end(self, why: str) -> None:
         """Abort both halves."""
@@ -359,14 +359,14 @@ class Pair:
         for half in halves:
             half.connection.end(why)
 
-    def _part(self, half: Half, why: str) -> None:
+    def _handle_half_end(self, half: Half, why: str) -> None:
         """Handle the end of a half. Frames that its worker has sent before a graceful end are still forwarded."""
         with self._lock:
             if self._halves.get(half.side) is half:
                 del self._halves[half.side]
             partner = half.partner
             if partner is not None:
-                self._met = self._now()
+                self._separated_at = self._now()
         if partner is not None and half.ended_gracefully and not half.fault:
             partner.connection.finish()
             later = threading.Timer(self._grace, partner.connection.end, (why,))
@@ -375,4 +375,4 @@ class Pair:
             partner.connection.on_end(lambda _: later.cancel())
         elif partner is not None:
             partner.connection.end(f"its other half has ended: {why}")
-        self._ended(self, half, why)
+        self._on_end(self, half, why)

@@ -19,7 +19,7 @@ from pathlib import Path
 from whale_nebula.config import Config
 from whale_nebula.config.schema import Restarts, cluster_of
 from whale_nebula.errors import AccountError, ConfigError, TransportError
-from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.placement import ANY, Placement, host_of, listening, settle_ports
 from whale_nebula.security import Credentials, Files, Identity, ephemeral
 from whale_nebula.security.identity import name
@@ -195,18 +195,20 @@ def place_gateways(config: Config, local: Callable[[str], bool]) -> Config:
     )
 
 
-def sites(config: Config, placement: Placement, security: Mapping[str, Files], folder: Path) -> dict[str, Site]:
+def sites(
+    config: Config, placement: Placement, security: Mapping[str, Files], folder: Path
+) -> dict[str, GatewaySettings]:
     """The configuration of each gateway by name; audit logs are written to `folder`."""
     identities = {name: Identity.of_worker(config.run_name, name) for name in names(config)}
     listens = {name: str(config.clusters[cluster_of(name)].gateway) for name in identities}
     workers = dict(placement.addresses)
     return {
-        name: Site.in_run(config, identity, listens[name], workers, security.get(name), folder)
+        name: GatewaySettings.for_run(config, identity, listens[name], workers, security.get(name), folder)
         for name, identity in identities.items()
     }
 
 
-def start(site: Site) -> subprocess.Popen[bytes]:
+def start(site: GatewaySettings) -> subprocess.Popen[bytes]:
     """Start a gateway process. It ends when its standard input closes, so it never outlives its parent."""
     process = subprocess.Popen(
         _COMMAND,
@@ -249,7 +251,7 @@ def running(
 class Watched:
     """A gateway process that is restarted when it ends, until `stop_watching`."""
 
-    def __init__(self, name: str, site: Site, restarts: Restarts, report: Callable[[str], None]) -> None:
+    def __init__(self, name: str, site: GatewaySettings, restarts: Restarts, report: Callable[[str], None]) -> None:
         self.name = name
         self.process = start(site)
         self._site, self._restarts, self._report = site, restarts, report

@@ -90,14 +90,15 @@ class Mailbox:
     Every key arrives once, and none arrives late: a second copy, or a tensor of a step before the newest one that was
     taken (of the same program), is a protocol error of the class `fault`, unless a thread waits for it.
 
-    `explain_timeout` creates the error of a wait that timed out, from the awaited item and the time; a link with more information
-    about its peer sets its own. It is called without the lock.
+    `explain_timeout` creates the error of a wait that timed out, from the awaited item and the time; a link with more
+    information about its peer sets its own. It is called without the lock.
 
-    A `window` (bytes) applies back-pressure: `accepts_data` is false while more unrequested bytes than that are stored, unless
-    one of `waiters` waits. Then only bytes beyond those that are `due` count: the bytes of a tensor that the plan and
-    the rows of the step account for, 0 before this process has begun the step. A sender sends all of a step before
-    anything of the next, so no receiver waits for data that is held back. `on_room` is called, without the lock, when
-    `accepts_data` becomes true. Data that exceeds the window by more than any correct sender would send is refused.
+    A `window` (bytes) applies back-pressure: `accepts_data` is false while more unrequested bytes than that are stored,
+    unless one of `waiters` waits. Then only bytes beyond those that are `due` count: the bytes of a tensor that the
+    plan and the rows of the step account for, 0 before this process has begun the step. A sender sends all of a step
+    before anything of the next, so no receiver waits for data that is held back. `on_room` is called, without the lock,
+    when `accepts_data` becomes true. Data that exceeds the window by more than any correct sender would send is
+    refused.
     """
 
     def __init__(

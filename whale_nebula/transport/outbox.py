@@ -47,8 +47,9 @@ class Outbox:
 
     `put` blocks, inside `enter_wait`, while more than `budget` bytes wait (one item is always accepted). The greeting,
     retransmitted frames, urgent items and acknowledgements precede queued items. One thread calls `take_next` and
-    releases each `share` with `release_budget`; it waits on `changed`. `finish` drains the queue; `stop` ends it immediately and
-    wakes blocked senders. `heartbeat_interval` is the time in seconds without a frame after which a heartbeat is sent.
+    releases each `share` with `release_budget`; it waits on `changed`. `finish` drains the queue; `stop` ends it
+    immediately and wakes blocked senders. `heartbeat_interval` is the time in seconds without a frame after which a
+    heartbeat is sent.
     """
 
     def __init__(

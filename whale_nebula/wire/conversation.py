@@ -90,9 +90,9 @@ class Conversation:
 
     `expect` and `limit` bound what may arrive, as for `Assembly`; `budget` is how many bytes are kept until they are
     acknowledged; `window` how many may arrive early (more than 0 if several connections carry the frames, none of which
-    overtakes the greeting). While `accepts_data` is false nothing more is acknowledged, so the other side stalls once its
-    budget is used up, and more than that is refused. With a `prover` both sides authenticate, and with `sealed` frames
-    are encrypted end to end.
+    overtakes the greeting). While `accepts_data` is false nothing more is acknowledged, so the other side stalls once
+    its budget is used up, and more than that is refused. With a `prover` both sides authenticate, and with `sealed`
+    frames are encrypted end to end.
 
     A violation by the other side raises `RemoteProtocolError`, now and until `disconnect`; complete frames before it
     are kept, so a new connection resumes after the last valid frame.
@@ -199,7 +199,7 @@ class Conversation:
     def build_frame(self, header: Header, chunk: Bytes) -> Packet:
         """A frame to be sent: numbered, sealed if required, and kept until it is acknowledged.
 
-        `header` and `chunk` are an item of `split_payload(...)`. Messages may exceed the budget; tensors wait for `room`.
+        `header` and `chunk` are an item of `split_payload`. Messages may exceed the budget; tensors wait for `room`.
         """
         if not self.ready:
             raise LocalProtocolError("cannot send a frame before the greeting is complete", mend="wait for Opened")
@@ -319,10 +319,10 @@ class Conversation:
             events += self._replay.acknowledge(header.ack)
         else:
             self._arrivals.add(header.sequence, (header, payload), HEADER_BYTES + payload.size)
-            if self._unanswered_bytes + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
+            unanswered = self._unanswered_bytes + self._arrivals.bytes
+            if unanswered > self._replay.budget + _OVERRUN_BYTES:
                 raise RemoteProtocolError(
-                    f"received frame {header.sequence} while {self._unanswered_bytes + self._arrivals.bytes} bytes are not "
-                    "acknowledged",
+                    f"received frame {header.sequence} while {unanswered} bytes are not acknowledged",
                     why=f"the budget of both sides is {self._replay.budget} bytes",
                 )
             while (due := self._arrivals.due_frame) is not None:

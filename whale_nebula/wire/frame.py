@@ -6,7 +6,8 @@ payload. A control message (JSON) is one frame. `dtype` and `dims` are those of 
 are little-endian.
 
 A sealed frame contains its chunk as ciphertext and a tag of `TAG_BYTES`: `length` counts both, and everything else is
-as in an unsealed frame. It is valid only if there is a key, as the argument `sealed` of `pack_header` and `unpack_header` states.
+as in an unsealed frame. It is valid only if there is a key, as the argument `sealed` of `pack_header` and
+`unpack_header` states.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Control messages: JSON objects with a `kind`, the registry of all kinds, and the state table of a session.
 
 All communication between workers other than tensors is a message of one of these kinds. The sender builds a message
-from its entry here, which names its trigger in the state table, and the receiver checks it against the same entry: a kind
-without an entry can be neither sent nor received. The state table defines which messages are valid when: each side has
-its own state, which its messages change.
+from its entry here, which names its trigger in the state table, and the receiver checks it against the same entry: a
+kind without an entry can be neither sent nor received. The state table defines which messages are valid when: each side
+has its own state, which its messages change.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from tests.unit.transport.grpc_workers import find_free_address
 from tests.unit.transport.link_pairs import GPU, NPU, TIMEOUT_SECONDS, build_step_message, close_all
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.gateway.gateway import Gateway
-from whale_nebula.gateway.route import Lines
-from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.route import SharedLines
+from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.security import Credentials, Files, ephemeral
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -46,9 +46,9 @@ def make_key(slot: int, source: str = GPU, destination: str = NPU) -> Key:
     return Key("forward", 1, 0, 0, -1, slot, source, destination)
 
 
-def read_records(site: Site) -> list[dict[str, Any]]:
+def read_records(settings: GatewaySettings) -> list[dict[str, Any]]:
     """The records of a gateway's audit log."""
-    return read_log(site.audit)
+    return read_log(settings.audit)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -68,14 +68,14 @@ class GatewayNetwork:
         workers: tuple[str, ...] = (GPU, NPU),
         rate: float | None = None,
         deadlines: Deadlines = SHORT_DEADLINES,
-        lines: Lines | None = None,
+        lines: SharedLines | None = None,
     ) -> None:
         self.files, self.deadlines, self.lines = files, deadlines, lines
         *ends, one, other = (find_free_address() for _ in (*workers, *CLUSTERS))
         self.workers = dict(zip(workers, ends, strict=True))
         at = dict(zip(CLUSTERS, (one, other), strict=True))
-        self.sites = {
-            one: Site(
+        self.settings_by_cluster = {
+            one: GatewaySettings(
                 RUN,
                 one,
                 at[one],
@@ -93,8 +93,8 @@ class GatewayNetwork:
     def start_gateways(self, *clusters: str, **settings: Any) -> None:
         """Start the gateways of these clusters, by default of all."""
         for cluster in clusters or CLUSTERS:
-            self.sites[cluster] = replace(self.sites[cluster], **settings)
-            gateway = Gateway(self.sites[cluster], deadlines=self.deadlines, lines=self.lines)
+            self.settings_by_cluster[cluster] = replace(self.settings_by_cluster[cluster], **settings)
+            gateway = Gateway(self.settings_by_cluster[cluster], deadlines=self.deadlines, lines=self.lines)
             gateway.start()
             self.gateways[cluster] = gateway
 
@@ -106,7 +106,7 @@ class GatewayNetwork:
                 worker,
                 {other: address for other, address in self.workers.items() if other != worker},
                 self.workers[worker],
-                self.sites[cluster_of(worker)].listen,
+                self.settings_by_cluster[cluster_of(worker)].listen,
                 Credentials.of(self.files[worker]) if self.files else None,
             )
             self.links[worker] = GrpcLinks(place, deadlines=self.deadlines)

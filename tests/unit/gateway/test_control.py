@@ -32,16 +32,16 @@ class ControlSide:
     """The control streams of one gateway, with the lost workers that it handled and its records."""
 
     def __init__(self, there: Identity, kept: KeptHeads | None = None) -> None:
-        self.gone: list[tuple[str, str]] = []
+        self.lost_workers: list[tuple[str, str]] = []
         self.records: list[dict[str, Any]] = []
         self.control = ControlStreams(
-            there, kept, lambda *told: self.gone.append(told), lambda action, **said: self.records.append(said)
+            there, kept, lambda *told: self.lost_workers.append(told), lambda action, **said: self.records.append(said)
         )
         self.lane = self.add_stream()
 
     def add_stream(self) -> Lane:
         lane = Lane()
-        self.control.adopt(lane)
+        self.control.add_stream(lane)
         return lane
 
     def next(self, lane: Lane | None = None) -> bytes:
@@ -75,9 +75,9 @@ class TestHeads:
         head = Head.sign(credentials, 7, "ab" * 32)
         gpu.control.send_head(head)
         npu.control.receive(gpu.next())
-        assert not gpu.control.wait_kept(0.0)
+        assert not gpu.control.wait_head_stored(0.0)
         gpu.control.receive(npu.next())
-        assert gpu.control.wait_kept(10.0)
+        assert gpu.control.wait_head_stored(10.0)
         assert list(read_heads(tmp_path / "heads.jsonl")) == [head]
 
     def test_rolled_back_head_is_refused_and_recorded_on_both_sides(
@@ -98,33 +98,33 @@ class TestHeads:
         gpu.lane.end("a test")
         head = Head.sign(Credentials.of(files["gpu/gateway"]), 7, "ab" * 32)
         gpu.control.send_head(head)
-        assert control.read(gpu.next(gpu.add_stream()))["head"] == head._asdict()
+        assert control.decode_control(gpu.next(gpu.add_stream()))["head"] == head._asdict()
 
 
 class TestLostWorkers:
     def test_lost_worker_is_handled_once_from_several_streams(self, make_side: Callable[..., ControlSide]) -> None:
         gpu, npu = make_side(NPU), make_side(GPU)
         second = gpu.add_stream()
-        gpu.control.send_gone("gpu/0", "its port refuses")
+        gpu.control.announce_lost("gpu/0", "its port refuses")
         for lane in (gpu.lane, second):
             npu.control.receive(gpu.next(lane))
-        assert npu.gone == [("gpu/0", "its port refuses")]
+        assert npu.lost_workers == [("gpu/0", "its port refuses")]
 
     def test_lost_worker_is_announced_on_a_later_stream(self, make_side: Callable[..., ControlSide]) -> None:
         gpu, npu = make_side(NPU), make_side(GPU)
         gpu.lane.end("the line is cut")
-        gpu.control.send_gone("gpu/0", "its port refuses")
+        gpu.control.announce_lost("gpu/0", "its port refuses")
         npu.control.receive(gpu.next(gpu.add_stream()))
-        assert npu.gone == [("gpu/0", "its port refuses")]
+        assert npu.lost_workers == [("gpu/0", "its port refuses")]
 
     def test_returned_worker_is_not_announced_later(self, make_side: Callable[..., ControlSide]) -> None:
         gpu = make_side(NPU)
         gpu.lane.end("the line is cut")
-        gpu.control.send_gone("gpu/0", "its port refuses")
-        gpu.control.unsay("gpu/0")
+        gpu.control.announce_lost("gpu/0", "its port refuses")
+        gpu.control.withdraw_lost("gpu/0")
         lane = gpu.add_stream()
-        gpu.control.send_gone("gpu/1", "its port refuses")
-        assert control.read(gpu.next(lane))["worker"] == "gpu/1"
+        gpu.control.announce_lost("gpu/1", "its port refuses")
+        assert control.decode_control(gpu.next(lane))["worker"] == "gpu/1"
 
     def test_notice_about_a_worker_of_another_cluster_is_refused(self, make_side: Callable[..., ControlSide]) -> None:
         said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
@@ -135,7 +135,7 @@ class TestLostWorkers:
 class TestRateLimits:
     def test_frequent_messages_wait(self, make_side: Callable[..., ControlSide]) -> None:
         side = make_side(NPU)
-        side.control._words = TokenBucket(2, 0.0)
+        side.control._messages = TokenBucket(2, 0.0)
         received_numbers: list[int] = []
 
         def receive_messages() -> None:
@@ -159,7 +159,7 @@ class TestRateLimits:
 
     def test_frequent_new_streams_are_refused(self, make_side: Callable[..., ControlSide]) -> None:
         side = make_side(NPU)
-        side.control._adoptions = TokenBucket(1, 0.0)
+        side.control._stream_bucket = TokenBucket(1, 0.0)
         side.control.check_rate()
         with pytest.raises(TransportError, match="too many new streams"):
             side.control.check_rate()
@@ -197,4 +197,4 @@ def test_stream_added_after_close_is_ended(make_side: Callable[..., ControlSide]
     gpu.control.close()
     wait_until(lambda: gpu.lane.over)
     assert gpu.add_stream().over
-    assert not gpu.control.up
+    assert not gpu.control.is_connected

@@ -47,7 +47,7 @@ from whale_nebula.datasets.service import serve as serve_data
 from whale_nebula.errors import AccountError, LoginError, NebulaError, TransportError
 from whale_nebula.gateway import front
 from whale_nebula.gateway.front import MAX_HELLO_BYTES, read_hello
-from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.gateways import start
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.audit import AuditLog
@@ -103,7 +103,8 @@ class ServiceGateway:
 
     def has_refusal(self, text: str) -> bool:
         return any(
-            each["action"] == "refuse" and text in each["reason"] for each in read_records(self.network.sites["gpu"])
+            each["action"] == "refuse" and text in each["reason"]
+            for each in read_records(self.network.settings_by_cluster["gpu"])
         )
 
 
@@ -139,7 +140,9 @@ def service_gateway(
         network = stack.enter_context(open_network(tmp_path, files))
         network.start_gateways("gpu", services=folder)
         network.start_gateways("npu")
-        yield ServiceGateway(network, owner, tmp_path, int(network.sites["gpu"].listen.rpartition(":")[2]))
+        yield ServiceGateway(
+            network, owner, tmp_path, int(network.settings_by_cluster["gpu"].listen.rpartition(":")[2])
+        )
 
 
 def test_links_logins_and_data_share_one_port(service_gateway: ServiceGateway) -> None:
@@ -154,7 +157,9 @@ def test_links_logins_and_data_share_one_port(service_gateway: ServiceGateway) -
     ]  # fmt: skip
     service_gateway.network.close_workers()
     service_gateway.network.gateways["gpu"].stop("the test is over")
-    assert [each for each in read_records(service_gateway.network.sites["gpu"]) if each["action"] == "refuse"] == []
+    assert [
+        each for each in read_records(service_gateway.network.settings_by_cluster["gpu"]) if each["action"] == "refuse"
+    ] == []
 
 
 # ---------------------------------------------------------------------- invalid connections and attacks
@@ -184,8 +189,11 @@ def test_incomplete_client_hello_times_out(service_gateway: ServiceGateway) -> N
             and service_gateway.has_refusal("ended within its TLS ClientHello")
         )
     )
-    service_gateway.network.gateways["gpu"].journal._note_unwritten()
-    assert sum(each["action"] == "refuse" for each in read_records(service_gateway.network.sites["gpu"])) == 2
+    service_gateway.network.gateways["gpu"].journal._record_omitted()
+    assert (
+        sum(each["action"] == "refuse" for each in read_records(service_gateway.network.settings_by_cluster["gpu"]))
+        == 2
+    )
 
 
 def test_client_hello_in_many_segments_is_accepted(service_gateway: ServiceGateway) -> None:
@@ -267,8 +275,10 @@ def test_replayed_login_is_refused(service_gateway: ServiceGateway) -> None:
 
 def test_login_misrouted_to_another_service_is_refused_by_the_client(service_gateway: ServiceGateway) -> None:
     """A dishonest gateway forwards a login to the data service, which has the same certificate."""
-    site = service_gateway.network.sites["gpu"]
-    service_gateway.network.gateways["gpu"]._listener._front._services[LOGIN] = socket_path(site.services, DATA, "gpu")  # type: ignore
+    settings = service_gateway.network.settings_by_cluster["gpu"]
+    service_gateway.network.gateways["gpu"]._listener._front._services[LOGIN] = socket_path(
+        settings.services, DATA, "gpu"
+    )  # type: ignore
     with pytest.raises(AccountError) as caught:
         service_gateway.log_in()
     assert "is a different service of gpu" in str(caught.value) and service_gateway.list_logins() == []
@@ -291,8 +301,8 @@ def test_password_guesses_are_limited_by_source_address(service_gateway: Service
 
 
 @contextlib.contextmanager
-def run_gateway(site: Site) -> Iterator[subprocess.Popen[bytes]]:
-    process = start(site)
+def run_gateway(settings: GatewaySettings) -> Iterator[subprocess.Popen[bytes]]:
+    process = start(settings)
     with kill_at_exit(process):
         yield process
 
@@ -329,7 +339,7 @@ def test_idle_connections_do_not_block_logins_or_links(
     other_folder.mkdir()
     with run_service("accounts", folder, "--services", str(other_folder)), open_network(other_folder, files) as network:
         network.start_gateways("gpu", services=other_folder)
-        port, before = int(network.sites["gpu"].listen.rpartition(":")[2]), threading.active_count()
+        port, before = int(network.settings_by_cluster["gpu"].listen.rpartition(":")[2]), threading.active_count()
         with IdleConnections(f"127.0.0.1:{port}", 40, source=source, greeting=greeting) as idle_connections:
             wait_until(lambda: idle_connections.closed > 20)
             assert threading.active_count() < before + 20  # of 40; the other gateways have some
@@ -348,9 +358,9 @@ def test_gateway_and_services_may_be_restarted_in_any_order(
     certs, other_folder = service_gateway.owner.home / "certs", service_gateway.tmp / "apart"
     other_folder.mkdir()
     with open_network(other_folder, files) as network, contextlib.ExitStack() as stack:
-        site = replace(network.sites["gpu"], services=other_folder)
+        settings = replace(network.settings_by_cluster["gpu"], services=other_folder)
         config = other_folder / "clusters.yaml"
-        config.write_text(f'run: mt\nclusters: {{gpu: {{gateway: "{site.listen}"}}, npu: {{}}}}\n')
+        config.write_text(f'run: mt\nclusters: {{gpu: {{gateway: "{settings.listen}"}}, npu: {{}}}}\n')
         token, own = other_folder / "token", other_folder / "own"
         token.touch(0o600)
         token.write_text(service_gateway.owner.registry.make_secret("ana", TOKEN, 1))
@@ -362,7 +372,7 @@ def test_gateway_and_services_may_be_restarted_in_any_order(
             assert main([*words, "--token-file", str(token)]) == DONE, capsys.readouterr().err
 
         def begin() -> subprocess.Popen[bytes]:
-            process = stack.enter_context(run_gateway(site))
+            process = stack.enter_context(run_gateway(settings))
             assert "logins and data are forwarded to the services in " in read_listening_line(process)
             return process
 
@@ -381,7 +391,7 @@ def test_gateway_and_services_may_be_restarted_in_any_order(
             gateway.wait(TIMEOUT_SECONDS)
             gateway = begin()
             log_in()
-            assert main(["data", "list", "--cluster", "gpu", "--at", site.listen, "--folder", str(own)]) == DONE
+            assert main(["data", "list", "--cluster", "gpu", "--at", settings.listen, "--folder", str(own)]) == DONE
             assert "corpus" in capsys.readouterr().out
             for process in (accounts, data, gateway):
                 process.send_signal(signal.SIGTERM)
@@ -415,7 +425,7 @@ def test_missing_service_is_reported(service_gateway: ServiceGateway, files: dic
     with open_network(tmp_path / "empty", files) as network:
         network.start_gateways("gpu", services=tmp_path / "empty")
         other = ServiceGateway(
-            network, service_gateway.owner, tmp_path, int(network.sites["gpu"].listen.rpartition(":")[2])
+            network, service_gateway.owner, tmp_path, int(network.settings_by_cluster["gpu"].listen.rpartition(":")[2])
         )
         with pytest.raises(AccountError, match=r"the service of logins behind the gateway at .* is not running"):
             other.log_in()
@@ -483,7 +493,9 @@ class TestHandover:
 def test_port_in_use_is_reported(service_gateway: ServiceGateway, tmp_path: Path, files: dict[str, Files]) -> None:
     (tmp_path / "second").mkdir()
     with open_network(tmp_path / "second", files) as network, pytest.raises(TransportError, match="cannot listen on"):
-        network.start_gateways("gpu", services=tmp_path, listen=service_gateway.network.sites["gpu"].listen)
+        network.start_gateways(
+            "gpu", services=tmp_path, listen=service_gateway.network.settings_by_cluster["gpu"].listen
+        )
 
 
 @pytest.mark.parametrize("newest_version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

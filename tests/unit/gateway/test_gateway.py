@@ -44,7 +44,7 @@ from whale_nebula.gateway import control
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.relay import Side
 from whale_nebula.gateway.route import Route
-from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.security import Credentials, CurrentCredentials, Files
 from whale_nebula.security import files as security_files
 from whale_nebula.security.audit import Head, read_heads
@@ -98,15 +98,15 @@ def open_stream(
     """Open a stream to gpu's gateway."""
     lane = lane or Lane()
     target = Target.of(
-        RUN, "gpu/gateway", network.sites["gpu"].listen, CurrentCredentials(credentials), gateway=gateway
+        RUN, "gpu/gateway", network.settings_by_cluster["gpu"].listen, CurrentCredentials(credentials), gateway=gateway
     )
     dial(target, request, lane, lambda frame: None, deadlines=SHORT_DEADLINES)
     return lane
 
 
-def list_actions(site: Site, *names: str) -> list[dict[str, Any]]:
+def list_actions(settings: GatewaySettings, *names: str) -> list[dict[str, Any]]:
     """The records of these actions."""
-    return [each for each in read_records(site) if each["action"] in names]
+    return [each for each in read_records(settings) if each["action"] in names]
 
 
 class TestRelaying:
@@ -116,7 +116,7 @@ class TestRelaying:
     ) -> None:
         network = start_network(dials=dials, with_workers=True)
         network.exchange_tensors(range(3), size=1 << 19)
-        fars = [network.gateways[one]._pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
+        fars = [network.gateways[one]._find_or_create_pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
         assert sorted(half.dialled for half in fars if half is not None) == [False, True]
 
     def test_unanswered_gateway_address_does_not_delay_workers(self, tmp_path: Path, files: dict[str, Files]) -> None:
@@ -151,14 +151,16 @@ class TestRelaying:
     ) -> None:
         monkeypatch.setattr(options, "count_lanes", lambda: 4)
         network = start_network(with_workers=True)
-        halves = [network.gateways[one]._pair(*pair).half(side) for one, pair in PAIRS.items() for side in Side]
+        halves = [
+            network.gateways[one]._find_or_create_pair(*pair).half(side) for one, pair in PAIRS.items() for side in Side
+        ]
         wait_until(lambda: all(half is not None and len(half.connection._lanes) == 4 for half in halves))
         network.exchange_tensors(range(5), size=1 << 20)
 
     def test_first_worker_waits_at_its_own_gateway(self, start_network: Callable[..., GatewayNetwork]) -> None:
         network = start_network()
         network.start_workers(GPU)
-        wait_until(lambda: network.gateways["gpu"]._pair(GPU, NPU).half(Side.NEAR))
+        wait_until(lambda: network.gateways["gpu"]._find_or_create_pair(GPU, NPU).half(Side.NEAR))
         assert not network.gateways["npu"]._list_pairs()
         network.start_workers(NPU)
         network.exchange_steps()
@@ -184,26 +186,28 @@ class TestDisconnection:
         network = start_network(with_workers=True)
         network.link()._carrier.drop("a test")
         network.exchange_tensors(range(2))
-        assert {each["side"] for each in list_actions(network.sites["gpu"], "end")} == {"near", "far"}
+        assert {each["side"] for each in list_actions(network.settings_by_cluster["gpu"], "end")} == {"near", "far"}
 
     def test_killed_worker_is_reported_to_its_peer(self, start_network: Callable[..., GatewayNetwork]) -> None:
         network = start_network(with_workers=True)
-        wait_until(lambda: NPU in network.gateways["npu"]._liveness._open)
+        wait_until(lambda: NPU in network.gateways["npu"]._liveness._reachable)
         network.kill_worker(NPU)
         with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone: its gateway reports") as caught:
             network.link().receive(make_key(0, NPU, GPU), TIMEOUT_SECONDS)
         assert "refused twice" in str(caught.value)
-        [gone] = list_actions(network.sites["npu"], "gone")
+        [gone] = list_actions(network.settings_by_cluster["npu"], "gone")
         assert (gone["object"], gone["state"]) == (NPU, "dead")
 
     def test_restarted_workers_connect_without_stored_errors(
         self, start_network: Callable[..., GatewayNetwork]
     ) -> None:
         network = start_network(with_workers=True)
-        wait_until(lambda: all(worker in network.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
+        wait_until(lambda: all(worker in network.gateways[worker[:3]]._liveness._reachable for worker in (GPU, NPU)))
         network.kill_worker(NPU)
         network.kill_worker(GPU)
-        wait_until(lambda: all(worker in network.gateways[worker[:3]]._final_errors._gone for worker in (GPU, NPU)))
+        wait_until(
+            lambda: all(worker in network.gateways[worker[:3]]._pair_errors._lost_workers for worker in (GPU, NPU))
+        )
         network.start_workers()
         network.exchange_steps()
 
@@ -220,7 +224,7 @@ class TestReports:
             wait_until(lambda: network.link()._carrier.state().trouble.startswith(known))
             assert network.link()._carrier.state().connected
             # The log has it when the gateway looks at its routes next: a worker that asks may know it before.
-            waits = f"waiting for gateway 'npu/gateway' at {network.sites['npu'].listen}, "
+            waits = f"waiting for gateway 'npu/gateway' at {network.settings_by_cluster['npu'].listen}, "
             wait_until(lambda: any(each.startswith(waits) for each in caplog.messages))
             assert not any(" of " in each for each in caplog.messages if each.startswith(waits))
             with pytest.raises(DeadlineError, match="worker 'npu/0' did not connect within 0 s") as caught:
@@ -238,16 +242,21 @@ class TestReports:
         self, start_network: Callable[..., GatewayNetwork]
     ) -> None:
         network = start_network(with_workers=True)
-        wait_until(lambda: all(worker in network.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
+        wait_until(lambda: all(worker in network.gateways[worker[:3]]._liveness._reachable for worker in (GPU, NPU)))
         network.exchange_tensors(range(2))
         network.close_workers()
 
         wait_until(
-            lambda: all(any(e["side"] == "near" for e in list_actions(network.sites[one], "end")) for one in CLUSTERS)
+            lambda: all(
+                any(e["side"] == "near" for e in list_actions(network.settings_by_cluster[one], "end"))
+                for one in CLUSTERS
+            )
         )
         wait_until(lambda: not any(thread.name.startswith("nebula-liveness") for thread in threading.enumerate()))
         said = [
-            each["action"] for one in CLUSTERS for each in list_actions(network.sites[one], "gone", "final", "left")
+            each["action"]
+            for one in CLUSTERS
+            for each in list_actions(network.settings_by_cluster[one], "gone", "final", "left")
         ]
         assert said == ["left"] * 2
 
@@ -255,9 +264,9 @@ class TestReports:
 class TestRefusals:
     def test_certificate_of_another_gateway_is_refused_at_start(self, tmp_path: Path, files: dict[str, Files]) -> None:
         theirs, audit = files["npu/gateway"], tmp_path / "a.jsonl"
-        site = Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=theirs, audit=audit)
+        settings = GatewaySettings(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=theirs, audit=audit)
         with pytest.raises(WrongNameError, match="this process is gpu/gateway, but its certificate is for npu/gateway"):
-            Gateway(site)
+            Gateway(settings)
 
     @pytest.mark.parametrize(
         ("caller", "source", "destination", "why"),
@@ -289,7 +298,7 @@ class TestRefusals:
                 network, Credentials.of(files[caller]), StreamRequest(RUN, source, destination, "00112233aabbccdd")
             )
         assert why in caught.value.what
-        [refused] = list_actions(network.sites["gpu"], "refuse")
+        [refused] = list_actions(network.settings_by_cluster["gpu"], "refuse")
         assert (refused["decision"], refused["times"]) == ("deny", 1)
         assert why in refused["reason"]
 
@@ -309,7 +318,7 @@ class TestRefusals:
             with pytest.raises(IdentityError, match="was revoked"):
                 open_stream(network, held, request)
         network.gateways["gpu"].stop("a test")
-        refused = list_actions(network.sites["gpu"], "refuse")
+        refused = list_actions(network.settings_by_cluster["gpu"], "refuse")
         assert len(refused) < 15 and sum(each["times"] for each in refused) == 30
         assert all(len(each["object"]) <= 200 and len(each["reason"]) <= 200 for each in refused)
 
@@ -323,15 +332,15 @@ class TestRefusals:
             request = StreamRequest(RUN, f"npu/{number}", GPU, f"{number:016x}")
             with pytest.raises(TransportError, match="has not connected to its gateway yet"):
                 open_stream(network, theirs, request, gateway=False)
-            gateway._gone_there(request.source, "it says")
+            gateway._handle_lost_remote_worker(request.source, "it says")
         assert not gateway._list_pairs()
-        assert not gateway._final_errors._gone
+        assert not gateway._pair_errors._lost_workers
 
     def test_streams_of_a_gateway_are_limited_by_its_quota(
         self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """For any workers of this cluster that it names, where the cluster does not list them."""
-        monkeypatch.setattr("whale_nebula.gateway.entry.most_streams", lambda pairs: 3)
+        monkeypatch.setattr("whale_nebula.gateway.admission.find_max_streams", lambda pairs: 3)
         monkeypatch.setattr(
             Gateway, "_is_awaited", lambda gateway, here, there: True
         )  # as if all these were joined recently
@@ -354,7 +363,7 @@ class TestRefusals:
             failed_checks.release()
             raise RuntimeError("can't start new thread")
 
-        gateway._look_at_workers = fail  # type: ignore[method-assign]
+        gateway._check_workers = fail  # type: ignore[method-assign]
         gateway._remove_pairs = next_checks.release  # type: ignore[method-assign]
         for _ in range(3):
             assert failed_checks.acquire(timeout=5.0)
@@ -367,8 +376,8 @@ class TestRefusals:
         lane = open_stream(network, Credentials.of(files[GPU]), StreamRequest(RUN, GPU, NPU, "00112233aabbccdd"))
         header = Header(Kind.BEAT, Flag.LAST, conversation=1, source=0, destination=2)
         assert lane.send(pack_header(header, 0))
-        wait_until(lambda: list_actions(network.sites["gpu"], "end"))
-        [end] = list_actions(network.sites["gpu"], "end")
+        wait_until(lambda: list_actions(network.settings_by_cluster["gpu"], "end"))
+        [end] = list_actions(network.settings_by_cluster["gpu"], "end")
         wait_until(lambda: lane.over)
         assert end["decision"] == "deny"
         assert "a frame from worker 0 to worker 2" in end["reason"]
@@ -418,7 +427,7 @@ class TestRevocationAtOneSite:
         network = start_network(
             files=self.files(home, NPU, "npu/gateway"), dials=dials, deadlines=SHORT_PATIENCE, with_workers=True
         )
-        npu, far = network.gateways["npu"], network.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
+        npu, far = network.gateways["npu"], network.gateways["npu"]._find_or_create_pair(NPU, GPU).half(Side.FAR)
         wait_until(lambda: npu._routes["gpu"].control.lanes)
         [trunk] = npu._routes["gpu"].control.lanes
         assert far is not None and trunk.certified_peer is not None
@@ -432,7 +441,7 @@ class TestRevocationAtOneSite:
         )  # the side that is dialled waits for another connection
         with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
             caught.take("SESSION", TIMEOUT_SECONDS)
-        assert not npu._routes["gpu"].control.up and npu._pair(NPU, GPU).half(Side.FAR) is None
+        assert not npu._routes["gpu"].control.is_connected and npu._find_or_create_pair(NPU, GPU).half(Side.FAR) is None
         for worker in (GPU, NPU):  # otherwise each waits for the other's farewell
             network.kill_worker(worker)
 
@@ -480,8 +489,8 @@ class TestShutdown:
     ) -> None:
         network = start_network(dials=("gpu",))
         gateway = network.gateways["gpu"]
-        route, pair = gateway._routes["npu"], gateway._pair(GPU, NPU)
-        half = route.half(pair, Connection("00112233aabbccdd"), dialled=True)
+        route, pair = gateway._routes["npu"], gateway._find_or_create_pair(GPU, NPU)
+        half = route.make_far_half(pair, Connection("00112233aabbccdd"), dialled=True)
         gateway.journal.note_opened(pair, half)  # as a dialling thread does before it adds the half to the pair
 
         def give_up() -> None:
@@ -495,7 +504,7 @@ class TestShutdown:
         dials.join(TIMEOUT_SECONDS)
         with pytest.raises(TransportError, match="is stopping"):
             gateway.journal.note_opened(pair, half)
-        said = [(each["action"], each.get("connection")) for each in read_records(network.sites["gpu"])]
+        said = [(each["action"], each.get("connection")) for each in read_records(network.settings_by_cluster["gpu"])]
         assert said.index(("end", "00112233aabbccdd")) < said.index(("end", None))
         assert not [each for each in caplog.messages if "the audit log is closed" in each]
 
@@ -503,8 +512,8 @@ class TestShutdown:
         network = start_network(with_workers=True)
         for gateway in network.gateways.values():
             gateway.stop("a test")
-        for site in network.sites.values():
-            found = read_records(site)
+        for settings in network.settings_by_cluster.values():
+            found = read_records(settings)
             opened = [each["connection"] for each in found if each["action"] == "open"]
             assert opened and sorted(opened) == sorted(each["connection"] for each in found if "frames" in each)
         for worker in (GPU, NPU):
@@ -517,22 +526,24 @@ class TestAuditHeads:
         old.issue("gpu/gateway")
         new.issue("npu/gateway")
         files = Files.under(old.folder, old.identity("gpu/gateway"))
-        gateway = Gateway(Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=files, audit=tmp_path / "a.jsonl"))
+        gateway = Gateway(
+            GatewaySettings(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=files, audit=tmp_path / "a.jsonl")
+        )
         with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
             file.write((new.folder / "ca.pem").read_bytes())
         head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
         gateway._routes["npu"].control.receive(control.encode_control({"kind": "HEAD", "head": head._asdict()}))
         gateway.stop("a test")
-        assert list(read_heads(gateway.site.heads)) == [head]
+        assert list(read_heads(gateway.settings.heads)) == [head]
 
 
 class TestHealth:
     def request_status(self, network: GatewayNetwork, files: Files, service: str = "") -> Any:
         credentials = Credentials.of(files)
-        name = network.gateways["gpu"].site.identity.dns
+        name = network.gateways["gpu"].settings.identity.dns
         options = [("grpc.ssl_target_name_override", name)]
         with grpc.secure_channel(
-            network.sites["gpu"].listen, make_channel_credentials(credentials), options
+            network.settings_by_cluster["gpu"].listen, make_channel_credentials(credentials), options
         ) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_SECONDS).status
@@ -549,7 +560,7 @@ class TestHealth:
         self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files]
     ) -> None:
         network = start_network(dials=())
-        network.gateways["gpu"]._health._asked = Buckets(3, 0.0)
+        network.gateways["gpu"]._health._buckets = Buckets(3, 0.0)
         assert self.request_status(network, files["npu/7"]) == self.request_status(network, files["npu/7"])
         with pytest.raises(grpc.RpcError, match="too many requests"):
             [self.request_status(network, files["npu/7"]) for _ in range(2)]
@@ -560,9 +571,9 @@ class TestHealth:
     ) -> None:
         """A watch stream would never end."""
         network = start_network()
-        options = [("grpc.ssl_target_name_override", network.gateways["gpu"].site.identity.dns)]
+        options = [("grpc.ssl_target_name_override", network.gateways["gpu"].settings.identity.dns)]
         credentials = make_channel_credentials(Credentials.of(files["npu/7"]))
-        with grpc.secure_channel(network.sites["gpu"].listen, credentials, options) as channel:
+        with grpc.secure_channel(network.settings_by_cluster["gpu"].listen, credentials, options) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             for _ in range(60):
                 assert stub.Watch(health_pb2.HealthCheckRequest()).code() == grpc.StatusCode.UNIMPLEMENTED

@@ -29,10 +29,10 @@ def test_omitted_refusals_are_recorded_every_minute_and_at_close(audit_journal: 
     begin = audit_journal._next_summary
     for number in range(20):
         audit_journal.note_refused(NPU, f"{NPU} - another each time {number}", IdentityError("it was revoked"))
-    audit_journal.look_after(begin)
+    audit_journal.check_periodically(begin)
     for _ in range(5):
         audit_journal.note_refused(NPU, "once more", IdentityError("it was revoked"))
-    audit_journal.look_after(begin + 59.0)
+    audit_journal.check_periodically(begin + 59.0)
     audit_journal.close("a test")
     audit_journal.note("refuse", actor="after the end")
     times = [each["times"] for each in read_log(audit_journal.log.path) if each["action"] == "refuse"]
@@ -50,9 +50,9 @@ def test_refusal_record_does_not_wait_for_the_disk(audit_journal: Journal, monke
 
 def test_surplus_identities_share_one_limit() -> None:
     refusals = Refusals(now=lambda: 0.0)
-    counts = [refusals.count(f"npu/{number}") for number in range(journal._MOST + 50)]
-    assert sum(counts) == journal._MOST + 8 and len(refusals._buckets._buckets) == journal._MOST + 1
-    assert refusals.take_unwritten() == {"others": 42}
+    counts = [refusals.count(f"npu/{number}") for number in range(journal._MAX_IDENTITIES + 50)]
+    assert sum(counts) == journal._MAX_IDENTITIES + 8 and len(refusals._buckets._buckets) == journal._MAX_IDENTITIES + 1
+    assert refusals.take_omitted() == {"others": 42}
 
 
 def test_nearly_full_disk_is_recorded_once(
@@ -61,7 +61,7 @@ def test_nearly_full_disk_is_recorded_once(
     for free in (5 << 30, 900 << 20, 800 << 20, 5 << 30, 100 << 20):
         monkeypatch.setattr("shutil.disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
         audit_journal._next_space = 0.0
-        audit_journal.look_after(1.0)
+        audit_journal.check_periodically(1.0)
     assert [each["free"] for each in read_log(audit_journal.log.path) if each["action"] == "low space"] == [
         900 << 20,
         100 << 20,

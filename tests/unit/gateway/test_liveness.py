@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.gateway.networks import wait_until
-from whale_nebula.gateway.liveness import Liveness, verdict
+from whale_nebula.gateway.liveness import Liveness, judge_probes
 from whale_nebula.transport.grpc.options import Probe
 
 WHERE = "10.0.0.1:7101"
@@ -16,27 +16,27 @@ WHERE = "10.0.0.1:7101"
 class ProbedWorker:
     """A worker with scripted results of the probes of its address, and the reports about it."""
 
-    def __init__(self, *found: str, first: str = "open", back: Iterator[bool] | None = None) -> None:
+    def __init__(self, *found: str, first: str = "open", is_active: Iterator[bool] | None = None) -> None:
         self.found = iter((first, *found))
         self.probes_left = len(found) + 1
         self.reports: list[tuple[str, str, str]] = []
         self.connected = True
-        self.back = back
+        self.is_active = is_active
         self.liveness = Liveness(
             {"gpu/0": WHERE},
-            self._back,
+            self._is_active,
             lambda *report: self.reports.append(report),
-            look=self._look,
-            rest=lambda seconds: None,
+            probe=self._look,
+            sleep=lambda seconds: None,
         )
         self.liveness.check_new("gpu/0")
         self.wait_for_probes()
 
     def wait_for_probes(self) -> None:
-        wait_until(lambda: not self.liveness._looking)
+        wait_until(lambda: not self.liveness._next_probes)
 
-    def _back(self, worker: str) -> bool:
-        return self.connected if self.back is None else next(self.back)
+    def _is_active(self, worker: str) -> bool:
+        return self.connected if self.is_active is None else next(self.is_active)
 
     def _look(self, address: str, seconds: float) -> Probe:
         assert address == WHERE
@@ -73,7 +73,7 @@ def test_stream_ended_during_a_probe_is_probed_again() -> None:
     """Between the last check whether the worker is connected and the end of the probe that made it."""
 
     class Dying(ProbedWorker):
-        def _back(self, worker: str) -> bool:
+        def _is_active(self, worker: str) -> bool:
             connected, self.connected = self.connected, False
             if connected:
                 self.liveness.check_ended(worker)  # its stream ends while the check returns
@@ -84,7 +84,7 @@ def test_stream_ended_during_a_probe_is_probed_again() -> None:
 
 
 def test_reconnected_worker_is_not_probed() -> None:
-    probed = ProbedWorker("refused", "refused", back=iter([True, False, True]))
+    probed = ProbedWorker("refused", "refused", is_active=iter([True, False, True]))
     probed.liveness.check_ended("gpu/0")
     probed.wait_for_probes()
     assert probed.reports == []
@@ -92,7 +92,7 @@ def test_reconnected_worker_is_not_probed() -> None:
 
 
 def test_worker_reconnected_during_probes_is_not_dead() -> None:
-    probed = ProbedWorker("refused", "refused", back=iter([True, False, False, True, True]))
+    probed = ProbedWorker("refused", "refused", is_active=iter([True, False, False, True, True]))
     probed.liveness.check_ended("gpu/0")
     probed.wait_for_probes()
     assert probed.reports == []
@@ -118,7 +118,7 @@ def test_dead_worker_is_reported_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "state"),
+    ("outcomes", "state"),
     [
         ((), None),
         (("refused", "silent"), None),
@@ -128,5 +128,5 @@ def test_dead_worker_is_reported_once() -> None:
         (("open", "refused", "refused"), "dead"),
     ],
 )
-def test_verdict_of_probe_results(seen: tuple[str, ...], state: str | None) -> None:
-    assert verdict(seen) == state
+def test_state_by_probe_results(outcomes: tuple[str, ...], state: str | None) -> None:
+    assert judge_probes(outcomes) == state

@@ -31,7 +31,7 @@ from whale_nebula.cli.gateway import start_together
 from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
-from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.gateways import place_gateways, sites, start
 from whale_nebula.launch.placement import Placement
 from whale_nebula.security import Files
@@ -80,7 +80,7 @@ class TestRestart:
             started: dict[str, Process] = {}
 
             def begin(cluster: str) -> None:
-                started[cluster] = start(network.sites[cluster])
+                started[cluster] = start(network.settings_by_cluster[cluster])
                 processes.enter_context(kill_at_exit(started[cluster]))
                 assert f"gateway of cluster {cluster}" in read_listening_line(started[cluster])
 
@@ -106,11 +106,11 @@ class TestRestart:
             for process in started.values():
                 process.send_signal(signal.SIGTERM)
             assert [process.wait(TIMEOUT_SECONDS) for process in started.values()] == [arguments.DONE] * 2
-            heads = list(read_heads(network.sites["gpu"].heads))
-            assert verify(network.sites["npu"].audit, heads).bad is None
-            log = verify(network.sites["gpu"].audit)
+            heads = list(read_heads(network.settings_by_cluster["gpu"].heads))
+            assert verify(network.settings_by_cluster["npu"].audit, heads).bad is None
+            log = verify(network.settings_by_cluster["gpu"].audit)
             assert (log.bad, log.closed) == (None, True)
-            assert [each["action"] for each in read_log(network.sites["gpu"].audit)].count("listen") == 2
+            assert [each["action"] for each in read_log(network.settings_by_cluster["gpu"].audit)].count("listen") == 2
 
 
 class TestGatewayCommand:
@@ -137,10 +137,10 @@ class TestGatewayCommand:
         for path in paths:
             path.parent.mkdir()
             path.write_text(self.CONFIG.replace("run: mt", f"run: {path.parent.name}"))
-        sites = [replace(Site.of(load(path), "gpu", path), listen="127.0.0.1:0") for path in paths]
+        sites = [replace(GatewaySettings.from_config(load(path), "gpu", path), listen="127.0.0.1:0") for path in paths]
         found = start_together(sites)
         try:
-            assert {each.site.run for each in found} == {"a", "b"} and found[0].address != found[1].address
+            assert {each.settings.run for each in found} == {"a", "b"} and found[0].address != found[1].address
             assert found[0]._routes["npu"].pacer is found[1]._routes["npu"].pacer
         finally:
             for each in found:
@@ -193,7 +193,7 @@ class TestGatewayCommand:
 
 class TestLauncher:
     def test_gateway_stops_with_its_launcher(self, tmp_path: Path) -> None:
-        process = start(Site("mt", "gpu", "127.0.0.1:0", {}, {"npu": None}, audit=tmp_path / "audit.jsonl"))
+        process = start(GatewaySettings("mt", "gpu", "127.0.0.1:0", {}, {"npu": None}, audit=tmp_path / "audit.jsonl"))
         with kill_at_exit(process):
             assert "listens on 127.0.0.1:" in read_listening_line(process)
             assert process.stdin is not None

@@ -65,12 +65,12 @@ class PairHarness:
             lambda frame: self.pair.inspection.check(frame, outward=side is NEAR),
             dialled=dialled,
         )
-        half.lane(0, lane)
+        half.add_lane(0, lane)
         return half, lane
 
     def add_half(self, side: Side, *, dialled: bool = False) -> tuple[Half, Lane]:
         half, lane = self.make_half(side, dialled=dialled)
-        self.pair.arrive(half)
+        self.pair.add_half(half)
         return half, lane
 
 
@@ -117,7 +117,7 @@ class TestJoining:
     def test_halves_join_in_any_order(self, order: tuple[Side, Side]) -> None:
         harness = PairHarness()
         one, _ = harness.add_half(order[0])
-        assert one.fresh
+        assert one.is_joinable
         other, _ = harness.add_half(order[1])
         assert (one.partner, other.partner) == (other, one)
 
@@ -128,7 +128,7 @@ class TestJoining:
         second, _ = harness.add_half(FAR)
         assert far.connection.over
         assert near.connection.over
-        assert second.fresh
+        assert second.is_joinable
         third, _ = harness.add_half(NEAR)
         assert third.partner is second
 
@@ -171,13 +171,13 @@ class TestSeparation:
     def test_pair_stays_known_for_a_while_after_joining(self) -> None:
         harness = PairHarness()
         near, _ = harness.add_half(NEAR)
-        assert not harness.pair.known
+        assert not harness.pair.is_known
         harness.add_half(FAR)
-        assert harness.pair.known
+        assert harness.pair.is_known
         near.connection.end("it is over")
-        assert harness.pair.known
+        assert harness.pair.is_known
         harness.now += 60.0
-        assert not harness.pair.known
+        assert not harness.pair.is_known
 
 
 class TestCrossedAttempts:
@@ -188,40 +188,40 @@ class TestCrossedAttempts:
 
     def test_incoming_stream_is_refused_during_our_attempt(self) -> None:
         harness, near, half = self.start_attempt()
-        with harness.pair.attempt(half, near) as needed:
+        with harness.pair.begin_attempt(half, near) as needed:
             assert needed
-            for take in (harness.pair.give_way, lambda: harness.add_half(FAR)):
+            for take in (harness.pair.yield_to_incoming, lambda: harness.add_half(FAR)):
                 with pytest.raises(TransportError, match="both gateways opened a stream"):
                     take()
-            assert harness.pair.reach(half, near)
+            assert harness.pair.use_dialled_half(half, near)
         assert near.partner is half
 
     def test_slow_attempt_yields_to_a_repeated_incoming_stream(self) -> None:
         """Otherwise attempts to an unreachable address, each of seconds, would leave no gap for the other gateway."""
         harness, near, half = self.start_attempt()
-        with harness.pair.attempt(half, near):
+        with harness.pair.begin_attempt(half, near):
             harness.now += 1.5
             with pytest.raises(TransportError, match="both gateways opened a stream"):
-                harness.pair.give_way()
+                harness.pair.yield_to_incoming()
             harness.now += 1.5
-            harness.pair.give_way()
+            harness.pair.yield_to_incoming()
             assert half.connection.over
             theirs, _ = harness.add_half(FAR)
-            assert not harness.pair.reach(half, near)
+            assert not harness.pair.use_dialled_half(half, near)
         assert near.partner is theirs
 
     def test_yielding_side_accepts_the_incoming_stream(self) -> None:
         harness, near, half = self.start_attempt(yields=True)
-        with harness.pair.attempt(half, near):
-            harness.pair.give_way()
+        with harness.pair.begin_attempt(half, near):
+            harness.pair.yield_to_incoming()
             assert half.connection.over
             theirs, _ = harness.add_half(FAR)
-            assert not harness.pair.reach(half, near)
+            assert not harness.pair.use_dialled_half(half, near)
         assert near.partner is theirs
 
     def test_repeated_incoming_stream_replaces_our_established_one(self) -> None:
         harness, near, half = self.start_attempt()
-        harness.pair.reach(half, near)
+        harness.pair.use_dialled_half(half, near)
         with pytest.raises(TransportError, match="both gateways opened a stream"):
             harness.add_half(FAR)
         harness.now += 1.0
@@ -259,31 +259,31 @@ class GatewayPairSimulation:
 
     def make_half(self, side: Side, name: str, *, dialled: bool = False) -> Half:
         half = Half(side, side.value, Connection(name), lambda frame: unpack_header(frame)[0], dialled=dialled)
-        half.lane(0, Lane())
+        half.add_lane(0, Lane())
         return half
 
     def connect_worker(self, here: str) -> None:
         """Connect a worker to its gateway, which dials for it; the worker reconnects whenever this ends."""
         near = self.make_half(NEAR, f"{next(self.names):016x}")
-        self.pairs[here].arrive(near)
+        self.pairs[here].add_half(near)
         near.connection.on_end(lambda why: self.schedule(0.05, lambda: self.connect_worker(here)))
         self.schedule(0.3 if self.pairs[here].yields else 0.0, lambda: self.dial(here, near, 0))
 
     def dial(self, here: str, near: Half, attempt: int) -> None:
         """Dial as `Route._lead` does."""
-        if not near.fresh:
+        if not near.is_joinable:
             return
         pair, there = self.pairs[here], NPU if here == GPU else GPU
         mine = self.make_half(FAR, f"{next(self.names):016x}", dialled=True)
         theirs = self.make_half(FAR, mine.connection.name)
         opening = contextlib.ExitStack()
-        opening.enter_context(pair.attempt(mine, near))
+        opening.enter_context(pair.begin_attempt(mine, near))
         for one, other in ((mine, theirs), (theirs, mine)):
             one.connection.on_end(lambda why, other=other: self.schedule(self.delay, lambda: other.connection.end(why)))
 
         def settle() -> None:
             opening.close()
-            if not mine.connection.over and not pair.reach(mine, near):
+            if not mine.connection.over and not pair.use_dialled_half(mine, near):
                 mine.connection.end("it is not needed")
             pause = Deadlines().draw_retry_pause(min(attempt, 4), self.draws.random())
             self.schedule(pause, lambda: self.dial(here, near, attempt + 1))
@@ -300,10 +300,10 @@ class GatewayPairSimulation:
         if half.connection.over:  # it was given up before it was sent
             return
         try:
-            if pair.half(NEAR) is None and not pair.known:
+            if pair.half(NEAR) is None and not pair.is_known:
                 raise TransportError("it has not come yet")
-            pair.give_way()
-            pair.arrive(half)
+            pair.yield_to_incoming()
+            pair.add_half(half)
         except TransportError as error:
             half.connection.end(error.what)
 
@@ -349,17 +349,17 @@ class TestMutualDialling:
 class TestSeveralLanes:
     def test_duplicate_lane_is_refused_and_not_stored(self) -> None:
         half, _ = PairHarness().make_half(NEAR)
-        half.lane(1, Lane())
+        half.add_lane(1, Lane())
         for _ in range(3):
             with pytest.raises(TransportError, match="lane 1 was opened twice"):
-                half.lane(1, Lane())
+                half.add_lane(1, Lane())
         assert len(half._lanes) == 2
 
     def test_lane_ended_gracefully_may_be_replaced(self) -> None:
         half, _ = PairHarness().make_half(NEAR)
         for _ in range(5):
             lane = Lane()
-            half.lane(1, lane)
+            half.add_lane(1, lane)
             lane.ended_gracefully = True
             lane.end("in order")
         assert not half.connection.over
@@ -370,7 +370,7 @@ class TestSeveralLanes:
         near, _ = harness.add_half(NEAR)
         _, out = harness.add_half(FAR)
         further_lane = Lane()
-        hear = near.lane(1, further_lane)
+        hear = near.add_lane(1, further_lane)
         reader = threading.Thread(target=further_lane.read, args=([make_heartbeat(2), END], hear), daemon=True)
         reader.start()
         for conversation in (0, 0):
@@ -389,7 +389,7 @@ class TestSeveralLanes:
             read.set()
             yield END
 
-        hear = half.lane(1, further_lane)
+        hear = half.add_lane(1, further_lane)
         reader = threading.Thread(target=further_lane.read, args=(incoming(), hear), daemon=True)
         reader.start()
         reader.join(0.05)
@@ -404,7 +404,7 @@ class TestSeveralLanes:
         harness = PairHarness()
         near, _ = harness.add_half(NEAR)
         further_lane = Lane()
-        hear = near.lane(1, further_lane)
+        hear = near.add_lane(1, further_lane)
         reader = threading.Thread(target=further_lane.read, args=([make_heartbeat(2), END], hear), daemon=True)
         reader.start()
         near.connection.end("a test")
@@ -434,10 +434,10 @@ def test_unjoined_half_is_not_read() -> None:
 def test_half_that_waits_for_its_partner_is_not_silent() -> None:
     harness = PairHarness()
     near, _ = harness.add_half(NEAR)
-    assert near.quiet(float("inf")) == float("inf")
+    assert near.count_silent_seconds(float("inf")) == float("inf")
     reader = threading.Thread(target=near.receive, args=(make_heartbeat(),), daemon=True)
     reader.start()
-    wait_until(lambda: near.quiet(float("inf")) == 0.0)
+    wait_until(lambda: near.count_silent_seconds(float("inf")) == 0.0)
     near.connection.end("a test")
     reader.join(10.0)
 
@@ -474,12 +474,12 @@ def make_frame(
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_frames_of_the_pair_pass_in_both_directions(sealed: bool) -> None:
-    pair = Inspection.of(ROSTER, "gpu/0", "npu/1")
+    pair = Inspection.for_pair(ROSTER, "gpu/0", "npu/1")
     assert pair.check(make_frame(sealed=sealed), outward=True).conversation == 7
     assert pair.check(make_frame(2, 0, sealed=sealed), outward=False).source == 2
 
 
-PAIR = Inspection.of(ROSTER, "gpu/0", "npu/1")
+PAIR = Inspection.for_pair(ROSTER, "gpu/0", "npu/1")
 WRONG_PAIR = "which is not the pair of this stream"
 REFUSED_FRAMES: dict[str, tuple[Inspection, bytes, bool, str]] = {
     "to another worker": (PAIR, make_frame(0, 1), True, WRONG_PAIR),
@@ -504,7 +504,7 @@ def test_frame_of_another_pair_or_size_is_refused(
 
 
 def test_inspection_learns_unknown_workers_from_the_first_frame() -> None:
-    pair = Inspection.of(None, "gpu/0", "npu/1")
+    pair = Inspection.for_pair(None, "gpu/0", "npu/1")
     pair.check(make_frame(0, 2), outward=True)
     pair.check(make_frame(2, 0), outward=False)
     with pytest.raises(RemoteProtocolError, match="which is not the pair"):
@@ -513,4 +513,4 @@ def test_inspection_learns_unknown_workers_from_the_first_frame() -> None:
 
 def test_inspection_does_not_check_payloads() -> None:
     """The worker detects the change by the seal or the checksum."""
-    Inspection.of(ROSTER, "gpu/0", "npu/1").check(make_frame()[:-1] + b"\1", outward=True)
+    Inspection.for_pair(ROSTER, "gpu/0", "npu/1").check(make_frame()[:-1] + b"\1", outward=True)

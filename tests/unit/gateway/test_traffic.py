@@ -14,9 +14,9 @@ from tests.unit.gateway.networks import GPU, NPU, GatewayNetwork, make_key, open
 from tests.unit.transport.grpc_workers import Certificates
 from tests.unit.transport.link_pairs import TIMEOUT_SECONDS
 from whale_nebula.errors import AuditError, IdentityError, NotAllowedError
-from whale_nebula.gateway.entry import Traffic
+from whale_nebula.gateway.admission import Traffic
 from whale_nebula.gateway.relay import Side
-from whale_nebula.gateway.route import Lines
+from whale_nebula.gateway.route import SharedLines
 from whale_nebula.security import Files, files
 from whale_nebula.security.allowance import Allowance
 
@@ -38,18 +38,18 @@ def network(tmp_path: Path) -> Iterator[GatewayNetwork]:
 
 
 def test_account_above_its_daily_traffic_is_refused(network: GatewayNetwork) -> None:
-    site = network.sites["gpu"]
+    settings = network.settings_by_cluster["gpu"]
     network.start_workers(GPU, NPU)
     network.exchange_steps(GPU, NPU)
     network.exchange_tensors(range(1), size=100_000)  # 400 kB in each direction
     network.link(GPU, NPU).send(make_key(1, GPU, NPU), np.zeros(100_000, np.int32))
     with pytest.raises(IdentityError, match=r"account ana has used .* of its 1 MiB a day over the WAN link"):
         network.link(GPU, NPU).take("SESSION", TIMEOUT_SECONDS)
-    refused = [each for each in read_records(site) if each["action"] == "refuse"]
+    refused = [each for each in read_records(settings) if each["action"] == "refuse"]
     assert refused and all(each["decision"] == "deny" and "account ana has used" in each["reason"] for each in refused)
     network.gateways["gpu"].stop("a test")
-    assert json.loads(site.traffic.read_text())["bytes"]["ana"] >= 1 << 20
-    assert site.traffic.stat().st_mode & 0o777 == 0o600
+    assert json.loads(settings.traffic.read_text())["bytes"]["ana"] >= 1 << 20
+    assert settings.traffic.stat().st_mode & 0o777 == 0o600
     network.kill_worker(GPU)
     network.start_gateways("gpu")  # the counts persist, also for another worker of the account
     network.start_workers(OTHER)
@@ -66,9 +66,9 @@ def test_traffic_is_reset_on_a_later_day_only(tmp_path: Path) -> None:
     home.issue_to_account(GPU, "ana", Allowance(line=1000))
     certified_peer = home.of(GPU).peer
     traffic = Traffic(tmp_path / "traffic.json", lambda: clock[0])
-    traffic.meter(certified_peer)(999)
+    traffic.make_meter(certified_peer)(999)
     traffic.check(certified_peer)
-    traffic.meter(certified_peer)(1)
+    traffic.make_meter(certified_peer)(1)
     for days in (0, -1):
         clock[0] += timedelta(days=days)
         with pytest.raises(
@@ -79,7 +79,7 @@ def test_traffic_is_reset_on_a_later_day_only(tmp_path: Path) -> None:
     clock[0] += timedelta(days=2)
     traffic.check(certified_peer)
     traffic.check(None)
-    traffic.meter(None)(1 << 40)
+    traffic.make_meter(None)(1 << 40)
 
 
 def test_unreadable_traffic_file_prevents_start(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_unreadable_traffic_file_prevents_start(tmp_path: Path) -> None:
 
 def test_run_with_many_pairs_does_not_starve_another_run(tmp_path: Path) -> None:
     """Ana's run has one pair and Bob's three; each pair has 1.6 MB to send on a line of 4 MB/s that both runs share."""
-    lines, theirs, slots = Lines(), tuple(f"npu/{number}" for number in range(3)), range(8)
+    lines, theirs, slots = SharedLines(), tuple(f"npu/{number}" for number in range(3)), range(8)
     (tmp_path / "b").mkdir()
     with (
         open_network(tmp_path, None, rate=4e6, lines=lines) as ana,

@@ -248,10 +248,11 @@ class Listener:
                 raise self._port_error(error.strerror or "another process uses the port") from None
 
     def _port_error(self, why: str) -> TransportError:
+        port = self._requested_address.rpartition(":")[2]
         return TransportError(
             f"cannot listen on {self._requested_address}",
             why=why,
-            mend=f"ss -ltnp | grep {self._requested_address.rpartition(':')[2]}, or use a different address in the config",
+            mend=f"ss -ltnp | grep {port}, or use a different address in the config",
         )
 
     def stop(self, grace: float = 1.0) -> None:

@@ -16,12 +16,12 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security.files import Files
 from whale_nebula.security.identity import GATEWAY, Identity
 
-UNLISTED = 8
+ASSUMED_WORKERS = 8
 """The assumed number of workers of a cluster that does not list them."""
 
 
 @dataclass(frozen=True)
-class Site:
+class GatewaySettings:
     """The settings of one gateway. Clusters and workers have the run's names.
 
     `workers` are those of all clusters with their addresses; a cluster may have none if their number is not known yet.
@@ -30,8 +30,8 @@ class Site:
     sockets of the services for accounts and data, to which connections are handed over.
 
     >>> workers = {"gpu/0": "10.0.0.1:7101"}
-    >>> site = Site("mt", "gpu", "10.77.0.1:7100", workers, {"npu": None}, audit=Path("/srv/audit.jsonl"))
-    >>> Site.from_json(site.to_json()) == site, site.identity.worker
+    >>> settings = GatewaySettings("mt", "gpu", "10.77.0.1:7100", workers, {"npu": None}, audit=Path("/srv/a.jsonl"))
+    >>> GatewaySettings.from_json(settings.to_json()) == settings, settings.identity.worker
     (True, 'gpu/gateway')
     """
 
@@ -63,7 +63,7 @@ class Site:
 
     def count(self, cluster: str) -> int:
         """The number of a cluster's workers, or an assumed number if it is unknown."""
-        return sum(cluster_of(worker) == cluster for worker in self.workers) or UNLISTED
+        return sum(cluster_of(worker) == cluster for worker in self.workers) or ASSUMED_WORKERS
 
     @property
     def roster(self) -> tuple[str, ...] | None:
@@ -72,8 +72,10 @@ class Site:
         return tuple(sorted(self.workers)) if named >= {self.cluster, *self.gateways} else None
 
     @classmethod
-    def of(cls, config: Config, cluster: str, path: str | os.PathLike[str], listen: str | None = None) -> Site:
-        """The site of a cluster's gateway, according to the config in the file `path`."""
+    def from_config(
+        cls, config: Config, cluster: str, path: str | os.PathLike[str], listen: str | None = None
+    ) -> GatewaySettings:
+        """The settings of a cluster's gateway, according to the config in the file `path`."""
         own = config.clusters.get(cluster)
         if own is None:
             raise ConfigError(
@@ -95,10 +97,10 @@ class Site:
         base = Path(os.path.abspath(path)).parent
         identity = Identity(config.run_name, cluster, GATEWAY)
         files = None if config.security.insecure else Files.of(config.security, identity, base)
-        return cls.in_run(config, identity, at, config.addresses, files, base / "audit")
+        return cls.for_run(config, identity, at, config.addresses, files, base / "audit")
 
     @classmethod
-    def in_run(
+    def for_run(
         cls,
         config: Config,
         identity: Identity,
@@ -106,8 +108,8 @@ class Site:
         workers: Mapping[str, str],
         files: Files | None,
         folder: Path,
-    ) -> Site:
-        """The site of a gateway of a run with these workers; its audit log is in `folder`."""
+    ) -> GatewaySettings:
+        """The settings of a gateway of a run with these workers; its audit log is in `folder`."""
         cluster = identity.cluster
         others = {name: each.gateway for name, each in config.clusters.items() if name != cluster}
         rates = {name: config.links.between(cluster, name).rate for name in others}
@@ -123,7 +125,7 @@ class Site:
         return json.dumps(fields, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Site:
+    def from_json(cls, text: str) -> GatewaySettings:
         """The inverse of `to_json`."""
         try:
             fields = json.loads(text)

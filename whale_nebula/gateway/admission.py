@@ -31,7 +31,7 @@ from whale_nebula.errors import (
     NotAllowedError,
     TransportError,
 )
-from whale_nebula.gateway.site import UNLISTED, Site
+from whale_nebula.gateway.settings import ASSUMED_WORKERS, GatewaySettings
 from whale_nebula.security import CurrentCredentials, Peer, files
 from whale_nebula.security.allowance import format_bytes
 from whale_nebula.security.chain import canonical
@@ -50,7 +50,7 @@ class Purpose(Enum):
     CONTROL = "another gateway, for itself"
 
 
-class Entry(NamedTuple):
+class Admission(NamedTuple):
     """An admitted stream: its purpose and its caller. `here` and `there` are the pair, "" for a control stream."""
 
     purpose: Purpose
@@ -60,47 +60,49 @@ class Entry(NamedTuple):
     there: str = ""
 
 
-def entry(site: Site, current: CurrentCredentials | None, request: StreamRequest, dialler: Dialler) -> Entry:
+def admit_stream(
+    settings: GatewaySettings, current: CurrentCredentials | None, request: StreamRequest, dialler: Dialler
+) -> Admission:
     """Check a request to enter; everything that is not explicitly allowed is denied."""
-    if request.run != site.run:
+    if request.run != settings.run:
         raise IdentityError(
-            f"this is the gateway of cluster '{site.cluster}' of run '{site.run}'",
+            f"this is the gateway of cluster '{settings.cluster}' of run '{settings.run}'",
             why=f"'{request.source}' belongs to run '{request.run}'",
             mend="compare 'run' and the addresses in the clusters' configs",
         )
     source = Identity.of_worker(request.run, request.source)
     purpose = Purpose.CONTROL if source.role == GATEWAY else Purpose.IN
-    if source.cluster == site.cluster:
+    if source.cluster == settings.cluster:
         purpose = Purpose.OUT
-    caller = Identity(site.run, source.cluster, GATEWAY) if purpose is Purpose.IN else source
+    caller = Identity(settings.run, source.cluster, GATEWAY) if purpose is Purpose.IN else source
     certified_peer = None if current is None else current().trust.check(dialler.certificate, caller)
     call = Call.AUDIT_HEADS if purpose is Purpose.CONTROL else Call.RELAY
-    check_call(caller, call, site.identity)
+    check_call(caller, call, settings.identity)
     if purpose is Purpose.CONTROL:
-        return Entry(purpose, caller, certified_peer)
+        return Admission(purpose, caller, certified_peer)
     here, there = (request.source, request.destination)[:: 1 if purpose is Purpose.OUT else -1]
-    _check_worker(site, here, site.cluster)
-    _check_worker(site, there, None)
-    return Entry(purpose, caller, certified_peer, here, there)
+    _check_worker(settings, here, settings.cluster)
+    _check_worker(settings, there, None)
+    return Admission(purpose, caller, certified_peer, here, there)
 
 
-def admit(current: CurrentCredentials | None, site: Site, dialler: Dialler) -> None:
+def admit_health_request(current: CurrentCredentials | None, settings: GatewaySettings, dialler: Dialler) -> None:
     """Admit a request for the gateway's state, which needs only a valid certificate."""
     if current is not None:
         certified_peer = current().trust.check(dialler.certificate, whose="the caller of the health service")
-        check_call(certified_peer.identity, Call.HEALTH, site.identity)
+        check_call(certified_peer.identity, Call.HEALTH, settings.identity)
 
 
-def _check_worker(site: Site, name: str, cluster: str | None) -> None:
+def _check_worker(settings: GatewaySettings, name: str, cluster: str | None) -> None:
     """Check that frames may go to and from a worker: one of this cluster, or of one in this gateway's config."""
-    identity = Identity.of_worker(site.run, name)
-    known = (cluster,) if cluster is not None else tuple(site.gateways)
-    listed = [worker for worker in site.workers if cluster_of(worker) == identity.cluster]
+    identity = Identity.of_worker(settings.run, name)
+    known = (cluster,) if cluster is not None else tuple(settings.gateways)
+    listed = [worker for worker in settings.workers if cluster_of(worker) == identity.cluster]
     if identity.role != WORKER or identity.cluster not in known or (listed and name not in listed):
         raise NotAllowedError(
             f"this gateway does not relay frames of '{name}'",
-            where=site.identity.worker,
-            why=f"it connects {', '.join(listed) or site.cluster} with workers of {', '.join(site.gateways)}"
+            where=settings.identity.worker,
+            why=f"it connects {', '.join(listed) or settings.cluster} with workers of {', '.join(settings.gateways)}"
             if not listed
             else f"the workers of cluster '{identity.cluster}' are {', '.join(listed)}",
             mend="use the same list of workers in all clusters, and restart this gateway",
@@ -114,63 +116,63 @@ class PairErrors:
     """Errors that end a pair of workers, by the requesting and the requested worker. They are stored for some seconds,
     within which a worker retries, so that a new run with the same workers is not affected.
 
-    >>> final_errors = FinalErrors(now=lambda: 0.0)
-    >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
+    >>> pair_errors = PairErrors(now=lambda: 0.0)
+    >>> pair_errors.store("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
     True
-    >>> final_errors.find("npu/0", "gpu/0").what, final_errors.find("npu/1", "gpu/0")
+    >>> pair_errors.find("npu/0", "gpu/0").what, pair_errors.find("npu/1", "gpu/0")
     ("worker 'gpu/0' is gone", None)
 
     A lost worker sends no requests; an error stored for it would be delivered to the worker that replaces it.
 
-    >>> final_errors.forget("npu/0")
-    >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
+    >>> pair_errors.mark_lost("npu/0")
+    >>> pair_errors.store("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
     False
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._given: dict[tuple[str, str], tuple[NebulaError, float]] = {}
-        self._gone: set[str] = set()
+        self._errors: dict[tuple[str, str], tuple[NebulaError, float]] = {}
+        self._lost_workers: set[str] = set()
 
-    def give(self, asks: str, wanted: str, error: NebulaError) -> bool:
-        """Store an error for the next request of `asks` for `wanted`; returns False if `asks` is lost."""
+    def store(self, requester: str, requested: str, error: NebulaError) -> bool:
+        """Store an error for the next request of `requester` for `requested`; returns False if `requester` is lost."""
         with self._lock:
-            if asks in self._gone:
+            if requester in self._lost_workers:
                 return False
-            self._given[asks, wanted] = error, self._now() + _SECONDS
+            self._errors[requester, requested] = error, self._now() + _SECONDS
             return True
 
     def remove_old(self, workers: Set[str]) -> None:
         """Drop expired errors, and lost workers that are not in `workers`."""
         with self._lock:
-            self._gone &= workers
+            self._lost_workers &= workers
             now = self._now()
-            self._given = {pair: given for pair, given in self._given.items() if now < given[1]}
+            self._errors = {pair: stored for pair, stored in self._errors.items() if now < stored[1]}
 
-    def find(self, asks: str, wanted: str, *, once: bool = False) -> NebulaError | None:
-        """The stored error for `asks`, if any. With `once` it is removed, as `asks` gives up after receiving it."""
+    def find(self, requester: str, requested: str, *, once: bool = False) -> NebulaError | None:
+        """The stored error for `requester`, if any. With `once` it is removed, as `requester` then gives up."""
         with self._lock:
-            error, until = self._given.get((asks, wanted), (None, 0.0))
+            error, until = self._errors.get((requester, requested), (None, 0.0))
             if once:
-                self._given.pop((asks, wanted), None)
+                self._errors.pop((requester, requested), None)
             return error if self._now() < until else None
 
-    def forget(self, worker: str) -> None:
+    def mark_lost(self, worker: str) -> None:
         """Note that a worker is lost, and drop the errors that are stored for it."""
         with self._lock:
-            self._gone.add(worker)
-            self._given = {pair: given for pair, given in self._given.items() if pair[0] != worker}
+            self._lost_workers.add(worker)
+            self._errors = {pair: stored for pair, stored in self._errors.items() if pair[0] != worker}
 
-    def asks(self, worker: str) -> None:
+    def mark_alive(self, worker: str) -> None:
         """Note that a worker is alive, as it sends requests."""
         with self._lock:
-            self._gone.discard(worker)
+            self._lost_workers.discard(worker)
 
-    def back(self, worker: str) -> None:
+    def clear_errors_about(self, worker: str) -> None:
         """Note that a worker can be reached again."""
         with self._lock:
-            self._given = {pair: given for pair, given in self._given.items() if pair[1] != worker}
+            self._errors = {pair: stored for pair, stored in self._errors.items() if pair[1] != worker}
 
 
 def raise_file_limit() -> None:
@@ -183,7 +185,7 @@ def raise_file_limit() -> None:
 _TRIM, _PAD, _MMAP = -1, -2, -3  # malloc.h: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 
 
-def keep_freed() -> None:
+def keep_freed_memory() -> None:
     """Let this process keep freed memory, up to 256 MiB; without effect if the C library has no such settings."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -191,7 +193,7 @@ def keep_freed() -> None:
             library.mallopt(setting, size)
 
 
-_SPARE = 4
+_SPARE_STREAMS = 4
 _BURST, _A_SECOND = 100, 2.0  # connections of pairs, each of which is written to the audit log
 _LANES_A_CONNECTION = 16.0  # a further lane is not recorded
 
@@ -202,7 +204,7 @@ class Quota:
     """
 
     def __init__(self, who: str, pairs: int) -> None:
-        self.most = most_streams(pairs)
+        self.most = find_max_streams(pairs)
         self._who = who
         self._lock = threading.Lock()
         self._lanes: list[Lane] = []
@@ -219,7 +221,7 @@ class Quota:
             self._lanes.append(lane)
 
     @property
-    def unused(self) -> bool:
+    def is_unused(self) -> bool:
         """Whether the identity has had no stream for long enough to drop the record."""
         with self._lock:
             return self._opens.full and all(lane.over for lane in self._lanes)
@@ -228,8 +230,8 @@ class Quota:
 class Quotas:
     """The quotas of a gateway's callers, by the identities in their certificates."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
         self._lock = threading.Lock()
         self._quotas: dict[str, Quota] = {}
 
@@ -237,8 +239,8 @@ class Quotas:
         """Count one more stream of a caller; raises above the caller's limit. Without authentication, all callers of a
         cluster share one limit.
         """
-        who = caller.uri if self._site.files is not None or caller.role == GATEWAY else caller.cluster
-        pairs = pairs_of(self._site, caller) * (UNLISTED if who == caller.cluster else 1)
+        who = caller.uri if self._settings.files is not None or caller.role == GATEWAY else caller.cluster
+        pairs = count_pairs(self._settings, caller) * (ASSUMED_WORKERS if who == caller.cluster else 1)
         with self._lock:
             quota = self._quotas.setdefault(who, Quota(caller.worker, pairs))
         quota.take(lane, number)
@@ -246,27 +248,30 @@ class Quotas:
     def remove_unused(self) -> None:
         """Drop records of callers that have not connected for a while."""
         with self._lock:
-            self._quotas = {who: quota for who, quota in self._quotas.items() if not quota.unused}
+            self._quotas = {who: quota for who, quota in self._quotas.items() if not quota.is_unused}
 
 
-def most_streams(pairs: int) -> int:
+def find_max_streams(pairs: int) -> int:
     """The maximum number of streams for this many pairs."""
-    return max(count_lanes(), LANES_WITHOUT_BBR) * pairs + _SPARE
+    return max(count_lanes(), LANES_WITHOUT_BBR) * pairs + _SPARE_STREAMS
 
 
-def pairs_of(site: Site, caller: Identity) -> int:
+def count_pairs(settings: GatewaySettings, caller: Identity) -> int:
     """The number of pairs that a caller may need streams for: a worker of this cluster, or another gateway."""
     if caller.role == GATEWAY:
-        return site.count(site.cluster) * site.count(caller.cluster)
-    return sum(site.count(cluster) for cluster in site.gateways)
+        return settings.count(settings.cluster) * settings.count(caller.cluster)
+    return sum(settings.count(cluster) for cluster in settings.gateways)
 
 
-def connections(site: Site) -> int:
+def count_connections(settings: GatewaySettings) -> int:
     """The maximum number of connections: the total of all callers' streams, so that no caller can exhaust it."""
-    own = Identity.of_worker(site.run, f"{site.cluster}/0")
-    gateways = [Identity(site.run, cluster, GATEWAY) for cluster in site.gateways]
-    of_own, of_gateways = most_streams(pairs_of(site, own)), [most_streams(pairs_of(site, each)) for each in gateways]
-    return site.count(site.cluster) * of_own + sum(of_gateways) + 4 * len(gateways)
+    own = Identity.of_worker(settings.run, f"{settings.cluster}/0")
+    gateways = [Identity(settings.run, cluster, GATEWAY) for cluster in settings.gateways]
+    of_own, of_gateways = (
+        find_max_streams(count_pairs(settings, own)),
+        [find_max_streams(count_pairs(settings, each)) for each in gateways],
+    )
+    return settings.count(settings.cluster) * of_own + sum(of_gateways) + 4 * len(gateways)
 
 
 # ---------------------------------------------------------------------- bytes of accounts by day
@@ -283,7 +288,7 @@ class Traffic:
     ...     traffic = Traffic(path)
     ...     traffic.count("ana", 1000)
     ...     traffic.save()
-    ...     Traffic(path).find("ana")
+    ...     Traffic(path).find_bytes("ana")
     1000
     """
 
@@ -293,7 +298,7 @@ class Traffic:
         self._changed = self._failed = False
         self._saved = float("-inf")
         self._day, self._counts = self._read()
-        self._turn_day()
+        self._start_new_day()
 
     def _read(self) -> tuple[date, dict[str, int]]:
         if not self._path.exists():
@@ -311,7 +316,7 @@ class Traffic:
                 mend=f"mv {self._path} {self._path}.broken, which resets the counts of today to 0",
             ) from None
 
-    def meter(self, certified_peer: Peer | None) -> Callable[[int], None]:
+    def make_meter(self, certified_peer: Peer | None) -> Callable[[int], None]:
         """The byte counter for an identity's account; without an account it counts nothing."""
         return (
             (lambda size: None)
@@ -325,31 +330,31 @@ class Traffic:
             self._counts[account] = self._counts.get(account, 0) + size
             self._changed = True
 
-    def find(self, account: str) -> int:
+    def find_bytes(self, account: str) -> int:
         """The bytes of an account, today."""
         with self._lock:
-            self._turn_day()
+            self._start_new_day()
             return self._counts.get(account, 0)
 
-    def _turn_day(self) -> None:
+    def _start_new_day(self) -> None:
         """Reset the counts on a later day; a clock that was set back does not reset them."""
         day = self._now().date()
         if day > self._day:
             self._day, self._counts, self._changed = day, {}, True
 
-    def check(self, certified_peer: Peer | None) -> None:
+    def check(self, peer: Peer | None) -> None:
         """Check whether an identity may send more today, by its account's certificate."""
-        most = None if certified_peer is None else certified_peer.allowance.line
-        if certified_peer is None or most is None:
+        most = None if peer is None else peer.allowance.line
+        if peer is None or most is None:
             return
-        count = self.find(certified_peer.account)
+        count = self.find_bytes(peer.account)
         if count >= most:
             begin = self._now().replace(hour=0, minute=0, second=0) + timedelta(days=1)
             raise NotAllowedError(
-                f"account {certified_peer.account} has used {format_bytes(count)} of its {format_bytes(most)} a day over "
+                f"account {peer.account} has used {format_bytes(count)} of its {format_bytes(most)} a day over "
                 "the WAN link",
                 why=f"it can continue at {files.format_time(begin)}, or if the owner raises the limit",
-                mend=f"whale-nebula accounts limit {certified_peer.account} --line SIZE, and then log in again",
+                mend=f"whale-nebula accounts limit {peer.account} --line SIZE, and then log in again",
             )
 
     def save(self, pause: float = 0.0) -> None:
@@ -357,7 +362,7 @@ class Traffic:
         with self._lock:
             if not self._changed or time.monotonic() - self._saved < pause:
                 return
-            self._turn_day()
+            self._start_new_day()
             content, self._changed, self._saved = (
                 {"day": self._day.isoformat(), "bytes": self._counts},
                 False,
