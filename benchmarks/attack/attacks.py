@@ -36,158 +36,164 @@ from whale_nebula.wire.message import build_message
 
 RUN = "bench"
 STEP = build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={})
-WARM = "takes steps"  # printed by the attacked program
+STEPS_STARTED = "takes steps"  # printed by the attacked program
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 SETTINGS_ACK = bytes([0, 0, 0, 4, 1, 0, 0, 0, 0])
-MOST_SOCKETS, OPENED_A_SECOND, KNOCKS_A_SECOND, WATCHES = 700, 200, 200, 600
-SOON, FLOOD_BYTES = 15.0, 96 << 20
+MAX_SOCKETS, SOCKETS_A_SECOND, STREAMS_A_SECOND, WATCHES = 700, 200, 200, 600
+TIMEOUT_SECONDS, FLOOD_BYTES = 15.0, 96 << 20
 
 
-class Course:
+class AttackSchedule:
     """The times of attacks: `on` seconds out of each `on + off`, from `start` to `end`, beginning with a calm."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        self.start, self.end, self.on, self.off = (float(said[key]) for key in ("start", "end", "on", "off"))
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.start, self.end, self.on, self.off = (float(settings[key]) for key in ("start", "end", "on", "off"))
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return time.time() >= self.end
 
-    def attacks(self, at: float) -> bool:
+    def is_attacked(self, at: float) -> bool:
         """Whether there are attacks at a time."""
         return self.start <= at < self.end and (at - self.start) % (self.on + self.off) >= self.off
 
-    def blocks(self) -> Iterator[None]:
+    def wait_for_attacks(self) -> Iterator[None]:
         """Yields at the begin of each period of attacks."""
-        while not self.over:
-            if self.attacks(time.time()):
+        while not self.is_over:
+            if self.is_attacked(time.time()):
                 yield
             time.sleep(0.1)
 
     @property
-    def now(self) -> bool:
-        return self.attacks(time.time())
+    def is_attacking(self) -> bool:
+        return self.is_attacked(time.time())
 
 
-def credentials(said: dict[str, Any], worker: str) -> Credentials:
+def load_credentials(settings: dict[str, Any], worker: str) -> Credentials:
     """The credentials of a worker; an attacker ignores the deny list."""
-    files = Files.under(said["certs"], Identity.of_worker(RUN, worker))
-    return Credentials.of(files._replace(revoked=None) if worker == said["revoked"] else files)
+    files = Files.under(settings["certs"], Identity.of_worker(RUN, worker))
+    return Credentials.of(files._replace(revoked=None) if worker == settings["revoked"] else files)
 
 
-def channel(said: dict[str, Any], worker: str) -> grpc.Channel:
+def open_channel(settings: dict[str, Any], worker: str) -> grpc.Channel:
     """A connection to the first gateway, with a worker's certificate."""
     name = Identity.of_worker(RUN, "gpu/gateway").dns
-    own = [("grpc.ssl_target_name_override", name), ("grpc.use_local_subchannel_pool", 1)]
-    return grpc.secure_channel(said["gateway"], make_channel_credentials(credentials(said, worker)), own)
+    channel_options = [("grpc.ssl_target_name_override", name), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.secure_channel(
+        settings["gateway"], make_channel_credentials(load_credentials(settings, worker)), channel_options
+    )
 
 
-def fill_sockets(said: dict[str, Any], course: Course, connect: Callable[[], socket.socket]) -> dict[str, Any]:
+def fill_sockets(
+    settings: dict[str, Any], schedule: AttackSchedule, connect: Callable[[], socket.socket]
+) -> dict[str, Any]:
     """Hold the maximum number of connections, and reopen each that is dropped."""
     opened = most = 0
-    for _ in course.blocks():
-        held: set[socket.socket] = set()
-        while course.now:
-            ready, _, _ = select.select([each for each in held if each.fileno() < 1024], [], [], 0)
+    for _ in schedule.wait_for_attacks():
+        open_sockets: set[socket.socket] = set()
+        while schedule.is_attacking:
+            ready, _, _ = select.select([each for each in open_sockets if each.fileno() < 1024], [], [], 0)
             for each in ready:
                 with contextlib.suppress(OSError):
                     if each.recv(1000):
                         continue
                 each.close()
-                held.discard(each)
-            for _ in range(OPENED_A_SECOND // 20):
+                open_sockets.discard(each)
+            for _ in range(SOCKETS_A_SECOND // 20):
                 with contextlib.suppress(OSError):
-                    if len(held) < MOST_SOCKETS:
-                        held.add(connect())
+                    if len(open_sockets) < MAX_SOCKETS:
+                        open_sockets.add(connect())
                         opened += 1
-            most = max(most, len(held))
+            most = max(most, len(open_sockets))
             time.sleep(0.05)
-        for each in held:
+        for each in open_sockets:
             each.close()
     return {"connections opened": opened, "held at most": most}
 
 
-def hold_idle(said: dict[str, Any], course: Course) -> dict[str, Any]:
+def hold_idle(settings: dict[str, Any], schedule: AttackSchedule) -> dict[str, Any]:
     """Attack by connections with a revoked certificate that complete TLS and then are silent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    files = Files.under(said["certs"], Identity.of_worker(RUN, said["revoked"]))
+    files = Files.under(settings["certs"], Identity.of_worker(RUN, settings["revoked"]))
     context.load_cert_chain(files.cert, files.key)
 
     def connect() -> socket.socket:
-        made = context.wrap_socket(_plain(said), do_handshake_on_connect=True)
-        made.sendall(PREFACE + SETTINGS_ACK)
-        return made
+        connection = context.wrap_socket(_connect(settings), do_handshake_on_connect=True)
+        connection.sendall(PREFACE + SETTINGS_ACK)
+        return connection
 
-    return fill_sockets(said, course, connect)
+    return fill_sockets(settings, schedule, connect)
 
 
-def hold_half_open(said: dict[str, Any], course: Course) -> dict[str, Any]:
+def hold_half_open(settings: dict[str, Any], schedule: AttackSchedule) -> dict[str, Any]:
     """Attack by connections without a certificate that never begin TLS."""
-    return fill_sockets(said, course, lambda: _plain(said))
+    return fill_sockets(settings, schedule, lambda: _connect(settings))
 
 
-def _plain(said: dict[str, Any]) -> socket.socket:
-    host, _, port = said["gateway"].rpartition(":")
+def _connect(settings: dict[str, Any]) -> socket.socket:
+    host, _, port = settings["gateway"].rpartition(":")
     return socket.create_connection((host, int(port)), 1.0)
 
 
-def knock(said: dict[str, Any], course: Course) -> dict[str, Any]:
+def knock(settings: dict[str, Any], schedule: AttackSchedule) -> dict[str, Any]:
     """Attack by streams with a revoked certificate, each for another worker with a long name; each is refused."""
-    knocks, log = 0, Path(said["audit"])
+    knocks, log = 0, Path(settings["audit"])
     before = log.stat().st_size
-    for _ in course.blocks():
-        line = channel(said, said["revoked"])
-        talk = line.stream_stream(METHOD)
-        while course.now:
-            began, calls = time.monotonic(), []
-            for _ in range(KNOCKS_A_SECOND // 10):
-                asked = StreamRequest(RUN, said["revoked"], f"npu/{knocks}" + "x" * 180, secrets.token_hex(8))
-                calls.append(talk(iter(()), metadata=asked.metadata(), timeout=5.0))
+    for _ in schedule.wait_for_attacks():
+        line = open_channel(settings, settings["revoked"])
+        open_stream = line.stream_stream(METHOD)
+        while schedule.is_attacking:
+            started_at, calls = time.monotonic(), []
+            for _ in range(STREAMS_A_SECOND // 10):
+                request = StreamRequest(RUN, settings["revoked"], f"npu/{knocks}" + "x" * 180, secrets.token_hex(8))
+                calls.append(open_stream(iter(()), metadata=request.metadata(), timeout=5.0))
                 knocks += 1
             for call in calls:
                 with contextlib.suppress(grpc.RpcError, StopIteration):
                     next(call)
-            time.sleep(max(0.0, 0.1 - (time.monotonic() - began)))
+            time.sleep(max(0.0, 0.1 - (time.monotonic() - started_at)))
         line.close()
     return {"knocks": knocks, "audit log grew by, bytes": log.stat().st_size - before}
 
 
-def watch(said: dict[str, Any], course: Course) -> dict[str, Any]:
+def watch(settings: dict[str, Any], schedule: AttackSchedule) -> dict[str, Any]:
     """Attack by unlimited status streams with a valid certificate, over as many connections as it takes."""
-    asked = most = 0
-    for _ in course.blocks():
+    requested = most = 0
+    for _ in schedule.wait_for_attacks():
         lines: list[grpc.Channel] = []
         calls: list[Any] = []
-        while course.now:
+        while schedule.is_attacking:
             while len(calls) < WATCHES:
                 if len(calls) % 4 == 0:
-                    lines.append(channel(said, said["watcher"]))
+                    lines.append(open_channel(settings, settings["watcher"]))
                 stub = health_pb2_grpc.HealthStub(lines[-1])
                 calls.append(stub.Watch(health_pb2.HealthCheckRequest(service=""), timeout=60.0))
-                asked += 1
+                requested += 1
             time.sleep(0.5)
             calls = [each for each in calls if each.is_active()]
             most = max(most, len(calls))
         for line in lines:
             line.close()
-    return {"watches asked for": asked, "standing at most": most}
+    return {"watches asked for": requested, "standing at most": most}
 
 
-def flood(said: dict[str, Any], course: Course) -> dict[str, Any]:
+def flood(settings: dict[str, Any], schedule: AttackSchedule) -> dict[str, Any]:
     """Attack by a peer with a valid certificate that sends unrequested tensors; its own limits are lifted."""
     rounds = refused = 0
     sent = 0
     row = np.zeros(1 << 18, np.float32)
-    for _ in course.blocks():
-        while course.now:
-            with _links(said, "npu/8", "gpu/8", said["flooder"], said["victim"], budget=1 << 40) as links:
+    for _ in schedule.wait_for_attacks():
+        while schedule.is_attacking:
+            with _open_links(
+                settings, "npu/8", "gpu/8", settings["flooder"], settings["victim"], budget=1 << 40
+            ) as links:
                 link = links.links["gpu/8"]
                 link.post(STEP)
                 rounds += 1
                 try:
-                    link.take("SESSION", SOON)
+                    link.take("SESSION", TIMEOUT_SECONDS)
                     for slot in range(FLOOD_BYTES // row.nbytes):
                         link.send(Key("control", 1, 0, 0, -1, slot, "npu/8", "gpu/8"), row)
                         sent += row.nbytes
@@ -198,24 +204,26 @@ def flood(said: dict[str, Any], course: Course) -> dict[str, Any]:
     return {"rounds": rounds, "ended by the peer": refused, "MiB handed over": sent >> 20}
 
 
-def be_flooded(said: dict[str, Any], course: Course) -> dict[str, Any]:
+def be_flooded(settings: dict[str, Any], schedule: AttackSchedule) -> dict[str, Any]:
     """Run the victim of `flood`, which waits for a step that does not come; returns its memory over time."""
     rounds = 0
-    for _ in course.blocks():
-        while course.now:
-            with _links(said, "gpu/8", "npu/8", said["victim"], said["flooder"]) as links:
+    for _ in schedule.wait_for_attacks():
+        while schedule.is_attacking:
+            with _open_links(settings, "gpu/8", "npu/8", settings["victim"], settings["flooder"]) as links:
                 rounds += 1
                 with contextlib.suppress(NebulaError):
                     links.links["npu/8"].post(STEP)
-                    links.links["npu/8"].take("SESSION", SOON)
+                    links.links["npu/8"].take("SESSION", TIMEOUT_SECONDS)
                     links.links["npu/8"].take("SESSION", 5.0)
     return {"rounds": rounds}
 
 
 @contextlib.contextmanager
-def _links(said: dict[str, Any], here: str, there: str, own: str, other: str, **options: Any) -> Iterator[GrpcLinks]:
-    place = Place(RUN, here, {there: other}, own, credentials=credentials(said, here))
-    deadlines = Deadlines(patience=SOON, silence=SOON, grace=1.0, connect=5.0)
+def _open_links(
+    settings: dict[str, Any], here: str, there: str, own: str, other: str, **options: Any
+) -> Iterator[GrpcLinks]:
+    place = Place(RUN, here, {there: other}, own, credentials=load_credentials(settings, here))
+    deadlines = Deadlines(patience=TIMEOUT_SECONDS, silence=TIMEOUT_SECONDS, grace=1.0, connect=5.0)
     links = GrpcLinks(place, deadlines=deadlines, announce=lambda *_: None, **options)
     try:
         yield links
@@ -223,17 +231,17 @@ def _links(said: dict[str, Any], here: str, there: str, own: str, other: str, **
         links.close()
 
 
-def join(said: dict[str, Any], course: Course) -> dict[str, Any]:
+def join(settings: dict[str, Any], schedule: AttackSchedule) -> dict[str, Any]:
     """Measure, without an attack, how long two new honest workers take to connect through both gateways."""
-    took: dict[bool, list[float]] = {True: [], False: []}
+    durations: dict[bool, list[float]] = {True: [], False: []}
     troubles: list[str] = []
-    ends = {"gpu/9": said["gateway"], "npu/9": said["other_gateway"]}
-    deadlines = Deadlines(patience=SOON, silence=SOON, grace=2.0, connect=5.0)
-    while time.time() < course.end - SOON:
-        began, attacked = time.time(), course.now
+    ends = {"gpu/9": settings["gateway"], "npu/9": settings["other_gateway"]}
+    deadlines = Deadlines(patience=TIMEOUT_SECONDS, silence=TIMEOUT_SECONDS, grace=2.0, connect=5.0)
+    while time.time() < schedule.end - TIMEOUT_SECONDS:
+        started_at, attacked = time.time(), schedule.is_attacking
         links = {
             here: GrpcLinks(
-                Place(RUN, here, {there: None}, None, gateway, credentials(said, here)),
+                Place(RUN, here, {there: None}, None, gateway, load_credentials(settings, here)),
                 deadlines=deadlines, announce=lambda *_: None,
             )
             for (here, gateway), there in zip(ends.items(), reversed(ends), strict=True)
@@ -242,8 +250,8 @@ def join(said: dict[str, Any], course: Course) -> dict[str, Any]:
             for here, there in zip(ends, reversed(ends), strict=True):
                 links[here].links[there].post(STEP)
             for here, there in zip(ends, reversed(ends), strict=True):
-                links[here].links[there].take("SESSION", SOON)
-            took[attacked].append(round(time.time() - began, 3))
+                links[here].links[there].take("SESSION", TIMEOUT_SECONDS)
+            durations[attacked].append(round(time.time() - started_at, 3))
         except NebulaError as error:
             troubles.append(f"{'attacked' if attacked else 'calm'}: {error.what}: {error.why}")
         closing = [threading.Thread(target=each.close) for each in links.values()]
@@ -252,7 +260,7 @@ def join(said: dict[str, Any], course: Course) -> dict[str, Any]:
         for thread in closing:
             thread.join()
         time.sleep(2.0)
-    return {"attacked": took[True], "calm": took[False], "troubles": troubles}
+    return {"attacked": durations[True], "calm": durations[False], "troubles": troubles}
 
 
 ATTACKS = {each.__name__: each for each in (hold_idle, hold_half_open, knock, watch, flood, be_flooded)}
@@ -260,11 +268,11 @@ ATTACKS = {each.__name__: each for each in (hold_idle, hold_half_open, knock, wa
 
 def main() -> None:
     """Run the requested attack, then print what was done."""
-    said = json.loads(sys.stdin.readline())
-    course = Course(said)
+    settings = json.loads(sys.stdin.readline())
+    schedule = AttackSchedule(settings)
     if sys.argv[1] in ATTACKS and sys.argv[1] != "be_flooded":
         os.nice(19)  # an attacker uses another machine's cores
-    print(json.dumps({**ATTACKS, "join": join}[sys.argv[1]](said, course)), flush=True)
+    print(json.dumps({**ATTACKS, "join": join}[sys.argv[1]](settings, schedule)), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from benchmarks.attack.attacks import WARM
+from benchmarks.attack.attacks import STEPS_STARTED
 
 ROWS, WIDTH = 256, 1024
 
@@ -39,16 +39,16 @@ def main(steps: int) -> None:
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    began, loss = [], 0.0
+    started_at, loss = [], 0.0
     for _ in range(steps):
         x, y = data.standard_normal((2, ROWS, 64), np.float32)
-        began.append(time.time())
+        started_at.append(time.time())
         loss = float(step(x, y[:, :16]))
-        if len(began) == 10:
-            print(WARM, flush=True)
-    began.append(time.time())
+        if len(started_at) == 10:
+            print(STEPS_STARTED, flush=True)
+    started_at.append(time.time())
     digest = hashlib.sha256(b"".join(np.asarray(each).tobytes() for each in model.get_weights())).hexdigest()
-    print(json.dumps({"site": "", "began": began, "loss": loss.hex(), "weights": digest}), flush=True)
+    print(json.dumps({"site": "", "began": started_at, "loss": loss.hex(), "weights": digest}), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import psutil
 import yaml
 
-from benchmarks.attack.attacks import ATTACKS, RUN, WARM, Course
+from benchmarks.attack.attacks import ATTACKS, RUN, STEPS_STARTED, AttackSchedule
 from benchmarks.common import machine, verdict, write
 from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.security.authority import Authority, create
@@ -45,7 +45,7 @@ NICE = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(R
 CLI = (sys.executable, "-m", "whale_nebula.cli.main")
 
 
-class Range:
+class AttackedRun:
     """The processes of the run and of the attackers, in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,29 +53,34 @@ class Range:
         self.started: dict[str, subprocess.Popen[str]] = {}
         self.addresses = {name: find_free_address() for name in ("gpu", "npu", "gpu/0", "npu/0", "gpu/8", "npu/8")}
         workers = {name: {"workers": [self.addresses[f"{name}/0"]]} for name in ("gpu", "npu")}
-        self.config("workers", workers)
-        self.write("alone", {"clusters": workers})  # without attackers and line: the reference of the results
-        self.config("gateways", {"gpu": {}, "npu": {}})  # they are not told how many workers there are
+        self.write_gateway_config("workers", workers)
+        self.write_config("alone", {"clusters": workers})  # without attackers and line: the reference of the results
+        self.write_gateway_config("gateways", {"gpu": {}, "npu": {}})  # they are not told how many workers there are
         certs = folder / "certs"
         authority = Authority.fresh(RUN, {})
         create(certs, authority)
         names = [f"{cluster}/{index}" for cluster in ("gpu", "npu") for index in (0, 7, 8, 9, "gateway")]
         identities = [Identity.of_worker(RUN, name) for name in names]
-        made = issue(certs, authority, identities)
+        certificates = issue(certs, authority, identities)
         renew_deny_list(certs, authority)
-        revoke(certs, authority, [each.peer.serial for each in made if each.peer.identity.worker == "gpu/7"], "stolen")
+        revoke(
+            certs,
+            authority,
+            [each.peer.serial for each in certificates if each.peer.identity.worker == "gpu/7"],
+            "stolen",
+        )
 
-    def config(self, name: str, clusters: Mapping[str, dict[str, Any]]) -> None:
+    def write_gateway_config(self, name: str, clusters: Mapping[str, dict[str, Any]]) -> None:
         """Write a config with these clusters and both gateways."""
         both = {each: {**clusters[each], "gateway": self.addresses[each]} for each in clusters}
         links = [{"between": ["gpu", "npu"], "rate": RATE, "delay": "20ms"}]
-        self.write(name, {"clusters": both, "links": links})
+        self.write_config(name, {"clusters": both, "links": links})
 
-    def write(self, name: str, config: Mapping[str, Any]) -> None:
+    def write_config(self, name: str, config: Mapping[str, Any]) -> None:
         """Write a config."""
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump({"run": RUN, "seed": 1, **config}))
 
-    def start(self, name: str, command: list[str], told: Mapping[str, Any] | None = None) -> None:
+    def start(self, name: str, command: list[str], stdin_json: Mapping[str, Any] | None = None) -> None:
         """Start a process with its output sent to a file."""
         out, err = ((self.folder / f"{name.replace('/', '-')}.{end}").open("w") for end in ("out", "err"))
         process = subprocess.Popen(
@@ -83,20 +88,20 @@ class Range:
             stdout=out, stderr=err, process_group=0,
         )  # fmt: skip
         self.started[name] = process
-        if told is not None and process.stdin is not None:
-            process.stdin.write(json.dumps(told) + "\n")
+        if stdin_json is not None and process.stdin is not None:
+            process.stdin.write(json.dumps(stdin_json) + "\n")
             process.stdin.flush()
 
-    def out(self, name: str, end: str = "out") -> str:
+    def read_output(self, name: str, end: str = "out") -> str:
         """The output of a process so far."""
         return (self.folder / f"{name.replace('/', '-')}.{end}").read_text()
 
     def wait(self, name: str, seconds: float) -> dict[str, Any]:
         """Wait for the end of a process; returns its JSON output."""
         code = self.started[name].wait(seconds)
-        lines = [line for line in self.out(name).splitlines() if line.startswith("{")]
+        lines = [line for line in self.read_output(name).splitlines() if line.startswith("{")]
         if code or not lines:
-            raise SystemExit(f"{name} ended with {code}:\n{self.out(name, 'err')[-4000:]}")
+            raise SystemExit(f"{name} ended with {code}:\n{self.read_output(name, 'err')[-4000:]}")
         return json.loads(lines[-1])
 
     def close(self) -> None:
@@ -106,7 +111,7 @@ class Range:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(10.0)
 
-    def worker(self, cluster: str) -> int:
+    def find_worker(self, cluster: str) -> int:
         """The process of a cluster's worker."""
         for child in psutil.Process(self.started[cluster].pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -119,126 +124,129 @@ class Memory:
     """Samples of processes' memory, once a second, in MiB."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
-        self.seen: dict[str, list[tuple[float, float]]] = {name: [] for name in processes}
+        self.samples: dict[str, list[tuple[float, float]]] = {name: [] for name in processes}
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, args=(processes,), daemon=True)
+        self._thread = threading.Thread(target=self._sample, args=(processes,), daemon=True)
         self._thread.start()
 
-    def _look(self, processes: Mapping[str, int]) -> None:
+    def _sample(self, processes: Mapping[str, int]) -> None:
         while not self._over.wait(1.0):
             for name, process in processes.items():
                 with contextlib.suppress(psutil.Error):
-                    held = psutil.Process(process).memory_info().rss / 2**20
-                    self.seen[name].append((time.time(), held))
+                    resident = psutil.Process(process).memory_info().rss / 2**20
+                    self.samples[name].append((time.time(), resident))
 
-    def moved(self, course: Course) -> dict[str, float]:
+    def measure_growth(self, schedule: AttackSchedule) -> dict[str, float]:
         """The maximum during attacks minus the maximum of the first calm period."""
         self._over.set()
         self._thread.join()
-        found = {}
-        for name, seen in self.seen.items():
-            calm = [held for at, held in seen if at < course.start + course.off]
-            attacked = [held for at, held in seen if course.attacks(at)]
-            found[name] = round(max(attacked) - max(calm), 1) if calm and attacked else float("nan")
-        return found
+        growth = {}
+        for name, samples in self.samples.items():
+            calm = [resident for at, resident in samples if at < schedule.start + schedule.off]
+            attacked = [resident for at, resident in samples if schedule.is_attacked(at)]
+            growth[name] = round(max(attacked) - max(calm), 1) if calm and attacked else float("nan")
+        return growth
 
 
 @contextlib.contextmanager
-def places() -> Iterator[Range]:
+def open_run() -> Iterator[AttackedRun]:
     """A folder with the processes in it."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Range(Path(folder))
+        run = AttackedRun(Path(folder))
         try:
-            yield made
+            yield run
         finally:
-            made.close()
+            run.close()
 
 
-def train(found: Range, steps: int, config: str = "workers") -> None:
+def start_training(run: AttackedRun, steps: int, config: str = "workers") -> None:
     """Start both clusters."""
     for cluster in ("gpu", "npu"):
-        asked = ["--config", str(found.folder / f"{config}.yaml"), "--cluster", cluster]
-        found.start(cluster, [*CLI, "run", *asked, str(HERE / "program.py"), str(steps)])
+        arguments = ["--config", str(run.folder / f"{config}.yaml"), "--cluster", cluster]
+        run.start(cluster, [*CLI, "run", *arguments, str(HERE / "program.py"), str(steps)])
 
 
-def gateways(found: Range) -> None:
+def start_gateways(run: AttackedRun) -> None:
     """Start both gateways, and wait until they listen."""
     for cluster in ("gpu", "npu"):
-        asked = ["--config", str(found.folder / "gateways.yaml"), "--cluster", cluster]
-        found.start(f"{cluster}/gateway", [*CLI, "gateway", *asked])
+        arguments = ["--config", str(run.folder / "gateways.yaml"), "--cluster", cluster]
+        run.start(f"{cluster}/gateway", [*CLI, "gateway", *arguments])
     limit = time.monotonic() + 60
-    while not all("listens on" in found.out(f"{each}/gateway") for each in ("gpu", "npu")):
+    while not all("listens on" in run.read_output(f"{each}/gateway") for each in ("gpu", "npu")):
         if time.monotonic() > limit:
-            raise SystemExit(found.out("gpu/gateway", "err"))
+            raise SystemExit(run.read_output("gpu/gateway", "err"))
         time.sleep(0.1)
 
 
-def step_seconds(began: list[float]) -> list[tuple[float, float]]:
+def list_step_seconds(started_at: list[float]) -> list[tuple[float, float]]:
     """The begin and duration of each step."""
-    return [(one, other - one) for one, other in itertools.pairwise(began)]
+    return [(one, other - one) for one, other in itertools.pairwise(started_at)]
 
 
 def measure(seconds: float) -> dict[str, Any]:
     """One run under attack, and the same steps undisturbed."""
-    with places() as found:
-        gateways(found)
-        train(found, 40)
-        trial = [found.wait(cluster, 300) for cluster in ("gpu", "npu")]
-        usual = statistics.median(took for _, took in step_seconds(trial[0]["began"])[5:])
+    with open_run() as run:
+        start_gateways(run)
+        start_training(run, 40)
+        warm_up = [run.wait(cluster, 300) for cluster in ("gpu", "npu")]
+        usual_seconds = statistics.median(duration for _, duration in list_step_seconds(warm_up[0]["began"])[5:])
         cycles = max(1, round(seconds / ON))
-        lasts = cycles * (ON + OFF)
-        steps = int((lasts + 5) / usual)
-        print(f"{usual:.3f} s a step: {steps} steps, {lasts:g} s, {cycles * ON:g} s of them attacked", flush=True)
-        train(found, steps)
-        _await_steps(found)
-        said = {
-            "start": time.time(), "end": time.time() + lasts, "on": ON, "off": OFF,
-            "certs": str(found.folder / "certs"),
-            "gateway": found.addresses["gpu"], "other_gateway": found.addresses["npu"],
-            "victim": found.addresses["gpu/8"], "flooder": found.addresses["npu/8"],
+        total_seconds = cycles * (ON + OFF)
+        steps = int((total_seconds + 5) / usual_seconds)
+        print(
+            f"{usual_seconds:.3f} s a step: {steps} steps, {total_seconds:g} s, {cycles * ON:g} s of them attacked",
+            flush=True,
+        )
+        start_training(run, steps)
+        _await_steps(run)
+        settings = {
+            "start": time.time(), "end": time.time() + total_seconds, "on": ON, "off": OFF,
+            "certs": str(run.folder / "certs"),
+            "gateway": run.addresses["gpu"], "other_gateway": run.addresses["npu"],
+            "victim": run.addresses["gpu/8"], "flooder": run.addresses["npu/8"],
             "revoked": "gpu/7", "watcher": "npu/7",
-            "audit": str(found.folder / "audit" / "gpu-gateway.jsonl"),
+            "audit": str(run.folder / "audit" / "gpu-gateway.jsonl"),
         }  # fmt: skip
         for name in (*ATTACKS, "join"):
-            found.start(name, [sys.executable, str(HERE / "attacks.py"), name], said)
-        course = Course(said)
-        watched = {f"{each}/gateway": found.started[f"{each}/gateway"].pid for each in ("gpu", "npu")}
-        watched |= {f"{each}/0": found.worker(each) for each in ("gpu", "npu")}
-        memory = Memory({**watched, "a flooded peer": found.started["be_flooded"].pid})
-        told = [found.wait(cluster, 3 * lasts + 120) for cluster in ("gpu", "npu")]
-        done = {name: found.wait(name, 60) for name in (*ATTACKS, "join")}
-        moved = memory.moved(course)
-        train(found, steps, "alone")
-        alone = found.wait("gpu", 1200)
-        found.wait("npu", 60)
+            run.start(name, [sys.executable, str(HERE / "attacks.py"), name], settings)
+        schedule = AttackSchedule(settings)
+        watched = {f"{each}/gateway": run.started[f"{each}/gateway"].pid for each in ("gpu", "npu")}
+        watched |= {f"{each}/0": run.find_worker(each) for each in ("gpu", "npu")}
+        memory = Memory({**watched, "a flooded peer": run.started["be_flooded"].pid})
+        results = [run.wait(cluster, 3 * total_seconds + 120) for cluster in ("gpu", "npu")]
+        done = {name: run.wait(name, 60) for name in (*ATTACKS, "join")}
+        growth = memory.measure_growth(schedule)
+        start_training(run, steps, "alone")
+        undisturbed = run.wait("gpu", 1200)
+        run.wait("npu", 60)
     return {
         "steps": steps,
         "attacked seconds": cycles * ON,
-        **compare(course, told[0]["began"]),
-        "memory moved, MiB": moved,
-        "weights equal": [each["weights"] == alone["weights"] for each in told],
-        "loss equal": [each["loss"] == alone["loss"] for each in told],
+        **compare(schedule, results[0]["began"]),
+        "memory moved, MiB": growth,
+        "weights equal": [each["weights"] == undisturbed["weights"] for each in results],
+        "loss equal": [each["loss"] == undisturbed["loss"] for each in results],
         "done": done,
     }
 
 
-def _await_steps(found: Range) -> None:
+def _await_steps(run: AttackedRun) -> None:
     """Wait until the workers take steps."""
     limit = time.monotonic() + 120
-    while WARM not in found.out("gpu"):
-        if time.monotonic() > limit or found.started["gpu"].poll() is not None:
-            raise SystemExit(f"gpu takes no steps:\n{found.out('gpu', 'err')[-4000:]}")
+    while STEPS_STARTED not in run.read_output("gpu"):
+        if time.monotonic() > limit or run.started["gpu"].poll() is not None:
+            raise SystemExit(f"gpu takes no steps:\n{run.read_output('gpu', 'err')[-4000:]}")
         time.sleep(0.2)
     time.sleep(1.0)
 
 
-def compare(course: Course, began: list[float]) -> dict[str, Any]:
+def compare(schedule: AttackSchedule, started_at: list[float]) -> dict[str, Any]:
     """Median durations of steps in attacked and in calm seconds."""
     attacked, calm = [], []
-    for at, took in step_seconds(began):
-        around = [course.attacks(each) for each in (at - GUARD_SECONDS, at, at + took)]
-        if course.start + 1 < at < course.end - GUARD_SECONDS and len(set(around)) == 1:
-            (attacked if around[0] else calm).append(took)
+    for at, duration in list_step_seconds(started_at):
+        around = [schedule.is_attacked(each) for each in (at - GUARD_SECONDS, at, at + duration)]
+        if schedule.start + 1 < at < schedule.end - GUARD_SECONDS and len(set(around)) == 1:
+            (attacked if around[0] else calm).append(duration)
     attacked_median, calm_median = (statistics.median(each) for each in (attacked, calm))
     return {
         "a step attacked, s": round(attacked_median, 4),
@@ -253,28 +261,28 @@ def main() -> int:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="of attacks")
-    chosen = parser.parse_args()
-    found = measure(chosen.seconds)
-    joined = found["done"]["join"]
-    moved = max(found["memory moved, MiB"].values())
+    options = parser.parse_args()
+    result = measure(options.seconds)
+    join_times = result["done"]["join"]
+    growth = max(result["memory moved, MiB"].values())
     rows = [
-        ["a step, of calm ones", found["ratio"], f"≤ {SLOWER}", verdict(found["ratio"], SLOWER)],
-        ["memory moved at most, MiB", moved, f"≤ {MEMORY_MIB:g}", verdict(moved, MEMORY_MIB)],
+        ["a step, of calm ones", result["ratio"], f"≤ {SLOWER}", verdict(result["ratio"], SLOWER)],
+        ["memory moved at most, MiB", growth, f"≤ {MEMORY_MIB:g}", verdict(growth, MEMORY_MIB)],
         [
             "newcomers let in while attacked",
-            f"{len(joined['attacked'])}, the slowest in {max(joined['attacked'], default=0.0):.2f} s; "
-            f"{len(joined['troubles'])} not",
+            f"{len(join_times['attacked'])}, the slowest in {max(join_times['attacked'], default=0.0):.2f} s; "
+            f"{len(join_times['troubles'])} not",
             "all",
-            verdict(len(joined["troubles"]), 0),
+            verdict(len(join_times["troubles"]), 0),
         ],
-        ["weights and loss of the undisturbed run", found["weights equal"] + found["loss equal"], "the same bits",
-         verdict(float(all(found["weights equal"] + found["loss equal"])), 1.0, least=True)],
+        ["weights and loss of the undisturbed run", result["weights equal"] + result["loss equal"], "the same bits",
+         verdict(float(all(result["weights equal"] + result["loss equal"])), 1.0, least=True)],
     ]  # fmt: skip
-    print(json.dumps(found, indent=2))
+    print(json.dumps(result, indent=2))
     for row in rows:
         print(*row, sep=" | ")
-    if chosen.seconds >= 600:
-        write(__file__, {"machine": machine(), "rate": RATE, **found}, [["", "measured", "bar", "verdict"], *rows])
+    if options.seconds >= 600:
+        write(__file__, {"machine": machine(), "rate": RATE, **result}, [["", "measured", "bar", "verdict"], *rows])
     return int(any(row[-1] == "missed" for row in rows))
 
 

@@ -32,7 +32,7 @@ MIB = 1 << 20
 CPU_BAR, SHARE_BAR = 2.5, 0.95
 
 
-def side(here: str, folder: str, addresses: dict[str, str], count: int, sealed: bool) -> None:
+def run_side(here: str, folder: str, addresses: dict[str, str], count: int, sealed: bool) -> None:
     """Run one of the two processes; prints its measurement as JSON."""
     import numpy as np
 
@@ -47,7 +47,7 @@ def side(here: str, folder: str, addresses: dict[str, str], count: int, sealed: 
     place = Place(RUN, here, {there: addresses[there]}, addresses[here], credentials=credentials)
     if sealed:  # as for gateways, but without them
         prover = Prover(CurrentCredentials(credentials))
-        GrpcLinks._link = lambda self, carrier, versions, options: PeerLink(  # type: ignore[method-assign]
+        GrpcLinks._link = lambda self, carrier, options: PeerLink(  # type: ignore[method-assign]
             carrier, Greeting(RUN, here, there), place.workers, prover=prover, sealed=True, **options
         )
     links = GrpcLinks(place)
@@ -56,7 +56,7 @@ def side(here: str, folder: str, addresses: dict[str, str], count: int, sealed: 
     link.take("SESSION", 60.0)
     keys = [Key("forward", 1, 0, 0, -1, slot, SENDER, RECEIVER) for slot in range(count)]
     link.post({"kind": "SESSION", "about": "STEP", "program": 1, "step": 0, "rows": 1, "inputs": {}})
-    began, used = time.monotonic(), _cpu()
+    started_at, cpu_before = time.monotonic(), _read_cpu_seconds()
     if here == SENDER:
         tensor = np.random.default_rng(0).integers(0, 255, MIB, np.uint8)
         for key in keys:
@@ -65,16 +65,20 @@ def side(here: str, folder: str, addresses: dict[str, str], count: int, sealed: 
     else:
         for number, key in enumerate(keys):
             link.receive(key, 600.0)
-            began = time.monotonic() if number == 0 else began
+            started_at = time.monotonic() if number == 0 else started_at
         link.post({"kind": "PING", "last": True})
-    seen = {"seconds": time.monotonic() - began, "cpu": _cpu() - used, "lanes": link.state().connections}
+    measurement = {
+        "seconds": time.monotonic() - started_at,
+        "cpu": _read_cpu_seconds() - cpu_before,
+        "lanes": link.state().connections,
+    }
     links.close()
-    print(json.dumps(seen), flush=True)
+    print(json.dumps(measurement), flush=True)
 
 
-def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+def _read_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def measure(count: int, hosts: tuple[str, str], wan: list[str], *, sealed: bool = False) -> dict[str, Any]:
@@ -92,59 +96,66 @@ def measure(count: int, hosts: tuple[str, str], wan: list[str], *, sealed: bool 
         commands.append([sys.executable, *map(str, call)])
     try:
         if wan:
-            both = [sys.executable, str(WAN), *wan, "--", *commands[0], "---", *commands[1]]
-            subprocess.run(both, check=True, timeout=600)
+            command = [sys.executable, str(WAN), *wan, "--", *commands[0], "---", *commands[1]]
+            subprocess.run(command, check=True, timeout=600)
         else:
-            started = [subprocess.Popen(command) for command in commands]
-            for each in started:
+            processes = [subprocess.Popen(command) for command in commands]
+            for each in processes:
                 if each.wait(timeout=600):
                     raise SystemExit("a side has failed")
-        seen = {here: json.loads(file.read()) for here, file in outputs.items()}
+        measurements = {here: json.loads(file.read()) for here, file in outputs.items()}
     finally:
         shutil.rmtree(folder)
     size = count * MIB
     return {
-        "mib_per_second": round((count - 1) / seen[RECEIVER]["seconds"], 1),
-        "bits_per_second": 8 * (size - MIB) / seen[RECEIVER]["seconds"],
-        "cpu_s_per_gb": round(1e9 * sum(each["cpu"] for each in seen.values()) / size, 2),
-        "cpu_sender": round(1e9 * seen[SENDER]["cpu"] / size, 2),
-        "cpu_receiver": round(1e9 * seen[RECEIVER]["cpu"] / size, 2),
+        "mib_per_second": round((count - 1) / measurements[RECEIVER]["seconds"], 1),
+        "bits_per_second": 8 * (size - MIB) / measurements[RECEIVER]["seconds"],
+        "cpu_s_per_gb": round(1e9 * sum(each["cpu"] for each in measurements.values()) / size, 2),
+        "cpu_sender": round(1e9 * measurements[SENDER]["cpu"] / size, 2),
+        "cpu_receiver": round(1e9 * measurements[RECEIVER]["cpu"] / size, 2),
     }
 
 
 def main() -> int:
     """Measure, print and write the result."""
-    made = parser(__doc__, "little of each; writes nothing")
-    made.add_argument("--side", help=argparse.SUPPRESS)
-    for hidden in ("--folder", "--addresses", "--out"):
-        made.add_argument(hidden, help=argparse.SUPPRESS)
-    made.add_argument("--count", type=int, help=argparse.SUPPRESS)
-    made.add_argument("--sealed", action="store_true", help=argparse.SUPPRESS)
-    arguments = made.parse_args()
+    options = parser(__doc__, "little of each; writes nothing")
+    options.add_argument("--side", help=argparse.SUPPRESS)
+    for name in ("--folder", "--addresses", "--out"):
+        options.add_argument(name, help=argparse.SUPPRESS)
+    options.add_argument("--count", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--sealed", action="store_true", help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.side:
         with open(arguments.out, "w") as sys.stdout:
-            side(arguments.side, arguments.folder, json.loads(arguments.addresses), arguments.count, arguments.sealed)
+            run_side(
+                arguments.side, arguments.folder, json.loads(arguments.addresses), arguments.count, arguments.sealed
+            )
         return 0
-    about = machine()
+    machine_description = machine()
     loopback = ("127.0.0.1", "127.0.0.1")
     count = 400 if arguments.quick else 1500
-    free = {sealed: measure(count, loopback, [], sealed=sealed) for sealed in (False, True)}
+    on_loopback = {sealed: measure(count, loopback, [], sealed=sealed) for sealed in (False, True)}
     rows: list[list[Any]] = [["what", "measured", "bar", "verdict"]]
-    for sealed, found in free.items():
-        cpu, name = found["cpu_s_per_gb"], "sealed, in TLS" if sealed else "TLS"
-        rows.append([f"loopback, {name}: MiB/s", found["mib_per_second"], "", ""])
+    for sealed, result in on_loopback.items():
+        cpu, name = result["cpu_s_per_gb"], "sealed, in TLS" if sealed else "TLS"
+        rows.append([f"loopback, {name}: MiB/s", result["mib_per_second"], "", ""])
         rows.append([f"loopback, {name}: CPU seconds per GB, both ends", cpu, CPU_BAR, verdict(cpu, CPU_BAR)])
     slow: dict[str, Any] = {}
     if os.geteuid() == 0 and Path("/dev/net/tun").exists():
         wan = ["--rate", "60mbit", "--delay", "20ms"]
         slow = measure(30 if arguments.quick else 150, ("10.77.0.1", "10.77.0.2"), wan)
         share = round(slow["bits_per_second"] / 60e6, 3)
-        reached = verdict(share, SHARE_BAR, least=True)
-        rows.append(["60 Mbit/s, 40 ms round trip: share of the line", share, SHARE_BAR, reached])
+        share_verdict = verdict(share, SHARE_BAR, least=True)
+        rows.append(["60 Mbit/s, 40 ms round trip: share of the line", share, SHARE_BAR, share_verdict])
     for row in rows:
         print(" | ".join(map(str, row)))
     if not arguments.quick:
-        result = {"machine": about, "loopback": free[False], "loopback_sealed": free[True], "line": slow}
+        result = {
+            "machine": machine_description,
+            "loopback": on_loopback[False],
+            "loopback_sealed": on_loopback[True],
+            "line": slow,
+        }
         write(__file__, result, rows)
     return 0
 
