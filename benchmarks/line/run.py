@@ -47,7 +47,7 @@ def run_side(here: str, folder: str, addresses: dict[str, str], count: int, seal
     place = Place(RUN, here, {there: addresses[there]}, addresses[here], credentials=credentials)
     if sealed:  # as for gateways, but without them
         prover = Prover(CurrentCredentials(credentials))
-        GrpcLinks._link = lambda self, carrier, options: PeerLink(  # type: ignore[method-assign]
+        GrpcLinks._make_link = lambda self, carrier, options: PeerLink(  # type: ignore[method-assign]
             carrier, Greeting(RUN, here, there), place.workers, prover=prover, sealed=True, **options
         )
     links = GrpcLinks(place)

@@ -157,7 +157,7 @@ def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Plac
         credentials.check_is(Identity.of_worker(config.run_name, here))
     alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
     listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # with a gateway both ends dial
-    return Place(config.run_name, here, peers, listen, gateway, credentials, everyone=everyone)
+    return Place(config.run_name, here, peers, listen, gateway, credentials, all_workers=everyone)
 
 
 # ---------------------------------------------------------------------- both ends on this machine

@@ -224,7 +224,7 @@ class Quota:
     def is_unused(self) -> bool:
         """Whether the identity has had no stream for long enough to drop the record."""
         with self._lock:
-            return self._opens.full and all(lane.over for lane in self._lanes)
+            return self._opens.is_full and all(lane.over for lane in self._lanes)
 
 
 class Quotas:
@@ -259,8 +259,8 @@ def find_max_streams(pairs: int) -> int:
 def count_pairs(settings: GatewaySettings, caller: Identity) -> int:
     """The number of pairs that a caller may need streams for: a worker of this cluster, or another gateway."""
     if caller.role == GATEWAY:
-        return settings.count(settings.cluster) * settings.count(caller.cluster)
-    return sum(settings.count(cluster) for cluster in settings.gateways)
+        return settings.count_workers(settings.cluster) * settings.count_workers(caller.cluster)
+    return sum(settings.count_workers(cluster) for cluster in settings.gateways)
 
 
 def count_connections(settings: GatewaySettings) -> int:
@@ -271,7 +271,7 @@ def count_connections(settings: GatewaySettings) -> int:
         find_max_streams(count_pairs(settings, own)),
         [find_max_streams(count_pairs(settings, each)) for each in gateways],
     )
-    return settings.count(settings.cluster) * of_own + sum(of_gateways) + 4 * len(gateways)
+    return settings.count_workers(settings.cluster) * of_own + sum(of_gateways) + 4 * len(gateways)
 
 
 # ---------------------------------------------------------------------- bytes of accounts by day

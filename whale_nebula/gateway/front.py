@@ -59,11 +59,13 @@ class _PendingConnection:
 
 class Front:
     """Public listener, from `open` to `stop`. `services` are the sockets for connections that are handed over, by
-    protocol; `refused(address, error)` is called for refusals, in a separate thread.
+    protocol; `on_refused(address, error)` is called for refusals, in a separate thread.
     """
 
-    def __init__(self, address: str, services: Mapping[str, Path], refused: Callable[[str, NebulaError], None]) -> None:
-        self._address, self._services, self._refused = address, services, refused
+    def __init__(
+        self, address: str, services: Mapping[str, Path], on_refused: Callable[[str, NebulaError], None]
+    ) -> None:
+        self._address, self._services, self._on_refused = address, services, on_refused
         self._poll = Poll()
         self._listening: list[socket.socket] = []
         self._pending: dict[int, _PendingConnection] = {}  # by their files, the oldest first
@@ -272,9 +274,9 @@ class Front:
         while (refusal := self._refusal_queue.get()) is not None:
             lost, self._unlogged = self._unlogged, 0
             try:
-                self._refused(*refusal)
+                self._on_refused(*refusal)
                 if lost:
-                    self._refused("others", TransportError(f"{lost} more refusals were not recorded"))
+                    self._on_refused("others", TransportError(f"{lost} more refusals were not recorded"))
             except Exception:
                 _LOG.exception("cannot record a refusal")
 
@@ -359,21 +361,21 @@ class _Reader:
         self.data, self.at = data, 0
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return len(self.data) - self.at
 
     def take(self, size: int) -> bytes:
-        if size > self.left:
+        if size > self.remaining:
             raise _hello_error("a length does not match the data")
         self.at += size
         return self.data[self.at - size : self.at]
 
-    def number(self, size: int) -> int:
+    def take_number(self, size: int) -> int:
         return int.from_bytes(self.take(size))
 
-    def vector(self, size: int) -> bytes:
+    def take_vector(self, size: int) -> bytes:
         """A field with a length prefix of this size."""
-        return self.take(self.number(size))
+        return self.take(self.take_number(size))
 
 
 def _read_protocols(message: bytes, whole: int) -> tuple[str, ...]:
@@ -381,26 +383,26 @@ def _read_protocols(message: bytes, whole: int) -> tuple[str, ...]:
         raise _hello_error("its record contains further data")
     reader = _Reader(message[_MESSAGE_HEADER:])
     reader.take(2 + 32)  # version, random number
-    session, suites, compressions = reader.vector(1), reader.vector(2), reader.vector(1)
+    session, suites, compressions = reader.take_vector(1), reader.take_vector(2), reader.take_vector(1)
     if len(session) > 32 or not suites or len(suites) % 2 or not compressions:
         raise _hello_error("it has invalid fields")
-    extensions = _Reader(reader.vector(2) if reader.left else b"")
-    if reader.left:
+    extensions = _Reader(reader.take_vector(2) if reader.remaining else b"")
+    if reader.remaining:
         raise _hello_error("further data follows its extensions")
     found: dict[int, bytes] = {}
-    while extensions.left:
-        kind, content = extensions.number(2), extensions.vector(2)
+    while extensions.remaining:
+        kind, content = extensions.take_number(2), extensions.take_vector(2)
         if kind in found:
             raise _hello_error("it has an extension twice")
         found[kind] = content
     if _ALPN not in found:
         return ()
     outer = _Reader(found[_ALPN])
-    names = _Reader(outer.vector(2))
+    names = _Reader(outer.take_vector(2))
     protocols: list[str] = []
-    while names.left:
-        protocols.append(names.vector(1).decode("latin-1"))
-    if outer.left or not protocols or not all(protocols):
+    while names.remaining:
+        protocols.append(names.take_vector(1).decode("latin-1"))
+    if outer.remaining or not protocols or not all(protocols):
         raise _hello_error("its list of protocols is invalid")
     return tuple(protocols)
 
@@ -452,10 +454,10 @@ class _Side:
 
 
 class Pipe:
-    """Two connections whose bytes are forwarded to each other, until both have ended; `over` is called once."""
+    """Two connections whose bytes are forwarded to each other, until both have ended; `on_closed` is called once."""
 
-    def __init__(self, poll: Poll, outer: socket.socket, inner: socket.socket, over: Callable[[], None]) -> None:
-        self._poll, self._over = poll, over
+    def __init__(self, poll: Poll, outer: socket.socket, inner: socket.socket, on_closed: Callable[[], None]) -> None:
+        self._poll, self._on_closed = poll, on_closed
         self._sides = _Side(outer), _Side(inner)
         self.closed = False
         self._watch()
@@ -467,7 +469,7 @@ class Pipe:
             for side in self._sides:
                 self._poll.unwatch(side.line)
                 side.line.close()
-            self._over()
+            self._on_closed()
 
     def _watch(self) -> None:
         for side, other in (self._sides, self._sides[::-1]):

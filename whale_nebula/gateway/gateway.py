@@ -75,11 +75,11 @@ class Gateway:
         self._silence = _MISSED_HEARTBEATS * self._deadlines.heartbeat_interval
         self._pair_errors = PairErrors()
         self._quotas = Quotas(settings)
-        self._traffic = Traffic(settings.traffic)
+        self._traffic = Traffic(settings.traffic_path)
         self._gracefully_ended: set[str] = set()  # our workers whose last stream was ended gracefully
         self.journal = Journal(AuditLog(settings.audit, settings.identity, self._current, on_head=self._send_head))
         current = self._current
-        kept = KeptHeads(settings.heads, lambda: current().trust) if current else None
+        kept = KeptHeads(settings.heads_path, lambda: current().trust) if current else None
         self._routes = {name: self._make_route(name, kept, announce) for name in settings.gateways}
         self._liveness = Liveness(
             {name: where for name, where in settings.workers.items() if cluster_of(name) == settings.cluster},
@@ -180,7 +180,7 @@ class Gateway:
         self._quotas.take(found.caller, lane, request.lane)
         if request.lane:
             known = self._find_pair(found.here, found.there)
-            present = None if known is None else known.half(side)
+            present = None if known is None else known.find_half(side)
             if present is None or present.connection.name != request.connection:
                 raise TransportError("the connection of this lane no longer exists")
             return present.add_lane(request.lane, lane)
@@ -217,7 +217,7 @@ class Gateway:
     def _is_awaited(self, here: str, there: str) -> bool:
         """Whether a worker of this cluster requests the other one, or was joined with it recently."""
         pair = self._find_pair(here, there)
-        return pair is not None and (pair.half(Side.NEAR) is not None or pair.is_known)
+        return pair is not None and (pair.find_half(Side.NEAR) is not None or pair.is_known)
 
     def _join_half(self, pair: Pair, half: Half) -> None:
         """Join a half with its pair, once its admission is logged."""
@@ -269,7 +269,9 @@ class Gateway:
     def _is_active(self, worker: str) -> bool:
         """Whether frames arrive over any of a worker's streams."""
         nears = [
-            near for pair in self._list_pairs() if pair.here == worker and (near := pair.half(Side.NEAR)) is not None
+            near
+            for pair in self._list_pairs()
+            if pair.here == worker and (near := pair.find_half(Side.NEAR)) is not None
         ]
         active = [
             near
@@ -364,7 +366,7 @@ class Gateway:
                 self._end_waiting_halves(route)
 
     def _check_workers(self) -> None:
-        for worker in {pair.here for pair in self._list_pairs() if pair.half(Side.NEAR) is not None}:
+        for worker in {pair.here for pair in self._list_pairs() if pair.find_half(Side.NEAR) is not None}:
             if not self._is_active(worker):
                 self._liveness.check_silent(worker)
 
@@ -375,7 +377,7 @@ class Gateway:
     def _end_waiting_halves(self, route: Route) -> None:
         """End waits for a closed route to a cluster: workers retry, and then receive the reason."""
         for pair in self._list_pairs():
-            near = pair.half(Side.NEAR)
+            near = pair.find_half(Side.NEAR)
             if near is not None and near.is_joinable and cluster_of(pair.there) == route.cluster:
                 near.connection.end(route.trouble)
 
@@ -383,7 +385,7 @@ class Gateway:
         """End all streams of identities whose certificate has expired or was revoked, or whose account has used up its
         bytes of the day.
         """
-        halves = [half for pair in self._list_pairs() for side in Side if (half := pair.half(side)) is not None]
+        halves = [half for pair in self._list_pairs() for side in Side if (half := pair.find_half(side)) is not None]
         lanes = [lane for route in self._routes.values() for lane in route.control.lanes]
         breaks: list[tuple[Peer, Callable[[str], None]]] = [
             *((lane.certified_peer, lane.end) for lane in lanes if lane.certified_peer is not None),

@@ -74,7 +74,7 @@ class Journal:
         try:
             self.log.record(
                 "open",
-                actor=half.who,
+                actor=half.identity_uri,
                 target=str(pair),
                 decision="allow",
                 side=half.side.value,
@@ -92,7 +92,7 @@ class Journal:
         """Record the end of a half and the amount forwarded from it; with a fault if it sent an invalid frame."""
         self.note(
             "end",
-            actor=half.who,
+            actor=half.identity_uri,
             target=str(pair),
             decision="deny" if half.fault else "",
             reason=half.fault or why,

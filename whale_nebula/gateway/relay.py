@@ -36,7 +36,8 @@ class Side(Enum):
 
 
 class Half:
-    """One connection of a pair, with its traffic. `who` is the identity by the certificates of its lanes, if any.
+    """One connection of a pair, with its traffic. `identity_uri` is the identity by the certificates of its lanes, if
+    any.
 
     `check` raises for a frame that must not be forwarded; `pace` waits until that many bytes may be sent over this
     half; `meter` is called with the number of bytes that were forwarded from it or sent over it; `dialled` means that
@@ -46,7 +47,7 @@ class Half:
     def __init__(
         self,
         side: Side,
-        who: str,
+        identity_uri: str,
         connection: Connection,
         check: Callable[[bytes], Header],
         *,
@@ -55,7 +56,7 @@ class Half:
         dialled: bool = False,
     ) -> None:
         self._meter = meter
-        self.side, self.who, self.connection, self.dialled = side, who, connection, dialled
+        self.side, self.identity_uri, self.connection, self.dialled = side, identity_uri, connection, dialled
         self.fault = ""
         self.frames = self.bytes = 0  # received over it and forwarded
         self.partner: Half | None = None
@@ -94,9 +95,13 @@ class Half:
     def add_lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
         """Add a lane of the connection; returns the handler of its frames. Raises if the lane exists."""
         if number:
-            lane.begin = self._block_until_greeted  # so that nothing is buffered for a greeting that may never arrive
+            lane.wait_to_read = (
+                self._block_until_greeted
+            )  # so that nothing is buffered for a greeting that may never arrive
         elif self.side is Side.FAR and not self.dialled:
-            lane.begin = self._block_until_joined  # so that nothing is buffered for a worker that may never connect
+            lane.wait_to_read = (
+                self._block_until_joined
+            )  # so that nothing is buffered for a worker that may never connect
         if not self.connection.add(number, lane):
             raise TransportError(lane.why)
         self._lanes[number] = lane
@@ -242,7 +247,7 @@ class Pair:
         self.account = ""  # the account of the local worker, if any
         self._arrivals = TokenBucket(_ARRIVALS, _ARRIVALS_A_SECOND)
         self._separated_at = float("-inf")  # when the two halves were separated
-        self._on_end, self._grace, self._remembers, self._now = on_end, grace, memory_seconds, now
+        self._on_end, self._grace, self._memory_seconds, self._now = on_end, grace, memory_seconds, now
         self._lock = threading.Lock()
         self._halves: dict[Side, Half] = {}
         self._attempts: dict[Half, float] = {}  # current attempts to dial, with their start times
@@ -253,7 +258,7 @@ class Pair:
     def __str__(self) -> str:
         return f"{self.here} - {self.there}"
 
-    def half(self, side: Side) -> Half | None:
+    def find_half(self, side: Side) -> Half | None:
         """The current half of a side."""
         with self._lock:
             return self._halves.get(side)
@@ -263,7 +268,7 @@ class Pair:
         """Whether the two are joined, or were joined so recently that they are expected to reconnect."""
         with self._lock:
             joined = any(half.partner is not None for half in self._halves.values())
-            return joined or self._now() - self._separated_at < self._remembers
+            return joined or self._now() - self._separated_at < self._memory_seconds
 
     @contextlib.contextmanager
     def begin_attempt(self, half: Half, near: Half) -> Iterator[bool]:
@@ -283,7 +288,7 @@ class Pair:
         is retired.
         """
         with self._lock:
-            wanted = self._halves or self._attempts or self._now() - self._separated_at < self._remembers
+            wanted = self._halves or self._attempts or self._now() - self._separated_at < self._memory_seconds
             self._retired = self._retired or not (wanted or self._now() - self._used_at < _IDLE_SECONDS)
             return self._retired
 
@@ -313,7 +318,7 @@ class Pair:
             self._check_not_retired()
             if half.side is Side.FAR:
                 self._check_crossing()
-            previous = self._take(half)
+            previous = self._set_half(half)
         self._finish_join(half, previous)
 
     def use_dialled_half(self, half: Half, near: Half) -> bool:
@@ -321,7 +326,7 @@ class Pair:
         with self._lock:
             if self._halves.get(Side.NEAR) is not near or not near.is_joinable:
                 return False
-            previous = self._take(half)
+            previous = self._set_half(half)
         self._finish_join(half, previous)
         return True
 
@@ -339,7 +344,7 @@ class Pair:
             self._refused_at = now
             raise TransportError("both gateways opened a stream for this pair", why="the other stream is used")
 
-    def _take(self, half: Half) -> Half | None:
+    def _set_half(self, half: Half) -> Half | None:
         other = self._halves.get(half.side.other)
         previous = self._halves.get(half.side)
         self._halves[half.side] = half

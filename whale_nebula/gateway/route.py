@@ -200,7 +200,7 @@ class SharedLines:
     def __init__(self) -> None:
         self._pacers: dict[str, Pacer] = {}
 
-    def find(self, settings: GatewaySettings, cluster: str) -> Pacer:
+    def find_pacer(self, settings: GatewaySettings, cluster: str) -> Pacer:
         """The pacer of a WAN link, whose rate must be the same in all runs."""
         rate = settings.rates.get(cluster)
         found = self._pacers.setdefault(cluster, Pacer(rate))
@@ -247,7 +247,7 @@ class Route:
     ) -> None:
         self.cluster, self.control = cluster, control
         self.address = settings.gateways[cluster]
-        self.pacer = lines.find(settings, cluster)
+        self.pacer = lines.find_pacer(settings, cluster)
         self.identity = Identity(settings.run, cluster, GATEWAY)
         self._settings, self._current, self._deadlines = settings, current, deadlines
         self._journal, self._end_pair = journal, end_pair
@@ -259,7 +259,7 @@ class Route:
         self._certificate_error: NebulaError | None = None
         self._diagnosis_count = 0
         if self.address is not None:
-            self._target = Target.of(settings.run, self.identity.worker, self.address, current, gateway=True)
+            self._target = Target.for_peer(settings.run, self.identity.worker, self.address, current, gateway=True)
 
     def start(self) -> None:
         """Keep a control stream open from now on."""
@@ -286,7 +286,7 @@ class Route:
             near.wait_joined(_HEAD_START_SECONDS)
         while near.is_joinable and not self._closed.is_set():
             try:
-                self._open(pair, near)
+                self._open_far_half(pair, near)
             except LinkClosedError as error:
                 self._end_pair(pair, error)
             except IdentityError as error:
@@ -302,7 +302,7 @@ class Route:
             near.wait_joined(self._pause(attempt))
             attempt += 1
 
-    def _open(self, pair: Pair, near: Half) -> None:
+    def _open_far_half(self, pair: Pair, near: Half) -> None:
         half = self.make_far_half(pair, Connection(secrets.token_hex(8)), dialled=True)
         with pair.begin_attempt(half, near) as needed:
             if not needed:

@@ -52,16 +52,16 @@ class GatewaySettings:
         return Identity(self.run, self.cluster, GATEWAY)
 
     @property
-    def heads(self) -> Path:
+    def heads_path(self) -> Path:
         """The file of the heads of other gateways' audit logs."""
         return self.audit.with_name(f"{self.audit.stem}.heads{self.audit.suffix}")
 
     @property
-    def traffic(self) -> Path:
+    def traffic_path(self) -> Path:
         """The file of the accounts' traffic of the day."""
         return self.audit.with_name(f"{self.audit.stem}.traffic.json")
 
-    def count(self, cluster: str) -> int:
+    def count_workers(self, cluster: str) -> int:
         """The number of a cluster's workers, or an assumed number if it is unknown."""
         return sum(cluster_of(worker) == cluster for worker in self.workers) or ASSUMED_WORKERS
 

@@ -23,7 +23,7 @@ COMMANDS = {LOGIN: "whale-nebula accounts serve", DATA: "whale-nebula data serve
 _BACKLOG, _SECONDS, _PAUSE_SECONDS, _MODE = 128, 1.0, 0.1, 0o660
 _LOG = logging.getLogger("whale_nebula.transport")
 
-Take = Callable[[socket.socket, tuple[str, int]], None]
+ConnectionHandler = Callable[[socket.socket, tuple[str, int]], None]
 
 
 def socket_path(folder: Path, protocol: str, cluster: str) -> Path:
@@ -37,24 +37,24 @@ def socket_path(folder: Path, protocol: str, cluster: str) -> Path:
 
 def hand_over(line: socket.socket, path: Path) -> None:
     """Hand a connection over to the service at a path. Never blocks: an `OSError` means that no service accepts it."""
-    with _shorten_path(path) as name, socket.socket(socket.AF_UNIX) as door:
-        door.setblocking(False)
-        door.connect(name)
-        socket.send_fds(door, [b"\0"], [line.fileno()])
+    with _shorten_path(path) as name, socket.socket(socket.AF_UNIX) as channel:
+        channel.setblocking(False)
+        channel.connect(name)
+        socket.send_fds(channel, [b"\0"], [line.fileno()])
 
 
 @contextlib.contextmanager
-def receive_connections(path: Path, take: Take) -> Iterator[None]:
-    """Pass each connection that is handed over at a path to `take`, with the dialler's address, while the context is
+def receive_connections(path: Path, handler: ConnectionHandler) -> Iterator[None]:
+    """Pass each connection that is handed over at a path to `handler`, with the dialler's address, while the context is
     open. Members of the folder's group may hand over.
     """
-    listening, over = _listen(path), threading.Event()
-    thread = threading.Thread(target=_receive, args=(listening, take, over), name="nebula-handed", daemon=True)
+    listening, stopping = _listen(path), threading.Event()
+    thread = threading.Thread(target=_receive, args=(listening, handler, stopping), name="nebula-handed", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopping.set()
         with contextlib.suppress(OSError):
             listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
         thread.join(2 * _SECONDS)
@@ -100,10 +100,10 @@ def is_served(path: Path) -> bool:
 
 
 def _is_taken(name: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as trial:
-        trial.setblocking(False)
+    with socket.socket(socket.AF_UNIX) as probe_socket:
+        probe_socket.setblocking(False)
         try:
-            trial.connect(name)
+            probe_socket.connect(name)
         except BlockingIOError:  # its backlog is full
             return True
         except OSError:
@@ -124,24 +124,24 @@ def _shorten_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _receive(listening: socket.socket, take: Take, over: threading.Event) -> None:
-    while not over.is_set():
+def _receive(listening: socket.socket, handler: ConnectionHandler, stopping: threading.Event) -> None:
+    while not stopping.is_set():
         try:
-            door, _ = listening.accept()
+            channel, _ = listening.accept()
         except OSError:  # closed, or no file descriptor available
-            over.wait(_PAUSE_SECONDS)
+            stopping.wait(_PAUSE_SECONDS)
             continue
         try:
-            with door:
-                door.settimeout(_SECONDS)
-                _, files, *_ = socket.recv_fds(door, 1, 1)
+            with channel:
+                channel.settimeout(_SECONDS)
+                _, files, *_ = socket.recv_fds(channel, 1, 1)
             for file in files:
-                _take(file, take)
+                _pass_on(file, handler)
         except Exception:  # a failure of one connection must not affect others
             _LOG.exception("cannot accept a connection from the gateway")
 
 
-def _take(file: int, take: Take) -> None:
+def _pass_on(file: int, handler: ConnectionHandler) -> None:
     line = socket.socket(fileno=file)
     try:
         if line.family not in (socket.AF_INET, socket.AF_INET6) or line.type != socket.SOCK_STREAM:
@@ -150,4 +150,4 @@ def _take(file: int, take: Take) -> None:
     except OSError:  # or it has ended meanwhile
         line.close()
         return
-    take(line, (normalize_address(host), int(port)))
+    handler(line, (normalize_address(host), int(port)))

@@ -99,7 +99,7 @@ class PeerLink(Link):
         self._inbox.explain_timeout = self._explain_timeout
         self._inbox.on_room = self._wake_writer
         self._roster = Roster(workers)
-        self._numbers = self._roster.number(here), self._roster.number(there)
+        self._numbers = self._roster.find_number(here), self._roster.find_number(there)
         self._expect = expect
         self._budget = budget
         self._deadlines = deadlines or Deadlines()
@@ -159,7 +159,7 @@ class PeerLink(Link):
     def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
         """Queue a tensor for the writer. `size` is not needed here: the array has one."""
         self._check(key, self.here, self.there)
-        header, data, raw = describe_payload(self._roster.header(key), array)
+        header, data, raw = describe_payload(self._roster.build_header(key), array)
         item = OutgoingItem(header, data)
         self._queue_item(item)
         raw = raw if raw_bytes is None else raw_bytes
@@ -358,7 +358,7 @@ class PeerLink(Link):
         began = started if self._first_chunk_at is None else self._first_chunk_at
         self._first_chunk_at = None if outgoing.last else began
         if outgoing.last and self.on_sent is not None:
-            self.on_sent(self._roster.key(item.header), item.size, began, self._now())
+            self.on_sent(self._roster.read_key(item.header), item.size, began, self._now())
 
     # Called by the carrier's threads.
 
@@ -453,7 +453,7 @@ class PeerLink(Link):
                 check_message(event.message)
                 self._deliver_message(event.message, event.header.whole)
             else:
-                self._inbox.put(self._roster.key(event.header), read_payload(event))
+                self._inbox.put(self._roster.read_key(event.header), read_payload(event))
         except NebulaError as error:
             self._distrust_peer(error)
             return False
@@ -480,7 +480,7 @@ class PeerLink(Link):
         """The plan's limit of the size of an incoming tensor, checked before memory is allocated."""
         if self._expect is None:
             return None
-        key = self._roster.key(header)
+        key = self._roster.read_key(header)
         bound = self._expect(key)
         if bound is None:
             raise RemoteProtocolError(f"{key} was received, but is not in the plan")

@@ -29,7 +29,7 @@ _KINDS: dict[KeyKind, tuple[str, Kind, Direction]] = {
     "round": ("difference of weights", Kind.ROUND, Direction.NONE),
 }
 _BY_HEADER: dict[tuple[int, int], KeyKind] = {(int(kind), int(way)): name for name, (_, kind, way) in _KINDS.items()}
-_MOST_CODEC, _MOST_NUMBER = (1 << 16) - 1, (1 << 32) - 1
+_MAX_CODEC, _MAX_NUMBER = (1 << 16) - 1, (1 << 32) - 1
 
 
 class Packed(NamedTuple):
@@ -67,11 +67,11 @@ def check_packed(packed: Packed) -> Packed:
     fault: str | None
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
         fault = "its data is not a byte string"
-    elif not 1 <= packed.codec <= _MOST_CODEC:
-        fault = f"codec {packed.codec} is not from 1 to {_MOST_CODEC}; data without a codec is sent as an array"
-    elif not 0 <= packed.state <= _MOST_NUMBER:
+    elif not 1 <= packed.codec <= _MAX_CODEC:
+        fault = f"codec {packed.codec} is not from 1 to {_MAX_CODEC}; data without a codec is sent as an array"
+    elif not 0 <= packed.state <= _MAX_NUMBER:
         fault = f"state {packed.state} is out of range"
-    elif not all(0 <= size <= _MOST_NUMBER for size in packed.dims):
+    elif not all(0 <= size <= _MAX_NUMBER for size in packed.dims):
         fault = f"sizes {packed.dims} are out of range"
     else:
         fault = find_fault(packed.describe(Header(Kind.SCALAR, flags=Flag.LAST)))
@@ -175,7 +175,7 @@ class Roster:
 
     >>> roster = Roster(["npu/0", "gpu/0"])
     >>> key = Key("forward", 7, step=3, phase=0, micro_batch=1, slot=2, source="gpu/0", destination="npu/0")
-    >>> roster.header(key).destination, roster.key(roster.header(key)) == key
+    >>> roster.build_header(key).destination, roster.read_key(roster.build_header(key)) == key
     (1, True)
     """
 
@@ -183,13 +183,13 @@ class Roster:
         self.workers = tuple(sorted(set(workers)))
         self._numbers = {name: number for number, name in enumerate(self.workers)}
 
-    def number(self, worker: str) -> int:
+    def find_number(self, worker: str) -> int:
         """The number of a worker."""
         if worker not in self._numbers:
             raise LocalProtocolError(f"this run has no worker '{worker}'", why=f"its workers are {self.workers}")
         return self._numbers[worker]
 
-    def header(self, key: Key) -> Header:
+    def build_header(self, key: Key) -> Header:
         """The header of this key; the fields that describe the tensor are still empty."""
         _, kind, direction = _KINDS[key.kind]
         return Header(
@@ -200,11 +200,11 @@ class Roster:
             phase=key.phase,
             micro_batch=key.micro_batch,
             slot=key.slot,
-            source=self.number(key.source),
-            destination=self.number(key.destination),
+            source=self.find_number(key.source),
+            destination=self.find_number(key.destination),
         )
 
-    def key(self, header: Header) -> Key:
+    def read_key(self, header: Header) -> Key:
         """The key in this header."""
         if max(header.source, header.destination) >= len(self.workers):
             raise RemoteProtocolError(f"invalid frame: worker {header.source} or {header.destination} does not exist")

@@ -35,7 +35,7 @@ TAG_BYTES = 16
 # rank), then the checksum of the payload and, last, that of all bytes before it.
 _LAYOUT = struct.Struct("<4sB BHI QQQQ II HHI iI QQ HBBI B3x 8I II")
 _CRC = struct.Struct("<I")
-_MOST_BYTES = (1 << 63) - 1  # of an array, even if one of its sizes were 1 instead of 0
+_MAX_BYTES = (1 << 63) - 1  # of an array, even if one of its sizes were 1 instead of 0
 HEADER_BYTES = _LAYOUT.size
 _KIND_AT = 5
 MESSAGE_BYTES = FRAME_CAP - HEADER_BYTES - TAG_BYTES  # the longest control message
@@ -236,7 +236,7 @@ def _find_tensor_fault(header: Header) -> str | None:
     size = math.prod(header.dims) * dtype.itemsize
     if size != header.whole and not header.encoded:
         return f"{dtype.name}{list(header.dims)} has {size} bytes, not {header.whole}"
-    if math.prod(max(size, 1) for size in header.dims) * dtype.itemsize > _MOST_BYTES:
+    if math.prod(max(size, 1) for size in header.dims) * dtype.itemsize > _MAX_BYTES:
         return f"{dtype.name}{list(header.dims)} is too large for an array"  # also limited for an empty one
     if header.kind != Kind.CONTROL:
         return None

@@ -22,7 +22,7 @@ from whale_nebula.wire.frame import MESSAGE_BYTES, Header, Kind
 from whale_nebula.wire.tensor import find_dtype_code
 
 SESSION = "SESSION"
-_MOST_BYTES = 256 << 10
+_MAX_BYTES = 256 << 10
 _MAX_VALUES = 1 << 15
 _LINES = b'{"about":"LINES",'
 """The prefix of the only message that may be larger, up to a frame: the text of a program, if two programs differ."""
@@ -271,7 +271,7 @@ def _find_excess(data: bytes) -> str | None:
     objects use many times its bytes.
     """
     lines = has_program_lines(data)
-    cap = MESSAGE_BYTES if lines else _MOST_BYTES
+    cap = MESSAGE_BYTES if lines else _MAX_BYTES
     if len(data) > cap:
         return f"{len(data)} bytes exceed the limit of {cap}"
     if lines and not _TEXTS.fullmatch(data):

@@ -97,7 +97,7 @@ def open_stream(
 ) -> Lane:
     """Open a stream to gpu's gateway."""
     lane = lane or Lane()
-    target = Target.of(
+    target = Target.for_peer(
         RUN, "gpu/gateway", network.settings_by_cluster["gpu"].listen, CurrentCredentials(credentials), gateway=gateway
     )
     dial(target, request, lane, lambda frame: None, deadlines=SHORT_DEADLINES)
@@ -116,7 +116,7 @@ class TestRelaying:
     ) -> None:
         network = start_network(dials=dials, with_workers=True)
         network.exchange_tensors(range(3), size=1 << 19)
-        fars = [network.gateways[one]._find_or_create_pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
+        fars = [network.gateways[one]._find_or_create_pair(*pair).find_half(Side.FAR) for one, pair in PAIRS.items()]
         assert sorted(half.dialled for half in fars if half is not None) == [False, True]
 
     def test_unanswered_gateway_address_does_not_delay_workers(self, tmp_path: Path, files: dict[str, Files]) -> None:
@@ -152,7 +152,9 @@ class TestRelaying:
         monkeypatch.setattr(options, "count_lanes", lambda: 4)
         network = start_network(with_workers=True)
         halves = [
-            network.gateways[one]._find_or_create_pair(*pair).half(side) for one, pair in PAIRS.items() for side in Side
+            network.gateways[one]._find_or_create_pair(*pair).find_half(side)
+            for one, pair in PAIRS.items()
+            for side in Side
         ]
         wait_until(lambda: all(half is not None and len(half.connection._lanes) == 4 for half in halves))
         network.exchange_tensors(range(5), size=1 << 20)
@@ -160,7 +162,7 @@ class TestRelaying:
     def test_first_worker_waits_at_its_own_gateway(self, start_network: Callable[..., GatewayNetwork]) -> None:
         network = start_network()
         network.start_workers(GPU)
-        wait_until(lambda: network.gateways["gpu"]._find_or_create_pair(GPU, NPU).half(Side.NEAR))
+        wait_until(lambda: network.gateways["gpu"]._find_or_create_pair(GPU, NPU).find_half(Side.NEAR))
         assert not network.gateways["npu"]._list_pairs()
         network.start_workers(NPU)
         network.exchange_steps()
@@ -427,7 +429,7 @@ class TestRevocationAtOneSite:
         network = start_network(
             files=self.files(home, NPU, "npu/gateway"), dials=dials, deadlines=SHORT_PATIENCE, with_workers=True
         )
-        npu, far = network.gateways["npu"], network.gateways["npu"]._find_or_create_pair(NPU, GPU).half(Side.FAR)
+        npu, far = network.gateways["npu"], network.gateways["npu"]._find_or_create_pair(NPU, GPU).find_half(Side.FAR)
         wait_until(lambda: npu._routes["gpu"].control.lanes)
         [trunk] = npu._routes["gpu"].control.lanes
         assert far is not None and trunk.certified_peer is not None
@@ -441,7 +443,10 @@ class TestRevocationAtOneSite:
         )  # the side that is dialled waits for another connection
         with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
             caught.take("SESSION", TIMEOUT_SECONDS)
-        assert not npu._routes["gpu"].control.is_connected and npu._find_or_create_pair(NPU, GPU).half(Side.FAR) is None
+        assert (
+            not npu._routes["gpu"].control.is_connected
+            and npu._find_or_create_pair(NPU, GPU).find_half(Side.FAR) is None
+        )
         for worker in (GPU, NPU):  # otherwise each waits for the other's farewell
             network.kill_worker(worker)
 
@@ -534,7 +539,7 @@ class TestAuditHeads:
         head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
         gateway._routes["npu"].control.receive(control.encode_control({"kind": "HEAD", "head": head._asdict()}))
         gateway.stop("a test")
-        assert list(read_heads(gateway.settings.heads)) == [head]
+        assert list(read_heads(gateway.settings.heads_path)) == [head]
 
 
 class TestHealth:

@@ -106,7 +106,7 @@ class TestRestart:
             for process in started.values():
                 process.send_signal(signal.SIGTERM)
             assert [process.wait(TIMEOUT_SECONDS) for process in started.values()] == [arguments.DONE] * 2
-            heads = list(read_heads(network.settings_by_cluster["gpu"].heads))
+            heads = list(read_heads(network.settings_by_cluster["gpu"].heads_path))
             assert verify(network.settings_by_cluster["npu"].audit, heads).bad is None
             log = verify(network.settings_by_cluster["gpu"].audit)
             assert (log.bad, log.closed) == (None, True)

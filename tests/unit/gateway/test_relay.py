@@ -227,7 +227,7 @@ class TestCrossedAttempts:
         harness.now += 1.0
         theirs, _ = harness.add_half(FAR)
         assert half.connection.over
-        assert harness.pair.half(FAR) is theirs
+        assert harness.pair.find_half(FAR) is theirs
 
     def test_reader_of_an_unneeded_stream_is_released(self) -> None:
         harness = PairHarness(yields=True)
@@ -300,7 +300,7 @@ class GatewayPairSimulation:
         if half.connection.over:  # it was given up before it was sent
             return
         try:
-            if pair.half(NEAR) is None and not pair.is_known:
+            if pair.find_half(NEAR) is None and not pair.is_known:
                 raise TransportError("it has not come yet")
             pair.yield_to_incoming()
             pair.add_half(half)
@@ -308,7 +308,7 @@ class GatewayPairSimulation:
             half.connection.end(error.what)
 
     def are_joined(self) -> bool:
-        nears, fars = ([pair.half(side) for pair in self.pairs.values()] for side in (NEAR, FAR))
+        nears, fars = ([pair.find_half(side) for pair in self.pairs.values()] for side in (NEAR, FAR))
         joined = [near is not None and near.partner is far for near, far in zip(nears, fars, strict=True)]
         return all(joined) and len({far.connection.name for far in fars if far is not None}) == 1
 

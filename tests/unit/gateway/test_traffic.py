@@ -48,8 +48,8 @@ def test_account_above_its_daily_traffic_is_refused(network: GatewayNetwork) -> 
     refused = [each for each in read_records(settings) if each["action"] == "refuse"]
     assert refused and all(each["decision"] == "deny" and "account ana has used" in each["reason"] for each in refused)
     network.gateways["gpu"].stop("a test")
-    assert json.loads(settings.traffic.read_text())["bytes"]["ana"] >= 1 << 20
-    assert settings.traffic.stat().st_mode & 0o777 == 0o600
+    assert json.loads(settings.traffic_path.read_text())["bytes"]["ana"] >= 1 << 20
+    assert settings.traffic_path.stat().st_mode & 0o777 == 0o600
     network.kill_worker(GPU)
     network.start_gateways("gpu")  # the counts persist, also for another worker of the account
     network.start_workers(OTHER)
@@ -108,7 +108,7 @@ def test_run_with_many_pairs_does_not_starve_another_run(tmp_path: Path) -> None
                 each.link(GPU, there).send(make_key(slot, GPU, there), np.zeros(50_000, np.int32))
         for slot in slots:
             ana.link(NPU, GPU).receive(make_key(slot, GPU, NPU), TIMEOUT_SECONDS)
-        halves = [pair.half(Side.NEAR) for pair in bob.gateways["gpu"]._list_pairs()]
+        halves = [pair.find_half(Side.NEAR) for pair in bob.gateways["gpu"]._list_pairs()]
         sent = sum(half.bytes for half in halves if half is not None)
         assert sent < 2.4e6  # of 4.8 MB: about as much as Ana, and not as much by each pair
         for slot in slots:

@@ -58,7 +58,7 @@ class TestSystemErrors:
             raise OSError("Too many open files")
 
         guard = ConnectionGuard(1, Limits())
-        monkeypatch.setattr(guard, "_accepted_connections", fail)
+        monkeypatch.setattr(guard, "_list_accepted_connections", fail)
         guard.start()
         for _ in range(3):
             assert checks.acquire(timeout=TIMEOUT_SECONDS)
@@ -71,8 +71,8 @@ class TestSystemErrors:
                 guard = ConnectionGuard(port, Limits())
                 with monkeypatch.context() as patch:
                     patch.setattr("os.dup", _raise_too_many)
-                    assert list(guard._accepted_connections()) == []
-                ends = [end for _, end in guard._accepted_connections()]
+                    assert list(guard._list_accepted_connections()) == []
+                ends = [end for _, end in guard._list_accepted_connections()]
                 assert Endpoint("127.0.0.1", client.getsockname()[1]) in ends
 
     def test_stream_without_a_thread_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,10 +316,10 @@ class TestConnection:
         carrier = AwaitingCarrier("gpu/0", "npu/0", "", deadlines=Deadlines())
         carrier._receiver = Mock()
         first, second = (StreamRequest("run", "npu/0", "gpu/0", "c", number) for number in (0, 1))
-        carrier.take(first, lane := Lane())
-        carrier.take(second, Lane())
+        carrier.accept_stream(first, lane := Lane())
+        carrier.accept_stream(second, Lane())
         with pytest.raises(TransportError, match="no longer exists"):
-            carrier.take(second, Lane())
+            carrier.accept_stream(second, Lane())
         assert not lane.over
 
     def test_abrupt_end_of_a_further_lane_ends_the_connection(self) -> None:

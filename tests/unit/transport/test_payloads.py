@@ -148,27 +148,27 @@ KEYS = st.builds(
 
 @given(KEYS)
 def test_key_round_trips_through_its_header(key: Key) -> None:
-    assert Roster(WORKERS).key(Roster(reversed(WORKERS)).header(key)) == key
+    assert Roster(WORKERS).read_key(Roster(reversed(WORKERS)).build_header(key)) == key
 
 
 @given(KEYS, KEYS)
 def test_different_keys_have_different_headers(one: Key, other: Key) -> None:
     roster = Roster(WORKERS)
-    assert (roster.header(one) == roster.header(other)) == (one == other)
+    assert (roster.build_header(one) == roster.build_header(other)) == (one == other)
 
 
 def test_value_and_gradient_of_a_boundary_differ_in_direction() -> None:
     roster = Roster(WORKERS)
     ways = {}
     for kind in ("forward", "backward"):
-        header = roster.header(Key(kind, 0, 0, 0, 0, 0, "gpu/0", "npu/0"))
+        header = roster.build_header(Key(kind, 0, 0, 0, 0, 0, "gpu/0", "npu/0"))
         ways[kind] = header.kind, header.direction
     assert ways == {"forward": (Kind.BOUNDARY, Direction.FORWARD), "backward": (Kind.BOUNDARY, Direction.BACKWARD)}
 
 
 def test_unknown_workers_are_refused() -> None:
     with pytest.raises(LocalProtocolError, match="tpu/0"):
-        Roster(WORKERS).header(Key("scalar", 0, 0, 0, -1, 0, "tpu/0", "npu/0"))
-    header = Roster(WORKERS).header(Key("scalar", 0, 0, 0, -1, 0, "gpu/0", "npu/0"))
+        Roster(WORKERS).build_header(Key("scalar", 0, 0, 0, -1, 0, "tpu/0", "npu/0"))
+    header = Roster(WORKERS).build_header(Key("scalar", 0, 0, 0, -1, 0, "gpu/0", "npu/0"))
     with pytest.raises(RemoteProtocolError, match="does not exist"):
-        Roster(WORKERS).key(header._replace(source=3))
+        Roster(WORKERS).read_key(header._replace(source=3))

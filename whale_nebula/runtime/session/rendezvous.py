@@ -56,7 +56,7 @@ def join_links(attachment: Attachment, expected: Expected, config: Config) -> Jo
         listen=attachment.listen,
         gateway=attachment.gateway,
         credentials=None if security is None else Credentials.of(security),
-        everyone=attachment.everyone,
+        all_workers=attachment.everyone,
         epoch=attachment.epoch,
         counts=attachment.counts,
         absent=absent,

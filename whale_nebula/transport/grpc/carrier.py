@@ -66,7 +66,7 @@ class GrpcCarrier(ABC):
         with self._link_lock:
             if self._connection is not None:
                 self._trouble, self._refusal, self._was_connected = "", None, True
-                self._connection.met = True
+                self._connection.was_greeted = True
                 self._connection.opened.set()
 
     def drop(self, why: str) -> None:
@@ -196,7 +196,7 @@ class AwaitingCarrier(GrpcCarrier):
         self._was_open = False
         self._trouble = "it has not connected yet"
 
-    def take(self, request: StreamRequest, lane: Lane) -> FrameHandler:
+    def accept_stream(self, request: StreamRequest, lane: Lane) -> FrameHandler:
         """Accept an incoming stream, whose dialler was authenticated as the other worker."""
         if self._closed or self._receiver is None:
             raise TransportError(f"worker '{self.here}' is {'closing its link' if self._closed else 'not ready yet'}")

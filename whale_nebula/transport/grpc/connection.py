@@ -49,7 +49,7 @@ class Lane:
         self.ended_gracefully = False  # the other side has ended it, and all its frames were received
         self.finished = False  # this side has ended it, and all its frames have left
         self.on_end: Callable[[str], None] = lambda why: None
-        self.begin: Callable[[], object] = lambda: None  # waits until frames may be read
+        self.wait_to_read: Callable[[], object] = lambda: None  # waits until frames may be read
         self._abort: Callable[[str], None] = lambda why: None  # no effect until a stream is attached
         self._frame: bytes | None = None
         self._finishing = False
@@ -70,11 +70,11 @@ class Lane:
     def send(self, frame: bytes) -> bool:
         """Queue one frame, waiting for room; False if the stream has ended."""
         with self.room:
-            self.room.wait_for(lambda: self.free or self.over or self._finishing)
+            self.room.wait_for(lambda: self.has_room or self.over or self._finishing)
             return self.put(frame)
 
     @property
-    def free(self) -> bool:
+    def has_room(self) -> bool:
         """Whether there is room for a frame. The caller holds the lock."""
         return self._frame is None and not self.over and not self._finishing
 
@@ -108,7 +108,7 @@ class Lane:
         """Pass on all received frames, in this thread, until the stream ends; returns the reason of its end."""
         ended = False
         try:
-            self.begin()
+            self.wait_to_read()
             for frame in incoming:
                 if self.over:
                     break
@@ -188,7 +188,7 @@ class Connection:
         self.room = Room()
         self.adopted = threading.Event()
         self.opened = threading.Event()
-        self.met = False  # whether the greeting was ever completed
+        self.was_greeted = False  # whether the greeting was ever completed
         self.closing = False
         self._lanes: dict[int, Lane] = {}
         self._over = threading.Event()
@@ -232,14 +232,14 @@ class Connection:
         """Block reading of a lane until the link is notified of the connection and, above lane 0, until the greeting is
         complete.
         """
-        lane.begin = (self.opened if number else self.adopted).wait
+        lane.wait_to_read = (self.opened if number else self.adopted).wait
 
     def send(self, frame: bytes) -> bool:
         """Queue one frame, once a lane has room for it; False if the connection is lost."""
         with self.room:
             while not (self.over or self.closing):
                 for lane in list(self._lanes.values())[: 1 if len(frame) < _SMALL_BYTES else None]:
-                    if lane.free:
+                    if lane.has_room:
                         return lane.put(frame)
                 self.room.wait()
             return False

@@ -41,11 +41,11 @@ class Target(NamedTuple):
     gateway: bool = False
 
     @classmethod
-    def of(
-        cls, run: str, who: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False
+    def for_peer(
+        cls, run: str, name: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False
     ) -> Target:
-        """The target of worker or gateway `who` ("gpu/0", "gpu/gateway") at an address."""
-        return cls(address, None if current is None else Identity.of_worker(run, who), current, gateway)
+        """The target of worker or gateway `name` ("gpu/0", "gpu/gateway") at an address."""
+        return cls(address, None if current is None else Identity.of_worker(run, name), current, gateway)
 
     def diagnose(self) -> NebulaError | None:
         """The reason why no stream can be opened to the address; None if a retry may succeed."""
@@ -207,7 +207,7 @@ class DiallingCarrier(GrpcCarrier):
                     check_live(current().trust, lane.certified_peer)
                 except IdentityError as error:
                     connection.end(error.what)
-        return connection.met
+        return connection.was_greeted
 
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> tuple[Lane, int]:
         request = StreamRequest(self._run_id, self.here, self.there, connection.name, number)

@@ -64,7 +64,7 @@ class TokenBucket:
             return True
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether it is full, so that it need not be kept."""
         with self._lock:
             return self._tokens + (self._now() - self._updated_at) * self._rate >= self._burst
@@ -92,7 +92,7 @@ class Buckets:
         """Take a token for a name; returns the name of the bucket that counts it, and whether it had a token left."""
         with self._lock:
             if name not in self._buckets and len(self._buckets) >= self._most:
-                self._buckets = {name: bucket for name, bucket in self._buckets.items() if not bucket.full}
+                self._buckets = {name: bucket for name, bucket in self._buckets.items() if not bucket.is_full}
                 name = name if len(self._buckets) < self._most else "others"
             if name not in self._buckets:
                 self._buckets[name] = TokenBucket(self._burst, self._rate, now=self._now)
@@ -227,7 +227,7 @@ class ConnectionGuard:
 
     def _close_surplus(self, now: float) -> int:
         """Close surplus connections; returns the number of those without a stream."""
-        files = dict(self._accepted_connections())
+        files = dict(self._list_accepted_connections())
         with self._lock:
             idle = {end: self._idle_since.get(end, now) for end in files.values() if not self._streams[end]}
             known = frozenset(self._sources)
@@ -238,7 +238,7 @@ class ConnectionGuard:
         self._idle_since = {end: since for end, since in idle.items() if end not in surplus}
         return len(idle)
 
-    def _accepted_connections(self) -> Iterable[tuple[int, Endpoint]]:
+    def _list_accepted_connections(self) -> Iterable[tuple[int, Endpoint]]:
         known: dict[tuple[int, int], Endpoint | None] = {}
         for name in os.listdir(_FILES):
             with contextlib.suppress(OSError):

@@ -33,7 +33,7 @@ class Place:
 
     `peers` has each other worker's address, or None if it has none; `listen` is this worker's own. With a `gateway`
     (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is encrypted or
-    authenticated. `everyone` are all workers of the run, as frames and gateways number them, if there are more than
+    authenticated. `all_workers` are all workers of the run, as frames and gateways number them, if there are more than
     `peers` and `here`. `epoch` is the number of restarts of the run, as known to this worker. In elastic runs, `counts`
     are the numbers of workers of the clusters, and `absent` the addresses of workers without which the run continues
     and that may join.
@@ -49,7 +49,7 @@ class Place:
     listen: str | None = None
     gateway: str | None = None
     credentials: Credentials | None = None
-    everyone: tuple[str, ...] = ()
+    all_workers: tuple[str, ...] = ()
     epoch: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
@@ -57,13 +57,13 @@ class Place:
     @property
     def workers(self) -> tuple[str, ...]:
         """All workers of the run."""
-        return self.everyone or (*self.peers, self.here)
+        return self.all_workers or (*self.peers, self.here)
 
     def uses_gateway(self, there: str) -> bool:
         """Whether frames to a worker go through the gateways."""
         return self.gateway is not None and cluster_of(there) != cluster_of(self.here)
 
-    def address(self, there: str) -> str | None:
+    def find_address(self, there: str) -> str | None:
         """The address at which a worker listens."""
         return self.absent[there] if there in self.absent else self.peers[there]
 
@@ -73,7 +73,7 @@ class Place:
         """
         if self.uses_gateway(there):
             return True
-        if self.address(there) is None:
+        if self.find_address(there) is None:
             if self.listen is None:
                 raise _no_route_error(self.here, there)
             return False
@@ -101,17 +101,17 @@ class GrpcLinks:
         self._place = place
         self._deadlines = deadlines or Deadlines()
         self._current = CurrentCredentials(place.credentials) if place.credentials else None
-        self._awaited: dict[str, AwaitingCarrier] = {}
+        self._awaiting_carriers: dict[str, AwaitingCarrier] = {}
         _keep_freed_memory()
-        carriers = {there: self._carrier(there) for there in sorted({**place.peers, **place.absent})}
+        carriers = {there: self._make_carrier(there) for there in sorted({**place.peers, **place.absent})}
         options = {"expect": expect, "budget": budget, "announce": announce, "waiters": Waiters()}
 
-        self._listener = self._listen()  # first: once a peer is connected, both ports are open
+        self._listener = self._start_listener()  # first: once a peer is connected, both ports are open
         self.address = self._listener.address if self._listener else None
         self._versions = dict(versions or {})
-        self.links = {there: self._link(carriers[there], options) for there in sorted(place.peers)}
-        unawaited = {**options, "announce": lambda wait: None, "arrive": arrive}
-        self._absent_links = [self._link(carriers[there], unawaited) for there in sorted(place.absent)]
+        self.links = {there: self._make_link(carriers[there], options) for there in sorted(place.peers)}
+        absent_options = {**options, "announce": lambda wait: None, "arrive": arrive}
+        self._absent_links = [self._make_link(carriers[there], absent_options) for there in sorted(place.absent)]
 
     def close(self) -> None:
         """Close all links together, each gracefully, and then the port."""
@@ -123,7 +123,7 @@ class GrpcLinks:
         if self._listener is not None:
             self._listener.stop()
 
-    def _link(self, carrier: Carrier, options: dict[str, Any]) -> PeerLink:
+    def _make_link(self, carrier: Carrier, options: dict[str, Any]) -> PeerLink:
         place, absent = self._place, carrier.there in self._place.absent
         return PeerLink(
             carrier,
@@ -143,22 +143,24 @@ class GrpcLinks:
             **options,
         )
 
-    def _carrier(self, there: str) -> Carrier:
+    def _make_carrier(self, there: str) -> Carrier:
         place = self._place
         if place.dials(there):
-            return DiallingCarrier(place.run, place.here, there, self._target(there), deadlines=self._deadlines)
-        self._awaited[there] = AwaitingCarrier(place.here, there, place.address(there) or "", deadlines=self._deadlines)
-        return self._awaited[there]
+            return DiallingCarrier(place.run, place.here, there, self._make_target(there), deadlines=self._deadlines)
+        self._awaiting_carriers[there] = AwaitingCarrier(
+            place.here, there, place.find_address(there) or "", deadlines=self._deadlines
+        )
+        return self._awaiting_carriers[there]
 
-    def _target(self, there: str) -> Target:
+    def _make_target(self, there: str) -> Target:
         gateway = self._place.gateway if self._place.uses_gateway(there) else None
         name = f"{cluster_of(self._place.here)}/gateway" if gateway else there
-        address = gateway or self._place.address(there)
+        address = gateway or self._place.find_address(there)
         if address is None:
             raise _no_route_error(self._place.here, there)
-        return Target.of(self._place.run, name, address, self._current, gateway=gateway is not None)
+        return Target.for_peer(self._place.run, name, address, self._current, gateway=gateway is not None)
 
-    def _listen(self) -> Listener | None:
+    def _start_listener(self) -> Listener | None:
         if self._place.listen is None:
             return None
         listener = Listener(
@@ -167,7 +169,7 @@ class GrpcLinks:
             self._accept,
             deadlines=self._deadlines,
             connections=count_lanes()
-            * len(self._awaited),  # no more than needed by the peers: strangers would use the rest
+            * len(self._awaiting_carriers),  # no more than needed by the peers: strangers would use the rest
         )
         listener.start()
         return listener
@@ -180,7 +182,7 @@ class GrpcLinks:
                 why=f"'{request.source}' tries to connect to '{request.destination}' of run '{request.run}'",
                 mend="compare the addresses in the clusters' configs, and stop remaining processes of earlier runs",
             )
-        carrier = self._awaited.get(request.source)
+        carrier = self._awaiting_carriers.get(request.source)
         if carrier is None:
             raise IdentityError(f"worker '{self._place.here}' does not expect '{request.source}'")
         if self._current is not None:  # the link checks continuously that the certificate stays valid
@@ -188,7 +190,7 @@ class GrpcLinks:
             identity = Identity.of_worker(request.run, request.source)
             certified_peer = credentials.trust.check(dialler.certificate, identity, whose=request.source)
             check_call(certified_peer.identity, Call.OPEN_PAIR, credentials.identity)
-        return carrier.take(request, lane)
+        return carrier.accept_stream(request, lane)
 
 
 def _keep_freed_memory() -> None:

@@ -56,9 +56,9 @@ def make_server_options(deadlines: Deadlines, connections: int) -> Options:
         ("grpc.so_reuseport", 0),  # a second process that binds the port must fail, not share it
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.server_handshake_timeout_ms", _milliseconds(_HANDSHAKE_SECONDS)),
+        ("grpc.server_handshake_timeout_ms", _to_milliseconds(_HANDSHAKE_SECONDS)),
         ("grpc.max_allowed_incoming_connections", find_max_connections(connections)),
-        ("grpc.max_connection_idle_ms", _milliseconds(_IDLE_SECONDS)),
+        ("grpc.max_connection_idle_ms", _to_milliseconds(_IDLE_SECONDS)),
         ("grpc.max_concurrent_streams", _STREAMS),
     ]
 
@@ -96,15 +96,15 @@ def _make_options(keepalive: float, answer: float) -> Options:
         ("grpc.max_send_message_length", FRAME_CAP),
         ("grpc.max_receive_message_length", FRAME_CAP),
         ("grpc.http2.bdp_probe", 1),
-        ("grpc.keepalive_time_ms", _milliseconds(keepalive)),
-        ("grpc.keepalive_timeout_ms", _milliseconds(answer)),
-        ("grpc.http2.ping_timeout_ms", _milliseconds(answer)),  # without it a frozen peer is undetected for a minute
+        ("grpc.keepalive_time_ms", _to_milliseconds(keepalive)),
+        ("grpc.keepalive_timeout_ms", _to_milliseconds(answer)),
+        ("grpc.http2.ping_timeout_ms", _to_milliseconds(answer)),  # without it a frozen peer is undetected for a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
-def _milliseconds(seconds: float) -> int:
+def _to_milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
@@ -118,12 +118,12 @@ def make_server_credentials(current: CurrentCredentials) -> Any:
         if found is used:
             return None
         used = found
-        return _configuration(found)
+        return _make_configuration(found)
 
-    return grpc.dynamic_ssl_server_credentials(_configuration(used), fetch, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(_make_configuration(used), fetch, require_client_authentication=True)
 
 
-def _configuration(credentials: Credentials) -> Any:
+def _make_configuration(credentials: Credentials) -> Any:
     pair = (credentials.key_pem, credentials.cert_pem)
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.ca_pem)
 
