@@ -34,7 +34,7 @@ class SimulatedThread:
         self.name = name
         self.worker = worker
         self.acting = worker  # the worker whose code it runs now
-        self.held: list[Lock] = []
+        self.held_locks: list[Lock] = []
         self.until: float | None = None
         self.waits = 0  # number of waits
         self.blocked = False
@@ -92,7 +92,7 @@ class Scheduler:
         for thread in self._threads:
             if thread.worker == worker:
                 self._awaited.discard(thread)
-                for lock in list(thread.held):
+                for lock in list(thread.held_locks):
                     lock.drop()
         if not self._awaited:
             self.is_over = True
@@ -193,7 +193,7 @@ class Scheduler:
         except BaseException as error:
             self.unexpected_errors.append((thread.name, error))
         thread.done = True
-        for lock in list(thread.held):
+        for lock in list(thread.held_locks):
             lock.drop()
         self._awaited.discard(thread)
         self.is_over = self.is_over or not self._awaited
@@ -260,7 +260,7 @@ class Lock:
                 self._waiting.append(current_thread)
                 scheduler.block()
             self._owner = current_thread
-            current_thread.held.append(self)
+            current_thread.held_locks.append(self)
         self._depth += 1
         return True
 
@@ -274,7 +274,7 @@ class Lock:
         depth, owner = self._depth, self._owner
         self._owner, self._depth = None, 0
         if owner is not None:
-            owner.held.remove(self)
+            owner.held_locks.remove(self)
         waiting, self._waiting = self._waiting, []
         for thread in waiting:
             self._scheduler.wake(thread)

@@ -162,7 +162,7 @@ class TestViolations:
 
 def test_failure_prints_the_command_that_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--case", "seed=1 faults=npu/0:update.begun=kill@2"]) == 0
-    said = capsys.readouterr().out
-    assert "npu/0: 1 steps, killed at" in said and "worker 'npu/0' is gone" in said
+    output = capsys.readouterr().out
+    assert "npu/0: 1 steps, killed at" in output and "worker 'npu/0' is gone" in output
     result = simulate(Case.parse("seed=1"))
     assert describe_failure(result).splitlines()[1].strip() == f"python -m tests.soak.simulated --case '{result.case}'"

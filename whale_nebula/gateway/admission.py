@@ -267,11 +267,11 @@ def count_connections(settings: GatewaySettings) -> int:
     """The maximum number of connections: the total of all callers' streams, so that no caller can exhaust it."""
     own = Identity.of_worker(settings.run, f"{settings.cluster}/0")
     gateways = [Identity(settings.run, cluster, GATEWAY) for cluster in settings.gateways]
-    of_own, of_gateways = (
+    own_streams, gateway_streams = (
         find_max_streams(count_pairs(settings, own)),
         [find_max_streams(count_pairs(settings, each)) for each in gateways],
     )
-    return settings.count_workers(settings.cluster) * of_own + sum(of_gateways) + 4 * len(gateways)
+    return settings.count_workers(settings.cluster) * own_streams + sum(gateway_streams) + 4 * len(gateways)
 
 
 # ---------------------------------------------------------------------- bytes of accounts by day

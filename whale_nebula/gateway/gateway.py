@@ -79,8 +79,8 @@ class Gateway:
         self._gracefully_ended: set[str] = set()  # our workers whose last stream was ended gracefully
         self.journal = Journal(AuditLog(settings.audit, settings.identity, self._current, on_head=self._send_head))
         current = self._current
-        kept = KeptHeads(settings.heads_path, lambda: current().trust) if current else None
-        self._routes = {name: self._make_route(name, kept, announce) for name in settings.gateways}
+        stored_heads = KeptHeads(settings.heads_path, lambda: current().trust) if current else None
+        self._routes = {name: self._make_route(name, stored_heads, announce) for name in settings.gateways}
         self._liveness = Liveness(
             {name: where for name, where in settings.workers.items() if cluster_of(name) == settings.cluster},
             self._is_active,
@@ -326,9 +326,9 @@ class Gateway:
             settings.listen, paths, lambda who, error: self.journal.note_refused(who, "the public port", error)
         )
 
-    def _make_route(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Route:
+    def _make_route(self, cluster: str, stored_heads: KeptHeads | None, announce: Announce) -> Route:
         control = ControlStreams(
-            Identity(self.settings.run, cluster, GATEWAY), kept, self._handle_lost_remote_worker, self._note
+            Identity(self.settings.run, cluster, GATEWAY), stored_heads, self._handle_lost_remote_worker, self._note
         )
         events = self.journal, self._end_pair
         return Route(

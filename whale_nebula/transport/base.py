@@ -243,16 +243,16 @@ def failed_error(there: str, reason: object) -> NebulaError:
     A failure that concerns several workers (they differ, or another one is lost) has the same text at each of them. The
     text comes from the other worker: it is escaped and truncated, and its advice is marked as that worker's.
     """
-    given = reason if isinstance(reason, Mapping) else {}
-    escaped = {part: escape_foreign_text(given[part]) for part in ("code", "what", "where") if given.get(part)}
+    fields = reason if isinstance(reason, Mapping) else {}
+    escaped = {part: escape_foreign_text(fields[part]) for part in ("code", "what", "where") if fields.get(part)}
     common = next((kind for kind in _SHARED_ERRORS if kind.code == escaped.get("code")), None)
     what = escaped.get("what", "no reason given")
-    mends = escape_foreign_text(given.get("mend") or "", lines=True).splitlines()[:_MAX_MEND_LINES]
+    mend_lines = escape_foreign_text(fields.get("mend") or "", lines=True).splitlines()[:_MAX_MEND_LINES]
     error = (common or RemoteFailureError)(
         what if common else f"worker '{there}' failed: {what}",
         where=escaped.get("where"),
-        why=escape_foreign_text(" ".join(str(given.get("why") or "").split())),
-        mend="\n".join(f"worker '{there}' suggests: {line}" for line in mends),
+        why=escape_foreign_text(" ".join(str(fields.get("why") or "").split())),
+        mend="\n".join(f"worker '{there}' suggests: {line}" for line in mend_lines),
     )
     if isinstance(error, RemoteFailureError):
         error.cause = escaped.get("code", "")

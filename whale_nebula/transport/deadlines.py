@@ -87,8 +87,8 @@ class Meter:
         self._bytes += size
         elapsed = now - self._since
         if elapsed >= _SPAN_SECONDS:
-            seen = self._bytes / elapsed
-            self.rate = seen if self.rate is None else (self.rate + seen) / 2
+            measured_rate = self._bytes / elapsed
+            self.rate = measured_rate if self.rate is None else (self.rate + measured_rate) / 2
             self._since, self._bytes = now, 0
         if not more:
             self._since = None

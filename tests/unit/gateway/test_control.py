@@ -31,11 +31,14 @@ def files() -> Iterator[dict[str, Files]]:
 class ControlSide:
     """The control streams of one gateway, with the lost workers that it handled and its records."""
 
-    def __init__(self, there: Identity, kept: KeptHeads | None = None) -> None:
+    def __init__(self, there: Identity, stored_heads: KeptHeads | None = None) -> None:
         self.lost_workers: list[tuple[str, str]] = []
         self.records: list[dict[str, Any]] = []
         self.control = ControlStreams(
-            there, kept, lambda *told: self.lost_workers.append(told), lambda action, **said: self.records.append(said)
+            there,
+            stored_heads,
+            lambda *lost: self.lost_workers.append(lost),
+            lambda action, **fields: self.records.append(fields),
         )
         self.lane = self.add_stream()
 
@@ -127,9 +130,9 @@ class TestLostWorkers:
         assert control.decode_control(gpu.next(lane))["worker"] == "gpu/1"
 
     def test_notice_about_a_worker_of_another_cluster_is_refused(self, make_side: Callable[..., ControlSide]) -> None:
-        said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
+        message = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
         with pytest.raises(RemoteProtocolError, match="which is not its worker"):
-            make_side(GPU).control.receive(control.encode_control(said))
+            make_side(GPU).control.receive(control.encode_control(message))
 
 
 class TestRateLimits:
@@ -167,13 +170,13 @@ class TestRateLimits:
 
 class TestInvalidMessages:
     @pytest.mark.parametrize(
-        "said", [{"kind": "STOP"}, {"kind": "GONE"}, {"kind": "HEAD", "head": 1}, {"kind": "KEPT", "seq": "1"}]
+        "message", [{"kind": "STOP"}, {"kind": "GONE"}, {"kind": "HEAD", "head": 1}, {"kind": "KEPT", "seq": "1"}]
     )
     def test_unknown_or_invalid_message_is_refused(
-        self, make_side: Callable[..., ControlSide], said: dict[str, Any]
+        self, make_side: Callable[..., ControlSide], message: dict[str, Any]
     ) -> None:
         with pytest.raises(RemoteProtocolError, match="unknown message between gateways"):
-            make_side(GPU).control.receive(control.encode_control(said))
+            make_side(GPU).control.receive(control.encode_control(message))
 
     @pytest.mark.parametrize(
         "frame",

@@ -164,13 +164,13 @@ def test_links_logins_and_data_share_one_port(service_gateway: ServiceGateway) -
 
 # ---------------------------------------------------------------------- invalid connections and attacks
 def test_unsupported_first_message_is_refused_and_recorded(service_gateway: ServiceGateway) -> None:
-    for name, (data, said) in REFUSED_SAMPLE.items():
+    for name, (data, words) in REFUSED_SAMPLE.items():
         with service_gateway.dial() as line:
             line.sendall(data)
             answer = line.recv(100)
             assert line.recv(100) == b"", name
         assert answer[:6] == bytes([21, 3, 3, 0, 2, 2]) and answer[6] in (50, 120), name
-        wait_until(lambda said=said: service_gateway.has_refusal(said))
+        wait_until(lambda words=words: service_gateway.has_refusal(words))
     assert service_gateway.log_in()["account"] == "ana"
 
 
@@ -227,16 +227,16 @@ def test_link_frames_over_service_protocols_are_refused(service_gateway: Service
 
 def test_login_over_the_link_protocol_is_refused(service_gateway: ServiceGateway) -> None:
     body = json.dumps({"account": "ana", "kind": "password", "secret": PASSPHRASE, "requests": []}).encode()
-    asked = f"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    login_request = f"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     with contextlib.suppress(OSError), service_gateway.open_tls("h2") as line:
-        line.sendall(asked)
+        line.sendall(login_request)
         assert line.recv(1000) == b""
     assert service_gateway.list_logins() == []
 
 
 def test_replayed_login_is_refused(service_gateway: ServiceGateway) -> None:
     """Also with another protocol written into its first message."""
-    said: list[bytes] = []
+    recorded_parts: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def relay() -> None:
@@ -252,7 +252,7 @@ def test_replayed_login_is_refused(service_gateway: ServiceGateway) -> None:
                 thread.start()
                 with contextlib.suppress(OSError):
                     while part := here.recv(1 << 14):
-                        said.append(part)
+                        recorded_parts.append(part)
                         there.sendall(part)
                 with contextlib.suppress(OSError):
                     there.shutdown(socket.SHUT_WR)
@@ -263,7 +263,7 @@ def test_replayed_login_is_refused(service_gateway: ServiceGateway) -> None:
         service_gateway.login._replace(port=listening.getsockname()[1]).log_in(Asked("ana", PASSWORD, PASSPHRASE, []))
         thread.join(TIMEOUT_SECONDS)
     assert len(service_gateway.list_logins()) == 1
-    whole = b"".join(said)
+    whole = b"".join(recorded_parts)
     for data in (whole, whole.replace(LOGIN.encode(), LOGIN.encode()[:-1] + b"9")):
         with service_gateway.dial() as line, contextlib.suppress(OSError):
             line.sendall(data)
@@ -403,10 +403,10 @@ def test_connections_are_limited_by_open_files(
     service_gateway: ServiceGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = service_gateway.network.gateways["gpu"]
-    held = gateway._listener._front
-    assert isinstance(held, front.Front)
-    assert held._max_connections <= options.find_max_connections(gateway._listener._connections)
-    monkeypatch.setattr(held, "_max_connections", len(held._pipes) + 2)
+    public_port = gateway._listener._front
+    assert isinstance(public_port, front.Front)
+    assert public_port._max_connections <= options.find_max_connections(gateway._listener._connections)
+    monkeypatch.setattr(public_port, "_max_connections", len(public_port._pipes) + 2)
     lines = [service_gateway.dial() for _ in range(5)]
     closed = 0
     for line in lines[2:]:
@@ -415,7 +415,7 @@ def test_connections_are_limited_by_open_files(
     assert closed == 3
     for line in lines[:2]:
         line.close()
-    wait_until(lambda: not held._pending)
+    wait_until(lambda: not public_port._pending)
     assert service_gateway.log_in()["account"] == "ana"
 
 
@@ -436,8 +436,8 @@ def test_missing_service_is_reported(service_gateway: ServiceGateway, files: dic
                 other.has_refusal("no service for logins is running: No such file") and other.has_refusal("for data")
             )
         )
-        held = network.gateways["gpu"]._listener._front
-        held._services = {}  # type: ignore[union-attr]
+        public_port = network.gateways["gpu"]._listener._front
+        public_port._services = {}  # type: ignore[union-attr]
         with pytest.raises(AccountError, match=r"the gateway at .* has no logins behind it"):
             other.log_in()
 
@@ -507,21 +507,21 @@ def test_protocols_of_an_openssl_client_are_read(protocols: list[str], newest_ve
 @pytest.mark.parametrize("parts", [1, 2, 8])
 def test_partial_client_hello_reports_the_missing_bytes(parts: int) -> None:
     """So that the message is not parsed again before that number has arrived."""
-    data, asked = split_record(make_hello("h2"), parts), []
+    data, requested_sizes = split_record(make_hello("h2"), parts), []
     size = 0
     while isinstance(found := read_hello(data[:size]), int):
         assert found > size
-        asked.append(found)
+        requested_sizes.append(found)
         size = found
-    assert (found, size, len(asked)) == (("h2",), len(data), 2 * parts)
+    assert (found, size, len(requested_sizes)) == (("h2",), len(data), 2 * parts)
 
 
 @pytest.mark.parametrize("case", INVALID_HELLOS.values(), ids=INVALID_HELLOS)
 def test_invalid_client_hello_is_refused(case: tuple[bytes, str]) -> None:
-    data, said = case
+    data, words = case
     with pytest.raises(NebulaError) as caught:
         read_hello(data)
-    assert said in f"{caught.value.what}: {caught.value.why}"
+    assert words in f"{caught.value.what}: {caught.value.why}"
 
 
 @given(st.binary(max_size=64), st.integers(0, 300), st.integers(0, 64), st.integers(1, 8))

@@ -197,8 +197,8 @@ class TestDisconnection:
         with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone: its gateway reports") as caught:
             network.link().receive(make_key(0, NPU, GPU), TIMEOUT_SECONDS)
         assert "refused twice" in str(caught.value)
-        [gone] = list_actions(network.settings_by_cluster["npu"], "gone")
-        assert (gone["object"], gone["state"]) == (NPU, "dead")
+        [lost_record] = list_actions(network.settings_by_cluster["npu"], "gone")
+        assert (lost_record["object"], lost_record["state"]) == (NPU, "dead")
 
     def test_restarted_workers_connect_without_stored_errors(
         self, start_network: Callable[..., GatewayNetwork]
@@ -255,12 +255,12 @@ class TestReports:
             )
         )
         wait_until(lambda: not any(thread.name.startswith("nebula-liveness") for thread in threading.enumerate()))
-        said = [
+        recorded_actions = [
             each["action"]
             for one in CLUSTERS
             for each in list_actions(network.settings_by_cluster[one], "gone", "final", "left")
         ]
-        assert said == ["left"] * 2
+        assert recorded_actions == ["left"] * 2
 
 
 class TestRefusals:
@@ -311,14 +311,14 @@ class TestRefusals:
         home.issue(GPU, "gpu/7", "gpu/gateway", "npu/gateway")
         names = (GPU, "gpu/7", *ALL[2:])
         network = start_network(files={name: Files.under(home.folder, home.identity(name)) for name in names}, dials=())
-        held = home.of("gpu/7")
-        revoke(home.folder, home.authority, [held.serial], "a test")
+        revoked_credentials = home.of("gpu/7")
+        revoke(home.folder, home.authority, [revoked_credentials.serial], "a test")
         for number in range(30):
             request = StreamRequest(
                 RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}"
             )  # another text each time
             with pytest.raises(IdentityError, match="was revoked"):
-                open_stream(network, held, request)
+                open_stream(network, revoked_credentials, request)
         network.gateways["gpu"].stop("a test")
         refused = list_actions(network.settings_by_cluster["gpu"], "refuse")
         assert len(refused) < 15 and sum(each["times"] for each in refused) == 30
@@ -509,8 +509,8 @@ class TestShutdown:
         dials.join(TIMEOUT_SECONDS)
         with pytest.raises(TransportError, match="is stopping"):
             gateway.journal.note_opened(pair, half)
-        said = [(each["action"], each.get("connection")) for each in read_records(network.settings_by_cluster["gpu"])]
-        assert said.index(("end", "00112233aabbccdd")) < said.index(("end", None))
+        ends = [(each["action"], each.get("connection")) for each in read_records(network.settings_by_cluster["gpu"])]
+        assert ends.index(("end", "00112233aabbccdd")) < ends.index(("end", None))
         assert not [each for each in caplog.messages if "the audit log is closed" in each]
 
     def test_every_opened_stream_has_an_end_record(self, start_network: Callable[..., GatewayNetwork]) -> None:

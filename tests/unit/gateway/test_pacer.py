@@ -92,10 +92,10 @@ def test_backlogged_flows_get_equal_shares_of_bytes(flows: list[list[int]]) -> N
     def add(flow: int) -> None:
         frame = QueuedFrame(next(sizes[flow]), condition)
         flow_by_turn[id(frame)] = flow
-        kept.append(frame)
+        queued.append(frame)
         queue.add((flow,), frame)
 
-    kept: list[QueuedFrame] = []
+    queued: list[QueuedFrame] = []
     for flow in range(len(flows)):
         add(flow)
         add(flow)

@@ -495,11 +495,11 @@ REFUSED_FRAMES: dict[str, tuple[Inspection, bytes, bool, str]] = {
 }
 
 
-@pytest.mark.parametrize(("inspection", "data", "outward", "said"), REFUSED_FRAMES.values(), ids=REFUSED_FRAMES)
+@pytest.mark.parametrize(("inspection", "data", "outward", "words"), REFUSED_FRAMES.values(), ids=REFUSED_FRAMES)
 def test_frame_of_another_pair_or_size_is_refused(
-    inspection: Inspection, data: bytes, outward: bool, said: str
+    inspection: Inspection, data: bytes, outward: bool, words: str
 ) -> None:
-    with pytest.raises(RemoteProtocolError, match=said):
+    with pytest.raises(RemoteProtocolError, match=words):
         inspection.check(data, outward=outward)
 
 

@@ -153,16 +153,21 @@ class TestSurplus:
     def test_surplus_leaves_limits_satisfied(self, idle: dict[Endpoint, float]) -> None:
         limits = Limits(total=10, address=4, seconds=30.0)
         surplus = find_surplus(idle, 50.0, limits)
-        kept = idle.keys() - set(surplus)
+        remaining = idle.keys() - set(surplus)
         fresh = {end for end in idle if idle[end] >= 20.0}
 
         def largest(ends: set[Endpoint]) -> int:
             sources = Counter(end.host.replace("8::2", "8::1") for end in ends)  # one host may own a /64
             return max(sources.values(), default=0)
 
-        assert len(surplus) == len(set(surplus)) and len(kept) <= 10 and largest(kept) <= 4 and kept <= fresh
+        assert (
+            len(surplus) == len(set(surplus))
+            and len(remaining) <= 10
+            and largest(remaining) <= 4
+            and remaining <= fresh
+        )
         if len(fresh) <= 10 and largest(fresh) <= 4:
-            assert kept == fresh
+            assert remaining == fresh
 
     def test_single_connection_survives_a_flood_from_another_address(self) -> None:
         good, flood = Endpoint("10.0.0.1", 1), {Endpoint("10.0.0.9", port): float(port) for port in range(1000)}

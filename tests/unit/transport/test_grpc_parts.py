@@ -113,9 +113,9 @@ class TestKnock:
         ],
     )
     def test_invalid_metadata_is_refused(self, key: str, value: str, words: str) -> None:
-        said = {**dict(REQUEST.metadata()), f"nebula-{key}": value}
+        metadata = {**dict(REQUEST.metadata()), f"nebula-{key}": value}
         with pytest.raises(RemoteProtocolError, match=words):
-            StreamRequest.from_metadata(said.items())
+            StreamRequest.from_metadata(metadata.items())
 
     def test_missing_metadata_is_refused(self) -> None:
         with pytest.raises(RemoteProtocolError, match="unsupported protocol version"):
@@ -354,13 +354,13 @@ class TestConnection:
 class TestOptions:
     def test_window_sizes_are_left_to_the_bandwidth_probe(self) -> None:
         for channel_options in (options.make_client_options(Deadlines()), options.make_server_options(Deadlines(), 4)):
-            said = dict(channel_options)
-            assert said["grpc.http2.bdp_probe"] == 1
-            assert not [name for name in said if "window" in name or "lookahead" in name]
+            chosen_options = dict(channel_options)
+            assert chosen_options["grpc.http2.bdp_probe"] == 1
+            assert not [name for name in chosen_options if "window" in name or "lookahead" in name]
 
     def test_keepalive_detects_silence_in_time(self) -> None:
-        said = dict(options.make_client_options(Deadlines(silence=8.0)))
-        assert int(said["grpc.keepalive_time_ms"]) + int(said["grpc.http2.ping_timeout_ms"]) < 8000
+        chosen_options = dict(options.make_client_options(Deadlines(silence=8.0)))
+        assert int(chosen_options["grpc.keepalive_time_ms"]) + int(chosen_options["grpc.http2.ping_timeout_ms"]) < 8000
         assert (
             int(dict(options.make_server_options(Deadlines(), 1))["grpc.http2.min_recv_ping_interval_without_data_ms"])
             < 3000

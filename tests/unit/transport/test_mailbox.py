@@ -209,7 +209,9 @@ class TestWindow:
             mailbox.put(each, np.zeros(self.SIZE, np.uint8))
         return keys
 
-    def test_mailbox_flows_until_the_window_is_full(self, bounded_mailbox: Mailbox, flow_changes: list[bool]) -> None:
+    def test_mailbox_accepts_data_until_the_window_is_full(
+        self, bounded_mailbox: Mailbox, flow_changes: list[bool]
+    ) -> None:
         first, *_ = self.fill(bounded_mailbox, 2)
         assert bounded_mailbox.accepts_data
         self.fill(bounded_mailbox, 3, step=1)
@@ -233,7 +235,7 @@ class TestWindow:
             bounded_mailbox.take(make_key(slot, 1), 0.0)
         assert bounded_mailbox.unrequested_bytes == 0
 
-    def test_mailbox_flows_during_a_wait(self, bounded_mailbox: Mailbox, flow_changes: list[bool]) -> None:
+    def test_mailbox_accepts_data_during_a_wait(self, bounded_mailbox: Mailbox, flow_changes: list[bool]) -> None:
         self.fill(bounded_mailbox, 3)
         flow_states: list[bool] = []
         bounded_mailbox._clock.wait = lambda condition, seconds: (
@@ -252,13 +254,13 @@ class TestWindow:
         bounded_mailbox.take_message("SESSION", 0.0)
         assert (bounded_mailbox.unrequested_bytes, bounded_mailbox.accepts_data) == (0, True)
 
-    def test_closed_mailbox_flows_and_stores_nothing(self, bounded_mailbox: Mailbox) -> None:
+    def test_closed_mailbox_accepts_and_drops_data(self, bounded_mailbox: Mailbox) -> None:
         self.fill(bounded_mailbox, 3)
         bounded_mailbox.close(lambda: LinkClosedError("closed"))
-        held = bounded_mailbox.unrequested_bytes
+        held_before = bounded_mailbox.unrequested_bytes
         self.fill(bounded_mailbox, 3, step=1)
         bounded_mailbox.put_message({"kind": "SESSION"}, size=1000)
-        assert bounded_mailbox.accepts_data and bounded_mailbox.unrequested_bytes == held
+        assert bounded_mailbox.accepts_data and bounded_mailbox.unrequested_bytes == held_before
 
     @pytest.mark.parametrize("kind", ["control", "round"])
     def test_unrequested_values_without_a_step_are_bounded(self, bounded_mailbox: Mailbox, kind: str) -> None:
