@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
-from tests.unit.security.made import GATE, GPU, Home, self_signed
+from tests.unit.security.authorities import GATE, GPU, Home, write_self_signed
 from whale_nebula.cli import audit
 from whale_nebula.errors import NebulaError
 from whale_nebula.security import Prover, Trust, chain, files, issue
@@ -127,7 +127,7 @@ class Certificates:
     def __init__(self, folder: Path) -> None:
         home = Home.at(folder / "certs")
         ours = home.credentials(GATE)
-        alone = self_signed(folder / "alone", GPU).cert.read_bytes()
+        alone = write_self_signed(folder / "alone", GPU).cert.read_bytes()
         found = [home.certificate(), home.authority.certificate, x509.load_pem_x509_certificate(alone)]
         self.good = [each.public_bytes(serialization.Encoding.DER) for each in (*found, *of_other_kinds())]
         self.trust, self.prover = ours.trust, Prover(ours)

@@ -42,12 +42,12 @@ def read(site: Site) -> Site:  # noqa: F811
     asked = site.owner.grants.ask("ana", "corpus", "a study")
     site.owner.grants.decide(asked.number, GRANTED, 7, "she may", "olga")
     digest = hashlib.sha256(SCRIPT).hexdigest()
-    site.rows("ana", program=digest)
-    site.rows("ana", program="cd" * 32)
+    site.read_rows("ana", program=digest)
+    site.read_rows("ana", program="cd" * 32)
     certify(site.owner, "bob", site.tmp / "of-bob", index=1)
     for _ in range(2):
         with contextlib.suppress(AccessError):
-            site.rows("bob")
+            site.read_rows("bob")
     site.guard.log.head()
     code = {"__main__": digest}, {"python": "3"}
     approval.save(site.tmp / "approvals", site.owner.signs, "train.py", code, {}, by="olga", why="reviewed")
@@ -152,7 +152,7 @@ def test_attack_the_report_by_somebody_else(read: Site, capsys: Capture, more: d
         read.owner.registry.set_state(account, DISABLED)
     code, out, err = run(command, capsys)
     assert (code, out) == (1, "") and "may not read the audit report" in err and said in err
-    assert (read.log[-1]["object"], read.log[-1]["decision"]) == ("the audit report", "deny")
+    assert (read.access_records[-1]["object"], read.log[-1]["decision"]) == ("the audit report", "deny")
     assert "report" not in {each["action"] for each in read.owner.registry.list_events()}
 
 
@@ -162,7 +162,10 @@ def test_attack_certificates_that_are_for_something_else(read: Site, capsys: Cap
         auditor = open_remote(f"127.0.0.1:{read.port}", read.tmp / "of-eva", None, "gpu", role="auditor")
         with auditor._open() as opened, pytest.raises(AccessError, match="valid only for the audit report"):
             opened.ask(ask)
-    with read.reads("ana")._open() as opened, pytest.raises(AccessError, match="ana may not read the audit report"):
+    with (
+        read.open_reader("ana")._open() as opened,
+        pytest.raises(AccessError, match="ana may not read the audit report"),
+    ):
         opened.ask({"ask": "report", "since": "2026-01-01", "until": "2027-01-01"})
     code, _, err = run(f"--at 127.0.0.1:{read.port} --cluster gpu --folder {read.tmp}/of-ana", capsys)
     assert (code, "--role auditor" in err) == (1, True), "who has no such certificate is told how to get one"

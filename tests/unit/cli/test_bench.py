@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.made import Home
+from tests.unit.security.authorities import Home
 from tests.unit.transport.crossing import free_address
 from whale_nebula.cli import arguments, bench
 from whale_nebula.cli import bench as bench_ends

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.made import Home, self_signed
+from tests.unit.security.authorities import Home, write_self_signed
 from tests.unit.transport.crossing import QUICK, free_address
 from whale_nebula.cli import doctor
 from whale_nebula.cli import doctor_cluster as network
@@ -221,9 +221,9 @@ class TestCertificates:
     @pytest.mark.parametrize(
         ("make", "found"),
         [
-            (lambda home: home.outside_its_dates(NPU, files.now() - timedelta(days=3)), "expired"),
-            (lambda home: home.outside_its_dates(NPU, files.now() + timedelta(hours=2)), "not valid"),
-            (lambda home: self_signed(home.folder / "own", NPU), "self-signed"),
+            (lambda home: home.one_day_files(NPU, files.now() - timedelta(days=3)), "expired"),
+            (lambda home: home.one_day_files(NPU, files.now() + timedelta(hours=2)), "not valid"),
+            (lambda home: write_self_signed(home.folder / "own", NPU), "self-signed"),
             (lambda home: home.files(GPU), "this process is npu/0, but its certificate is for gpu/0"),
         ],
         ids=["expired", "this host's clock is behind", "self-signed", "somebody else's"],

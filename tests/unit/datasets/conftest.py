@@ -25,7 +25,7 @@ from whale_nebula.security.allowance import UNLIMITED
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.authority import Authority
 
-PLAIN: dict[str, Any] = {
+INTERFACE: dict[str, Any] = {
     "name": "corpus",
     "source": {"csv": "*.csv", "columns": {"age": "int64", "name": "string"}},
     "transform": [{"select": ["age"]}],
@@ -48,7 +48,7 @@ class Owner:
         return Grants(self.registry)
 
     def publish(self, **more: Any) -> None:
-        self.grants.publish(parse_interface(Place({**PLAIN, **more})), self.home / "files")
+        self.grants.publish(parse_interface(Place({**INTERFACE, **more})), self.home / "files")
 
     def grant(self, account: str, dataset: str = "corpus", purpose: str = "study", days: float = 7) -> Permission:
         return self.grants.decide(self.grants.ask(account, dataset, purpose).number, GRANTED, days)
@@ -98,21 +98,23 @@ class Site:
     port: int
     tmp: Path
 
-    def reads(self, account: str, **more: Any) -> Remote:
+    def open_reader(self, account: str, **more: Any) -> Remote:
         folder = self.tmp / f"of-{account}"
         if not folder.exists():
             certify(self.owner, account, folder)
         said = Reader("", "", **{"run": "run-1", "program": "ab" * 32, "versions": "keras 3", **more})
         return replace(open_remote(f"127.0.0.1:{self.port}", folder, "mt", "gpu", said), sleep=lambda seconds: None)
 
-    def rows(self, account: str, batch: int = 25, seed: int | None = None, number: int = 0, **more: Any) -> list[int]:
-        remote = self.reads(account, **more)
+    def read_rows(
+        self, account: str, batch: int = 25, seed: int | None = None, number: int = 0, **more: Any
+    ) -> list[int]:
+        remote = self.open_reader(account, **more)
         about = remote.describe("corpus")
         found = remote.read(Wish("corpus", seed, number, 0, about.count, batch), about)
         return [int(age) for columns in found for age in columns["age"]]
 
     @property
-    def log(self) -> list[dict[str, Any]]:
+    def access_records(self) -> list[dict[str, Any]]:
         lines = self.guard.log.path.read_text("ascii").splitlines()
         return [said for said in map(json.loads, lines) if said["action"] == "read"]
 

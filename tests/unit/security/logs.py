@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from tests.unit.security.made import GATE, RUN
+from tests.unit.security.authorities import GATE, RUN
 from whale_nebula.security import Credentials
 from whale_nebula.security.audit import AuditLog, Head
 
@@ -28,5 +28,5 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def sealed(path: Path) -> list[bytes]:
+def read_lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines()

@@ -16,7 +16,7 @@ VALUES = st.recursive(
 RECORDS = st.lists(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_size=4), min_size=1, max_size=6)
 
 
-def lines(records: list[dict]) -> list[bytes]:
+def chain_records(records: list[dict]) -> list[bytes]:
     made, link = [], START
     for record in records:
         line, link = forge(link, record)
@@ -24,15 +24,15 @@ def lines(records: list[dict]) -> list[bytes]:
     return made
 
 
-def walk(given_lines: list[bytes]) -> Link:
+def follow_lines(given_lines: list[bytes]) -> Link:
     return follow_all(given_lines, START)
 
 
 @settings(max_examples=40)
 @given(RECORDS)
-def test_what_is_forged_is_followed_and_is_one_line(records: list[dict]) -> None:
-    made = lines(records)
-    assert walk(made).seq == len(records) - 1
+def test_chained_records_can_be_followed_and_are_single_lines(records: list[dict]) -> None:
+    made = chain_records(records)
+    assert follow_lines(made).seq == len(records) - 1
     assert all(b"\n" not in line and line.isascii() for line in made)
     assert [{**record, "seq": 0, "prev": ""} for record in records] == [
         {**json.loads(line), "seq": 0, "prev": ""} for line in made
@@ -41,26 +41,26 @@ def test_what_is_forged_is_followed_and_is_one_line(records: list[dict]) -> None
 
 @settings(max_examples=60)
 @given(RECORDS, st.data())
-def test_any_byte_that_is_changed_is_seen(records: list[dict], data: st.DataObject) -> None:
-    made = lines(records)
-    made.append(forge(walk(made), {"action": "end"})[0])
+def test_any_changed_byte_is_detected(records: list[dict], data: st.DataObject) -> None:
+    made = chain_records(records)
+    made.append(forge(follow_lines(made), {"action": "end"})[0])
     which = data.draw(st.integers(0, len(made) - 2))
     where = data.draw(st.integers(0, len(made[which]) - 1))
     other = data.draw(st.integers(0, 255).filter(lambda byte: byte not in (made[which][where], 10)))
     made[which] = made[which][:where] + bytes([other]) + made[which][where + 1 :]
     with pytest.raises(BrokenError):
-        walk(made)
+        follow_lines(made)
 
 
 @settings(max_examples=40)
 @given(RECORDS, st.data())
-def test_any_line_that_is_moved_lost_or_doubled_is_seen(records: list[dict], data: st.DataObject) -> None:
-    made = lines([*records, {"action": "a"}, {"action": "b"}])
+def test_moved_missing_or_duplicated_line_is_detected(records: list[dict], data: st.DataObject) -> None:
+    made = chain_records([*records, {"action": "a"}, {"action": "b"}])
     which = data.draw(st.integers(0, len(made) - 2))
     swapped = [*made[:which], made[which + 1], made[which], *made[which + 2 :]]
     for bad in (swapped, made[:which] + made[which + 1 :], [*made[: which + 1], *made[which:]]):
         with pytest.raises(BrokenError):
-            walk(bad)
+            follow_lines(bad)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_any_line_that_is_moved_lost_or_doubled_is_seen(records: list[dict], dat
         b"\xff\xfe",
     ],
 )
-def test_there_is_one_way_to_write_a_record(line: bytes) -> None:
+def test_noncanonical_record_is_not_parsed(line: bytes) -> None:
     assert parse(line) is None
 
 
-def test_why_a_line_does_not_follow_is_said() -> None:
-    first, second = lines([{"action": "a"}, {"action": "b"}])
+def test_error_states_why_a_line_does_not_continue_the_chain() -> None:
+    first, second = chain_records([{"action": "a"}, {"action": "b"}])
     _, link = follow(first, START)
     for line, before, why in [
         (second, START, "number 1"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from tests.unit.security.made import DAY, GPU, NPU, Home
+from tests.unit.security.authorities import DAY, GPU, NPU, Home
 from whale_nebula.config.schema import Security
 from whale_nebula.errors import CredentialsError, IdentityError, WrongAuthorityError, WrongNameError
 from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, authority, files, issue

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from tests.unit.security.made import DAY, GPU, NPU, Home, self_signed
+from tests.unit.security.authorities import DAY, GPU, NPU, Home, write_self_signed
 from whale_nebula.errors import (
     ExpiredError,
     IdentityError,
@@ -126,10 +126,10 @@ def revoked(place: Place) -> Files:
 SHOWN: dict[str, tuple[Callable[[Place, Path], Files | None], type[TransportError], str]] = {
     # what a server shows who should be gpu/0, the error, and words of it
     "another authority": (lambda place, _: place.other.files(GPU), WrongAuthorityError, ""),
-    "itself": (lambda _, folder: self_signed(folder, GPU), SelfSignedError, "self-signed"),
-    "ended": (lambda place, _: place.home.outside_its_dates(GPU, files.now() - 3 * DAY), ExpiredError, "has expired"),
+    "itself": (lambda _, folder: write_self_signed(folder, GPU), SelfSignedError, "self-signed"),
+    "ended": (lambda place, _: place.home.one_day_files(GPU, files.now() - 3 * DAY), ExpiredError, "has expired"),
     "not begun": (
-        lambda place, _: place.home.outside_its_dates(GPU, files.now() + 3 * DAY),
+        lambda place, _: place.home.one_day_files(GPU, files.now() + 3 * DAY),
         ExpiredError,
         "not valid",
     ),
@@ -172,7 +172,7 @@ class TestTheOtherEnd:
 class TestThisSide:
     def test_expired_is_told_before_anything_is_dialled(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         now = files.now()
-        paths = place.home.outside_its_dates(GPU, now - 3 * DAY)
+        paths = place.home.one_day_files(GPU, now - 3 * DAY)
         with monkeypatch.context() as patch:
             patch.setattr(files, "now", lambda: now - 2.5 * DAY)
             held = Credentials.of(paths)
@@ -230,9 +230,9 @@ class TestWhatGrpcSays:
     def test_what_a_client_is_told(self, place: Place, tmp_path: Path) -> None:
         now = files.now()
         bad = {
-            ExpiredError: place.home.outside_its_dates(GPU, now - 3 * DAY),
+            ExpiredError: place.home.one_day_files(GPU, now - 3 * DAY),
             WrongAuthorityError: Home.at(tmp_path / "third").files(GPU),
-            SelfSignedError: self_signed(tmp_path / "self", GPU),
+            SelfSignedError: write_self_signed(tmp_path / "self", GPU),
         }
         for kind, paths in bad.items():
             with grpc_server(paths, place.home.folder / "ca.pem") as address:
@@ -244,9 +244,9 @@ class TestWhatGrpcSays:
         clients: dict[type[IdentityError], Files | bytes | None] = {
             NoCertificateError: None,
             PlaintextError: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-            ExpiredError: place.home.outside_its_dates(GPU, now - 3 * DAY),
+            ExpiredError: place.home.one_day_files(GPU, now - 3 * DAY),
             WrongAuthorityError: place.other.files(Identity("mt", "i")),
-            SelfSignedError: self_signed(tmp_path / "self", GPU),
+            SelfSignedError: write_self_signed(tmp_path / "self", GPU),
         }
         with talkative_server(good, tmp_path / "log") as address:
             for shown in clients.values():

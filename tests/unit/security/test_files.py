@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.made import GPU
+from tests.unit.security.authorities import GPU
 from whale_nebula.config import Security
 from whale_nebula.errors import CredentialsError
 from whale_nebula.security import Files, files

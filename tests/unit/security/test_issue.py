@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.made import DAY, GATE, GPU, NPU, RUN, Home
+from tests.unit.security.authorities import DAY, GATE, GPU, NPU, RUN, Home
 from whale_nebula.config import load
 from whale_nebula.errors import CredentialsError, ExpiredError, IdentityError, RevokedError
 from whale_nebula.security import Credentials, Files, Identity, authority, ephemeral, files, issue, trust

@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from tests.unit.security.made import DAY, GPU, NPU, RUN
+from tests.unit.security.authorities import DAY, GPU, NPU, RUN
 from whale_nebula.errors import CredentialsError, IdentityError, RevokedError, WrongNameError
 from whale_nebula.security import Credentials, Identity, Trust, authority, files, issue, owners, trust
 from whale_nebula.security.authority import Authority

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.made import GPU, Home, put
+from tests.unit.security.authorities import GPU, Home, write_credentials
 from whale_nebula.cli.checkpoints import main
 from whale_nebula.errors import AccountError, CredentialsError
 from whale_nebula.security import Files, authority, files
@@ -110,7 +110,7 @@ def log_in(home: Home, account: str, certs: Path, days: float = 1.0) -> Tenant:
     key, now = authority.make_key(), files.now() - timedelta(days=2)
     signs, until = home.authority, now + timedelta(days=2 + days)
     made = authority.process_certificate(GPU, key.public_key(), signs.certificate, signs.key, until, now, account)
-    put(Files.under(certs, GPU), made, authority.key_bytes(key), home.folder)
+    write_credentials(Files.under(certs, GPU), made, authority.key_bytes(key), home.folder)
     for each in ("ca.pem", "revoked.json"):
         shutil.copy(home.folder / each, certs)
     found = Tenant.of(files.peer(made))

@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.fuzz import credentials
-from tests.unit.security.made import DAY, GPU, NPU, RUN, self_signed
+from tests.unit.security.authorities import DAY, GPU, NPU, RUN, write_self_signed
 from whale_nebula.errors import (
     CredentialsError,
     ExpiredError,
@@ -56,7 +56,7 @@ def test_it_holds_what_the_design_says() -> None:
 
 def test_one_that_signed_itself_is_told_from_that(tmp_path: Path) -> None:
     with pytest.raises(SelfSignedError):
-        TRUST.check(self_signed(tmp_path, GPU).cert.read_bytes())
+        TRUST.check(write_self_signed(tmp_path, GPU).cert.read_bytes())
 
 
 def test_dates() -> None:

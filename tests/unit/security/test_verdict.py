@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.logs import read, sealed, write
-from tests.unit.security.made import GATE, OTHER_GATE, RUN, Home
+from tests.unit.security.authorities import GATE, OTHER_GATE, RUN, Home
+from tests.unit.security.logs import read, read_lines, write
 from whale_nebula.errors import AuditError, IdentityError
 from whale_nebula.security import Credentials, Identity, Trust, audit, chain, issue
 from whale_nebula.security.audit import Head, KeptHeads, pieces, read_heads
@@ -66,7 +66,7 @@ def test_attacks_are_found(tmp_path: Path, gate: Credentials, attack: str) -> No
     act, bad, needs_heads = ATTACKS[attack]
     path = tmp_path / "audit.jsonl"
     heads = write(path, gate)
-    lines = sealed(path)
+    lines = read_lines(path)
     path.write_bytes(b"".join(line + b"\n" for line in act(lines)))
     found = [verify(path), verify(path, heads, gate.trust)]
     assert found[0].ok == needs_heads
@@ -80,7 +80,7 @@ def test_attacks_are_found(tmp_path: Path, gate: Credentials, attack: str) -> No
 def test_a_log_without_heads_is_none_of_a_gateway(tmp_path: Path, gate: Credentials, count: int) -> None:
     path = tmp_path / "audit.jsonl"
     write(path, gate, count)
-    path.write_bytes(b"".join(line + b"\n" for line in without_heads(sealed(path))))
+    path.write_bytes(b"".join(line + b"\n" for line in without_heads(read_lines(path))))
     verdict = verify(path, trust=gate.trust)
     assert (verdict.bad, verdict.closed, "rewritten" in verdict.why) == (0, False, True)
     assert not verify(path).closed
@@ -94,7 +94,7 @@ def test_heads_are_left_out_from_some_record_on(tmp_path: Path, gate: Credential
         b"".join(
             line + b"\n"
             for line in forge_again(
-                sealed(path), lambda number, said: None if number > kept and said["action"] == "head" else said
+                read_lines(path), lambda number, said: None if number > kept and said["action"] == "head" else said
             )
         )
     )
@@ -268,7 +268,7 @@ def test_a_head_that_is_odd_is_named_by_its_record(tmp_path: Path, gate: Credent
     path = tmp_path / "audit.jsonl"
     heads = write(path, gate, 5)
     made = forge_again(
-        sealed(path),
+        read_lines(path),
         lambda _, said: {**said, "head": {**said["head"], **change}} if said["action"] == "head" else said,
     )
     path.write_bytes(b"\n".join(made) + b"\n")

@@ -49,17 +49,17 @@ class Home:
             identity, public, signs.certificate, signs.key, moment + timedelta(days=days), moment
         )
 
-    def outside_its_dates(self, identity: Identity, begin: datetime) -> Files:
+    def one_day_files(self, identity: Identity, begin: datetime) -> Files:
         """Files with a certificate of one day, whenever it begins."""
         paths = Files.under(self.folder / "odd", identity)
         signs, key = self.authority, authority.make_key()
         made = authority.process_certificate(
             identity, key.public_key(), signs.certificate, signs.key, begin + DAY, begin
         )
-        return put(paths, made, authority.key_bytes(key), self.folder)
+        return write_credentials(paths, made, authority.key_bytes(key), self.folder)
 
 
-def self_signed(folder: Path, identity: Identity) -> Files:
+def write_self_signed(folder: Path, identity: Identity) -> Files:
     """Files with a certificate that names the right process, and that its own key signed."""
     key, now = authority.make_key(), files.now()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
@@ -75,10 +75,10 @@ def self_signed(folder: Path, identity: Identity) -> Files:
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return put(Files.under(folder, identity), made, authority.key_bytes(key), folder)
+    return write_credentials(Files.under(folder, identity), made, authority.key_bytes(key), folder)
 
 
-def put(paths: Files, made: x509.Certificate, key_pem: bytes, ca_folder: Path) -> Files:
+def write_credentials(paths: Files, made: x509.Certificate, key_pem: bytes, ca_folder: Path) -> Files:
     paths.cert.parent.mkdir(parents=True, exist_ok=True)
     files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
     files.write(paths.key, key_pem, files.SECRET)
