@@ -64,10 +64,10 @@ def modify_database(folder: Path, query: str) -> None:
 
 def restore_file_after(folder: Path, act: Callable[[], object]) -> None:
     """Let something happen, and put the file back as it was before."""
-    kept = folder / "kept.db"
-    shutil.copy(folder / FILE, kept)
+    copy = folder / "kept.db"
+    shutil.copy(folder / FILE, copy)
     act()
-    shutil.move(kept, folder / FILE)
+    shutil.move(copy, folder / FILE)
 
 
 EXTERNAL_CHANGES = {
@@ -192,7 +192,7 @@ def test_empty_registry_file_is_new_or_missing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "message"),
     [
         (lambda r: r.add("Ana"), "is not a valid account name"),
         (lambda r: r.add("../ana"), "is not a valid account name"),
@@ -206,10 +206,10 @@ def test_empty_registry_file_is_new_or_missing(folder: Path) -> None:
     ],
 )
 def test_refused_account_change_leaves_registry_unchanged(
-    act: Callable[[Registry], object], said: str, registry: Registry
+    act: Callable[[Registry], object], message: str, registry: Registry
 ) -> None:
     before = registry.list_accounts(), len(registry.list_events())
-    with pytest.raises(AccountError, match=said):
+    with pytest.raises(AccountError, match=message):
         act(registry)
     assert (registry.list_accounts(), len(registry.list_events())) == before
 
@@ -250,10 +250,10 @@ REFUSED_LOGINS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("prepare", "given", "reason"), REFUSED_LOGINS.values(), ids=REFUSED_LOGINS)
+@pytest.mark.parametrize(("prepare", "attempt", "reason"), REFUSED_LOGINS.values(), ids=REFUSED_LOGINS)
 def test_refused_login_reveals_no_reason_by_text_or_work(
     prepare: Callable[[Registry, Clock], str | None],
-    given: tuple[str, str, str],
+    attempt: tuple[str, str, str],
     reason: str,
     registry: Registry,
     folder: Path,
@@ -263,27 +263,27 @@ def test_refused_login_reveals_no_reason_by_text_or_work(
     """The text is the same, and so is the work: one password is hashed and, of passwords, one change signed and
     written, whatever is wrong.
     """
-    made, hashed = prepare(registry, clock), []
+    prepared, hashed = prepare(registry, clock), []
 
     def number() -> int:
         with sqlite3.connect(folder / FILE) as database:
             return int(database.execute("select value from about where name = 'number'").fetchone()[0])
 
-    begun = number()
+    first_number = number()
     scrypt = hashlib.scrypt
     monkeypatch.setattr(hashlib, "scrypt", lambda *args, **kwargs: (hashed.append(1), scrypt(*args, **kwargs))[1])
-    name, kind, secret = given
-    with pytest.raises(LoginError) as refused:
-        registry.log_in(name, kind, str(made) if secret == "last" else secret)
-    assert str(refused.value) == str(refuse_login()) and reason in refused.value.reason
-    assert len(hashed) == 1 and number() - begun == (kind == PASSWORD)
+    name, kind, secret = attempt
+    with pytest.raises(LoginError) as caught:
+        registry.log_in(name, kind, str(prepared) if secret == "last" else secret)
+    assert str(caught.value) == str(refuse_login()) and reason in caught.value.reason
+    assert len(hashed) == 1 and number() - first_number == (kind == PASSWORD)
 
 
 def test_repeated_login_failures_lock_account_exponentially(registry: Registry, clock: Clock) -> None:
     def fail() -> str:
-        with pytest.raises(LoginError) as refused:
+        with pytest.raises(LoginError) as caught:
             registry.log_in("ana", PASSWORD, "wrong")
-        return refused.value.reason
+        return caught.value.reason
 
     token = registry.make_secret("ana", TOKEN, 1)
     assert [fail() for _ in range(5)] == ["wrong password"] * 5

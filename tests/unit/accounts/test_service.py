@@ -63,9 +63,9 @@ class Site:
         return owners.request(self.host / host, identity).path.read_text()
 
     def ask(self, *identities: Identity, host: str = "host", **more: Any) -> Any:
-        given = {"account": "ana", "kind": PASSWORD, "secret": GOOD, **more}
-        asked = Asked(requests=[self.request(each, host) for each in identities], **given)
-        return self.service.log_in(asked)
+        fields = {"account": "ana", "kind": PASSWORD, "secret": GOOD, **more}
+        request = Asked(requests=[self.request(each, host) for each in identities], **fields)
+        return self.service.log_in(request)
 
     @property
     def service(self) -> Service:
@@ -95,33 +95,33 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     registry.close()
 
 
-def worker_identity(index: int, cluster: str = "gpu", role: str = WORKER, run: str = RUN) -> Identity:
+def identify(index: int, cluster: str = "gpu", role: str = WORKER, run: str = RUN) -> Identity:
     return Identity(run, cluster, role, index)
 
 
 def test_login_issues_certificates_of_the_account_without_keys(site: Site) -> None:
-    answer = site.ask(worker_identity(0), worker_identity(1), hours=3)
-    found = [site.trust().check(pem, worker_identity(number)) for number, pem in enumerate(answer["certificates"])]
+    answer = site.ask(identify(0), identify(1), hours=3)
+    found = [site.trust().check(pem, identify(number)) for number, pem in enumerate(answer["certificates"])]
     assert {each.account for each in found} == {"ana"} and answer["role"] == "trainer"
     assert all(each.key == files.peer(each.certificate).key for each in found)
     assert not [*site.desk.folder.glob("gpu-worker-*.key")] and not [*site.desk.folder.glob("gpu-worker-*.pem")]
     assert [each.account for each in site.desk.registry.certificates()] == ["ana", "ana"]
     assert (site.last["action"], site.last["decision"], len(site.last["serials"])) == ("login", "allow", 2)
-    assert site.ask(worker_identity(0))["account"] == "ana"  # again, with the same key
+    assert site.ask(identify(0))["account"] == "ana"  # again, with the same key
     assert GOOD not in json.dumps(site.desk.registry.list_events())
 
 
 def test_login_looks_up_the_token_once(site: Site) -> None:
-    token, said = site.desk.registry.make_secret("ana", TOKEN, 1, Scope(WORKER)), []
-    site.desk.registry.database.set_trace_callback(said.append)
-    site.ask(worker_identity(0), kind=TOKEN, secret=token)
+    token, queries = site.desk.registry.make_secret("ana", TOKEN, 1, Scope(WORKER)), []
+    site.desk.registry.database.set_trace_callback(queries.append)
+    site.ask(identify(0), kind=TOKEN, secret=token)
     site.desk.registry.database.set_trace_callback(None)
-    assert sum(digest_secret(token) in each for each in said) == 1
+    assert sum(digest_secret(token) in each for each in queries) == 1
 
 
 def test_certificate_contains_the_account_limits(site: Site) -> None:
     site.desk.registry.limit("ana", 1, Allowance(memory=4 << 30, disk=1 << 30))
-    found = site.trust().check(site.ask(worker_identity(0))["certificates"][0])
+    found = site.trust().check(site.ask(identify(0))["certificates"][0])
     assert found.allowance == Allowance(memory=4 << 30, disk=1 << 30)
 
     class Later(Allowance):
@@ -131,29 +131,29 @@ def test_certificate_contains_the_account_limits(site: Site) -> None:
             return b'{"stars":1}'
 
     signs, key, now = site.desk.authority, authority.make_key().public_key(), files.now()
-    made = authority.process_certificate(
-        worker_identity(0), key, signs.certificate, signs.key, now + timedelta(days=1), now, "ana", Later(memory=1)
+    certificate = authority.process_certificate(
+        identify(0), key, signs.certificate, signs.key, now + timedelta(days=1), now, "ana", Later(memory=1)
     )
     with pytest.raises(WrongNameError, match="account limits that this version does not know"):
-        site.trust().check(made)
+        site.trust().check(certificate)
 
 
 @pytest.mark.parametrize(
-    ("scope", "wanted", "said"),
+    ("scope", "wanted", "message"),
     [
-        (Scope("worker"), worker_identity(1, role=OPERATOR), "not valid for gpu/operator-1"),
-        (Scope(first=1, last=1), worker_identity(0), "not valid for gpu/0"),
-        (Scope("worker", 1, 1, 2.0), worker_identity(1), "not valid for certificates of 3 hours"),
-        (Scope("worker", 1, 1, 3.0), worker_identity(1), ""),
+        (Scope("worker"), identify(1, role=OPERATOR), "not valid for gpu/operator-1"),
+        (Scope(first=1, last=1), identify(0), "not valid for gpu/0"),
+        (Scope("worker", 1, 1, 2.0), identify(1), "not valid for certificates of 3 hours"),
+        (Scope("worker", 1, 1, 3.0), identify(1), ""),
     ],
     ids=["a role", "a number", "hours", "within"],
 )
-def test_token_is_valid_only_for_its_scope(site: Site, scope: Scope, wanted: Identity, said: str) -> None:
+def test_token_is_valid_only_for_its_scope(site: Site, scope: Scope, wanted: Identity, message: str) -> None:
     site.desk.registry.add("eva", OWNER, 3, GOOD)
     token = site.desk.registry.make_secret("eva", TOKEN, 1, scope)
     by_token = {"account": "eva", "kind": TOKEN, "secret": token, "hours": 3}
-    if said:
-        with pytest.raises(AccountError, match=said):
+    if message:
+        with pytest.raises(AccountError, match=message):
             site.ask(wanted, **by_token)
         assert site.last["decision"] == "deny" and not site.desk.registry.certificates("eva")
         assert site.ask(wanted, account="eva", hours=3)["account"] == "eva"  # by the password it may
@@ -166,24 +166,24 @@ def test_token_is_valid_only_for_its_scope(site: Site, scope: Scope, wanted: Ide
 
 
 def test_later_login_revokes_earlier_certificate(site: Site) -> None:
-    before = site.ask(worker_identity(0))["certificates"][0]
-    after = site.ask(worker_identity(0), host="another")["certificates"][0]
+    before = site.ask(identify(0))["certificates"][0]
+    after = site.ask(identify(0), host="another")["certificates"][0]
     assert site.trust().check(after).account == "ana"
     with pytest.raises(RevokedError, match="a later login of ana"):
         site.trust().check(before)
 
 
 def test_disabling_an_account_revokes_its_certificates(site: Site) -> None:
-    pem = site.ask(worker_identity(0))["certificates"][0]
-    present = site.trust()
+    pem = site.ask(identify(0))["certificates"][0]
+    trust = site.trust()
     site.desk.registry.set_state("ana", DISABLED)
     assert len(site.desk.end_certificates("ana", "account ana was disabled")) == 1
     with pytest.raises(RevokedError, match="account ana was disabled"):
-        present.check(pem)
+        trust.check(pem)
     with pytest.raises(LoginError):
-        site.ask(worker_identity(0))
+        site.ask(identify(0))
     site.desk.registry.add("bob", password=GOOD)  # and its place is free
-    assert site.ask(worker_identity(0), host="bobs", account="bob")["account"] == "bob"
+    assert site.ask(identify(0), host="bobs", account="bob")["account"] == "bob"
 
 
 def run_concurrently(folder: Path, *acts: Callable[[], object]) -> list[NebulaError]:
@@ -210,7 +210,7 @@ def run_concurrently(folder: Path, *acts: Callable[[], object]) -> list[NebulaEr
 def test_two_services_of_one_registry_enforce_the_worker_quota(site: Site) -> None:
     site.desk.registry.add("bob", password=GOOD)
     other = site.desk._replace(registry=Registry(site.desk.folder, site.desk.authority))
-    wanted = [Asked("bob", PASSWORD, GOOD, [site.request(worker_identity(n))]) for n in range(2)]
+    wanted = [Asked("bob", PASSWORD, GOOD, [site.request(identify(n))]) for n in range(2)]
     errors = run_concurrently(
         site.desk.folder, *(partial(d.log_in, w) for d, w in zip([site.desk, other], wanted, strict=True))
     )
@@ -220,28 +220,28 @@ def test_two_services_of_one_registry_enforce_the_worker_quota(site: Site) -> No
 
 
 def test_account_disabled_during_login_gets_no_valid_certificate(site: Site) -> None:
-    asked, present = Asked("ana", PASSWORD, GOOD, [site.request(worker_identity(0))]), site.trust()
+    request, trust = Asked("ana", PASSWORD, GOOD, [site.request(identify(0))]), site.trust()
 
     def disable() -> None:
         site.desk.registry.set_state("ana", DISABLED)
         site.desk.end_certificates("ana", "disabled")
 
-    run_concurrently(site.desk.folder, partial(site.desk.log_in, asked), disable)
+    run_concurrently(site.desk.folder, partial(site.desk.log_in, request), disable)
     assert site.desk.registry.certificates("ana") == []
     for each in issue.list_issued(site.desk.folder):
         if each.account == "ana":
             with pytest.raises(RevokedError):
-                present.check(each.certificate)
+                trust.check(each.certificate)
 
 
 def log_in_other_account(site: Site) -> None:
-    site.ask(worker_identity(0))
+    site.ask(identify(0))
     site.desk.registry.add("bob", password=GOOD)
 
 
 def issue_owner_certificate(site: Site) -> None:
     """The owner has given the place to a host of his own."""
-    issue.issue(site.desk.folder, site.desk.authority, [worker_identity(0)])
+    issue.issue(site.desk.folder, site.desk.authority, [identify(0)])
 
 
 def make_account_with_role(role: str) -> Callable[[Site], None]:
@@ -250,41 +250,41 @@ def make_account_with_role(role: str) -> Callable[[Site], None]:
 
 Refusal = tuple[Callable[[Site], object], dict[str, Any], list[Identity], type[NebulaError], str]
 REFUSED_LOGINS: dict[str, Refusal] = {
-    "a wrong password": (lambda s: None, {"secret": "guess"}, [worker_identity(0)], LoginError, "wrong password"),
-    "an unknown account": (lambda s: None, {"account": "eve"}, [worker_identity(0)], LoginError, "no such account"),
+    "a wrong password": (lambda s: None, {"secret": "guess"}, [identify(0)], LoginError, "wrong password"),
+    "an unknown account": (lambda s: None, {"account": "eve"}, [identify(0)], LoginError, "no such account"),
     "a stolen token that has ended": (
-        lambda s: None, {"kind": TOKEN, "secret": "token-00-old"}, [worker_identity(0)], LoginError, "wrong token"
+        lambda s: None, {"kind": TOKEN, "secret": "token-00-old"}, [identify(0)], LoginError, "wrong token"
     ),
-    "too many workers": (lambda s: None, {}, [worker_identity(n) for n in range(3)], AccountError, "may have 2 at a time"),
+    "too many workers": (lambda s: None, {}, [identify(n) for n in range(3)], AccountError, "may have 2 at a time"),
     "too many in turn": (
-        lambda s: s.ask(worker_identity(0), worker_identity(1)), {}, [worker_identity(2)], AccountError, "may have 2 at a time"
+        lambda s: s.ask(identify(0), identify(1)), {}, [identify(2)], AccountError, "may have 2 at a time"
     ),
-    "another's worker": (log_in_other_account, {"account": "bob"}, [worker_identity(0)], AccountError, "belongs to another account"),
-    "a worker of the owner": (issue_owner_certificate, {}, [worker_identity(0)], AccountError, "already has a certificate"),
-    "a gateway": (lambda s: None, {}, [worker_identity(0, role=GATEWAY)], AccountError, "certificate of a gateway"),
-    "an operator": (lambda s: None, {}, [worker_identity(0, role=OPERATOR)], AccountError, "certificate of an operator"),
-    "an auditor's worker": (make_account_with_role(AUDITOR), {"account": "bob"}, [worker_identity(0)], AccountError, "role auditor"),
-    "an auditor by a trainer": (lambda s: None, {}, [worker_identity(0, role=AUDITOR)], AccountError, "trainer .* auditor"),
+    "another's worker": (log_in_other_account, {"account": "bob"}, [identify(0)], AccountError, "belongs to another account"),
+    "a worker of the owner": (issue_owner_certificate, {}, [identify(0)], AccountError, "already has a certificate"),
+    "a gateway": (lambda s: None, {}, [identify(0, role=GATEWAY)], AccountError, "certificate of a gateway"),
+    "an operator": (lambda s: None, {}, [identify(0, role=OPERATOR)], AccountError, "certificate of an operator"),
+    "an auditor's worker": (make_account_with_role(AUDITOR), {"account": "bob"}, [identify(0)], AccountError, "role auditor"),
+    "an auditor by a trainer": (lambda s: None, {}, [identify(0, role=AUDITOR)], AccountError, "trainer .* auditor"),
     "an auditor by an owner": (
-        make_account_with_role(OWNER), {"account": "bob"}, [worker_identity(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
+        make_account_with_role(OWNER), {"account": "bob"}, [identify(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
     ),
-    "another owner's cluster": (lambda s: None, {}, [worker_identity(0, "npu")], AccountError, ", not npu"),
-    "another run": (lambda s: None, {}, [worker_identity(0, run="other")], AccountError, "not for run 'other'"),
-    "an owner's tenth": (make_account_with_role(OWNER), {"account": "bob"}, [worker_identity(n) for n in range(10)], AccountError, "have 9"),
+    "another owner's cluster": (lambda s: None, {}, [identify(0, "npu")], AccountError, ", not npu"),
+    "another run": (lambda s: None, {}, [identify(0, run="other")], AccountError, "not for run 'other'"),
+    "an owner's tenth": (make_account_with_role(OWNER), {"account": "bob"}, [identify(n) for n in range(10)], AccountError, "have 9"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("refusal", REFUSED_LOGINS.values(), ids=REFUSED_LOGINS)
 def test_unauthorized_login_issues_no_certificate(refusal: Refusal, site: Site) -> None:
-    prepare, given, wanted, kind, said = refusal
+    prepare, fields, wanted, kind, message = refusal
     prepare(site)
     before = len(site.desk.registry.certificates())
-    with pytest.raises(kind) as refused:
-        site.ask(*wanted, host="attacker", **given)
-    assert kind is not LoginError or str(refused.value) == str(refuse_login())
-    assert (site.last["decision"], site.last["account"]) == ("deny", given.get("account", "ana"))
+    with pytest.raises(kind) as caught:
+        site.ask(*wanted, host="attacker", **fields)
+    assert kind is not LoginError or str(caught.value) == str(refuse_login())
+    assert (site.last["decision"], site.last["account"]) == ("deny", fields.get("account", "ana"))
     assert len(site.desk.registry.certificates()) == before
-    assert re.search(said, site.last["reason"] if kind is LoginError else str(refused.value))
+    assert re.search(message, site.last["reason"] if kind is LoginError else str(caught.value))
 
 
 def send_raw(site: Site, data: bytes) -> bytes:
@@ -301,36 +301,36 @@ def send_raw(site: Site, data: bytes) -> bytes:
         return found
 
 
-def make_post_request(body: bytes, length: int | None = None, path: str = "/login") -> bytes:
+def make_post(body: bytes, length: int | None = None, path: str = "/login") -> bytes:
     size = len(body) if length is None else length
     return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 GOOD_REQUEST = {"account": "ana", "kind": "password", "secret": GOOD, "requests": []}
 HOSTILE_REQUESTS = {
-    "no JSON": (make_post_request(b"{"), b"400"),
-    "deep JSON": (make_post_request(b"[" * 100_000), b"400"),
-    "a list": (make_post_request(b"[]"), b"400"),
-    "a field more": (make_post_request(json.dumps({**GOOD_REQUEST, "role": "owner"}).encode()), b"400"),
-    "another type": (make_post_request(json.dumps({**GOOD_REQUEST, "account": {"$ne": 1}}).encode()), b"400"),
-    "a long name": (make_post_request(json.dumps({**GOOD_REQUEST, "account": "a" * 5000}).encode()), b"400"),
-    "years": (make_post_request(json.dumps({**GOOD_REQUEST, "hours": 1e9}).encode()), b"400"),
-    "not a number": (make_post_request(json.dumps({**GOOD_REQUEST, "hours": float("nan")}).encode()), b"400"),
-    "requests that are none": (make_post_request(json.dumps({**GOOD_REQUEST, "requests": ["x"]}).encode()), b"403"),
-    "too many requests": (make_post_request(json.dumps({**GOOD_REQUEST, "requests": ["x"] * 65}).encode()), b"400"),
-    "SQL in a name": (make_post_request(json.dumps({**GOOD_REQUEST, "account": "ana' or '1'='1"}).encode()), b"401"),
-    "half a character": (make_post_request(json.dumps({**GOOD_REQUEST, "account": "\ud800"}).encode()), b"400"),
+    "no JSON": (make_post(b"{"), b"400"),
+    "deep JSON": (make_post(b"[" * 100_000), b"400"),
+    "a list": (make_post(b"[]"), b"400"),
+    "a field more": (make_post(json.dumps({**GOOD_REQUEST, "role": "owner"}).encode()), b"400"),
+    "another type": (make_post(json.dumps({**GOOD_REQUEST, "account": {"$ne": 1}}).encode()), b"400"),
+    "a long name": (make_post(json.dumps({**GOOD_REQUEST, "account": "a" * 5000}).encode()), b"400"),
+    "years": (make_post(json.dumps({**GOOD_REQUEST, "hours": 1e9}).encode()), b"400"),
+    "not a number": (make_post(json.dumps({**GOOD_REQUEST, "hours": float("nan")}).encode()), b"400"),
+    "requests that are none": (make_post(json.dumps({**GOOD_REQUEST, "requests": ["x"]}).encode()), b"403"),
+    "too many requests": (make_post(json.dumps({**GOOD_REQUEST, "requests": ["x"] * 65}).encode()), b"400"),
+    "SQL in a name": (make_post(json.dumps({**GOOD_REQUEST, "account": "ana' or '1'='1"}).encode()), b"401"),
+    "half a character": (make_post(json.dumps({**GOOD_REQUEST, "account": "\ud800"}).encode()), b"400"),
     "half a character in a request": (
-        make_post_request(json.dumps({**GOOD_REQUEST, "requests": ["\udfff"]}).encode()),
+        make_post(json.dumps({**GOOD_REQUEST, "requests": ["\udfff"]}).encode()),
         b"400",
     ),
-    "too large": (make_post_request(b"", 1 << 30), b"413"),
+    "too large": (make_post(b"", 1 << 30), b"413"),
     "a length of many digits": (
-        make_post_request(b"", 10**4200).replace(b"Length: 1", b"Length: 1" + b"0" * 800),
+        make_post(b"", 10**4200).replace(b"Length: 1", b"Length: 1" + b"0" * 800),
         b"413",
     ),
     "no length": (b"POST /login HTTP/1.1\r\nHost: x\r\n\r\n", b"413"),
-    "another path": (make_post_request(b"{}", path="/../certs/ca.key"), b"404"),
+    "another path": (make_post(b"{}", path="/../certs/ca.key"), b"404"),
     "another method": (b"PUT /login HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"501"),
 }
 
@@ -339,14 +339,14 @@ HOSTILE_REQUESTS = {
 def test_hostile_http_request_gets_an_error_status(data: bytes, code: bytes, site: Site) -> None:
     answer = send_raw(site, data)
     assert answer.split()[1:2] == [code] and b"Traceback" not in answer
-    assert site.ask(worker_identity(0))["account"] == "ana"
+    assert site.ask(identify(0))["account"] == "ana"
 
 
 def test_login_rate_limit_answers_429_without_checking(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is computed for him meanwhile."""
     monkeypatch.setattr(service, "_ALL_BURST", 3)
     monkeypatch.setattr(service, "_ALL_RATE", 0.0)
-    guess = make_post_request(json.dumps({**GOOD_REQUEST, "secret": "guess"}).encode())
+    guess = make_post(json.dumps({**GOOD_REQUEST, "secret": "guess"}).encode())
     with serve(site.desk, "gpu", "127.0.0.1", 0) as port:
         codes = [send_raw(replace(site, port=port), guess).split()[1] for _ in range(5)]
     assert codes == [b"401"] * 3 + [b"429"] * 2
@@ -355,11 +355,11 @@ def test_login_rate_limit_answers_429_without_checking(site: Site, monkeypatch: 
 
 def test_impostor_login_service_receives_no_password(site: Site, tmp_path: Path) -> None:
     """It has a certificate of the same name, by an authority of its own; and one of a worker."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     authority.create(tmp_path / "false", Authority.fresh(RUN, {}, bound=["gpu"]))
-    false = authority.load(tmp_path / "false")
-    [other] = issue.issue(tmp_path / "false", false, [worker_identity(0, role=OPERATOR)])
-    [known] = issue.issue(site.desk.folder, site.desk.authority, [worker_identity(5)])
+    impostor = authority.load(tmp_path / "false")
+    [other] = issue.issue(tmp_path / "false", impostor, [identify(0, role=OPERATOR)])
+    [known] = issue.issue(site.desk.folder, site.desk.authority, [identify(5)])
     for paths in (other.files, known.files):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(paths.cert, paths.key)
@@ -369,17 +369,17 @@ def test_impostor_login_service_receives_no_password(site: Site, tmp_path: Path)
                 plain, _ = listening.accept()
                 try:
                     with context.wrap_socket(plain, server_side=True) as secured:
-                        heard.append(secured.recv(4096))
+                        received.append(secured.recv(4096))
                 except OSError:
-                    heard.append(b"")
+                    received.append(b"")
 
             thread = threading.Thread(target=accept)
             thread.start()
-            asked = Asked("ana", PASSWORD, GOOD, [])
+            request = Asked("ana", PASSWORD, GOOD, [])
             with pytest.raises(AccountError, match="did not prove that it is gpu/operator-0"):
-                replace(site, port=listening.getsockname()[1]).service.log_in(asked)
+                replace(site, port=listening.getsockname()[1]).service.log_in(request)
             thread.join(10)
-    assert heard == [b"", b""]
+    assert received == [b"", b""]
 
 
 def test_login_command_writes_worker_credentials(
@@ -389,17 +389,19 @@ def test_login_command_writes_worker_credentials(
     folder.mkdir(0o700)
     secret.touch(0o600)
     secret.write_text(site.desk.registry.make_secret("ana", TOKEN, 1) + "\n")
-    given = ["--cluster", "gpu", "--at", f"127.0.0.1:{site.port}", "--account", "ana", "--folder", str(folder)]
-    assert main([*given, "--token-file", str(secret)]) == 1 and "ca.pem that came with" in capsys.readouterr().err
+    options = ["--cluster", "gpu", "--at", f"127.0.0.1:{site.port}", "--account", "ana", "--folder", str(folder)]
+    assert main([*options, "--token-file", str(secret)]) == 1 and "ca.pem that came with" in capsys.readouterr().err
     (folder / "ca.pem").write_bytes(site.ca)
-    assert main([*given, "--token-file", str(secret), "--count", "2"]) == 0
+    assert main([*options, "--token-file", str(secret), "--count", "2"]) == 0
     assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, valid until ")
-    assert Credentials.of(Files.under(folder, worker_identity(1))).peer.account == "ana"
-    assert main([*given, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
+    assert Credentials.of(Files.under(folder, identify(1))).peer.account == "ana"
+    assert main([*options, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
     assert "gpu-worker-0.pem belongs to account ana, not to bob" in capsys.readouterr().err
     secret.chmod(0o644)
-    assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by other users" in capsys.readouterr().err
-    assert main([*given, "--token-file", str(tmp_path / "gone")]) == 1
+    assert (
+        main([*options, "--token-file", str(secret)]) == 1 and "can be read by other users" in capsys.readouterr().err
+    )
+    assert main([*options, "--token-file", str(tmp_path / "gone")]) == 1
     assert "--token-file FILE: the file that contains the token" in capsys.readouterr().err
 
 
@@ -409,12 +411,12 @@ def test_kept_login_renews_certificates_and_fetches_deny_lists(site: Site, tmp_p
     (folder / "ca.pem").write_bytes(site.ca)
     secret.touch(0o600)
     secret.write_text(site.desk.registry.make_secret("ana", TOKEN, 1))
-    given = Namespace(
+    arguments = Namespace(
         config=None, folder=str(folder), run=None, cluster="gpu", token_file=str(secret), account="ana", json=False
     )
-    login = Login(given, "127.0.0.1", site.port, 4.0, [("gpu", WORKER, 0)])
-    until, begun, path = login.log_in(), files.now(), folder / "gpu-worker-0.pem"
-    [other] = issue.issue(site.desk.folder, site.desk.authority, [worker_identity(7)])
+    login = Login(arguments, "127.0.0.1", site.port, 4.0, [("gpu", WORKER, 0)])
+    until, started, path = login.log_in(), files.now(), folder / "gpu-worker-0.pem"
+    [other] = issue.issue(site.desk.folder, site.desk.authority, [identify(7)])
     first, hours, serials = path.read_bytes(), iter([1.0, 2.0, 3.5, 3.6]), []
 
     def wait(seconds: float) -> bool:
@@ -424,7 +426,7 @@ def test_kept_login_renews_certificates_and_fetches_deny_lists(site: Site, tmp_p
         return len(serials) < 5
 
     def present() -> datetime:
-        return begun + timedelta(hours=next(hours, 3.6)) if serials else begun
+        return started + timedelta(hours=next(hours, 3.6)) if serials else started
 
     assert keep(login, until, wait, present) == DONE
     assert serials[0] and not serials[-1]
@@ -433,7 +435,7 @@ def test_kept_login_renews_certificates_and_fetches_deny_lists(site: Site, tmp_p
         Trust(own, DenyList(folder / files.REVOKED, own)).check(other.peer.certificate)
     site.desk.registry.set_state("ana", DISABLED)
     with pytest.raises(LoginError):
-        keep(login, begun, lambda seconds: True, files.now)
+        keep(login, started, lambda seconds: True, files.now)
 
 
 def test_kept_login_waits_for_an_unreachable_service(
@@ -441,9 +443,9 @@ def test_kept_login_waits_for_an_unreachable_service(
 ) -> None:
     (tmp_path / "own").mkdir(0o700)
     (tmp_path / "own" / "ca.pem").write_bytes(site.ca)
-    given = Namespace(config=None, folder=str(tmp_path / "own"), run=None, cluster="gpu", account="ana", json=False)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    login, left = Login(given, "127.0.0.1", port, 4.0, [("gpu", WORKER, 0)]), iter([True, True, True, False])
-    assert keep(login, files.now() + timedelta(hours=4), lambda seconds: next(left), files.now) == DONE
+    arguments = Namespace(config=None, folder=str(tmp_path / "own"), run=None, cluster="gpu", account="ana", json=False)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    login, answers = Login(arguments, "127.0.0.1", port, 4.0, [("gpu", WORKER, 0)]), iter([True, True, True, False])
+    assert keep(login, files.now() + timedelta(hours=4), lambda seconds: next(answers), files.now) == DONE
     assert capsys.readouterr().err.count("continuing with the existing files") == 1

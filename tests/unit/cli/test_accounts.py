@@ -14,7 +14,7 @@ from whale_nebula.security.authority import Authority
 BROKEN = "\udcff"
 """What a byte on a command line becomes that is not a character."""
 AT = ("--cluster", "gpu", "--at", "127.0.0.1:1")
-WRONG: dict[str, tuple[Sequence[str], int, str]] = {
+INVALID_COMMANDS: dict[str, tuple[Sequence[str], int, str]] = {
     "a name that cannot be written": (("accounts", "show", BROKEN), 1, "unknown account"),
     "a name of another kind": (("accounts", "disable", "Ana"), 1, "unknown account 'Ana'"),
     "a host that cannot be one": (("accounts", "serve", "--listen", f"{BROKEN}:7200"), 78, "the service cannot listen"),
@@ -28,11 +28,11 @@ WRONG: dict[str, tuple[Sequence[str], int, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "status", "said"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_told(
+@pytest.mark.parametrize(("words", "status", "message"), INVALID_COMMANDS.values(), ids=INVALID_COMMANDS)
+def test_invalid_command_line_is_reported(
     words: Sequence[str],
     status: int,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -43,10 +43,10 @@ def test_what_is_wrong_is_told(
         Path(name).mkdir(0o700)
         (Path(name) / "ca.pem").write_bytes(data)
     assert main(words) == status
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_token_says_what_it_is_good_for(
+def test_token_scope_is_validated_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -155,9 +155,9 @@ def test_missing_links_are_free_and_links_object_is_returned_unchanged() -> None
 @given(st.none() | st.integers(1, 10**9), st.integers(0, 10**5), st.integers(0, 99))
 def test_line_survives_text_round_trip(kbit: int | None, ms: int, percent: int) -> None:
     line = Line(None if kbit is None else kbit * 1e3, ms / 1000, percent / 100)
-    again = parse_links(str(line)).default
-    assert again is not None
-    assert (again.rate or 0, again.delay, again.loss) == pytest.approx((line.rate or 0, line.delay, line.loss))
+    parsed = parse_links(str(line)).default
+    assert parsed is not None
+    assert (parsed.rate or 0, parsed.delay, parsed.loss) == pytest.approx((line.rate or 0, line.delay, line.loss))
 
 
 @given(st.text(max_size=12))

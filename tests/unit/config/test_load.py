@@ -105,12 +105,12 @@ def test_config_object_is_returned_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "read"),
+    ("value", "expected"),
     [(3, Restarts(3)), (0, Restarts()), ({"most": 3}, Restarts(3)), ({"most": 2, "wait": "5s"}, Restarts(2, 5.0))],
     ids=str,
 )
-def test_restarts_accepts_a_number_or_a_table(said: Any, read: Restarts) -> None:
-    assert load({"restarts": said}).restarts == read
+def test_restarts_accepts_a_number_or_a_table(value: Any, expected: Restarts) -> None:
+    assert load({"restarts": value}).restarts == expected
 
 
 def test_empty_sections_are_accepted() -> None:
@@ -216,12 +216,12 @@ INVALID_CONFIGS: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "place", "said"), INVALID_CONFIGS)
-def test_config_error_reports_place_and_fix(config: Any, place: str, said: str) -> None:
+@pytest.mark.parametrize(("config", "place", "message"), INVALID_CONFIGS)
+def test_config_error_reports_place_and_fix(config: Any, place: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(config)
     assert caught.value.where == place
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -247,17 +247,17 @@ def test_suggested_fix_is_valid_config(config: Any, mend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"seed": "one"}, "'one' is not an integer from 0 to 4294967295"),
         ({"clusters": {"g": {"workers": [{"address": "h:1", "speed": -1}]}}}, "-1 is not a number of at least 1e-06"),
         ({"inputs": {"x": {"shape": [-1]}}}, "-1 is not an integer of at least 0"),
     ],
 )
-def test_number_error_shows_value_and_bounds(config: Any, said: str) -> None:
+def test_number_error_shows_value_and_bounds(config: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(config)
-    assert caught.value.what == said
+    assert caught.value.what == message
 
 
 def test_error_in_config_file_reports_the_file(write_config: Callable[[str], Path]) -> None:
@@ -287,7 +287,7 @@ def test_error_in_config_file_reports_the_line(write_config: Callable[[str], Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "said"),
+    ("text", "where", "message"),
     [
         ("clusters: {gpu: [", ":1:18", "is not valid YAML"),
         ("run: a\nrun: b\n", ":2", "duplicate key 'run'"),
@@ -299,10 +299,10 @@ def test_error_in_config_file_reports_the_line(write_config: Callable[[str], Pat
     ],
 )
 def test_invalid_yaml_is_refused_with_its_position(
-    write_config: Callable[[str], Path], text: str, where: str, said: str
+    write_config: Callable[[str], Path], text: str, where: str, message: str
 ) -> None:
     path = write_config(text)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         load(path)
     assert caught.value.where == f"{path}{where}"
 
@@ -338,10 +338,10 @@ def test_any_dict_gives_a_config_or_an_error_with_a_fix(config: dict[str, Any]) 
 
 
 def test_data_address_defaults_to_the_gateway() -> None:
-    said = {"gpu": {"folder": "of-gpu"}, "npu": {"registry": "certs"}, "tpu": {"at": "10.0.0.9:7300"}}
+    data = {"gpu": {"folder": "of-gpu"}, "npu": {"registry": "certs"}, "tpu": {"at": "10.0.0.9:7300"}}
     clusters = {"gpu": {"gateway": "10.0.0.1:7100"}, "npu": {"gateway": "10.0.0.2:7100"}, "tpu": {}}
-    found = load({"clusters": clusters, "data": said}).data
-    assert [found[name].at for name in said] == ["10.0.0.1:7100", None, "10.0.0.9:7300"]
+    homes = load({"clusters": clusters, "data": data}).data
+    assert [homes[name].at for name in data] == ["10.0.0.1:7100", None, "10.0.0.9:7300"]
     with pytest.raises(ConfigError, match="missing address of the data service of 'tpu'"):
         load({"clusters": clusters, "data": {"tpu": {"folder": "of-tpu"}}})
 
@@ -355,25 +355,25 @@ def make_worker_config(*devices: str | None) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
+    ("device", "expected"),
     [("CPU", "CPU"), ("cpu:0", "CPU"), ("/GPU:0", "GPU:0"), ("gpu", "GPU:0"), ("/device:GPU:3", "GPU:3")],
 )
-def test_device_accepts_tensorflow_spellings(written: str, read: str) -> None:
-    assert load(make_worker_config(written)).clusters["gpu"].workers[0].device == read
+def test_device_accepts_tensorflow_spellings(device: str, expected: str) -> None:
+    assert load(make_worker_config(device)).clusters["gpu"].workers[0].device == expected
 
 
-@pytest.mark.parametrize("written", ["TPU:0", "GPU:one", "GPU 0", ""])
-def test_invalid_device_is_refused(written: str) -> None:
+@pytest.mark.parametrize("device", ["TPU:0", "GPU:one", "GPU 0", ""])
+def test_invalid_device_is_refused(device: str) -> None:
     with pytest.raises(ConfigError, match="device"):
-        load(make_worker_config(written))
+        load(make_worker_config(device))
 
 
 def test_worker_identity_contains_its_device() -> None:
     loaded = load(make_worker_config("GPU:1", None, "CPU"))
     addresses = {f"gpu/{n}": worker.address for n, worker in enumerate(loaded.clusters["gpu"].workers)}
-    told = identities(Placement(tuple(addresses), addresses), loaded, {})
-    assert [each.device for each in told.values()] == ["GPU:1", None, "CPU"]
-    assert Identity.from_json(told["gpu/0"].to_json()).device == "GPU:1"
+    worker_identities = identities(Placement(tuple(addresses), addresses), loaded, {})
+    assert [each.device for each in worker_identities.values()] == ["GPU:1", None, "CPU"]
+    assert Identity.from_json(worker_identities["gpu/0"].to_json()).device == "GPU:1"
 
 
 DEVICE_SCRIPT = """
@@ -392,14 +392,14 @@ except ConfigError as error:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["CPU"], "'CPU'"),
         (["GPU:7"], "GPU:7, but TensorFlow finds"),
         (["GPU:7", "late"], "GPU:7, but TensorFlow"),
     ],
 )
-def test_worker_takes_its_device_or_reports_why_not(arguments: list[str], said: str) -> None:
-    done = zygote.run("-c", DEVICE_SCRIPT, *arguments)
-    assert said in done.stdout, done.stderr
-    assert "GPU" not in done.stdout or arguments[0] != "CPU"
+def test_worker_takes_its_device_or_reports_why_not(arguments: list[str], message: str) -> None:
+    result = zygote.run("-c", DEVICE_SCRIPT, *arguments)
+    assert message in result.stdout, result.stderr
+    assert "GPU" not in result.stdout or arguments[0] != "CPU"

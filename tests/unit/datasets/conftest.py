@@ -74,16 +74,23 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 def certify(owner: Owner, account: str, folder: Path, *, signs: Authority | None = None, **more: Any) -> Files:
     """What `whale-nebula login` leaves in a folder."""
-    by, given = signs or owner.signs, {"cluster": "gpu", "index": 0, "role": "worker", "days": 1.0, **more}
-    identity = Identity("mt", given["cluster"], given["role"], given["index"])
+    signer, options = signs or owner.signs, {"cluster": "gpu", "index": 0, "role": "worker", "days": 1.0, **more}
+    identity = Identity("mt", options["cluster"], options["role"], options["index"])
     folder.mkdir(mode=0o700, exist_ok=True)
-    key, now = authority.make_key(), files.now() + timedelta(days=given.get("begins", 0))
+    key, now = authority.make_key(), files.now() + timedelta(days=options.get("begins", 0))
     paths = Files.under(folder, identity)
-    until = now + timedelta(days=given["days"])
-    made = authority.process_certificate(
-        identity, key.public_key(), by.certificate, by.key, until, now, account, given.get("allowance", UNLIMITED)
+    until = now + timedelta(days=options["days"])
+    certificate = authority.process_certificate(
+        identity,
+        key.public_key(),
+        signer.certificate,
+        signer.key,
+        until,
+        now,
+        account,
+        options.get("allowance", UNLIMITED),
     )
-    files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
+    files.write(paths.cert, authority.certificate_bytes(certificate), files.PUBLIC)
     files.write(paths.key, authority.key_bytes(key), files.SECRET)
     files.write(paths.ca, authority.certificate_bytes(owner.signs.certificate), files.PUBLIC)
     return paths
@@ -102,21 +109,21 @@ class Site:
         folder = self.tmp / f"of-{account}"
         if not folder.exists():
             certify(self.owner, account, folder)
-        said = Reader("", "", **{"run": "run-1", "program": "ab" * 32, "versions": "keras 3", **more})
-        return replace(open_remote(f"127.0.0.1:{self.port}", folder, "mt", "gpu", said), sleep=lambda seconds: None)
+        reader = Reader("", "", **{"run": "run-1", "program": "ab" * 32, "versions": "keras 3", **more})
+        return replace(open_remote(f"127.0.0.1:{self.port}", folder, "mt", "gpu", reader), sleep=lambda seconds: None)
 
     def read_rows(
         self, account: str, batch: int = 25, seed: int | None = None, number: int = 0, **more: Any
     ) -> list[int]:
         remote = self.open_reader(account, **more)
         about = remote.describe("corpus")
-        found = remote.read(Wish("corpus", seed, number, 0, about.count, batch), about)
-        return [int(age) for columns in found for age in columns["age"]]
+        batches = remote.read(Wish("corpus", seed, number, 0, about.count, batch), about)
+        return [int(age) for columns in batches for age in columns["age"]]
 
     @property
     def access_records(self) -> list[dict[str, Any]]:
         lines = self.guard.log.path.read_text("ascii").splitlines()
-        return [said for said in map(json.loads, lines) if said["action"] == "read"]
+        return [record for record in map(json.loads, lines) if record["action"] == "read"]
 
 
 @pytest.fixture

@@ -31,12 +31,12 @@ def test_grant_is_valid_after_request_and_decision_for_its_purpose(owner: Owner)
     with pytest.raises(AccessError, match="may not read") as caught:
         owner.grants.check("ana", "corpus")
     assert caught.value.why == "it has not requested access"
-    asked = owner.grants.ask("ana", "corpus", " my\n study ")
+    request = owner.grants.ask("ana", "corpus", " my\n study ")
     with pytest.raises(AccessError) as caught:
         owner.grants.check("ana", "corpus")
-    assert (asked.purpose, caught.value.why) == ("my study", "its request has not been answered yet")
-    owner.grants.decide(asked.number, GRANTED, 7)
-    assert owner.grants.check("ana", "corpus")[1].number == asked.number
+    assert (request.purpose, caught.value.why) == ("my study", "its request has not been answered yet")
+    owner.grants.decide(request.number, GRANTED, 7)
+    assert owner.grants.check("ana", "corpus")[1].number == request.number
     with pytest.raises(AccessError, match="bob may not read"):
         owner.grants.check("bob", "corpus")
     with pytest.raises(AccessError) as caught:
@@ -58,8 +58,8 @@ def test_expired_grant_is_refused(owner: Owner) -> None:
 
 def test_withdrawn_grant_is_refused(owner: Owner) -> None:
     owner.publish()
-    made = owner.grant("ana")
-    owner.grants.decide(made.number, WITHDRAWN)
+    grant = owner.grant("ana")
+    owner.grants.decide(grant.number, WITHDRAWN)
     with pytest.raises(AccessError) as caught:
         owner.grants.check("ana", "corpus")
     assert caught.value.why == "its grant was withdrawn"
@@ -143,10 +143,10 @@ def test_modified_registry_rows_are_refused(owner: Owner, change: str) -> None:
 def test_older_copy_of_grants_is_refused(owner: Owner, tmp_path: Path) -> None:
     """From before a grant was withdrawn."""
     owner.publish()
-    made = owner.grant("ana")
+    grant = owner.grant("ana")
     path = owner.registry.folder / FILE
     shutil.copy(path, tmp_path / "old.db")
-    owner.grants.decide(made.number, WITHDRAWN)
+    owner.grants.decide(grant.number, WITHDRAWN)
     owner.registry.close()
     shutil.copy(tmp_path / "old.db", path)
     owner.registry = Registry(owner.home / "certs", owner.signs)
@@ -156,28 +156,28 @@ def test_older_copy_of_grants_is_refused(owner: Owner, tmp_path: Path) -> None:
 
 def test_host_without_authority_key_can_only_read_grants(owner: Owner, tmp_path: Path) -> None:
     owner.publish()
-    made = owner.grant("ana")
+    grant = owner.grant("ana")
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in (FILE, authority.CA):
         shutil.copy(owner.home / "certs" / name, copy / name)
-    reads = Registry(copy, authority.load_certificate(copy))
-    Grants(reads).check("ana", "corpus")
+    reader = Registry(copy, authority.load_certificate(copy))
+    Grants(reader).check("ana", "corpus")
     with pytest.raises(AccountError, match="does not have the authority's key"):
-        Grants(reads).withdraw("corpus")
+        Grants(reader).withdraw("corpus")
     old = (copy / FILE).read_bytes()
-    owner.grants.decide(made.number, WITHDRAWN)
+    owner.grants.decide(grant.number, WITHDRAWN)
     shutil.copy(owner.home / "certs" / FILE, copy / FILE)
-    reads.close()
-    reads = Registry(copy, authority.load_certificate(copy))
+    reader.close()
+    reader = Registry(copy, authority.load_certificate(copy))
     with pytest.raises(AccessError):
-        Grants(reads).check("ana", "corpus")
-    reads.close()
+        Grants(reader).check("ana", "corpus")
+    reader.close()
     (copy / FILE).write_bytes(old)
-    reads = Registry(copy, authority.load_certificate(copy))
+    reader = Registry(copy, authority.load_certificate(copy))
     with pytest.raises(AccountError, match="is an older copy"):
-        Grants(reads).check("ana", "corpus")
-    reads.close()
+        Grants(reader).check("ana", "corpus")
+    reader.close()
     with pytest.raises(AccountError, match="older copy"):
         Registry(tmp_path, authority.load_certificate(copy))
 

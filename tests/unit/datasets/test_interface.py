@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 # ---------------------------------------------------------------------- the file
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("name: corpus\nsuorce: {}\n", 2, "unknown key 'suorce'"),
         ("name: ../corpus\n", 1, "is not a valid dataset name"),
@@ -75,10 +75,10 @@ def folder(tmp_path: Path) -> Path:
         ("- a\n", 0, "is not a mapping"),
     ],
 )
-def test_interface_error_reports_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+def test_interface_error_reports_its_line(tmp_path: Path, text: str, line: int, message: str) -> None:
     path = tmp_path / "corpus.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_interface(path)
     assert f"corpus.yaml:{line}" in caught.value.where or not line
 
@@ -86,9 +86,9 @@ def test_interface_error_reports_its_line(tmp_path: Path, text: str, line: int, 
 def test_interface_needs_a_valid_end_date(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a valid end date"):
         make_interface(expires=None)
-    for far in ("9999-12-31T23:59:59-12:00", "0001-01-01", "0300-01-01"):
+    for date in ("9999-12-31T23:59:59-12:00", "0001-01-01", "0300-01-01"):
         with pytest.raises(ConfigError, match="is not a valid end date"):
-            make_interface(expires=far)
+            make_interface(expires=date)
     (tmp_path / "a.yaml").write_text("expires: 2027-03-01T12:00:00+02:00\n")
     assert make_interface(expires="2027-03-01").expires == "2027-03-01T00:00:00Z"
     assert make_interface(expires="2027-03-01T12:00:00+02:00").expires == "2027-03-01T10:00:00Z"
@@ -168,15 +168,15 @@ def test_factory_source_and_function_step_are_imported(
         "def drop(columns): return {'x': columns['x'][:1]}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    said = {"source": {"factory": "mycorpus:open_rows"}, "schema": {"x": {"dtype": "int16"}}}
-    opened = open_dataset(make_interface(**said, transform=[{"function": "mycorpus:double"}]), folder)
+    fields = {"source": {"factory": "mycorpus:open_rows"}, "schema": {"x": {"dtype": "int16"}}}
+    opened = open_dataset(make_interface(**fields, transform=[{"function": "mycorpus:double"}]), folder)
     assert opened.read(None, 0, 4, 6)[1]["x"].tolist() == [8, 10]
     with pytest.raises(InterfaceError, match="has no function 'other'"):
-        open_dataset(make_interface(**said, transform=[{"function": "mycorpus:other"}]), folder)
+        open_dataset(make_interface(**fields, transform=[{"function": "mycorpus:other"}]), folder)
     with pytest.raises(InterfaceError, match="changed the number of rows"):
-        open_dataset(make_interface(**said, transform=[{"function": "mycorpus:drop"}]), folder).read(None, 0, 0, 3)
+        open_dataset(make_interface(**fields, transform=[{"function": "mycorpus:drop"}]), folder).read(None, 0, 0, 3)
     with pytest.raises(InterfaceError, match="cannot be imported"):
-        open_dataset(make_interface(**{**said, "source": {"factory": "nosuchmodule:f"}}), folder)
+        open_dataset(make_interface(**{**fields, "source": {"factory": "nosuchmodule:f"}}), folder)
 
 
 # ---------------------------------------------------------------------- attacks: out of the folder
@@ -212,7 +212,7 @@ def test_attack_pipe_instead_of_file(folder: Path) -> None:
 
 # ---------------------------------------------------------------------- attacks: other rows than published
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "message"),
     [
         ({"age": "int64", "more": "int64"}, "has no column 'more'"),
         ({}, "column"),
@@ -220,9 +220,9 @@ def test_attack_pipe_instead_of_file(folder: Path) -> None:
         ({"age": "float64"}, "does not match its schema"),
     ],
 )
-def test_attack_schema_differs_from_columns(folder: Path, schema: dict[str, str], said: str) -> None:
+def test_attack_schema_differs_from_columns(folder: Path, schema: dict[str, str], message: str) -> None:
     columns = {name: {"dtype": dtype} for name, dtype in schema.items()}
-    with pytest.raises((InterfaceError, ConfigError), match=said if schema else "missing schema"):
+    with pytest.raises((InterfaceError, ConfigError), match=message if schema else "missing schema"):
         open_dataset(make_interface(schema=columns), folder)
     with pytest.raises(InterfaceError, match="has a column 'city' that is not in its schema"):
         open_dataset(make_interface(transform=[]), folder)
@@ -271,22 +271,24 @@ def test_columns_survive_encoding_and_damaged_bytes_are_refused() -> None:
     assert check_columns(schema, columns, "x") == 3
     data = b"".join(encode_columns(schema, columns))
     assert len(data) == count_bytes(schema, columns) <= most_bytes(schema, 3)
-    found = decode_columns(schema, 3, memoryview(data))
-    assert all(found[name].tolist() == each.tolist() for name, each in columns.items())
+    decoded = decode_columns(schema, 3, memoryview(data))
+    assert all(decoded[name].tolist() == each.tolist() for name, each in columns.items())
     assert read_schema(write_schema(schema)) == schema
     for cut in (data[:-1], data + b"x", data[:20]):
         with pytest.raises(ValueError):
             decode_columns(schema, 3, memoryview(cut))
-    lies = bytearray(data)
-    lies[12:16] = b"\xff\xff\xff\x7f"
+    damaged = bytearray(data)
+    damaged[12:16] = b"\xff\xff\xff\x7f"
     with pytest.raises(ValueError):
-        decode_columns(schema, 3, memoryview(bytes(lies)))
+        decode_columns(schema, 3, memoryview(bytes(damaged)))
 
 
-@pytest.mark.parametrize("said", [None, [], [["x"]], [["x", "object", []]], [["x", "int8", [-1]]], [["x", "int8", 3]]])
-def test_invalid_schema_message_is_refused(said: Any) -> None:
+@pytest.mark.parametrize(
+    "message", [None, [], [["x"]], [["x", "object", []]], [["x", "int8", [-1]]], [["x", "int8", 3]]]
+)
+def test_invalid_schema_message_is_refused(message: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        read_schema(said)
+        read_schema(message)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000, 4097])

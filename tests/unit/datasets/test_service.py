@@ -66,31 +66,31 @@ def test_granted_rows_are_served_and_logged(site: Site) -> None:
 def test_local_and_remote_readers_get_the_same_order_from_any_position(site: Site) -> None:
     site.owner.publish()
     site.owner.grant("ana")
-    over_the_line = site.read_rows("ana", batch=7, seed=5, number=3)
+    remote_rows = site.read_rows("ana", batch=7, seed=5, number=3)
     direct = Direct(site.guard, Reader("", "nebula://mt/gpu/worker/0"))
     about = direct.describe("corpus")
-    here = [int(x) for each in direct.read(Wish("corpus", 5, 3, 0, 100, 13), about) for x in each["age"]]
-    behind = [int(x) for each in direct.read(Wish("corpus", 5, 3, 40, 100, 13), about) for x in each["age"]]
-    assert sorted(here) == list(range(100)) != here
-    assert (over_the_line, behind) == (here, here[40:])
+    local_rows = [int(x) for each in direct.read(Wish("corpus", 5, 3, 0, 100, 13), about) for x in each["age"]]
+    later_rows = [int(x) for each in direct.read(Wish("corpus", 5, 3, 40, 100, 13), about) for x in each["age"]]
+    assert sorted(local_rows) == list(range(100)) != local_rows
+    assert (remote_rows, later_rows) == (local_rows, local_rows[40:])
 
 
 def test_reader_reconnects_after_a_broken_connection(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.owner.publish()
     site.owner.grant("ana")
     remote, broken = site.open_reader("ana"), []
-    plain = read_frame
+    read_plain = read_frame
 
     def break_once(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JSON) -> Any:
-        found = plain(line, most_data, most_json)
-        if found.message.get("first") == 40 and not broken:
+        batches = read_plain(line, most_data, most_json)
+        if batches.message.get("first") == 40 and not broken:
             broken.append(line.shutdown(socket.SHUT_RDWR))
             raise EOFError
-        return found
+        return batches
 
     monkeypatch.setattr("whale_nebula.datasets.reading.read_frame", break_once)
-    found = remote.read(Wish("corpus", 1, 0, 0, 100, 20), remote.describe("corpus"))
-    assert sorted(int(x) for each in found for x in each["age"]) == list(range(100))
+    batches = remote.read(Wish("corpus", 1, 0, 0, 100, 20), remote.describe("corpus"))
+    assert sorted(int(x) for each in batches for x in each["age"]) == list(range(100))
     assert len(broken) == 1
 
 
@@ -99,9 +99,9 @@ def test_unreachable_data_service_is_reported_after_patience(site: Site) -> None
     site.owner.grant("ana")
     remote = site.open_reader("ana")
     about = remote.describe("corpus")
-    gone = replace(remote, port=1, patience=0.0)
+    unreachable = replace(remote, port=1, patience=0.0)
     with pytest.raises(AccessError, match="cannot be read") as caught:
-        list(gone.read(Wish("corpus", None, 0, 0, 100, 20), about))
+        list(unreachable.read(Wish("corpus", None, 0, 0, 100, 20), about))
     assert "for longer than patience" in caught.value.why
 
 
@@ -109,8 +109,8 @@ def test_reader_lists_datasets_and_requests_access(site: Site) -> None:
     site.owner.publish(about="ages")
     assert [each["name"] for each in site.open_reader("ana").list_datasets()] == ["corpus"]
     number = site.open_reader("ana").request("corpus", "my study")
-    (asked,) = site.owner.grants.list_permissions()
-    assert (asked.number, asked.account, asked.purpose, asked.state) == (number, "ana", "my study", "asked")
+    (request,) = site.owner.grants.list_permissions()
+    assert (request.number, request.account, request.purpose, request.state) == (number, "ana", "my study", "asked")
 
 
 # ---------------------------------------------------------------------- attacks: who
@@ -155,22 +155,24 @@ def test_attack_certificate_of_a_forged_authority(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"account": ""}, "has no account"),
         ({"role": "operator", "index": 7}, "has no account"),
         ({"cluster": "npu"}, "a cluster that its authority may not certify"),
     ],
 )
-def test_attack_certificate_without_account_or_for_another_cluster(site: Site, more: dict[str, Any], said: str) -> None:
+def test_attack_certificate_without_account_or_for_another_cluster(
+    site: Site, more: dict[str, Any], message: str
+) -> None:
     site.owner.publish()
     site.owner.grant("ana")
     account = more.pop("account", "ana")
     paths = certify(site.owner, account, site.tmp / "of-x", **more)
     remote = replace(site.open_reader("ana"), paths=paths)
-    with pytest.raises(AccessError, match=said):
+    with pytest.raises(AccessError, match=message):
         remote.describe("corpus")
-    assert is_refusal_logged(site, said)
+    assert is_refusal_logged(site, message)
 
 
 def test_attack_expired_certificate(site: Site) -> None:
@@ -186,11 +188,11 @@ def test_attack_revoked_certificate(site: Site) -> None:
     site.owner.publish()
     site.owner.grant("ana")
     paths = certify(site.owner, "ana", site.tmp / "of-ana")
-    made = Credentials.of(paths._replace(revoked=None)).peer
+    peer = Credentials.of(paths._replace(revoked=None)).peer
     home = site.owner.home / "certs"
-    (home / authority.ISSUED / f"{made.serial}.pem").write_bytes(paths.cert.read_bytes())
+    (home / authority.ISSUED / f"{peer.serial}.pem").write_bytes(paths.cert.read_bytes())
     site.read_rows("ana")
-    issue.revoke(home, site.owner.signs, [made.serial], "stolen")
+    issue.revoke(home, site.owner.signs, [peer.serial], "stolen")
     with pytest.raises(AccessError, match="was revoked"):
         site.read_rows("ana")
     assert is_refusal_logged(site, "was revoked")
@@ -207,51 +209,53 @@ def test_attack_missing_certificate(site: Site) -> None:
 
 
 def test_attack_impostor_service_receives_no_request(site: Site, tmp_path: Path) -> None:
-    liar = certify(site.owner, "", tmp_path / "liar", signs=Authority.fresh("mt", {}, bound=["gpu"]), role="operator")
-    heard: list[bytes] = []
+    impostor = certify(
+        site.owner, "", tmp_path / "liar", signs=Authority.fresh("mt", {}, bound=["gpu"]), role="operator"
+    )
+    received: list[bytes] = []
 
-    def lie(listens: socket.socket) -> None:
+    def accept(listening: socket.socket) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(liar.cert, liar.key)
+        context.load_cert_chain(impostor.cert, impostor.key)
         try:
-            with listens.accept()[0] as plain, context.wrap_socket(plain, server_side=True) as line:
-                heard.append(line.recv(100))
+            with listening.accept()[0] as plain, context.wrap_socket(plain, server_side=True) as line:
+                received.append(line.recv(100))
         except (ssl.SSLError, OSError):
-            heard.append(b"")
+            received.append(b"")
 
-    with socket.create_server(("127.0.0.1", 0)) as listens:
-        thread = threading.Thread(target=lie, args=(listens,))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=accept, args=(listening,))
         thread.start()
         with pytest.raises(NebulaError, match="did not prove that it is gpu/operator-0"):
-            replace(site.open_reader("ana"), port=listens.getsockname()[1]).describe("corpus")
+            replace(site.open_reader("ana"), port=listening.getsockname()[1]).describe("corpus")
         thread.join(10)
-    assert heard == [b""]
+    assert received == [b""]
 
 
 # ---------------------------------------------------------------------- attacks: when
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (lambda owner, made: owner.pass_days(8), "its grant expired"),
-        (lambda owner, made: owner.grants.decide(made.number, WITHDRAWN), "its grant was withdrawn"),
-        (lambda owner, made: owner.grants.withdraw("corpus"), "was withdrawn"),
-        (lambda owner, made: owner.registry.set_state("ana", DISABLED), "is not enabled"),
-        (lambda owner, made: owner.pass_days(400_000 - 26_000), "expired at"),
+        (lambda owner, grant: owner.pass_days(8), "its grant expired"),
+        (lambda owner, grant: owner.grants.decide(grant.number, WITHDRAWN), "its grant was withdrawn"),
+        (lambda owner, grant: owner.grants.withdraw("corpus"), "was withdrawn"),
+        (lambda owner, grant: owner.registry.set_state("ana", DISABLED), "is not enabled"),
+        (lambda owner, grant: owner.pass_days(400_000 - 26_000), "expired at"),
     ],
 )
 def test_attack_reading_continues_after_access_ends(
-    site: Site, change: Callable[[Owner, Any], object], said: str
+    site: Site, change: Callable[[Owner, Any], object], message: str
 ) -> None:
     """Each batch is decided of anew, on a connection that stands, too."""
     site.owner.publish()
-    made = site.owner.grant("ana")
+    grant = site.owner.grant("ana")
     remote = site.open_reader("ana")
     about = remote.describe("corpus")
     assert len(next(remote.read(Wish("corpus", None, 0, 0, 100, 10), about))["age"]) == 10
-    change(site.owner, made)
+    change(site.owner, grant)
     with pytest.raises(AccessError, match=r"may not read|was withdrawn|not enabled|expired at"):
         list(remote.read(Wish("corpus", None, 0, 10, 100, 10), about))
-    assert is_refusal_logged(site, said)
+    assert is_refusal_logged(site, message)
 
 
 def test_attack_replayed_request(site: Site) -> None:
@@ -259,16 +263,16 @@ def test_attack_replayed_request(site: Site) -> None:
     site.owner.publish()
     site.owner.grant("ana")
     remote = site.open_reader("ana")
-    said = {"ask": "list", "nonce": "", "request": 1}
+    request = {"ask": "list", "nonce": "", "request": 1}
     with remote._open() as line:
-        said["nonce"] = line._nonce
+        request["nonce"] = line._nonce
         for kind in (ANSWER, REFUSED):
-            write_frame(line._secured, ASK, said)
-            found = read_frame(line._secured, 0)
-            assert found.kind == kind
-    assert "was replayed" in found.message["what"] and is_refusal_logged(site, "was replayed")
+            write_frame(line._secured, ASK, request)
+            answer = read_frame(line._secured, 0)
+            assert answer.kind == kind
+    assert "was replayed" in answer.message["what"] and is_refusal_logged(site, "was replayed")
     with remote._open() as line:
-        write_frame(line._secured, ASK, said)
+        write_frame(line._secured, ASK, request)
         assert read_frame(line._secured, 0).kind == REFUSED
 
 
@@ -278,17 +282,17 @@ def test_attack_account_limit_with_many_runs_and_connections(site: Site) -> None
     site.owner.grant("ana")
     lines = [site.open_reader("ana", run=f"run-{number}") for number in range(4)]
     about = lines[0].describe("corpus")
-    got = 0
+    count = 0
     streams = [line.read(Wish("corpus", None, 0, 0, 100, 20), about) for line in lines]
     with pytest.raises(AccessError, match="the total limit of dataset 'corpus'"):
         for turn in range(20):
-            got += len(next(streams[turn % 4])["age"])
-    assert got <= 250
+            count += len(next(streams[turn % 4])["age"])
+    assert count <= 250
     certify(site.owner, "ana", site.tmp / "second", index=3)
-    again = replace(lines[0], paths=lines[0].paths.under(site.tmp / "second", Identity("mt", "gpu", "worker", 3)))
+    second = replace(lines[0], paths=lines[0].paths.under(site.tmp / "second", Identity("mt", "gpu", "worker", 3)))
     with pytest.raises(AccessError, match="reached the total limit"):
         for _ in range(20):
-            list(again.read(Wish("corpus", None, 0, 0, 100, 20), about))
+            list(second.read(Wish("corpus", None, 0, 0, 100, 20), about))
     assert site.guard.usage.find("corpus", "ana")[0] <= 250 and is_refusal_logged(site, "reached the total limit")
 
 
@@ -306,31 +310,31 @@ def test_attack_rate_limit_with_many_runs(site: Site) -> None:
     site.owner.publish(limits={"rate": "6.4kbit"})
     site.owner.grant("ana")
     site.owner.grant("bob")
-    asked = Asked("corpus", None, 0, 0, 100)
-    pauses = [site.guard.read(Reader("ana", "gpu/0", run=f"run-{number}"), asked).pause for number in range(3)]
+    request = Asked("corpus", None, 0, 0, 100)
+    pauses = [site.guard.read(Reader("ana", "gpu/0", run=f"run-{number}"), request).pause for number in range(3)]
     assert pauses == pytest.approx([0, 1, 2], abs=0.5)
-    assert site.guard.read(Reader("bob", "gpu/1"), asked).pause == 0
+    assert site.guard.read(Reader("bob", "gpu/1"), request).pause == 0
 
 
 def test_batch_with_too_long_a_pause_is_refused_and_not_counted(site: Site) -> None:
     """The reader would take its line for gone, ask again, and be counted again."""
     site.owner.publish(limits={"rate": "16bit"})
     site.owner.grant("ana")
-    asked, ana = Asked("corpus", None, 0, 0, 100), Reader("ana", "gpu/0")
-    assert site.guard.read(ana, asked).pause == 0
+    request, ana = Asked("corpus", None, 0, 0, 100), Reader("ana", "gpu/0")
+    assert site.guard.read(ana, request).pause == 0
     with pytest.raises(AccessError, match="exceeds its rate limit") as caught:
-        site.guard.read(ana, asked)
+        site.guard.read(ana, request)
     assert "would wait 400 s" in str(caught.value) and site.guard.usage.find("corpus", "ana")[0] == 100
 
 
 def test_reader_without_run_is_counted_once(site: Site) -> None:
     site.owner.publish(limits={"account": {"rows": 250}, "run": {"rows": 150}})
     site.owner.grant("ana")
-    asked, ana = Asked("corpus", None, 0, 0, 100), Reader("ana", "gpu/0", run="")
-    site.guard.read(ana, asked)
+    request, ana = Asked("corpus", None, 0, 0, 100), Reader("ana", "gpu/0", run="")
+    site.guard.read(ana, request)
     assert site.guard.usage.find("corpus", "ana")[0] == 100
     with pytest.raises(AccessError, match="reached the run limit"):
-        site.guard.read(ana, asked)
+        site.guard.read(ana, request)
     assert site.guard.usage.find("corpus", "ana")[0] == 100
 
 
@@ -347,11 +351,11 @@ def test_republishing_rereads_the_files(site: Site) -> None:
 
 
 def test_opening_a_dataset_does_not_block_other_readers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    opens, goes_on = threading.Event(), threading.Event()
+    opening, release = threading.Event(), threading.Event()
 
     def open_rows() -> dict[str, Any]:
-        opens.set()
-        return {"age": np.arange(3)} if goes_on.wait(20) else {}
+        opening.set()
+        return {"age": np.arange(3)} if release.wait(20) else {}
 
     module = types.ModuleType("slowcorpus")
     module.__dict__["open_rows"] = open_rows
@@ -359,11 +363,11 @@ def test_opening_a_dataset_does_not_block_other_readers(site: Site, monkeypatch:
     site.owner.publish()
     site.owner.publish(name="slow", source={"factory": "slowcorpus:open_rows"}, transform=[])
     reader = Reader("", "gpu")
-    with ThreadPoolExecutor(2) as beside:
-        slow = [beside.submit(site.guard.open, reader, "slow") for _ in range(2)]
-        assert opens.wait(20)
+    with ThreadPoolExecutor(2) as pool:
+        slow = [pool.submit(site.guard.open, reader, "slow") for _ in range(2)]
+        assert opening.wait(20)
         assert site.guard.open(reader, "corpus").count == 100 and not slow[0].done()
-        goes_on.set()
+        release.set()
         assert slow[0].result(20) is slow[1].result(20)
 
 
@@ -387,12 +391,12 @@ def test_account_limits_are_counted_per_account(site: Site) -> None:
 def test_attack_invalid_read_request(site: Site, more: dict[str, Any]) -> None:
     site.owner.publish()
     site.owner.grant("ana")
-    said = {
+    request = {
         "ask": "read", "dataset": "corpus", "seed": None, "number": 0, "first": 0, "last": 100, "batch": 100,
         "edition": "", "run": "", "program": "", "versions": "", "purpose": None, **more,
     }  # fmt: skip
     with site.open_reader("ana")._open() as line, pytest.raises(AccessError):
-        line.ask(said)
+        line.ask(request)
         line.take(BATCH, 1 << 20)
     assert is_refusal_logged(site, "ana")
     assert site.read_rows("ana") == list(range(100))
@@ -465,17 +469,17 @@ def test_attack_service_sends_unexpected_schema_or_sizes(site: Site, schema: Any
     site.owner.grant("ana")
     remote = site.open_reader("ana")
     about = remote.describe("corpus")
-    frame = {"first": 0, "rows": rows}
+    header = {"first": 0, "rows": rows}
     answers = iter([
         Frame(HELLO, {"nonce": "n"}, memoryview(b"")),
         Frame(ANSWER, {"schema": schema, "count": 100, "edition": about.edition}, memoryview(b"")),
-        Frame(BATCH, frame, memoryview(bytes(min(data, 1000)))),
+        Frame(BATCH, header, memoryview(bytes(min(data, 1000)))),
     ])  # fmt: skip
 
     def answer(line: object, most_data: int = 0, most_json: int = 0) -> Frame:
-        found = next(answers)
-        assert found.kind != BATCH or most_data == 160
-        return found
+        frame = next(answers)
+        assert frame.kind != BATCH or most_data == 160
+        return frame
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AccessError):
         patch.setattr("whale_nebula.datasets.reading.read_frame", answer)
@@ -487,19 +491,19 @@ def test_attack_rewritten_or_truncated_audit_log_is_detected(site: Site, monkeyp
     site.owner.publish()
     site.owner.grant("ana")
     site.read_rows("ana")
-    kept = list(read_heads(site.tmp / "of-ana/data-gpu.heads.jsonl"))
+    heads = list(read_heads(site.tmp / "of-ana/data-gpu.heads.jsonl"))
     path = Path(site.guard.log.path)
-    assert len(kept) == 1 and verify(path, kept).kept == kept[0].seq
+    assert len(heads) == 1 and verify(path, heads).kept == heads[0].seq
     cut = site.tmp / "cut.jsonl"
     cut.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
-    assert not verify(cut, kept).ok
+    assert not verify(cut, heads).ok
     site.guard.log.close()
     path.unlink()
-    anew = AuditLog(path, site.guard.log.identity, site.guard.log._signer)
-    monkeypatch.setattr(site.guard, "log", anew)
+    new_log = AuditLog(path, site.guard.log.identity, site.guard.log._signer)
+    monkeypatch.setattr(site.guard, "log", new_log)
     with pytest.warns(NebulaWarning, match="the audit log of gpu/operator-0 was rewritten or rolled back"):
         site.read_rows("ana")
-    anew.close()
+    new_log.close()
 
 
 def test_reading_stops_when_the_dataset_changes(site: Site) -> None:

@@ -18,17 +18,17 @@ from whale_nebula.security.verdict import verify
 class TestRecords:
     def test_log_begins_with_genesis_and_ends_with_signed_head(self, tmp_path: Path, gate: Credentials) -> None:
         heads = write(tmp_path / "audit.jsonl", gate)
-        found = read(tmp_path / "audit.jsonl")
-        assert (found[0]["action"], found[0]["run"], found[0]["site"]) == ("genesis", RUN, GATE.uri)
-        assert found[0]["certificate"] == gate.peer.fingerprint
-        assert [each["action"] for each in found[-2:]] == ["end", "head"]
+        records = read(tmp_path / "audit.jsonl")
+        assert (records[0]["action"], records[0]["run"], records[0]["site"]) == ("genesis", RUN, GATE.uri)
+        assert records[0]["certificate"] == gate.peer.fingerprint
+        assert [each["action"] for each in records[-2:]] == ["end", "head"]
         assert {"seq", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason", "prev"} <= set(
-            found[1]
+            records[1]
         )
-        assert [head.seq for head in heads] == [99, 200, found[-2]["seq"]]
+        assert [head.seq for head in heads] == [99, 200, records[-2]["seq"]]
         verdict = verify(tmp_path / "audit.jsonl", heads, gate.trust)
-        assert (verdict.ok, verdict.closed, verdict.heads, verdict.kept) == (True, True, 3, found[-2]["seq"])
-        assert (verdict.records, verdict.site, verdict.run) == (len(found), GATE.uri, RUN)
+        assert (verdict.ok, verdict.closed, verdict.heads, verdict.kept) == (True, True, 3, records[-2]["seq"])
+        assert (verdict.records, verdict.site, verdict.run) == (len(records), GATE.uri, RUN)
 
     def test_log_file_is_private(self, tmp_path: Path, gate: Credentials) -> None:
         write(tmp_path / "new" / "audit.jsonl", gate, 1)
@@ -146,16 +146,16 @@ class TestRecords:
         assert read(tmp_path / "audit.jsonl")[0]["insecure"] is True
 
     def test_renewed_certificate_is_logged_before_it_signs(self, tmp_path: Path, home: Home) -> None:
-        who = Identity(RUN, "tpu", "gateway")
-        current = CurrentCredentials(home.credentials(who))
-        log = AuditLog(tmp_path / "audit.jsonl", who, current, head_every=10)
+        identity = Identity(RUN, "tpu", "gateway")
+        current = CurrentCredentials(home.credentials(identity))
+        log = AuditLog(tmp_path / "audit.jsonl", identity, current, head_every=10)
         for number in range(40):
             log.record("x", durable=False)
             if number == 20:
-                issue.renew(home.folder, home.authority, [who])
+                issue.renew(home.folder, home.authority, [identity])
         log.close()
-        found = read(tmp_path / "audit.jsonl")
-        renewed = [each for each in found if each["action"] == "renewed"]
+        records = read(tmp_path / "audit.jsonl")
+        renewed = [each for each in records if each["action"] == "renewed"]
         assert [each["certificate"] for each in renewed] == [current().peer.fingerprint]
         assert verify(tmp_path / "audit.jsonl", trust=current().trust).ok
 
@@ -167,15 +167,15 @@ class TestCrashRecovery:
     def test_torn_record_is_set_aside_and_logged(self, tmp_path: Path, gate: Credentials, keep: int) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
-        whole, last = path.read_bytes().rsplit(b"\n", 2)[:2]
-        path.write_bytes(whole + b"\n" + last[:keep])
+        complete, last = path.read_bytes().rsplit(b"\n", 2)[:2]
+        path.write_bytes(complete + b"\n" + last[:keep])
         assert not verify(path).ok  # nobody has said yet what happened
         write(path, gate, 5)
         verdict = verify(path, trust=gate.trust)
         assert (verdict.ok, verdict.torn) == (True, 1)
         [recovered] = [each for each in read(path) if each["action"] == "recovered"]
-        [left] = tmp_path.glob("audit.jsonl.torn-*")  # nothing is ever removed
-        assert (left.read_bytes(), chain.digest(left.read_bytes())) == (last[:keep], recovered["torn"])
+        [remainder] = tmp_path.glob("audit.jsonl.torn-*")  # nothing is ever removed
+        assert (remainder.read_bytes(), chain.digest(remainder.read_bytes())) == (last[:keep], recovered["torn"])
 
     def test_record_without_newline_is_kept(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
@@ -218,15 +218,17 @@ class TestCrashRecovery:
         path.write_bytes(b"\n".join([*lines[:5], *hidden, line]) + b"\n")
         assert verify(path).bad == 5
 
-    @pytest.mark.parametrize("left", [b"\0" * 700, b'{"action":"relay","ac' + b"\0" * 40])
-    def test_partial_record_with_nul_bytes_is_recovered(self, tmp_path: Path, gate: Credentials, left: bytes) -> None:
+    @pytest.mark.parametrize("remainder", [b"\0" * 700, b'{"action":"relay","ac' + b"\0" * 40])
+    def test_partial_record_with_nul_bytes_is_recovered(
+        self, tmp_path: Path, gate: Credentials, remainder: bytes
+    ) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
         with open(path, "ab") as file:
-            file.write(left)
+            file.write(remainder)
         write(path, gate, 5)
         verdict = verify(path, trust=gate.trust)
-        assert (verdict.ok, verdict.torn, verdict.torn_bytes) == (True, 1, len(left))
+        assert (verdict.ok, verdict.torn, verdict.torn_bytes) == (True, 1, len(remainder))
 
     @pytest.mark.parametrize(
         "garble",
@@ -245,11 +247,11 @@ class TestCrashRecovery:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 120, close=False, head_every=50)
         lines = path.read_bytes().splitlines()
-        spoilt = b"".join(line + b"\n" for line in [*lines[:10], *garble(lines[10:])])
-        path.write_bytes(spoilt)
+        garbled = b"".join(line + b"\n" for line in [*lines[:10], *garble(lines[10:])])
+        path.write_bytes(garbled)
         with pytest.raises(AuditError, match="was modified"):
             AuditLog(path, GATE, gate)
-        assert path.read_bytes() == spoilt
+        assert path.read_bytes() == garbled
         assert not verify(path).ok
 
     def test_invalid_last_line_is_refused(self, tmp_path: Path, gate: Credentials) -> None:
@@ -270,21 +272,21 @@ class TestDiskFailure:
 
         with monkeypatch.context() as patched:
             patched.setattr(os, name, fail)
-            with pytest.raises(AuditError) as told:
+            with pytest.raises(AuditError) as caught:
                 act()
-        return told.value
+        return caught.value
 
     def test_failed_fsync_closes_the_log(
         self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads: list[Head] = []
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate, on_head=heads.append, head_every=3)
-        told = self.fail_during(monkeypatch, "fsync", lambda: [log.record("x", decision="allow") for _ in range(3)])
-        assert "cannot sync" in told.what and "restart this process" in told.mend
+        error = self.fail_during(monkeypatch, "fsync", lambda: [log.record("x", decision="allow") for _ in range(3)])
+        assert "cannot sync" in error.what and "restart this process" in error.mend
         for act in (lambda: log.record("y", decision="allow"), lambda: log.record("y", durable=False), log.head):
-            with pytest.raises(AuditError, match="the audit log is closed") as again:
+            with pytest.raises(AuditError, match="the audit log is closed") as caught:
                 act()
-            assert "Input/output error" in again.value.why
+            assert "Input/output error" in caught.value.why
         log.close()
         assert heads == []
         write(tmp_path / "audit.jsonl", gate, 5)  # another process goes on

@@ -17,11 +17,11 @@ RECORDS = st.lists(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_
 
 
 def chain_records(records: list[dict]) -> list[bytes]:
-    made, link = [], START
+    chained, link = [], START
     for record in records:
         line, link = forge(link, record)
-        made.append(line)
-    return made
+        chained.append(line)
+    return chained
 
 
 def follow_lines(given_lines: list[bytes]) -> Link:
@@ -31,36 +31,36 @@ def follow_lines(given_lines: list[bytes]) -> Link:
 @settings(max_examples=40)
 @given(RECORDS)
 def test_chained_records_can_be_followed_and_are_single_lines(records: list[dict]) -> None:
-    made = chain_records(records)
-    assert follow_lines(made).seq == len(records) - 1
-    assert all(b"\n" not in line and line.isascii() for line in made)
+    chained = chain_records(records)
+    assert follow_lines(chained).seq == len(records) - 1
+    assert all(b"\n" not in line and line.isascii() for line in chained)
     assert [{**record, "seq": 0, "prev": ""} for record in records] == [
-        {**json.loads(line), "seq": 0, "prev": ""} for line in made
+        {**json.loads(line), "seq": 0, "prev": ""} for line in chained
     ]
 
 
 @settings(max_examples=60)
 @given(RECORDS, st.data())
 def test_any_changed_byte_is_detected(records: list[dict], data: st.DataObject) -> None:
-    made = chain_records(records)
-    made.append(forge(follow_lines(made), {"action": "end"})[0])
-    which = data.draw(st.integers(0, len(made) - 2))
-    where = data.draw(st.integers(0, len(made[which]) - 1))
-    other = data.draw(st.integers(0, 255).filter(lambda byte: byte not in (made[which][where], 10)))
-    made[which] = made[which][:where] + bytes([other]) + made[which][where + 1 :]
+    chained = chain_records(records)
+    chained.append(forge(follow_lines(chained), {"action": "end"})[0])
+    index = data.draw(st.integers(0, len(chained) - 2))
+    position = data.draw(st.integers(0, len(chained[index]) - 1))
+    byte_value = data.draw(st.integers(0, 255).filter(lambda byte: byte not in (chained[index][position], 10)))
+    chained[index] = chained[index][:position] + bytes([byte_value]) + chained[index][position + 1 :]
     with pytest.raises(BrokenError):
-        follow_lines(made)
+        follow_lines(chained)
 
 
 @settings(max_examples=40)
 @given(RECORDS, st.data())
 def test_moved_missing_or_duplicated_line_is_detected(records: list[dict], data: st.DataObject) -> None:
-    made = chain_records([*records, {"action": "a"}, {"action": "b"}])
-    which = data.draw(st.integers(0, len(made) - 2))
-    swapped = [*made[:which], made[which + 1], made[which], *made[which + 2 :]]
-    for bad in (swapped, made[:which] + made[which + 1 :], [*made[: which + 1], *made[which:]]):
+    chained = chain_records([*records, {"action": "a"}, {"action": "b"}])
+    index = data.draw(st.integers(0, len(chained) - 2))
+    swapped = [*chained[:index], chained[index + 1], chained[index], *chained[index + 2 :]]
+    for changed in (swapped, chained[:index] + chained[index + 1 :], [*chained[: index + 1], *chained[index:]]):
         with pytest.raises(BrokenError):
-            follow_lines(bad)
+            follow_lines(changed)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_it_is_made_for_its_user_alone(tmp_path: Path) -> None:
+def test_account_folder_is_private(tmp_path: Path) -> None:
     home = open_home(tmp_path, ANA)
     assert (home, mode(home)) == (tmp_path / "accounts/gpu/ana", 0o700)
     assert open_home(tmp_path, ANA) == home
@@ -34,17 +34,17 @@ def test_it_is_made_for_its_user_alone(tmp_path: Path) -> None:
     assert not (home / "runs").exists() and open_home(tmp_path, BOB) != home
 
 
-def link(tmp: Path, home: Path) -> Path:
+def make_link(tmp: Path, home: Path) -> Path:
     (tmp / "link").symlink_to(home)
     return tmp / "link" / "runs"
 
 
-def spoil(tmp: Path, home: Path) -> Path:
+def write_invalid_mark(tmp: Path, home: Path) -> Path:
     (home / MARK).write_text("ana?")
     return home
 
 
-def swap(tmp: Path, home: Path) -> Path:
+def link_own_folder(tmp: Path, home: Path) -> Path:
     """Bob's own folder is a link to that of Ana."""
     BOB.home(tmp).symlink_to(home)
     return BOB.home(tmp)
@@ -54,35 +54,37 @@ ATTACKS: dict[str, tuple[Callable[[Path, Path], Path], Tenant | None]] = {
     "another account": (lambda tmp, home: home, BOB),
     "deep inside": (lambda tmp, home: home / "runs/a/step-00000001", BOB),
     "a path that goes up": (lambda tmp, home: tmp / "accounts/gpu/bob/../ana/runs", BOB),
-    "a link": (link, BOB),
-    "a folder that is a link": (swap, BOB),
+    "a link": (make_link, BOB),
+    "a folder that is a link": (link_own_folder, BOB),
     "an account of that name in another cluster": (lambda tmp, home: home, replace(ANA, cluster="npu")),
     "an account of that name by another owner": (lambda tmp, home: home, replace(ANA, authority="bb")),
     "no account": (lambda tmp, home: home, None),
-    "a mark that is spoilt": (spoil, ANA),
+    "a mark that is spoilt": (write_invalid_mark, ANA),
 }
 
 
 @pytest.mark.parametrize(("way", "who"), ATTACKS.values(), ids=ATTACKS)
-def test_nobody_else_takes_it_up(way: Callable[[Path, Path], Path], who: Tenant | None, tmp_path: Path) -> None:
+def test_attack_folder_of_another_account(
+    way: Callable[[Path, Path], Path], who: Tenant | None, tmp_path: Path
+) -> None:
     folder = way(tmp_path, open_home(tmp_path, ANA))
-    with pytest.raises(AccountError, match="but this run belongs to") as refused:
+    with pytest.raises(AccountError, match="but this run belongs to") as caught:
         check_folder(folder, who)
-    assert "whale-nebula login --account" in refused.value.mend
+    assert "whale-nebula login --account" in caught.value.mend
     if who is not None:
         with pytest.raises(AccountError, match="but this run belongs to"):
             claim_folder(folder, who)
 
 
-def test_one_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+def test_account_folder_accessible_to_others_is_refused(tmp_path: Path) -> None:
     home = open_home(tmp_path, ANA)
     home.chmod(0o750)
-    with pytest.raises(AccountError, match="other users can enter") as refused:
+    with pytest.raises(AccountError, match="other users can enter") as caught:
         open_home(tmp_path, ANA)
-    assert "chmod 700" in refused.value.mend
+    assert "chmod 700" in caught.value.mend
 
 
-def test_a_mark_counts_if_it_is_by_the_owner_of_the_folder(tmp_path: Path) -> None:
+def test_mark_by_another_user_is_ignored(tmp_path: Path) -> None:
     if os.geteuid():
         pytest.skip("only root can give files away")
     claim_folder(tmp_path / "shared", ANA)
@@ -90,7 +92,7 @@ def test_a_mark_counts_if_it_is_by_the_owner_of_the_folder(tmp_path: Path) -> No
     check_folder(tmp_path / "shared", BOB)
 
 
-def test_what_a_certificate_names_cannot_lead_elsewhere(tmp_path: Path) -> None:
+def test_account_name_in_certificate_cannot_be_a_path(tmp_path: Path) -> None:
     home, key, now = Home.at(tmp_path), authority.make_key().public_key(), files.now()
 
     def certify(account: str) -> files.Peer:
@@ -129,7 +131,7 @@ def logged_in(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["list", "show", "verify", "prune --keep 1", "export --to x.npz"])
-def test_attack_the_checkpoints_of_another_account(
+def test_attack_checkpoints_of_another_account(
     command: str, logged_in: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(logged_in)
