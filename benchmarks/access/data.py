@@ -37,7 +37,7 @@ from whale_nebula.config.place import Place
 from whale_nebula.datasets.grants import Grants
 from whale_nebula.datasets.guard import Asked, Guard, Reader, Usage
 from whale_nebula.datasets.interface import parse_interface
-from whale_nebula.datasets.reading import Remote, Wish, open_remote
+from whale_nebula.datasets.reading import RemoteClient, RowSelection, open_remote
 from whale_nebula.datasets.service import open_service
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.gateways import start
@@ -74,7 +74,7 @@ def make_site(folder: Path, accounts: int) -> None:
             },
         ):
             grants.publish(parse_interface(Place({**said, "expires": END})), folder)
-        with registry.change():
+        with registry.write_transaction():
             for number in range(accounts):
                 row = (f"user{number}", "trainer", "enabled", "", 1, 0, "", "2026-01-01T00:00:00Z")
                 database.execute("insert into account values (?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -161,10 +161,10 @@ def gateway(folder: Path, listen: str) -> Iterator[int]:
         process.wait(10)
 
 
-def read_columns(remote: Remote, batches: int) -> float:
+def read_columns(remote: RemoteClient, batches: int) -> float:
     """The rate of reading columns, in bytes of rows a second."""
     about = remote.describe("wide")
-    found = remote.read(Wish("wide", 1, 0, 0, batches * BATCH, BATCH), about)
+    found = remote.read(RowSelection("wide", 1, 0, 0, batches * BATCH, BATCH), about)
     size, started = 0, 0.0
     for number, columns in enumerate(found):
         if number:  # the first batch includes connection and opening

@@ -35,7 +35,7 @@ import numpy as np
 from common import machine, parser, verdict, write
 
 from whale_nebula.accounts import service
-from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.service import serve
 from whale_nebula.errors import AccountError, LoginError
@@ -70,7 +70,7 @@ def decisions(folder: Path, accounts: int, times: int) -> list[dict[str, Any]]:
             _row("its secrets", times, lambda: registry.list_secrets(last), DECISION_BAR_MS),
             _row("somebody logs in by a token", times // 10, lambda: registry.log_in(last, TOKEN, token)),
             _row("somebody guesses", times // 10, guess),
-            _row("a change, signed and on disk", times // 10, lambda: registry.note("login", last, "deny")),
+            _row("a change, signed and on disk", times // 10, lambda: registry.record_event("login", last, "deny")),
         ]
     started = time.perf_counter()
     with contextlib.closing(Registry(folder, authority.load(folder))) as registry:
@@ -81,7 +81,7 @@ def decisions(folder: Path, accounts: int, times: int) -> list[dict[str, Any]]:
 def fill(folder: Path, accounts: int) -> Registry:
     """Create a registry with this number of accounts in one change."""
     registry = Registry(folder, authority.load(folder))
-    with registry.change():
+    with registry.write_transaction():
         database = registry.database
         for number in range(accounts):
             row = (f"user{number}", "trainer", "enabled", "", 1, 0, "", "2026-01-01T00:00:00Z")
@@ -110,7 +110,7 @@ def _serve(folder: str, pipe: Any) -> None:
     with contextlib.closing(Registry(home, signs)) as registry:
         with contextlib.suppress(AccountError):  # it exists from an earlier call
             registry.add("ana", password=GOOD)
-        with serve(Desk(registry, signs, home), "gpu", "127.0.0.1", 0, home) as port:
+        with serve(LoginIssuer(registry, signs, home), "gpu", "127.0.0.1", 0, home) as port:
             pipe.send(port)
             pipe.recv()
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.processes import zygote
 from tests.unit.gateway.test_process import ended, listens
-from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.service import serve as serve_accounts
 from whale_nebula.cli.main import main
@@ -83,8 +83,8 @@ class Walk:
             self.services.enter_context(open_service(folder, signs, cluster, "127.0.0.1", 0, folder, approvals))
         else:
             registry = self.services.enter_context(contextlib.closing(Registry(folder, signs)))
-            desk = Desk(registry, signs, folder)
-            self.services.enter_context(serve_accounts(desk, cluster, "127.0.0.1", 0, folder))
+            issuer = LoginIssuer(registry, signs, folder)
+            self.services.enter_context(serve_accounts(issuer, cluster, "127.0.0.1", 0, folder))
         return ""
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from whale_nebula.accounts.members import AUDITOR, OWNER, TRAINER, Account, Certified
+from whale_nebula.accounts.members import AUDITOR, OWNER, TRAINER, Account, AccountCertificate
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.scope import Scope
 from whale_nebula.errors import AccountError, LoginError, NebulaError
@@ -19,7 +19,7 @@ HOURS, MOST_HOURS = 12.0, 168.0
 MOST_REQUESTS = 64
 _LONGEST = 4096
 KINDS = (PASSWORD, TOKEN, INVITATION)
-_IDENTITIES = {
+_CERTIFICATE_ROLES = {
     OWNER: (WORKER, GATEWAY, OPERATOR),
     TRAINER: (WORKER,),
     AUDITOR: (AUDITOR,),  # the certificates of auditors have a role of the same name
@@ -64,13 +64,13 @@ def _is_text(text: str) -> bool:
     return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
-def read_lists(folder: Path) -> dict[str, str]:
+def read_deny_lists(folder: Path) -> dict[str, str]:
     """The deny lists in a folder, by the names of their files."""
     paths = sorted(folder.glob("revoked*.json"))
     return {each.name: files.read(each, "a deny list").decode("utf-8", "replace") for each in paths}
 
 
-class Desk(NamedTuple):
+class LoginIssuer(NamedTuple):
     """The issuing side of logins: the registry, and the authority in its folder."""
 
     registry: Registry
@@ -85,10 +85,10 @@ class Desk(NamedTuple):
             made = self._certify(account.name, asked, scope)
         except NebulaError as error:
             reason = error.reason if isinstance(error, LoginError) else f"{error.code} {error.what}"
-            self.registry.note("login", asked.account, "deny", reason, **about)
+            self.registry.record_event("login", asked.account, "deny", reason, **about)
             raise
         serials = [each.serial for each in made]
-        self.registry.note("login", account.name, "allow", role=account.role, serials=serials, **about)
+        self.registry.record_event("login", account.name, "allow", role=account.role, serials=serials, **about)
         pems = [(self.folder / authority.ISSUED / f"{serial}.pem").read_text("ascii") for serial in serials]
         return {
             "account": account.name,
@@ -96,10 +96,10 @@ class Desk(NamedTuple):
             "certificates": pems,
             "until": min((each.until for each in made), default=""),
             "ca": (self.folder / authority.CA).read_text("ascii"),
-            "lists": read_lists(self.folder),
+            "lists": read_deny_lists(self.folder),
         }
 
-    def _certify(self, name: str, asked: Asked, scope: Scope) -> list[Certified]:
+    def _certify(self, name: str, asked: Asked, scope: Scope) -> list[AccountCertificate]:
         wanted = [owners.read_request(text.encode(), "a request") for text in asked.requests]
         for identity, _ in wanted:
             scope.check(identity, asked.hours)
@@ -108,7 +108,7 @@ class Desk(NamedTuple):
 
     def _certify_locked(
         self, account: Account, hours: float, wanted: Sequence[tuple[Identity, EllipticCurvePublicKey]]
-    ) -> list[Certified]:
+    ) -> list[AccountCertificate]:
         present = self.registry.certificates()
         for identity, _ in wanted:
             self._check(account, identity, present)
@@ -139,14 +139,14 @@ class Desk(NamedTuple):
                 account.allowance,
             ).peer
             until = files.format_time(found.not_after)
-            made.append(Certified(found.serial, account.name, identity.uri, digest, until))
-        self.registry.note_certificates(made)
+            made.append(AccountCertificate(found.serial, account.name, identity.uri, digest, until))
+        self.registry.add_certificates(made)
         return made
 
-    def _check(self, account: Account, identity: Identity, present: Sequence[Certified]) -> None:
+    def _check(self, account: Account, identity: Identity, present: Sequence[AccountCertificate]) -> None:
         """Refuse an account that may not have an identity."""
         self.authority.check(identity)
-        if identity.role not in _IDENTITIES[account.role]:
+        if identity.role not in _CERTIFICATE_ROLES[account.role]:
             article = "an" if identity.role in (OPERATOR, AUDITOR) else "a"
             what = f"an account with role {account.role} cannot get the certificate of {article} {identity.role}"
             mend = "whale-nebula login --role auditor" if account.role == AUDITOR else "ask the owner of the cluster"
@@ -156,7 +156,7 @@ class Desk(NamedTuple):
                 what = f"{identity.worker} belongs to another account until {each.until}"
                 raise AccountError(what, mend="use --index with a different number")
 
-    def end_certificates(self, name: str, why: str) -> list[Certified]:
+    def revoke_certificates(self, name: str, why: str) -> list[AccountCertificate]:
         """Revoke the valid certificates of an account, also those of a login in progress when it was disabled; returns
         the revoked ones.
         """
@@ -164,5 +164,5 @@ class Desk(NamedTuple):
             left = self.registry.certificates(name)
             if left:
                 issue.revoke_locked(self.folder, self.authority, [each.serial for each in left], why, files.now())
-                self.registry.forget_certificates(left)
+                self.registry.remove_certificates(left)
         return left

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.accounts.login import MOST_HOURS, Desk
+from whale_nebula.accounts.login import MOST_HOURS, LoginIssuer
 from whale_nebula.accounts.members import DISABLED, ENABLED, ROLES, TRAINER, Account
 from whale_nebula.accounts.registry import INVITATION, INVITATION_DAYS, TOKEN, TOKEN_DAYS, Registry
 from whale_nebula.accounts.scope import Scope
@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> int:
         signs = authority.load(folder)
         with contextlib.closing(Registry(folder, signs)) as registry:
             if command == "serve":
-                return _serve(given, made, Desk(registry, signs, folder))
+                return _serve(given, made, LoginIssuer(registry, signs, folder))
             return _COMMANDS[command](Call(given, made, registry, signs, folder, words.script or ""))
 
     return answer(given, run)
@@ -258,7 +258,9 @@ def _remove(call: Call) -> Answer:
 
 
 def _end(call: Call, done: str) -> Answer:
-    left = Desk(call.registry, call.signs, call.folder).end_certificates(call.name, f"account {call.name} was {done}")
+    left = LoginIssuer(call.registry, call.signs, call.folder).revoke_certificates(
+        call.name, f"account {call.name} was {done}"
+    )
     text = f"{done} {call.name}"
     if left:
         many = "s" * (len(left) != 1)
@@ -309,16 +311,16 @@ _COMMANDS: dict[str, Callable[[Call], Answer]] = {
 }  # fmt: skip
 
 
-def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
-    cluster = given.cluster or (desk.authority.bound[0] if len(desk.authority.bound) == 1 else None)
+def _serve(given: argparse.Namespace, made: Parser, issuer: LoginIssuer) -> int:
+    cluster = given.cluster or (issuer.authority.bound[0] if len(issuer.authority.bound) == 1 else None)
     if cluster is None:
         made.error("missing cluster: --cluster gpu")
     host, port = made.address("--listen", given.listen or "127.0.0.1:7200")
     over = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: over.set())
-    services = find_services(given, desk.folder, LOGIN, cluster)
-    with serve(desk, cluster, host, port, services) as bound:
+    services = find_services(given, issuer.folder, LOGIN, cluster)
+    with serve(issuer, cluster, host, port, services) as bound:
         print(f"whale-nebula: login service of {cluster} listens on {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE

@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         login = Login(given, *_find_service(given, made), hours, wanted)
         if given.lists:
-            login.write_lists(login.service.fetch_lists())
+            login.write_deny_lists(login.service.fetch_deny_lists())
         until = None if given.lists else login.log_in()
         if not given.keep:
             return arguments.DONE
@@ -145,7 +145,7 @@ class Login:
         for each, pem in zip(found, answer["certificates"], strict=True):
             files.write(each.key.with_suffix(".pem"), str(pem).encode(), files.PUBLIC)
             each.path.unlink(missing_ok=True)
-        self.write_lists(answer["lists"])
+        self.write_deny_lists(answer["lists"])
         until = min(each.not_valid_after_utc for each in made)
         if self.given.json:
             document = {"account": answer.get("account"), "role": answer.get("role"), "until": until.isoformat()}
@@ -168,7 +168,7 @@ class Login:
                 f"or remove {path.name} and its .key if they are no longer needed",
             )
 
-    def write_lists(self, lists: Mapping[str, str]) -> None:
+    def write_deny_lists(self, lists: Mapping[str, str]) -> None:
         """Store the current deny lists of the authorities that this host trusts; skips those of unknown owners, and
         older ones.
         """
@@ -187,7 +187,7 @@ def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], no
         try:
             if until is not None and until - now() < (until - begun) / 4:
                 until, begun = login.log_in(), now()
-            login.write_lists(login.service.fetch_lists())
+            login.write_deny_lists(login.service.fetch_deny_lists())
             reported = ""
         except LoginError:
             raise

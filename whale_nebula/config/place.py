@@ -28,10 +28,10 @@ class Place:
 
     def wrong(self, what: str, *, mend: str, why: str | None = None) -> ConfigError:
         """An error about this value."""
-        where = ": ".join(part for part in (self.source + self._line(), self.path) if part)
+        where = ": ".join(part for part in (self.source + self._find_line(), self.path) if part)
         return ConfigError(what, where=where, why=why, mend=mend)
 
-    def _line(self) -> str:
+    def _find_line(self) -> str:
         """The line of this value, or of the table in which it is missing."""
         path = self.path
         while path and path not in self.lines:
@@ -49,7 +49,7 @@ class Place:
             return Place({}, self.path, self.source, self.lines)
         names = None if known is None else list(known)
         if not isinstance(self.value, dict):
-            raise self.wrong(f"{self.value!r} is not a mapping", mend=self._mapping(names))
+            raise self.wrong(f"{self.value!r} is not a mapping", mend=self._suggest_mapping(names))
         for key in self.value:
             if not isinstance(key, str):
                 raise self.wrong(f"the key {key!r} is not a string", mend=f'write it in quotes: "{key}"')
@@ -57,7 +57,7 @@ class Place:
                 raise self.key(key).wrong(f"unknown key {key!r}", mend=did_you_mean(key, names))
         return self
 
-    def _mapping(self, known: Sequence[str] | None) -> str:
+    def _suggest_mapping(self, known: Sequence[str] | None) -> str:
         """The mapping that was probably meant, for an error: its first key; a list of names becomes names with empty
         values.
         """
@@ -145,7 +145,7 @@ def split_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port) if right else -1
 
 
-def kind_of_device(place: Place) -> str:
+def read_device_kind(place: Place) -> str:
     """Parse the kind of a device, without an index.
 
     >>> kind_of_device(Place("gpu")), kind_of_device(Place("CPU"))

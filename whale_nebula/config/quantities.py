@@ -70,7 +70,7 @@ class Quantity:
     def refuse(self, place: Place) -> ConfigError:
         """The error for an invalid value."""
         value, mend = place.value, self.example
-        guess = meant(value) if isinstance(value, str) else None
+        guess = suggest_quantity(value) if isinstance(value, str) else None
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
             mend = f"add a unit: {', '.join(f'{value:g}{unit}' for unit in self.suggested)} ..."
         elif guess and kind(guess) == kind(f"1{self.suggested[0]}"):
@@ -184,7 +184,7 @@ def explain_bytes(word: str) -> str:
     return f"rates are in bits per second, and B is a byte of 8 bits: {word.strip()}{per} is {convert_to_bits(word)}"
 
 
-def meant(word: str) -> str | None:
+def suggest_quantity(word: str) -> str | None:
     """The quantity that was probably meant: the same number with a known unit.
 
     >>> meant("60mbits"), meant("60 Mbps"), meant("20msec"), meant("60MB/s"), meant("fast")

@@ -80,7 +80,7 @@ def parse_links(value: Any, clusters: Collection[str] = (), source: str = "") ->
         return Links(line(place))
     pairs: dict[tuple[str, str], Line] = {}
     for key, each in value.items():
-        a, b = _pair(place, key, clusters)
+        a, b = _read_pair(place, key, clusters)
         pairs[a, b] = line(Place(each, f"links[{key!r}]", source))
     return Links(None, pairs)
 
@@ -99,7 +99,7 @@ def line(place: Place) -> Line:
     for word in filter(None, (part.strip() for part in place.value.split(","))):
         name = quantities.kind(word)
         if name is None:
-            raise _unread(place, word)
+            raise _invalid_word_error(place, word)
         if name in found:
             raise place.wrong(f"duplicate {name} {word!r} in {place.value!r}", why=_PARTS, mend='"60mbit,20ms"')
         found[name] = _READERS[name](Place(word, place.path, place.source))
@@ -108,8 +108,8 @@ def line(place: Place) -> Line:
     return Line(found.get("rate"), found.get("delay", 0.0), found.get("loss", 0.0))
 
 
-def _unread(place: Place, word: str) -> ConfigError:
-    guess = quantities.meant(word)
+def _invalid_word_error(place: Place, word: str) -> ConfigError:
+    guess = quantities.suggest_quantity(word)
     return place.wrong(
         f"{word!r} is not a rate, delay or loss",
         why=quantities.explain_bytes(word) if quantities.convert_to_bits(word) else _PARTS,
@@ -125,7 +125,7 @@ _READERS: Mapping[str, Callable[[Place], float]] = {
 }
 
 
-def _pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, str]:
+def _read_pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, str]:
     match key:
         case (str(a), str(b)) if a != b:
             for name in (a, b):
@@ -146,8 +146,8 @@ def cluster_of(worker: str) -> str:
     return worker.rpartition("/")[0]
 
 
-PORTS = "each worker needs its own port"
-OTHER_PORT = "give one of them a different port"
+PORT_CONFLICT_REASON = "each worker needs its own port"
+PORT_CONFLICT_FIX = "give one of them a different port"
 
 
 def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -168,7 +168,7 @@ GATEWAY_GRACE_SECONDS = 30.0
 MEASURE_SECONDS = 10.0
 """The longest time, in seconds, for which the planner measures blocks of a program."""
 MOST_RESTARTS = 9999
-SHOWS = ("none", "lines", "live")
+DISPLAYS = ("none", "lines", "live")
 """The displays of the steps of a run while it trains."""
 
 
@@ -326,7 +326,7 @@ class Config:
     restarts: Restarts = Restarts()
     seed: int | None = None
     plan: tuple[str, ...] = ()
-    show: str = SHOWS[0]
+    show: str = DISPLAYS[0]
     outputs: Mapping[str, str] = field(default_factory=dict)
     checkpoint: Checkpointing | None = None
     elastic: Mapping[str, Elastic] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.datasets.grants import Dataset, Grants
-from whale_nebula.datasets.interface import Bound, Limits, Opened, open_dataset
+from whale_nebula.datasets.interface import Bound, Limits, OpenDataset, open_dataset
 from whale_nebula.datasets.schema import count_bytes
 from whale_nebula.errors import AccessError, InterfaceError, NebulaError
 from whale_nebula.security import files
@@ -74,28 +74,28 @@ class Guard:
         self.grants, self.usage, self.log = grants, usage, log
         self._pacer, self._refusals = Pacer(), Buckets(_REFUSALS, _REFUSALS_RATE)
         self._lock = threading.Lock()
-        self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._opened: dict[str, tuple[Dataset, Opened]] = {}
-        self._left_out: dict[str, int] = {}
+        self._opening_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._open_datasets: dict[str, tuple[Dataset, OpenDataset]] = {}
+        self._unlogged_refusals: dict[str, int] = {}
         self._versions: set[tuple[str, str, str, str]] = set()
 
-    def open(self, reader: Reader, name: str) -> Opened:
+    def open(self, reader: Reader, name: str) -> OpenDataset:
         """Open a dataset for an authorised reader."""
 
-        def look() -> Opened:
-            opened = self._open(self._decide(reader, name)[0])
-            self.usage.check_left(name, reader.account or OWNER, reader.run, opened.interface.limits)
+        def look() -> OpenDataset:
+            opened = self._open(self._authorize(reader, name)[0])
+            self.usage.check_remaining(name, reader.account or OWNER, reader.run, opened.interface.limits)
             return opened
 
-        found: Opened = self._hold(reader, name, look)
+        found: OpenDataset = self._run_logged(reader, name, look)
         return found
 
     def read(self, reader: Reader, asked: Asked) -> Batch:
         """Read rows for an authorised reader; refusals raise, and are logged."""
-        return self._hold(reader, asked.dataset, lambda: self._read(reader, asked))
+        return self._run_logged(reader, asked.dataset, lambda: self._read(reader, asked))
 
     def _read(self, reader: Reader, asked: Asked) -> Batch:
-        dataset, grant, purpose = self._decide(reader, asked.dataset)
+        dataset, grant, purpose = self._authorize(reader, asked.dataset)
         opened = self._open(dataset)
         if asked.edition and asked.edition != opened.edition:
             why = f"it was edition {asked.edition} when the run began to read, but is now {opened.edition}"
@@ -114,11 +114,11 @@ class Guard:
             "read", actor=reader.actor, target=asked.dataset, decision="allow", durable=False, account=account,
             purpose=purpose, grant=grant, interface=dataset.digest[:16], run=reader.run, program=reader.program,
             seed=asked.seed, number=asked.number, first=asked.first, rows=rows, bytes=size,
-            **self._note_versions(reader, asked.dataset),
+            **self._select_versions(reader, asked.dataset),
         )  # fmt: skip
         return Batch(rows, columns, pause)
 
-    def _note_versions(self, reader: Reader, dataset: str) -> dict[str, str]:
+    def _select_versions(self, reader: Reader, dataset: str) -> dict[str, str]:
         """The versions of a run for the first record of its reads."""
         entry = (reader.account, reader.run, dataset, reader.versions)
         with self._lock:
@@ -127,25 +127,25 @@ class Guard:
                 self._versions.add(entry)
         return {} if known or not reader.versions else {"versions": reader.versions}
 
-    def _decide(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
+    def _authorize(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
         """The dataset, the number of the grant, and its purpose."""
         if not reader.account:
-            return self.grants.find_current(name), "", reader.purpose or ""
+            return self.grants.find_readable(name), "", reader.purpose or ""
         dataset, grant = self.grants.check(reader.account, name, reader.purpose)
         return dataset, grant.number, grant.purpose
 
-    def _open(self, dataset: Dataset) -> Opened:
+    def _open(self, dataset: Dataset) -> OpenDataset:
         """The latest publication of a dataset. A new one is opened again, for which only its own readers wait."""
         with self._lock:
-            opening = self._opening[dataset.name]
+            opening = self._opening_locks[dataset.name]
         with opening:
-            published, opened = self._opened.get(dataset.name, (None, None))
+            published, opened = self._open_datasets.get(dataset.name, (None, None))
             if opened is None or published != dataset:
                 opened = open_dataset(dataset.parse(), Path(dataset.folder))
-                self._opened[dataset.name] = dataset, opened
+                self._open_datasets[dataset.name] = dataset, opened
             return opened
 
-    def _hold(self, reader: Reader, name: str, act: Callable[[], Any]) -> Any:
+    def _run_logged(self, reader: Reader, name: str, act: Callable[[], Any]) -> Any:
         """Execute an operation, or log its failure. Errors of the owner's functions are reported to the owner, not to
         the reader.
         """
@@ -172,10 +172,10 @@ class Guard:
         who, free = self._refusals.take(reader.account or reader.actor)
         if not free:
             with self._lock:
-                self._left_out[who] = self._left_out.get(who, 0) + 1
+                self._unlogged_refusals[who] = self._unlogged_refusals.get(who, 0) + 1
             return
         with self._lock:
-            times = self._left_out.pop(who, 0) + 1
+            times = self._unlogged_refusals.pop(who, 0) + 1
         self.log.record(
             "read", actor=reader.actor, target=name[:64], decision="deny", durable=False, account=reader.account,
             purpose=reader.purpose or "", run=reader.run, program=reader.program, times=times,
@@ -183,7 +183,7 @@ class Guard:
         )  # fmt: skip
 
 
-def wait_for_turn(pause: float, sleep: Callable[[float], object] = time.sleep) -> None:
+def wait_for_rate(pause: float, sleep: Callable[[float], object] = time.sleep) -> None:
     """Wait before a batch is sent, if its account exceeds its rate."""
     if pause > 0:
         sleep(pause)
@@ -194,7 +194,7 @@ FILE = "usage.db"
 LONGEST_PAUSE = 300.0
 """The longest wait of a batch in seconds: a longer one would look like a lost connection."""
 _BUSY_SECONDS = 60.0
-ALL = ""
+ALL_RUNS = ""
 """The name of all runs together, in place of a run's."""
 _SCHEMA = """
 create table if not exists usage (dataset text not null, account text not null, run text not null,
@@ -211,9 +211,11 @@ class Usage:
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
-        self._lock, self._opening = threading.Lock(), folder / f"{FILE}.lock"
+        self._lock, self._opening_locks = threading.Lock(), folder / f"{FILE}.lock"
         try:
-            with files.hold_lock(self._opening):  # SQLite does not wait for others to change the mode of the journal
+            with files.hold_lock(
+                self._opening_locks
+            ):  # SQLite does not wait for others to change the mode of the journal
                 path.touch(files.SECRET)
                 self._database = sqlite3.connect(
                     path, check_same_thread=False, isolation_level=None, timeout=_BUSY_SECONDS
@@ -228,7 +230,7 @@ class Usage:
         """Close the file."""
         with self._lock, contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):  # the folder is gone
-                held.enter_context(files.hold_lock(self._opening))
+                held.enter_context(files.hold_lock(self._opening_locks))
             self._database.close()  # the last one removes the journal
 
     def count(self, dataset: str, account: str, run: str, limits: Limits, rows: int, size: int) -> None:
@@ -237,10 +239,10 @@ class Usage:
             try:
                 self._database.execute("begin immediate")
                 total = (0, 0)
-                for which, bound, what in ((ALL, limits.account, "total"), (run, limits.run, "run")):
+                for which, bound, what in ((ALL_RUNS, limits.account, "total"), (run, limits.run, "run")):
                     if what != "total" and bound == Bound():
                         continue
-                    if what == "total" or which != ALL:  # a reader without a run counts in the total only
+                    if what == "total" or which != ALL_RUNS:  # a reader without a run counts in the total only
                         row = (dataset, account, which, rows, size)
                         total = self._database.execute(_COUNT, row).fetchone()
                     _check(bound, total, f"{account} has reached the {what} limit of dataset {dataset!r}")
@@ -251,13 +253,13 @@ class Usage:
                 if self._database.in_transaction:
                     self._database.execute("rollback")
 
-    def check_left(self, dataset: str, account: str, run: str, limits: Limits) -> None:
+    def check_remaining(self, dataset: str, account: str, run: str, limits: Limits) -> None:
         """Check that one more row may be read."""
-        for which, bound, what in ((ALL, limits.account, "total"), (run, limits.run, "run")):
+        for which, bound, what in ((ALL_RUNS, limits.account, "total"), (run, limits.run, "run")):
             rows, size = self.find(dataset, account, which)
             _check(bound, (rows + 1, size + 1), f"{account} has reached the {what} limit of dataset {dataset!r}")
 
-    def find(self, dataset: str, account: str, run: str = ALL) -> tuple[int, int]:
+    def find(self, dataset: str, account: str, run: str = ALL_RUNS) -> tuple[int, int]:
         """The rows and bytes that an account has read, in a run or in total."""
         query = "select rows, bytes from usage where dataset = ? and account = ? and run = ?"
         with self._lock:

@@ -29,12 +29,12 @@ from whale_nebula.datasets.schema import DTYPES, STRING, Column, Schema, check_c
 from whale_nebula.datasets.sources import (
     FUNCTION,
     Aggregate,
-    Apply,
     Function,
     Select,
     Source,
     Step,
     Tokenise,
+    Transform,
     apply_steps,
     check_pattern,
     prepare_rows,
@@ -109,12 +109,12 @@ def parse_interface(place: Place) -> Interface:
     return Interface(
         name=read_name(root.key("name")),
         about=root.key("about").read_or(Place.text, "")[:_ABOUT],
-        open_source=_source(root.key("source")),
-        steps=tuple(_step(each) for each in root.key("transform").items()),
-        schema=_schema(root.key("schema")),
-        limits=_limits(root.key("limits")),
-        expires=_expires(root.key("expires")),
-        document=_plain(root.value),
+        open_source=_read_source(root.key("source")),
+        steps=tuple(_read_step(each) for each in root.key("transform").items()),
+        schema=_read_schema(root.key("schema")),
+        limits=_read_limits(root.key("limits")),
+        expires=_read_expiry(root.key("expires")),
+        document=_to_plain(root.value),
     )
 
 
@@ -126,17 +126,17 @@ def read_name(place: Place) -> str:
     return str(place.value)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert YAML values to JSON values: dates become texts."""
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _to_plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_to_plain(each) for each in value]
     return value.isoformat() if isinstance(value, date) else value
 
 
 # ---------------------------------------------------------------------- source
-def _one_of(place: Place, known: Mapping[str, tuple[str, ...]], example: str) -> str:
+def _choose_kind(place: Place, known: Mapping[str, tuple[str, ...]], example: str) -> str:
     """The kind of a table that has exactly one of these keys, which allows only the listed further keys."""
     table = place.table(dict.fromkeys([*known, *(each for more in known.values() for each in more)]))
     kinds = [name for name in known if name in table.value]
@@ -155,11 +155,11 @@ _SOURCES = {
 }
 
 
-def _source(place: Place) -> Callable[[Path], Source]:
-    kind = _one_of(place, _SOURCES, 'source: {text: "*.txt"}')
+def _read_source(place: Place) -> Callable[[Path], Source]:
+    kind = _choose_kind(place, _SOURCES, 'source: {text: "*.txt"}')
     given = place.key(kind)
     if kind == "factory":
-        name = _function(given)
+        name = _read_function_name(given)
         return lambda folder: sources.open_factory(name)
     pattern = given.text()
     if why := check_pattern(pattern):
@@ -169,34 +169,34 @@ def _source(place: Place) -> Callable[[Path], Source]:
         return lambda folder: sources.open_text(folder, pattern, column)
     if kind == "parquet":
         names = [each.text() for each in place.key("columns").items()]
-        _need(names, place, "columns: [age, income]")
+        _require_columns(names, place, "columns: [age, income]")
         return lambda folder: sources.open_parquet(folder, pattern, names)
     if kind == "csv":
         types = {name: each.choice(DTYPES) for name, each in place.key("columns").entries().items()}
-        _need(types, place, "columns: {age: int64}")
+        _require_columns(types, place, "columns: {age: int64}")
         return lambda folder: sources.open_csv(folder, pattern, types)
-    features = {name: _feature(each) for name, each in place.key("features").entries().items()}
-    _need(features, place, "features: {ids: {dtype: int64, shape: [32]}}")
+    features = {name: _read_feature(each) for name, each in place.key("features").entries().items()}
+    _require_columns(features, place, "features: {ids: {dtype: int64, shape: [32]}}")
     return lambda folder: sources.open_tfrecord(folder, pattern, features)
 
 
-def _need(found: object, place: Place, mend: str) -> None:
+def _require_columns(found: object, place: Place, mend: str) -> None:
     if not found:
         raise place.wrong("missing columns of the source", mend=mend)
 
 
-def _function(place: Place) -> str:
+def _read_function_name(place: Place) -> str:
     if FUNCTION.fullmatch(place.text()) is None:
         raise place.wrong(f"{place.value!r} is not a module:function", mend='"mycorpus.reading:open_rows"')
     return str(place.value)
 
 
-def _feature(place: Place) -> tuple[str, tuple[int, ...]]:
+def _read_feature(place: Place) -> tuple[str, tuple[int, ...]]:
     table = place.table(("dtype", "shape"))
-    return table.key("dtype").choice(("int64", "float32", STRING)), _shape(table.key("shape"))
+    return table.key("dtype").choice(("int64", "float32", STRING)), _read_shape(table.key("shape"))
 
 
-def _shape(place: Place) -> tuple[int, ...]:
+def _read_shape(place: Place) -> tuple[int, ...]:
     return tuple(int(axis.number(least=1, most=1 << 30, whole=True)) for axis in place.items())
 
 
@@ -204,13 +204,13 @@ def _shape(place: Place) -> tuple[int, ...]:
 _STEPS = dict.fromkeys(("tokenise", "select", "function", "aggregate"), ())
 
 
-def _step(place: Place) -> Step:
-    kind = _one_of(place, _STEPS, "transform: [{select: [ids, label]}]")
+def _read_step(place: Place) -> Step:
+    kind = _choose_kind(place, _STEPS, "transform: [{select: [ids, label]}]")
     given = place.key(kind)
     if kind == "select":
-        return Select(_names(given))
+        return Select(_read_names(given))
     if kind == "function":
-        return Function(_function(given))
+        return Function(_read_function_name(given))
     if kind == "tokenise":
         table = given.table(("column", "to", "vocabulary", "length"))
         vocabulary = table.key("vocabulary").text()
@@ -226,18 +226,18 @@ def _step(place: Place) -> Step:
     return Aggregate(
         table.key("by").text(),
         int(table.key("least").number(least=LEAST_GROUP, whole=True)),
-        _names(table.key("mean")),
-        _names(table.key("sum")),
+        _read_names(table.key("mean")),
+        _read_names(table.key("sum")),
         table.key("count").read_or(Place.text, ""),
     )
 
 
-def _names(place: Place) -> tuple[str, ...]:
+def _read_names(place: Place) -> tuple[str, ...]:
     return tuple(each.text() for each in place.items())
 
 
 # ---------------------------------------------------------------------- schema, limits, end
-def _schema(place: Place) -> Schema:
+def _read_schema(place: Place) -> Schema:
     found = []
     for name, each in place.entries().items():
         table = each.table(("dtype", "shape", "raw"))
@@ -247,13 +247,13 @@ def _schema(place: Place) -> Schema:
             why = "raw text is published only if the interface has raw: true"
             mend = f"{name}: {{dtype: {STRING}, raw: true}}, or tokenise it"
             raise each.wrong(f"column {name!r} is raw text", why=why, mend=mend)
-        found.append(Column(name, dtype, _shape(table.key("shape"))))
+        found.append(Column(name, dtype, _read_shape(table.key("shape"))))
     if not found:
         raise place.wrong("missing schema", mend="schema: {ids: {dtype: int32, shape: [32]}}")
     return tuple(found)
 
 
-def _limits(place: Place) -> Limits:
+def _read_limits(place: Place) -> Limits:
     table = place.table(("account", "run", "rate"))
     return Limits(
         _read_bound(table.key("account")),
@@ -268,7 +268,7 @@ def _read_bound(place: Place) -> Bound:
     return Bound(rows, table.key("bytes").read_or(quantities.memory, None))
 
 
-def _expires(place: Place) -> str:
+def _read_expiry(place: Place) -> str:
     value = place.value
     try:
         moment = value if isinstance(value, date) else datetime.fromisoformat(place.text())
@@ -285,18 +285,18 @@ def _expires(place: Place) -> str:
 
 # ---------------------------------------------------------------------- an open dataset
 _ROUNDS = 4
-_KEPT = 1 << 20
+_MOST_CACHED_ROWS = 1 << 20
 """Up to this number of rows, the complete order of a pass is kept in memory."""
 Rows = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenDataset:
     """The rows of an interface. `edition` identifies the interface and the number of rows."""
 
     interface: Interface
     source: Source
-    steps: list[Apply]
+    steps: list[Transform]
 
     @property
     def count(self) -> int:
@@ -315,10 +315,10 @@ class Opened:
         return check_columns(self.interface.schema, columns, self.interface.name), columns
 
 
-def open_dataset(interface: Interface, folder: Path) -> Opened:
+def open_dataset(interface: Interface, folder: Path) -> OpenDataset:
     """Open the source of an interface whose files are in this folder, and check its first row."""
     source, steps = prepare_rows(folder, interface.open_source(folder), interface.steps)
-    opened = Opened(interface, source, steps)
+    opened = OpenDataset(interface, source, steps)
     opened.read(None, 0, 0, 1)
     return opened
 
@@ -337,17 +337,17 @@ def find_rows(count: int, seed: int | None, number: int, first: int, last: int) 
     """
     if seed is None or count < 2:
         return np.arange(first, min(last, count), dtype=np.uint64)
-    if count <= _KEPT:
-        return _order_all(count, seed, number)[first:last]
-    return _order(count, seed, number, first, last)
+    if count <= _MOST_CACHED_ROWS:
+        return _order_all_rows(count, seed, number)[first:last]
+    return _order_rows(count, seed, number, first, last)
 
 
 @lru_cache(4)
-def _order_all(count: int, seed: int, number: int) -> Rows:
-    return _order(count, seed, number, 0, count)
+def _order_all_rows(count: int, seed: int, number: int) -> Rows:
+    return _order_rows(count, seed, number, 0, count)
 
 
-def _order(count: int, seed: int, number: int, first: int, last: int) -> Rows:
+def _order_rows(count: int, seed: int, number: int, first: int, last: int) -> Rows:
     places = np.arange(first, min(last, count), dtype=np.uint64)
     half = max(1, -(-(count - 1).bit_length() // 2))
     keys = _derive_keys(seed, number)
@@ -366,11 +366,11 @@ def _permute(places: Rows, half: int, keys: list[np.uint64]) -> Rows:
     mask, bits = np.uint64((1 << half) - 1), np.uint64(half)
     left, right = places >> bits, places & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
+        left, right = right, left ^ (_mix_bits(right ^ key) & mask)
     return (left << bits) | right
 
 
-def _mix(values: Rows) -> Rows:
+def _mix_bits(values: Rows) -> Rows:
     """The finalizer of SplitMix64: every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

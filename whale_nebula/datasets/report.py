@@ -25,7 +25,7 @@ class Period:
     since: datetime
     until: datetime
 
-    def holds(self, record: Record) -> bool:
+    def contains(self, record: Record) -> bool:
         """Whether a record is within this period."""
         try:
             return self.since <= datetime.fromisoformat(str(record.get("time"))) < self.until
@@ -101,7 +101,7 @@ def make_report(
     reads: dict[tuple[str, ...], Read] = {}
     refusals: dict[tuple[str, ...], Refusal] = {}
     grants = {str(each.get("number")): each for each in events if each.get("action") == "grant"}
-    kept = sorted((each for each in records if period.holds(each)), key=lambda each: str(each.get("time")))
+    kept = sorted((each for each in records if period.contains(each)), key=lambda each: str(each.get("time")))
     for each in kept:
         if each.get("action") != READ:
             continue
@@ -126,7 +126,7 @@ def make_report(
             by = f" by {grant['by']}" if grant.get("by") else ""
             read.granted = f"{read.grant}{by} at {grant.get('time')}"
         read.approved = approvals.get(read.program, "")
-    return Report(period, [*reads.values()], [*refusals.values()], [e for e in events if period.holds(e)], kept)
+    return Report(period, [*reads.values()], [*refusals.values()], [e for e in events if period.contains(e)], kept)
 
 
 def _count(record: Record, name: str) -> int:

@@ -31,7 +31,7 @@ from whale_nebula.security.trust import DenyList, Trust
 FORMAT = "whale_nebula approval 1"
 NAME = "approval.json"
 DAYS = 90.0
-_MEANING = b"whale_nebula approval 1\0"
+_SIGNATURE_PREFIX = b"whale_nebula approval 1\0"
 _TABLES = ("files", "packages", "plans")
 _SERIAL = re.compile("[0-9a-f]{40}")
 
@@ -87,7 +87,9 @@ def save(
         authority.run, serial, script, *code, digests, files.format_time(moment), files.format_time(until), by, why
     )
     content = {"format": FORMAT, **asdict(made)}
-    signature = base64.b64encode(authority.key.sign(_MEANING + canonical(content), files.SIGNATURE)).decode("ascii")
+    signature = base64.b64encode(authority.key.sign(_SIGNATURE_PREFIX + canonical(content), files.SIGNATURE)).decode(
+        "ascii"
+    )
     own = folder / f"{Path(script).stem}-{serial[:8]}"
     try:
         own.mkdir(parents=True)
@@ -119,7 +121,7 @@ def _read(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str |
     try:
         content = json.loads(files.read(own / NAME, "an approval"))
         signature = base64.b64decode(content.pop("signature"), validate=True)
-        message = _MEANING + canonical(content)
+        message = _SIGNATURE_PREFIX + canonical(content)
         if content.pop("format") != FORMAT:
             return Found(own, fault=f"its format is not {FORMAT!r}")
         approval = Approval(**{each.name: content[each.name] for each in fields(Approval)})

@@ -376,7 +376,7 @@ def _find_start(path: Path, data: bytes) -> Link:
         raise _broken_error(older[-1], str(error)) from None
 
 
-_MEANING = b"whale_nebula audit head 1\0"
+_SIGNATURE_PREFIX = b"whale_nebula audit head 1\0"
 
 
 class Head(NamedTuple):
@@ -432,7 +432,7 @@ class Head(NamedTuple):
 
 
 def _message(identity: Identity, seq: int, digest: str) -> bytes:
-    return _MEANING + canonical({"who": identity.uri, "seq": seq, "digest": digest})
+    return _SIGNATURE_PREFIX + canonical({"who": identity.uri, "seq": seq, "digest": digest})
 
 
 class KeptHeads:

@@ -46,7 +46,7 @@ from whale_nebula.security.files import Peer
 from whale_nebula.security.identity import Identity
 
 FORMAT = "whale_nebula revoked 2"
-_MEANING = b"whale_nebula deny list 2\0"
+_SIGNATURE_PREFIX = b"whale_nebula deny list 2\0"
 _AGAIN_SECONDS = 1.0
 _SERIAL = re.compile("[0-9a-f]{40}")
 _LOG = logging.getLogger("whale_nebula.security")
@@ -111,7 +111,7 @@ def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> S
     except (ValueError, TypeError):
         signature = b""
     try:
-        message = _MEANING + canonical(content)
+        message = _SIGNATURE_PREFIX + canonical(content)
         found = SignedList(content["number"], "", _revocations(content["revoked"]))
         if type(found.number) is not int or found.number < 1:
             raise ValueError("invalid number of a deny list")
@@ -138,7 +138,7 @@ def save(path: Path, run: str, key: ec.EllipticCurvePrivateKey, number: int, rev
     """Sign a deny list, and write it atomically."""
     entries = {serial: {"who": each.who, "when": each.when, "why": each.why} for serial, each in revoked.items()}
     content: dict[str, Any] = {"format": FORMAT, "run": run, "number": number, "revoked": entries}
-    signature = key.sign(_MEANING + canonical(content), files.SIGNATURE)
+    signature = key.sign(_SIGNATURE_PREFIX + canonical(content), files.SIGNATURE)
     content["signature"] = base64.b64encode(signature).decode("ascii")
     files.write(path, f"{json.dumps(content, indent=1, sort_keys=True)}\n".encode(), files.PUBLIC)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.accounts.members import DISABLED, ENABLED, Certified
-from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry, refuse_login
+from whale_nebula.accounts.members import DISABLED, ENABLED, AccountCertificate
+from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry, refused_login_error
 from whale_nebula.accounts.rows import FILE
 from whale_nebula.accounts.scope import Scope
 from whale_nebula.errors import AccountError, LoginError
@@ -105,7 +105,7 @@ EXTERNAL_CHANGES = {
 def test_external_change_of_registry_is_detected(query: str, running: bool, registry: Registry, folder: Path) -> None:
     registry.make_secret("ana", TOKEN, 1, Scope("worker"))
     registry.set_state("ana", DISABLED)
-    registry.note_certificates([Certified("00", "ana", "nebula://mt/gpu/worker/0", "11", "3000")])
+    registry.add_certificates([AccountCertificate("00", "ana", "nebula://mt/gpu/worker/0", "11", "3000")])
     modify_database(folder, query)
     reader = registry if running else Registry(folder, authority.load(folder))
     with pytest.raises(AccountError, match="modified by other means"):
@@ -275,7 +275,7 @@ def test_refused_login_reveals_no_reason_by_text_or_work(
     name, kind, secret = attempt
     with pytest.raises(LoginError) as caught:
         registry.log_in(name, kind, str(prepared) if secret == "last" else secret)
-    assert str(caught.value) == str(refuse_login()) and reason in caught.value.reason
+    assert str(caught.value) == str(refused_login_error()) and reason in caught.value.reason
     assert len(hashed) == 1 and number() - first_number == (kind == PASSWORD)
 
 
@@ -319,7 +319,7 @@ def test_read_during_writes_sees_a_consistent_state(registry: Registry, folder: 
 
     def write() -> None:
         while not over.is_set():
-            registry.note("login", "ana")
+            registry.record_event("login", "ana")
 
     writer = threading.Thread(target=write)
     writer.start()

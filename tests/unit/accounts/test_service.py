@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from whale_nebula.accounts import server, service
-from whale_nebula.accounts.login import Asked, Desk
+from whale_nebula.accounts.login import Asked, LoginIssuer
 from whale_nebula.accounts.members import AUDITOR, DISABLED, OWNER
 from whale_nebula.accounts.passwords import digest_secret
-from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refuse_login
+from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refused_login_error
 from whale_nebula.accounts.scope import Scope
 from whale_nebula.accounts.service import Service, serve
 from whale_nebula.cli.arguments import DONE
@@ -51,13 +51,13 @@ RUN, GOOD = "mt", "a sentence to remember"
 class Site:
     """An owner's service with an account, and a host from which somebody logs in."""
 
-    desk: Desk
+    issuer: LoginIssuer
     host: Path
     port: int
 
     @property
     def ca(self) -> bytes:
-        return (self.desk.folder / authority.CA).read_bytes()
+        return (self.issuer.folder / authority.CA).read_bytes()
 
     def request(self, identity: Identity, host: str = "host") -> str:
         return owners.request(self.host / host, identity).path.read_text()
@@ -72,12 +72,12 @@ class Site:
         return Service("127.0.0.1", self.port, self.ca, RUN, "gpu")
 
     def trust(self) -> Trust:
-        known = authority.authorities(self.desk.folder)
-        return Trust(known, DenyList(self.desk.folder / files.REVOKED, known))
+        known = authority.authorities(self.issuer.folder)
+        return Trust(known, DenyList(self.issuer.folder / files.REVOKED, known))
 
     @property
     def last(self) -> dict[str, Any]:
-        return self.desk.registry.list_events()[-1]
+        return self.issuer.registry.list_events()[-1]
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     signs = authority.load(tmp_path / "certs")
     registry = Registry(tmp_path / "certs", signs)
     registry.add("ana", workers=2, password=GOOD)
-    desk = Desk(registry, signs, tmp_path / "certs")
-    with serve(desk, "gpu", "127.0.0.1", 0) as port:
-        yield Site(desk, tmp_path, port)
+    issuer = LoginIssuer(registry, signs, tmp_path / "certs")
+    with serve(issuer, "gpu", "127.0.0.1", 0) as port:
+        yield Site(issuer, tmp_path, port)
     registry.close()
 
 
@@ -104,23 +104,23 @@ def test_login_issues_certificates_of_the_account_without_keys(site: Site) -> No
     found = [site.trust().check(pem, identify(number)) for number, pem in enumerate(answer["certificates"])]
     assert {each.account for each in found} == {"ana"} and answer["role"] == "trainer"
     assert all(each.key == files.peer(each.certificate).key for each in found)
-    assert not [*site.desk.folder.glob("gpu-worker-*.key")] and not [*site.desk.folder.glob("gpu-worker-*.pem")]
-    assert [each.account for each in site.desk.registry.certificates()] == ["ana", "ana"]
+    assert not [*site.issuer.folder.glob("gpu-worker-*.key")] and not [*site.issuer.folder.glob("gpu-worker-*.pem")]
+    assert [each.account for each in site.issuer.registry.certificates()] == ["ana", "ana"]
     assert (site.last["action"], site.last["decision"], len(site.last["serials"])) == ("login", "allow", 2)
     assert site.ask(identify(0))["account"] == "ana"  # again, with the same key
-    assert GOOD not in json.dumps(site.desk.registry.list_events())
+    assert GOOD not in json.dumps(site.issuer.registry.list_events())
 
 
 def test_login_looks_up_the_token_once(site: Site) -> None:
-    token, queries = site.desk.registry.make_secret("ana", TOKEN, 1, Scope(WORKER)), []
-    site.desk.registry.database.set_trace_callback(queries.append)
+    token, queries = site.issuer.registry.make_secret("ana", TOKEN, 1, Scope(WORKER)), []
+    site.issuer.registry.database.set_trace_callback(queries.append)
     site.ask(identify(0), kind=TOKEN, secret=token)
-    site.desk.registry.database.set_trace_callback(None)
+    site.issuer.registry.database.set_trace_callback(None)
     assert sum(digest_secret(token) in each for each in queries) == 1
 
 
 def test_certificate_contains_the_account_limits(site: Site) -> None:
-    site.desk.registry.limit("ana", 1, Allowance(memory=4 << 30, disk=1 << 30))
+    site.issuer.registry.limit("ana", 1, Allowance(memory=4 << 30, disk=1 << 30))
     found = site.trust().check(site.ask(identify(0))["certificates"][0])
     assert found.allowance == Allowance(memory=4 << 30, disk=1 << 30)
 
@@ -130,7 +130,7 @@ def test_certificate_contains_the_account_limits(site: Site) -> None:
         def encode(self) -> bytes:
             return b'{"stars":1}'
 
-    signs, key, now = site.desk.authority, authority.make_key().public_key(), files.now()
+    signs, key, now = site.issuer.authority, authority.make_key().public_key(), files.now()
     certificate = authority.process_certificate(
         identify(0), key, signs.certificate, signs.key, now + timedelta(days=1), now, "ana", Later(memory=1)
     )
@@ -149,20 +149,20 @@ def test_certificate_contains_the_account_limits(site: Site) -> None:
     ids=["a role", "a number", "hours", "within"],
 )
 def test_token_is_valid_only_for_its_scope(site: Site, scope: Scope, wanted: Identity, message: str) -> None:
-    site.desk.registry.add("eva", OWNER, 3, GOOD)
-    token = site.desk.registry.make_secret("eva", TOKEN, 1, scope)
+    site.issuer.registry.add("eva", OWNER, 3, GOOD)
+    token = site.issuer.registry.make_secret("eva", TOKEN, 1, scope)
     by_token = {"account": "eva", "kind": TOKEN, "secret": token, "hours": 3}
     if message:
         with pytest.raises(AccountError, match=message):
             site.ask(wanted, **by_token)
-        assert site.last["decision"] == "deny" and not site.desk.registry.certificates("eva")
+        assert site.last["decision"] == "deny" and not site.issuer.registry.certificates("eva")
         assert site.ask(wanted, account="eva", hours=3)["account"] == "eva"  # by the password it may
     else:
         assert site.ask(wanted, **by_token)["account"] == "eva"
-    assert site.desk.registry.list_secrets("eva")[0][3] == str(scope)
-    site.desk.registry.remove("eva")
-    with site.desk.registry.look():
-        assert not site.desk.registry.database.execute("select * from about where name like 'scope of %'").fetchall()
+    assert site.issuer.registry.list_secrets("eva")[0][3] == str(scope)
+    site.issuer.registry.remove("eva")
+    with site.issuer.registry.read_transaction():
+        assert not site.issuer.registry.database.execute("select * from about where name like 'scope of %'").fetchall()
 
 
 def test_later_login_revokes_earlier_certificate(site: Site) -> None:
@@ -176,13 +176,13 @@ def test_later_login_revokes_earlier_certificate(site: Site) -> None:
 def test_disabling_an_account_revokes_its_certificates(site: Site) -> None:
     pem = site.ask(identify(0))["certificates"][0]
     trust = site.trust()
-    site.desk.registry.set_state("ana", DISABLED)
-    assert len(site.desk.end_certificates("ana", "account ana was disabled")) == 1
+    site.issuer.registry.set_state("ana", DISABLED)
+    assert len(site.issuer.revoke_certificates("ana", "account ana was disabled")) == 1
     with pytest.raises(RevokedError, match="account ana was disabled"):
         trust.check(pem)
     with pytest.raises(LoginError):
         site.ask(identify(0))
-    site.desk.registry.add("bob", password=GOOD)  # and its place is free
+    site.issuer.registry.add("bob", password=GOOD)  # and its place is free
     assert site.ask(identify(0), host="bobs", account="bob")["account"] == "bob"
 
 
@@ -208,14 +208,14 @@ def run_concurrently(folder: Path, *acts: Callable[[], object]) -> list[NebulaEr
 
 
 def test_two_services_of_one_registry_enforce_the_worker_quota(site: Site) -> None:
-    site.desk.registry.add("bob", password=GOOD)
-    other = site.desk._replace(registry=Registry(site.desk.folder, site.desk.authority))
+    site.issuer.registry.add("bob", password=GOOD)
+    other = site.issuer._replace(registry=Registry(site.issuer.folder, site.issuer.authority))
     wanted = [Asked("bob", PASSWORD, GOOD, [site.request(identify(n))]) for n in range(2)]
     errors = run_concurrently(
-        site.desk.folder, *(partial(d.log_in, w) for d, w in zip([site.desk, other], wanted, strict=True))
+        site.issuer.folder, *(partial(d.log_in, w) for d, w in zip([site.issuer, other], wanted, strict=True))
     )
     other.registry.close()
-    assert len(site.desk.registry.certificates("bob")) == 1
+    assert len(site.issuer.registry.certificates("bob")) == 1
     assert [each.what for each in errors] == ["the account may have 1 at a time, but would have 2"]
 
 
@@ -223,29 +223,29 @@ def test_account_disabled_during_login_gets_no_valid_certificate(site: Site) -> 
     request, trust = Asked("ana", PASSWORD, GOOD, [site.request(identify(0))]), site.trust()
 
     def disable() -> None:
-        site.desk.registry.set_state("ana", DISABLED)
-        site.desk.end_certificates("ana", "disabled")
+        site.issuer.registry.set_state("ana", DISABLED)
+        site.issuer.revoke_certificates("ana", "disabled")
 
-    run_concurrently(site.desk.folder, partial(site.desk.log_in, request), disable)
-    assert site.desk.registry.certificates("ana") == []
-    for each in issue.list_issued(site.desk.folder):
+    run_concurrently(site.issuer.folder, partial(site.issuer.log_in, request), disable)
+    assert site.issuer.registry.certificates("ana") == []
+    for each in issue.list_issued(site.issuer.folder):
         if each.account == "ana":
             with pytest.raises(RevokedError):
                 trust.check(each.certificate)
 
 
-def log_in_other_account(site: Site) -> None:
+def add_other(site: Site) -> None:
     site.ask(identify(0))
-    site.desk.registry.add("bob", password=GOOD)
+    site.issuer.registry.add("bob", password=GOOD)
 
 
-def issue_owner_certificate(site: Site) -> None:
+def issue_by_owner(site: Site) -> None:
     """The owner has given the place to a host of his own."""
-    issue.issue(site.desk.folder, site.desk.authority, [identify(0)])
+    issue.issue(site.issuer.folder, site.issuer.authority, [identify(0)])
 
 
-def make_account_with_role(role: str) -> Callable[[Site], None]:
-    return lambda site: site.desk.registry.add("bob", role, 9, GOOD)
+def add_account(role: str) -> Callable[[Site], None]:
+    return lambda site: site.issuer.registry.add("bob", role, 9, GOOD)
 
 
 Refusal = tuple[Callable[[Site], object], dict[str, Any], list[Identity], type[NebulaError], str]
@@ -259,18 +259,20 @@ REFUSED_LOGINS: dict[str, Refusal] = {
     "too many in turn": (
         lambda s: s.ask(identify(0), identify(1)), {}, [identify(2)], AccountError, "may have 2 at a time"
     ),
-    "another's worker": (log_in_other_account, {"account": "bob"}, [identify(0)], AccountError, "belongs to another account"),
-    "a worker of the owner": (issue_owner_certificate, {}, [identify(0)], AccountError, "already has a certificate"),
+    "another's worker": (add_other, {"account": "bob"}, [identify(0)], AccountError, "belongs to another account"),
+    "a worker of the owner": (issue_by_owner, {}, [identify(0)], AccountError, "already has a certificate"),
     "a gateway": (lambda s: None, {}, [identify(0, role=GATEWAY)], AccountError, "certificate of a gateway"),
     "an operator": (lambda s: None, {}, [identify(0, role=OPERATOR)], AccountError, "certificate of an operator"),
-    "an auditor's worker": (make_account_with_role(AUDITOR), {"account": "bob"}, [identify(0)], AccountError, "role auditor"),
+    "an auditor's worker": (add_account(AUDITOR), {"account": "bob"}, [identify(0)], AccountError, "role auditor"),
     "an auditor by a trainer": (lambda s: None, {}, [identify(0, role=AUDITOR)], AccountError, "trainer .* auditor"),
     "an auditor by an owner": (
-        make_account_with_role(OWNER), {"account": "bob"}, [identify(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
+        add_account(OWNER), {"account": "bob"}, [identify(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
     ),
     "another owner's cluster": (lambda s: None, {}, [identify(0, "npu")], AccountError, ", not npu"),
     "another run": (lambda s: None, {}, [identify(0, run="other")], AccountError, "not for run 'other'"),
-    "an owner's tenth": (make_account_with_role(OWNER), {"account": "bob"}, [identify(n) for n in range(10)], AccountError, "have 9"),
+    "an owner's tenth": (
+        add_account(OWNER), {"account": "bob"}, [identify(n) for n in range(10)], AccountError, "have 9"
+    ),
 }  # fmt: skip
 
 
@@ -278,12 +280,12 @@ REFUSED_LOGINS: dict[str, Refusal] = {
 def test_unauthorized_login_issues_no_certificate(refusal: Refusal, site: Site) -> None:
     prepare, fields, wanted, kind, message = refusal
     prepare(site)
-    before = len(site.desk.registry.certificates())
+    before = len(site.issuer.registry.certificates())
     with pytest.raises(kind) as caught:
         site.ask(*wanted, host="attacker", **fields)
-    assert kind is not LoginError or str(caught.value) == str(refuse_login())
+    assert kind is not LoginError or str(caught.value) == str(refused_login_error())
     assert (site.last["decision"], site.last["account"]) == ("deny", fields.get("account", "ana"))
-    assert len(site.desk.registry.certificates()) == before
+    assert len(site.issuer.registry.certificates()) == before
     assert re.search(message, site.last["reason"] if kind is LoginError else str(caught.value))
 
 
@@ -347,10 +349,10 @@ def test_login_rate_limit_answers_429_without_checking(site: Site, monkeypatch: 
     monkeypatch.setattr(service, "_ALL_BURST", 3)
     monkeypatch.setattr(service, "_ALL_RATE", 0.0)
     guess = make_post(json.dumps({**GOOD_REQUEST, "secret": "guess"}).encode())
-    with serve(site.desk, "gpu", "127.0.0.1", 0) as port:
+    with serve(site.issuer, "gpu", "127.0.0.1", 0) as port:
         codes = [send_raw(replace(site, port=port), guess).split()[1] for _ in range(5)]
     assert codes == [b"401"] * 3 + [b"429"] * 2
-    assert [each["decision"] for each in site.desk.registry.list_events()].count("deny") == 3
+    assert [each["decision"] for each in site.issuer.registry.list_events()].count("deny") == 3
 
 
 def test_impostor_login_service_receives_no_password(site: Site, tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_impostor_login_service_receives_no_password(site: Site, tmp_path: Path)
     authority.create(tmp_path / "false", Authority.fresh(RUN, {}, bound=["gpu"]))
     impostor = authority.load(tmp_path / "false")
     [other] = issue.issue(tmp_path / "false", impostor, [identify(0, role=OPERATOR)])
-    [known] = issue.issue(site.desk.folder, site.desk.authority, [identify(5)])
+    [known] = issue.issue(site.issuer.folder, site.issuer.authority, [identify(5)])
     for paths in (other.files, known.files):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(paths.cert, paths.key)
@@ -388,7 +390,7 @@ def test_login_command_writes_worker_credentials(
     folder, secret = tmp_path / "own", tmp_path / "token"
     folder.mkdir(0o700)
     secret.touch(0o600)
-    secret.write_text(site.desk.registry.make_secret("ana", TOKEN, 1) + "\n")
+    secret.write_text(site.issuer.registry.make_secret("ana", TOKEN, 1) + "\n")
     options = ["--cluster", "gpu", "--at", f"127.0.0.1:{site.port}", "--account", "ana", "--folder", str(folder)]
     assert main([*options, "--token-file", str(secret)]) == 1 and "ca.pem that came with" in capsys.readouterr().err
     (folder / "ca.pem").write_bytes(site.ca)
@@ -410,19 +412,19 @@ def test_kept_login_renews_certificates_and_fetches_deny_lists(site: Site, tmp_p
     folder.mkdir(0o700)
     (folder / "ca.pem").write_bytes(site.ca)
     secret.touch(0o600)
-    secret.write_text(site.desk.registry.make_secret("ana", TOKEN, 1))
+    secret.write_text(site.issuer.registry.make_secret("ana", TOKEN, 1))
     arguments = Namespace(
         config=None, folder=str(folder), run=None, cluster="gpu", token_file=str(secret), account="ana", json=False
     )
     login = Login(arguments, "127.0.0.1", site.port, 4.0, [("gpu", WORKER, 0)])
     until, started, path = login.log_in(), files.now(), folder / "gpu-worker-0.pem"
-    [other] = issue.issue(site.desk.folder, site.desk.authority, [identify(7)])
+    [other] = issue.issue(site.issuer.folder, site.issuer.authority, [identify(7)])
     first, hours, serials = path.read_bytes(), iter([1.0, 2.0, 3.5, 3.6]), []
 
     def wait(seconds: float) -> bool:
         serials.append(path.read_bytes() == first)
         if len(serials) == 2:
-            issue.revoke(site.desk.folder, site.desk.authority, [other.peer.serial], "sold")
+            issue.revoke(site.issuer.folder, site.issuer.authority, [other.peer.serial], "sold")
         return len(serials) < 5
 
     def present() -> datetime:
@@ -433,7 +435,7 @@ def test_kept_login_renews_certificates_and_fetches_deny_lists(site: Site, tmp_p
     own = authority.authorities(folder)
     with pytest.raises(RevokedError):
         Trust(own, DenyList(folder / files.REVOKED, own)).check(other.peer.certificate)
-    site.desk.registry.set_state("ana", DISABLED)
+    site.issuer.registry.set_state("ana", DISABLED)
     with pytest.raises(LoginError):
         keep(login, started, lambda seconds: True, files.now)
 

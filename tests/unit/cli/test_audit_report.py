@@ -154,7 +154,7 @@ def test_attack_report_without_auditor_role_is_refused(
         read.owner.registry.set_state(account, DISABLED)
     code, out, err = run(command, capsys)
     assert (code, out) == (1, "") and "may not read the audit report" in err and message in err
-    assert (read.access_records[-1]["object"], read.log[-1]["decision"]) == ("the audit report", "deny")
+    assert (read.access_records[-1]["object"], read.access_records[-1]["decision"]) == ("the audit report", "deny")
     assert "report" not in {each["action"] for each in read.owner.registry.list_events()}
 
 

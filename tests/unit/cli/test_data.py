@@ -115,7 +115,11 @@ def test_second_data_service_or_occupied_port_is_refused(owner: Owner, capsys: C
     ],
 )
 def test_incomplete_service_command_is_refused(
-    owner: Owner, capsys: Capture, line: str, code: int, message: str
+    owner: Owner,  # noqa: F811
+    capsys: Capture,
+    line: str,
+    code: int,
+    message: str,
 ) -> None:
     status, _, err = run(line.format(certs=owner.home / "certs"), capsys)
     assert (status, message in err) == (code, True), err

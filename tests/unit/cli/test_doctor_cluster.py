@@ -212,7 +212,7 @@ class TestCertificates:
         assert (code, checks["deny list"]["state"]) == (0, "note")
 
     def test_certificate_that_expires_soon_gives_a_warning(self, site: Site) -> None:
-        site.issue(NPU, life=1.5)
+        site.issue(NPU, days=1.5)
         code, found = site.doctor()
         soon = found["certificate of npu/0"]
         assert (code, soon["state"]) == (0, "warning") and soon["found"] in ("35 hours left", "36 hours left")

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from whale_nebula.accounts import server
-from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.place import Place
 from whale_nebula.datasets.grants import GRANTED, Grants, Permission
 from whale_nebula.datasets.guard import Guard, Reader, Usage
 from whale_nebula.datasets.interface import parse_interface
-from whale_nebula.datasets.reading import Remote, Wish, open_remote
+from whale_nebula.datasets.reading import RemoteClient, RowSelection, open_remote
 from whale_nebula.datasets.service import serve
 from whale_nebula.security import Credentials, Files, Identity, authority, files
 from whale_nebula.security.allowance import UNLIMITED
@@ -105,7 +105,7 @@ class Site:
     port: int
     tmp: Path
 
-    def open_reader(self, account: str, **more: Any) -> Remote:
+    def open_reader(self, account: str, **more: Any) -> RemoteClient:
         folder = self.tmp / f"of-{account}"
         if not folder.exists():
             certify(self.owner, account, folder)
@@ -117,7 +117,7 @@ class Site:
     ) -> list[int]:
         remote = self.open_reader(account, **more)
         about = remote.describe("corpus")
-        batches = remote.read(Wish("corpus", seed, number, 0, about.count, batch), about)
+        batches = remote.read(RowSelection("corpus", seed, number, 0, about.count, batch), about)
         return [int(age) for columns in batches for age in columns["age"]]
 
     @property
@@ -130,10 +130,10 @@ class Site:
 def site(owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
     folder, identity = owner.home / "certs", Identity("mt", "gpu", "operator")
-    usage, desk = Usage(folder), Desk(owner.registry, owner.signs, folder)
-    log = AuditLog(tmp_path / "data-gpu.jsonl", identity, Credentials.of(server.certify_service(desk, identity)))
+    usage, issuer = Usage(folder), LoginIssuer(owner.registry, owner.signs, folder)
+    log = AuditLog(tmp_path / "data-gpu.jsonl", identity, Credentials.of(server.certify_service(issuer, identity)))
     guard = Guard(owner.grants, usage, log)
-    with serve(desk, guard, "gpu", "127.0.0.1", 0) as port:
+    with serve(issuer, guard, "gpu", "127.0.0.1", 0) as port:
         yield Site(owner, guard, port, tmp_path)
     log.close()
     usage.close()

@@ -14,7 +14,7 @@ from tests.unit.datasets.conftest import Owner
 from whale_nebula.accounts.members import DISABLED, ENABLED
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.rows import FILE
-from whale_nebula.datasets.grants import DENIED, GRANTED, MOST_ASKED, WITHDRAWN, Grants
+from whale_nebula.datasets.grants import DENIED, GRANTED, MOST_REQUESTS, WITHDRAWN, Grants
 from whale_nebula.datasets.guard import Usage
 from whale_nebula.datasets.interface import Limits
 from whale_nebula.errors import AccessError, AccountError
@@ -105,7 +105,7 @@ def test_disabled_or_removed_account_has_no_grant(owner: Owner) -> None:
 
 def test_invalid_or_excessive_grant_request_is_refused(owner: Owner) -> None:
     owner.publish()
-    for number in range(MOST_ASKED):
+    for number in range(MOST_REQUESTS):
         owner.grants.ask("ana", "corpus", f"study {number}")
     with pytest.raises(AccessError, match="unanswered requests"):
         owner.grants.ask("ana", "corpus", "one more")

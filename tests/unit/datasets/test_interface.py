@@ -12,7 +12,14 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.config.place import Place
-from whale_nebula.datasets.interface import Interface, Opened, find_rows, open_dataset, parse_interface, read_interface
+from whale_nebula.datasets.interface import (
+    Interface,
+    OpenDataset,
+    find_rows,
+    open_dataset,
+    parse_interface,
+    read_interface,
+)
 from whale_nebula.datasets.schema import (
     Column,
     check_columns,
@@ -297,7 +304,7 @@ def test_row_order_is_a_permutation_that_can_be_read_in_parts(count: int) -> Non
     assert sorted(whole) == list(range(count))
     assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
     with pytest.MonkeyPatch.context() as patch:  # as of a dataset of which no order is kept
-        patch.setattr("whale_nebula.datasets.interface._KEPT", 0)
+        patch.setattr("whale_nebula.datasets.interface._MOST_CACHED_ROWS", 0)
         assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
     if count > 60:
         assert whole != find_rows(count, 5, 3, 0, count).tolist() != find_rows(count, 6, 3, 0, count).tolist()
@@ -312,7 +319,7 @@ ORDER = [7, 8, 6, 2, 1, 0, 9, 4, 5, 3]
 
 
 def test_edition_changes_with_the_rows(folder: Path) -> None:
-    before: Opened = open_dataset(make_interface(), folder)
+    before: OpenDataset = open_dataset(make_interface(), folder)
     with (folder / "a.csv").open("a") as file:
         file.write("70,Ulm,1\n")
     assert open_dataset(make_interface(), folder).edition != before.edition

@@ -23,7 +23,7 @@ from whale_nebula.accounts.members import DISABLED
 from whale_nebula.accounts.server import dial, make_client_context
 from whale_nebula.datasets.grants import WITHDRAWN
 from whale_nebula.datasets.guard import Asked, Reader
-from whale_nebula.datasets.reading import Direct, Remote, Wish
+from whale_nebula.datasets.reading import LocalClient, RemoteClient, RowSelection
 from whale_nebula.datasets.schema import ANSWER, ASK, BATCH, HELLO, MOST_JSON, REFUSED, Frame, read_frame, write_frame
 from whale_nebula.errors import AccessError, InterfaceError, NebulaError, NebulaWarning
 from whale_nebula.security import Credentials, Identity, authority, issue
@@ -67,10 +67,10 @@ def test_local_and_remote_readers_get_the_same_order_from_any_position(site: Sit
     site.owner.publish()
     site.owner.grant("ana")
     remote_rows = site.read_rows("ana", batch=7, seed=5, number=3)
-    direct = Direct(site.guard, Reader("", "nebula://mt/gpu/worker/0"))
-    about = direct.describe("corpus")
-    local_rows = [int(x) for each in direct.read(Wish("corpus", 5, 3, 0, 100, 13), about) for x in each["age"]]
-    later_rows = [int(x) for each in direct.read(Wish("corpus", 5, 3, 40, 100, 13), about) for x in each["age"]]
+    direct = LocalClient(site.guard, Reader("", "nebula://mt/gpu/worker/0"))
+    info = direct.describe("corpus")
+    local_rows = [int(x) for each in direct.read(RowSelection("corpus", 5, 3, 0, 100, 13), info) for x in each["age"]]
+    later_rows = [int(x) for each in direct.read(RowSelection("corpus", 5, 3, 40, 100, 13), info) for x in each["age"]]
     assert sorted(local_rows) == list(range(100)) != local_rows
     assert (remote_rows, later_rows) == (local_rows, local_rows[40:])
 
@@ -89,7 +89,7 @@ def test_reader_reconnects_after_a_broken_connection(site: Site, monkeypatch: py
         return batches
 
     monkeypatch.setattr("whale_nebula.datasets.reading.read_frame", break_once)
-    batches = remote.read(Wish("corpus", 1, 0, 0, 100, 20), remote.describe("corpus"))
+    batches = remote.read(RowSelection("corpus", 1, 0, 0, 100, 20), remote.describe("corpus"))
     assert sorted(int(x) for each in batches for x in each["age"]) == list(range(100))
     assert len(broken) == 1
 
@@ -98,15 +98,15 @@ def test_unreachable_data_service_is_reported_after_patience(site: Site) -> None
     site.owner.publish()
     site.owner.grant("ana")
     remote = site.open_reader("ana")
-    about = remote.describe("corpus")
+    info = remote.describe("corpus")
     unreachable = replace(remote, port=1, patience=0.0)
     with pytest.raises(AccessError, match="cannot be read") as caught:
-        list(unreachable.read(Wish("corpus", None, 0, 0, 100, 20), about))
+        list(unreachable.read(RowSelection("corpus", None, 0, 0, 100, 20), info))
     assert "for longer than patience" in caught.value.why
 
 
 def test_reader_lists_datasets_and_requests_access(site: Site) -> None:
-    site.owner.publish(about="ages")
+    site.owner.publish(info="ages")
     assert [each["name"] for each in site.open_reader("ana").list_datasets()] == ["corpus"]
     number = site.open_reader("ana").request("corpus", "my study")
     (request,) = site.owner.grants.list_permissions()
@@ -250,11 +250,11 @@ def test_attack_reading_continues_after_access_ends(
     site.owner.publish()
     grant = site.owner.grant("ana")
     remote = site.open_reader("ana")
-    about = remote.describe("corpus")
-    assert len(next(remote.read(Wish("corpus", None, 0, 0, 100, 10), about))["age"]) == 10
+    info = remote.describe("corpus")
+    assert len(next(remote.read(RowSelection("corpus", None, 0, 0, 100, 10), info))["age"]) == 10
     change(site.owner, grant)
     with pytest.raises(AccessError, match=r"may not read|was withdrawn|not enabled|expired at"):
-        list(remote.read(Wish("corpus", None, 0, 10, 100, 10), about))
+        list(remote.read(RowSelection("corpus", None, 0, 10, 100, 10), info))
     assert is_refusal_logged(site, message)
 
 
@@ -281,9 +281,9 @@ def test_attack_account_limit_with_many_runs_and_connections(site: Site) -> None
     site.owner.publish(limits={"account": {"rows": 250}})
     site.owner.grant("ana")
     lines = [site.open_reader("ana", run=f"run-{number}") for number in range(4)]
-    about = lines[0].describe("corpus")
+    info = lines[0].describe("corpus")
     count = 0
-    streams = [line.read(Wish("corpus", None, 0, 0, 100, 20), about) for line in lines]
+    streams = [line.read(RowSelection("corpus", None, 0, 0, 100, 20), info) for line in lines]
     with pytest.raises(AccessError, match="the total limit of dataset 'corpus'"):
         for turn in range(20):
             count += len(next(streams[turn % 4])["age"])
@@ -292,7 +292,7 @@ def test_attack_account_limit_with_many_runs_and_connections(site: Site) -> None
     second = replace(lines[0], paths=lines[0].paths.under(site.tmp / "second", Identity("mt", "gpu", "worker", 3)))
     with pytest.raises(AccessError, match="reached the total limit"):
         for _ in range(20):
-            list(second.read(Wish("corpus", None, 0, 0, 100, 20), about))
+            list(second.read(RowSelection("corpus", None, 0, 0, 100, 20), info))
     assert site.guard.usage.find("corpus", "ana")[0] <= 250 and is_refusal_logged(site, "reached the total limit")
 
 
@@ -414,7 +414,7 @@ def test_attack_invalid_frame_bytes(site: Site, sent: bytes) -> None:
 
 
 def test_connections_per_account_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whale_nebula.datasets.service._OF_ACCOUNT", 1)
+    monkeypatch.setattr("whale_nebula.datasets.service._ACCOUNT_CONNECTIONS", 1)
     with site.open_reader("ana")._open():
         with pytest.raises(AccessError, match="already has 1 connections"):
             site.open_reader("ana").list_datasets()
@@ -449,7 +449,7 @@ def test_attack_function_output_outside_the_schema_is_not_sent(site: Site, monke
         site.read_rows("ana")
     assert is_refusal_logged(site, "does not match its schema")
     with pytest.raises(InterfaceError, match="does not match its schema"):
-        Direct(site.guard, Reader("", "gpu/0")).describe("corpus")
+        LocalClient(site.guard, Reader("", "gpu/0")).describe("corpus")
 
 
 @pytest.mark.parametrize(
@@ -468,11 +468,11 @@ def test_attack_service_sends_unexpected_schema_or_sizes(site: Site, schema: Any
     site.owner.publish()
     site.owner.grant("ana")
     remote = site.open_reader("ana")
-    about = remote.describe("corpus")
+    info = remote.describe("corpus")
     header = {"first": 0, "rows": rows}
     answers = iter([
         Frame(HELLO, {"nonce": "n"}, memoryview(b"")),
-        Frame(ANSWER, {"schema": schema, "count": 100, "edition": about.edition}, memoryview(b"")),
+        Frame(ANSWER, {"schema": schema, "count": 100, "edition": info.edition}, memoryview(b"")),
         Frame(BATCH, header, memoryview(bytes(min(data, 1000)))),
     ])  # fmt: skip
 
@@ -483,7 +483,7 @@ def test_attack_service_sends_unexpected_schema_or_sizes(site: Site, schema: Any
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AccessError):
         patch.setattr("whale_nebula.datasets.reading.read_frame", answer)
-        next(remote.read(Wish("corpus", None, 0, 0, 100, 20), about))
+        next(remote.read(RowSelection("corpus", None, 0, 0, 100, 20), info))
 
 
 def test_attack_rewritten_or_truncated_audit_log_is_detected(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,8 +509,8 @@ def test_attack_rewritten_or_truncated_audit_log_is_detected(site: Site, monkeyp
 def test_reading_stops_when_the_dataset_changes(site: Site) -> None:
     site.owner.publish()
     site.owner.grant("ana")
-    remote: Remote = site.open_reader("ana")
-    about = remote.describe("corpus")
-    site.owner.publish(about="another")
+    remote: RemoteClient = site.open_reader("ana")
+    info = remote.describe("corpus")
+    site.owner.publish(info="another")
     with pytest.raises(AccessError, match="has changed since"):
-        list(remote.read(Wish("corpus", None, 0, 0, 100, 20), about))
+        list(remote.read(RowSelection("corpus", None, 0, 0, 100, 20), info))

@@ -26,14 +26,14 @@ from tests.unit.gateway.test_process import ended, listens
 from tests.unit.gateway.town import GPU, NPU, SOON, Town, certificates, records, town, until
 from tests.unit.transport.test_strangers import Strangers
 from whale_nebula.accounts import passwords, server, service
-from whale_nebula.accounts.login import Asked, Desk
+from whale_nebula.accounts.login import Asked, LoginIssuer
 from whale_nebula.accounts.registry import PASSWORD, TOKEN
 from whale_nebula.accounts.service import Service
 from whale_nebula.accounts.service import serve as serve_logins
 from whale_nebula.cli.arguments import DONE, FAILED
 from whale_nebula.cli.main import main
 from whale_nebula.datasets.guard import Guard, Reader, Usage
-from whale_nebula.datasets.reading import Wish, open_remote
+from whale_nebula.datasets.reading import RowSelection, open_remote
 from whale_nebula.datasets.service import serve as serve_data
 from whale_nebula.errors import AccountError, LoginError, NebulaError, TransportError
 from whale_nebula.gateway import front
@@ -75,7 +75,11 @@ class Place:
             certify(self.owner, "ana", folder)
         remote = open_remote(f"127.0.0.1:{self.port}", folder, "mt", "gpu", Reader("", "", "r", "ab" * 32))
         about = remote.describe("corpus")
-        return [int(age) for each in remote.read(Wish("corpus", None, 0, 0, count, 25), about) for age in each["age"]]
+        return [
+            int(age)
+            for each in remote.read(RowSelection("corpus", None, 0, 0, count, 25), about)
+            for age in each["age"]
+        ]
 
     def dial(self, source: str = "127.0.0.1") -> socket.socket:
         line = socket.create_connection(("127.0.0.1", self.port), SOON, (source, 0))
@@ -116,13 +120,13 @@ def place(
     owner.registry.set_password("ana", GOOD)
     owner.publish()
     owner.grant("ana")
-    desk = Desk(owner.registry, owner.signs, folder)
+    issuer = LoginIssuer(owner.registry, owner.signs, folder)
     with contextlib.ExitStack() as stack:
         usage = stack.enter_context(contextlib.closing(Usage(folder)))
-        signer = Credentials.of(server.certify_service(desk, identity))
+        signer = Credentials.of(server.certify_service(issuer, identity))
         log = stack.enter_context(contextlib.closing(AuditLog(tmp_path / "data-gpu.jsonl", identity, signer)))
-        stack.enter_context(serve_logins(desk, "gpu", "127.0.0.1", 0, folder))
-        stack.enter_context(serve_data(desk, Guard(owner.grants, usage, log), "gpu", "127.0.0.1", 0, folder))
+        stack.enter_context(serve_logins(issuer, "gpu", "127.0.0.1", 0, folder))
+        stack.enter_context(serve_data(issuer, Guard(owner.grants, usage, log), "gpu", "127.0.0.1", 0, folder))
         made = stack.enter_context(town(tmp_path, files))
         made.start("gpu", services=folder)
         made.start("npu")
