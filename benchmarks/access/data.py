@@ -60,7 +60,7 @@ def make_rows() -> dict[str, Any]:
 
 def make_site(folder: Path, accounts: int) -> None:
     """Create an authority, accounts with grants, two datasets, and the certificate of one of the accounts."""
-    signs = Authority.fresh("mt", {}, bound=["gpu"])
+    signs = Authority.create("mt", {}, bound=["gpu"])
     authority.create(folder / "certs", signs)
     write_records(folder / "rows.tfrecord", 64 * BATCH)
     with contextlib.closing(Registry(folder / "certs", signs)) as registry:
@@ -103,7 +103,7 @@ def _certify(folder: Path, signs: Authority, account: str) -> None:
     home.mkdir(mode=0o700)
     until = now + timedelta(days=1)
     made = authority.process_certificate(identity, key.public_key(), signs.certificate, signs.key, until, now, account)
-    paths = Files.under(home, identity)
+    paths = Files.in_folder(home, identity)
     files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
     files.write(paths.key, authority.key_bytes(key), files.SECRET)
     files.write(paths.ca, authority.certificate_bytes(signs.certificate), files.PUBLIC)
@@ -149,7 +149,7 @@ def served(folder: Path) -> Iterator[int]:
 def gateway(folder: Path, listen: str) -> Iterator[int]:
     """A gateway to the service in a separate process; yields its port."""
     certs, who = folder / "certs", Identity("mt", "gpu", GATEWAY)
-    paths = Files.under(certs, who)
+    paths = Files.in_folder(certs, who)
     if not paths.cert.exists():
         issue.issue(certs, authority.load(certs), [who])
     process = start(Site("mt", "gpu", listen, {}, {"npu": None}, {}, paths, folder / "gate.jsonl", services=certs))

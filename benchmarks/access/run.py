@@ -41,7 +41,7 @@ from whale_nebula.accounts.service import serve
 from whale_nebula.errors import AccountError, LoginError
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.gateways import start
-from whale_nebula.security import Credentials, authority, ephemeral
+from whale_nebula.security import Credentials, authority, issue_ephemeral
 from whale_nebula.security.authority import Authority
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.handover import LOGIN
@@ -196,7 +196,7 @@ def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tup
     makes both workers exchange a number of bytes. With a `front` logins use the gateway's port, too.
     """
     names = ("gpu/0", "npu/0", "gpu/gateway", "npu/gateway")
-    made = ephemeral("mt", names)
+    made = issue_ephemeral("mt", names)
     where = dict(zip(names, (f"127.0.0.1:{port}" for port in free_ports(4)), strict=True))
     workers = {name: where[name] for name in names[:2]}
     with contextlib.ExitStack() as stack:
@@ -215,7 +215,7 @@ def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tup
         links = {
             name: stack.enter_context(contextlib.closing(GrpcLinks(Place(
                 "mt", name, {each: at for each, at in workers.items() if each != name}, workers[name],
-                where[f"{name[:3]}/gateway"], Credentials.of(made[name]),
+                where[f"{name[:3]}/gateway"], Credentials.load(made[name]),
             ))))
             for name in workers
         }  # fmt: skip
@@ -297,7 +297,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         large, small = Path(name) / "large", Path(name) / "small"
         for each in (large, small):
-            authority.create(each, Authority.fresh("mt", {}, bound=["gpu"]))
+            authority.create(each, Authority.create("mt", {}, bound=["gpu"]))
         rows = decisions(large, 50 if quick else ACCOUNTS, 50 if quick else 1000)
         rows += [steps(small, *((1, 5) if quick else (12, 60)), gateway) for gateway in (False, True)]
         rows += exchanges(small, *((1, 5) if quick else (12, 20)))

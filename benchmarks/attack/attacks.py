@@ -71,8 +71,8 @@ class Course:
 
 def credentials(said: dict[str, Any], worker: str) -> Credentials:
     """The credentials of a worker; an attacker ignores the deny list."""
-    files = Files.under(said["certs"], Identity.of_worker(RUN, worker))
-    return Credentials.of(files._replace(revoked=None) if worker == said["revoked"] else files)
+    files = Files.in_folder(said["certs"], Identity.of_worker(RUN, worker))
+    return Credentials.load(files._replace(revoked=None) if worker == said["revoked"] else files)
 
 
 def channel(said: dict[str, Any], worker: str) -> grpc.Channel:
@@ -112,7 +112,7 @@ def hold_idle(said: dict[str, Any], course: Course) -> dict[str, Any]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    files = Files.under(said["certs"], Identity.of_worker(RUN, said["revoked"]))
+    files = Files.in_folder(said["certs"], Identity.of_worker(RUN, said["revoked"]))
     context.load_cert_chain(files.cert, files.key)
 
     def connect() -> socket.socket:

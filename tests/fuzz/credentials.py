@@ -198,15 +198,15 @@ class DenyLists:
         issue.revoke(self.home.folder, self.home.authority, [self.ours.serial], "sold")
         self.good = self.path.read_bytes()
         self.authorities = [self.home.authority.certificate]
-        denied._record(self.path).unlink(missing_ok=True)
-        denied._record(self.path).mkdir()  # no number is remembered
+        denied._highest_file(self.path).unlink(missing_ok=True)
+        denied._highest_file(self.path).mkdir()  # no number is remembered
         self.used = denied.DenyList(self.path, self.authorities)
 
     def attack(self, draw: Draw) -> None:
         said = altered(draw, json.loads(self.good)) if draw.random() < 0.8 else json.loads(self.good)
         if isinstance(said, dict) and draw.random() < 0.5:
             said.pop("signature", None)
-            message = denied._MEANING + chain.canonical(said)
+            message = denied._SIGNATURE_PREFIX + chain.encode_canonical(said)
             said["signature"] = base64.b64encode(self.home.authority.key.sign(message, files.SIGNATURE)).decode()
         data = json.dumps(said).encode()
         self.path.write_bytes(garbled(draw, data) if draw.random() < 0.5 else data)
@@ -258,7 +258,7 @@ class Logs:
                 said = altered(draw, said)
                 said = said if isinstance(said, dict) else {"action": said}
             said = {key: value for key, value in said.items() if key not in ("seq", "prev")}
-            line, link = chain.forge(link, said)
+            line, link = chain.make_line(link, said)
             made.append(line)
         return made
 

@@ -153,7 +153,7 @@ class Registry(Accounts):
 def refused_login_error(reason: str = "") -> LoginError:
     """The error of a refused login, whose text is always the same.
 
-    >>> print(refuse_login("no such account"))
+    >>> print(refused_login_error("no such account"))
     NB-432 the account cannot log in
       why: the name, the password, token or invitation is wrong, or the account is disabled or locked
       mend: try again in a few minutes, or ask the owner of the cluster

@@ -28,7 +28,7 @@ from cryptography import x509
 from whale_nebula.errors import AccountError
 from whale_nebula.security import chain, files, trust
 from whale_nebula.security.authority import Authority
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.security.files import format_time
 
 FILE = "accounts.db"
@@ -193,7 +193,7 @@ class SignedRows:
         for table in (each for each in _TABLES if each in there):
             for row in self.database.execute(f"select * from {table} order by 1"):  # noqa: S608 - our own names
                 if (table, row[0]) != ("about", "signature"):
-                    digest.update(canonical({"table": table, "row": list(row)}))
+                    digest.update(encode_canonical({"table": table, "row": list(row)}))
         return _SIGNATURE_PREFIX + digest.digest()
 
     def _list_tables(self) -> set[str]:
@@ -205,7 +205,7 @@ class SignedRows:
         return files.public_key_digest(self._certificate)
 
     def _read_highest_number(self) -> int:
-        return trust.highest_number(self.folder / FILE, self._signer_digest)
+        return trust.read_highest_number(self.folder / FILE, self._signer_digest)
 
     def _verify_rows(self, highest: int) -> int:
         """Verify that the rows are signed and not older than the highest number on this host; returns their number."""
@@ -235,7 +235,7 @@ class SignedRows:
             "decision": decision,
             **more,
         }
-        line, link = chain.forge(self._last_link(), {**record, "reason": reason[:_LONGEST_REASON]})
+        line, link = chain.make_line(self._last_link(), {**record, "reason": reason[:_LONGEST_REASON]})
         self.database.execute("insert into event values (?, ?)", (link.seq, line.decode("ascii")))
         self.set_value("event", f"{link.seq} {link.digest}")
 
@@ -251,9 +251,9 @@ class SignedRows:
         found, link = [], chain.START
         try:
             for line in lines:
-                record, link = chain.follow(line, link)
+                record, link = chain.verify_line(line, link)
                 found.append(record)
-        except chain.BrokenError as error:
+        except chain.BrokenChainError as error:
             raise changed_error(self.folder, f"event {link.seq + 1}: {error}") from None
         if link != last:
             raise changed_error(self.folder, f"its events end at {link.seq}, but {last.seq} is signed")

@@ -115,7 +115,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 def certify_service(issuer: LoginIssuer, identity: Identity) -> Files:
     """The files of the service's own certificate, which is created or renewed."""
     known = [each for each in issue.list_issued(issuer.folder) if each.identity == identity]
-    make = issue.renew if known and Files.under(issuer.folder, identity).key.exists() else issue.issue
+    make = issue.renew if known and Files.in_folder(issuer.folder, identity).key.exists() else issue.issue
     return make(issuer.folder, issuer.authority, [identity], DAYS)[0].files
 
 

@@ -25,7 +25,7 @@ from whale_nebula.config import quantities
 from whale_nebula.config.place import Place
 from whale_nebula.errors import AccountError
 from whale_nebula.security import authority, files
-from whale_nebula.security.allowance import SIZES, UNLIMITED, Allowance
+from whale_nebula.security.allowance import BYTE_LIMITS, UNLIMITED, Allowance
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import ROLES as IDENTITIES
 from whale_nebula.transport.handover import LOGIN, is_served, socket_path
@@ -154,7 +154,7 @@ class Call:
     def days(self, usual: float) -> float:
         """The given number of days, or the default."""
         days = self.made.amount("--days", self.given.days, usual)
-        authority.span(days)
+        authority.check_lifetime(days)
         return days
 
     def allowance(self, before: Allowance = UNLIMITED) -> Allowance:
@@ -182,7 +182,7 @@ def _read_limit(name: str, text: str) -> Any:
     place = Place(text, f"--{name}")
     if text == "none":
         return None
-    if name in SIZES:
+    if name in BYTE_LIMITS:
         return quantities.memory(place)
     whole, most = name == "processes", 1 << 22  # the most that Linux allows
     try:

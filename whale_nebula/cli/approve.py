@@ -33,7 +33,7 @@ from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, CredentialsError, NotApprovedError, PlanError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import approval, authority, files, issue
-from whale_nebula.security.approval import DAYS, Found
+from whale_nebula.security.approval import DAYS, FoundApproval
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.trust import DenyList, Trust
 
@@ -178,7 +178,7 @@ def _load_signer(folder: Path, config: Config, days: float) -> Authority:
     """Load the authority, which must be valid for the certificate's days."""
     signs = authority.load(folder)
     authority.check_current(signs)
-    authority.span(days)
+    authority.check_lifetime(days)
     if config.run not in (None, signs.run):
         what = f"the config is for run {config.run!r}, but the authority is for {signs.run!r}"
         raise CredentialsError(what, where=str(folder), mend="--folder FOLDER: the folder of this run's authority")
@@ -253,7 +253,7 @@ def _check_unchanged(path: str, program: Program, *, beside_only: bool) -> None:
     """Refuse a record whose script or packages differ from those here."""
     from whale_nebula.security import code
 
-    here, found = code.list_beside(path, program.files), program.files
+    here, found = code.list_adjacent_modules(path, program.files), program.files
     if not beside_only:
         here, found = {**here, **code.list_packages()}, {**found, **program.packages}
     other = next((name for name, value in here.items() if found.get(name) != value), None)
@@ -296,7 +296,7 @@ def describe(plans: Sequence[Plan], program: Program) -> str:
 
 
 # ---------------------------------------------------------------------- list, withdraw
-def _found(given: argparse.Namespace, signer: Authority | None = None) -> Sequence[Found]:
+def _found(given: argparse.Namespace, signer: Authority | None = None) -> Sequence[FoundApproval]:
     config, folder, approvals = _places(given)
     known, revoked = authority.authorities(folder), folder / files.REVOKED
     denied = DenyList(revoked if revoked.exists() else None, known)
@@ -310,13 +310,13 @@ def _list(given: argparse.Namespace) -> Answer:
     return [_document(each) for each in found], "\n".join(lines) or "there are no approvals"
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(found: FoundApproval) -> dict[str, Any]:
     made = found.approval
     about = {} if made is None else {"serial": made.serial, "until": made.until, "by": made.by, "why": made.why}
     return {"folder": str(found.folder), "good": not found.fault, "fault": found.fault, **about}
 
 
-def _dates(found: Found) -> str:
+def _dates(found: FoundApproval) -> str:
     made = found.approval
     if made is None:
         return ""

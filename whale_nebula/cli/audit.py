@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         verdict = verify(path, _heads(given.heads), trust, revoked)
     except NebulaError as error:
         return print_error(error, as_json=given.json, code=arguments.NO_DATA)
-    print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if given.json else _text(verdict, given))
+    print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if given.json else _format_text(verdict, given))
     return arguments.DONE if verdict.ok else arguments.FAILED
 
 
@@ -101,7 +101,7 @@ def _load_revoked(given: argparse.Namespace, trust: Trust) -> Revocations:
     return load(path, trust.authorities).revoked if given.revoked or path.exists() else {}
 
 
-def _text(verdict: Verdict, given: argparse.Namespace) -> str:
+def _format_text(verdict: Verdict, given: argparse.Namespace) -> str:
     name, why = Path(verdict.path).name, escape_foreign_text(verdict.why)
     if verdict.apart:
         return f"{name} and the given heads or authority do not belong together\n  why: {why}\n  mend: {_PAIRS}"

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         return print_error(error, as_json=given.json)
     if given.lines:
         for record in sorted([*report.records, *report.events], key=lambda each: str(each.get("time"))):
-            print(chain.canonical(record).decode("ascii"))
+            print(chain.encode_canonical(record).decode("ascii"))
     else:
         print(json.dumps(encode_report(report, logs), indent=1) if given.json else describe(report, logs))
     return arguments.DONE

@@ -17,7 +17,7 @@ from whale_nebula.security import GATEWAY, WORKER, Identity, Peer, authority, fi
 from whale_nebula.security.authority import AUTHORITY_DAYS, Authority
 from whale_nebula.security.identity import ROLES, command_options
 from whale_nebula.security.issue import DAYS, Issued
-from whale_nebula.security.owners import Requested
+from whale_nebula.security.owners import CertificateRequest
 from whale_nebula.security.trust import Revocation, SignedList
 
 _DESCRIPTION = """\
@@ -147,8 +147,8 @@ def _init(given: argparse.Namespace, made: Parser) -> Answer:
     if given.run and config.run not in (None, given.run):
         made.error(f"the config's run is {config.run!r}: remove --run")
     bound = [each.strip() for each in given.cluster.split(",")] if given.cluster else []
-    new = Authority.fresh(
-        run, authority.clusters_of(config), made.amount("--days", given.days, AUTHORITY_DAYS), bound=bound
+    new = Authority.create(
+        run, authority.count_workers(config), made.amount("--days", given.days, AUTHORITY_DAYS), bound=bound
     )
     authority.create(folder, new)
     return authority_document(folder), describe_authority(new, folder)
@@ -162,7 +162,7 @@ def _issue(given: argparse.Namespace, made: Parser) -> Answer:
     if not given.all and not wanted:
         made.error("missing process: --cluster gpu, or --all --config clusters.yaml")
     signs = _apply_config(authority.load(folder), config, folder)
-    who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
+    who = authority.list_identities(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
     return _describe_issued(issue.issue(folder, signs, who, days), given, "issued", describe_destinations)
 
 
@@ -280,7 +280,7 @@ def _apply_config(signs: Authority, config: Config, folder: Path) -> Authority:
         what = f"the config is for run {config.run!r}, but the authority is for {signs.run!r}"
         mend = f"whale-nebula certs init --folder certs-{config.run}, or pass the --config of {signs.run!r}"
         raise CredentialsError(what, where=str(folder), mend=mend)
-    clusters = authority.clusters_of(config)
+    clusters = authority.count_workers(config)
     if not clusters or clusters == signs.clusters:
         return signs
     changed = replace(signs, clusters=clusters)
@@ -364,7 +364,7 @@ def _find_current(folder: Path) -> dict[Identity, str | None]:
 def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
     """The serial number in the file that a process would use; if that was moved to its host, the newest valid one."""
     identity = newest.identity
-    path = files.Files.under(folder, identity).cert
+    path = files.Files.in_folder(folder, identity).cert
     if not path.exists():
         return newest.serial if newest.not_after >= at else None
     try:
@@ -498,7 +498,7 @@ def describe_renewed(made: Sequence[Issued]) -> str:
     return "\n".join(["", "the keys have not changed; copy these files if they are for another host:", *lines])
 
 
-def describe_requests(found: Sequence[Requested]) -> str:
+def describe_requests(found: Sequence[CertificateRequest]) -> str:
     """The text after keys and requests were created."""
     lines = []
     for each in found:

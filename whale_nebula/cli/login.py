@@ -158,7 +158,7 @@ class Login:
 
     def _check_own(self, identity: Identity, account: str) -> None:
         """Refuse to replace the key and certificate of another account."""
-        path, held = Files.under(self.folder, identity).cert, ""
+        path, held = Files.in_folder(self.folder, identity).cert, ""
         with contextlib.suppress(NebulaError):  # missing or unreadable
             held = files.peer(files.certificate(files.read(path, "a certificate"), str(path))).account
         if held not in ("", account):
@@ -175,7 +175,7 @@ class Login:
         known = authority.authorities(self.folder)
         with files.lock_folder(self.folder):
             for text in lists.values():
-                owners.keep_list(self.folder, text.encode("utf-8", "replace"), known, refuse=False)
+                owners.store_deny_list(self.folder, text.encode("utf-8", "replace"), known, refuse=False)
 
 
 def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], now: Callable[[], datetime]) -> int:

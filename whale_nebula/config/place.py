@@ -148,7 +148,7 @@ def split_address(text: str) -> tuple[str, int]:
 def read_device_kind(place: Place) -> str:
     """Parse the kind of a device, without an index.
 
-    >>> kind_of_device(Place("gpu")), kind_of_device(Place("CPU"))
+    >>> read_device_kind(Place("gpu")), read_device_kind(Place("CPU"))
     ('gpu', 'cpu')
     """
     kind = place.text().upper()

@@ -187,8 +187,8 @@ def explain_bytes(word: str) -> str:
 def suggest_quantity(word: str) -> str | None:
     """The quantity that was probably meant: the same number with a known unit.
 
-    >>> meant("60mbits"), meant("60 Mbps"), meant("20msec"), meant("60MB/s"), meant("fast")
-    ('60mbit', '60mbit', '20ms', '480mbit', None)
+    >>> [suggest_quantity(text) for text in ("60mbits", "60 Mbps", "20msec", "60MB/s", "fast")]
+    ['60mbit', '60mbit', '20ms', '480mbit', None]
     """
     if (bits := convert_to_bits(word)) is not None:
         return bits

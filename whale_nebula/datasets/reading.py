@@ -297,7 +297,7 @@ def find_account(folder: Path, run: str | None, cluster: str, role: str = WORKER
         mend = f"whale-nebula login --cluster {cluster}{of_role} --at HOST:PORT --account NAME --folder {folder}"
         raise AccessError(f"missing certificate of an account of {cluster}", where=str(folder), mend=mend)
     identity = max(found)[2]
-    return identity, Files.under(folder, identity)
+    return identity, Files.in_folder(folder, identity)
 
 
 def open_remote(

@@ -49,7 +49,7 @@ from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.authority import Authority, certificate_bytes
 from whale_nebula.security.credentials import CurrentCredentials
 from whale_nebula.security.files import Peer, format_time
-from whale_nebula.security.identity import AUDITOR, Call, refusal
+from whale_nebula.security.identity import AUDITOR, Call, explain_refusal
 from whale_nebula.security.trust import DenyList, Trust, check_live
 from whale_nebula.transport import handover
 from whale_nebula.transport.grpc.limits import Buckets
@@ -238,7 +238,7 @@ class _Handler(BaseRequestHandler):
 
     def _check_auditor(self, peer: Peer) -> None:
         """Refuse readers that are not auditors according to the certificate and the current registry."""
-        registry, why = self.server.issuer.registry, refusal(peer.identity, Call.REPORT, self.server.identity)
+        registry, why = self.server.issuer.registry, explain_refusal(peer.identity, Call.REPORT, self.server.identity)
         with registry.read_transaction():
             account = registry.look_up(peer.account)
         if not why and (account is None or account.state != ENABLED or account.role != AUDITOR):
@@ -380,7 +380,7 @@ def open_service(
     identity = Identity(signs.run, cluster, OPERATOR)
     with contextlib.closing(Registry(folder, signs)) as registry, contextlib.closing(Usage(folder)) as usage:
         issuer = LoginIssuer(registry, signs, folder)
-        signer = CurrentCredentials(Credentials.of(certify_service(issuer, identity)))
+        signer = CurrentCredentials(Credentials.load(certify_service(issuer, identity)))
         log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, signer)
         guard = Guard(Grants(registry), usage, log)
         with contextlib.closing(log), serve(issuer, guard, cluster, host, port, services, approvals) as bound:

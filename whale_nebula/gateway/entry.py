@@ -34,7 +34,7 @@ from whale_nebula.errors import (
 from whale_nebula.gateway.site import UNLISTED, Site
 from whale_nebula.security import CurrentCredentials, Peer, files
 from whale_nebula.security.allowance import format_bytes
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.security.identity import GATEWAY, WORKER, Call, Identity, check_call
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
@@ -359,7 +359,7 @@ class Traffic:
                 False,
                 time.monotonic(),
             )
-            data = canonical(content) + b"\n"
+            data = encode_canonical(content) + b"\n"
         try:
             files.write(self._path, data, files.SECRET)
             self._failed = False

@@ -63,11 +63,11 @@ class Gateway:
         self.site = site
         self.address = site.listen
         self._deadlines = deadlines or Deadlines(patience=site.patience, connect=_CONNECT_SECONDS)
-        self._current = CurrentCredentials(Credentials.of(site.files)) if site.files is not None else None
+        self._current = CurrentCredentials(Credentials.load(site.files)) if site.files is not None else None
         self._used = self._current() if self._current else None
         self._prover = Prover(self._current) if self._current else None
         if self._used is not None:
-            self._used.check_is(site.identity)
+            self._used.check_identity(site.identity)
         self._lock = threading.Lock()
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._stopping = threading.Event()

@@ -94,7 +94,7 @@ class Site:
             )
         base = Path(os.path.abspath(path)).parent
         identity = Identity(config.run_name, cluster, GATEWAY)
-        files = None if config.security.insecure else Files.of(config.security, identity, base)
+        files = None if config.security.insecure else Files.from_config(config.security, identity, base)
         return cls.in_run(config, identity, at, config.addresses, files, base / "audit")
 
     @classmethod

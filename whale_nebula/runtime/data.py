@@ -29,7 +29,7 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.runtime.run import Run, current_run, shut_down_at_exit
 from whale_nebula.scopes.options import check_signature, integer
 from whale_nebula.security import Credentials, Identity, authority, code, files
-from whale_nebula.security.audit import TAKEN, AuditLog
+from whale_nebula.security.audit import LOG_IN_USE, AuditLog
 from whale_nebula.site import calling_site, short_traceback
 from whale_nebula.tf import datasets as tf_datasets
 from whale_nebula.tf.failures import carry_errors
@@ -191,7 +191,7 @@ def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str,
     attachment = run.attachment
     if attachment is not None and attachment.security is not None:
         with contextlib.suppress(IdentityError):
-            found = Credentials.of(attachment.security)
+            found = Credentials.load(attachment.security)
             if files.signed_by(found.peer.certificate, certificate):
                 return found.identity, found.peer.account, found
     name = files.authority_run(certificate) or run.config.run_name
@@ -205,9 +205,9 @@ def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> Audi
         try:
             return AuditLog(folder / f"data-{actor.stem}{f'-{number}' * (number > 0)}.jsonl", actor, signer)
         except AuditError as error:
-            if error.what != TAKEN or number == _MOST_LOGS - 1:
+            if error.what != LOG_IN_USE or number == _MOST_LOGS - 1:
                 raise
-    raise AuditError(TAKEN, where=str(folder))
+    raise AuditError(LOG_IN_USE, where=str(folder))
 
 
 def _read_ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:

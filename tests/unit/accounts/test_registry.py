@@ -43,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    authority.create(tmp_path / "certs", Authority.fresh("mt", {}, bound=["gpu"]))
+    authority.create(tmp_path / "certs", Authority.create("mt", {}, bound=["gpu"]))
     return tmp_path / "certs"
 
 
@@ -128,7 +128,7 @@ def test_missing_registry_is_not_recreated(registry: Registry, folder: Path) -> 
 
 
 def test_registry_of_another_authority_is_refused(registry: Registry, folder: Path, tmp_path: Path) -> None:
-    authority.create(tmp_path / "other", Authority.fresh("mt", {}))
+    authority.create(tmp_path / "other", Authority.create("mt", {}))
     shutil.copy(folder / FILE, tmp_path / "other")
     with pytest.raises(AccountError, match="authority's key"):
         Registry(tmp_path / "other", authority.load(tmp_path / "other")).find("ana")
@@ -169,7 +169,7 @@ folder = Path(sys.argv[1])
 rows._BUSY_SECONDS = 0.0  # SQLite waits for nobody: who has its turn finds the file free
 registry = Registry(folder, authority.load(folder))
 for _ in range(20):
-    registry.note("limit", "ana")
+    registry.record_event("limit", "ana")
 """
 
 

@@ -85,7 +85,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
     monkeypatch.setattr(service, "_RATE", 1000.0)
     monkeypatch.setattr(service, "_ALL_RATE", 1000.0)
-    authority.create(tmp_path / "certs", Authority.fresh(RUN, {}, bound=["gpu"]))
+    authority.create(tmp_path / "certs", Authority.create(RUN, {}, bound=["gpu"]))
     signs = authority.load(tmp_path / "certs")
     registry = Registry(tmp_path / "certs", signs)
     registry.add("ana", workers=2, password=GOOD)
@@ -358,7 +358,7 @@ def test_login_rate_limit_answers_429_without_checking(site: Site, monkeypatch: 
 def test_impostor_login_service_receives_no_password(site: Site, tmp_path: Path) -> None:
     """It has a certificate of the same name, by an authority of its own; and one of a worker."""
     received: list[bytes] = []
-    authority.create(tmp_path / "false", Authority.fresh(RUN, {}, bound=["gpu"]))
+    authority.create(tmp_path / "false", Authority.create(RUN, {}, bound=["gpu"]))
     impostor = authority.load(tmp_path / "false")
     [other] = issue.issue(tmp_path / "false", impostor, [identify(0, role=OPERATOR)])
     [known] = issue.issue(site.issuer.folder, site.issuer.authority, [identify(5)])
@@ -396,7 +396,7 @@ def test_login_command_writes_worker_credentials(
     (folder / "ca.pem").write_bytes(site.ca)
     assert main([*options, "--token-file", str(secret), "--count", "2"]) == 0
     assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, valid until ")
-    assert Credentials.of(Files.under(folder, identify(1))).peer.account == "ana"
+    assert Credentials.load(Files.in_folder(folder, identify(1))).peer.account == "ana"
     assert main([*options, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
     assert "gpu-worker-0.pem belongs to account ana, not to bob" in capsys.readouterr().err
     secret.chmod(0o644)

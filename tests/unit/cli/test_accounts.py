@@ -38,7 +38,7 @@ def test_invalid_command_line_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    authority.create(Path("certs"), Authority.fresh("mt", {}, bound=["gpu"]))
+    authority.create(Path("certs"), Authority.create("mt", {}, bound=["gpu"]))
     for name, data in (("none", b"garbage\n"), ("bytes", b"\xff\xfe")):
         Path(name).mkdir(0o700)
         (Path(name) / "ca.pem").write_bytes(data)
@@ -50,7 +50,7 @@ def test_token_scope_is_validated_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    authority.create(Path("certs"), Authority.fresh("mt", {}, bound=["gpu"]))
+    authority.create(Path("certs"), Authority.create("mt", {}, bound=["gpu"]))
     assert main(["accounts", "add", "ana"]) == 0
     for words in (["--for", "owner"], ["--index", "1", "--count", "2"], ["--count", "0"], ["--hours", "0"]):
         with pytest.raises(SystemExit, match="2"):

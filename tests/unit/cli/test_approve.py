@@ -80,7 +80,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "helper.py").write_text("WIDTH = 3\n")
     (folder / "clusters.yaml").write_text(CONFIG)
     install(folder, "1.0")
-    authority.create(folder / "certs", Authority.fresh("mt", {}))
+    authority.create(folder / "certs", Authority.create("mt", {}))
     status, out, err = run_command(folder, "approve", "train.py", "--config", "clusters.yaml", "--yes", "--why", "seen")
     assert status == 0, err
     for text in ("plan of net.train_step", "b0  gpu   npu  derived", "helper", "tool 1.0", "signed: approved/train-"):
@@ -123,8 +123,8 @@ def sign_by_other_authority(site: Path) -> None:
     """By an authority of the same name, with a key of its own."""
     document = json.loads(find_approval(site).read_text())
     del document["signature"]
-    key = Authority.fresh("mt", {}).key
-    signature = key.sign(b"whale_nebula approval 1\0" + approval.canonical(document), files.SIGNATURE)
+    key = Authority.create("mt", {}).key
+    signature = key.sign(b"whale_nebula approval 1\0" + approval.encode_canonical(document), files.SIGNATURE)
     find_approval(site).write_text(json.dumps({**document, "signature": base64.b64encode(signature).decode()}))
 
 
@@ -311,13 +311,13 @@ def test_forged_approvals_are_listed_and_do_not_break_withdrawal(
     """Neither does it get into his deny list, nor is it told as an error of ours."""
     document = {**json.loads(find_approval(site).read_text()), **changes}
     del document["signature"]
-    other = Authority.fresh("mt", {}, bound=["npu"])
+    other = Authority.create("mt", {}, bound=["npu"])
     key = other.key
     if signs:
         with (site / "certs" / "ca.pem").open("ab") as file:
             file.write(authority.certificate_bytes(other.certificate))
         trust.save(site / "certs" / "revoked-npu.json", "mt", key, 1, {})
-    signature = key.sign(b"whale_nebula approval 1\0" + approval.canonical(document), files.SIGNATURE)
+    signature = key.sign(b"whale_nebula approval 1\0" + approval.encode_canonical(document), files.SIGNATURE)
     forged_folder = site / "approved" / "another"
     forged_folder.mkdir()
     document["signature"] = base64.b64encode(signature).decode()

@@ -11,7 +11,7 @@ import pytest
 
 from whale_nebula.cli import arguments, audit
 from whale_nebula.cli.main import main
-from whale_nebula.security import Credentials, Files, Identity, authority, chain, ephemeral, identity, issue
+from whale_nebula.security import Credentials, Files, Identity, authority, chain, identity, issue, issue_ephemeral
 from whale_nebula.security.audit import AuditLog, KeptHeads
 
 Capture = pytest.CaptureFixture[str]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def write(folder: Path, files: Files) -> None:
     """A log of 254 records with its heads, one that was changed, and one that was cut."""
-    gate = Credentials.of(files)
+    gate = Credentials.load(files)
     kept = KeptHeads(folder / "from-npu/npu-gateway.heads.jsonl", gate.trust)
     path = folder / "audit/gpu-gateway.jsonl"
     log = AuditLog(path, gate.identity, gate, on_head=lambda head: kept.keep(head, gate.identity))
@@ -39,7 +39,7 @@ def write(folder: Path, files: Files) -> None:
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("logs")
-    files = ephemeral("mt", ["gpu/gateway"], folder)["gpu/gateway"]
+    files = issue_ephemeral("mt", ["gpu/gateway"], folder)["gpu/gateway"]
     write(folder, files)
     (folder / "ca.pem").write_bytes(files.ca.read_bytes())
     return folder
@@ -86,7 +86,7 @@ def test_changed_or_truncated_log_is_reported(logs: Path, capsys: Capture, name:
 
 def test_heads_or_authority_of_another_log_are_reported(logs: Path, tmp_path: Path, capsys: Capture) -> None:
     """The file of the wrong gateway, or the certificate of another run, is soon given."""
-    other = Credentials.of(ephemeral("mt", ["npu/gateway"], tmp_path)["npu/gateway"])
+    other = Credentials.load(issue_ephemeral("mt", ["npu/gateway"], tmp_path)["npu/gateway"])
     kept = KeptHeads(tmp_path / "gpu-gateway.heads.jsonl", other.trust)
     log = AuditLog(tmp_path / "x.jsonl", other.identity, other, on_head=lambda head: kept.keep(head, other.identity))
     log.close()
@@ -102,13 +102,13 @@ def test_heads_or_authority_of_another_log_are_reported(logs: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("place", ["certs/revoked.json", "lists/taken-back.json"])
 def test_deny_list_is_used_from_default_or_given_path(tmp_path: Path, capsys: Capture, place: str) -> None:
-    signer, certs, gateway = authority.Authority.fresh("mt", {}), tmp_path / "certs", Identity("mt", "gpu", "gateway")
+    signer, certs, gateway = authority.Authority.create("mt", {}), tmp_path / "certs", Identity("mt", "gpu", "gateway")
     authority.create(certs, signer)
     files = issue.issue(certs, signer, [gateway])[0].files
     write(tmp_path, files)
     log = f"verify {tmp_path}/audit/gpu-gateway.jsonl --ca {certs}/ca.pem"
     assert run(log, capsys)[0] == arguments.DONE
-    issue.revoke(certs, signer, [Credentials.of(files._replace(revoked=None)).peer.serial], "stolen")
+    issue.revoke(certs, signer, [Credentials.load(files._replace(revoked=None)).peer.serial], "stolen")
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (certs / "revoked.json").rename(tmp_path / place)
     options = "" if place.startswith("certs") else f" --revoked {tmp_path / place}"
@@ -126,7 +126,7 @@ def test_malformed_head_in_forged_log_is_reported(logs: Path, tmp_path: Path, ca
         fields = {key: value for key, value in json.loads(line).items() if key not in ("seq", "prev")}
         if fields["action"] == "head":
             fields["head"] |= {"certificate": "\ud800\x1b[2J"}
-        line, link = chain.forge(link, fields)
+        line, link = chain.make_line(link, fields)
         forged_lines.append(line)
     (tmp_path / "forged.jsonl").write_bytes(b"\n".join(forged_lines) + b"\n")
     code, out, err = run(f"verify {tmp_path}/forged.jsonl --ca {logs}/ca.pem {options}", capsys)
@@ -196,7 +196,7 @@ def test_security_page_examples_match_real_output(
             assert words[0] == "whale-nebula"
             if words[1] == "audit" and not Path("audit").exists():
                 main(["certs", "issue", "--cluster", "gpu", "--role", "gateway"])
-                write(tmp_path, Files.under("certs", Identity("mt", "gpu", "gateway")))
+                write(tmp_path, Files.in_folder("certs", Identity("mt", "gpu", "gateway")))
                 capsys.readouterr()
             main(words[1:])
             out = capsys.readouterr().out
@@ -210,4 +210,4 @@ def test_security_page_permissions_match_the_code() -> None:
     roles, found = rows[0][1:], set()
     for call, *cells in rows[2:]:
         found |= {(role, identity.Call(call.split(":")[0])) for role, cell in zip(roles, cells, strict=True) if cell}
-    assert found == identity.ALLOWED
+    assert found == identity.PERMISSIONS

@@ -53,7 +53,7 @@ def test_init_and_issue_create_certificates_of_all_processes(shell: Shell) -> No
     assert "certs/ca.key" in shell.check_output("init --config clusters.yaml")
     out = shell.check_output("issue --all --config clusters.yaml")
     for worker in ("gpu/0", "gpu/1", "gpu/gateway", "npu/0"):
-        credentials = Credentials.of(Files.under("certs", Identity.of_worker("mt", worker)))
+        credentials = Credentials.load(Files.in_folder("certs", Identity.of_worker("mt", worker)))
         assert f"issued {worker}   serial {credentials.serial[:16]}" in out
         assert f"certs/{credentials.identity.stem}.key" in out
     assert "certs/revoked.json" in out
@@ -67,7 +67,7 @@ def test_printed_security_line_of_config_is_valid(shell: Shell) -> None:
     line = next(line for line in out.splitlines() if "security:" in line).strip()
     Path("clusters.yaml").write_text(f"{CONFIG}{line}\n")
     config = load("clusters.yaml")
-    assert Credentials.of(Files.of(config.security, Identity("mt", "npu"))).identity.worker == "npu/0"
+    assert Credentials.load(Files.from_config(config.security, Identity("mt", "npu"))).identity.worker == "npu/0"
 
 
 def test_default_folder_is_next_to_the_config(shell: Shell) -> None:
@@ -144,7 +144,7 @@ def test_unreadable_certificate_is_reported_with_a_fix(shell: Shell) -> None:
     assert "mv certs/gpu-worker-1.pem certs/gpu-worker-1.pem.broken, then whale-nebula certs renew --cluster gpu" in err
     Path("certs/gpu-worker-1.pem").rename("certs/gpu-worker-1.pem.broken")
     shell.check_output("renew --cluster gpu --index 1")
-    assert Credentials.of(Files.under("certs", Identity("mt", "gpu", "worker", 1))).identity.worker == "gpu/1"
+    assert Credentials.load(Files.in_folder("certs", Identity("mt", "gpu", "worker", 1))).identity.worker == "gpu/1"
 
 
 def test_moved_certificate_is_still_listed_and_renewable(shell: Shell) -> None:

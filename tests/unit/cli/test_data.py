@@ -97,7 +97,7 @@ def test_second_data_service_or_occupied_port_is_refused(owner: Owner, capsys: C
     with open_service(folder, owner.signs, "gpu", "127.0.0.1", 0) as port:
         code, _, err = run(f"serve --folder {folder} --listen 127.0.0.1:0", capsys)
         assert (code, "the audit log is in use" in err) == (1, True)
-        other = Authority.fresh("mt", {}, bound=["npu"])
+        other = Authority.create("mt", {}, bound=["npu"])
         authority.create(owner.home / "npu", other)
         with pytest.raises(ConfigError, match="cannot listen"):
             open_service(owner.home / "npu", other, "npu", "127.0.0.1", port).__enter__()

@@ -81,7 +81,7 @@ def site(tmp_path: Path, capsys: Capture) -> Site:
 def gpu(site: Site) -> Iterator[GrpcLinks]:
     """The other cluster's worker, which runs."""
     site.issue(GPU, NPU)
-    credentials = Credentials.of(Files.under(site.home.folder, GPU))
+    credentials = Credentials.load(Files.in_folder(site.home.folder, GPU))
     place = Place("mt", "gpu/0", {"npu/0": None}, site.addresses["gpu"], credentials=credentials)
     joined = GrpcLinks(place, deadlines=replace(QUICK, patience=300.0, grace=0.1), announce=lambda wait: None)
     yield joined
@@ -237,7 +237,7 @@ class TestCertificates:
 
     def test_key_readable_by_others_is_bad(self, site: Site) -> None:
         site.issue(NPU)
-        key = Files.under(site.home.folder, NPU).key
+        key = Files.in_folder(site.home.folder, NPU).key
         os.chmod(key, 0o644)
         code, found = site.doctor()
         assert code == 1 and f"chmod 600 {key}" in found["certificate of npu/0"]["mend"]

@@ -62,7 +62,7 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     home = tmp_path / "gpu"
     (home / "files").mkdir(parents=True)
     (home / "files/a.csv").write_text("age,name\n" + "".join(f"{age},n{age}\n" for age in range(100)))
-    signs = Authority.fresh("mt", {}, bound=["gpu"])
+    signs = Authority.create("mt", {}, bound=["gpu"])
     authority.create(home / "certs", signs)
     clock = [files.now()]
     registry = Registry(home / "certs", authority.load(home / "certs"), lambda: clock[0])
@@ -78,7 +78,7 @@ def certify(owner: Owner, account: str, folder: Path, *, signs: Authority | None
     identity = Identity("mt", options["cluster"], options["role"], options["index"])
     folder.mkdir(mode=0o700, exist_ok=True)
     key, now = authority.make_key(), files.now() + timedelta(days=options.get("begins", 0))
-    paths = Files.under(folder, identity)
+    paths = Files.in_folder(folder, identity)
     until = now + timedelta(days=options["days"])
     certificate = authority.process_certificate(
         identity,
@@ -131,7 +131,7 @@ def site(owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
     folder, identity = owner.home / "certs", Identity("mt", "gpu", "operator")
     usage, issuer = Usage(folder), LoginIssuer(owner.registry, owner.signs, folder)
-    log = AuditLog(tmp_path / "data-gpu.jsonl", identity, Credentials.of(server.certify_service(issuer, identity)))
+    log = AuditLog(tmp_path / "data-gpu.jsonl", identity, Credentials.load(server.certify_service(issuer, identity)))
     guard = Guard(owner.grants, usage, log)
     with serve(issuer, guard, "gpu", "127.0.0.1", 0) as port:
         yield Site(owner, guard, port, tmp_path)

@@ -137,7 +137,7 @@ def test_attack_same_account_name_of_another_owner(site: Site) -> None:
     """npu's owner is trusted for npu, and may call an account ana."""
     site.owner.publish()
     site.owner.grant("ana")
-    other = Authority.fresh("mt", {}, bound=["npu"])
+    other = Authority.create("mt", {}, bound=["npu"])
     certify(site.owner, "ana", site.tmp / "of-ana", signs=other)
     with pytest.raises(AccessError, match="refused this certificate"):
         site.read_rows("ana")
@@ -147,7 +147,7 @@ def test_attack_same_account_name_of_another_owner(site: Site) -> None:
 def test_attack_certificate_of_a_forged_authority(site: Site) -> None:
     site.owner.publish()
     site.owner.grant("ana")
-    forger = Authority.fresh("mt", {}, bound=["gpu"])
+    forger = Authority.create("mt", {}, bound=["gpu"])
     certify(site.owner, "ana", site.tmp / "of-ana", signs=forger)
     with pytest.raises(AccessError, match="refused this certificate"):
         site.read_rows("ana")
@@ -188,7 +188,7 @@ def test_attack_revoked_certificate(site: Site) -> None:
     site.owner.publish()
     site.owner.grant("ana")
     paths = certify(site.owner, "ana", site.tmp / "of-ana")
-    peer = Credentials.of(paths._replace(revoked=None)).peer
+    peer = Credentials.load(paths._replace(revoked=None)).peer
     home = site.owner.home / "certs"
     (home / authority.ISSUED / f"{peer.serial}.pem").write_bytes(paths.cert.read_bytes())
     site.read_rows("ana")
@@ -210,7 +210,7 @@ def test_attack_missing_certificate(site: Site) -> None:
 
 def test_attack_impostor_service_receives_no_request(site: Site, tmp_path: Path) -> None:
     impostor = certify(
-        site.owner, "", tmp_path / "liar", signs=Authority.fresh("mt", {}, bound=["gpu"]), role="operator"
+        site.owner, "", tmp_path / "liar", signs=Authority.create("mt", {}, bound=["gpu"]), role="operator"
     )
     received: list[bytes] = []
 
@@ -289,7 +289,7 @@ def test_attack_account_limit_with_many_runs_and_connections(site: Site) -> None
             count += len(next(streams[turn % 4])["age"])
     assert count <= 250
     certify(site.owner, "ana", site.tmp / "second", index=3)
-    second = replace(lines[0], paths=lines[0].paths.under(site.tmp / "second", Identity("mt", "gpu", "worker", 3)))
+    second = replace(lines[0], paths=lines[0].paths.in_folder(site.tmp / "second", Identity("mt", "gpu", "worker", 3)))
     with pytest.raises(AccessError, match="reached the total limit"):
         for _ in range(20):
             list(second.read(RowSelection("corpus", None, 0, 0, 100, 20), info))

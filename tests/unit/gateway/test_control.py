@@ -63,7 +63,7 @@ def make() -> Iterator[Callable[..., Side]]:
 
 class TestHeads:
     def sides(self, make: Callable[..., Side], files: dict[str, Files], folder: Path) -> tuple[Side, Side, Credentials]:
-        credentials = Credentials.of(files["gpu/gateway"])
+        credentials = Credentials.load(files["gpu/gateway"])
         return make(NPU), make(GPU, KeptHeads(folder / "heads.jsonl", credentials.trust)), credentials
 
     def test_one_that_is_kept_is_confirmed(
@@ -92,7 +92,7 @@ class TestHeads:
     def test_a_fresh_stream_begins_with_the_last_one(self, make: Callable[..., Side], files: dict[str, Files]) -> None:
         gpu = make(NPU)
         gpu.lane.end("a test")
-        head = Head.sign(Credentials.of(files["gpu/gateway"]), 7, "ab" * 32)
+        head = Head.sign(Credentials.load(files["gpu/gateway"]), 7, "ab" * 32)
         gpu.control.send_head(head)
         assert control.read(gpu.next(gpu.joined()))["head"] == head._asdict()
 

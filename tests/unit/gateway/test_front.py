@@ -123,7 +123,7 @@ def place(
     issuer = LoginIssuer(owner.registry, owner.signs, folder)
     with contextlib.ExitStack() as stack:
         usage = stack.enter_context(contextlib.closing(Usage(folder)))
-        signer = Credentials.of(server.certify_service(issuer, identity))
+        signer = Credentials.load(server.certify_service(issuer, identity))
         log = stack.enter_context(contextlib.closing(AuditLog(tmp_path / "data-gpu.jsonl", identity, signer)))
         stack.enter_context(serve_logins(issuer, "gpu", "127.0.0.1", 0, folder))
         stack.enter_context(serve_data(issuer, Guard(owner.grants, usage, log), "gpu", "127.0.0.1", 0, folder))

@@ -238,7 +238,7 @@ class TestWhatIsRefused:
     ) -> None:
         made = make(dials=())
         with pytest.raises(IdentityError) as raised:
-            call(made, Credentials.of(files[who]), Knock(RUN, source, destination, "00112233aabbccdd"))
+            call(made, Credentials.load(files[who]), Knock(RUN, source, destination, "00112233aabbccdd"))
         assert why in raised.value.what
         [refused] = actions(made.sites["gpu"], "refuse")
         assert (refused["decision"], refused["times"]) == ("deny", 1)
@@ -250,7 +250,7 @@ class TestWhatIsRefused:
         home = Certificates(tmp_path / "home")
         home.issue(GPU, "gpu/7", "gpu/gateway", "npu/gateway")
         names = (GPU, "gpu/7", *ALL[2:])
-        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in names}, dials=())
+        made = make(files={name: Files.in_folder(home.folder, home.identity(name)) for name in names}, dials=())
         held = home.of("gpu/7")
         revoke(home.folder, home.authority, [held.serial], "a test")
         for number in range(30):
@@ -267,7 +267,7 @@ class TestWhatIsRefused:
     ) -> None:
         """A cluster that does not list its workers may have any."""
         made = make(workers=(GPU,), dials=())
-        gateway, theirs = made.gateways["gpu"], Credentials.of(files["npu/gateway"])
+        gateway, theirs = made.gateways["gpu"], Credentials.load(files["npu/gateway"])
         for number in range(20):
             knock = Knock(RUN, f"npu/{number}", GPU, f"{number:016x}")
             with pytest.raises(TransportError, match="has not connected to its gateway yet"):
@@ -283,7 +283,7 @@ class TestWhatIsRefused:
         monkeypatch.setattr("whale_nebula.gateway.entry.most_streams", lambda pairs: 3)
         monkeypatch.setattr(Gateway, "_is_awaited", lambda gateway, here, there: True)  # as if all these had been here
         made = make(workers=(NPU,), dials=())
-        theirs, lanes = Credentials.of(files["npu/gateway"]), [Lane() for _ in range(4)]
+        theirs, lanes = Credentials.load(files["npu/gateway"]), [Lane() for _ in range(4)]
         for number, lane in enumerate(lanes):
             knock = Knock(RUN, NPU, f"gpu/{number}", f"{number:016x}")
             with contextlib.nullcontext() if number < 3 else pytest.raises(TransportError) as told:
@@ -309,7 +309,7 @@ class TestWhatIsRefused:
 
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
-        lane = call(made, Credentials.of(files[GPU]), Knock(RUN, GPU, NPU, "00112233aabbccdd"))
+        lane = call(made, Credentials.load(files[GPU]), Knock(RUN, GPU, NPU, "00112233aabbccdd"))
         header = Header(Kind.BEAT, Flag.LAST, conversation=1, source=0, destination=2)
         assert lane.send(pack(header, 0))
         until(lambda: actions(made.sites["gpu"], "end"))
@@ -328,7 +328,9 @@ class TestWhatIsRefused:
         shutil.copytree(home.folder, tmp_path / "npu")
         folders = {"gpu": home.folder, "npu": tmp_path / "npu"}
         made = make(
-            files={name: Files.under(folders[name[:3]], home.identity(name)) for name in ALL}, dials=(dials,), met=True
+            files={name: Files.in_folder(folders[name[:3]], home.identity(name)) for name in ALL},
+            dials=(dials,),
+            met=True,
         )
         revoke(folders["npu"], home.authority, [home.of(GPU).serial], "a test")
         with pytest.raises(IdentityError, match="the certificate of gpu/0 was revoked"):
@@ -341,7 +343,7 @@ class TestRevokedOnTheHostsOfOneSide:
     def files(self, home: Certificates, *places: str) -> dict[str, Files]:
         """Files of everybody, where `places` have a copy of the deny list of their own: the one in `npu.json`."""
         home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
-        found = {name: Files.under(home.folder, home.identity(name)) for name in ALL}
+        found = {name: Files.in_folder(home.folder, home.identity(name)) for name in ALL}
         for name, each in found.items():
             own = home.folder / ("npu.json" if name in places else "gpu.json")
             if each.revoked is not None and each.revoked.exists():
@@ -383,7 +385,7 @@ class TestRevokedOnTheHostsOfOneSide:
         monkeypatch.setattr(security_files, "now", lambda: present() + later[0])
         home.issue(GPU, NPU, "gpu/gateway", days=7.0)
         home.issue("npu/gateway", days=1.0)
-        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL}, met=True)
+        made = make(files={name: Files.in_folder(home.folder, home.identity(name)) for name in ALL}, met=True)
         route, tried, call = made.gateways["gpu"]._routes["npu"], [0], Route._call
 
         def count(route: Route, *args: Any) -> int:
@@ -449,7 +451,7 @@ class TestAuditHeads:
         old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
         old.issue("gpu/gateway")
         new.issue("npu/gateway")
-        files = Files.under(old.folder, old.identity("gpu/gateway"))
+        files = Files.in_folder(old.folder, old.identity("gpu/gateway"))
         gateway = Gateway(Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=files, audit=tmp_path / "a.jsonl"))
         with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
             file.write((new.folder / "ca.pem").read_bytes())
@@ -461,7 +463,7 @@ class TestAuditHeads:
 
 class TestHealth:
     def ask(self, made: Town, files: Files, service: str = "") -> Any:
-        credentials = Credentials.of(files)
+        credentials = Credentials.load(files)
         name = made.gateways["gpu"].site.identity.dns
         options = [("grpc.ssl_target_name_override", name)]
         with grpc.secure_channel(made.sites["gpu"].listen, channel_credentials(credentials), options) as channel:
@@ -488,7 +490,7 @@ class TestHealth:
         """Such a stream would never end."""
         made = make()
         options = [("grpc.ssl_target_name_override", made.gateways["gpu"].site.identity.dns)]
-        credentials = channel_credentials(Credentials.of(files["npu/7"]))
+        credentials = channel_credentials(Credentials.load(files["npu/7"]))
         with grpc.secure_channel(made.sites["gpu"].listen, credentials, options) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             for _ in range(60):

@@ -31,7 +31,7 @@ def made(tmp_path: Path) -> Iterator[Town]:
     home.issue(*ALL)
     for worker in (GPU, OTHER):
         home.certify(worker, "ana", Allowance(line=1 << 20))
-    found = {name: Files.under(home.folder, home.identity(name)) for name in ALL}
+    found = {name: Files.in_folder(home.folder, home.identity(name)) for name in ALL}
     with town(tmp_path, found, workers=(GPU, OTHER, NPU)) as made:
         made.start()
         yield made

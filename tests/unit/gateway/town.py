@@ -19,7 +19,7 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.route import Lines
 from whale_nebula.gateway.site import Site
-from whale_nebula.security import Credentials, Files, ephemeral
+from whale_nebula.security import Credentials, Files, issue_ephemeral
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
@@ -105,7 +105,7 @@ class Town:
                 {other: address for other, address in self.workers.items() if other != worker},
                 self.workers[worker],
                 self.sites[cluster_of(worker)].listen,
-                Credentials.of(self.files[worker]) if self.files else None,
+                Credentials.load(self.files[worker]) if self.files else None,
             )
             self.links[worker] = GrpcLinks(place, deadlines=self.deadlines)
 
@@ -161,7 +161,7 @@ def town(folder: Path, files: Mapping[str, Files] | None, **options: Any) -> Ite
 @contextlib.contextmanager
 def certificates(*workers: str) -> Iterator[dict[str, Files]]:
     """Files of an authority that nobody else has, for these workers and both gateways."""
-    made = ephemeral(RUN, [*workers, *(f"{cluster}/gateway" for cluster in CLUSTERS)])
+    made = issue_ephemeral(RUN, [*workers, *(f"{cluster}/gateway" for cluster in CLUSTERS)])
     try:
         yield made
     finally:

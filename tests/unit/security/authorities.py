@@ -30,7 +30,7 @@ class Home:
 
     @classmethod
     def at(cls, folder: Path, run: str = RUN, at: datetime | None = None, days: float = 90) -> Home:
-        created = Authority.fresh(run, {}, days, at)
+        created = Authority.create(run, {}, days, at)
         authority.create(folder, created)
         return cls(folder, created)
 
@@ -38,7 +38,7 @@ class Home:
         return issue.issue(self.folder, self.authority, [identity], days, at)[0].files
 
     def credentials(self, identity: Identity) -> Credentials:
-        return Credentials.of(self.files(identity))
+        return Credentials.load(self.files(identity))
 
     def certificate(self, identity: Identity = GPU, days: float = 7, at: datetime | None = None) -> x509.Certificate:
         """One that lies in no file."""
@@ -51,7 +51,7 @@ class Home:
 
     def one_day_files(self, identity: Identity, begin: datetime) -> Files:
         """Files with a certificate of one day, whenever it begins."""
-        paths = Files.under(self.folder / "odd", identity)
+        paths = Files.in_folder(self.folder / "odd", identity)
         signer, key = self.authority, authority.make_key()
         certificate = authority.process_certificate(
             identity, key.public_key(), signer.certificate, signer.key, begin + DAY, begin
@@ -75,7 +75,7 @@ def write_self_signed(folder: Path, identity: Identity) -> Files:
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return write_credentials(Files.under(folder, identity), certificate, authority.key_bytes(key), folder)
+    return write_credentials(Files.in_folder(folder, identity), certificate, authority.key_bytes(key), folder)
 
 
 def write_credentials(paths: Files, certificate: x509.Certificate, key_pem: bytes, ca_folder: Path) -> Files:

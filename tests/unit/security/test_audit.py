@@ -11,7 +11,7 @@ from tests.unit.security.authorities import GATE, RUN, Home
 from tests.unit.security.logs import read, write
 from whale_nebula.errors import AuditError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, chain, issue
-from whale_nebula.security.audit import AuditLog, Head, pieces
+from whale_nebula.security.audit import AuditLog, Head, list_log_files
 from whale_nebula.security.verdict import verify
 
 
@@ -210,9 +210,9 @@ class TestCrashRecovery:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
         lines = path.read_bytes().splitlines()
-        before = chain.follow_all(lines[:5], chain.START)
+        before = chain.verify_lines(lines[:5], chain.START)
         hidden = lines[6:8]
-        line, _ = chain.forge(
+        line, _ = chain.make_line(
             before, {"action": "recovered", "torn": chain.digest(b"\n".join(hidden)), "site": GATE.uri}
         )
         path.write_bytes(b"\n".join([*lines[:5], *hidden, line]) + b"\n")
@@ -326,14 +326,14 @@ class TestRotation:
         verdict = verify(path, heads, gate.trust)
         assert verdict.ok
         assert len(verdict.files) > 3
-        assert sum(len(read(each)) for each in pieces(path)) == verdict.records
-        assert max(each.stat().st_size for each in pieces(path)) < 13_000
+        assert sum(len(read(each)) for each in list_log_files(path)) == verdict.records
+        assert max(each.stat().st_size for each in list_log_files(path)) < 13_000
 
     def test_rotated_file_is_verified_with_its_predecessors(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 120, most_bytes=10_000)
-        second = pieces(path)[1]
-        assert verify(second).files == tuple(each.name for each in pieces(path)[:2])
+        second = list_log_files(path)[1]
+        assert verify(second).files == tuple(each.name for each in list_log_files(path)[:2])
         assert verify(second).ok
 
     def test_crash_during_rotation_is_recovered(self, tmp_path: Path, gate: Credentials) -> None:
@@ -347,11 +347,11 @@ class TestRotation:
     def test_missing_or_swapped_log_files_are_detected(self, tmp_path: Path, gate: Credentials, how: str) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 120, most_bytes=10_000)
-        one, two = pieces(path)[1:3]
+        one, two = list_log_files(path)[1:3]
         first = read(one)[0]["seq"]
         if how == "all":
             first = 0
-            for each in pieces(path)[:-1]:
+            for each in list_log_files(path)[:-1]:
                 each.unlink()
         elif how == "missing":
             one.unlink()

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.security.chain import START, BrokenError, Link, canonical, follow, follow_all, forge, parse
+from whale_nebula.security.chain import (
+    START,
+    BrokenChainError,
+    Link,
+    encode_canonical,
+    make_line,
+    parse,
+    verify_line,
+    verify_lines,
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -19,13 +28,13 @@ RECORDS = st.lists(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_
 def chain_records(records: list[dict]) -> list[bytes]:
     chained, link = [], START
     for record in records:
-        line, link = forge(link, record)
+        line, link = make_line(link, record)
         chained.append(line)
     return chained
 
 
 def follow_lines(given_lines: list[bytes]) -> Link:
-    return follow_all(given_lines, START)
+    return verify_lines(given_lines, START)
 
 
 @settings(max_examples=40)
@@ -43,12 +52,12 @@ def test_chained_records_can_be_followed_and_are_single_lines(records: list[dict
 @given(RECORDS, st.data())
 def test_any_changed_byte_is_detected(records: list[dict], data: st.DataObject) -> None:
     chained = chain_records(records)
-    chained.append(forge(follow_lines(chained), {"action": "end"})[0])
+    chained.append(make_line(follow_lines(chained), {"action": "end"})[0])
     index = data.draw(st.integers(0, len(chained) - 2))
     position = data.draw(st.integers(0, len(chained[index]) - 1))
     byte_value = data.draw(st.integers(0, 255).filter(lambda byte: byte not in (chained[index][position], 10)))
     chained[index] = chained[index][:position] + bytes([byte_value]) + chained[index][position + 1 :]
-    with pytest.raises(BrokenError):
+    with pytest.raises(BrokenChainError):
         follow_lines(chained)
 
 
@@ -59,7 +68,7 @@ def test_moved_missing_or_duplicated_line_is_detected(records: list[dict], data:
     index = data.draw(st.integers(0, len(chained) - 2))
     swapped = [*chained[:index], chained[index + 1], chained[index], *chained[index + 2 :]]
     for changed in (swapped, chained[:index] + chained[index + 1 :], [*chained[: index + 1], *chained[index:]]):
-        with pytest.raises(BrokenError):
+        with pytest.raises(BrokenChainError):
             follow_lines(changed)
 
 
@@ -87,13 +96,13 @@ def test_noncanonical_record_is_not_parsed(line: bytes) -> None:
 
 def test_error_states_why_a_line_does_not_continue_the_chain() -> None:
     first, second = chain_records([{"action": "a"}, {"action": "b"}])
-    _, link = follow(first, START)
+    _, link = verify_line(first, START)
     for line, before, why in [
         (second, START, "number 1"),
         (first, link, "number 0"),
         (second.replace(b'"b"', b'"c"'), Link(0, "0" * 64), "digest of the previous record is wrong"),
         (b"torn", link, "not a complete record"),
-        (canonical({"seq": True, "prev": link.digest}), link, "number True"),
+        (encode_canonical({"seq": True, "prev": link.digest}), link, "number True"),
     ]:
-        with pytest.raises(BrokenError, match=why):
-            follow(line, before)
+        with pytest.raises(BrokenChainError, match=why):
+            verify_line(line, before)

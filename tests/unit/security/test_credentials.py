@@ -26,17 +26,17 @@ def test_credentials_need_a_deny_list_unless_config_says_none(home: Home) -> Non
     paths = home.files(GPU)
     (home.folder / "revoked.json").unlink()
     with pytest.raises(CredentialsError, match="the deny list is missing"):
-        Credentials.of(paths)
-    none = Files.of(Security(ca=str(paths.ca), cert=str(paths.cert), key=str(paths.key), revoked="none"), GPU)
-    assert Credentials.of(none).identity == GPU
+        Credentials.load(paths)
+    none = Files.from_config(Security(ca=str(paths.ca), cert=str(paths.cert), key=str(paths.key), revoked="none"), GPU)
+    assert Credentials.load(none).identity == GPU
     issue.renew_deny_list(home.folder, home.authority, forget=True)
-    assert Credentials.of(paths).trust.denied.number == 1
+    assert Credentials.load(paths).trust.denied.number == 1
 
 
 class TestLoading:
     def test_matching_files_are_loaded(self, home: Home) -> None:
         paths = home.files(GPU)
-        credentials = Credentials.of(paths._replace(revoked=None))
+        credentials = Credentials.load(paths._replace(revoked=None))
         assert (credentials.identity, credentials.key_pem) == (GPU, paths.key.read_bytes())
         assert credentials.not_after - files.now() <= 7 * DAY
         assert len(credentials.serial) == 40
@@ -49,17 +49,17 @@ class TestLoading:
     def test_key_of_another_certificate_is_refused(self, home: Home) -> None:
         paths, other = home.files(GPU), home.files(NPU)
         with pytest.raises(CredentialsError, match="is not the key of"):
-            Credentials.of(paths._replace(key=other.key))
+            Credentials.load(paths._replace(key=other.key))
 
     def test_certificate_of_another_authority_is_refused(self, home: Home, tmp_path: Path) -> None:
         other = Home.at(tmp_path / "other")
         with pytest.raises(WrongAuthorityError, match="this process"):
-            Credentials.of(home.files(GPU)._replace(ca=other.folder / "ca.pem"))
+            Credentials.load(home.files(GPU)._replace(ca=other.folder / "ca.pem"))
 
     def test_worker_certificate_as_authority_is_refused(self, home: Home) -> None:
         paths = home.files(GPU)
         with pytest.raises(CredentialsError, match="not an authority's certificate"):
-            Credentials.of(paths._replace(ca=paths.cert))
+            Credentials.load(paths._replace(ca=paths.cert))
 
     @pytest.mark.parametrize("part", ["ca", "cert", "key"])
     @pytest.mark.parametrize("content", [None, b"", b"half", b"\x30\x82"])
@@ -71,7 +71,7 @@ class TestLoading:
             path.write_bytes(content)
             path.chmod(0o600)
         with pytest.raises(CredentialsError) as caught:
-            Credentials.of(paths)
+            Credentials.load(paths)
         assert str(path) in caught.value.where
 
     def test_key_that_is_not_p256_is_refused(self, home: Home) -> None:
@@ -83,7 +83,7 @@ class TestLoading:
         )
         paths.key.write_bytes(pem)
         with pytest.raises(CredentialsError, match="not a P-256"):
-            Credentials.of(paths)
+            Credentials.load(paths)
 
 
 class TestRenewal:
@@ -120,7 +120,7 @@ class TestRenewal:
         assert current() is first
         monkeypatch.setattr(files, "now", lambda: datetime.now(UTC) + 3 * DAY)
         assert current() is first
-        monkeypatch.setattr(current, "_again", 0.0)
+        monkeypatch.setattr(current, "_retry_time", 0.0)
         assert current().serial != first.serial
 
     def test_reload_with_another_identity_is_refused(self, home: Home) -> None:
@@ -144,7 +144,7 @@ class TestExpiryWarnings:
     ) -> list[str]:
         caplog.clear()
         monkeypatch.setattr(files, "now", lambda: datetime.now(UTC) + days * DAY)
-        monkeypatch.setattr(current, "_warn_again", 0.0)
+        monkeypatch.setattr(current, "_next_warning_time", 0.0)
         with caplog.at_level(logging.WARNING, "whale_nebula.security"):
             current(), current()
         return caplog.messages
@@ -168,7 +168,7 @@ class TestExpiryWarnings:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         home = Home.at(tmp_path / "certs", days=30)
-        current = CurrentCredentials(Credentials.of(home.files(GPU, days=29)))
+        current = CurrentCredentials(Credentials.load(home.files(GPU, days=29)))
         assert self.warnings_on(20, current, monkeypatch, caplog) == []
         warnings = self.warnings_on(24, current, monkeypatch, caplog)
         assert ["the certificate" in each for each in warnings] == [True, False]
@@ -226,4 +226,4 @@ def test_credential_files_may_be_symbolic_links(home: Home, tmp_path: Path) -> N
     mounted.mkdir()
     for path in filter(None, paths):
         os.symlink(path, mounted / path.name)
-    assert Credentials.of(Files.under(mounted, GPU)).identity == GPU
+    assert Credentials.load(Files.in_folder(mounted, GPU)).identity == GPU

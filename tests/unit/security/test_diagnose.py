@@ -179,7 +179,7 @@ class TestFaultOfThisProcess:
         paths = place.home.one_day_files(GPU, now - 3 * DAY)
         with monkeypatch.context() as patch:
             patch.setattr(files, "now", lambda: now - 2.5 * DAY)
-            credentials = Credentials.of(paths)
+            credentials = Credentials.load(paths)
         check_diagnosis(probe("no-such-host.invalid:1", credentials), ExpiredError, "here")
 
     def test_own_revoked_certificate_is_reported_without_dialing(self, place: Place) -> None:
@@ -202,7 +202,7 @@ class TestFaultOfThisProcess:
 
     @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
     def test_tls_alert_is_diagnosed_before_and_after_handshake(self, place: Place, version: ssl.TLSVersion) -> None:
-        paths = Files.under(place.home.folder, Identity("mt", "g"))
+        paths = Files.in_folder(place.home.folder, Identity("mt", "g"))
         paths = paths if paths.cert.exists() else place.home.files(Identity("mt", "g"))
         with line_server(make_tls_handler(paths, place.other.folder / "ca.pem", version)) as address:
             check_diagnosis(probe(address, place.npu), WrongAuthorityError, "here")

@@ -76,19 +76,22 @@ def test_key_readable_by_others_is_refused_with_chmod_command(tmp_path: Path, bi
 
 
 def test_default_files_are_next_to_the_config() -> None:
-    found = Files.of(Security(), GPU, "/srv/run")
-    assert found == Files.under("/srv/run/certs", GPU)
+    found = Files.from_config(Security(), GPU, "/srv/run")
+    assert found == Files.in_folder("/srv/run/certs", GPU)
     assert found.revoked == Path("/srv/run/certs/revoked.json")
 
 
 def test_config_can_set_deny_list_path_or_none(tmp_path: Path) -> None:
-    assert Files.of(Security(revoked="lists/{cluster}.json"), GPU, tmp_path).revoked == tmp_path / "lists/gpu.json"
-    found = Files.of(Security(revoked="none"), GPU, tmp_path)
+    assert (
+        Files.from_config(Security(revoked="lists/{cluster}.json"), GPU, tmp_path).revoked
+        == tmp_path / "lists/gpu.json"
+    )
+    found = Files.from_config(Security(revoked="none"), GPU, tmp_path)
     assert (found.revoked, Files.from_dict(found.as_dict()).revoked) == (None, None)
 
 
 def test_files_survive_dict_round_trip(tmp_path: Path) -> None:
-    found = Files.under(tmp_path, GPU)
+    found = Files.in_folder(tmp_path, GPU)
     assert Files.from_dict(found.as_dict()) == found
     assert Files.from_dict(found._replace(revoked=None).as_dict()).revoked is None
     with pytest.raises(CredentialsError, match="cert, key"):
@@ -118,5 +121,5 @@ def test_group_readable_key_is_private_only_if_owned_by_root(
 def test_find_other_keys_lists_keys_in_the_same_folder(tmp_path: Path) -> None:
     for name in ("gpu-gateway-0.key", "gpu-worker-0.key", "ca.key", "gpu-worker-0.pem"):
         (tmp_path / name).touch()
-    paths = Files.under(tmp_path, GPU)
+    paths = Files.in_folder(tmp_path, GPU)
     assert [path.name for path in files.find_other_keys(paths)] == ["ca.key", "gpu-gateway-0.key"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from whale_nebula.errors import IdentityError, NotAllowedError
 from whale_nebula.security import Identity
-from whale_nebula.security.identity import ALLOWED, ROLES, Call, check_call, refusal
+from whale_nebula.security.identity import PERMISSIONS, ROLES, Call, check_call, explain_refusal
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}", fullmatch=True)
 IDENTITIES = st.one_of(
@@ -99,7 +99,7 @@ def test_call_permissions_match_the_table_for_all_roles() -> None:
         caller = Identity("mt", "gpu", role, 0 if role == "gateway" else 1)
         called = Identity("mt", "gpu" if where == "own" else "npu", here)
         may = ALLOWED_CALLS.get((role, call, here), "") in ("any", where)
-        assert (not refusal(caller, call, called)) == may, (role, call, here, where)
+        assert (not explain_refusal(caller, call, called)) == may, (role, call, here, where)
         if not may:
             with pytest.raises(NotAllowedError) as caught:
                 check_call(caller, call, called)
@@ -110,16 +110,16 @@ def test_call_permissions_match_the_table_for_all_roles() -> None:
 
 def test_caller_of_another_run_is_denied() -> None:
     for role, call, here in itertools.product(ROLES, Call, ROLES):
-        assert refusal(Identity("other", "gpu", role), call, Identity("mt", "npu", here)), (role, call, here)
+        assert explain_refusal(Identity("other", "gpu", role), call, Identity("mt", "npu", here)), (role, call, here)
 
 
 @pytest.mark.parametrize("call", [call for call in Call if call != Call.HEALTH])
 def test_caller_with_own_identity_is_denied(call: Call) -> None:
     for role in ROLES:
         one = Identity("mt", "gpu", role)
-        assert refusal(one, call, one)
+        assert explain_refusal(one, call, one)
 
 
 def test_permission_table_covers_all_roles_and_calls() -> None:
-    assert {role for role, _ in ALLOWED} == set(ROLES)
-    assert {call for _, call in ALLOWED} == set(Call)
+    assert {role for role, _ in PERMISSIONS} == set(ROLES)
+    assert {call for _, call in PERMISSIONS} == set(Call)

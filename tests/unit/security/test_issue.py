@@ -11,7 +11,7 @@ import pytest
 from tests.unit.security.authorities import DAY, GATE, GPU, NPU, RUN, Home
 from whale_nebula.config import load
 from whale_nebula.errors import CredentialsError, ExpiredError, IdentityError, RevokedError
-from whale_nebula.security import Credentials, Files, Identity, authority, ephemeral, files, issue, trust
+from whale_nebula.security import Credentials, Files, Identity, authority, files, issue, issue_ephemeral, trust
 from whale_nebula.security.authority import Authority
 
 
@@ -93,7 +93,7 @@ class TestAuthority:
 
     def test_authority_checks_identities_against_its_clusters(self, tmp_path: Path) -> None:
         config = load({"run": RUN, "clusters": {"gpu": {"workers": ["h:1", "h:2"], "gateway": "h:3"}, "npu": {}}})
-        made = Authority.fresh(RUN, authority.clusters_of(config))
+        made = Authority.create(RUN, authority.count_workers(config))
         authority.create(tmp_path / "certs", made)
         found = authority.load(tmp_path / "certs")
         for good in (Identity(RUN, "gpu", "worker", 1), NPU, GATE, Identity(RUN, "gpu", "operator", 7)):
@@ -104,11 +104,11 @@ class TestAuthority:
             found.check(Identity(RUN, "gpu", "worker", 2))
         with pytest.raises(CredentialsError, match="not for run 'other'"):
             found.check(Identity("other", "gpu"))
-        assert [each.worker for each in authority.everyone(RUN, config)] == ["gpu/0", "gpu/1", "gpu/gateway"]
+        assert [each.worker for each in authority.list_identities(RUN, config)] == ["gpu/0", "gpu/1", "gpu/gateway"]
 
     def test_invalid_cluster_name_is_refused_at_creation(self) -> None:
         with pytest.raises(IdentityError):
-            Authority.fresh(RUN, {"gpu/a": 1})
+            Authority.create(RUN, {"gpu/a": 1})
 
 
 class TestIssuing:
@@ -132,7 +132,7 @@ class TestIssuing:
         now = files.now()
         first = home.files(GPU, days=1, at=now - 3 * DAY).key.read_bytes()
         second = home.files(GPU).key.read_bytes()
-        issue.revoke(home.folder, home.authority, [Credentials.of(Files.under(home.folder, GPU)).serial], "lost")
+        issue.revoke(home.folder, home.authority, [Credentials.load(Files.in_folder(home.folder, GPU)).serial], "lost")
         third = home.files(GPU).key.read_bytes()
         assert len({first, second, third}) == 3
 
@@ -161,14 +161,14 @@ class TestIssuing:
         assert issue.list_issued(home.folder) == []
 
     def test_unreadable_certificate_file_is_replaced(self, home: Home) -> None:
-        Files.under(home.folder, GPU).cert.write_text("half")
-        assert Credentials.of(home.files(GPU)).identity == GPU
+        Files.in_folder(home.folder, GPU).cert.write_text("half")
+        assert Credentials.load(home.files(GPU)).identity == GPU
 
 
 class TestRenewing:
     def test_renewal_keeps_key_and_old_certificate_valid(self, home: Home) -> None:
         paths = home.files(GPU)
-        key, old = paths.key.read_bytes(), Credentials.of(paths)
+        key, old = paths.key.read_bytes(), Credentials.load(paths)
         made = issue.renew(home.folder, home.authority, [GPU], 14)[0]
         assert paths.key.read_bytes() == key
         assert made.peer.serial != old.serial
@@ -178,7 +178,7 @@ class TestRenewing:
     def test_expired_certificate_can_be_renewed(self, home: Home) -> None:
         paths = home.files(GPU, days=1, at=files.now() - 3 * DAY)
         issue.renew(home.folder, home.authority, [GPU])
-        assert Credentials.of(paths).identity == GPU
+        assert Credentials.load(paths).identity == GPU
 
     def test_moved_certificate_can_be_renewed(self, home: Home, tmp_path: Path) -> None:
         paths = home.files(GPU)
@@ -186,12 +186,12 @@ class TestRenewing:
             shutil.move(path, tmp_path)
         renewed = issue.renew(home.folder, home.authority, [GPU])[0]
         shutil.copy(paths.cert, tmp_path)
-        there = Credentials.of(paths._replace(cert=tmp_path / paths.cert.name, key=tmp_path / paths.key.name))
+        there = Credentials.load(paths._replace(cert=tmp_path / paths.cert.name, key=tmp_path / paths.key.name))
         assert there.serial == renewed.peer.serial
 
     def test_revoked_certificate_cannot_be_renewed(self, home: Home) -> None:
         paths = home.files(GPU)
-        issue.revoke(home.folder, home.authority, [Credentials.of(paths).serial], "")
+        issue.revoke(home.folder, home.authority, [Credentials.load(paths).serial], "")
         with pytest.raises(CredentialsError, match="was revoked"):
             issue.renew(home.folder, home.authority, [GPU])
 
@@ -274,8 +274,8 @@ class TestRevoking:
 
 class TestEphemeralCertificates:
     def test_workers_of_a_run_trust_only_each_other(self, tmp_path: Path) -> None:
-        made = ephemeral("demo", ["gpu/0", "gpu/gateway", "npu/0"], tmp_path)
-        held = {worker: Credentials.of(paths) for worker, paths in made.items()}
+        made = issue_ephemeral("demo", ["gpu/0", "gpu/gateway", "npu/0"], tmp_path)
+        held = {worker: Credentials.load(paths) for worker, paths in made.items()}
         for one in held.values():
             for worker, other in held.items():
                 assert one.trust.check(other.cert_pem).identity.worker == worker
@@ -283,7 +283,7 @@ class TestEphemeralCertificates:
             held["gpu/0"].trust.check(Home.at(tmp_path / "certs", "demo").certificate(Identity("demo", "gpu")))
 
     def test_folder_is_private_and_has_no_authority_key(self, tmp_path: Path) -> None:
-        folder = ephemeral("demo", ["gpu/0"], tmp_path)["gpu/0"].cert.parent
+        folder = issue_ephemeral("demo", ["gpu/0"], tmp_path)["gpu/0"].cert.parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert [path.name for path in folder.glob("*.key")] == ["gpu-worker-0.key"]
         assert folder.parent == tmp_path

@@ -26,7 +26,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path, cluster: str, run: str = RUN) -> Owner:
-        authority.create(folder, Authority.fresh(run, {}, bound=[cluster]))
+        authority.create(folder, Authority.create(run, {}, bound=[cluster]))
         return cls(folder, authority.load(folder))
 
     @property
@@ -75,7 +75,7 @@ def test_key_stays_on_the_host_that_requests_a_certificate(gpu: Owner, npu: Owne
     assert signed.peer.key.startswith(asked.digest) and not signed.files.key.exists()
     for path in (signed.files.cert, gpu.ca, *gpu.folder.glob("revoked*.json")):
         (host / path.name).write_bytes(path.read_bytes())
-    found = Credentials.of(files.Files.under(host, GPU))
+    found = Credentials.load(files.Files.in_folder(host, GPU))
     assert found.identity == GPU
     assert load_trust(npu.folder).check(found.cert_pem, GPU).serial == found.serial
     renewed = owners.sign(gpu.folder, gpu.authority, [asked.path], 3)[0]
@@ -200,7 +200,7 @@ class Untrusted(NamedTuple):
 
 
 def make_unrestricted_authority(folder: Path) -> tuple[Path, Path | None]:
-    authority.create(folder, Authority.fresh(RUN, {}))
+    authority.create(folder, Authority.create(RUN, {}))
     return folder / authority.CA, None
 
 

@@ -99,11 +99,11 @@ def test_account_name_in_certificate_cannot_be_a_path(tmp_path: Path) -> None:
         signs, until = home.authority, now + timedelta(days=1)
         return files.peer(authority.process_certificate(GPU, key, signs.certificate, signs.key, until, now, account))
 
-    found = Tenant.of(certify("ana"))
+    found = Tenant.from_certificate(certify("ana"))
     assert found is not None and (found.account, found.cluster, len(found.authority)) == ("ana", "gpu", 40)
     for name in ("..", "../bob", "a/b", "Ana", "ana\n"):
         with pytest.raises(CredentialsError, match="names an invalid account"):
-            Tenant.of(certify(name))
+            Tenant.from_certificate(certify(name))
 
 
 # ---------------------------------------------------------------------- commands
@@ -112,10 +112,10 @@ def log_in(home: Home, account: str, certs: Path, days: float = 1.0) -> Tenant:
     key, now = authority.make_key(), files.now() - timedelta(days=2)
     signs, until = home.authority, now + timedelta(days=2 + days)
     made = authority.process_certificate(GPU, key.public_key(), signs.certificate, signs.key, until, now, account)
-    write_credentials(Files.under(certs, GPU), made, authority.key_bytes(key), home.folder)
+    write_credentials(Files.in_folder(certs, GPU), made, authority.key_bytes(key), home.folder)
     for each in ("ca.pem", "revoked.json"):
         shutil.copy(home.folder / each, certs)
-    found = Tenant.of(files.peer(made))
+    found = Tenant.from_certificate(files.peer(made))
     assert found is not None
     return found
 

@@ -25,7 +25,7 @@ from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.trust import DenyList, Revocation
 
-AUTHORITY = Authority.fresh(RUN, {})
+AUTHORITY = Authority.create(RUN, {})
 TRUST = Trust([AUTHORITY.certificate])
 
 
@@ -76,7 +76,7 @@ def test_expired_and_not_yet_valid_certificates_are_refused() -> None:
 
 def test_expired_authority_is_reported_as_authority() -> None:
     now = files.now()
-    old = Authority.fresh(RUN, {}, days=2, at=now)
+    old = Authority.create(RUN, {}, days=2, at=now)
     with pytest.raises(ExpiredError, match="authority") as caught:
         Trust([old.certificate]).check(sign_certificate(old, days=7), at=now + 3 * DAY)
     assert "renew --ca" in caught.value.mend
@@ -154,7 +154,7 @@ def test_text_of_certificate_in_error_stays_on_one_line() -> None:
 
 
 def test_two_authorities_can_be_trusted() -> None:
-    new = Authority.fresh(RUN, {})
+    new = Authority.create(RUN, {})
     both = Trust([AUTHORITY.certificate, new.certificate])
     assert both.check(sign_certificate()).identity == both.check(sign_certificate(new)).identity
 
@@ -197,7 +197,7 @@ class TestDenyList:
         assert trust.denied.number == 2
 
     def test_peer_of_removed_authority_is_refused(self) -> None:
-        other = Authority.fresh("mt", {})
+        other = Authority.create("mt", {})
         peer = Trust([AUTHORITY.certificate, other.certificate]).check(sign_certificate())
         check_live(Trust([AUTHORITY.certificate]), peer)
         with pytest.raises(WrongAuthorityError):
@@ -234,7 +234,7 @@ class TestDenyList:
             self.open_list(path)
 
     def test_list_of_another_signer_is_refused(self, path: Path) -> None:
-        for other in (Authority.fresh(RUN, {}), Authority.fresh("other", {})):
+        for other in (Authority.create(RUN, {}), Authority.create("other", {})):
             self.write_list(path, 9, by=other)
             with pytest.raises(CredentialsError, match="not signed by the run's authority"):
                 self.open_list(path)
@@ -252,7 +252,7 @@ class TestDenyList:
             case "older":
                 self.write_list(path, 1)
             case "forged":
-                self.write_list(path, 3, by=Authority.fresh(RUN, {}))
+                self.write_list(path, 3, by=Authority.create(RUN, {}))
         with caplog.at_level(logging.WARNING, "whale_nebula.security"):
             assert [self.denies(found, shown) for _ in range(3)] == [True] * 3
         assert len(caplog.records) == 1
@@ -287,7 +287,7 @@ class TestDenyList:
         path = tmp_path / "mounted" / "revoked.json"
         path.parent.mkdir()
         self.write_list(path, 2, shown := sign_certificate())
-        denied._record(path).mkdir()  # root may write everywhere, but not into a folder as if it were a file
+        denied._highest_file(path).mkdir()  # root may write everywhere, but not into a folder as if it were a file
         found = self.open_list(path)
         self.write_list(path, 1)
         assert self.denies(found, shown)
@@ -310,7 +310,7 @@ class TestDenyList:
     def test_list_of_new_authority_is_used_once_trusted(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         said: list[object] = []
         monkeypatch.setattr(denied._LOG, "warning", lambda *about: said.append(about))
-        new, shown, serial = Authority.fresh(RUN, {}), sign_certificate(), ""
+        new, shown, serial = Authority.create(RUN, {}), sign_certificate(), ""
         self.write_list(path, 5, shown)
         found, serial = self.open_list(path), files.serial(theirs := sign_certificate(new))
         self.write_list(path, 1, theirs, by=new)

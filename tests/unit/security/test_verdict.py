@@ -10,7 +10,7 @@ from tests.unit.security.authorities import GATE, OTHER_GATE, RUN, Home
 from tests.unit.security.logs import read, read_lines, write
 from whale_nebula.errors import AuditError, IdentityError
 from whale_nebula.security import Credentials, Identity, Trust, audit, chain, issue
-from whale_nebula.security.audit import Head, KeptHeads, pieces, read_heads
+from whale_nebula.security.audit import Head, KeptHeads, list_log_files, read_heads
 from whale_nebula.security.trust import Revocation
 from whale_nebula.security.verdict import Verdict, verify
 
@@ -26,7 +26,7 @@ def rebuild_chain(lines: list[bytes], change: Callable[[int, dict], dict | None]
         fields = {key: value for key, value in json.loads(line).items() if key not in ("seq", "prev")}
         changed = change(number, fields)
         if changed is not None:
-            line, link = chain.forge(link, changed)
+            line, link = chain.make_line(link, changed)
             lines_made.append(line)
     return lines_made
 
@@ -112,7 +112,7 @@ def test_restarts_do_not_delay_heads(tmp_path: Path, gate: Credentials) -> None:
     write(path, gate, 120, close=False, most_bytes=1 << 14)
     for _ in range(3):
         write(path, gate, 0, close=False)
-    assert len(pieces(path)) > 1
+    assert len(list_log_files(path)) > 1
     assert verify(path, trust=gate.trust).ok
     assert read(path)[-1]["action"] in ("head", "start")
 
@@ -140,7 +140,7 @@ class TestRevokedKey:
         old = home.credentials(identity)
         first = write(tmp_path / "a.jsonl", old, 120, close=False)
         issue.renew(home.folder, home.authority, [identity])
-        new = Credentials.of(old.files)
+        new = Credentials.load(old.files)
         good = write(tmp_path / "a.jsonl", new, 120, close=False)
         assert verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(old)).ok
         verdict = verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(new))
@@ -195,7 +195,7 @@ class TestHeads:
     def test_number_of_remembered_heads_is_limited(
         self, tmp_path: Path, gate: Credentials, other: Credentials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(audit, "_REMEMBERED", 2)
+        monkeypatch.setattr(audit, "_MOST_REMEMBERED", 2)
         heads, path = write(tmp_path / "a.jsonl", gate), tmp_path / "heads.jsonl"
         kept = KeptHeads(path, other.trust)
         assert [kept.keep(head, GATE) for head in heads] == [True] * 3
@@ -282,7 +282,7 @@ def test_malformed_head_is_reported_by_its_record(tmp_path: Path, gate: Credenti
 @pytest.mark.parametrize("fields", [{"site": "\ud800"}, {"site": 7}, {"site": "nebula://mt"}, {"run": "é\ud800"}])
 def test_invalid_first_record_is_detected(tmp_path: Path, fields: dict) -> None:
     first = {"action": "genesis", "site": GATE.uri, "run": RUN, **fields}
-    (tmp_path / "audit.jsonl").write_bytes(chain.forge(chain.START, first)[0] + b"\n")
+    (tmp_path / "audit.jsonl").write_bytes(chain.make_line(chain.START, first)[0] + b"\n")
     verdict = verify(tmp_path / "audit.jsonl")
     assert (verdict.bad, "first record" in verdict.why, verdict.why.isascii()) == (0, True, True)
 

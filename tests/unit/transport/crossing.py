@@ -29,7 +29,7 @@ class Certificates:
 
     def __init__(self, folder: Path, run: str = RUN) -> None:
         self.folder, self.run = folder, run
-        self.authority = Authority.fresh(run, {})
+        self.authority = Authority.create(run, {})
         create(folder, self.authority)
 
     def identity(self, worker: str) -> Identity:
@@ -40,7 +40,7 @@ class Certificates:
 
     def certify(self, worker: str, account: str, allowance: Allowance) -> None:
         """A certificate of an account, for the key that a worker has."""
-        paths, now, signs = Files.under(self.folder, self.identity(worker)), files.now(), self.authority
+        paths, now, signs = Files.in_folder(self.folder, self.identity(worker)), files.now(), self.authority
         key = files.private_key(paths.key.read_bytes(), "").public_key()
         until = now + timedelta(days=1)
         made = process_certificate(
@@ -49,7 +49,7 @@ class Certificates:
         files.write(paths.cert, certificate_bytes(made), files.PUBLIC)
 
     def of(self, worker: str) -> Credentials:
-        return Credentials.of(Files.under(self.folder, self.identity(worker)))
+        return Credentials.load(Files.in_folder(self.folder, self.identity(worker)))
 
 
 def free_address() -> str:

@@ -24,7 +24,7 @@ from whale_nebula.errors import (
     TransportError,
 )
 from whale_nebula.security import Identity, Peer, Prover, files
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Lane
@@ -102,7 +102,7 @@ def check_proof(prover: Prover, knock: Knock, answer: Mapping[str, Any], there: 
 
 
 def _transcript(knock: Knock, signer: Identity) -> bytes:
-    return _LABEL + canonical({**knock._asdict(), "signer": signer.uri})
+    return _LABEL + encode_canonical({**knock._asdict(), "signer": signer.uri})
 
 
 _LOG = logging.getLogger("whale_nebula.transport")
