@@ -25,7 +25,7 @@ from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refused_lo
 from whale_nebula.accounts.scope import Scope
 from whale_nebula.accounts.service import Service, serve
 from whale_nebula.cli.arguments import DONE
-from whale_nebula.cli.login import Login, keep, main
+from whale_nebula.cli.login import Login, keep_logged_in, main
 from whale_nebula.errors import AccountError, LoginError, NebulaError, RevokedError, WrongNameError
 from whale_nebula.security import (
     GATEWAY,
@@ -430,14 +430,14 @@ def test_kept_login_renews_certificates_and_fetches_deny_lists(site: Site, tmp_p
     def present() -> datetime:
         return started + timedelta(hours=next(hours, 3.6)) if serials else started
 
-    assert keep(login, until, wait, present) == DONE
+    assert keep_logged_in(login, until, wait, present) == DONE
     assert serials[0] and not serials[-1]
     own = authority.authorities(folder)
     with pytest.raises(RevokedError):
         Trust(own, DenyList(folder / files.REVOKED, own)).check(other.peer.certificate)
     site.issuer.registry.set_state("ana", DISABLED)
     with pytest.raises(LoginError):
-        keep(login, started, lambda seconds: True, files.now)
+        keep_logged_in(login, started, lambda seconds: True, files.now)
 
 
 def test_kept_login_waits_for_an_unreachable_service(
@@ -449,5 +449,5 @@ def test_kept_login_waits_for_an_unreachable_service(
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     login, answers = Login(arguments, "127.0.0.1", port, 4.0, [("gpu", WORKER, 0)]), iter([True, True, True, False])
-    assert keep(login, files.now() + timedelta(hours=4), lambda seconds: next(answers), files.now) == DONE
+    assert keep_logged_in(login, files.now() + timedelta(hours=4), lambda seconds: next(answers), files.now) == DONE
     assert capsys.readouterr().err.count("continuing with the existing files") == 1
