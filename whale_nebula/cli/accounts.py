@@ -185,13 +185,13 @@ def _read_limit(name: str, text: str) -> Any:
     if text == "none":
         return None
     if name in BYTE_LIMITS:
-        return quantities.memory(place)
+        return quantities.read_memory(place)
     whole, most = name == "processes", 1 << 22  # the most that Linux allows
     try:
         value = int(text) if whole else float(text)
     except ValueError:
-        raise place.wrong(f"{text!r} is not a number", mend=f"--{name} 4, or --{name} none") from None
-    return Place(value, f"--{name}").number(least=1 if whole else 0.1, most=most, whole=whole)
+        raise place.make_error(f"{text!r} is not a number", mend=f"--{name} 4, or --{name} none") from None
+    return Place(value, f"--{name}").read_number(least=1 if whole else 0.1, most=most, whole=whole)
 
 
 def _describe_account(account: Account) -> dict[str, Any]:

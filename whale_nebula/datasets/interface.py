@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whale_nebula.config import quantities
-from whale_nebula.config.load import read
+from whale_nebula.config.load import read_yaml
 from whale_nebula.config.place import Place
 from whale_nebula.datasets import sources
 from whale_nebula.datasets.schema import DTYPES, STRING, Column, Schema, check_columns
@@ -91,7 +91,7 @@ class Interface:
 
 def read_interface(path: Path) -> Interface:
     """Read the interface in a YAML file; errors name its lines."""
-    return parse_interface(read(path, "the interface", _EXAMPLE))
+    return parse_interface(read_yaml(path, "the interface", _EXAMPLE))
 
 
 def parse_interface(place: Place) -> Interface:
@@ -105,24 +105,24 @@ def parse_interface(place: Place) -> Interface:
       why: a pattern names files in the folder of the interface: no '..', no '~', no '**', no absolute path
       mend: text: "*.txt"
     """
-    root = place.table(("name", "about", "source", "transform", "schema", "limits", "expires"))
+    root = place.read_table(("name", "about", "source", "transform", "schema", "limits", "expires"))
     return Interface(
-        name=read_name(root.key("name")),
-        about=root.key("about").read_or(Place.text, "")[:_ABOUT],
-        open_source=_read_source(root.key("source")),
-        steps=tuple(_read_step(each) for each in root.key("transform").items()),
-        schema=_read_schema(root.key("schema")),
-        limits=_read_limits(root.key("limits")),
-        expires=_read_expiry(root.key("expires")),
+        name=read_name(root.get("name")),
+        about=root.get("about").read_or(Place.read_text, "")[:_ABOUT],
+        open_source=_read_source(root.get("source")),
+        steps=tuple(_read_step(each) for each in root.get("transform").read_items()),
+        schema=_read_schema(root.get("schema")),
+        limits=_read_limits(root.get("limits")),
+        expires=_read_expiry(root.get("expires")),
         document=_to_plain(root.value),
     )
 
 
 def read_name(place: Place) -> str:
     """The name of a dataset, which is used in addresses and logs, and never as a path."""
-    if NAME.fullmatch(place.text()) is None:
+    if NAME.fullmatch(place.read_text()) is None:
         why = "a name has at most 32 lower-case letters, digits, '_' and '-', and begins with a letter or digit"
-        raise place.wrong(f"{place.value[:64]!r} is not a valid dataset name", why=why, mend="name: corpus")
+        raise place.make_error(f"{place.value[:64]!r} is not a valid dataset name", why=why, mend="name: corpus")
     return str(place.value)
 
 
@@ -138,11 +138,13 @@ def _to_plain(value: Any) -> Any:
 # ---------------------------------------------------------------------- source
 def _choose_kind(place: Place, known: Mapping[str, tuple[str, ...]], example: str) -> str:
     """The kind of a table that has exactly one of these keys, which allows only the listed further keys."""
-    table = place.table(dict.fromkeys([*known, *(each for more in known.values() for each in more)]))
+    table = place.read_table(dict.fromkeys([*known, *(each for more in known.values() for each in more)]))
     kinds = [name for name in known if name in table.value]
     if len(kinds) != 1:
-        raise place.wrong(f"exactly one of {', '.join(known)} is required, but there are {len(kinds)}", mend=example)
-    place.table((kinds[0], *known[kinds[0]]))
+        raise place.make_error(
+            f"exactly one of {', '.join(known)} is required, but there are {len(kinds)}", mend=example
+        )
+    place.read_table((kinds[0], *known[kinds[0]]))
     return kinds[0]
 
 
@@ -157,47 +159,47 @@ _SOURCES = {
 
 def _read_source(place: Place) -> Callable[[Path], Source]:
     kind = _choose_kind(place, _SOURCES, 'source: {text: "*.txt"}')
-    given = place.key(kind)
+    given = place.get(kind)
     if kind == "factory":
         name = _read_function_name(given)
         return lambda folder: sources.open_factory(name)
-    pattern = given.text()
+    pattern = given.read_text()
     if why := check_pattern(pattern):
-        raise given.wrong(f"{pattern!r} leaves the folder of the interface", why=why, mend=f'{kind}: "*.txt"')
+        raise given.make_error(f"{pattern!r} leaves the folder of the interface", why=why, mend=f'{kind}: "*.txt"')
     if kind == "text":
-        column = place.key("column").read_or(Place.text, "text")
+        column = place.get("column").read_or(Place.read_text, "text")
         return lambda folder: sources.open_text(folder, pattern, column)
     if kind == "parquet":
-        names = [each.text() for each in place.key("columns").items()]
+        names = [each.read_text() for each in place.get("columns").read_items()]
         _require_columns(names, place, "columns: [age, income]")
         return lambda folder: sources.open_parquet(folder, pattern, names)
     if kind == "csv":
-        types = {name: each.choice(DTYPES) for name, each in place.key("columns").entries().items()}
+        types = {name: each.read_choice(DTYPES) for name, each in place.get("columns").read_entries().items()}
         _require_columns(types, place, "columns: {age: int64}")
         return lambda folder: sources.open_csv(folder, pattern, types)
-    features = {name: _read_feature(each) for name, each in place.key("features").entries().items()}
+    features = {name: _read_feature(each) for name, each in place.get("features").read_entries().items()}
     _require_columns(features, place, "features: {ids: {dtype: int64, shape: [32]}}")
     return lambda folder: sources.open_tfrecord(folder, pattern, features)
 
 
 def _require_columns(found: object, place: Place, mend: str) -> None:
     if not found:
-        raise place.wrong("missing columns of the source", mend=mend)
+        raise place.make_error("missing columns of the source", mend=mend)
 
 
 def _read_function_name(place: Place) -> str:
-    if FUNCTION.fullmatch(place.text()) is None:
-        raise place.wrong(f"{place.value!r} is not a module:function", mend='"mycorpus.reading:open_rows"')
+    if FUNCTION.fullmatch(place.read_text()) is None:
+        raise place.make_error(f"{place.value!r} is not a module:function", mend='"mycorpus.reading:open_rows"')
     return str(place.value)
 
 
 def _read_feature(place: Place) -> tuple[str, tuple[int, ...]]:
-    table = place.table(("dtype", "shape"))
-    return table.key("dtype").choice(("int64", "float32", STRING)), _read_shape(table.key("shape"))
+    table = place.read_table(("dtype", "shape"))
+    return table.get("dtype").read_choice(("int64", "float32", STRING)), _read_shape(table.get("shape"))
 
 
 def _read_shape(place: Place) -> tuple[int, ...]:
-    return tuple(int(axis.number(least=1, most=1 << 30, whole=True)) for axis in place.items())
+    return tuple(int(axis.read_number(least=1, most=1 << 30, whole=True)) for axis in place.read_items())
 
 
 # ---------------------------------------------------------------------- transform
@@ -206,72 +208,74 @@ _STEPS = dict.fromkeys(("tokenise", "select", "function", "aggregate"), ())
 
 def _read_step(place: Place) -> Step:
     kind = _choose_kind(place, _STEPS, "transform: [{select: [ids, label]}]")
-    given = place.key(kind)
+    given = place.get(kind)
     if kind == "select":
         return Select(_read_names(given))
     if kind == "function":
         return Function(_read_function_name(given))
     if kind == "tokenise":
-        table = given.table(("column", "to", "vocabulary", "length"))
-        vocabulary = table.key("vocabulary").text()
+        table = given.read_table(("column", "to", "vocabulary", "length"))
+        vocabulary = table.get("vocabulary").read_text()
         if why := check_pattern(vocabulary):
-            raise table.key("vocabulary").wrong(f"{vocabulary!r} leaves the folder", why=why, mend="vocabulary: a.txt")
+            raise table.get("vocabulary").make_error(
+                f"{vocabulary!r} leaves the folder", why=why, mend="vocabulary: a.txt"
+            )
         return Tokenise(
-            table.key("column").read_or(Place.text, "text"),
-            table.key("to").read_or(Place.text, "ids"),
+            table.get("column").read_or(Place.read_text, "text"),
+            table.get("to").read_or(Place.read_text, "ids"),
             vocabulary,
-            int(table.key("length").number(least=2, most=1 << 16, whole=True)),
+            int(table.get("length").read_number(least=2, most=1 << 16, whole=True)),
         )
-    table = given.table(("by", "least", "mean", "sum", "count"))
+    table = given.read_table(("by", "least", "mean", "sum", "count"))
     return Aggregate(
-        table.key("by").text(),
-        int(table.key("least").number(least=LEAST_GROUP, whole=True)),
-        _read_names(table.key("mean")),
-        _read_names(table.key("sum")),
-        table.key("count").read_or(Place.text, ""),
+        table.get("by").read_text(),
+        int(table.get("least").read_number(least=LEAST_GROUP, whole=True)),
+        _read_names(table.get("mean")),
+        _read_names(table.get("sum")),
+        table.get("count").read_or(Place.read_text, ""),
     )
 
 
 def _read_names(place: Place) -> tuple[str, ...]:
-    return tuple(each.text() for each in place.items())
+    return tuple(each.read_text() for each in place.read_items())
 
 
 # ---------------------------------------------------------------------- schema, limits, end
 def _read_schema(place: Place) -> Schema:
     found = []
-    for name, each in place.entries().items():
-        table = each.table(("dtype", "shape", "raw"))
-        dtype = table.key("dtype").choice(DTYPES)
-        raw = table.key("raw").read_or(Place.truth, False)
+    for name, each in place.read_entries().items():
+        table = each.read_table(("dtype", "shape", "raw"))
+        dtype = table.get("dtype").read_choice(DTYPES)
+        raw = table.get("raw").read_or(Place.read_boolean, False)
         if dtype == STRING and not raw:
             why = "raw text is published only if the interface has raw: true"
             mend = f"{name}: {{dtype: {STRING}, raw: true}}, or tokenise it"
-            raise each.wrong(f"column {name!r} is raw text", why=why, mend=mend)
-        found.append(Column(name, dtype, _read_shape(table.key("shape"))))
+            raise each.make_error(f"column {name!r} is raw text", why=why, mend=mend)
+        found.append(Column(name, dtype, _read_shape(table.get("shape"))))
     if not found:
-        raise place.wrong("missing schema", mend="schema: {ids: {dtype: int32, shape: [32]}}")
+        raise place.make_error("missing schema", mend="schema: {ids: {dtype: int32, shape: [32]}}")
     return tuple(found)
 
 
 def _read_limits(place: Place) -> Limits:
-    table = place.table(("account", "run", "rate"))
+    table = place.read_table(("account", "run", "rate"))
     return Limits(
-        _read_bound(table.key("account")),
-        _read_bound(table.key("run")),
-        table.key("rate").read_or(quantities.rate, 0.0),
+        _read_bound(table.get("account")),
+        _read_bound(table.get("run")),
+        table.get("rate").read_or(quantities.rate, 0.0),
     )
 
 
 def _read_bound(place: Place) -> Bound:
-    table = place.table(("rows", "bytes"))
-    rows = table.key("rows").read_or(lambda each: int(each.number(least=1, whole=True)), None)
-    return Bound(rows, table.key("bytes").read_or(quantities.memory, None))
+    table = place.read_table(("rows", "bytes"))
+    rows = table.get("rows").read_or(lambda each: int(each.read_number(least=1, whole=True)), None)
+    return Bound(rows, table.get("bytes").read_or(quantities.read_memory, None))
 
 
 def _read_expiry(place: Place) -> str:
     value = place.value
     try:
-        moment = value if isinstance(value, date) else datetime.fromisoformat(place.text())
+        moment = value if isinstance(value, date) else datetime.fromisoformat(place.read_text())
         if not isinstance(moment, datetime):
             moment = datetime(moment.year, moment.month, moment.day)
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
@@ -279,7 +283,7 @@ def _read_expiry(place: Place) -> str:
         moment = None
     if moment is None or moment.year < _FIRST_YEAR:
         mend = f"expires: {files.now().year + 1}-03-01"
-        raise place.wrong(f"{value!r} is not a valid end date", why="every interface needs an end date", mend=mend)
+        raise place.make_error(f"{value!r} is not a valid end date", why="every interface needs an end date", mend=mend)
     return files.format_time(moment)
 
 

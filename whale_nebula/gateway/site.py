@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from whale_nebula.config import Config
-from whale_nebula.config.place import Place, address
+from whale_nebula.config.place import Place, read_address
 from whale_nebula.config.schema import PATIENCE_SECONDS, cluster_of
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
@@ -84,7 +84,7 @@ class Site:
         at = own.gateway
         if listen is not None:
             at = listen  # with port 0 any free port
-            address(Place(f"{listen[:-1]}1" if listen.endswith(":0") else listen, "--listen"))
+            read_address(Place(f"{listen[:-1]}1" if listen.endswith(":0") else listen, "--listen"))
         if at is None:
             raise ConfigError(
                 f"cluster {cluster!r} has no gateway",

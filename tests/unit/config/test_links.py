@@ -8,18 +8,21 @@ from hypothesis import strategies as st
 
 from whale_nebula.config import FREE, Line, Links, parse_links
 from whale_nebula.config.place import Place
-from whale_nebula.config.quantities import convert_to_bits, rate, seconds, share
+from whale_nebula.config.quantities import convert_to_bits, rate, read_seconds, read_share
 from whale_nebula.errors import ConfigError
 
 VALID_QUANTITIES: list[tuple[Any, dict[Any, float]]] = [
     (rate, {"60mbit": 60e6, "9600bit": 9600.0, "1.5 Gbit": 1.5e9, "60Mbit/s": 60e6, ".5mbit": 5e5, "1tbit": 1e12}),
-    (seconds, {"20ms": 0.02, "1.5s": 1.5, "500us": 5e-4, "500µs": 5e-4, "2min": 120.0, "1h": 3600.0, 0: 0.0, "0": 0.0}),
-    (share, {0: 0.0, 0.01: 0.01, "1%": 0.01, "0.5%": 0.005}),
+    (
+        read_seconds,
+        {"20ms": 0.02, "1.5s": 1.5, "500us": 5e-4, "500µs": 5e-4, "2min": 120.0, "1h": 3600.0, 0: 0.0, "0": 0.0},
+    ),
+    (read_share, {0: 0.0, 0.01: 0.01, "1%": 0.01, "0.5%": 0.005}),
 ]
 INVALID_QUANTITIES: list[tuple[Any, str, list[Any]]] = [
     (rate, "rate", ["60", "mbit", "-60mbit", "60mb", "60MB/s", "60mbps", "0mbit", "", "6e1mbit", "nanmbit"]),
-    (seconds, "time", ["20", "ms", "-20ms", "20 parsecs", "", None, True, False, [], 20]),
-    (share, "share", [1, -0.1, "100%", "1", True, None, float("nan")]),
+    (read_seconds, "time", ["20", "ms", "-20ms", "20 parsecs", "", None, True, False, [], 20]),
+    (read_share, "share", [1, -0.1, "100%", "1", True, None, float("nan")]),
 ]
 
 
@@ -60,7 +63,7 @@ def test_number_without_unit_is_refused_with_example_units() -> None:
     with pytest.raises(ConfigError, match="60kbit, 60mbit, 60gbit"):
         rate(Place(60))
     with pytest.raises(ConfigError, match="20ms, 20s"):
-        seconds(Place(20))
+        read_seconds(Place(20))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_misspelt_rate_in_config_gets_a_suggestion() -> None:
         rate(Place("60mbps"))
     assert caught.value.mend == "did you mean '60mbit'?"
     with pytest.raises(ConfigError) as caught:
-        seconds(Place("60mbps", "delay"))
+        read_seconds(Place("60mbps", "delay"))
     assert caught.value.mend == "delay: 20ms"
 
 
