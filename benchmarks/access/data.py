@@ -35,7 +35,7 @@ from common import machine, parser, verdict, write
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.place import Place
 from whale_nebula.datasets.grants import Grants
-from whale_nebula.datasets.guard import Asked, Guard, Reader, Usage
+from whale_nebula.datasets.guard import Guard, Reader, ReadRequest, Usage
 from whale_nebula.datasets.interface import parse_interface
 from whale_nebula.datasets.reading import RemoteClient, RowSelection, open_remote
 from whale_nebula.datasets.service import open_service
@@ -60,10 +60,10 @@ def make_rows() -> dict[str, Any]:
 
 def make_site(folder: Path, accounts: int) -> None:
     """Create an authority, accounts with grants, two datasets, and the certificate of one of the accounts."""
-    signs = Authority.create("mt", {}, bound=["gpu"])
-    authority.create(folder / "certs", signs)
+    signer = Authority.create("mt", {}, bound=["gpu"])
+    authority.create(folder / "certs", signer)
     write_records(folder / "rows.tfrecord", 64 * BATCH)
-    with contextlib.closing(Registry(folder / "certs", signs)) as registry:
+    with contextlib.closing(Registry(folder / "certs", signer)) as registry:
         grants, database = Grants(registry), registry.database
         for said in (
             {"name": "wide", "source": {"factory": "data:make_rows"}, "schema": {"x": _column(WIDTH)}},
@@ -91,22 +91,24 @@ def make_site(folder: Path, accounts: int) -> None:
                         END,
                     )
                     database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", given)
-    _certify(folder, signs, f"user{accounts - 1}")
+    _certify(folder, signer, f"user{accounts - 1}")
 
 
 def _column(width: int) -> dict[str, Any]:
     return {"dtype": "float32", "shape": [width]}
 
 
-def _certify(folder: Path, signs: Authority, account: str) -> None:
+def _certify(folder: Path, signer: Authority, account: str) -> None:
     home, identity, key, now = folder / "of-gpu", Identity("mt", "gpu"), authority.make_key(), files.now()
     home.mkdir(mode=0o700)
     until = now + timedelta(days=1)
-    made = authority.process_certificate(identity, key.public_key(), signs.certificate, signs.key, until, now, account)
+    made = authority.process_certificate(
+        identity, key.public_key(), signer.certificate, signer.key, until, now, account
+    )
     paths = Files.in_folder(home, identity)
     files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
     files.write(paths.key, authority.key_bytes(key), files.SECRET)
-    files.write(paths.ca, authority.certificate_bytes(signs.certificate), files.PUBLIC)
+    files.write(paths.ca, authority.certificate_bytes(signer.certificate), files.PUBLIC)
 
 
 def write_records(path: Path, count: int) -> None:
@@ -322,7 +324,7 @@ def decisions(folder: Path, accounts: int, times: int, seconds_of_step: float) -
         started = time.perf_counter()
         grants.check(account, "records", "study 1")
         checked = time.perf_counter()
-        guard.read(reader, Asked("records", 1, 0, first, first + BATCH))
+        guard.read(reader, ReadRequest("records", 1, 0, first, first + BATCH))
         read = time.perf_counter()
         opened.read(1, 0, first, first + BATCH)
         rows_alone.append(1e3 * (time.perf_counter() - read))

@@ -106,11 +106,11 @@ def _row(what: str, times: int, act: Callable[[], object], bar: float | None = N
 # ---------------------------------------------------------------------- a step beside guesses
 def _serve(folder: str, pipe: Any) -> None:
     home = Path(folder)
-    signs = authority.load(home)
-    with contextlib.closing(Registry(home, signs)) as registry:
+    signer = authority.load(home)
+    with contextlib.closing(Registry(home, signer)) as registry:
         with contextlib.suppress(AccountError):  # it exists from an earlier call
             registry.add("ana", password=GOOD)
-        with serve(LoginIssuer(registry, signs, home), "gpu", "127.0.0.1", 0, home) as port:
+        with serve(LoginIssuer(registry, signer, home), "gpu", "127.0.0.1", 0, home) as port:
             pipe.send(port)
             pipe.recv()
 

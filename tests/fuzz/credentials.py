@@ -239,7 +239,7 @@ class Logs:
         heads, trust = draw.choice(([], self.heads)), draw.choice((None, self.trust))
         try:
             verdict = verify(self.path, heads, trust)
-            text = audit._text(verdict, Namespace(heads=heads, ca=trust))
+            text = audit._format_text(verdict, Namespace(heads=heads, ca=trust))
             text.encode("utf-8"), json.dumps({"ok": verdict.ok, **asdict(verdict)}).encode()
         except NebulaError as error:
             str(error).encode("utf-8")

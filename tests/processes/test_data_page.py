@@ -77,13 +77,13 @@ class Walk:
             self.said_for[str(config.gateway_of(cluster))] = at
             return ""
         folder, cluster = Path(words[words.index("--folder") + 1]), words[words.index("--folder") + 1].split("/")[0]
-        signs = authority.load(folder)
+        signer = authority.load(folder)
         if words[1] == "data":
             approvals = Path(words[words.index("--approvals") + 1]) if "--approvals" in words else None
-            self.services.enter_context(open_service(folder, signs, cluster, "127.0.0.1", 0, folder, approvals))
+            self.services.enter_context(open_service(folder, signer, cluster, "127.0.0.1", 0, folder, approvals))
         else:
-            registry = self.services.enter_context(contextlib.closing(Registry(folder, signs)))
-            issuer = LoginIssuer(registry, signs, folder)
+            registry = self.services.enter_context(contextlib.closing(Registry(folder, signer)))
+            issuer = LoginIssuer(registry, signer, folder)
             self.services.enter_context(serve_accounts(issuer, cluster, "127.0.0.1", 0, folder))
         return ""
 

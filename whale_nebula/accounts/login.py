@@ -27,7 +27,7 @@ _CERTIFICATE_ROLES = {
 """The roles of certificates that an account can obtain, by the account's role."""
 
 
-class Asked(NamedTuple):
+class LoginRequest(NamedTuple):
     """A login request."""
 
     account: str
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     password: str | None = None
 
     @classmethod
-    def parse(cls, message: Any) -> Asked:
+    def parse(cls, message: Any) -> LoginRequest:
         """Parse a message; an invalid one is refused before anything is looked up."""
         if not isinstance(message, dict) or not message.keys() <= set(cls._fields):
             raise AccountError("this is not a login request", mend=f"send an object with {', '.join(cls._fields)}")
@@ -77,34 +77,34 @@ class LoginIssuer(NamedTuple):
     authority: Authority
     folder: Path
 
-    def log_in(self, asked: Asked, source: str = "") -> Mapping[str, Any]:
+    def log_in(self, request: LoginRequest, source: str = "") -> Mapping[str, Any]:
         """Issue the certificates that an account requests, with the files that a host needs in addition."""
-        about: dict[str, Any] = {"kind": asked.kind, "source": source}
+        about: dict[str, Any] = {"kind": request.kind, "source": source}
         try:
-            account, scope = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)
-            made = self._certify(account.name, asked, scope)
+            account, scope = self.registry.log_in(request.account, request.kind, request.secret, request.password)
+            certificates = self._certify(account.name, request, scope)
         except NebulaError as error:
             reason = error.reason if isinstance(error, LoginError) else f"{error.code} {error.what}"
-            self.registry.record_event("login", asked.account, "deny", reason, **about)
+            self.registry.record_event("login", request.account, "deny", reason, **about)
             raise
-        serials = [each.serial for each in made]
+        serials = [each.serial for each in certificates]
         self.registry.record_event("login", account.name, "allow", role=account.role, serials=serials, **about)
         pems = [(self.folder / authority.ISSUED / f"{serial}.pem").read_text("ascii") for serial in serials]
         return {
             "account": account.name,
             "role": account.role,
             "certificates": pems,
-            "until": min((each.until for each in made), default=""),
+            "until": min((each.until for each in certificates), default=""),
             "ca": (self.folder / authority.CA).read_text("ascii"),
             "lists": read_deny_lists(self.folder),
         }
 
-    def _certify(self, name: str, asked: Asked, scope: Scope) -> list[AccountCertificate]:
-        wanted = [owners.read_request(text.encode(), "a request") for text in asked.requests]
+    def _certify(self, name: str, request: LoginRequest, scope: Scope) -> list[AccountCertificate]:
+        wanted = [owners.read_request(text.encode(), "a request") for text in request.requests]
         for identity, _ in wanted:
-            scope.check(identity, asked.hours)
+            scope.check(identity, request.hours)
         with files.lock_folder(self.folder):  # no other process certifies, disables or removes meanwhile
-            return self._certify_locked(self.registry.check_enabled(name), asked.hours, wanted)
+            return self._certify_locked(self.registry.check_enabled(name), request.hours, wanted)
 
     def _certify_locked(
         self, account: Account, hours: float, wanted: Sequence[tuple[Identity, EllipticCurvePublicKey]]
@@ -112,22 +112,22 @@ class LoginIssuer(NamedTuple):
         present = self.registry.certificates()
         for identity, _ in wanted:
             self._check(account, identity, present)
-        held = {each.identity for each in present if each.account == account.name}
-        count = len(held | {identity.uri for identity, _ in wanted})
+        present_uris = {each.identity for each in present if each.account == account.name}
+        count = len(present_uris | {identity.uri for identity, _ in wanted})
         if count > account.workers:
             raise AccountError(
                 f"the account may have {account.workers} at a time, but would have {count}",
-                why=f"it has certificates of {', '.join(sorted(held)) or 'none'}",
+                why=f"it has certificates of {', '.join(sorted(present_uris)) or 'none'}",
                 mend="ask the owner for more, or wait until a certificate has expired",
             )
-        made, moment = [], files.now()
+        certificates, moment = [], files.now()
         authority.check_current(self.authority, moment)
         for identity, key in wanted:
             digest = files.digest_public_key(key)
             old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
             if old:  # from another host: the latest login replaces it
                 issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
-            found = issue.certify(
+            peer = issue.certify(
                 self.folder,
                 self.authority,
                 identity,
@@ -138,10 +138,10 @@ class LoginIssuer(NamedTuple):
                 account.name,
                 account.allowance,
             ).peer
-            until = files.format_time(found.not_after)
-            made.append(AccountCertificate(found.serial, account.name, identity.uri, digest, until))
-        self.registry.add_certificates(made)
-        return made
+            until = files.format_time(peer.not_after)
+            certificates.append(AccountCertificate(peer.serial, account.name, identity.uri, digest, until))
+        self.registry.add_certificates(certificates)
+        return certificates
 
     def _check(self, account: Account, identity: Identity, present: Sequence[AccountCertificate]) -> None:
         """Refuse an account that may not have an identity."""
@@ -161,8 +161,8 @@ class LoginIssuer(NamedTuple):
         the revoked ones.
         """
         with files.lock_folder(self.folder):
-            left = self.registry.certificates(name)
-            if left:
-                issue.revoke_locked(self.folder, self.authority, [each.serial for each in left], why, files.now())
-                self.registry.remove_certificates(left)
-        return left
+            valid = self.registry.certificates(name)
+            if valid:
+                issue.revoke_locked(self.folder, self.authority, [each.serial for each in valid], why, files.now())
+                self.registry.remove_certificates(valid)
+        return valid

@@ -92,8 +92,8 @@ class Accounts(SignedRows):
             )
         if role not in ROLES:
             raise AccountError(f"unknown role {role!r}", mend=did_you_mean(role, ROLES))
-        kept = "" if password is None else hash_password(check_password(password))
-        row = (name, role, ENABLED, kept, workers, 0, "", format_time(self.now()))
+        stored_password = "" if password is None else hash_password(check_password(password))
+        row = (name, role, ENABLED, stored_password, workers, 0, "", format_time(self.now()))
         with self.write_transaction():
             try:
                 self.database.execute("insert into account values (?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -135,10 +135,10 @@ class Accounts(SignedRows):
     def set_password(self, name: str, password: str) -> None:
         """Set a new password; earlier tokens and invitations become invalid."""
         self.find(name)
-        kept = hash_password(check_password(password))
+        stored_password = hash_password(check_password(password))
         with self.write_transaction():
             self.database.execute(
-                "update account set password = ?, failures = 0, locked = '' where name = ?", (kept, name)
+                "update account set password = ?, failures = 0, locked = '' where name = ?", (stored_password, name)
             )
             self._remove_secrets(name)
             self.add_event("password", name, "", "", {})
@@ -157,11 +157,11 @@ class Accounts(SignedRows):
             found = [AccountCertificate(*row) for row in self.database.execute(query, (format_time(self.now()),))]
         return [each for each in found if name in (None, each.account)]
 
-    def add_certificates(self, made: Sequence[AccountCertificate]) -> None:
+    def add_certificates(self, certificates: Sequence[AccountCertificate]) -> None:
         """Record issued certificates; expired ones are dropped."""
         with self.write_transaction():
             self.database.execute("delete from certificate where until <= ?", (format_time(self.now()),))
-            for each in made:
+            for each in certificates:
                 row = (each.serial, each.account, each.identity, each.key, each.until)
                 self.database.execute("insert into certificate values (?, ?, ?, ?, ?)", row)
 

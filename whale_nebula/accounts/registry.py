@@ -56,14 +56,14 @@ class Registry(Accounts):
         """Create a token, for logins within its scope until it expires, or an invitation, to set a password once."""
         self.find(name)
         number = secrets.token_hex(4)
-        made = make_secret(kind, number)
-        row = (number, name, kind, digest_secret(made), format_time(self.now() + timedelta(days=days)))
+        secret = make_secret(kind, number)
+        row = (number, name, kind, digest_secret(secret), format_time(self.now() + timedelta(days=days)))
         with self.write_transaction():
             self.database.execute("insert into secret values (?, ?, ?, ?, ?)", row)
             self.set_value(SCOPE + number, scope.encode().decode("ascii") if scope else None)
-            about = {"number": number, "until": row[-1]}
-            self.add_event(kind, name, "", "", {**about, "scope": str(scope)} if scope else about)
-        return made
+            fields = {"number": number, "until": row[-1]}
+            self.add_event(kind, name, "", "", {**fields, "scope": str(scope)} if scope else fields)
+        return secret
 
     def list_secrets(self, name: str) -> list[tuple[str, str, str, str]]:
         """The number, the kind, the expiry and the scope (in words) of each secret of an account."""
@@ -83,8 +83,8 @@ class Registry(Accounts):
         """
         with self.read_transaction():
             row = self.database.execute("select password from account where name = ?", (name,)).fetchone()
-        kept = row[0] if row and kind == PASSWORD else ""
-        scope = UNBOUNDED if verify_password(value, kept or _make_dummy_hash()) and kept else None
+        stored_password = row[0] if row and kind == PASSWORD else ""
+        scope = UNBOUNDED if verify_password(value, stored_password or _make_dummy_hash()) and stored_password else None
         with self.read_transaction():
             account = self.look_up(name)
             if kind != PASSWORD:
@@ -126,13 +126,13 @@ class Registry(Accounts):
 
     def _accept_invitation(self, name: str, invitation: str, password: str) -> None:
         """Set a password by an invitation, which is valid once."""
-        kept = hash_password(check_password(password))
+        stored_password = hash_password(check_password(password))
         with self.write_transaction():
             query = "delete from secret where account = ? and kind = ? and digest = ?"
             if not self.database.execute(query, (name, INVITATION, digest_secret(invitation))).rowcount:
                 raise refused_login_error("the invitation was already used")
             query = "update account set password = ?, failures = 0, locked = '' where name = ?"
-            self.database.execute(query, (kept, name))
+            self.database.execute(query, (stored_password, name))
 
     def _record_failure(self, name: str) -> str:
         """Count a failed login: after several consecutive ones each locks the account, for twice as long as the

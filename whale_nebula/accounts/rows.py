@@ -98,9 +98,9 @@ class SignedRows:
         """
         if self._authority is None:
             return False
-        there = self._list_tables()
-        fresh = "account" not in there
-        if "permission" in there:
+        tables = self._list_tables()
+        fresh = "account" not in tables
+        if "permission" in tables:
             return False
         if fresh and self._read_highest_number():
             raise self._missing_error()
@@ -109,8 +109,8 @@ class SignedRows:
 
     def _missing_error(self) -> AccountError:
         highest = self._read_highest_number()
-        had = f"{FILE} is missing, but this host has seen number {highest}"
-        return changed_error(self.folder, had if highest else f"{FILE} is missing")
+        why = f"{FILE} is missing, but this host has seen number {highest}"
+        return changed_error(self.folder, why if highest else f"{FILE} is missing")
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
@@ -189,8 +189,8 @@ class SignedRows:
     def _make_message(self) -> bytes:
         """The signed message: the digest of all rows, including the number."""
         digest = hashlib.sha256()
-        there = self._list_tables()
-        for table in (each for each in _TABLES if each in there):
+        tables = self._list_tables()
+        for table in (each for each in _TABLES if each in tables):
             for row in self.database.execute(f"select * from {table} order by 1"):  # noqa: S608 - our own names
                 if (table, row[0]) != ("about", "signature"):
                     digest.update(encode_canonical({"table": table, "row": list(row)}))
@@ -211,10 +211,10 @@ class SignedRows:
         """Verify that the rows are signed and not older than the highest number on this host; returns their number."""
         number, signature = int(self.find_value("number") or 0), self.find_value("signature") or ""
         try:
-            right = files.verify_signature(self._certificate, base64.b64decode(signature), self._make_message())
+            is_valid = files.verify_signature(self._certificate, base64.b64decode(signature), self._make_message())
         except ValueError:
-            right = False
-        if not right and (number or highest):
+            is_valid = False
+        if not is_valid and (number or highest):
             raise changed_error(self.folder, "its rows are not the ones that the authority's key has signed")
         if number < highest:
             raise changed_error(self.folder, f"its number is {number}, but this host has seen number {highest}")

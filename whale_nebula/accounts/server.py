@@ -114,20 +114,20 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 def certify_service(issuer: LoginIssuer, identity: Identity) -> Files:
     """The files of the service's own certificate, which is created or renewed."""
-    known = [each for each in issue.list_issued(issuer.folder) if each.identity == identity]
-    make = issue.renew if known and Files.in_folder(issuer.folder, identity).key.exists() else issue.issue
-    return make(issuer.folder, issuer.authority, [identity], DAYS)[0].files
+    issued = [each for each in issue.list_issued(issuer.folder) if each.identity == identity]
+    issue_certificate = issue.renew if issued and Files.in_folder(issuer.folder, identity).key.exists() else issue.issue
+    return issue_certificate(issuer.folder, issuer.authority, [identity], DAYS)[0].files
 
 
 @contextlib.contextmanager
 def run_server(
-    make: Callable[[tuple[str, int]], TlsServer], host: str, port: int, name: str, services: Path | None = None
+    make_server: Callable[[tuple[str, int]], TlsServer], host: str, port: int, name: str, services: Path | None = None
 ) -> Iterator[int]:
     """Serve while the context is open; yields the port. In the folder `services`, if given, a gateway of this host
     finds the service, and hands connections over to it.
     """
     try:
-        server = make((host, port))
+        server = make_server((host, port))
     except (OSError, TypeError, UnicodeError) as error:  # the last two for an invalid host name
         why, mend = getattr(error, "strerror", None) or str(error), "--listen 0.0.0.0:7200"
         raise ConfigError("the service cannot listen", where=f"{host}:{port}", why=why, mend=mend) from None
@@ -180,9 +180,9 @@ def dial(
         try:
             secured = context.wrap_socket(plain, server_hostname=expected.dns)
         except ssl.SSLError as error:
-            found = _find_refusal(where, protocol, error)
-            if found is not None:
-                raise found from None
+            refusal = _find_refusal(where, protocol, error)
+            if refusal is not None:
+                raise refusal from None
             why = getattr(error, "verify_message", "") or error.reason or str(error)
             mend = f"check that this is the service of {expected.cluster}, and compare ca.pem with the owner's"
             what = f"{where} did not prove that it is {expected.worker}"
@@ -190,8 +190,8 @@ def dial(
         except OSError as error:
             raise unreachable_error(where, error) from None
         with secured:
-            shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
-            Trust(known, DenyList(None)).check(files.certificate(shown, where), expected, whose=where)
+            pem = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
+            Trust(known, DenyList(None)).check(files.certificate(pem, where), expected, subject=where)
             if secured.selected_alpn_protocol() != protocol:
                 raise AccountError(f"{where} is a different service of {expected.cluster}", mend=_AT_OPTION)
             yield secured

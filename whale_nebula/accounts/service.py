@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whale_nebula.accounts.login import Asked, LoginIssuer, read_deny_lists
+from whale_nebula.accounts.login import LoginIssuer, LoginRequest, read_deny_lists
 from whale_nebula.accounts.registry import refused_login_error
 from whale_nebula.accounts.server import (
     SECONDS,
@@ -79,17 +79,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(413, AccountError(f"a request must have a Content-Length of at most {_MOST_BYTES} bytes"))
             return
         try:
-            asked = Asked.parse(json.loads(self.rfile.read(int(size))))
+            request = LoginRequest.parse(json.loads(self.rfile.read(int(size))))
         except (ValueError, RecursionError):
             self._refuse(400, AccountError("a login request must be JSON"))
         except AccountError as error:
             self._refuse(400, error)
         else:
-            self._answer_login(asked, source)
+            self._answer_login(request, source)
 
-    def _answer_login(self, asked: Asked, source: str) -> None:
+    def _answer_login(self, request: LoginRequest, source: str) -> None:
         try:
-            self._send(200, self.server.issuer.log_in(asked, source))
+            self._send(200, self.server.issuer.log_in(request, source))
         except LoginError as error:
             self._refuse(401, error)
         except NebulaError as error:
@@ -118,12 +118,12 @@ def serve(issuer: LoginIssuer, cluster: str, host: str, port: int, services: Pat
     connections.
     """
     identity = Identity(issuer.authority.run, cluster, OPERATOR)
-    made = run_server(lambda address: _Server(address, issuer, identity), host, port, "nebula-accounts", services)
-    with made as bound:
-        yield bound
+    server = run_server(lambda address: _Server(address, issuer, identity), host, port, "nebula-accounts", services)
+    with server as port_in_use:
+        yield port_in_use
 
 
-class Service(NamedTuple):
+class LoginClient(NamedTuple):
     """A client of the service, whose certificate must be that of the cluster's operator, by an authority in `ca`."""
 
     host: str
@@ -132,11 +132,11 @@ class Service(NamedTuple):
     run: str
     cluster: str
 
-    def log_in(self, asked: Asked) -> Mapping[str, Any]:
+    def log_in(self, request: LoginRequest) -> Mapping[str, Any]:
         """Request certificates for an account; returns them with the deny lists."""
-        content = json.dumps({name: value for name, value in asked._asdict().items() if value is not None})
+        content = json.dumps({name: value for name, value in request._asdict().items() if value is not None})
         answer = self._send_request("POST", LOGIN, content)
-        if not isinstance(answer.get("certificates"), list) or len(answer["certificates"]) != len(asked.requests):
+        if not isinstance(answer.get("certificates"), list) or len(answer["certificates"]) != len(request.requests):
             raise AccountError("the service returned different certificates than requested", where=self.host)
         return answer
 

@@ -134,11 +134,11 @@ def main(argv: Sequence[str]) -> int:
     folder = Path("certs" if args.folder is None else args.folder)
 
     def run() -> int | Answer:
-        signs = authority.load(folder)
-        with contextlib.closing(Registry(folder, signs)) as registry:
+        signer = authority.load(folder)
+        with contextlib.closing(Registry(folder, signer)) as registry:
             if command == "serve":
-                return _serve(args, parser, LoginIssuer(registry, signs, folder))
-            return _COMMANDS[command](CommandCall(args, parser, registry, signs, folder, words.script or ""))
+                return _serve(args, parser, LoginIssuer(registry, signer, folder))
+            return _COMMANDS[command](CommandCall(args, parser, registry, signer, folder, words.script or ""))
 
     return answer(args, run)
 
@@ -147,10 +147,10 @@ class CommandCall:
     """A command with its arguments."""
 
     def __init__(
-        self, args: argparse.Namespace, parser: Parser, registry: Registry, signs: Authority, folder: Path, name: str
+        self, args: argparse.Namespace, parser: Parser, registry: Registry, signer: Authority, folder: Path, name: str
     ) -> None:
-        self.args, self.parser, self.registry, self.signs, self.folder, self.name = (
-            args, parser, registry, signs, folder, name
+        self.args, self.parser, self.registry, self.signer, self.folder, self.name = (
+            args, parser, registry, signer, folder, name
         )  # fmt: skip
 
     def days(self, usual: float) -> float:
@@ -224,14 +224,14 @@ def _list(call: CommandCall) -> Answer:
 
 def _show(call: CommandCall) -> Answer:
     found, secrets = call.registry.find(call.name), call.registry.list_secrets(call.name)
-    held = call.registry.certificates(call.name)
-    shown = {**asdict(found), "allowance": str(found.allowance)}
-    lines = [f"{name}: {value}" for name, value in shown.items() if value != ""]
+    certificates = call.registry.certificates(call.name)
+    fields = {**asdict(found), "allowance": str(found.allowance)}
+    lines = [f"{name}: {value}" for name, value in fields.items() if value != ""]
     lines += [
         f"{kind} {number} until {until}{f', for {scope}' * bool(scope)}" for number, kind, until, scope in secrets
     ]
-    lines += [f"certificate {each.serial[:16]} of {each.identity} until {each.until}" for each in held]
-    document = {**_describe_account(found), "secrets": secrets, "certificates": [asdict(each) for each in held]}
+    lines += [f"certificate {each.serial[:16]} of {each.identity} until {each.until}" for each in certificates]
+    document = {**_describe_account(found), "secrets": secrets, "certificates": [asdict(each) for each in certificates]}
     return document, "\n".join(lines)
 
 
@@ -259,15 +259,15 @@ def _remove(call: CommandCall) -> Answer:
     return _end_access(call, "removed")
 
 
-def _end_access(call: CommandCall, done: str) -> Answer:
-    left = LoginIssuer(call.registry, call.signs, call.folder).revoke_certificates(
-        call.name, f"account {call.name} was {done}"
+def _end_access(call: CommandCall, verb: str) -> Answer:
+    revoked = LoginIssuer(call.registry, call.signer, call.folder).revoke_certificates(
+        call.name, f"account {call.name} was {verb}"
     )
-    text = f"{done} {call.name}"
-    if left:
-        many = "s" * (len(left) != 1)
-        text += f"\nrevoked {len(left)} certificate{many}; copy to every host: {call.folder / files.REVOKED}"
-    return {done: call.name, "revoked": [each.serial for each in left]}, text
+    text = f"{verb} {call.name}"
+    if revoked:
+        many = "s" * (len(revoked) != 1)
+        text += f"\nrevoked {len(revoked)} certificate{many}; copy to every host: {call.folder / files.REVOKED}"
+    return {verb: call.name, "revoked": [each.serial for each in revoked]}, text
 
 
 def _set_password(call: CommandCall) -> Answer:
@@ -318,13 +318,13 @@ def _serve(args: argparse.Namespace, parser: Parser, issuer: LoginIssuer) -> int
     if cluster is None:
         parser.error("missing cluster: --cluster gpu")
     host, port = parser.address("--listen", args.listen or "127.0.0.1:7200")
-    over = threading.Event()
+    stopped = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: over.set())
+        signal.signal(each, lambda *_: stopped.set())
     services = find_services(args, issuer.folder, LOGIN, cluster)
     with serve(issuer, cluster, host, port, services) as bound:
         print(f"whale-nebula: login service of {cluster} listens on {host}:{bound}", file=sys.stderr, flush=True)
-        over.wait()
+        stopped.wait()
     return arguments.DONE
 
 

@@ -329,17 +329,17 @@ def _describe_dates(found: FoundApproval) -> str:
 
 def _withdraw(args: argparse.Namespace) -> Answer:
     _, folder, approvals = _find_folders(args)
-    signs, start = authority.load(folder), args.withdraw.lower()
+    signer, start = authority.load(folder), args.withdraw.lower()
     same = [
         each.approval
-        for each in _list_approvals(args, signs)
+        for each in _list_approvals(args, signer)
         if each.approval and each.approval.serial.startswith(start)
     ]
     if len(same) != 1:
-        which = f"{len(same)} approvals have" if same else "no approval of this authority has"
-        what = f"{which} a serial that begins with {args.withdraw!r}"
+        count_text = f"{len(same)} approvals have" if same else "no approval of this authority has"
+        what = f"{count_text} a serial that begins with {args.withdraw!r}"
         raise PlanError(what, where=str(approvals), mend="whale-nebula approve --list")
-    number = issue.withdraw(folder, signs, same[0].serial, f"approval of {same[0].script}", args.why or "")
+    number = issue.withdraw(folder, signer, same[0].serial, f"approval of {same[0].script}", args.why or "")
     text = f"withdrawn: {same[0].serial[:16]}, in deny list number {number}"
     text += f"\ncopy to every host whose config requires approvals: {folder / files.REVOKED}"
     return {"withdrawn": same[0].serial, "deny_list": number}, text

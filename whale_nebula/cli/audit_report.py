@@ -69,17 +69,17 @@ def main(argv: Sequence[str]) -> int:
     words = split(argv, _OPTIONS)
     args = parser.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
     folder = Path(args.folder or "certs")
-    named = [Path(each) for each in (words.script, *words.arguments) if each is not None]
-    if args.at and (named or args.lines or args.approvals):
+    paths = [Path(each) for each in (words.script, *words.arguments) if each is not None]
+    if args.at and (paths or args.lines or args.approvals):
         parser.error("--at uses the logs and approvals of the owner's service: remove LOG, --approvals and --lines")
-    for each in named:
+    for each in paths:
         if not each.is_file():
             error = AuditError(f"file {str(each)!r} does not exist", mend="whale-nebula audit report [LOG ...]")
             return print_error(error, as_json=args.json, code=arguments.NO_FILE)
     try:
         period = _read_period(args)
         report, logs = (
-            _fetch_report(args, parser, folder, period) if args.at else _make_report(args, folder, period, named)
+            _fetch_report(args, parser, folder, period) if args.at else _make_report(args, folder, period, paths)
         )
     except NebulaError as error:
         return print_error(error, as_json=args.json)
@@ -92,12 +92,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _make_report(
-    args: argparse.Namespace, folder: Path, period: Period, named: Sequence[Path]
+    args: argparse.Namespace, folder: Path, period: Period, paths: Sequence[Path]
 ) -> tuple[Report, Sequence[Log]]:
     """Create the report on the host with the authority."""
     approvals = None if args.approvals is None else Path(args.approvals)
     with contextlib.closing(Registry(folder, authority.load_certificate(folder))) as registry:
-        return report_accesses(folder, registry, period, named, approvals)
+        return report_accesses(folder, registry, period, paths, approvals)
 
 
 def _fetch_report(

@@ -311,18 +311,18 @@ def _find_serials(folder: Path, identities: Sequence[Identity]) -> list[str]:
 def _match_serial(folder: Path, start: str) -> list[str]:
     found = [peer.serial for peer in issue.list_issued(folder) if peer.serial.startswith(start.lower())]
     if len(found) != 1:
-        which = f"{len(found)} certificates have" if found else "no certificate has"
-        what = f"{which} a serial that begins with {start!r}"
+        count_text = f"{len(found)} certificates have" if found else "no certificate has"
+        what = f"{count_text} a serial that begins with {start!r}"
         raise CredentialsError(what, where=str(folder), mend="whale-nebula certs show")
     return found
 
 
 def _describe_issued(
-    issued: Sequence[Issued], args: argparse.Namespace, verb: str, then: Callable[[Sequence[Issued]], str]
+    issued: Sequence[Issued], args: argparse.Namespace, verb: str, describe: Callable[[Sequence[Issued]], str]
 ) -> Answer:
     if any(each.clipped for each in issued) and not args.json:
         remark("they expire with the authority, earlier than requested; to extend it: whale-nebula certs renew --ca")
-    text = "\n".join([*(format_line(each, verb) for each in issued), then(issued)])
+    text = "\n".join([*(format_line(each, verb) for each in issued), describe(issued)])
     return {verb: [make_issued_document(each) for each in issued]}, text
 
 
@@ -448,25 +448,27 @@ def format_table(folder: Path) -> str:
     found = list_rows(folder)
     for row in found:
         until = format_moment(datetime.fromisoformat(row["not_after"]))
-        shown = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
+        state_text = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
         style = STATES.get(row["state"], "yellow")
-        drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(shown, style=style))
+        drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(state_text, style=style))
     at, end = files.now(), certificate.not_valid_after_utc
     now = find_state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
     run = files.authority_run(certificate)
     own, others = files.authority_clusters(certificate), authority.authorities(folder)[1:]
     speaks = f" for {', '.join(own)}" * bool(own)
-    ours = f"run {run}: authority{speaks} valid until {format_moment(end)} ({describe_time(end - at)}, {now}){where}"
+    own_line = (
+        f"run {run}: authority{speaks} valid until {format_moment(end)} ({describe_time(end - at)}, {now}){where}"
+    )
     trusted = [name for each in others for name in files.authority_clusters(each)]
-    ours += f"\nother trusted authorities: for {', '.join(trusted)}" * bool(trusted)
+    own_line += f"\nother trusted authorities: for {', '.join(trusted)}" * bool(trusted)
     denied = load_deny_list(folder)
-    theirs = f"no deny list here: copy {files.REVOKED} from the host that issues certificates"
+    other_authorities = f"no deny list here: copy {files.REVOKED} from the host that issues certificates"
     if denied is not None:
         count = len(denied.revoked)
-        theirs = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
+        other_authorities = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
     with console.capture() as capture:
-        console.print(Text(f"{ours}\n{theirs}\n"))
+        console.print(Text(f"{own_line}\n{other_authorities}\n"))
         console.print(
             drawn if found else Text("no certificates yet; issue one with: whale-nebula certs issue --cluster gpu")
         )

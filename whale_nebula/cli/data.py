@@ -160,19 +160,19 @@ def _describe_offer(offer: dict[str, Any]) -> str:
 
 
 def _serve(args: argparse.Namespace, parser: Parser, folder: Path) -> int:
-    signs = authority.load(folder)
-    cluster = args.cluster or (signs.bound[0] if len(signs.bound) == 1 else None)
+    signer = authority.load(folder)
+    cluster = args.cluster or (signer.bound[0] if len(signer.bound) == 1 else None)
     if cluster is None:
         parser.error("missing cluster: --cluster gpu")
     host, port = parser.address("--listen", args.listen or "127.0.0.1:7300")
-    over = threading.Event()
+    stopped = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: over.set())
+        signal.signal(each, lambda *_: stopped.set())
     services = find_services(args, folder, DATA, cluster)
     approvals = None if args.approvals is None else Path(args.approvals)
-    with open_service(folder, signs, cluster, host, port, services, approvals) as bound:
+    with open_service(folder, signer, cluster, host, port, services, approvals) as bound:
         print(f"whale-nebula: data service of {cluster} listens on {host}:{bound}", file=sys.stderr, flush=True)
-        over.wait()
+        stopped.wait()
     return arguments.DONE
 
 
@@ -195,8 +195,8 @@ def describe_interface(interface: Interface) -> str:
     """The schema and the limits of an interface, as text."""
     limits = interface.limits
     bounds = [
-        f"{most} {unit} {which}"
-        for which, bound in (("in total", limits.account), ("per run", limits.run))
+        f"{most} {unit} {scope}"
+        for scope, bound in (("in total", limits.account), ("per run", limits.run))
         for most, unit in ((bound.rows, "rows"), (bound.bytes, "bytes"))
         if most is not None
     ]
@@ -216,10 +216,10 @@ def _list_datasets(call: CommandCall) -> Answer:
 
 def _show_dataset(call: CommandCall) -> Answer:
     found = call.grants.find(call.name)
-    asked = call.grants.list_permissions(dataset=call.name)
+    permissions = call.grants.list_permissions(dataset=call.name)
     lines = [f"{found.name}: {found.state}, until {found.expires}", describe_interface(found.parse())]
-    lines += [f"  files: {found.folder}", *(_describe_permission(each) for each in asked)]
-    return {**asdict(found), "permissions": [asdict(each) for each in asked]}, "\n".join(lines)
+    lines += [f"  files: {found.folder}", *(_describe_permission(each) for each in permissions)]
+    return {**asdict(found), "permissions": [asdict(each) for each in permissions]}, "\n".join(lines)
 
 
 def _withdraw(call: CommandCall) -> Answer:

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from whale_nebula.accounts.login import HOURS, MOST_HOURS, Asked
+from whale_nebula.accounts.login import HOURS, MOST_HOURS, LoginRequest
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN
-from whale_nebula.accounts.service import Service
+from whale_nebula.accounts.service import LoginClient
 from whale_nebula.cli import arguments
 from whale_nebula.cli.accounts import ask_password, read_secret
 from whale_nebula.cli.arguments import Options, Parser, print_error, remark, user_name
@@ -124,7 +124,7 @@ class Login:
         data = files.read(ca, "the authority's certificate")
         run = args.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
         self.wanted = [Identity(run, *each) for each in wanted]
-        self.service = Service(host, port, data, run, args.cluster)
+        self.service = LoginClient(host, port, data, run, args.cluster)
         self.args, self.hours = args, hours
 
     def log_in(self) -> datetime:
@@ -135,7 +135,7 @@ class Login:
         requests = [owners.request(self.folder, each) for each in self.wanted]
         kind, secret, password = _ask_secret(self.args)
         texts = [each.path.read_text("ascii") for each in requests]
-        answer = self.service.log_in(Asked(account, kind, secret, texts, self.hours, password))
+        answer = self.service.log_in(LoginRequest(account, kind, secret, texts, self.hours, password))
         certificates = [files.certificate(str(pem), "the service's answer") for pem in answer["certificates"]]
         for each, certificate in zip(requests, certificates, strict=True):
             peer = files.peer(certificate)

@@ -156,9 +156,9 @@ def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, s
     >>> list(find_shared_addresses({"gpu/0": "a:7101", "gpu/1": "a:7102", "npu/0": "a:7101"}))
     [('npu/0', 'gpu/0 and npu/0 have the same address, a:7101')]
     """
-    taken: dict[str, str] = {}
+    worker_by_address: dict[str, str] = {}
     for worker, address in addresses.items():
-        other = taken.setdefault(address, worker)
+        other = worker_by_address.setdefault(address, worker)
         if other != worker:
             yield worker, f"{other} and {worker} have the same address, {address}"
 

@@ -66,12 +66,22 @@ class Grants:
         rows, now = self.registry, format_time(self.registry.now())
         if interface.expires <= now:
             raise AccessError(f"this interface expired at {interface.expires}", mend="set expires: to a later day")
-        made = Dataset(interface.name, interface.digest, interface.text, str(folder), PUBLISHED, now, interface.expires)
-        row = (made.name, made.digest, made.document, made.folder, made.state, made.published, made.expires)
+        dataset = Dataset(
+            interface.name, interface.digest, interface.text, str(folder), PUBLISHED, now, interface.expires
+        )
+        row = (
+            dataset.name,
+            dataset.digest,
+            dataset.document,
+            dataset.folder,
+            dataset.state,
+            dataset.published,
+            dataset.expires,
+        )
         with rows.write_transaction():
             rows.database.execute("insert or replace into dataset values (?, ?, ?, ?, ?, ?, ?)", row)
-            rows.add_event("publish", "", "", "", {"dataset": made.name, "interface": made.digest})
-        return made
+            rows.add_event("publish", "", "", "", {"dataset": dataset.name, "interface": dataset.digest})
+        return dataset
 
     def withdraw(self, name: str) -> None:
         """Withdraw a dataset from publication; its grants end, even if it is published again."""
@@ -114,15 +124,17 @@ class Grants:
             what = f"the purpose must have 1 to {LONGEST_PURPOSE} printable characters"
             raise AccessError(what, mend='--purpose "what the rows are used for"')
         rows = self.registry
-        made = Permission(secrets.token_hex(4), dataset, account, purpose, REQUESTED, format_time(rows.now()), "", "")
-        open_ones = [each for each in self.list_permissions(account=account) if each.state == REQUESTED]
-        if len(open_ones) >= MOST_REQUESTS:
+        permission = Permission(
+            secrets.token_hex(4), dataset, account, purpose, REQUESTED, format_time(rows.now()), "", ""
+        )
+        unanswered = [each for each in self.list_permissions(account=account) if each.state == REQUESTED]
+        if len(unanswered) >= MOST_REQUESTS:
             raise AccessError(f"{account} has {MOST_REQUESTS} unanswered requests", mend="ask the owner")
         with rows.write_transaction():
-            rows.database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(made))
-            more = {"dataset": dataset, "purpose": purpose, "number": made.number}
+            rows.database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(permission))
+            more = {"dataset": dataset, "purpose": purpose, "number": permission.number}
             rows.add_event("request", account, "", "", more)
-        return made
+        return permission
 
     def decide(self, number: str, state: str, days: float = DAYS, reason: str = "", by: str = "") -> Permission:
         """Grant, deny or withdraw a request of an account; a grant ends after this many days."""
@@ -131,16 +143,24 @@ class Grants:
         if state == GRANTED:
             dataset = self.find_readable(found.dataset)
             until = min(until, dataset.expires)
-        made = Permission(
+        decided = Permission(
             found.number, found.dataset, found.account, found.purpose, state, found.asked, now,
             until if state == GRANTED else "",
         )  # fmt: skip
         with rows.write_transaction():
-            rows.database.execute("insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(made))
-            more = {"dataset": made.dataset, "number": number, "until": made.until, "purpose": made.purpose, "by": by}
+            rows.database.execute(
+                "insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(decided)
+            )
+            more = {
+                "dataset": decided.dataset,
+                "number": number,
+                "until": decided.until,
+                "purpose": decided.purpose,
+                "by": by,
+            }
             decision = "allow" if state == GRANTED else "deny"
-            rows.add_event(_ACTIONS[state], made.account, decision, reason, more)
-        return made
+            rows.add_event(_ACTIONS[state], decided.account, decision, reason, more)
+        return decided
 
     def _find_permission(self, number: str) -> Permission:
         with self.registry.read_transaction():
@@ -190,9 +210,10 @@ def _check_readable(found: Dataset, now: str) -> Dataset:
 _ACTIONS = {GRANTED: "grant", DENIED: "deny", WITHDRAWN: "withdraw grant"}
 
 
-def _make_row(made: Permission) -> tuple[str, ...]:
+def _make_row(permission: Permission) -> tuple[str, ...]:
     return (
-        made.number, made.dataset, made.account, made.purpose, made.state, made.asked, made.decided, made.until
+        permission.number, permission.dataset, permission.account, permission.purpose, permission.state,
+        permission.asked, permission.decided, permission.until,
     )  # fmt: skip
 
 

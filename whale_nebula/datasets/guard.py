@@ -47,7 +47,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadRequest:
     """The requested rows: the pass, and the positions in its order."""
 
     dataset: str
@@ -82,39 +82,39 @@ class Guard:
     def open(self, reader: Reader, name: str) -> OpenDataset:
         """Open a dataset for an authorised reader."""
 
-        def look() -> OpenDataset:
+        def open_checked() -> OpenDataset:
             opened = self._open(self._authorize(reader, name)[0])
             self.usage.check_remaining(name, reader.account or OWNER, reader.run, opened.interface.limits)
             return opened
 
-        found: OpenDataset = self._run_logged(reader, name, look)
+        found: OpenDataset = self._run_logged(reader, name, open_checked)
         return found
 
-    def read(self, reader: Reader, asked: Asked) -> Batch:
+    def read(self, reader: Reader, request: ReadRequest) -> Batch:
         """Read rows for an authorised reader; refusals raise, and are logged."""
-        return self._run_logged(reader, asked.dataset, lambda: self._read(reader, asked))
+        return self._run_logged(reader, request.dataset, lambda: self._read(reader, request))
 
-    def _read(self, reader: Reader, asked: Asked) -> Batch:
-        dataset, grant, purpose = self._authorize(reader, asked.dataset)
+    def _read(self, reader: Reader, request: ReadRequest) -> Batch:
+        dataset, grant, purpose = self._authorize(reader, request.dataset)
         opened = self._open(dataset)
-        if asked.edition and asked.edition != opened.edition:
-            why = f"it was edition {asked.edition} when the run began to read, but is now {opened.edition}"
-            raise AccessError(f"dataset {asked.dataset!r} has changed", why=why, mend="start the run again")
-        if not 0 <= asked.first < asked.last <= opened.count or asked.last - asked.first > MOST_ROWS:
-            what = f"rows {asked.first} to {asked.last} of {opened.count} cannot be read at once"
+        if request.edition and request.edition != opened.edition:
+            why = f"it was edition {request.edition} when the run began to read, but is now {opened.edition}"
+            raise AccessError(f"dataset {request.dataset!r} has changed", why=why, mend="start the run again")
+        if not 0 <= request.first < request.last <= opened.count or request.last - request.first > MOST_ROWS:
+            what = f"rows {request.first} to {request.last} of {opened.count} cannot be read at once"
             raise AccessError(what, mend=f"use batch={MOST_ROWS} or less")
-        rows, columns = opened.read(asked.seed, asked.number, asked.first, asked.last)
+        rows, columns = opened.read(request.seed, request.number, request.first, request.last)
         size, account = count_bytes(opened.interface.schema, columns), reader.account or OWNER
         if size > MOST_BYTES:
             raise AccessError(f"a batch of {size} bytes is too large", mend="use a smaller batch=")
         limits = opened.interface.limits
-        pause = self._pacer.find_pause(asked.dataset, account, limits.rate, size)
-        self.usage.count(asked.dataset, account, reader.run, limits, rows, size)
+        pause = self._pacer.find_pause(request.dataset, account, limits.rate, size)
+        self.usage.count(request.dataset, account, reader.run, limits, rows, size)
         self.log.record(
-            "read", actor=reader.actor, target=asked.dataset, decision="allow", durable=False, account=account,
+            "read", actor=reader.actor, target=request.dataset, decision="allow", durable=False, account=account,
             purpose=purpose, grant=grant, interface=dataset.digest[:16], run=reader.run, program=reader.program,
-            seed=asked.seed, number=asked.number, first=asked.first, rows=rows, bytes=size,
-            **self._select_versions(reader, asked.dataset),
+            seed=request.seed, number=request.number, first=request.first, rows=rows, bytes=size,
+            **self._select_versions(reader, request.dataset),
         )  # fmt: skip
         return Batch(rows, columns, pause)
 
@@ -169,13 +169,13 @@ class Guard:
 
     def refuse(self, reader: Reader, name: str, error: NebulaError) -> None:
         """Record a refusal: the first ones of a reader at once, then one in ten seconds, with their number."""
-        who, free = self._refusals.take(reader.account or reader.actor)
+        subject, free = self._refusals.take(reader.account or reader.actor)
         if not free:
             with self._lock:
-                self._unlogged_refusals[who] = self._unlogged_refusals.get(who, 0) + 1
+                self._unlogged_refusals[subject] = self._unlogged_refusals.get(subject, 0) + 1
             return
         with self._lock:
-            times = self._unlogged_refusals.pop(who, 0) + 1
+            times = self._unlogged_refusals.pop(subject, 0) + 1
         self.log.record(
             "read", actor=reader.actor, target=name[:64], decision="deny", durable=False, account=reader.account,
             purpose=reader.purpose or "", run=reader.run, program=reader.program, times=times,
@@ -228,9 +228,9 @@ class Usage:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock, contextlib.ExitStack() as held:
+        with self._lock, contextlib.ExitStack() as database:
             with contextlib.suppress(OSError):  # the folder is gone
-                held.enter_context(files.hold_lock(self._opening_locks))
+                database.enter_context(files.hold_lock(self._opening_locks))
             self._database.close()  # the last one removes the journal
 
     def count(self, dataset: str, account: str, run: str, limits: Limits, rows: int, size: int) -> None:
@@ -239,11 +239,11 @@ class Usage:
             try:
                 self._database.execute("begin immediate")
                 total = (0, 0)
-                for which, bound, what in ((ALL_RUNS, limits.account, "total"), (run, limits.run, "run")):
+                for counted_run, bound, what in ((ALL_RUNS, limits.account, "total"), (run, limits.run, "run")):
                     if what != "total" and bound == Bound():
                         continue
-                    if what == "total" or which != ALL_RUNS:  # a reader without a run counts in the total only
-                        row = (dataset, account, which, rows, size)
+                    if what == "total" or counted_run != ALL_RUNS:  # a reader without a run counts in the total only
+                        row = (dataset, account, counted_run, rows, size)
                         total = self._database.execute(_COUNT, row).fetchone()
                     _check(bound, total, f"{account} has reached the {what} limit of dataset {dataset!r}")
                 self._database.execute("commit")
@@ -255,8 +255,8 @@ class Usage:
 
     def check_remaining(self, dataset: str, account: str, run: str, limits: Limits) -> None:
         """Check that one more row may be read."""
-        for which, bound, what in ((ALL_RUNS, limits.account, "total"), (run, limits.run, "run")):
-            rows, size = self.find(dataset, account, which)
+        for counted_run, bound, what in ((ALL_RUNS, limits.account, "total"), (run, limits.run, "run")):
+            rows, size = self.find(dataset, account, counted_run)
             _check(bound, (rows + 1, size + 1), f"{account} has reached the {what} limit of dataset {dataset!r}")
 
     def find(self, dataset: str, account: str, run: str = ALL_RUNS) -> tuple[int, int]:

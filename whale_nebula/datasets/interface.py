@@ -159,13 +159,13 @@ _SOURCES = {
 
 def _read_source(place: Place) -> Callable[[Path], Source]:
     kind = _choose_kind(place, _SOURCES, 'source: {text: "*.txt"}')
-    given = place.get(kind)
+    value = place.get(kind)
     if kind == "factory":
-        name = _read_function_name(given)
+        name = _read_function_name(value)
         return lambda folder: sources.open_factory(name)
-    pattern = given.read_text()
+    pattern = value.read_text()
     if why := check_pattern(pattern):
-        raise given.make_error(f"{pattern!r} leaves the folder of the interface", why=why, mend=f'{kind}: "*.txt"')
+        raise value.make_error(f"{pattern!r} leaves the folder of the interface", why=why, mend=f'{kind}: "*.txt"')
     if kind == "text":
         column = place.get("column").read_or(Place.read_text, "text")
         return lambda folder: sources.open_text(folder, pattern, column)
@@ -208,13 +208,13 @@ _STEPS = dict.fromkeys(("tokenise", "select", "function", "aggregate"), ())
 
 def _read_step(place: Place) -> Step:
     kind = _choose_kind(place, _STEPS, "transform: [{select: [ids, label]}]")
-    given = place.get(kind)
+    value = place.get(kind)
     if kind == "select":
-        return Select(_read_names(given))
+        return Select(_read_names(value))
     if kind == "function":
-        return Function(_read_function_name(given))
+        return Function(_read_function_name(value))
     if kind == "tokenise":
-        table = given.read_table(("column", "to", "vocabulary", "length"))
+        table = value.read_table(("column", "to", "vocabulary", "length"))
         vocabulary = table.get("vocabulary").read_text()
         if why := check_pattern(vocabulary):
             raise table.get("vocabulary").make_error(
@@ -226,7 +226,7 @@ def _read_step(place: Place) -> Step:
             vocabulary,
             int(table.get("length").read_number(least=2, most=1 << 16, whole=True)),
         )
-    table = given.read_table(("by", "least", "mean", "sum", "count"))
+    table = value.read_table(("by", "least", "mean", "sum", "count"))
     return Aggregate(
         table.get("by").read_text(),
         int(table.get("least").read_number(least=LEAST_GROUP, whole=True)),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from whale_nebula.accounts.server import dial, make_client_context
 from whale_nebula.config.place import split_address
 from whale_nebula.datasets import report_files
-from whale_nebula.datasets.guard import Asked, Guard, Reader, wait_for_rate
+from whale_nebula.datasets.guard import Guard, Reader, ReadRequest, wait_for_rate
 from whale_nebula.datasets.report import Period, Report
 from whale_nebula.datasets.report_files import Log, decode_report
 from whale_nebula.datasets.schema import (
@@ -93,8 +93,8 @@ class LocalClient:
         """The batches, one after the other."""
         for first in range(selection.first, selection.last, selection.batch):
             last = min(first + selection.batch, selection.last)
-            asked = Asked(selection.dataset, selection.seed, selection.number, first, last, info.edition)
-            batch = self.guard.read(self.reader, asked)
+            request = ReadRequest(selection.dataset, selection.seed, selection.number, first, last, info.edition)
+            batch = self.guard.read(self.reader, request)
             wait_for_rate(batch.pause)
             yield batch.columns
 

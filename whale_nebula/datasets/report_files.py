@@ -85,11 +85,11 @@ def _find_approvals(approvals: Path | None, folder: Path) -> dict[str, str]:
     trust = Trust(known, DenyList(denied if denied.exists() else None, known))
     found = {}
     for each in approval.read_all(approvals, trust, None, files.now()):
-        made = each.approval
-        if made is not None:
+        approved = each.approval
+        if approved is not None:
             fault = f"; {each.fault}" if each.fault else ""
-            why = f", {made.why}" if made.why else ""
-            found[made.files.get(SCRIPT, "")] = f"{made.script}, approved by {made.by}{why}{fault}"
+            why = f", {approved.why}" if approved.why else ""
+            found[approved.files.get(SCRIPT, "")] = f"{approved.script}, approved by {approved.by}{why}{fault}"
     return found
 
 

@@ -26,7 +26,7 @@ from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.server import TlsServer, certify_service, run_server
 from whale_nebula.datasets import report_files
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
-from whale_nebula.datasets.guard import MOST_ROWS, Asked, Guard, Reader, Usage
+from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader, ReadRequest, Usage
 from whale_nebula.datasets.report import Period, parse_moment
 from whale_nebula.datasets.report_files import AUDIT, encode_report, report_accesses
 from whale_nebula.datasets.schema import (
@@ -105,8 +105,8 @@ class DataServer(TlsServer):
 
     def identify(self, line: ssl.SSLSocket) -> Peer:
         """Authenticate the other end; raises if it may not send requests."""
-        shown = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
-        peer = self.trust.check(files.certificate(shown, "who reads"))
+        pem = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
+        peer = self.trust.check(files.certificate(pem, "who reads"))
         if peer.identity.role not in (WORKER, AUDITOR) or not peer.account:
             mend = f"whale-nebula login --cluster {peer.identity.cluster} --at HOST:PORT --account NAME"
             what = f"the certificate of {peer.identity.worker} has no account that may read"
@@ -152,9 +152,9 @@ class _Handler(BaseRequestHandler):
                 with server.register_connection(line, peer.account):
                     self._answer_requests(peer)
             except NebulaError as error:
-                shown = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
+                pem = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
                 with contextlib.suppress(NebulaError):
-                    found = files.peer(files.certificate(shown, "who reads"))
+                    found = files.peer(files.certificate(pem, "who reads"))
                     server.guard.refuse(Reader(found.account, found.identity.uri), "", error)
                 _send_refusal(line, error)
 
@@ -208,8 +208,8 @@ class _Handler(BaseRequestHandler):
         dataset, purpose = (_read_text(message, part) for part in ("dataset", "purpose"))
         if not self.server.requests.take(peer.account)[1]:
             raise AccessError(f"account {peer.account!r} sends too many requests", mend="try again in a minute")
-        made = grants.ask(peer.account, dataset, purpose)
-        return {"number": made.number, "state": made.state}
+        permission = grants.ask(peer.account, dataset, purpose)
+        return {"number": permission.number, "state": permission.state}
 
     def _make_report(self, peer: Peer, message: dict[str, Any]) -> bytes:
         """The access report of a period for an auditor, which is recorded first."""
@@ -226,10 +226,10 @@ class _Handler(BaseRequestHandler):
             report, logs = report_accesses(server.issuer.folder, registry, period, (), server.approvals)
         finally:
             server.report_lock.release()
-        named = [
+        named_logs = [
             each._replace(path=Path(each.path).name) for each in logs
         ]  # auditors need not know the owner's folders
-        found = json.dumps(encode_report(report, named)).encode()
+        found = json.dumps(encode_report(report, named_logs)).encode()
         if len(found) > report_files.MOST_BYTES:
             why = f"it has {len(found)} bytes, and the limit is {report_files.MOST_BYTES}"
             mend = "choose a shorter period: --since, --until"
@@ -266,18 +266,18 @@ class _Handler(BaseRequestHandler):
 
     def _send_batches(self, peer: Peer, reader: Reader, selection: _VersionedSelection, schema: Schema) -> bool:
         """Send the batches; returns whether all were sent."""
-        looked, first, guard, line = time.monotonic(), selection.first, self.server.guard, self.request
+        last_check, first, guard, line = time.monotonic(), selection.first, self.server.guard, self.request
         while first < selection.last:
             last = min(first + selection.batch, selection.last)
-            asked = Asked(selection.dataset, selection.seed, selection.number, first, last, selection.edition)
-            batch = guard.read(reader, asked)
+            request = ReadRequest(selection.dataset, selection.seed, selection.number, first, last, selection.edition)
+            batch = guard.read(reader, request)
             if self.server.is_closing.wait(batch.pause) if batch.pause > 0 else self.server.is_closing.is_set():
                 return False
             parts = encode_columns(schema, batch.columns)
             write_frame(line, BATCH, {"first": first, "rows": batch.rows}, parts)
             first = last
-            if time.monotonic() - looked > _LIVE_SECONDS:
-                looked = time.monotonic()
+            if time.monotonic() - last_check > _LIVE_SECONDS:
+                last_check = time.monotonic()
                 check_live(self.server.trust, peer)
         return True
 
@@ -369,7 +369,7 @@ def serve(
 @contextlib.contextmanager
 def open_service(
     folder: Path,
-    signs: Authority,
+    signer: Authority,
     cluster: str,
     host: str,
     port: int,
@@ -377,11 +377,11 @@ def open_service(
     approvals: Path | None = None,
 ) -> Iterator[int]:
     """Serve data with the registry, the counts and the log in a folder."""
-    identity = Identity(signs.run, cluster, OPERATOR)
-    with contextlib.closing(Registry(folder, signs)) as registry, contextlib.closing(Usage(folder)) as usage:
-        issuer = LoginIssuer(registry, signs, folder)
-        signer = CurrentCredentials(Credentials.load(certify_service(issuer, identity)))
-        log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, signer)
+    identity = Identity(signer.run, cluster, OPERATOR)
+    with contextlib.closing(Registry(folder, signer)) as registry, contextlib.closing(Usage(folder)) as usage:
+        issuer = LoginIssuer(registry, signer, folder)
+        log_signer = CurrentCredentials(Credentials.load(certify_service(issuer, identity)))
+        log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, log_signer)
         guard = Guard(Grants(registry), usage, log)
         with contextlib.closing(log), serve(issuer, guard, cluster, host, port, services, approvals) as bound:
             yield bound

@@ -159,11 +159,11 @@ def open_csv(folder: Path, pattern: str, columns: Mapping[str, str]) -> Source:
                     why = f"its first line has {', '.join(reader.fieldnames or ())}"[:300]
                     raise InterfaceError(f"missing column {missing[0]!r}", where=str(path), why=why)
                 for row in reader:
-                    for name, kept in texts.items():
-                        kept.append(row[name] or "")
+                    for name, selected in texts.items():
+                        selected.append(row[name] or "")
             except (csv.Error, UnicodeDecodeError) as error:
                 raise InterfaceError("this is not CSV in UTF-8", where=str(path), why=str(error)[:300]) from None
-    return Arrays({name: _to_array(name, columns[name], kept) for name, kept in texts.items()})
+    return Arrays({name: _to_array(name, columns[name], selected) for name, selected in texts.items()})
 
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -199,17 +199,17 @@ def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
         with open_inside(folder, path) as file:
             try:
                 table = parquet.read_table(file, columns=list(columns))
-                for name, kept in parts.items():
+                for name, selected in parts.items():
                     values = table.column(name).to_pylist()
                     texts = bool(values) and isinstance(values[0], str | bytes)
-                    kept.append(
+                    selected.append(
                         make_text_column([_to_bytes(each) for each in values]) if texts else _from_arrow(table, name)
                     )
             except (ValueError, KeyError, TypeError, OSError) as error:
                 raise InterfaceError(
                     "this Parquet file cannot be read", where=str(path), why=str(error)[:300]
                 ) from None
-    return Arrays({name: np.concatenate(kept) for name, kept in parts.items()})
+    return Arrays({name: np.concatenate(selected) for name, selected in parts.items()})
 
 
 def _from_arrow(table: Any, name: str) -> Any:
@@ -395,18 +395,18 @@ class Aggregate:
     def make_table(self, columns: Columns) -> dict[str, Any]:
         """The table, with a row for each group that is large enough, in the order of the grouping column."""
         keys, where, sizes = np.unique(_get_column(columns, self.by), return_inverse=True, return_counts=True)
-        kept = sizes >= self.least
-        found: dict[str, Any] = {self.by: keys[kept]}
+        large_groups = sizes >= self.least
+        found: dict[str, Any] = {self.by: keys[large_groups]}
         for name in dict.fromkeys((*self.mean, *self.sum)):
             values = _get_column(columns, name)
             if values.ndim != 1 or not np.issubdtype(values.dtype, np.number):
                 raise InterfaceError(
                     f"column {name!r} is not numeric", mend="aggregate columns with one number per row"
                 )
-            total = np.bincount(where.reshape(-1), values.astype(np.float64), len(keys))[kept]
+            total = np.bincount(where.reshape(-1), values.astype(np.float64), len(keys))[large_groups]
             found |= {f"{name}_sum": total} if name in self.sum else {}
-            found |= {f"{name}_mean": total / sizes[kept]} if name in self.mean else {}
-        return found | ({self.count: sizes[kept].astype(np.int64)} if self.count else {})
+            found |= {f"{name}_mean": total / sizes[large_groups]} if name in self.mean else {}
+        return found | ({self.count: sizes[large_groups].astype(np.int64)} if self.count else {})
 
 
 Step = Tokenise | Select | Function | Aggregate

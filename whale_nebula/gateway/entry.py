@@ -87,7 +87,7 @@ def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor:
 def admit(current: CurrentCredentials | None, site: Site, visitor: Visitor) -> None:
     """Admit a request for the gateway's state, which needs only a valid certificate."""
     if current is not None:
-        guest = current().trust.check(visitor.certificate, whose="the caller of the health service")
+        guest = current().trust.check(visitor.certificate, subject="the caller of the health service")
         check_call(guest.identity, Call.HEALTH, site.identity)
 
 

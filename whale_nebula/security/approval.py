@@ -83,10 +83,10 @@ def save(
     moment, serial = at or files.now(), secrets.token_hex(20)
     until = min(moment + check_lifetime(days), authority.certificate.not_valid_after_utc)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in plans.items()}
-    made = Approval(
+    approval = Approval(
         authority.run, serial, script, *code, digests, files.format_time(moment), files.format_time(until), by, why
     )
-    content = {"format": FORMAT, **asdict(made)}
+    content = {"format": FORMAT, **asdict(approval)}
     signature = base64.b64encode(
         authority.key.sign(_SIGNATURE_PREFIX + encode_canonical(content), files.SIGNATURE)
     ).decode("ascii")
@@ -99,7 +99,7 @@ def save(
         files.write(own / make_plan_filename(name), data, files.PUBLIC)
     text = json.dumps({**content, "signature": signature}, indent=1, sort_keys=True)
     files.write(own / NAME, f"{text}\n".encode(), files.PUBLIC)
-    return FoundApproval(own, made)
+    return FoundApproval(own, approval)
 
 
 def make_plan_filename(step: str) -> str:
@@ -119,40 +119,40 @@ def read_all(
     return sorted(found, key=lambda each: each.approval.since if each.approval else "", reverse=True)
 
 
-def _read_approval(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None) -> FoundApproval:
+def _read_approval(folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None) -> FoundApproval:
     try:
-        content = json.loads(files.read(own / NAME, "an approval"))
+        content = json.loads(files.read(folder / NAME, "an approval"))
         signature = base64.b64decode(content.pop("signature"), validate=True)
         message = _SIGNATURE_PREFIX + encode_canonical(content)
         if content.pop("format") != FORMAT:
-            return FoundApproval(own, fault=f"its format is not {FORMAT!r}")
+            return FoundApproval(folder, fault=f"its format is not {FORMAT!r}")
         approval = Approval(**{each.name: content[each.name] for each in fields(Approval)})
-        over = _check_types(approval).is_over(at)
+        is_expired = _check_types(approval).is_over(at)
     except CredentialsError as error:
-        return FoundApproval(own, fault=f"it cannot be read: {error.why}")
+        return FoundApproval(folder, fault=f"it cannot be read: {error.why}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return FoundApproval(own, fault="it cannot be parsed")
+        return FoundApproval(folder, fault="it cannot be parsed")
     signed = [each for each in trust.authorities if files.verify_signature(each, signature, message)]
     signed = [each for each in signed if files.authority_run(each) == approval.run]
     if not signed:
         return FoundApproval(
-            own, fault="it is not signed by the run's authority: it was modified, or belongs to another run"
+            folder, fault="it is not signed by the run's authority: it was modified, or belongs to another run"
         )
-    bound = files.authority_clusters(signed[0])
-    if cluster is not None and bound and cluster not in bound:
+    allowed_clusters = files.authority_clusters(signed[0])
+    if cluster is not None and allowed_clusters and cluster not in allowed_clusters:
         return FoundApproval(
-            own, approval, f"its signer may approve programs for {', '.join(bound)}, not for {cluster}"
+            folder, approval, f"its signer may approve programs for {', '.join(allowed_clusters)}, not for {cluster}"
         )
     if run is not None and approval.run != run:
-        return FoundApproval(own, approval, f"it is for run {approval.run!r}")
+        return FoundApproval(folder, approval, f"it is for run {approval.run!r}")
     withdrawn = trust.denied.find(approval.serial, trust.authorities, signed[0])
     if withdrawn is not None:
         return FoundApproval(
-            own, approval, f"it was withdrawn {withdrawn.when}{': ' * bool(withdrawn.why)}{withdrawn.why}"
+            folder, approval, f"it was withdrawn {withdrawn.when}{': ' * bool(withdrawn.why)}{withdrawn.why}"
         )
-    if over:
-        return FoundApproval(own, approval, f"it expired at {approval.until}")
-    return FoundApproval(own, approval)
+    if is_expired:
+        return FoundApproval(folder, approval, f"it expired at {approval.until}")
+    return FoundApproval(folder, approval)
 
 
 def _check_types(approval: Approval) -> Approval:
@@ -200,9 +200,9 @@ def check_script(config: Config, source: str | None, cluster: str | None, script
     packages = code.list_packages()
 
     def compare(approval: Approval) -> str | None:
-        beside = code.list_adjacent_modules(script, approval.files)
+        present = code.list_adjacent_modules(script, approval.files)
         known = {name: value for name, value in packages.items() if name in approval.packages}
-        return code.find_difference(beside, approval.files) or code.find_difference(known, approval.packages)
+        return code.find_difference(present, approval.files) or code.find_difference(known, approval.packages)
 
     choose_approval(folder, found, Path(script), compare)
 
@@ -236,8 +236,11 @@ def choose_approval(
         why = compare(each.approval)
         if why is None:
             return each
-        same, named = digest == each.approval.files.get(code.SCRIPT), script and script.name == each.approval.script
-        differences.append((2 * same + bool(named), f"{each.folder.name}: {why}"))
+        has_same_digest, has_same_name = (
+            digest == each.approval.files.get(code.SCRIPT),
+            script and script.name == each.approval.script,
+        )
+        differences.append((2 * has_same_digest + bool(has_same_name), f"{each.folder.name}: {why}"))
     faults = "\n".join(f"{each.folder.name}: {each.fault}" for each in found)
     raise NotApprovedError(
         f"{script.name if script else 'the program of this process'} is not approved",

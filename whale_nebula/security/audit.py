@@ -281,16 +281,16 @@ class AuditLog:
     def _rotate(self) -> None:
         """Rename the full file, and continue in a new one. The file's lock remains with it."""
         self._sync()
-        named = name_rotated_file(self.path, self._first_number)
+        rotated = name_rotated_file(self.path, self._first_number)
         try:
             if self.path.exists():  # from an earlier attempt that was interrupted
-                os.rename(self.path, named)
+                os.rename(self.path, rotated)
         except OSError as error:
-            raise AuditError(f"cannot create {named}", why=error.strerror) from None
+            raise AuditError(f"cannot create {rotated}", why=error.strerror) from None
         old, (self._file, self._size) = self._file, _open(self.path)
         os.close(old)
         self._first_number = self._link.seq + 1
-        self._write("rotated", {"object": named.name})
+        self._write("rotated", {"object": rotated.name})
         self._sync()
         self._sync_folder()
 
@@ -352,10 +352,10 @@ def name_rotated_file(path: Path, first: int) -> Path:
 
 def list_log_files(path: Path) -> list[Path]:
     """All files of a log up to this one, in the order of its chain."""
-    named = re.fullmatch(r"(.+)\.\d{12}", path.stem)
-    stem = named[1] if named else path.stem
+    match = re.fullmatch(r"(.+)\.\d{12}", path.stem)
+    stem = match[1] if match else path.stem
     full = sorted(path.parent.glob(f"{_escape_glob(stem)}.{'[0-9]' * 12}{_escape_glob(path.suffix)}"))
-    return [each for each in full if not named or each.name <= path.name] + [path] * (named is None)
+    return [each for each in full if not match or each.name <= path.name] + [path] * (match is None)
 
 
 def _escape_glob(text: str) -> str:
@@ -413,8 +413,8 @@ class Head(NamedTuple):
 
     def trim(self) -> Head:
         """The head without a peer's text around the certificate."""
-        shown = files.certificate(self.certificate, "the head of an audit log")
-        return self._replace(certificate=shown.public_bytes(serialization.Encoding.PEM).decode("ascii"))
+        certificate = files.certificate(self.certificate, "the head of an audit log")
+        return self._replace(certificate=certificate.public_bytes(serialization.Encoding.PEM).decode("ascii"))
 
     def check(self, trust: Trust | None = None) -> Identity:
         """The identity of the log's owner, if the signature is valid and, with `trust`, one of its authorities issued
@@ -422,15 +422,15 @@ class Head(NamedTuple):
 
         Dates are not checked: a log may be verified long after its certificates have expired.
         """
-        shown = files.certificate(self.certificate, "the head of an audit log")
-        identity = files.peer(shown).identity
-        if trust is not None and not any(files.signed_by(shown, each) for each in trust.authorities):
+        certificate = files.certificate(self.certificate, "the head of an audit log")
+        identity = files.peer(certificate).identity
+        if trust is not None and not any(files.signed_by(certificate, each) for each in trust.authorities):
             raise AuditError(f"head {self.seq} is signed with a certificate of another authority")
         try:
             signature = base64.b64decode(self.signature, validate=True)
         except ValueError:  # not base64, or not ASCII
             signature = b""
-        if not files.verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
+        if not files.verify_signature(certificate, signature, _message(identity, self.seq, self.digest)):
             raise AuditError(f"the signature of head {self.seq} is invalid", where=identity.worker)
         return identity
 
@@ -463,16 +463,16 @@ class KeptHeads:
         back.
         """
         trust = self._trust if isinstance(self._trust, Trust) else self._trust()
-        trust.check(head.certificate, sender, whose="the sender of a head")
+        trust.check(head.certificate, sender, subject="the sender of a head")
         head.check(trust)
         with self._lock:
-            kept = self._kept.setdefault(sender, {})
-            if kept.get(head.seq) == head.digest:
+            digests = self._kept.setdefault(sender, {})
+            if digests.get(head.seq) == head.digest:
                 return False
-            if kept and head.seq <= max(kept):
-                raise self._rollback_error(head, max(kept.items()), sender)
+            if digests and head.seq <= max(digests):
+                raise self._rollback_error(head, max(digests.items()), sender)
             self._write(head.trim())
-            _remember_head(kept, head)
+            _remember_head(digests, head)
         return True
 
     def _rollback_error(self, head: Head, last: tuple[int, str], sender: Identity) -> AuditError:
@@ -503,10 +503,10 @@ class KeptHeads:
             return file.read(1) != b"\n"
 
 
-def _remember_head(kept: dict[int, str], head: Head) -> None:
-    kept[head.seq] = head.digest
-    if len(kept) > _MOST_REMEMBERED:
-        del kept[min(kept)]
+def _remember_head(digests: dict[int, str], head: Head) -> None:
+    digests[head.seq] = head.digest
+    if len(digests) > _MOST_REMEMBERED:
+        del digests[min(digests)]
 
 
 def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:

@@ -59,7 +59,7 @@ class Credentials:
 
     def check_now(self) -> None:
         """Check that the certificate is valid at present: raises `ExpiredError` or `RevokedError` if it is not."""
-        self.trust.check(self.cert_pem, whose=f"{self.identity.worker} (this process)")
+        self.trust.check(self.cert_pem, subject=f"{self.identity.worker} (this process)")
 
     def check_identity(self, identity: Identity) -> None:
         """Check that the certificate is for this process."""
@@ -97,24 +97,24 @@ def _load(paths: Files, denied: DenyList | None) -> Credentials:
     key_pem = files.read(paths.key, "the key of this process", secret=True)
     cert_pem = files.read(paths.cert, "the certificate of this process")
     ca_pem = files.read(paths.ca, "the authority's certificate")
-    shown = files.certificate(cert_pem, str(paths.cert))
+    certificate = files.certificate(cert_pem, str(paths.cert))
     key = files.private_key(key_pem, str(paths.key))
-    if shown.public_key() != key.public_key():
+    if certificate.public_key() != key.public_key():
         raise CredentialsError(
             f"{paths.key.name} is not the key of {paths.cert.name}",
             where=str(paths.key.parent),
             mend="copy both files of the worker from the host that issued them",
         )
     authorities = files.certificates(ca_pem, str(paths.ca))
-    if strange := [each for each in authorities if files.authority_run(each) is None]:
+    if others := [each for each in authorities if files.authority_run(each) is None]:
         raise CredentialsError(
             "not an authority's certificate",
             where=str(paths.ca),
-            why=f"it is the certificate of {escape_foreign_text(strange[0].subject.rfc4514_string(), 200)}",
+            why=f"it is the certificate of {escape_foreign_text(others[0].subject.rfc4514_string(), 200)}",
             mend="security: {ca: certs/ca.pem}",
         )
     trust = Trust(authorities, denied)
-    peer = trust.check(shown, whose=f"this process ({paths.cert})")
+    peer = trust.check(certificate, subject=f"this process ({paths.cert})")
     if denied is None:
         trust = Trust(trust.authorities, DenyList(paths.revoked, trust.authorities))
         check_live(trust, peer)
@@ -160,12 +160,12 @@ class CurrentCredentials:
             renew = "run whale-nebula certs renew --ca, and copy ca.pem to every host"
             self._warn_of_expiry("authority", key, each.not_valid_before_utc, each.not_valid_after_utc, renew)
 
-    def _warn_of_expiry(self, what: str, which: str, begin: datetime, end: datetime, renew: str) -> None:
+    def _warn_of_expiry(self, what: str, key: str, begin: datetime, end: datetime, renew: str) -> None:
         at = files.now()
-        said = which, (end - at).days
-        if not expires_soon(begin, end, at) or said in self._logged_warnings:
+        warning = key, (end - at).days
+        if not expires_soon(begin, end, at) or warning in self._logged_warnings:
             return
-        self._logged_warnings.add(said)
+        self._logged_warnings.add(warning)
         hours = max(0, round((end - at) / timedelta(hours=1)))
         _LOG.warning(
             "the %s of %s expires at %s, in %s hours: %s; the run does not have to stop for this",
@@ -214,10 +214,12 @@ class Prover:
 
     def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
         """Raise an `IdentityError` unless `worker`, with a certificate that is valid now, signed this transcript."""
-        ours = self.credentials
-        shown = files.certificate(certificate, f"what {worker} sent")
-        ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), whose=worker, at=files.now())
-        if not files.verify_signature(shown, signature, _CONVERSATION + transcript):
+        credentials = self.credentials
+        parsed = files.certificate(certificate, f"what {worker} sent")
+        credentials.trust.check(
+            parsed, Identity.of_worker(credentials.identity.run, worker), subject=worker, at=files.now()
+        )
+        if not files.verify_signature(parsed, signature, _CONVERSATION + transcript):
             raise IdentityError(
                 f"the signature of {worker} is invalid",
                 why="the sender has the worker's certificate but not its key, or the messages were modified in transit",
@@ -228,8 +230,8 @@ class Prover:
         """Raise an `IdentityError` unless a certificate that `verify` accepted is still within its dates and not on the
         deny list.
         """
-        shown = files.certificate(certificate, f"what {worker} sent")
-        check_live(self.credentials.trust, files.peer(shown))
+        parsed = files.certificate(certificate, f"what {worker} sent")
+        check_live(self.credentials.trust, files.peer(parsed))
 
 
 _CONVERSATION = b"whale_nebula conversation 1\0"

@@ -79,7 +79,7 @@ _GRPC_PHRASES: tuple[tuple[str, type[IdentityError], str], ...] = (
 )
 
 
-def read_grpc_error(text: str, who: str) -> IdentityError | None:
+def read_grpc_error(text: str, subject: str) -> IdentityError | None:
     """The TLS error behind a text of gRPC: a line of a server's log about a client, or the details of a failed call.
 
     `who` is the other side, if known: "a client", or an address.
@@ -91,7 +91,7 @@ def read_grpc_error(text: str, who: str) -> IdentityError | None:
     lower = text.lower()
     for words, kind, fault in _GRPC_PHRASES:
         if words in lower:
-            return kind(f"{who} {fault}", why=f"TLS reports: {words}")
+            return kind(f"{subject} {fault}", why=f"TLS reports: {words}")
     return None
 
 
@@ -243,9 +243,9 @@ def _diagnose_peer_certificate(
     address: str, secured: ssl.SSLSocket, credentials: Credentials, expected: Identity | None
 ) -> Diagnosis | None:
     """The fault of the other side's certificate."""
-    shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
+    certificate = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
     try:
-        credentials.trust.check(files.certificate(shown, address), expected, whose=f"the process at {address}")
+        credentials.trust.check(files.certificate(certificate, address), expected, subject=f"the process at {address}")
     except IdentityError as error:
         return make_diagnosis(error, THERE)
     return None

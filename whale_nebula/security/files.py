@@ -62,11 +62,11 @@ class Files(NamedTuple):
         >>> found.cert.as_posix(), found.key.as_posix(), found.revoked.as_posix()
         ('/etc/nebula/gpu-3.pem', '/srv/certs/gpu-worker-3.key', '/etc/nebula/revoked.json')
         """
-        usual = cls.in_folder(Path(base) / "certs", identity)
-        given = [security.ca, security.cert, security.key]
+        default = cls.in_folder(Path(base) / "certs", identity)
+        configured = [security.ca, security.cert, security.key]
         ca, cert, key = (
             other if text is None else _expand_path(text, identity, base)
-            for text, other in zip(given, usual[:3], strict=True)
+            for text, other in zip(configured, default[:3], strict=True)
         )
         if security.revoked is None:
             return cls(ca, cert, key, ca.parent / REVOKED)
@@ -132,8 +132,8 @@ def is_private(found: os.stat_result) -> bool:
 
 def find_other_keys(paths: Files) -> list[Path]:
     """Readable private keys of other identities, in the folders of this process's own files."""
-    beside = sorted({*paths.key.parent.glob("*.key"), *paths.ca.parent.glob("*.key")} - {paths.key})
-    return [path for path in beside if os.access(path, os.R_OK)]
+    candidates = sorted({*paths.key.parent.glob("*.key"), *paths.ca.parent.glob("*.key")} - {paths.key})
+    return [path for path in candidates if os.access(path, os.R_OK)]
 
 
 def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
@@ -395,9 +395,9 @@ def signed_by(found: x509.Certificate, authority: x509.Certificate) -> bool:
     return True
 
 
-def verify_signature(shown: x509.Certificate, signature: bytes, message: bytes) -> bool:
+def verify_signature(certificate: x509.Certificate, signature: bytes, message: bytes) -> bool:
     """Whether a signature was created with the key of a certificate."""
-    key = shown.public_key()
+    key = certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return False
     try:

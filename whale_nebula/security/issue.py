@@ -54,12 +54,12 @@ def _refuse_second_key(
     for peer in known:
         if peer.identity != identity or peer.serial in revoked or peer.not_after < at or peer.key == key:
             continue
-        named = command_options(identity)
+        options = command_options(identity)
         raise CredentialsError(
             f"{identity.worker} already has a certificate",
             where=f"serial {peer.serial[:16]}",
             why=f"it is valid until {peer.not_after:%Y-%m-%d %H:%M} UTC on any host that has it",
-            mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
+            mend=f"whale-nebula certs renew {options}; for a new key, whale-nebula certs revoke {options} first",
         )
 
 
@@ -80,9 +80,9 @@ def certify(
         raise CredentialsError(f"the request is for run {identity.run!r}", where=where)
     revoked, known = _load_deny_list(folder, authority).revoked, list_issued(folder)
     key = files.digest_public_key(public)
-    if taken := [peer for peer in known if peer.key == key and peer.serial in revoked]:
+    if revoked_peers := [peer for peer in known if peer.key == key and peer.serial in revoked]:
         mend = "on the host, delete its .key and .csr, then run whale-nebula certs request to create a new key"
-        raise CredentialsError(f"the key of {taken[0].identity.worker} was revoked", where=where, mend=mend)
+        raise CredentialsError(f"the key of {revoked_peers[0].identity.worker} was revoked", where=where, mend=mend)
     _refuse_second_key(identity, known, revoked, at, key)
     return _certify(folder, authority, identity, public, days, at, None, account, allowance)
 
@@ -106,17 +106,17 @@ def _certify(
     """Create a certificate for a key, and write both; the certificate of an `account` is written only to the record of
     all issued certificates. The record precedes the delivery, so that the certificate can be revoked.
     """
-    wanted, most = at + home.check_lifetime(days), authority.certificate.not_valid_after_utc
-    signed_by = authority.certificate, authority.key
-    made = home.process_certificate(identity, public, *signed_by, min(wanted, most), at, account, allowance)
-    paths, pem = Files.in_folder(folder, identity), home.certificate_bytes(made)
+    end, last_end = at + home.check_lifetime(days), authority.certificate.not_valid_after_utc
+    issuer = authority.certificate, authority.key
+    certificate = home.process_certificate(identity, public, *issuer, min(end, last_end), at, account, allowance)
+    paths, pem = Files.in_folder(folder, identity), home.certificate_bytes(certificate)
     (folder / home.ISSUED).mkdir(mode=0o700, exist_ok=True)
-    files.write(folder / home.ISSUED / f"{files.serial(made)}.pem", pem, files.PUBLIC)
+    files.write(folder / home.ISSUED / f"{files.serial(certificate)}.pem", pem, files.PUBLIC)
     if key is not None:
         files.write(paths.key, home.key_bytes(key), files.SECRET)
     if not account:
         files.write(paths.cert, pem, files.PUBLIC)
-    return Issued(files.peer(made), paths, clipped=wanted > most)
+    return Issued(files.peer(certificate), paths, clipped=end > last_end)
 
 
 def renew(
@@ -140,17 +140,17 @@ def _find_renewable(folder: Path, authority: Authority, identity: Identity, revo
     """
     path = Files.in_folder(folder, identity).cert
     if not path.exists():
-        held = [
+        valid = [
             peer
             for peer in list_issued(folder)
             if peer.identity == identity
             and peer.serial not in revoked
             and files.signed_by(peer.certificate, authority.certificate)
         ]
-        if not held:
+        if not valid:
             mend = f"whale-nebula certs issue {command_options(identity)}"
             raise CredentialsError(f"there is no certificate of {identity.worker} here", where=str(path), mend=mend)
-        return held[-1]
+        return valid[-1]
     peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
     if peer.identity != identity or not files.signed_by(peer.certificate, authority.certificate):
         raise CredentialsError(f"not a certificate of {identity.worker}", where=str(path))
@@ -173,10 +173,10 @@ def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetim
     """Issue a new certificate for the authority's key: certificates that it signed remain valid."""
     moment = at or files.now()
     old = home.load(folder)
-    made = home.authority_certificate(old.run, old.key, moment + home.check_lifetime(days), moment, old.bound)
-    others = [each for each in home.authorities(folder) if each.public_key() != made.public_key()]
-    files.write(folder / home.CA, b"".join(map(home.certificate_bytes, [made, *others])), files.PUBLIC)
-    return replace(old, certificate=made)
+    certificate = home.authority_certificate(old.run, old.key, moment + home.check_lifetime(days), moment, old.bound)
+    others = [each for each in home.authorities(folder) if each.public_key() != certificate.public_key()]
+    files.write(folder / home.CA, b"".join(map(home.certificate_bytes, [certificate, *others])), files.PUBLIC)
+    return replace(old, certificate=certificate)
 
 
 def revoke(

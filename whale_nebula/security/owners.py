@@ -52,8 +52,8 @@ def request(folder: Path, identity: Identity) -> CertificateRequest:
             files.write(path, home.key_bytes(key), files.SECRET, replace=False)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
-        made = x509.CertificateSigningRequestBuilder().subject_name(subject).add_extension(names, critical=False)
-        signed = made.sign(key, hashes.SHA256())
+        builder = x509.CertificateSigningRequestBuilder().subject_name(subject).add_extension(names, critical=False)
+        signed = builder.sign(key, hashes.SHA256())
         target = path.with_suffix(".csr")
         files.write(target, signed.public_bytes(serialization.Encoding.PEM), files.PUBLIC)
     return CertificateRequest(identity, target, path, files.digest_public_key(key.public_key())[:32])
@@ -86,9 +86,9 @@ def sign(
     """Issue certificates for requests, or raise before any of them is created."""
     moment = at or files.now()
     home.check_current(authority, moment)
-    asked = [(path, *read_request(files.read(path, "a request"), str(path))) for path in paths]
+    requests = [(path, *read_request(files.read(path, "a request"), str(path))) for path in paths]
     with files.lock_folder(folder):
-        return [certify(folder, authority, identity, key, days, moment, str(path)) for path, identity, key in asked]
+        return [certify(folder, authority, identity, key, days, moment, str(path)) for path, identity, key in requests]
 
 
 def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
@@ -103,11 +103,11 @@ def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
         for each in new:
             _check_authority(each, known, ca)
         keys = {files.public_key_digest(each) for each in new}
-        kept = [each for each in known if files.public_key_digest(each) not in keys]
+        others = [each for each in known if files.public_key_digest(each) not in keys]
         changed = [str(own)]
         if revoked is not None:
             changed += map(str, filter(None, [store_deny_list(folder, files.read(revoked, "the deny list"), new)]))
-        files.write(own, b"".join(map(home.certificate_bytes, [*kept, *new])), files.PUBLIC)
+        files.write(own, b"".join(map(home.certificate_bytes, [*others, *new])), files.PUBLIC)
     return changed
 
 
@@ -152,15 +152,15 @@ def _check_authority(new: x509.Certificate, known: Sequence[x509.Certificate], w
     for each in known:
         if each.public_key() == new.public_key():
             continue
-        theirs = files.authority_clusters(each)
+        other_clusters = files.authority_clusters(each)
         if files.authority_run(each) != run:
             raise CredentialsError(
                 f"the authority is for run {run!r}", where=str(where), why="ca.pem is for a different run"
             )
-        both = sorted({*clusters} & {*theirs}) if theirs else list(clusters)
-        if both:
+        shared = sorted({*clusters} & {*other_clusters}) if other_clusters else list(clusters)
+        if shared:
             raise CredentialsError(
-                f"ca.pem already contains an authority for {', '.join(both)}",
+                f"ca.pem already contains an authority for {', '.join(shared)}",
                 where=str(where),
                 why="a cluster has exactly one owner",
                 mend="remove the old authority from ca.pem, if it is no longer valid",

@@ -53,8 +53,8 @@ class Tenant:
         if not peer.account:
             return None
         if not ACCOUNT.fullmatch(peer.account):
-            shown = escape_foreign_text(peer.account, 64)
-            raise CredentialsError(f"the certificate of {peer.identity.worker} names an invalid account: {shown!r}")
+            name = escape_foreign_text(peer.account, 64)
+            raise CredentialsError(f"the certificate of {peer.identity.worker} names an invalid account: {name!r}")
         signer = files.extension(peer.certificate, x509.AuthorityKeyIdentifier)
         key = b"" if signer is None else signer.key_identifier or b""
         return cls(peer.account, peer.identity.cluster, key.hex(), peer.allowance)
@@ -164,10 +164,10 @@ def check_disk_limit(tenant: Tenant, folders: Iterable[Path], need: int = 0) -> 
     most = tenant.allowance.disk
     if most is None:
         return
-    kept = measure_disk_usage(folders)
-    if kept + need > most or kept >= most:
+    used = measure_disk_usage(folders)
+    if used + need > most or used >= most:
         raise AccountError(
-            f"the disk limit of {tenant} is {format_bytes(most)} on each host, and it uses {format_bytes(kept)}"
+            f"the disk limit of {tenant} is {format_bytes(most)} on each host, and it uses {format_bytes(used)}"
             + f"; this needs {format_bytes(need)} more" * bool(need),
             where=", ".join(map(str, folders)),
             mend="whale-nebula checkpoints prune FOLDER, or ask the owner for whale-nebula accounts limit --disk",

@@ -331,22 +331,26 @@ class Trust:
 
     def check(
         self,
-        shown: x509.Certificate | bytes | str,
+        certificate: x509.Certificate | bytes | str,
         expected: Identity | None = None,
         *,
-        whose: str = "",
+        subject: str = "",
         at: datetime | None = None,
     ) -> Peer:
         """Verify a certificate; returns its identity, or raises. `at` is the present time."""
-        found = shown if isinstance(shown, x509.Certificate) else files.certificate(shown, whose or "a peer")
+        parsed = (
+            certificate
+            if isinstance(certificate, x509.Certificate)
+            else files.certificate(certificate, subject or "a peer")
+        )
         # the caller's name for the peer takes precedence over the name in the certificate
-        names = [uri for uri in files.alternative_names(found) if uri.startswith("nebula://")]
-        shown_name = escape_foreign_text(names[0] if names else found.subject.rfc4514_string(), 200)
-        owner = whose or shown_name or "an unnamed peer"
+        names = [uri for uri in files.alternative_names(parsed) if uri.startswith("nebula://")]
+        shown_name = escape_foreign_text(names[0] if names else parsed.subject.rfc4514_string(), 200)
+        owner = subject or shown_name or "an unnamed peer"
         moment = at or files.now()
-        authority = self.check_signed(found, owner, moment)
-        peer = files.peer(found)
-        _check_run_and_cluster(found, authority, peer.identity)
+        authority = self.check_signed(parsed, owner, moment)
+        peer = files.peer(parsed)
+        _check_run_and_cluster(parsed, authority, peer.identity)
         self.check_denied(peer, authority)
         if expected is not None and peer.identity != expected:
             raise wrong_name_error(peer.identity, expected)
@@ -377,11 +381,11 @@ class Trust:
             return max(signers, key=lambda authority: authority.not_valid_after_utc)
         if files.signed_by(found, found):
             raise SelfSignedError(f"the certificate of {owner} is self-signed")
-        ours = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
+        own_names = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
         signer = escape_foreign_text(found.issuer.rfc4514_string(), 200)
         raise WrongAuthorityError(
             f"the certificate of {owner} was issued by another authority",
-            why=f"it was signed by {signer}, not with the key of {ours} in ca.pem",
+            why=f"it was signed by {signer}, not with the key of {own_names} in ca.pem",
         )
 
 
@@ -391,17 +395,17 @@ def check_live(trust: Trust, peer: Peer, at: datetime | None = None) -> None:
     trust.check_denied(peer, signer)
 
 
-def check_dates(found: x509.Certificate, at: datetime, whose: str, *, authority: bool = False) -> None:
+def check_dates(found: x509.Certificate, at: datetime, subject: str, *, authority: bool = False) -> None:
     """Check that the present time is within the dates of a certificate. A time before both is most likely caused by a
     wrong clock.
     """
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if at < begin:
         why = f"it is valid from {begin:%Y-%m-%d %H:%M} UTC, and the clock of this host is at {at:%Y-%m-%d %H:%M} UTC"
-        raise ExpiredError(f"{whose} is not valid yet", why=f"{why}: one of two clocks is wrong", mend=_CLOCK_FIX)
+        raise ExpiredError(f"{subject} is not valid yet", why=f"{why}: one of two clocks is wrong", mend=_CLOCK_FIX)
     if at > end:
         why = f"it expired at {end:%Y-%m-%d %H:%M} UTC, and the clock of this host is at {at:%Y-%m-%d %H:%M} UTC"
-        raise ExpiredError(f"{whose} has expired", why=why, mend=_RENEW_AUTHORITY_FIX if authority else None)
+        raise ExpiredError(f"{subject} has expired", why=why, mend=_RENEW_AUTHORITY_FIX if authority else None)
 
 
 def expires_soon(begin: datetime, end: datetime, at: datetime) -> bool:

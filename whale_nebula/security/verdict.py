@@ -124,7 +124,7 @@ def _read_lines(files: Iterable[Path]) -> Iterator[bytes]:
 class _Verification:
     """One pass over a log, from its first line to its last."""
 
-    def __init__(self, given: list[Head], trust: Trust | None, revoked: Revocations) -> None:
+    def __init__(self, peer_heads: list[Head], trust: Trust | None, revoked: Revocations) -> None:
         self.link = START
         self.torn = self.torn_bytes = 0
         self.first: Record = {}
@@ -132,9 +132,9 @@ class _Verification:
         self.signed: int | None = None
         self.matched: int | None = None
         self.last_actions = ("", "")
-        self._peer_heads = given
+        self._peer_heads = peer_heads
         self._heads_by_seq: dict[int, list[Head]] = {}
-        for each in given:
+        for each in peer_heads:
             self._heads_by_seq.setdefault(each.seq, []).append(each)
         self._trust = trust
         self._revoked = revoked
@@ -154,32 +154,32 @@ class _Verification:
         if record.get("site") != self.first.get("site"):
             site = escape_foreign_text(str(record.get("site")), 200)
             raise _InvalidLogError(seq, f"the record belongs to {site}, but the log belongs to {self.first['site']}")
-        head = record.get("action") == chain.HEAD
-        if head:
+        is_head = record.get("action") == chain.HEAD
+        if is_head:
             self._check_head(record, seq)
-        for kept in self._heads_by_seq.get(seq, ()):
-            if self._is_own(kept):
-                if kept.digest != digest:
+        for peer_head in self._heads_by_seq.get(seq, ()):
+            if self._is_own(peer_head):
+                if peer_head.digest != digest:
                     raise self._rewritten_error(f"a peer has a different digest of record {seq}")
                 self.matched = seq
         self._previous_digest = digest
-        self.last_actions = self.last_actions[1] if head else "", str(record.get("action"))
+        self.last_actions = self.last_actions[1] if is_head else "", str(record.get("action"))
 
     def end(self) -> None:
         """Check after the last line that the log contains all records for which its peers have heads."""
         last = self.link.seq
         if not self.first:
             raise _InvalidLogError(0, "the log is empty")
-        own = [head for head in self._peer_heads if self._is_own(head)]
-        if self._peer_heads and not own:
-            whose = sorted({head.check().uri for head in self._peer_heads})
+        own_heads = [head for head in self._peer_heads if self._is_own(head)]
+        if self._peer_heads and not own_heads:
+            owners = sorted({head.check().uri for head in self._peer_heads})
             raise _InvalidLogError(
                 0,
-                f"the heads belong to the log of {', '.join(whose)[:200]}, but the log is of {self.first['site']}; "
+                f"the heads belong to the log of {', '.join(owners)[:200]}, but the log is of {self.first['site']}; "
                 "the gateway of the other cluster keeps the heads of a log",
                 apart=True,
             )
-        longest = max((head.seq for head in own), default=-1)
+        longest = max((head.seq for head in own_heads), default=-1)
         if longest > last:
             raise _InvalidLogError(
                 last + 1, f"the log ends at record {last}, but a peer has a head of record {longest}"
@@ -222,12 +222,16 @@ class _Verification:
         fields = record.get("head")
         try:
             head = Head.from_dict(fields if isinstance(fields, dict) else {})
-            who = head.check(self._trust)
+            identity = head.check(self._trust)
         except NebulaError as error:
-            named = self.first.get("authorities")
+            logged_authorities = self.first.get("authorities")
             trusted = [each.fingerprint(SHA256()).hex() for each in self._trust.authorities] if self._trust else []
-            strange = isinstance(named, list) and bool(trusted) and not set(trusted) & set(map(str, named))
-            if self.signed is None and strange:
+            is_other_authority = (
+                isinstance(logged_authorities, list)
+                and bool(trusted)
+                and not set(trusted) & set(map(str, logged_authorities))
+            )
+            if self.signed is None and is_other_authority:
                 raise _InvalidLogError(
                     0,
                     "the log names a different authority from --ca, which also signed its heads: ca.pem belongs to "
@@ -235,8 +239,8 @@ class _Verification:
                     apart=True,
                 ) from None
             raise self._rewritten_error(f"the head at record {seq} is invalid: {error.what}") from None
-        if who.uri != self.first["site"]:
-            raise self._rewritten_error(f"the head at record {seq} is signed by {who.uri}")
+        if identity.uri != self.first["site"]:
+            raise self._rewritten_error(f"the head at record {seq} is signed by {identity.uri}")
         if head.seq != seq - 1 or head.digest != self._previous_digest:
             raise self._rewritten_error(f"the head at record {seq} does not match record {head.seq}")
         self.heads += 1

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from whale_nebula.accounts import server, service
-from whale_nebula.accounts.login import Asked, LoginIssuer
+from whale_nebula.accounts.login import LoginIssuer, LoginRequest
 from whale_nebula.accounts.members import AUDITOR, DISABLED, OWNER
 from whale_nebula.accounts.passwords import digest_secret
 from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refused_login_error
 from whale_nebula.accounts.scope import Scope
-from whale_nebula.accounts.service import Service, serve
+from whale_nebula.accounts.service import LoginClient, serve
 from whale_nebula.cli.arguments import DONE
 from whale_nebula.cli.login import Login, keep_logged_in, main
 from whale_nebula.errors import AccountError, LoginError, NebulaError, RevokedError, WrongNameError
@@ -64,12 +64,12 @@ class Site:
 
     def ask(self, *identities: Identity, host: str = "host", **more: Any) -> Any:
         fields = {"account": "ana", "kind": PASSWORD, "secret": GOOD, **more}
-        request = Asked(requests=[self.request(each, host) for each in identities], **fields)
+        request = LoginRequest(requests=[self.request(each, host) for each in identities], **fields)
         return self.service.log_in(request)
 
     @property
-    def service(self) -> Service:
-        return Service("127.0.0.1", self.port, self.ca, RUN, "gpu")
+    def service(self) -> LoginClient:
+        return LoginClient("127.0.0.1", self.port, self.ca, RUN, "gpu")
 
     def trust(self) -> Trust:
         known = authority.authorities(self.issuer.folder)
@@ -86,10 +86,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(service, "_RATE", 1000.0)
     monkeypatch.setattr(service, "_ALL_RATE", 1000.0)
     authority.create(tmp_path / "certs", Authority.create(RUN, {}, bound=["gpu"]))
-    signs = authority.load(tmp_path / "certs")
-    registry = Registry(tmp_path / "certs", signs)
+    signer = authority.load(tmp_path / "certs")
+    registry = Registry(tmp_path / "certs", signer)
     registry.add("ana", workers=2, password=GOOD)
-    issuer = LoginIssuer(registry, signs, tmp_path / "certs")
+    issuer = LoginIssuer(registry, signer, tmp_path / "certs")
     with serve(issuer, "gpu", "127.0.0.1", 0) as port:
         yield Site(issuer, tmp_path, port)
     registry.close()
@@ -130,9 +130,9 @@ def test_certificate_contains_the_account_limits(site: Site) -> None:
         def encode(self) -> bytes:
             return b'{"stars":1}'
 
-    signs, key, now = site.issuer.authority, authority.make_key().public_key(), files.now()
+    signer, key, now = site.issuer.authority, authority.make_key().public_key(), files.now()
     certificate = authority.process_certificate(
-        identify(0), key, signs.certificate, signs.key, now + timedelta(days=1), now, "ana", Later(memory=1)
+        identify(0), key, signer.certificate, signer.key, now + timedelta(days=1), now, "ana", Later(memory=1)
     )
     with pytest.raises(WrongNameError, match="account limits that this version does not know"):
         site.trust().check(certificate)
@@ -210,7 +210,7 @@ def run_concurrently(folder: Path, *acts: Callable[[], object]) -> list[NebulaEr
 def test_two_services_of_one_registry_enforce_the_worker_quota(site: Site) -> None:
     site.issuer.registry.add("bob", password=GOOD)
     other = site.issuer._replace(registry=Registry(site.issuer.folder, site.issuer.authority))
-    wanted = [Asked("bob", PASSWORD, GOOD, [site.request(identify(n))]) for n in range(2)]
+    wanted = [LoginRequest("bob", PASSWORD, GOOD, [site.request(identify(n))]) for n in range(2)]
     errors = run_concurrently(
         site.issuer.folder, *(partial(d.log_in, w) for d, w in zip([site.issuer, other], wanted, strict=True))
     )
@@ -220,7 +220,7 @@ def test_two_services_of_one_registry_enforce_the_worker_quota(site: Site) -> No
 
 
 def test_account_disabled_during_login_gets_no_valid_certificate(site: Site) -> None:
-    request, trust = Asked("ana", PASSWORD, GOOD, [site.request(identify(0))]), site.trust()
+    request, trust = LoginRequest("ana", PASSWORD, GOOD, [site.request(identify(0))]), site.trust()
 
     def disable() -> None:
         site.issuer.registry.set_state("ana", DISABLED)
@@ -377,7 +377,7 @@ def test_impostor_login_service_receives_no_password(site: Site, tmp_path: Path)
 
             thread = threading.Thread(target=accept)
             thread.start()
-            request = Asked("ana", PASSWORD, GOOD, [])
+            request = LoginRequest("ana", PASSWORD, GOOD, [])
             with pytest.raises(AccountError, match="did not prove that it is gpu/operator-0"):
                 replace(site, port=listening.getsockname()[1]).service.log_in(request)
             thread.join(10)

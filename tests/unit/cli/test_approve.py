@@ -306,14 +306,14 @@ FORGED_FIELDS: Mapping[str, Mapping[str, object]] = {
 @pytest.mark.parametrize("signs", [False, True], ids=["forged", "by another owner"])
 @pytest.mark.parametrize("changes", FORGED_FIELDS.values(), ids=FORGED_FIELDS)
 def test_forged_approvals_are_listed_and_do_not_break_withdrawal(
-    changes: Mapping[str, object], signs: bool, site: Path, capsys: pytest.CaptureFixture[str]
+    changes: Mapping[str, object], signer: bool, site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither does it get into his deny list, nor is it told as an error of ours."""
     document = {**json.loads(find_approval(site).read_text()), **changes}
     del document["signature"]
     other = Authority.create("mt", {}, bound=["npu"])
     key = other.key
-    if signs:
+    if signer:
         with (site / "certs" / "ca.pem").open("ab") as file:
             file.write(authority.certificate_bytes(other.certificate))
         trust.save(site / "certs" / "revoked-npu.json", "mt", key, 1, {})

@@ -50,7 +50,7 @@ def read(site: Site) -> Site:  # noqa: F811
             site.read_rows("bob")
     site.guard.log.head()
     code = {"__main__": digest}, {"python": "3"}
-    approval.save(site.tmp / "approvals", site.owner.signs, "train.py", code, {}, by="olga", why="reviewed")
+    approval.save(site.tmp / "approvals", site.owner.signer, "train.py", code, {}, by="olga", why="reviewed")
     return site
 
 

@@ -94,7 +94,7 @@ def test_invalid_dataset_is_not_published(owner: Owner, tmp_path: Path, capsys: 
 
 def test_second_data_service_or_occupied_port_is_refused(owner: Owner, capsys: Capture) -> None:  # noqa: F811
     folder = owner.home / "certs"
-    with open_service(folder, owner.signs, "gpu", "127.0.0.1", 0) as port:
+    with open_service(folder, owner.signer, "gpu", "127.0.0.1", 0) as port:
         code, _, err = run(f"serve --folder {folder} --listen 127.0.0.1:0", capsys)
         assert (code, "the audit log is in use" in err) == (1, True)
         other = Authority.create("mt", {}, bound=["npu"])

@@ -40,7 +40,7 @@ class Owner:
 
     home: Path
     registry: Registry
-    signs: Authority
+    signer: Authority
     clock: list[datetime] = field(default_factory=list)
 
     @property
@@ -62,19 +62,19 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     home = tmp_path / "gpu"
     (home / "files").mkdir(parents=True)
     (home / "files/a.csv").write_text("age,name\n" + "".join(f"{age},n{age}\n" for age in range(100)))
-    signs = Authority.create("mt", {}, bound=["gpu"])
-    authority.create(home / "certs", signs)
+    signer = Authority.create("mt", {}, bound=["gpu"])
+    authority.create(home / "certs", signer)
     clock = [files.now()]
     registry = Registry(home / "certs", authority.load(home / "certs"), lambda: clock[0])
     for account in ("ana", "bob"):
         registry.add(account, workers=4)
-    yield Owner(home, registry, signs, clock)
+    yield Owner(home, registry, signer, clock)
     registry.close()
 
 
-def certify(owner: Owner, account: str, folder: Path, *, signs: Authority | None = None, **more: Any) -> Files:
+def certify(owner: Owner, account: str, folder: Path, *, signer: Authority | None = None, **more: Any) -> Files:
     """What `whale-nebula login` leaves in a folder."""
-    signer, options = signs or owner.signs, {"cluster": "gpu", "index": 0, "role": "worker", "days": 1.0, **more}
+    signer, options = signer or owner.signer, {"cluster": "gpu", "index": 0, "role": "worker", "days": 1.0, **more}
     identity = Identity("mt", options["cluster"], options["role"], options["index"])
     folder.mkdir(mode=0o700, exist_ok=True)
     key, now = authority.make_key(), files.now() + timedelta(days=options.get("begins", 0))
@@ -92,7 +92,7 @@ def certify(owner: Owner, account: str, folder: Path, *, signs: Authority | None
     )
     files.write(paths.cert, authority.certificate_bytes(certificate), files.PUBLIC)
     files.write(paths.key, authority.key_bytes(key), files.SECRET)
-    files.write(paths.ca, authority.certificate_bytes(owner.signs.certificate), files.PUBLIC)
+    files.write(paths.ca, authority.certificate_bytes(owner.signer.certificate), files.PUBLIC)
     return paths
 
 
@@ -130,7 +130,7 @@ class Site:
 def site(owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
     folder, identity = owner.home / "certs", Identity("mt", "gpu", "operator")
-    usage, issuer = Usage(folder), LoginIssuer(owner.registry, owner.signs, folder)
+    usage, issuer = Usage(folder), LoginIssuer(owner.registry, owner.signer, folder)
     log = AuditLog(tmp_path / "data-gpu.jsonl", identity, Credentials.load(server.certify_service(issuer, identity)))
     guard = Guard(owner.grants, usage, log)
     with serve(issuer, guard, "gpu", "127.0.0.1", 0) as port:

@@ -149,7 +149,7 @@ def test_older_copy_of_grants_is_refused(owner: Owner, tmp_path: Path) -> None:
     owner.grants.decide(grant.number, WITHDRAWN)
     owner.registry.close()
     shutil.copy(tmp_path / "old.db", path)
-    owner.registry = Registry(owner.home / "certs", owner.signs)
+    owner.registry = Registry(owner.home / "certs", owner.signer)
     with pytest.raises(AccountError, match="is an older copy"):
         owner.grants.check("ana", "corpus")
 
@@ -187,7 +187,7 @@ def test_registry_without_dataset_tables_is_upgraded(owner: Owner) -> None:
     database = owner.registry.database
     database.executescript("drop table dataset; drop table permission;")
     owner.registry.close()
-    owner.registry = Registry(owner.home / "certs", owner.signs)
+    owner.registry = Registry(owner.home / "certs", owner.signer)
     assert [each.name for each in owner.registry.list_accounts()] == ["ana", "bob"]
     owner.publish()
     assert [each.name for each in owner.grants.list_datasets()] == ["corpus"]

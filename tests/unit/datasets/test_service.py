@@ -22,7 +22,7 @@ from tests.unit.datasets.conftest import Owner, Site, certify
 from whale_nebula.accounts.members import DISABLED
 from whale_nebula.accounts.server import dial, make_client_context
 from whale_nebula.datasets.grants import WITHDRAWN
-from whale_nebula.datasets.guard import Asked, Reader
+from whale_nebula.datasets.guard import Reader, ReadRequest
 from whale_nebula.datasets.reading import LocalClient, RemoteClient, RowSelection
 from whale_nebula.datasets.schema import ANSWER, ASK, BATCH, HELLO, MOST_JSON, REFUSED, Frame, read_frame, write_frame
 from whale_nebula.errors import AccessError, InterfaceError, NebulaError, NebulaWarning
@@ -138,7 +138,7 @@ def test_attack_same_account_name_of_another_owner(site: Site) -> None:
     site.owner.publish()
     site.owner.grant("ana")
     other = Authority.create("mt", {}, bound=["npu"])
-    certify(site.owner, "ana", site.tmp / "of-ana", signs=other)
+    certify(site.owner, "ana", site.tmp / "of-ana", signer=other)
     with pytest.raises(AccessError, match="refused this certificate"):
         site.read_rows("ana")
     assert is_refusal_logged(site, "no certificate of this owner", "127.0.0.1")
@@ -148,7 +148,7 @@ def test_attack_certificate_of_a_forged_authority(site: Site) -> None:
     site.owner.publish()
     site.owner.grant("ana")
     forger = Authority.create("mt", {}, bound=["gpu"])
-    certify(site.owner, "ana", site.tmp / "of-ana", signs=forger)
+    certify(site.owner, "ana", site.tmp / "of-ana", signer=forger)
     with pytest.raises(AccessError, match="refused this certificate"):
         site.read_rows("ana")
     assert is_refusal_logged(site, "no certificate of this owner")
@@ -192,7 +192,7 @@ def test_attack_revoked_certificate(site: Site) -> None:
     home = site.owner.home / "certs"
     (home / authority.ISSUED / f"{peer.serial}.pem").write_bytes(paths.cert.read_bytes())
     site.read_rows("ana")
-    issue.revoke(home, site.owner.signs, [peer.serial], "stolen")
+    issue.revoke(home, site.owner.signer, [peer.serial], "stolen")
     with pytest.raises(AccessError, match="was revoked"):
         site.read_rows("ana")
     assert is_refusal_logged(site, "was revoked")
@@ -210,7 +210,7 @@ def test_attack_missing_certificate(site: Site) -> None:
 
 def test_attack_impostor_service_receives_no_request(site: Site, tmp_path: Path) -> None:
     impostor = certify(
-        site.owner, "", tmp_path / "liar", signs=Authority.create("mt", {}, bound=["gpu"]), role="operator"
+        site.owner, "", tmp_path / "liar", signer=Authority.create("mt", {}, bound=["gpu"]), role="operator"
     )
     received: list[bytes] = []
 
@@ -310,7 +310,7 @@ def test_attack_rate_limit_with_many_runs(site: Site) -> None:
     site.owner.publish(limits={"rate": "6.4kbit"})
     site.owner.grant("ana")
     site.owner.grant("bob")
-    request = Asked("corpus", None, 0, 0, 100)
+    request = ReadRequest("corpus", None, 0, 0, 100)
     pauses = [site.guard.read(Reader("ana", "gpu/0", run=f"run-{number}"), request).pause for number in range(3)]
     assert pauses == pytest.approx([0, 1, 2], abs=0.5)
     assert site.guard.read(Reader("bob", "gpu/1"), request).pause == 0
@@ -320,7 +320,7 @@ def test_batch_with_too_long_a_pause_is_refused_and_not_counted(site: Site) -> N
     """The reader would take its line for gone, ask again, and be counted again."""
     site.owner.publish(limits={"rate": "16bit"})
     site.owner.grant("ana")
-    request, ana = Asked("corpus", None, 0, 0, 100), Reader("ana", "gpu/0")
+    request, ana = ReadRequest("corpus", None, 0, 0, 100), Reader("ana", "gpu/0")
     assert site.guard.read(ana, request).pause == 0
     with pytest.raises(AccessError, match="exceeds its rate limit") as caught:
         site.guard.read(ana, request)
@@ -330,7 +330,7 @@ def test_batch_with_too_long_a_pause_is_refused_and_not_counted(site: Site) -> N
 def test_reader_without_run_is_counted_once(site: Site) -> None:
     site.owner.publish(limits={"account": {"rows": 250}, "run": {"rows": 150}})
     site.owner.grant("ana")
-    request, ana = Asked("corpus", None, 0, 0, 100), Reader("ana", "gpu/0", run="")
+    request, ana = ReadRequest("corpus", None, 0, 0, 100), Reader("ana", "gpu/0", run="")
     site.guard.read(ana, request)
     assert site.guard.usage.find("corpus", "ana")[0] == 100
     with pytest.raises(AccessError, match="reached the run limit"):

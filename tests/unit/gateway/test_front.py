@@ -26,9 +26,9 @@ from tests.unit.gateway.test_process import ended, listens
 from tests.unit.gateway.town import GPU, NPU, SOON, Town, certificates, records, town, until
 from tests.unit.transport.test_strangers import Strangers
 from whale_nebula.accounts import passwords, server, service
-from whale_nebula.accounts.login import Asked, LoginIssuer
+from whale_nebula.accounts.login import LoginIssuer, LoginRequest
 from whale_nebula.accounts.registry import PASSWORD, TOKEN
-from whale_nebula.accounts.service import Service
+from whale_nebula.accounts.service import LoginClient
 from whale_nebula.accounts.service import serve as serve_logins
 from whale_nebula.cli.arguments import DONE, FAILED
 from whale_nebula.cli.main import main
@@ -63,11 +63,11 @@ class Place:
     port: int
 
     @property
-    def login(self) -> Service:
-        return Service("127.0.0.1", self.port, (self.owner.home / "certs/ca.pem").read_bytes(), "mt", "gpu")
+    def login(self) -> LoginClient:
+        return LoginClient("127.0.0.1", self.port, (self.owner.home / "certs/ca.pem").read_bytes(), "mt", "gpu")
 
     def log_in(self, secret: str = GOOD) -> Any:
-        return self.login.log_in(Asked("ana", PASSWORD, secret, []))
+        return self.login.log_in(LoginRequest("ana", PASSWORD, secret, []))
 
     def read(self, count: int = 100) -> list[int]:
         folder = self.tmp / "of-ana"
@@ -120,7 +120,7 @@ def place(
     owner.registry.set_password("ana", GOOD)
     owner.publish()
     owner.grant("ana")
-    issuer = LoginIssuer(owner.registry, owner.signs, folder)
+    issuer = LoginIssuer(owner.registry, owner.signer, folder)
     with contextlib.ExitStack() as stack:
         usage = stack.enter_context(contextlib.closing(Usage(folder)))
         signer = Credentials.load(server.certify_service(issuer, identity))
@@ -235,7 +235,7 @@ def test_what_was_recorded_of_a_login_is_worth_nothing(place: Place) -> None:
 
         thread = threading.Thread(target=relay)
         thread.start()
-        place.login._replace(port=listening.getsockname()[1]).log_in(Asked("ana", PASSWORD, GOOD, []))
+        place.login._replace(port=listening.getsockname()[1]).log_in(LoginRequest("ana", PASSWORD, GOOD, []))
         thread.join(SOON)
     assert len(place.logins()) == 1
     whole = b"".join(said)
@@ -267,10 +267,10 @@ def guess(place: Place, source: str) -> bytes:
 
 def test_who_guesses_waits_and_nobody_else(place: Place) -> None:
     """The service knows the address of who dialled the gateway."""
-    found = [guess(place, "127.0.0.2") for _ in range(service._BURST + 2)]
-    assert found == [b"401"] * service._BURST + [b"429"] * 2
+    found = [guess(place, "127.0.0.2") for _ in range(service._ADDRESS_BURST + 2)]
+    assert found == [b"401"] * service._ADDRESS_BURST + [b"429"] * 2
     assert guess(place, "127.0.0.3") == b"401"
-    assert [each["source"] for each in place.logins()] == ["127.0.0.2"] * service._BURST + ["127.0.0.3"]
+    assert [each["source"] for each in place.logins()] == ["127.0.0.2"] * service._ADDRESS_BURST + ["127.0.0.3"]
 
 
 @contextlib.contextmanager

@@ -96,8 +96,8 @@ def test_account_name_in_certificate_cannot_be_a_path(tmp_path: Path) -> None:
     home, key, now = Home.at(tmp_path), authority.make_key().public_key(), files.now()
 
     def certify(account: str) -> files.Peer:
-        signs, until = home.authority, now + timedelta(days=1)
-        return files.peer(authority.process_certificate(GPU, key, signs.certificate, signs.key, until, now, account))
+        signer, until = home.authority, now + timedelta(days=1)
+        return files.peer(authority.process_certificate(GPU, key, signer.certificate, signer.key, until, now, account))
 
     found = Tenant.from_certificate(certify("ana"))
     assert found is not None and (found.account, found.cluster, len(found.authority)) == ("ana", "gpu", 40)
@@ -110,8 +110,8 @@ def test_account_name_in_certificate_cannot_be_a_path(tmp_path: Path) -> None:
 def log_in(home: Home, account: str, certs: Path, days: float = 1.0) -> Tenant:
     """Give an account a certificate in a folder."""
     key, now = authority.make_key(), files.now() - timedelta(days=2)
-    signs, until = home.authority, now + timedelta(days=2 + days)
-    made = authority.process_certificate(GPU, key.public_key(), signs.certificate, signs.key, until, now, account)
+    signer, until = home.authority, now + timedelta(days=2 + days)
+    made = authority.process_certificate(GPU, key.public_key(), signer.certificate, signer.key, until, now, account)
     write_credentials(Files.in_folder(certs, GPU), made, authority.key_bytes(key), home.folder)
     for each in ("ca.pem", "revoked.json"):
         shutil.copy(home.folder / each, certs)

@@ -185,7 +185,7 @@ class GrpcLinks:
         if self._current is not None:  # the link checks continuously that the certificate stays valid
             credentials = self._current()
             identity = Identity.of_worker(knock.run, knock.source)
-            guest = credentials.trust.check(visitor.certificate, identity, whose=knock.source)
+            guest = credentials.trust.check(visitor.certificate, identity, subject=knock.source)
             check_call(guest.identity, Call.OPEN_PAIR, credentials.identity)
         return carrier.take(knock, lane)
 
