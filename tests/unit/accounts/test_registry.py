@@ -27,7 +27,7 @@ GOOD = "a sentence to remember"
 
 
 class Clock:
-    """The present, which tests move."""
+    """The current time, which tests set."""
 
     def __init__(self) -> None:
         self.at = files.now()
@@ -56,14 +56,14 @@ def registry(folder: Path, clock: Clock) -> Iterator[Registry]:
 
 
 def modify_database(folder: Path, query: str) -> None:
-    """By somebody who can write the file, and has no key."""
+    """Change the file without the authority's key."""
     with sqlite3.connect(folder / FILE) as database:
         database.execute(query)
     database.close()
 
 
 def restore_file_after(folder: Path, act: Callable[[], object]) -> None:
-    """Let something happen, and put the file back as it was before."""
+    """Run a function, then restore the earlier copy of the file."""
     copy = folder / "kept.db"
     shutil.copy(folder / FILE, copy)
     act()
@@ -78,8 +78,8 @@ EXTERNAL_CHANGES = {
     "more memory": "update about set value = '{}' where name = 'limits of ana'",
     "no limits": "delete from about where name = 'limits of ana'",
     "an account": "insert into account values ('eve', 'owner', 'enabled', '', 1, 0, '', '')",
-    "an account that is gone": "delete from account where name = 'ana'",
-    "one called as a signature": "update account set name = 'signature'",
+    "a removed account": "delete from account where name = 'ana'",
+    "an account named signature": "update account set name = 'signature'",
     "a secret": "insert into secret values ('00', 'ana', 'token', '00', '3')",
     "a later end": "update secret set until = '3'",
     "a wider scope": "delete from about where name like 'scope of %'",
@@ -166,7 +166,7 @@ from whale_nebula.accounts.registry import Registry
 from whale_nebula.security import authority
 
 folder = Path(sys.argv[1])
-rows._BUSY_SECONDS = 0.0  # SQLite waits for nobody: who has its turn finds the file free
+rows._BUSY_SECONDS = 0.0  # SQLite does not wait: the lock already ensures that the file is free
 registry = Registry(folder, authority.load(folder))
 for _ in range(20):
     registry.record_event("limit", "ana")
@@ -182,7 +182,7 @@ def test_concurrent_processes_take_turns_to_change_the_registry(folder: Path) ->
 
 
 def test_empty_registry_file_is_new_or_missing(folder: Path) -> None:
-    (folder / FILE).touch()  # by a process that ended as it began to make it
+    (folder / FILE).touch()  # as left by a process that ended while creating it
     registry = Registry(folder, authority.load(folder))
     registry.add("ana")
     registry.close()
@@ -232,21 +232,21 @@ REFUSED_LOGINS = {
     "a wrong password": (lambda r, c: None, ("ana", PASSWORD, GOOD + "."), "wrong password"),
     "an empty password": (lambda r, c: r.add("bob"), ("bob", PASSWORD, ""), "wrong password"),
     "a disabled account": (lambda r, c: r.set_state("ana", DISABLED), ("ana", PASSWORD, GOOD), "disabled"),
-    "no token": (lambda r, c: None, ("ana", TOKEN, "token-00-guess"), "wrong token"),
+    "an invalid token": (lambda r, c: None, ("ana", TOKEN, "token-00-guess"), "wrong token"),
     "a password as a token": (lambda r, c: None, ("ana", TOKEN, GOOD), "wrong token"),
-    "another kind": (lambda r, c: r.make_secret("ana", INVITATION, 1), ("ana", TOKEN, "last"), "wrong token"),
+    "a secret of another kind": (lambda r, c: r.make_secret("ana", INVITATION, 1), ("ana", TOKEN, "last"), "wrong token"),
     "another's token": (
         lambda r, c: (r.add("bob"), r.make_secret("bob", TOKEN, 1))[1], ("ana", TOKEN, "last"), "wrong token"
     ),
-    "an old token": (
+    "an expired token": (
         lambda r, c: (r.make_secret("ana", TOKEN, 1), setattr(c, "at", c.at + timedelta(days=1)))[0],
         ("ana", TOKEN, "last"), "wrong token",
     ),
-    "a token of before the password": (
+    "a token older than the password": (
         lambda r, c: (r.make_secret("ana", TOKEN, 1), r.set_password("ana", "another sentence"))[0],
         ("ana", TOKEN, "last"), "wrong token",
     ),
-    "an account that is gone": (lambda r, c: r.remove("ana"), ("ana", PASSWORD, GOOD), "no such account"),
+    "a removed account": (lambda r, c: r.remove("ana"), ("ana", PASSWORD, GOOD), "no such account"),
 }  # fmt: skip
 
 
@@ -260,9 +260,7 @@ def test_refused_login_reveals_no_reason_by_text_or_work(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The text is the same, and so is the work: one password is hashed and, of passwords, one change signed and
-    written, whatever is wrong.
-    """
+    """All refusals have the same text and cost: one hashed password and, for passwords, one signed change."""
     prepared, hashed = prepare(registry, clock), []
 
     def number() -> int:
@@ -293,7 +291,7 @@ def test_repeated_login_failures_lock_account_exponentially(registry: Registry, 
             registry.log_in("ana", PASSWORD, GOOD)
         clock.at += timedelta(seconds=seconds)
         assert fail() == "wrong password"
-    assert registry.log_in("ana", TOKEN, token)  # who has a token is not kept out by others
+    assert registry.log_in("ana", TOKEN, token)  # failed passwords do not lock out tokens
     clock.at += timedelta(seconds=16)
     assert registry.log_in("ana", PASSWORD, GOOD).account.failures == 0
     assert [fail() for _ in range(5)] == ["wrong password"] * 5 and fail() != "wrong password"
@@ -311,7 +309,7 @@ def test_concurrent_login_failures_are_all_counted(registry: Registry) -> None:
         each.start()
     for each in guesses:
         each.join(30)
-    assert registry.find("ana").failures == 5  # and is locked since
+    assert registry.find("ana").failures == 5  # later attempts are refused because the account is locked
 
 
 def test_read_during_writes_sees_a_consistent_state(registry: Registry, folder: Path) -> None:
@@ -334,7 +332,7 @@ def test_read_during_writes_sees_a_consistent_state(registry: Registry, folder: 
 
 def test_invitation_is_valid_once(registry: Registry) -> None:
     invitation = registry.make_secret("ana", INVITATION, 1)
-    with pytest.raises(AccountError, match="too weak"):  # and it is still good after that
+    with pytest.raises(AccountError, match="too weak"):  # the invitation stays valid
         registry.log_in("ana", INVITATION, invitation, "weak")
     registry.log_in("ana", INVITATION, invitation, "another sentence")
     with pytest.raises(LoginError):

@@ -49,7 +49,7 @@ RUN, GOOD = "mt", "a sentence to remember"
 
 @dataclass
 class Site:
-    """An owner's service with an account, and a host from which somebody logs in."""
+    """An owner's login service with an account, and the folder of a host that logs in."""
 
     issuer: LoginIssuer
     host: Path
@@ -125,7 +125,7 @@ def test_certificate_contains_the_account_limits(site: Site) -> None:
     assert found.allowance == Allowance(memory=4 << 30, disk=1 << 30)
 
     class Later(Allowance):
-        """As a later version of this library has it."""
+        """The allowance of a later version, with an unknown limit."""
 
         def encode(self) -> bytes:
             return b'{"stars":1}'
@@ -156,7 +156,7 @@ def test_token_is_valid_only_for_its_scope(site: Site, scope: Scope, wanted: Ide
         with pytest.raises(AccountError, match=message):
             site.ask(wanted, **by_token)
         assert site.last["decision"] == "deny" and not site.issuer.registry.certificates("eva")
-        assert site.ask(wanted, account="eva", hours=3)["account"] == "eva"  # by the password it may
+        assert site.ask(wanted, account="eva", hours=3)["account"] == "eva"  # the password has no scope
     else:
         assert site.ask(wanted, **by_token)["account"] == "eva"
     assert site.issuer.registry.list_secrets("eva")[0][3] == str(scope)
@@ -182,12 +182,12 @@ def test_disabling_an_account_revokes_its_certificates(site: Site) -> None:
         trust.check(pem)
     with pytest.raises(LoginError):
         site.ask(identify(0))
-    site.issuer.registry.add("bob", password=GOOD)  # and its place is free
+    site.issuer.registry.add("bob", password=GOOD)  # the identity is free again
     assert site.ask(identify(0), host="bobs", account="bob")["account"] == "bob"
 
 
 def run_concurrently(folder: Path, *acts: Callable[[], object]) -> list[NebulaError]:
-    """Let several go as far as they get while the folder is locked, and then on; gives the errors."""
+    """Run functions in threads that first wait for the locked folder; returns their errors."""
     errors: list[NebulaError] = []
 
     def run(act: Callable[[], object]) -> None:
@@ -240,7 +240,7 @@ def add_other(site: Site) -> None:
 
 
 def issue_by_owner(site: Site) -> None:
-    """The owner has given the place to a host of his own."""
+    """Issue the worker's certificate to a host of the owner."""
     issue.issue(site.issuer.folder, site.issuer.authority, [identify(0)])
 
 
@@ -252,7 +252,7 @@ Refusal = tuple[Callable[[Site], object], dict[str, Any], list[Identity], type[N
 REFUSED_LOGINS: dict[str, Refusal] = {
     "a wrong password": (lambda s: None, {"secret": "guess"}, [identify(0)], LoginError, "wrong password"),
     "an unknown account": (lambda s: None, {"account": "eve"}, [identify(0)], LoginError, "no such account"),
-    "a stolen token that has ended": (
+    "an expired token": (
         lambda s: None, {"kind": TOKEN, "secret": "token-00-old"}, [identify(0)], LoginError, "wrong token"
     ),
     "too many workers": (lambda s: None, {}, [identify(n) for n in range(3)], AccountError, "may have 2 at a time"),
@@ -313,21 +313,21 @@ HOSTILE_REQUESTS = {
     "no JSON": (make_post(b"{"), b"400"),
     "deep JSON": (make_post(b"[" * 100_000), b"400"),
     "a list": (make_post(b"[]"), b"400"),
-    "a field more": (make_post(json.dumps({**GOOD_REQUEST, "role": "owner"}).encode()), b"400"),
+    "an unknown field": (make_post(json.dumps({**GOOD_REQUEST, "role": "owner"}).encode()), b"400"),
     "another type": (make_post(json.dumps({**GOOD_REQUEST, "account": {"$ne": 1}}).encode()), b"400"),
     "a long name": (make_post(json.dumps({**GOOD_REQUEST, "account": "a" * 5000}).encode()), b"400"),
-    "years": (make_post(json.dumps({**GOOD_REQUEST, "hours": 1e9}).encode()), b"400"),
+    "too many hours": (make_post(json.dumps({**GOOD_REQUEST, "hours": 1e9}).encode()), b"400"),
     "not a number": (make_post(json.dumps({**GOOD_REQUEST, "hours": float("nan")}).encode()), b"400"),
-    "requests that are none": (make_post(json.dumps({**GOOD_REQUEST, "requests": ["x"]}).encode()), b"403"),
+    "invalid requests": (make_post(json.dumps({**GOOD_REQUEST, "requests": ["x"]}).encode()), b"403"),
     "too many requests": (make_post(json.dumps({**GOOD_REQUEST, "requests": ["x"] * 65}).encode()), b"400"),
     "SQL in a name": (make_post(json.dumps({**GOOD_REQUEST, "account": "ana' or '1'='1"}).encode()), b"401"),
-    "half a character": (make_post(json.dumps({**GOOD_REQUEST, "account": "\ud800"}).encode()), b"400"),
-    "half a character in a request": (
+    "a lone surrogate": (make_post(json.dumps({**GOOD_REQUEST, "account": "\ud800"}).encode()), b"400"),
+    "a lone surrogate in a request": (
         make_post(json.dumps({**GOOD_REQUEST, "requests": ["\udfff"]}).encode()),
         b"400",
     ),
     "too large": (make_post(b"", 1 << 30), b"413"),
-    "a length of many digits": (
+    "a length with many digits": (
         make_post(b"", 10**4200).replace(b"Length: 1", b"Length: 1" + b"0" * 800),
         b"413",
     ),
@@ -345,7 +345,7 @@ def test_hostile_http_request_gets_an_error_status(data: bytes, code: bytes, sit
 
 
 def test_login_rate_limit_answers_429_without_checking(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is computed for him meanwhile."""
+    """Requests above the limit are not checked."""
     monkeypatch.setattr(service, "_ALL_BURST", 3)
     monkeypatch.setattr(service, "_ALL_RATE", 0.0)
     guess = make_post(json.dumps({**GOOD_REQUEST, "secret": "guess"}).encode())
@@ -356,7 +356,7 @@ def test_login_rate_limit_answers_429_without_checking(site: Site, monkeypatch: 
 
 
 def test_impostor_login_service_receives_no_password(site: Site, tmp_path: Path) -> None:
-    """It has a certificate of the same name, by an authority of its own; and one of a worker."""
+    """The impostor has a certificate of another authority, or that of a worker."""
     received: list[bytes] = []
     authority.create(tmp_path / "false", Authority.create(RUN, {}, bound=["gpu"]))
     impostor = authority.load(tmp_path / "false")
@@ -397,7 +397,7 @@ def test_login_command_writes_worker_credentials(
     assert main([*options, "--token-file", str(secret), "--count", "2"]) == 0
     assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, valid until ")
     assert Credentials.load(Files.in_folder(folder, identify(1))).peer.account == "ana"
-    assert main([*options, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
+    assert main([*options, "--account", "bob", "--token-file", str(secret)]) == 1  # the key belongs to ana
     assert "gpu-worker-0.pem belongs to account ana, not to bob" in capsys.readouterr().err
     secret.chmod(0o644)
     assert (

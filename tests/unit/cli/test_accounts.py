@@ -12,19 +12,19 @@ from whale_nebula.security import authority
 from whale_nebula.security.authority import Authority
 
 BROKEN = "\udcff"
-"""What a byte on a command line becomes that is not a character."""
+"""An undecodable byte of a command line."""
 AT = ("--cluster", "gpu", "--at", "127.0.0.1:1")
 INVALID_COMMANDS: dict[str, tuple[Sequence[str], int, str]] = {
-    "a name that cannot be written": (("accounts", "show", BROKEN), 1, "unknown account"),
-    "a name of another kind": (("accounts", "disable", "Ana"), 1, "unknown account 'Ana'"),
-    "a host that cannot be one": (("accounts", "serve", "--listen", f"{BROKEN}:7200"), 78, "the service cannot listen"),
+    "a name that cannot be encoded": (("accounts", "show", BROKEN), 1, "unknown account"),
+    "an invalid name": (("accounts", "disable", "Ana"), 1, "unknown account 'Ana'"),
+    "an invalid host": (("accounts", "serve", "--listen", f"{BROKEN}:7200"), 78, "the service cannot listen"),
     "another cluster": (("accounts", "serve", "--cluster", "npu", "--listen", "127.0.0.1:0"), 1, ", not npu"),
-    "a service that is not a host": (
+    "an invalid service host": (
         ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "is unreachable"
     ),
-    "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "valid certif"),
-    "bytes that are no text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "valid certificate"),
-    "nobody there": (("login", *AT, "--lists"), 1, "127.0.0.1:1 is unreachable"),
+    "an invalid certificate": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "valid certif"),
+    "a certificate file that is not text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "valid certificate"),
+    "an unreachable service": (("login", *AT, "--lists"), 1, "127.0.0.1:1 is unreachable"),
 }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ CONFIG = "run: mt\nclusters: {gpu: {}, npu: {}}\napprovals: approved\n"
 
 
 def install(folder: Path, version: str, text: str = "VALUE = 1\n") -> None:
-    """Put a package where an installer would have put it."""
+    """Install a package with its metadata."""
     info = folder / "packages" / "tool-1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (folder / "packages" / "tool.py").write_text(text)
@@ -90,7 +90,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def site(signed: Path, tmp_path: Path) -> Path:
-    """A copy of it, as on the host of a worker."""
+    """A copy of the signed folder, as on a worker's host."""
     return Path(shutil.copytree(signed, tmp_path / "site"))
 
 
@@ -120,7 +120,7 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
 
 
 def sign_by_other_authority(site: Path) -> None:
-    """By an authority of the same name, with a key of its own."""
+    """Replace the signature by that of another authority of the same name."""
     document = json.loads(find_approval(site).read_text())
     del document["signature"]
     key = Authority.create("mt", {}).key
@@ -150,7 +150,7 @@ def withdraw(site: Path) -> None:
 def restore_old_deny_list(site: Path) -> None:
     old_list = (site / "certs" / "revoked.json").read_bytes()
     withdraw(site)
-    withdraw(site)  # number 3: an older list is told from it by the number that this host has had
+    withdraw(site)  # number 3: this host has seen a higher number than that of the old list
     (site / "certs" / "revoked.json").write_bytes(old_list)
 
 
@@ -163,7 +163,7 @@ def find_plan(site: Path) -> Path:
 
 
 def swap_plan(site: Path) -> None:
-    """A plan that was approved for another program, or was made here."""
+    """Replace the approved plan by another one."""
     path = find_plan(site)
     path.write_text(path.read_text().replace('"micro_batch": 1', '"micro_batch": 2'))
 
@@ -177,7 +177,7 @@ def change_installed(site: Path) -> None:
 
 
 def install_and_load(site: Path) -> None:
-    """A package that was not there when the program was approved."""
+    """Install and import a package that was not installed at approval."""
     shutil.move(site / "packages" / "tool.py", site / "packages" / "other.py")
     info = site / "packages" / "tool-1.dist-info"
     shutil.copytree(info, site / "packages" / "other-1.dist-info")
@@ -188,7 +188,7 @@ def install_and_load(site: Path) -> None:
 
 
 class Attack(NamedTuple):
-    """What somebody does on the host of a worker, what is said then, and whether the script has begun by then."""
+    """A change on a worker's host, the expected error, and whether the script starts before it."""
 
     act: Callable[[Path], object]
     said: str
@@ -200,19 +200,19 @@ NOTHING = Attack(lambda site: None, "")
 ATTACKS = {
     "another script": Attack(edit("train.py", "sgd", "adam"), "the script is .* here, but .* was approved"),
     "another module": Attack(edit("helper.py", "3", "5"), "helper is .* here, but .* was approved"),
-    "one module more": Attack(add_module, r"also \(.*\) was not approved"),
+    "an additional module": Attack(add_module, r"also \(.*\) was not approved"),
     "another version": Attack(lambda site: install(site, "1.1"), "tool is 1.1 .* here, but 1.0 .* was approved"),
     "another build": Attack(lambda site: install(site, "1.0", "VALUE = 2\n"), "tool is 1.0 .* here, but 1.0"),
     "a changed package": Attack(change_installed, r"tool \(.*\) was not approved"),
-    "one package more": Attack(install_and_load, "the script is"),
+    "an additional package": Attack(install_and_load, "the script is"),
     "another plan": NOTHING._replace(
         said="micro_batch is 2 here, 1 in the approved plan", begun=True, env={"MICRO_BATCHES": "2"}
     ),
     "another step": NOTHING._replace(said="approved steps:", begun=True, env={"NAME": "other"}),
     "a swapped plan": Attack(swap_plan, "its digest differs", begun=True),
 }
-SAMPLE = ("one module more", "another build", "a changed package", "another plan", "another step")
-"""What else is another file or version: `EVASIONS`, and the approvals and plans below."""
+SAMPLE = ("an additional module", "another build", "a changed package", "another plan", "another step")
+"""The attacks that run by default; others are covered by `EVASIONS`, and by the approvals and plans below."""
 
 
 @pytest.mark.parametrize(
@@ -228,18 +228,18 @@ def test_attack_on_approved_program_is_refused(attack: Attack, site: Path) -> No
 
 
 APPROVALS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "an approval that was changed": (edit("approval", '"why": "seen"', '"why": ""'), "not signed by the run"),
-    "an approval for longer": (edit("approval", '"until": "2', '"until": "3'), "not signed by the run"),
-    "an approval by somebody else": (sign_by_other_authority, "not signed by the run's authority"),
-    "an approval that is cut": (lambda site: os.truncate(find_approval(site), 99), "it cannot be parsed"),
-    "an approval that is over": (replace_by_expired_approval, "it expired at"),
-    "an approval that was withdrawn": (withdraw, "it was withdrawn .*: a mistake"),
+    "a modified approval": (edit("approval", '"why": "seen"', '"why": ""'), "not signed by the run"),
+    "an extended approval": (edit("approval", '"until": "2', '"until": "3'), "not signed by the run"),
+    "an approval of another authority": (sign_by_other_authority, "not signed by the run's authority"),
+    "a truncated approval": (lambda site: os.truncate(find_approval(site), 99), "it cannot be parsed"),
+    "an expired approval": (replace_by_expired_approval, "it expired at"),
+    "a withdrawn approval": (withdraw, "it was withdrawn .*: a mistake"),
     "an older deny list": (restore_old_deny_list, "the deny list is outdated"),
     "no approval": (lambda site: shutil.rmtree(site / "approved"), "the folder has no approvals"),
     "an approval of another run": (change_run_name, "it is for run 'mt'"),
     "no authority": (lambda site: (site / "certs" / "ca.pem").unlink(), "cannot read the authority's certificate"),
 }
-"""What is the matter with the approvals that there are: a launcher reads them as a worker does."""
+"""Changes that make all approvals invalid, and the expected error."""
 
 
 @pytest.mark.parametrize(("act", "message"), APPROVALS.values(), ids=APPROVALS)
@@ -254,7 +254,7 @@ def test_invalid_approval_is_not_accepted(
 
 PLANS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a swapped plan": (swap_plan, "its digest differs"),
-    "a plan that is gone": (lambda site: find_plan(site).unlink(), "cannot read an approved plan"),
+    "a missing plan": (lambda site: find_plan(site).unlink(), "cannot read an approved plan"),
 }
 
 
@@ -296,10 +296,10 @@ def test_launcher_accepts_approved_script(site: Path) -> None:
 
 
 FORGED_FIELDS: Mapping[str, Mapping[str, object]] = {
-    "a serial that is none": {"serial": "zz", "until": "2999-01-01T00:00:00Z"},
-    "a time that is none": {"since": 5, "until": "2999-01-01T00:00:00Z"},
-    "files that are none": {"files": [1]},
-    "a name that is none": {"script": None},
+    "an invalid serial": {"serial": "zz", "until": "2999-01-01T00:00:00Z"},
+    "an invalid time": {"since": 5, "until": "2999-01-01T00:00:00Z"},
+    "invalid files": {"files": [1]},
+    "an invalid name": {"script": None},
 }
 
 
@@ -308,7 +308,7 @@ FORGED_FIELDS: Mapping[str, Mapping[str, object]] = {
 def test_forged_approvals_are_listed_and_do_not_break_withdrawal(
     changes: Mapping[str, object], signer: bool, site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither does it get into his deny list, nor is it told as an error of ours."""
+    """They are neither added to the deny list nor raise an internal error."""
     document = {**json.loads(find_approval(site).read_text()), **changes}
     del document["signature"]
     other = Authority.create("mt", {}, bound=["npu"])
@@ -351,7 +351,7 @@ def test_interactive_session_is_refused(site: Path) -> None:
 def test_signing_needs_confirmation_and_an_unchanged_program(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record is made where there is no key, and signed where the script does not run, as long as it is of that."""
+    """A record can be created without the key, and signed elsewhere if the program is unchanged."""
     before, options = sorted((site / "approved").iterdir()), ["train.py", "--config", "clusters.yaml"]
     shutil.move(site / "certs" / "ca.key", site / "key")
     dry = run_command(site, "approve", *options, "--dry", "--json", "--record", "found.json")
@@ -375,7 +375,7 @@ def test_signing_needs_confirmation_and_an_unchanged_program(
 def test_examined_script_runs_isolated_and_forged_record_is_refused(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no terminal, what it starts ends with it, and what it says of itself is held against what there is."""
+    """The script has no terminal, its child processes end with it, and its record is compared with the files."""
     forged = {"format": "whale_nebula program 1", "files": {"__main__": "ab" * 32}, "packages": {}, "plans": []}
     (site / "train.py").write_text(
         f"import json, os, subprocess, sys\n"
@@ -423,7 +423,7 @@ def test_invalid_approve_command_is_reported(
 
 
 def test_autograph_modules_are_not_listed_as_script_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes them of functions of the script, under another name each time."""
+    """AutoGraph generates these modules from functions, with new names each time."""
     for name in ("__autograph_generated_file1a2b", "helper_of_mine"):
         path = tmp_path / f"{name}.py"
         path.write_text("x = 1\n")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def write(folder: Path, files: Files) -> None:
-    """A log of 254 records with its heads, one that was changed, and one that was cut."""
+    """Write a log of 254 records with its heads, a changed copy, and a truncated copy."""
     gate = Credentials.load(files)
     kept = KeptHeads(folder / "from-npu/npu-gateway.heads.jsonl", gate.trust)
     path = folder / "audit/gpu-gateway.jsonl"
@@ -85,7 +85,7 @@ def test_changed_or_truncated_log_is_reported(logs: Path, capsys: Capture, name:
 
 
 def test_heads_or_authority_of_another_log_are_reported(logs: Path, tmp_path: Path, capsys: Capture) -> None:
-    """The file of the wrong gateway, or the certificate of another run, is soon given."""
+    """The heads of another gateway or the certificate of another run were passed by mistake."""
     other = Credentials.load(issue_ephemeral("mt", ["npu/gateway"], tmp_path)["npu/gateway"])
     kept = KeptHeads(tmp_path / "gpu-gateway.heads.jsonl", other.trust)
     log = AuditLog(tmp_path / "x.jsonl", other.identity, other, on_head=lambda head: kept.keep(head, other.identity))
@@ -120,7 +120,7 @@ def test_deny_list_is_used_from_default_or_given_path(tmp_path: Path, capsys: Ca
 
 @pytest.mark.parametrize("options", ["", "--json"])
 def test_malformed_head_in_forged_log_is_reported(logs: Path, tmp_path: Path, capsys: Capture, options: str) -> None:
-    """Its record is named: whoever forges a log does not make the command crash."""
+    """The command reports the record and does not crash."""
     forged_lines, link = [], chain.START
     for line in (logs / "audit/gpu-gateway.jsonl").read_bytes().splitlines():
         fields = {key: value for key, value in json.loads(line).items() if key not in ("seq", "prev")}
@@ -175,7 +175,7 @@ PAGE = (ROOT / "docs" / "security.md").read_text("utf-8")
 
 
 def mask_values(text: str) -> list[str]:
-    """Lines without what differs each time: dates, serial numbers, the days that are left, and spaces at the ends."""
+    """The lines with dates, serial numbers and remaining days replaced, without trailing spaces."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "DATE", text)
     text = re.sub(r"\b[0-9a-f]{16,32}\b", "SERIAL", text)
     text = re.sub(r"\b\d+ days\b( *)", "LEFT ", text)
@@ -185,7 +185,7 @@ def mask_values(text: str) -> list[str]:
 def test_security_page_examples_match_real_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """Every command of the page, in its order; what it shows of the output is the output."""
+    """Run every command of the page in order; the shown output must match."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 6

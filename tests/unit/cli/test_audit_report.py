@@ -37,7 +37,7 @@ def run(line: str, capsys: Capture) -> tuple[int, str, str]:
 
 @pytest.fixture
 def read(site: Site) -> Site:  # noqa: F811
-    """Ana has read, by a program that was approved; bob was refused."""
+    """A site where ana has read with an approved program, and bob was refused."""
     site.owner.publish()
     request = site.owner.grants.ask("ana", "corpus", "a study")
     site.owner.grants.decide(request.number, GRANTED, 7, "she may", "olga")
@@ -109,7 +109,7 @@ def test_attack_changed_registry_is_refused(read: Site, capsys: Capture) -> None
 
 # ---------------------------------------------------------------------- over the line
 def make_auditor_command(site: Site, account: str = "eva", role: str = "auditor") -> str:  # noqa: F811
-    """The command of who has such an account and such a certificate; the log is where a service has its own."""
+    """Create an account with an auditor's certificate; returns the options that fetch the report."""
     log = site.owner.home / "certs/audit/data-gpu.jsonl"
     if not log.exists():
         log.parent.mkdir(exist_ok=True)
@@ -139,7 +139,7 @@ def test_auditor_fetches_report_from_service(read: Site, capsys: Capture) -> Non
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"role": "trainer"}, "is not an auditor's"),  # by a certificate of when it was one
+        ({"role": "trainer"}, "is not an auditor's"),  # the certificate is from when it was an auditor
         ({"role": "owner"}, "is not an auditor's"),
         ({"account": "ana"}, "is not an auditor's"),
         ({"disabled": True}, "or is disabled"),

@@ -25,7 +25,7 @@ QUICK = ["--seconds", "0.05"]
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Two clusters on loopback, and certificates of both."""
+    """The config of two clusters on loopback, with certificates of both."""
     home = Home.at(tmp_path / "certs")
     for cluster in ("gpu", "npu"):
         home.files(Identity("mt", cluster))
@@ -86,7 +86,12 @@ clusters:
         place = bench_ends.find_origin(load(path), path, "gpu", None)
         assert (place.here, place.gateway, place.listen) == ("gpu/0", "127.0.0.1:27100", None)
         assert list(place.peers) == ["npu/0", "tpu/0"]
-        assert place.workers == ("gpu/0", "gpu/1", "npu/0", "tpu/0")  # gateways know frames by their places in all
+        assert place.workers == (
+            "gpu/0",
+            "gpu/1",
+            "npu/0",
+            "tpu/0",
+        )  # gateways use these positions
 
     def test_origin_is_limited_to_the_chosen_peer(self, path: str) -> None:
         assert list(bench_ends.find_origin(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]

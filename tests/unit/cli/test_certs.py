@@ -20,7 +20,7 @@ clusters:
 
 
 class Shell:
-    """A folder with a config, in which the command is called."""
+    """Runs `whale-nebula certs` in a folder with a config."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -71,7 +71,7 @@ def test_printed_security_line_of_config_is_valid(shell: Shell) -> None:
 
 
 def test_default_folder_is_next_to_the_config(shell: Shell) -> None:
-    """Which is where a run looks for them."""
+    """A run looks for certificates there, too."""
     Path("site").mkdir()
     Path("clusters.yaml").rename("site/clusters.yaml")
     shell.check_output("init --config site/clusters.yaml")
@@ -108,7 +108,7 @@ def test_show_prints_a_table_without_colors_to_a_pipe(shell: Shell) -> None:
     assert "\x1b" not in out
     rows = [line.split() for line in out.splitlines()[4:]]
     assert [(row[0], row[-1]) for row in rows] == [("gpu/operator-3", "good"), ("gpu/0", "good")]
-    assert "59 days" in out or "60 days" in out  # in the second in which it was made
+    assert "59 days" in out or "60 days" in out  # depending on the second
 
 
 def test_show_works_without_the_authority_key(shell: Shell) -> None:
@@ -190,7 +190,7 @@ def test_new_cluster_is_read_from_the_config(shell: Shell) -> None:
 
 
 REFUSED_COMMANDS = {
-    # the line, how it ends, and what it says
+    # command line: (exit status, expected message)
     "": (2, "one of init, issue"),
     "isue": (2, "did you mean 'issue'"),
     "issue --clutser gpu": (2, "did you mean '--cluster'"),

@@ -79,7 +79,7 @@ def site(tmp_path: Path, capsys: Capture) -> Site:
 
 @pytest.fixture
 def gpu(site: Site) -> Iterator[GrpcLinks]:
-    """The other cluster's worker, which runs."""
+    """The links of the other cluster's running worker."""
     site.issue(GPU, NPU)
     credentials = Credentials.load(Files.in_folder(site.home.folder, GPU))
     place = Place("mt", "gpu/0", {"npu/0": None}, site.addresses["gpu"], credentials=credentials)
@@ -90,7 +90,7 @@ def gpu(site: Site) -> Iterator[GrpcLinks]:
 
 @contextlib.contextmanager
 def serve_ssh(address: str) -> Iterator[None]:
-    """Something at an address that is none of ours."""
+    """An SSH server at an address."""
     name, _, port = address.rpartition(":")
     server = socket.create_server((name, int(port)))
 
@@ -100,7 +100,7 @@ def serve_ssh(address: str) -> Iterator[None]:
                 with contextlib.closing(server.accept()[0]) as line, contextlib.suppress(ConnectionError):
                     line.settimeout(10.0)
                     line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
-                    while line.recv(4096):  # to the end: what is closed before it was read takes back what was sent
+                    while line.recv(4096):  # closing with unread data would discard the banner
                         pass
 
     thread = threading.Thread(target=serve)
@@ -226,7 +226,7 @@ class TestCertificates:
             (lambda home: write_self_signed(home.folder / "own", NPU), "self-signed"),
             (lambda home: home.files(GPU), "this process is npu/0, but its certificate is for gpu/0"),
         ],
-        ids=["expired", "this host's clock is behind", "self-signed", "somebody else's"],
+        ids=["expired", "clock of this host is behind", "self-signed", "certificate of another worker"],
     )
     def test_invalid_certificate_is_bad(self, site: Site, make: Callable[[Home], Files], found: str) -> None:
         files = make(site.home)
@@ -335,7 +335,7 @@ class TestLink:
 
     @pytest.mark.parametrize(("ahead", "state", "text"), [(5.0, "warning", "5.0 s behind"), (-400.0, "bad", "ahead")])
     def test_clock_difference_of_peer_is_reported(self, site: Site, ahead: float, state: str, text: str) -> None:
-        """`clock` is that of npu against gpu, and the doctor is at npu."""
+        """`clock` is the clock of npu relative to gpu; the doctor runs at npu."""
         self.save_measurement(site, clock=ahead)
         check = self.read_checks(site)["clock of gpu"]
         assert check.state == state and text in check.found

@@ -21,7 +21,7 @@ from whale_nebula.launch.ending import EXIT_LEFT
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
 
-# Commands that need no TensorFlow, and what they load none of; one process runs them all, one after the other.
+# Commands that must not load TensorFlow, or any of the listed modules; one process runs all of them.
 LIGHT_SCRIPT = """
 def run(least, *words):
     code = main(words)

@@ -39,7 +39,7 @@ FIT = MODEL + "print(sys.argv[1:])\nmodel.fit(x, y, batch_size=32, verbose=0)\np
 
 
 class Output(NamedTuple):
-    """What a command did with a script."""
+    """The exit status and output of a command."""
 
     status: int
     out: str
@@ -51,7 +51,7 @@ Call = Callable[..., Output]
 
 @pytest.fixture
 def run_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
-    """Runs a command with a script, which is written first, and with the config."""
+    """A function that writes a script and runs a command with it and the config."""
     config = tmp_path / "clusters.yaml"
     config.write_text(CONFIG)
 
@@ -153,7 +153,7 @@ def test_plan_needs_a_script(words: list[str], message: str, capsys: pytest.Capt
 
 @pytest.fixture(scope="module")
 def chosen_plan() -> Iterator[nb.Plan]:
-    """A plan that the planner has chosen, over a line."""
+    """A plan that the planner has chosen for two clusters with a slow link."""
     nb.shutdown()
     nb.init({"clusters": {"gpu": {"flops": "1G"}, "npu": {"flops": "1G"}}}, links="60mbit,1ms")
     nb.auto_parallel()

@@ -36,7 +36,7 @@ def die():
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], str]:
-    """Write a script that knows who it is; gives its path."""
+    """A function that writes a script with its identity in `me`; returns the path."""
 
     def write(code: str) -> str:
         path = tmp_path / "train.py"
@@ -48,7 +48,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """The path of a config of two clusters that are started again twice, at once."""
+    """The path of a config of two clusters with two immediate restarts."""
     path = tmp_path / "clusters.yaml"
     path.write_text("clusters: {gpu: {}, npu: {}}\nrestarts: {most: 2, wait: 0s}\n")
     return str(path)
@@ -82,7 +82,7 @@ def test_used_up_restarts_give_exit_code_and_report_first_failure(
 
 
 def test_recurring_error_is_not_restarted(script: Callable[[str], str], config: str, capfd: Capture) -> None:
-    """Whatever else ends a run or does not: tests/unit/launch/test_restarts.py."""
+    """Other causes are tested in tests/unit/launch/test_restarts.py."""
     path = script("import whale_nebula as nb\nraise nb.errors.ConfigError('not so')")
     assert main(["run", "--all", "--config", config, path]) == 1
     assert "NB-500 would recur" in capfd.readouterr().err

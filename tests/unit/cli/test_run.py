@@ -49,14 +49,14 @@ seed: 3
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the platform that runs the tests is seen."""
+    """Remove the platform's environment variables."""
     for name in [name for name in os.environ if name.startswith(("SLURM_", "JOBSET_")) or name == "TF_CONFIG"]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], str]:
-    """Write a script that knows who it is; gives its path."""
+    """A function that writes a script with its identity in `me`; returns the path."""
 
     def write(code: str) -> str:
         path = tmp_path / "train.py"
@@ -68,7 +68,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[[str], str]:
-    """Write a config; gives its path."""
+    """A function that writes a config; returns the path."""
 
     def write(text: str = PAIR) -> str:
         path = tmp_path / "clusters.yaml"
@@ -204,7 +204,7 @@ else:
         assert ended["codes"] == {"gpu/0": 0, "npu/0": 7}
 
     def test_same_error_of_workers_is_reported_once_at_the_end(self, script: Callable, capfd: Capture) -> None:
-        """Both workers find the same: its sentence, too, is there once."""
+        """Both workers fail with the same error, whose text is printed once."""
         code = """
 import whale_nebula as nb
 def refuse():
@@ -265,13 +265,13 @@ NOT_NOW = format_library_error("NB-305", "not now (train.py:3)\n  why: too early
 HEARD = format_library_error("NB-302", "worker 'gpu/0' failed: not now\n  mend: do it later\n")
 WHOLE = [f"{FIRST}exit code 1: NB-305 not now (train.py:3)", "  why: too early", "  mend: do it later"]
 ENDS: dict[str, tuple[dict[str, tuple[int, str]], str, list[str]]] = {
-    "its last word": (
+    "last line of the error output": (
         {"gpu/0": (1, "Traceback ...\nValueError: no such thing\n")},
         "gpu/0",
         [f"{FIRST}exit code 1: ValueError: no such thing"],
     ),
     "killed": ({"gpu/0": (-9, "")}, "gpu/0", [f"{FIRST}ended by SIGKILL"]),
-    "all that failed, and our own error last": (
+    "all failed workers, library error last": (
         {"gpu/0": (1, NOT_NOW), "npu/0": (1, "ended with it\n")},
         "gpu/0",
         [
@@ -281,12 +281,12 @@ ENDS: dict[str, tuple[dict[str, tuple[int, str]], str, list[str]]] = {
             "  mend: do it later",
         ],
     ),
-    "who only heard of it is not the first": (
+    "worker that received the failure is not first": (
         {"gpu/0": (1, NOT_NOW), "npu/0": (1, HEARD)},
         "npu/0",
         [f"{TOO}, for the same reason", *WHOLE],
     ),
-    "another error as a whole": (
+    "different errors are both complete": (
         {
             "gpu/0": (1, format_library_error("NB-305", "gpu/0 cannot\n  mend: a\n")),
             "npu/0": (1, format_library_error("NB-305", "npu/0 cannot\n  mend: b\n")),
@@ -365,7 +365,7 @@ for step in range(10**6):
 
 
 class RunningCommand:
-    """The command as a process of its own, once its workers have written so many lines; it is gone at the end."""
+    """The command in a separate process, after its workers have written some lines; it is killed at the end."""
 
     def __init__(self, words: list[str], lines: int) -> None:
         self._words, self._lines = words, lines
@@ -383,7 +383,7 @@ class RunningCommand:
 
 
 class TerminalCommand:
-    """A command whose output and errors are a terminal; gives what reads all of it."""
+    """A command whose output is a terminal; yields a function that reads all of it."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command

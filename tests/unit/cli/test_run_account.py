@@ -42,7 +42,7 @@ def test_account_run_enforces_and_logs_limits(owner: Owner, tmp_path: Path, capf
     assert f"account ana of gpu: folder {home}; limits on this host: memory 200 MiB, cpus 1, disk 1 GiB" in err
     assert "not isolated: memory: checked four times a second; cpus: not limited" in err
     assert (home / "note").read_text() == "gpu/0 ana" and (home / "note").stat().st_mode & 0o777 == 0o600
-    assert run(tmp_path, mib=400, long=300) == 137  # and three restarts would not help
+    assert run(tmp_path, mib=400, long=300) == 137  # not restarted
     assert "failed first: it was killed: account ana of gpu is limited to 200 MiB of memory" in capfd.readouterr().err
     log = [json.loads(line) for line in (home / "audit/gpu-worker-0.jsonl").read_text().splitlines()]
     decisions = [(each["action"], each["decision"]) for each in log if each["action"].endswith("run")]

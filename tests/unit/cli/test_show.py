@@ -29,7 +29,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 class Output(NamedTuple):
-    """What the command did with a script."""
+    """The exit status and output of the command."""
 
     status: int
     out: str
@@ -83,7 +83,7 @@ print("weight", float(weight))
 
 @pytest.fixture
 def show(tmp_path: Path, capsys: Capture) -> Iterator[Show]:
-    """Shows a script, which is written first; the run that it opens is closed afterwards."""
+    """A function that writes a script and shows it; the run is closed afterwards."""
     path = tmp_path / "train.py"
 
     def call(text: str, *words: str) -> Output:
@@ -357,7 +357,7 @@ def test_after_option_shows_program_after_a_pass(show: Show) -> None:
 
 
 def test_show_prints_only_json_in_its_own_process(tmp_path: Path) -> None:
-    """In a process of its own; what a process that the script starts prints does not come between, either."""
+    """Output of processes that the script starts goes to stderr, too."""
     path = tmp_path / "train.py"
     path.write_text("import os\nos.system('echo from below')\n" + MODEL + "model.fit(x, y)\n")
     result = zygote.run("-m", "whale_nebula.cli.main", "show", str(path), "--json", cwd=tmp_path)

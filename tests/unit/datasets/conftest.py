@@ -36,7 +36,7 @@ INTERFACE: dict[str, Any] = {
 
 @dataclass
 class Owner:
-    """Whose data it is: his registry with accounts ana and bob, and the folder of his files."""
+    """An owner: the registry with accounts ana and bob, and the folder of the files."""
 
     home: Path
     registry: Registry
@@ -73,7 +73,7 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 
 def certify(owner: Owner, account: str, folder: Path, *, signer: Authority | None = None, **more: Any) -> Files:
-    """What `whale-nebula login` leaves in a folder."""
+    """Write the files that `whale-nebula login` writes."""
     signer, options = signer or owner.signer, {"cluster": "gpu", "index": 0, "role": "worker", "days": 1.0, **more}
     identity = Identity("mt", options["cluster"], options["role"], options["index"])
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -98,7 +98,7 @@ def certify(owner: Owner, account: str, folder: Path, *, signer: Authority | Non
 
 @dataclass
 class Site:
-    """An owner's service, and the folders of those who read there."""
+    """An owner's data service, and the folders of its readers."""
 
     owner: Owner
     guard: Guard

@@ -141,7 +141,7 @@ def test_modified_registry_rows_are_refused(owner: Owner, change: str) -> None:
 
 
 def test_older_copy_of_grants_is_refused(owner: Owner, tmp_path: Path) -> None:
-    """From before a grant was withdrawn."""
+    """The copy is from before a grant was withdrawn."""
     owner.publish()
     grant = owner.grant("ana")
     path = owner.registry.folder / FILE
@@ -183,7 +183,7 @@ def test_host_without_authority_key_can_only_read_grants(owner: Owner, tmp_path:
 
 
 def test_registry_without_dataset_tables_is_upgraded(owner: Owner) -> None:
-    """Its tables are added, and what was signed before is good still."""
+    """Missing tables are added, and earlier signatures stay valid."""
     database = owner.registry.database
     database.executescript("drop table dataset; drop table permission;")
     owner.registry.close()
@@ -194,7 +194,7 @@ def test_registry_without_dataset_tables_is_upgraded(owner: Owner) -> None:
 
 
 def test_grant_check_time_is_independent_of_number_of_changes(owner: Owner) -> None:
-    """The numbers that a host remembers are read when they change, and not by each decision."""
+    """The stored highest numbers are read only when they change."""
     owner.publish()
     owner.grant("ana")
     with (owner.registry.folder / f"{FILE}.highest").open("a") as file:
@@ -207,7 +207,7 @@ def test_grant_check_time_is_independent_of_number_of_changes(owner: Owner) -> N
 
 
 def test_usage_database_is_opened_under_a_lock(tmp_path: Path) -> None:
-    """SQLite says at once that the file is locked where two processes change the mode of its journal."""
+    """Two processes that set the journal mode at once would get a lock error from SQLite."""
     opened: list[Usage] = []
     thread = threading.Thread(target=lambda: opened.append(Usage(tmp_path)))
     with files.hold_lock(tmp_path / "usage.db.lock"):

@@ -303,7 +303,7 @@ def test_row_order_is_a_permutation_that_can_be_read_in_parts(count: int) -> Non
     whole = find_rows(count, 5, 2, 0, count).tolist()
     assert sorted(whole) == list(range(count))
     assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
-    with pytest.MonkeyPatch.context() as patch:  # as of a dataset of which no order is kept
+    with pytest.MonkeyPatch.context() as patch:  # as for a dataset that is too large to cache its order
         patch.setattr("whale_nebula.datasets.interface._MOST_CACHED_ROWS", 0)
         assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
     if count > 60:
@@ -311,7 +311,7 @@ def test_row_order_is_a_permutation_that_can_be_read_in_parts(count: int) -> Non
 
 
 def test_row_order_of_a_seed_never_changes() -> None:
-    """It is part of what a seed means: other versions must find the same rows."""
+    """Other versions must find the same rows for a seed."""
     assert find_rows(10, 7, 0, 0, 10).tolist() == ORDER
 
 

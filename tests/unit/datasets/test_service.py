@@ -34,7 +34,7 @@ from whale_nebula.transport.handover import DATA
 
 
 def is_refusal_logged(site: Site, *words: str) -> bool:
-    """Whether the last refusal in the log says so; that of a handshake is written once its client has ended."""
+    """Whether the last logged refusal contains these words, within ten seconds."""
     ended = time.monotonic() + 10
     while time.monotonic() < ended:
         last = json.dumps([each for each in site.access_records if each["decision"] == "deny"][-1:])
@@ -134,7 +134,7 @@ def test_attack_purpose_without_grant(site: Site) -> None:
 
 
 def test_attack_same_account_name_of_another_owner(site: Site) -> None:
-    """npu's owner is trusted for npu, and may call an account ana."""
+    """The owner of npu may have an account of the same name."""
     site.owner.publish()
     site.owner.grant("ana")
     other = Authority.create("mt", {}, bound=["npu"])
@@ -246,7 +246,7 @@ def test_attack_impostor_service_receives_no_request(site: Site, tmp_path: Path)
 def test_attack_reading_continues_after_access_ends(
     site: Site, change: Callable[[Owner, Any], object], message: str
 ) -> None:
-    """Each batch is decided of anew, on a connection that stands, too."""
+    """Access is checked for each batch, also on an open connection."""
     site.owner.publish()
     grant = site.owner.grant("ana")
     remote = site.open_reader("ana")
@@ -259,7 +259,7 @@ def test_attack_reading_continues_after_access_ends(
 
 
 def test_attack_replayed_request(site: Site) -> None:
-    """The bytes of a request count once, on its own connection and on another."""
+    """A request is valid once, on its own connection only."""
     site.owner.publish()
     site.owner.grant("ana")
     remote = site.open_reader("ana")
@@ -306,7 +306,7 @@ def test_attack_run_limit_exceeded(site: Site) -> None:
 
 
 def test_attack_rate_limit_with_many_runs(site: Site) -> None:
-    """All that an account reads goes by one clock, in whatever runs."""
+    """The rate of an account applies to all its runs together."""
     site.owner.publish(limits={"rate": "6.4kbit"})
     site.owner.grant("ana")
     site.owner.grant("bob")
@@ -317,7 +317,7 @@ def test_attack_rate_limit_with_many_runs(site: Site) -> None:
 
 
 def test_batch_with_too_long_a_pause_is_refused_and_not_counted(site: Site) -> None:
-    """The reader would take its line for gone, ask again, and be counted again."""
+    """The reader would time out, ask again, and be counted twice."""
     site.owner.publish(limits={"rate": "16bit"})
     site.owner.grant("ana")
     request, ana = ReadRequest("corpus", None, 0, 0, 100), Reader("ana", "gpu/0")
@@ -464,7 +464,7 @@ def test_attack_function_output_outside_the_schema_is_not_sent(site: Site, monke
     ],
 )
 def test_attack_service_sends_unexpected_schema_or_sizes(site: Site, schema: Any, rows: int, data: int) -> None:
-    """A reader takes what was published when it began, and allocates nothing by what a header says."""
+    """A reader checks the schema and sizes before it allocates memory."""
     site.owner.publish()
     site.owner.grant("ana")
     remote = site.open_reader("ana")
@@ -487,7 +487,7 @@ def test_attack_service_sends_unexpected_schema_or_sizes(site: Site, schema: Any
 
 
 def test_attack_rewritten_or_truncated_audit_log_is_detected(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has read keeps how far the log was: an end that is missing is found by it, and so is another log."""
+    """The heads that a reader keeps reveal a truncated or rewritten log."""
     site.owner.publish()
     site.owner.grant("ana")
     site.read_rows("ana")

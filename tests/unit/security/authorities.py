@@ -41,7 +41,7 @@ class Home:
         return Credentials.load(self.files(identity))
 
     def certificate(self, identity: Identity = GPU, days: float = 7, at: datetime | None = None) -> x509.Certificate:
-        """One that lies in no file."""
+        """A certificate that is not written to a file."""
         moment = at or files.now()
         public = authority.make_key().public_key()
         signer = self.authority
@@ -50,7 +50,7 @@ class Home:
         )
 
     def one_day_files(self, identity: Identity, begin: datetime) -> Files:
-        """Files with a certificate of one day, whenever it begins."""
+        """Files with a certificate that is valid for one day."""
         paths = Files.in_folder(self.folder / "odd", identity)
         signer, key = self.authority, authority.make_key()
         certificate = authority.process_certificate(
@@ -60,7 +60,7 @@ class Home:
 
 
 def write_self_signed(folder: Path, identity: Identity) -> Files:
-    """Files with a certificate that names the right process, and that its own key signed."""
+    """Files with a self-signed certificate for an identity."""
     key, now = authority.make_key(), files.now()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
     names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)]

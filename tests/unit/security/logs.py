@@ -19,7 +19,7 @@ def write(path: Path, signer: Credentials | None, count: int = 250, *, close: bo
 
 
 def abandon(log: AuditLog) -> None:
-    """As a crash does: nothing more is written."""
+    """Close the file as a crash does, without an end record."""
     os.close(log._file)
     log._file = -1
 

@@ -112,7 +112,7 @@ class TestRecords:
     def test_full_disk_leaves_no_end_record_without_head(
         self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch, room: int
     ) -> None:
-        """Whatever fits of them: an end that nobody signs is what a forger leaves."""
+        """An unsigned end would look like a forgery."""
         path = tmp_path / "audit.jsonl"
         log = AuditLog(path, GATE, gate)
         log.record("kept")
@@ -161,7 +161,7 @@ class TestRecords:
 
 
 class TestCrashRecovery:
-    """The last line may be torn: it is neither hidden nor taken for a change."""
+    """A partial last line is set aside and recorded, not treated as a manipulation."""
 
     @pytest.mark.parametrize("keep", [1, 30, -2])
     def test_torn_record_is_set_aside_and_logged(self, tmp_path: Path, gate: Credentials, keep: int) -> None:
@@ -169,7 +169,7 @@ class TestCrashRecovery:
         write(path, gate, 10, close=False)
         complete, last = path.read_bytes().rsplit(b"\n", 2)[:2]
         path.write_bytes(complete + b"\n" + last[:keep])
-        assert not verify(path).ok  # nobody has said yet what happened
+        assert not verify(path).ok  # the crash is not recorded yet
         write(path, gate, 5)
         verdict = verify(path, trust=gate.trust)
         assert (verdict.ok, verdict.torn) == (True, 1)
@@ -206,7 +206,7 @@ class TestCrashRecovery:
         assert (tmp_path / "notes.txt").read_text() == "do not\nlose this\n"
 
     def test_attack_hiding_whole_records_as_torn_is_detected(self, tmp_path: Path, gate: Credentials) -> None:
-        """Who can write the file writes `recovered` himself: over whole records that is not an excuse."""
+        """An attacker can write a `recovered` record, but not about complete records."""
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
         lines = path.read_bytes().splitlines()
@@ -243,7 +243,7 @@ class TestCrashRecovery:
     def test_log_with_garbled_lines_is_refused(
         self, tmp_path: Path, gate: Credentials, garble: Callable[[list[bytes]], list[bytes]]
     ) -> None:
-        """A crash tears one line, and that has no newline: the writer does not go on after anything else."""
+        """A crash leaves one partial line without a newline; after any other damage the writer refuses."""
         path = tmp_path / "audit.jsonl"
         write(path, gate, 120, close=False, head_every=50)
         lines = path.read_bytes().splitlines()
@@ -264,7 +264,7 @@ class TestCrashRecovery:
 
 
 class TestDiskFailure:
-    """What it lost once counts as clean: no later fsync says anything of it."""
+    """After a failed fsync, later ones succeed although data was lost."""
 
     def fail_during(self, monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> AuditError:
         def fail(*_: object) -> None:

@@ -22,7 +22,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_credentials_need_a_deny_list_unless_config_says_none(home: Home) -> None:
-    """It was lost, perhaps, and with it what was revoked; where the config says that there is none, there is none."""
+    """A missing list may have been lost; only `revoked: none` disables it."""
     paths = home.files(GPU)
     (home.folder / "revoked.json").unlink()
     with pytest.raises(CredentialsError, match="the deny list is missing"):
@@ -133,7 +133,7 @@ class TestRenewal:
 
 
 class TestExpiryWarnings:
-    """Who runs on is told days before, once a day, with the command that renews it."""
+    """A running process warns daily before an expiry, with the command that renews the certificate."""
 
     def warnings_on(
         self,
@@ -205,12 +205,12 @@ class TestProof:
 
     @pytest.mark.parametrize("odd", ["nonsense", "é", "\ud800", "version", "key", "name", "two"])
     def test_malformed_certificate_is_refused(self, provers: tuple[Prover, Prover], odd: str) -> None:
-        """Whatever its parser raises, and whenever."""
+        """Any exception of the parser becomes an `IdentityError`."""
         pem = provers[1].certificate
         der = files.certificate(pem, "").public_bytes(serialization.Encoding.DER)
         changed = {
             "version": der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x3c"),
-            "key": der.replace(b"\x03\x42\x00\x04", b"\x03\x42\x00\x07"),  # a point that is none
+            "key": der.replace(b"\x03\x42\x00\x04", b"\x03\x42\x00\x07"),  # not a point of the curve
             "name": der.replace(b"\x0c\x05npu/0", b"\x0c\x05np\xff/0"),
         }.get(odd)
         if changed is not None:

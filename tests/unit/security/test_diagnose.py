@@ -32,7 +32,7 @@ from whale_nebula.security.diagnose import KINDS, Diagnosis, probe, read_grpc_er
 
 
 class Place(NamedTuple):
-    """Two authorities, and a worker of the good one who looks at others."""
+    """Two authorities, and the credentials of a worker of the first."""
 
     home: Home
     other: Home
@@ -64,7 +64,7 @@ def grpc_server(paths: Files | None, ca: Path | None = None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def line_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """One that does with each connection what `serve` does."""
+    """A server that calls `serve` with each connection."""
     listening = socket.create_server(("127.0.0.1", 0))
     listening.settimeout(10)
 
@@ -88,14 +88,14 @@ def line_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def answer_as_ssh(line: socket.socket) -> None:
-    """Greet, and read to the end: what is closed before it was read takes back what was sent."""
+    """Send a banner, and read to the end, as closing with unread data would discard the banner."""
     line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
     while line.recv(4096):
         pass
 
 
 def make_tls_handler(paths: Files, ca: Path, version: ssl.TLSVersion) -> Callable[[socket.socket], None]:
-    """A TLS server that says in alerts why it refuses."""
+    """A handler for TLS connections that refuses with alerts."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(paths.cert, paths.key)
     context.load_verify_locations(ca)
@@ -124,16 +124,16 @@ def revoke_gpu(place: Place) -> Files:
 
 
 SERVER_CASES: dict[str, tuple[Callable[[Place, Path], Files | None], type[TransportError], str]] = {
-    # what a server shows who should be gpu/0, the error, and words of it
+    # the files of a server that should be gpu/0, the error, and a part of its text
     "another authority": (lambda place, _: place.other.files(GPU), WrongAuthorityError, ""),
-    "itself": (lambda _, folder: write_self_signed(folder, GPU), SelfSignedError, "self-signed"),
-    "ended": (lambda place, _: place.home.one_day_files(GPU, files.now() - 3 * DAY), ExpiredError, "has expired"),
-    "not begun": (
+    "self-signed": (lambda _, folder: write_self_signed(folder, GPU), SelfSignedError, "self-signed"),
+    "expired": (lambda place, _: place.home.one_day_files(GPU, files.now() - 3 * DAY), ExpiredError, "has expired"),
+    "not yet valid": (
         lambda place, _: place.home.one_day_files(GPU, files.now() + 3 * DAY),
         ExpiredError,
         "not valid",
     ),
-    "somebody else": (lambda place, _: place.home.files(Identity("mt", "b")), WrongNameError, "b/0"),
+    "another identity": (lambda place, _: place.home.files(Identity("mt", "b")), WrongNameError, "b/0"),
     "revoked": (lambda place, _: revoke_gpu(place), RevokedError, ""),
     "plaintext": (lambda *_: None, PlaintextError, ""),
 }
@@ -192,7 +192,7 @@ class TestFaultOfThisProcess:
             check_diagnosis(probe(address, None), PlaintextError, "here")
 
     def test_silent_refusal_by_grpc_server_is_diagnosed(self, place: Place) -> None:
-        """Its certificate is one that we trust, and it does not trust ours: it just closes the line."""
+        """The server is trusted, but does not trust this process, and only closes the connection."""
         paths = place.home.files(Identity("mt", "f"))
         with grpc_server(paths, place.other.folder / "ca.pem") as address:
             diagnosis = probe(address, place.npu, Identity("mt", "f"))
@@ -216,7 +216,7 @@ def test_diagnosis_kinds_and_error_codes_are_distinct() -> None:
 
 
 class TestGrpcErrors:
-    """A client of gRPC is told what is wrong with its server; a server of gRPC writes it to its log."""
+    """A gRPC client gets the reason as an error; a gRPC server writes it to its log."""
 
     def call(self, address: str, credentials: Credentials, expected: Identity) -> str:
         secure = grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
@@ -273,7 +273,7 @@ server.stop(None).wait(10)
 
 @contextlib.contextmanager
 def logging_server(paths: Files, log: Path) -> Iterator[str]:
-    """A process of its own: these tests have told gRPC to be silent in theirs."""
+    """A gRPC server in a separate process that logs, which is disabled in the process of the tests."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     command = [sys.executable, "-c", SERVER_SCRIPT, str(paths.key), str(paths.cert), str(paths.ca)]
     with (
@@ -290,7 +290,7 @@ def logging_server(paths: Files, log: Path) -> Iterator[str]:
 
 
 def connect_with(address: str, shown: Files | bytes | None) -> None:
-    """Come to a server with a certificate, with none, or with bytes in the clear, and wait until it hangs up."""
+    """Connect with a certificate, with none, or with plaintext bytes, and wait until the server disconnects."""
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), 10) as line:
         if isinstance(shown, bytes):

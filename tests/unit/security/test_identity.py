@@ -72,7 +72,7 @@ def test_invalid_name_error_suggests_a_valid_name() -> None:
     assert "my run!" in caught.value.what
 
 
-# (role, call, role that is called): "any" cluster, or "own" only; what is not here is denied
+# (role, call, role that is called): "any" cluster, or "own" only; all others are denied
 ALLOWED_CALLS = {
     ("worker", Call.OPEN_PAIR, "worker"): "any",
     ("worker", Call.RELAY, "gateway"): "own",
@@ -95,7 +95,7 @@ MATRIX = list(itertools.product(ROLES, Call, ROLES, ("own", "other")))
 def test_call_permissions_match_the_table_for_all_roles() -> None:
     for role, call, here, where in MATRIX:
         if role == here == "gateway" and where == "own":
-            continue  # a cluster has one gateway: this would be itself
+            continue  # a cluster has one gateway, which does not call itself
         caller = Identity("mt", "gpu", role, 0 if role == "gateway" else 1)
         called = Identity("mt", "gpu" if where == "own" else "npu", here)
         may = ALLOWED_CALLS.get((role, call, here), "") in ("any", where)

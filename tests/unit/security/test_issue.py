@@ -117,10 +117,10 @@ class TestIssuing:
         before = read_all_files(home.folder)
         with pytest.raises(CredentialsError, match="already has a certificate"):
             issue.issue(home.folder, home.authority, [NPU, GPU])
-        assert read_all_files(home.folder) == before  # npu/0 did not get one either
+        assert read_all_files(home.folder) == before  # nothing was issued to npu/0 either
 
     def test_second_key_is_refused_after_files_were_moved(self, home: Home, tmp_path: Path) -> None:
-        """As they should be, to their host."""
+        """Files are moved to the worker's host after they are issued."""
         for path in home.files(GPU)[1:3]:
             shutil.move(path, tmp_path)
         with pytest.raises(CredentialsError, match="already has a certificate") as caught:
@@ -226,7 +226,7 @@ class TestRevoking:
         assert (found.revoked[serial].why, found.number) == ("a", 2)
 
     def test_revocation_covers_all_certificates_of_the_key(self, home: Home) -> None:
-        """Who has the key can show any of them."""
+        """Whoever has the key can use any of them."""
         first, other = home.credentials(GPU), home.credentials(NPU)
         second = issue.renew(home.folder, home.authority, [GPU])[0].peer
         new = issue.revoke(home.folder, home.authority, [second.serial], "")
@@ -254,9 +254,7 @@ class TestRevoking:
         assert (set(found.revoked), found.number) == (set(serials), 7)
 
     def test_missing_deny_list_is_recreated_only_with_forget(self, home: Home) -> None:
-        """Whoever was revoked would be good again: only who says that all may be forgotten gets an empty one, with a
-        number that every host takes for a newer one's.
-        """
+        """An empty list would accept revoked certificates again; with `forget` it gets a higher number."""
         issue.revoke(home.folder, home.authority, [home.credentials(GPU).serial], "")
         home.credentials(NPU)  # a process reads it
         (home.folder / "revoked.json").unlink()

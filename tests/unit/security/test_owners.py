@@ -19,7 +19,7 @@ from whale_nebula.security.trust import DenyList, Revocation
 
 
 class Owner(NamedTuple):
-    """The folder of an owner, and his authority."""
+    """An owner: the folder and the authority."""
 
     folder: Path
     authority: Authority
@@ -59,7 +59,7 @@ def load_trust(folder: Path) -> Trust:
 
 
 def sign_certificate(owner: Owner, identity: Identity) -> x509.Certificate:
-    """One that the rules of the command would not let him make."""
+    """Sign a certificate without the checks of the command."""
     at, key = files.now(), authority.make_key().public_key()
     own = owner.authority
     return authority.process_certificate(identity, key, own.certificate, own.key, at + DAY, at)
@@ -70,7 +70,7 @@ def test_key_stays_on_the_host_that_requests_a_certificate(gpu: Owner, npu: Owne
     host = tmp_path / "host"
     asked = owners.request(host, GPU)
     assert {each.name for each in host.iterdir()} == {"issued", "gpu-worker-0.key", "gpu-worker-0.csr"}
-    assert owners.request(host, GPU).digest == asked.digest  # asked again: the same key
+    assert owners.request(host, GPU).digest == asked.digest  # a second request uses the same key
     [signed] = owners.sign(gpu.folder, gpu.authority, [asked.path])
     assert signed.peer.key.startswith(asked.digest) and not signed.files.key.exists()
     for path in (signed.files.cert, gpu.ca, *gpu.folder.glob("revoked*.json")):
@@ -108,7 +108,7 @@ def test_owner_revokes_only_certificates_of_own_clusters(gpu: Owner, npu: Owner)
 
 
 def test_deny_lists_of_owners_are_independent(gpu: Owner, npu: Owner, caplog: pytest.LogCaptureFixture) -> None:
-    """One that vanishes or goes back takes nothing off, and the other goes on."""
+    """A missing or outdated list keeps its revocations, and the other list stays in use."""
     exchange_trust(gpu, npu)
     [his], [mine] = issue.issue(npu.folder, npu.authority, [NPU]), issue.issue(gpu.folder, gpu.authority, [GPU])
     both, kept = load_trust(gpu.folder), gpu.folder / "revoked-npu.json"
@@ -143,7 +143,7 @@ def write_request(path: Path, uris: list[str], key: ec.EllipticCurvePrivateKey |
 
 
 def corrupt_signature(path: Path) -> Path:
-    """The words of one request with the signature of another."""
+    """Write a request with an invalid signature."""
     one = x509.load_pem_x509_csr(write_request(path, [GPU.uri], authority.make_key()).read_bytes())
     data = bytearray(one.public_bytes(serialization.Encoding.DER))
     data[-1] ^= 1
@@ -153,7 +153,7 @@ def corrupt_signature(path: Path) -> Path:
 
 REQUESTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no file": (lambda path: path, "cannot read a request"),
-    "no request": (lambda path: (path.write_text("hello"), path)[1], "not a certificate request"),
+    "not a request": (lambda path: (path.write_text("hello"), path)[1], "not a certificate request"),
     "another's signature": (corrupt_signature, "with its own key"),
     "another kind of key": (
         lambda path: write_request(path, [GPU.uri], rsa.generate_private_key(65537, 2048)), "with its own key"
@@ -193,7 +193,7 @@ def test_second_or_revoked_key_is_refused(gpu: Owner, tmp_path: Path) -> None:
 
 
 class Untrusted(NamedTuple):
-    """What a folder is asked to trust, and what is said of it."""
+    """The certificate and deny list of an owner, and the expected error."""
 
     make: Callable[[Path], tuple[Path, Path | None]]
     said: str
@@ -214,11 +214,11 @@ def make_foreign_deny_list(folder: Path) -> tuple[Path, Path | None]:
 
 
 UNTRUSTED = {
-    "of the whole run": Untrusted(make_unrestricted_authority, "the authority is not restricted to clusters"),
-    "a worker's": Untrusted(make_worker_certificate, "not an authority's certificate"),
-    "of our own cluster": Untrusted(lambda folder: (Owner.of(folder, "gpu").ca, None), "an authority for gpu"),
-    "of another run": Untrusted(lambda folder: (Owner.of(folder, "npu", "other").ca, None), "for run 'other'"),
-    "with a list of somebody else": Untrusted(make_foreign_deny_list, "not signed by the run's authority"),
+    "for all clusters": Untrusted(make_unrestricted_authority, "the authority is not restricted to clusters"),
+    "a worker certificate": Untrusted(make_worker_certificate, "not an authority's certificate"),
+    "for the own cluster": Untrusted(lambda folder: (Owner.of(folder, "gpu").ca, None), "an authority for gpu"),
+    "for another run": Untrusted(lambda folder: (Owner.of(folder, "npu", "other").ca, None), "for run 'other'"),
+    "with a deny list of another owner": Untrusted(make_foreign_deny_list, "not signed by the run's authority"),
 }
 
 
@@ -235,6 +235,6 @@ def test_older_deny_list_is_refused(gpu: Owner, npu: Owner, tmp_path: Path) -> N
     old.write_bytes(npu.revoked.read_bytes())
     issue.revoke(npu.folder, npu.authority, [issue.issue(npu.folder, npu.authority, [NPU])[0].peer.serial], "sold")
     owners.trust_owner(gpu.folder, npu.ca, npu.revoked)
-    load_trust(gpu.folder)  # a process that has read it
+    load_trust(gpu.folder)  # a process reads the newer list
     with pytest.raises(CredentialsError, match="is outdated"):
         owners.trust_owner(gpu.folder, npu.ca, old)

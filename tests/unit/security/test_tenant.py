@@ -30,7 +30,7 @@ def test_account_folder_is_private(tmp_path: Path) -> None:
     home = open_home(tmp_path, ANA)
     assert (home, mode(home)) == (tmp_path / "accounts/gpu/ana", 0o700)
     assert open_home(tmp_path, ANA) == home
-    claim_folder(home / "runs", ANA)  # which is in it, so needs no mark
+    claim_folder(home / "runs", ANA)  # inside the account's folder, so no mark is needed
     assert not (home / "runs").exists() and open_home(tmp_path, BOB) != home
 
 
@@ -45,21 +45,21 @@ def write_invalid_mark(tmp: Path, home: Path) -> Path:
 
 
 def link_own_folder(tmp: Path, home: Path) -> Path:
-    """Bob's own folder is a link to that of Ana."""
+    """Replace bob's folder by a link to ana's."""
     BOB.home(tmp).symlink_to(home)
     return BOB.home(tmp)
 
 
 ATTACKS: dict[str, tuple[Callable[[Path, Path], Path], Tenant | None]] = {
     "another account": (lambda tmp, home: home, BOB),
-    "deep inside": (lambda tmp, home: home / "runs/a/step-00000001", BOB),
-    "a path that goes up": (lambda tmp, home: tmp / "accounts/gpu/bob/../ana/runs", BOB),
+    "a nested folder": (lambda tmp, home: home / "runs/a/step-00000001", BOB),
+    "a path with parent references": (lambda tmp, home: tmp / "accounts/gpu/bob/../ana/runs", BOB),
     "a link": (make_link, BOB),
-    "a folder that is a link": (link_own_folder, BOB),
+    "an own folder that is a link": (link_own_folder, BOB),
     "an account of that name in another cluster": (lambda tmp, home: home, replace(ANA, cluster="npu")),
     "an account of that name by another owner": (lambda tmp, home: home, replace(ANA, authority="bb")),
     "no account": (lambda tmp, home: home, None),
-    "a mark that is spoilt": (write_invalid_mark, ANA),
+    "an invalid mark": (write_invalid_mark, ANA),
 }
 
 
@@ -108,7 +108,7 @@ def test_account_name_in_certificate_cannot_be_a_path(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- commands
 def log_in(home: Home, account: str, certs: Path, days: float = 1.0) -> Tenant:
-    """Give an account a certificate in a folder."""
+    """Write a certificate of an account to a folder."""
     key, now = authority.make_key(), files.now() - timedelta(days=2)
     signer, until = home.authority, now + timedelta(days=2 + days)
     made = authority.process_certificate(GPU, key.public_key(), signer.certificate, signer.key, until, now, account)
@@ -122,7 +122,7 @@ def log_in(home: Home, account: str, certs: Path, days: float = 1.0) -> Tenant:
 
 @pytest.fixture
 def logged_in(tmp_path: Path) -> Path:
-    """Ana's run has a folder; she and bob have logged in, and she once more long ago."""
+    """A folder of ana's run, valid certificates of ana and bob, and an expired one of ana."""
     home = Home.at(tmp_path / "authority")
     open_home(tmp_path, log_in(home, "ana", tmp_path / "of-ana"))
     log_in(home, "ana", tmp_path / "long-ago", days=-1)

@@ -100,7 +100,7 @@ def test_authority_certificate_is_refused_as_process() -> None:
 
 
 def sign_with_extensions(*extensions: x509.ExtensionType) -> x509.Certificate:
-    """A certificate that the authority signed, with other extensions."""
+    """Sign a certificate with these extensions."""
     from cryptography.hazmat.primitives import hashes
 
     now = files.now()
@@ -167,7 +167,7 @@ def test_renewed_authority_is_valid_in_any_order() -> None:
 
 
 class TestDenyList:
-    """A file that the authority signs and numbers, and that every process reads again when it changes."""
+    """The deny list: signed, numbered, and read again when it changes."""
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
@@ -283,11 +283,11 @@ class TestDenyList:
         assert "number is 1, but this host has used number 2" in caught.value.why
 
     def test_highest_number_is_kept_in_memory_on_read_only_folder(self, tmp_path: Path) -> None:
-        """As in a secret that Kubernetes mounts."""
+        """Kubernetes mounts secrets read-only."""
         path = tmp_path / "mounted" / "revoked.json"
         path.parent.mkdir()
         self.write_list(path, 2, shown := sign_certificate())
-        denied._highest_file(path).mkdir()  # root may write everywhere, but not into a folder as if it were a file
+        denied._highest_file(path).mkdir()  # root may write everywhere, but not to a folder
         found = self.open_list(path)
         self.write_list(path, 1)
         assert self.denies(found, shown)
@@ -328,7 +328,7 @@ class TestDenyList:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         with caplog.at_level(logging.WARNING, "whale_nebula.security"):
             assert found.find("00", TRUST.authorities) is None
-        assert caplog.records == []  # the same size, time and place: had it been read, it would not have read
+        assert caplog.records == []  # same size, time and inode: the invalid content was not read
 
 
 SAMPLES = {"certificates": 1500, "heads": 750, "lists": 250, "logs": 125}

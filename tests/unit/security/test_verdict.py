@@ -20,7 +20,7 @@ def edit_record(lines: list[bytes]) -> list[bytes]:
 
 
 def rebuild_chain(lines: list[bytes], change: Callable[[int, dict], dict | None]) -> list[bytes]:
-    """All digests made right again after a change of some records; None leaves a record out."""
+    """Change records and recompute all digests; None removes a record."""
     lines_made, link = [], chain.START
     for number, line in enumerate(lines):
         fields = {key: value for key, value in json.loads(line).items() if key not in ("seq", "prev")}
@@ -32,7 +32,7 @@ def rebuild_chain(lines: list[bytes], change: Callable[[int, dict], dict | None]
 
 
 def rewrite_record(lines: list[bytes]) -> list[bytes]:
-    """By someone without the key."""
+    """Change a record without the key."""
     return rebuild_chain(lines, lambda number, fields: {**fields, "object": "tpu/0"} if number == 150 else fields)
 
 
@@ -118,7 +118,7 @@ def test_restarts_do_not_delay_heads(tmp_path: Path, gate: Credentials) -> None:
 
 
 class TestRevokedKey:
-    """What it signs, whoever has stolen it may have written."""
+    """Heads signed with a revoked key may be forged."""
 
     @staticmethod
     def revoked(*signers: Credentials) -> dict[str, Revocation]:
@@ -178,7 +178,7 @@ class TestHeads:
         kept = KeptHeads(path, other.trust)
         heads = write(tmp_path / "a.jsonl", gate)
         assert [kept.keep(Head.from_dict(json.loads(json.dumps(head._asdict()))), GATE) for head in heads] == [True] * 3
-        assert [kept.keep(head, GATE) for head in heads] == [False] * 3  # as after a lost answer
+        assert [kept.keep(head, GATE) for head in heads] == [False] * 3  # sent again after a lost answer
         assert list(read_heads(path)) == heads
         assert not KeptHeads(path, other.trust).keep(heads[-1], GATE)
         assert verify(tmp_path / "a.jsonl", read_heads(path), other.trust).ok
@@ -206,7 +206,7 @@ class TestHeads:
                 each.keep(heads[0], GATE)
         checked, check = [], Head.check
         monkeypatch.setattr(Head, "check", lambda head: checked.append(head.seq) or check(head))
-        KeptHeads(path, other.trust)  # a start takes no longer where the file is long
+        KeptHeads(path, other.trust)  # only the last heads are checked, however long the file is
         assert checked == [head.seq for head in heads[1:]]
 
     def test_rolled_back_log_is_detected(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
@@ -265,7 +265,7 @@ class TestHeads:
     ],
 )
 def test_malformed_head_is_reported_by_its_record(tmp_path: Path, gate: Credentials, change: dict) -> None:
-    """Whoever forges a log does not make the auditor crash."""
+    """A forged log does not crash the verification."""
     path = tmp_path / "audit.jsonl"
     heads = write(path, gate, 5)
     forged_lines = rebuild_chain(
