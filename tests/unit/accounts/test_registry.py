@@ -234,7 +234,7 @@ REFUSED_LOGINS = {
     "a disabled account": (lambda r, c: r.set_state("ana", DISABLED), ("ana", PASSWORD, GOOD), "disabled"),
     "an invalid token": (lambda r, c: None, ("ana", TOKEN, "token-00-guess"), "wrong token"),
     "a password as a token": (lambda r, c: None, ("ana", TOKEN, GOOD), "wrong token"),
-    "a secret of another kind": (lambda r, c: r.make_secret("ana", INVITATION, 1), ("ana", TOKEN, "last"), "wrong token"),
+    "another kind of secret": (lambda r, c: r.make_secret("ana", INVITATION, 1), ("ana", TOKEN, "last"), "wrong token"),
     "another's token": (
         lambda r, c: (r.add("bob"), r.make_secret("bob", TOKEN, 1))[1], ("ana", TOKEN, "last"), "wrong token"
     ),

@@ -23,7 +23,7 @@ INVALID_COMMANDS: dict[str, tuple[Sequence[str], int, str]] = {
         ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "is unreachable"
     ),
     "an invalid certificate": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "valid certif"),
-    "a certificate file that is not text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "valid certificate"),
+    "a binary file": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "valid certificate"),
     "an unreachable service": (("login", *AT, "--lists"), 1, "127.0.0.1:1 is unreachable"),
 }  # fmt: skip
 

@@ -176,9 +176,7 @@ def test_invalid_certificate_request_is_refused(
 ) -> None:
     good = owners.request(tmp_path / "host", Identity(RUN, "gpu", "worker", 7)).path
     with pytest.raises(CredentialsError, match=message):
-        owners.sign(
-            gpu.folder, gpu.authority, [make(tmp_path / "one.csr"), good][:: -1 if message.startswith("no ") else 1]
-        )
+        owners.sign(gpu.folder, gpu.authority, [make(tmp_path / "one.csr"), good])
 
 
 def test_second_or_revoked_key_is_refused(gpu: Owner, tmp_path: Path) -> None:
