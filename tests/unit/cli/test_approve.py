@@ -303,17 +303,17 @@ FORGED_FIELDS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("signs", [False, True], ids=["forged", "by another owner"])
+@pytest.mark.parametrize("is_trusted", [False, True], ids=["forged", "by another owner"])
 @pytest.mark.parametrize("changes", FORGED_FIELDS.values(), ids=FORGED_FIELDS)
 def test_forged_approvals_are_listed_and_do_not_break_withdrawal(
-    changes: Mapping[str, object], signer: bool, site: Path, capsys: pytest.CaptureFixture[str]
+    changes: Mapping[str, object], is_trusted: bool, site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are neither added to the deny list nor raise an internal error."""
     document = {**json.loads(find_approval(site).read_text()), **changes}
     del document["signature"]
     other = Authority.create("mt", {}, bound=["npu"])
     key = other.key
-    if signer:
+    if is_trusted:
         with (site / "certs" / "ca.pem").open("ab") as file:
             file.write(authority.certificate_bytes(other.certificate))
         trust.save(site / "certs" / "revoked-npu.json", "mt", key, 1, {})

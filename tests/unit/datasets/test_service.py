@@ -106,7 +106,7 @@ def test_unreachable_data_service_is_reported_after_patience(site: Site) -> None
 
 
 def test_reader_lists_datasets_and_requests_access(site: Site) -> None:
-    site.owner.publish(info="ages")
+    site.owner.publish(about="ages")
     assert [each["name"] for each in site.open_reader("ana").list_datasets()] == ["corpus"]
     number = site.open_reader("ana").request("corpus", "my study")
     (request,) = site.owner.grants.list_permissions()
@@ -511,6 +511,6 @@ def test_reading_stops_when_the_dataset_changes(site: Site) -> None:
     site.owner.grant("ana")
     remote: RemoteClient = site.open_reader("ana")
     info = remote.describe("corpus")
-    site.owner.publish(info="another")
+    site.owner.publish(about="another")
     with pytest.raises(AccessError, match="has changed since"):
         list(remote.read(RowSelection("corpus", None, 0, 0, 100, 20), info))
