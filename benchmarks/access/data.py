@@ -35,9 +35,9 @@ from common import machine, parser, verdict, write
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.place import Place
 from whale_nebula.datasets.grants import Grants
-from whale_nebula.datasets.guard import Asked, Guard, Reader, Usage
+from whale_nebula.datasets.guard import Guard, Reader, ReadRequest, Usage
 from whale_nebula.datasets.interface import parse_interface
-from whale_nebula.datasets.reading import Remote, Wish, open_remote
+from whale_nebula.datasets.reading import RemoteClient, RowSelection, open_remote
 from whale_nebula.datasets.service import open_service
 from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.gateways import start
@@ -60,12 +60,12 @@ def make_rows() -> dict[str, Any]:
 
 def make_site(folder: Path, accounts: int) -> None:
     """Create an authority, accounts with grants, two datasets, and the certificate of one of the accounts."""
-    signs = Authority.fresh("mt", {}, bound=["gpu"])
-    authority.create(folder / "certs", signs)
+    signer = Authority.create("mt", {}, bound=["gpu"])
+    authority.create(folder / "certs", signer)
     write_records(folder / "rows.tfrecord", 64 * BATCH)
-    with contextlib.closing(Registry(folder / "certs", signs)) as registry:
+    with contextlib.closing(Registry(folder / "certs", signer)) as registry:
         grants, database = Grants(registry), registry.database
-        for said in (
+        for fields in (
             {"name": "wide", "source": {"factory": "data:make_rows"}, "schema": {"x": _column(WIDTH)}},
             {
                 "name": "records",
@@ -73,14 +73,14 @@ def make_site(folder: Path, accounts: int) -> None:
                 "schema": {"x": _column(FEATURES)},
             },
         ):
-            grants.publish(parse_interface(Place({**said, "expires": END})), folder)
-        with registry.change():
+            grants.publish(parse_interface(Place({**fields, "expires": END})), folder)
+        with registry.write_transaction():
             for number in range(accounts):
                 row = (f"user{number}", "trainer", "enabled", "", 1, 0, "", "2026-01-01T00:00:00Z")
                 database.execute("insert into account values (?, ?, ?, ?, ?, ?, ?, ?)", row)
                 for grant in range(GRANTS):
                     name = ("wide", "records")[grant % 2]
-                    given = (
+                    permission_row = (
                         f"{number:04x}{grant:04x}",
                         name,
                         row[0],
@@ -90,23 +90,25 @@ def make_site(folder: Path, accounts: int) -> None:
                         row[-1],
                         END,
                     )
-                    database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", given)
-    _certify(folder, signs, f"user{accounts - 1}")
+                    database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", permission_row)
+    _certify(folder, signer, f"user{accounts - 1}")
 
 
 def _column(width: int) -> dict[str, Any]:
     return {"dtype": "float32", "shape": [width]}
 
 
-def _certify(folder: Path, signs: Authority, account: str) -> None:
-    home, identity, key, now = folder / "of-gpu", Identity("mt", "gpu"), authority.make_key(), files.now()
-    home.mkdir(mode=0o700)
+def _certify(folder: Path, signer: Authority, account: str) -> None:
+    folder_of_account, identity, key, now = folder / "of-gpu", Identity("mt", "gpu"), authority.make_key(), files.now()
+    folder_of_account.mkdir(mode=0o700)
     until = now + timedelta(days=1)
-    made = authority.process_certificate(identity, key.public_key(), signs.certificate, signs.key, until, now, account)
-    paths = Files.under(home, identity)
-    files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
+    certificate = authority.process_certificate(
+        identity, key.public_key(), signer.certificate, signer.key, until, now, account
+    )
+    paths = Files.in_folder(folder_of_account, identity)
+    files.write(paths.cert, authority.certificate_bytes(certificate), files.PUBLIC)
     files.write(paths.key, authority.key_bytes(key), files.SECRET)
-    files.write(paths.ca, authority.certificate_bytes(signs.certificate), files.PUBLIC)
+    files.write(paths.ca, authority.certificate_bytes(signer.certificate), files.PUBLIC)
 
 
 def write_records(path: Path, count: int) -> None:
@@ -132,24 +134,24 @@ def serve(folder: str, host: str, port: int, ready: Any = None) -> None:
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[int]:
+def run_service(folder: Path) -> Iterator[int]:
     """The service on loopback in a separate process; yields its port."""
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    serving = spawn.Process(target=serve, args=(str(folder), "127.0.0.1", 0, theirs), daemon=True)
-    serving.start()
+    receiver, sender = spawn.Pipe()
+    process = spawn.Process(target=serve, args=(str(folder), "127.0.0.1", 0, sender), daemon=True)
+    process.start()
     try:
-        yield int(ours.recv())
+        yield int(receiver.recv())
     finally:
-        serving.kill()
-        serving.join(10)
+        process.kill()
+        process.join(10)
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, listen: str) -> Iterator[int]:
+def run_gateway(folder: Path, listen: str) -> Iterator[int]:
     """A gateway to the service in a separate process; yields its port."""
     certs, who = folder / "certs", Identity("mt", "gpu", GATEWAY)
-    paths = Files.under(certs, who)
+    paths = Files.in_folder(certs, who)
     if not paths.cert.exists():
         issue.issue(certs, authority.load(certs), [who])
     process = start(
@@ -163,10 +165,10 @@ def gateway(folder: Path, listen: str) -> Iterator[int]:
         process.wait(10)
 
 
-def read_columns(remote: Remote, batches: int) -> float:
+def read_columns(remote: RemoteClient, batches: int) -> float:
     """The rate of reading columns, in bytes of rows a second."""
     about = remote.describe("wide")
-    found = remote.read(Wish("wide", 1, 0, 0, batches * BATCH, BATCH), about)
+    found = remote.read(RowSelection("wide", 1, 0, 0, batches * BATCH, BATCH), about)
     size, started = 0, 0.0
     for number, columns in enumerate(found):
         if number:  # the first batch includes connection and opening
@@ -193,9 +195,9 @@ def read_dataset(folder: Path, port: int, batches: int) -> float:
         nb.shutdown()
 
 
-def loopback(folder: Path, rounds: int, batches: int) -> list[dict[str, Any]]:
+def measure_loopback(folder: Path, rounds: int, batches: int) -> list[dict[str, Any]]:
     """Megabytes a second over loopback, the median of several passes."""
-    with served(folder) as own, gateway(folder, "127.0.0.1:0") as shared:
+    with run_service(folder) as own, run_gateway(folder, "127.0.0.1:0") as shared:
         found = {}
         for name, port in (("", own), (", by a gateway's port", shared)):
             remote = open_remote(f"127.0.0.1:{port}", folder / "of-gpu", "mt", "gpu", Reader("", "", purpose="study 0"))
@@ -203,40 +205,40 @@ def loopback(folder: Path, rounds: int, batches: int) -> list[dict[str, Any]]:
             found[f"loopback, as a tf.data.Dataset{name}: MB/s"] = [
                 read_dataset(folder, port, batches) / 1e6 for _ in range(rounds)
             ]
-    return [_at_least(what, statistics.median(each), LOOPBACK_BAR) for what, each in found.items()]
+    return [_make_row(what, statistics.median(each), LOOPBACK_BAR) for what, each in found.items()]
 
 
-def line(folder: Path, batches: int) -> list[dict[str, Any]]:
+def measure_line(folder: Path, batches: int) -> list[dict[str, Any]]:
     """The share of a 60 Mbit/s line that rows use."""
     if os.geteuid() or not Path("/dev/net/tun").exists():
         return []
     script = [sys.executable, __file__, "--folder", str(folder), "--batches", str(batches)]
     wan = [sys.executable, str(ROOT / "tools/wan.py"), "--rate", "60mbit", "--delay", "20ms", "--"]
     command = [*wan, *script, "--side", "owner", "---", *script, "--side", "reader"]
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
-    told = [json.loads(each) for each in done.stdout.splitlines() if each.startswith("{")]
-    if not told:
-        raise SystemExit(f"the line ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    rates = [json.loads(each) for each in result.stdout.splitlines() if each.startswith("{")]
+    if not rates:
+        raise SystemExit(f"the line ended with {result.returncode}:\n{result.stderr[-3000:]}")
     names = {"7300": "", "7100": ", by a gateway's port"}
     return [
-        _at_least(f"60 Mbit/s, 40 ms round trip{names[port]}: share of the line", 8 * rate / RATE, LINE_BAR)
-        for port, rate in told[0].items()
+        _make_row(f"60 Mbit/s, 40 ms round trip{names[port]}: share of the line", 8 * rate / RATE, LINE_BAR)
+        for port, rate in rates[0].items()
     ]
 
 
 def play_side(side: str, folder: Path, batches: int) -> None:
     """Run one site of the line; the reading one ends the other."""
-    over = folder / "over"
+    finished = folder / "over"
     if side == "owner":
         spawn = multiprocessing.get_context("spawn")
-        serving = spawn.Process(target=serve, args=(str(folder), "10.77.0.1", 7300), daemon=True)
-        serving.start()
-        with gateway(folder, "10.77.0.1:7100"):
-            while not over.exists() and serving.is_alive():
+        process = spawn.Process(target=serve, args=(str(folder), "10.77.0.1", 7300), daemon=True)
+        process.start()
+        with run_gateway(folder, "10.77.0.1:7100"):
+            while not finished.exists() and process.is_alive():
                 time.sleep(0.1)
-        serving.kill()
+        process.kill()
         return
     try:
         found = {}
@@ -251,11 +253,11 @@ def play_side(side: str, folder: Path, batches: int) -> None:
             found[port] = read_columns(remote, batches)
         print(json.dumps(found), flush=True)
     finally:
-        over.touch()
+        finished.touch()
 
 
 # ---------------------------------------------------------------------- a step, decisions
-def step(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
+def measure_step(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
     """A step fed by `nb.data` on the owner's machine, as a multiple of one fed from the same files; and its seconds."""
     import keras
     import tensorflow as tf
@@ -310,7 +312,7 @@ def _time_steps(model: Any, dataset: Any) -> list[float]:
     return found
 
 
-def decisions(folder: Path, accounts: int, times: int, seconds_of_step: float) -> list[dict[str, Any]]:
+def measure_decisions(folder: Path, accounts: int, times: int, seconds_of_step: float) -> list[dict[str, Any]]:
     """Milliseconds of a decision, and of all decisions, counts and records for a batch."""
     registry, usage = Registry(folder / "certs", authority.load(folder / "certs")), Usage(folder / "certs")
     log = AuditLog(folder / "bench.jsonl", Identity("mt", "gpu", "operator"), None)
@@ -324,7 +326,7 @@ def decisions(folder: Path, accounts: int, times: int, seconds_of_step: float) -
         started = time.perf_counter()
         grants.check(account, "records", "study 1")
         checked = time.perf_counter()
-        guard.read(reader, Asked("records", 1, 0, first, first + BATCH))
+        guard.read(reader, ReadRequest("records", 1, 0, first, first + BATCH))
         read = time.perf_counter()
         opened.read(1, 0, first, first + BATCH)
         rows_alone.append(1e3 * (time.perf_counter() - read))
@@ -344,29 +346,29 @@ def decisions(folder: Path, accounts: int, times: int, seconds_of_step: float) -
     ]  # fmt: skip
 
 
-def _at_least(what: str, value: float, bar: float) -> dict[str, Any]:
+def _make_row(what: str, value: float, bar: float) -> dict[str, Any]:
     return {"what": what, "value": round(value, 3), "bar": bar, "verdict": verdict(value, bar, least=True)}
 
 
 def main() -> int:
     """Measure, print and write the result."""
     arguments = parser(__doc__, "a few of each; writes nothing")
-    for hidden in ("--side", "--folder", "--batches"):
-        arguments.add_argument(hidden, help=argparse.SUPPRESS)
-    given = arguments.parse_args()
+    for option in ("--side", "--folder", "--batches"):
+        arguments.add_argument(option, help=argparse.SUPPRESS)
+    args = arguments.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
-    if given.side:
-        play_side(given.side, Path(given.folder), int(given.batches))
+    if args.side:
+        play_side(args.side, Path(args.folder), int(args.batches))
         return 0
-    about, quick = machine(), given.quick
+    about, quick = machine(), args.quick
     accounts = 20 if quick else ACCOUNTS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_site(folder, accounts)
-        rows = loopback(folder, *((1, 20) if quick else (5, 78)))
-        rows += line(folder, 5 if quick else 60)
-        steps, seconds = step(folder, 1 if quick else 16)
-        rows += [*steps, *decisions(folder, accounts, 50 if quick else 2000, seconds)]
+        rows = measure_loopback(folder, *((1, 20) if quick else (5, 78)))
+        rows += measure_line(folder, 5 if quick else 60)
+        steps, seconds = measure_step(folder, 1 if quick else 16)
+        rows += [*steps, *measure_decisions(folder, accounts, 50 if quick else 2000, seconds)]
     for row in rows:
         print(row)
     if not quick:

@@ -35,13 +35,13 @@ import numpy as np
 from common import machine, parser, verdict, write
 
 from whale_nebula.accounts import service
-from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.service import serve
 from whale_nebula.errors import AccountError, LoginError
 from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.gateways import start
-from whale_nebula.security import Credentials, authority, ephemeral
+from whale_nebula.security import Credentials, authority, issue_ephemeral
 from whale_nebula.security.authority import Authority
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.handover import LOGIN
@@ -51,12 +51,12 @@ ACCOUNTS, SECRETS = 1000, 10
 DECISION_BAR_MS, STEP_BAR = 1.0, 1.05
 GUESSES_A_SECOND = 50
 RATE = 60e6
-GOOD = "a sentence to remember"
+PASSWORD_TEXT = "a sentence to remember"
 
 
-def decisions(folder: Path, accounts: int, times: int) -> list[dict[str, Any]]:
+def measure_decisions(folder: Path, accounts: int, times: int) -> list[dict[str, Any]]:
     """Milliseconds of operations of a large registry."""
-    with contextlib.closing(fill(folder, accounts)) as registry:
+    with contextlib.closing(fill_registry(folder, accounts)) as registry:
         last = f"user{accounts - 1}"
         token = registry.make_secret(last, TOKEN, 1.0)
 
@@ -65,12 +65,16 @@ def decisions(folder: Path, accounts: int, times: int) -> list[dict[str, Any]]:
                 registry.log_in("nobody", PASSWORD, "guess")
 
         rows = [
-            _row("an account is found", times, lambda: registry.find(last), DECISION_BAR_MS),
-            _row("the certificates of an account", times, lambda: registry.certificates(last), DECISION_BAR_MS),
-            _row("its secrets", times, lambda: registry.list_secrets(last), DECISION_BAR_MS),
-            _row("somebody logs in by a token", times // 10, lambda: registry.log_in(last, TOKEN, token)),
-            _row("somebody guesses", times // 10, guess),
-            _row("a change, signed and on disk", times // 10, lambda: registry.note("login", last, "deny")),
+            _measure_operation("an account is found", times, lambda: registry.find(last), DECISION_BAR_MS),
+            _measure_operation(
+                "the certificates of an account", times, lambda: registry.certificates(last), DECISION_BAR_MS
+            ),
+            _measure_operation("its secrets", times, lambda: registry.list_secrets(last), DECISION_BAR_MS),
+            _measure_operation("somebody logs in by a token", times // 10, lambda: registry.log_in(last, TOKEN, token)),
+            _measure_operation("somebody guesses", times // 10, guess),
+            _measure_operation(
+                "a change, signed and on disk", times // 10, lambda: registry.record_event("login", last, "deny")
+            ),
         ]
     started = time.perf_counter()
     with contextlib.closing(Registry(folder, authority.load(folder))) as registry:
@@ -78,10 +82,10 @@ def decisions(folder: Path, accounts: int, times: int) -> list[dict[str, Any]]:
     return [*rows, {"what": "opened and checked", "ms": round(1e3 * (time.perf_counter() - started), 2)}]
 
 
-def fill(folder: Path, accounts: int) -> Registry:
+def fill_registry(folder: Path, accounts: int) -> Registry:
     """Create a registry with this number of accounts in one change."""
     registry = Registry(folder, authority.load(folder))
-    with registry.change():
+    with registry.write_transaction():
         database = registry.database
         for number in range(accounts):
             row = (f"user{number}", "trainer", "enabled", "", 1, 0, "", "2026-01-01T00:00:00Z")
@@ -92,7 +96,7 @@ def fill(folder: Path, accounts: int) -> Registry:
     return registry
 
 
-def _row(what: str, times: int, act: Callable[[], object], bar: float | None = None) -> dict[str, Any]:
+def _measure_operation(what: str, times: int, act: Callable[[], object], bar: float | None = None) -> dict[str, Any]:
     taken = []
     for _ in range(max(5, times)):
         started = time.perf_counter()
@@ -106,11 +110,11 @@ def _row(what: str, times: int, act: Callable[[], object], bar: float | None = N
 # ---------------------------------------------------------------------- a step beside guesses
 def _serve(folder: str, pipe: Any) -> None:
     home = Path(folder)
-    signs = authority.load(home)
-    with contextlib.closing(Registry(home, signs)) as registry:
+    signer = authority.load(home)
+    with contextlib.closing(Registry(home, signer)) as registry:
         with contextlib.suppress(AccountError):  # it exists from an earlier call
-            registry.add("ana", password=GOOD)
-        with serve(Desk(registry, signs, home), "gpu", "127.0.0.1", 0, home) as port:
+            registry.add("ana", password=PASSWORD_TEXT)
+        with serve(LoginIssuer(registry, signer, home), "gpu", "127.0.0.1", 0, home) as port:
             pipe.send(port)
             pipe.recv()
 
@@ -145,7 +149,7 @@ def _guess(port: int, going: Any, over: Any, count: Any) -> None:
         time.sleep(max(0.0, due - time.monotonic()))
 
 
-def steps(folder: Path, rounds: int, a_round: int, gateway: bool) -> dict[str, Any]:
+def measure_steps(folder: Path, rounds: int, per_round: int, gateway: bool) -> dict[str, Any]:
     """A step during guesses, as a multiple of one without."""
     import keras
 
@@ -163,41 +167,43 @@ def steps(folder: Path, rounds: int, a_round: int, gateway: bool) -> dict[str, A
     model.train_on_batch(x, y)
     at = "at a gateway's port" if gateway else "at the service's port"
     with contextlib.ExitStack() as stack:
-        port = stack.enter_context(joined(folder, None))[0] if gateway else None
-        return _take_turns(folder, port, lambda: model.train_on_batch(x, y), rounds, a_round, f"a step, guesses {at}")
+        port = stack.enter_context(run_gateways(folder, None))[0] if gateway else None
+        return _compare_under_attack(
+            folder, port, lambda: model.train_on_batch(x, y), rounds, per_round, f"a step, guesses {at}"
+        )
 
 
-def _take_turns(
-    folder: Path, port: int | None, act: Callable[[], object], rounds: int, a_round: int, what: str
+def _compare_under_attack(
+    folder: Path, port: int | None, act: Callable[[], object], rounds: int, per_round: int, what: str
 ) -> dict[str, Any]:
     """The time of an operation during guesses, as a multiple of the time without."""
     found: dict[bool, list[float]] = {False: [], True: []}
-    with _attacked(folder, port) as (going, count):
+    with _run_attacker(folder, port) as (going, count):
         for number in range(2 * rounds):
             attacked = bool(number % 2)
             (going.set if attacked else going.clear)()
             time.sleep(0.2)
             started = time.perf_counter()
-            for _ in range(a_round):
+            for _ in range(per_round):
                 act()
-            found[attacked].append((time.perf_counter() - started) / a_round)
-        made = count.value
+            found[attacked].append((time.perf_counter() - started) / per_round)
+        answered = count.value
     quiet, busy = (statistics.median(found[which]) for which in (False, True))
     ratio = round(busy / quiet, 3)
-    return {"what": f"{what}: {GUESSES_A_SECOND} a second ({made} answered)", "ms": round(1e3 * busy, 2),
+    return {"what": f"{what}: {GUESSES_A_SECOND} a second ({answered} answered)", "ms": round(1e3 * busy, 2),
             "without_ms": round(1e3 * quiet, 2), "ratio": ratio, "bar": STEP_BAR,
             "verdict": verdict(ratio, STEP_BAR)}  # fmt: skip
 
 
 # ---------------------------------------------------------------------- through gateways
 @contextlib.contextmanager
-def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tuple[int, Callable[[int], None]]]:
+def run_gateways(folder: Path, rate: float | None, front: bool = True) -> Iterator[tuple[int, Callable[[int], None]]]:
     """Two gateways in separate processes with a worker behind each; yields the first one's port, and a function that
     makes both workers exchange a number of bytes. With a `front` logins use the gateway's port, too.
     """
     names = ("gpu/0", "npu/0", "gpu/gateway", "npu/gateway")
-    made = ephemeral("mt", names)
-    where = dict(zip(names, (f"127.0.0.1:{port}" for port in free_ports(4)), strict=True))
+    made = issue_ephemeral("mt", names)
+    where = dict(zip(names, (f"127.0.0.1:{port}" for port in find_free_ports(4)), strict=True))
     workers = {name: where[name] for name in names[:2]}
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, made[names[0]].cert.parent)
@@ -215,7 +221,7 @@ def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tup
         links = {
             name: stack.enter_context(contextlib.closing(GrpcLinks(Place(
                 "mt", name, {each: at for each, at in workers.items() if each != name}, workers[name],
-                where[f"{name[:3]}/gateway"], Credentials.of(made[name]),
+                where[f"{name[:3]}/gateway"], Credentials.load(made[name]),
             ))))
             for name in workers
         }  # fmt: skip
@@ -237,54 +243,54 @@ def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tup
         yield int(where["gpu/gateway"].rpartition(":")[2]), exchange
 
 
-def free_ports(count: int) -> list[int]:
+def find_free_ports(count: int) -> list[int]:
     """Free ports."""
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [int(each.getsockname()[1]) for each in held]
 
 
-def exchanges(folder: Path, rounds: int, a_round: int) -> list[dict[str, Any]]:
+def measure_exchanges(folder: Path, rounds: int, per_round: int) -> list[dict[str, Any]]:
     """An exchange during guesses; and the cost of the front for links, compared with gateways without one."""
-    with joined(folder, RATE / 8) as (port, exchange):
+    with run_gateways(folder, RATE / 8) as (port, exchange):
         what = "an exchange of 256 KiB at 60 Mbit/s, guesses at the gateway's port"
-        rows = [_take_turns(folder, port, lambda: exchange(256 << 10), rounds, a_round, what)]
+        rows = [_compare_under_attack(folder, port, lambda: exchange(256 << 10), rounds, per_round, what)]
     found: dict[tuple[int, bool], list[float]] = {}
     for _ in range(max(1, rounds // 3)):
         for front in (False, True):
-            with joined(folder, None, front) as (_, exchange):
+            with run_gateways(folder, None, front) as (_, exchange):
                 for size in (1 << 12, 1 << 20):
                     started = time.perf_counter()
-                    for _ in range(4 * a_round):
+                    for _ in range(4 * per_round):
                         exchange(size)
-                    taken = (time.perf_counter() - started) / (4 * a_round)
-                    found.setdefault((size, front), []).append(taken)
+                    seconds = (time.perf_counter() - started) / (4 * per_round)
+                    found.setdefault((size, front), []).append(seconds)
     for size, name in ((1 << 12, "4 KiB"), (1 << 20, "1 MiB")):
-        without, beside = (statistics.median(found[size, front]) for front in (False, True))
+        without, shared = (statistics.median(found[size, front]) for front in (False, True))
         rows.append({"what": f"an exchange of {name} on loopback, through a port that logins share",
-                     "ms": round(1e3 * beside, 2), "without_ms": round(1e3 * without, 2),
-                     "ratio": round(beside / without, 3)})  # fmt: skip
+                     "ms": round(1e3 * shared, 2), "without_ms": round(1e3 * without, 2),
+                     "ratio": round(shared / without, 3)})  # fmt: skip
     return rows
 
 
 @contextlib.contextmanager
-def _attacked(folder: Path, port: int | None) -> Iterator[tuple[Any, Any]]:
+def _run_attacker(folder: Path, port: int | None) -> Iterator[tuple[Any, Any]]:
     """A service and an attacker in separate processes; guesses are made while the event is set, at the port of a
     gateway if one is given.
     """
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
+    receiver, sender = spawn.Pipe()
     going, over, count = spawn.Event(), spawn.Event(), spawn.Value("i", 0)
-    serving = spawn.Process(target=_serve, args=(str(folder), theirs), daemon=True)
+    serving = spawn.Process(target=_serve, args=(str(folder), sender), daemon=True)
     serving.start()
-    own = ours.recv()
+    own = receiver.recv()
     guessing = spawn.Process(target=_guess, args=(port or own, going, over, count), daemon=True)
     guessing.start()
     try:
         yield going, count
     finally:
         over.set()
-        ours.send("over")
+        receiver.send("over")
         for each in (guessing, serving):
             each.join(10)
             each.kill()
@@ -297,10 +303,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         large, small = Path(name) / "large", Path(name) / "small"
         for each in (large, small):
-            authority.create(each, Authority.fresh("mt", {}, bound=["gpu"]))
-        rows = decisions(large, 50 if quick else ACCOUNTS, 50 if quick else 1000)
-        rows += [steps(small, *((1, 5) if quick else (12, 60)), gateway) for gateway in (False, True)]
-        rows += exchanges(small, *((1, 5) if quick else (12, 20)))
+            authority.create(each, Authority.create("mt", {}, bound=["gpu"]))
+        rows = measure_decisions(large, 50 if quick else ACCOUNTS, 50 if quick else 1000)
+        rows += [measure_steps(small, *((1, 5) if quick else (12, 60)), gateway) for gateway in (False, True)]
+        rows += measure_exchanges(small, *((1, 5) if quick else (12, 20)))
     for row in rows:
         print(row)
     if not quick:

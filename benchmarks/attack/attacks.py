@@ -71,8 +71,8 @@ class AttackSchedule:
 
 def load_credentials(settings: dict[str, Any], worker: str) -> Credentials:
     """The credentials of a worker; an attacker ignores the deny list."""
-    files = Files.under(settings["certs"], Identity.of_worker(RUN, worker))
-    return Credentials.of(files._replace(revoked=None) if worker == settings["revoked"] else files)
+    files = Files.in_folder(settings["certs"], Identity.of_worker(RUN, worker))
+    return Credentials.load(files._replace(revoked=None) if worker == settings["revoked"] else files)
 
 
 def open_channel(settings: dict[str, Any], worker: str) -> grpc.Channel:
@@ -116,7 +116,7 @@ def hold_idle(settings: dict[str, Any], schedule: AttackSchedule) -> dict[str, A
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    files = Files.under(settings["certs"], Identity.of_worker(RUN, settings["revoked"]))
+    files = Files.in_folder(settings["certs"], Identity.of_worker(RUN, settings["revoked"]))
     context.load_cert_chain(files.cert, files.key)
 
     def connect() -> socket.socket:

@@ -57,7 +57,7 @@ class AttackedRun:
         self.write_config("alone", {"clusters": workers})  # without attackers and line: the reference of the results
         self.write_gateway_config("gateways", {"gpu": {}, "npu": {}})  # they are not told how many workers there are
         certs = folder / "certs"
-        authority = Authority.fresh(RUN, {})
+        authority = Authority.create(RUN, {})
         create(certs, authority)
         names = [f"{cluster}/{index}" for cluster in ("gpu", "npu") for index in (0, 7, 8, 9, "gateway")]
         identities = [Identity.of_worker(RUN, name) for name in names]

@@ -43,7 +43,7 @@ def run_side(here: str, folder: str, addresses: dict[str, str], count: int, seal
     from whale_nebula.wire.greeting import Greeting
 
     there = RECEIVER if here == SENDER else SENDER
-    credentials = Credentials.of(Files.under(folder, Identity.of_worker(RUN, here)))
+    credentials = Credentials.load(Files.in_folder(folder, Identity.of_worker(RUN, here)))
     place = Place(RUN, here, {there: addresses[there]}, addresses[here], credentials=credentials)
     if sealed:  # as for gateways, but without them
         prover = Prover(CurrentCredentials(credentials))
@@ -83,11 +83,11 @@ def _read_cpu_seconds() -> float:
 
 def measure(count: int, hosts: tuple[str, str], wan: list[str], *, sealed: bool = False) -> dict[str, Any]:
     """Run both processes, over a line if there is one; speed by the receiver's clock, CPU of both."""
-    from whale_nebula.security import ephemeral
+    from whale_nebula.security import issue_ephemeral
 
     port = 20_000 + os.getpid() % 10_000
     addresses = {SENDER: f"{hosts[0]}:{port}", RECEIVER: f"{hosts[1]}:{port + 1}"}
-    folder = next(iter(ephemeral(RUN, (SENDER, RECEIVER)).values())).cert.parent
+    folder = next(iter(issue_ephemeral(RUN, (SENDER, RECEIVER)).values())).cert.parent
     outputs = {here: tempfile.NamedTemporaryFile("r", suffix=".json") for here in addresses}  # noqa: SIM115
     commands = []
     for here, file in outputs.items():

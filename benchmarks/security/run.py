@@ -19,44 +19,47 @@ from two_sites import Line, run
 
 SLOW: Line = ("60mbit", "20ms")
 BAR = 1.05
-OURS = Path(__file__).resolve().parents[1] / "wan_pipeline" / "ours.py"
+PROGRAM = Path(__file__).resolve().parents[1] / "wan_pipeline" / "ours.py"
 SHAPE = {"rows": 32, "length": 64, "vocabulary": 4000, "width": 512, "heads": 8, "blocks": 4, "micro-batches": 8}
 SMALL = {**SHAPE, "rows": 8, "width": 64}
-HOW: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "insecure": {"security": {"insecure": True}},
     "mutual TLS": {},
     "TLS, gateways, sealed, audited": {"gateways": True},
 }
 
 
-def script(shape: dict[str, int], steps: int) -> list[str]:
+def make_command(shape: dict[str, int], steps: int) -> list[str]:
     """The program with its sizes."""
-    return [str(OURS), *(word for name, size in {**shape, "steps": steps}.items() for word in (f"--{name}", str(size)))]
+    return [
+        str(PROGRAM),
+        *(word for name, size in {**shape, "steps": steps}.items() for word in (f"--{name}", str(size))),
+    ]
 
 
 def main() -> int:
     """Run all variants alternately, then take the medians."""
-    made = parser(__doc__, "a small model, once; writes nothing")
-    made.add_argument("--rounds", type=int, default=3)
-    chosen = made.parse_args()
-    asked = script(SMALL, 6) if chosen.quick else script(SHAPE, 12)
-    kept: dict[str, list[float]] = {how: [] for how in HOW}
-    for _ in range(1 if chosen.quick else chosen.rounds):
-        for how, config in HOW.items():
+    options = parser(__doc__, "a small model, once; writes nothing")
+    options.add_argument("--rounds", type=int, default=3)
+    args = options.parse_args()
+    command = make_command(SMALL, 6) if args.quick else make_command(SHAPE, 12)
+    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for _ in range(1 if args.quick else args.rounds):
+        for name, config in VARIANTS.items():
             with tempfile.TemporaryDirectory() as folder:
-                told, crossed = run(SLOW, asked, Path(folder), **config)
-            kept[how].append(max(each["median"] for each in told))
-            print(how, round(kept[how][-1], 3), crossed, flush=True)
-    plain = statistics.median(kept["insecure"])
+                reports, crossed = run(SLOW, command, Path(folder), **config)
+            seconds[name].append(max(each["median"] for each in reports))
+            print(name, round(seconds[name][-1], 3), crossed, flush=True)
+    plain = statistics.median(seconds["insecure"])
     rows = []
-    for how, times in kept.items():
+    for name, times in seconds.items():
         ratio = statistics.median(times) / plain
-        rows.append([how, round(statistics.median(times), 3), round(ratio, 3), verdict(ratio, BAR)])
+        rows.append([name, round(statistics.median(times), 3), round(ratio, 3), verdict(ratio, BAR)])
         print(*rows[-1])
-    if not chosen.quick:
-        result = {"machine": machine(), "line": SLOW, "rounds": kept, "bar": BAR}
+    if not args.quick:
+        result = {"machine": machine(), "line": SLOW, "rounds": seconds, "bar": BAR}
         write(__file__, result, [["", "seconds a step", "of insecure", "verdict"], *rows])
-    return int(any(row[-1] == "missed" for row in rows) and not chosen.quick)
+    return int(any(row[-1] == "missed" for row in rows) and not args.quick)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
-from tests.unit.security.made import GATE, GPU, Home, self_signed
+from tests.unit.security.authorities import GATE, GPU, Home, write_self_signed
 from whale_nebula.cli import audit
 from whale_nebula.errors import NebulaError
 from whale_nebula.security import Prover, Trust, chain, files, issue
@@ -127,7 +127,7 @@ class Certificates:
     def __init__(self, folder: Path) -> None:
         home = Home.at(folder / "certs")
         ours = home.credentials(GATE)
-        self_signed_pem = self_signed(folder / "alone", GPU).cert.read_bytes()
+        self_signed_pem = write_self_signed(folder / "alone", GPU).cert.read_bytes()
         found = [home.certificate(), home.authority.certificate, x509.load_pem_x509_certificate(self_signed_pem)]
         self.valid = [each.public_bytes(serialization.Encoding.DER) for each in (*found, *make_unusual_certificates())]
         self.trust, self.prover = ours.trust, Prover(ours)
@@ -200,15 +200,15 @@ class DenyLists:
         issue.revoke(self.home.folder, self.home.authority, [self.ours.serial], "sold")
         self.valid = self.path.read_bytes()
         self.authorities = [self.home.authority.certificate]
-        denied._record(self.path).unlink(missing_ok=True)
-        denied._record(self.path).mkdir()  # no list number can be stored
+        denied._highest_file(self.path).unlink(missing_ok=True)
+        denied._highest_file(self.path).mkdir()  # no list number can be stored
         self.deny_list = denied.DenyList(self.path, self.authorities)
 
     def attack(self, draw: Draw) -> None:
         value = alter_value(draw, json.loads(self.valid)) if draw.random() < 0.8 else json.loads(self.valid)
         if isinstance(value, dict) and draw.random() < 0.5:
             value.pop("signature", None)
-            message = denied._MEANING + chain.canonical(value)
+            message = denied._SIGNATURE_PREFIX + chain.encode_canonical(value)
             value["signature"] = base64.b64encode(self.home.authority.key.sign(message, files.SIGNATURE)).decode()
         data = json.dumps(value).encode()
         self.path.write_bytes(garble_bytes(draw, data) if draw.random() < 0.5 else data)
@@ -241,7 +241,7 @@ class Logs:
         heads, trust = draw.choice(([], self.heads)), draw.choice((None, self.trust))
         try:
             verdict = verify(self.path, heads, trust)
-            text = audit._text(verdict, Namespace(heads=heads, ca=trust))
+            text = audit._format_text(verdict, Namespace(heads=heads, ca=trust))
             text.encode("utf-8"), json.dumps({"ok": verdict.ok, **asdict(verdict)}).encode()
         except NebulaError as error:
             str(error).encode("utf-8")
@@ -260,7 +260,7 @@ class Logs:
                 value = alter_value(draw, value)
                 value = value if isinstance(value, dict) else {"action": value}
             value = {key: value[key] for key in value if key not in ("seq", "prev")}
-            line, link = chain.forge(link, value)
+            line, link = chain.make_line(link, value)
             lines.append(line)
         return lines
 

@@ -17,8 +17,8 @@ def test_both_train_on_the_same_rows(site: Site, tmp_path: Path) -> None:  # noq
     found = run("reading", {"gpu/0": "gpu", "npu/0": "npu"}, json.dumps(home))
     found.result.check()
     assert found.same("weights") and found.same("loss")
-    assert sum(each["rows"] for each in site.log) == 200
-    assert {each["account"] for each in site.log} == {"ana"}
+    assert sum(each["rows"] for each in site.access_records) == 200
+    assert {each["account"] for each in site.access_records} == {"ana"}
     (direct,) = (site.owner.home / "certs/audit").glob("data-gpu-worker-0.jsonl")
     said = [json.loads(line) for line in direct.read_text().splitlines()]
     assert sum(each.get("rows", 0) for each in said) == 200 and {each.get("account") for each in said} >= {"owner"}

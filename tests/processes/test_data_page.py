@@ -15,7 +15,7 @@ import pytest
 
 from tests.processes import zygote
 from tests.unit.gateway.test_process import kill_at_exit, read_listening_line
-from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.service import serve as serve_accounts
 from whale_nebula.cli.main import main
@@ -79,14 +79,14 @@ class Walk:
             self.said_for[str(config.gateway_of(cluster))] = at
             return ""
         folder, cluster = Path(words[words.index("--folder") + 1]), words[words.index("--folder") + 1].split("/")[0]
-        signs = authority.load(folder)
+        signer = authority.load(folder)
         if words[1] == "data":
             approvals = Path(words[words.index("--approvals") + 1]) if "--approvals" in words else None
-            self.services.enter_context(open_service(folder, signs, cluster, "127.0.0.1", 0, folder, approvals))
+            self.services.enter_context(open_service(folder, signer, cluster, "127.0.0.1", 0, folder, approvals))
         else:
-            registry = self.services.enter_context(contextlib.closing(Registry(folder, signs)))
-            desk = Desk(registry, signs, folder)
-            self.services.enter_context(serve_accounts(desk, cluster, "127.0.0.1", 0, folder))
+            registry = self.services.enter_context(contextlib.closing(Registry(folder, signer)))
+            issuer = LoginIssuer(registry, signer, folder)
+            self.services.enter_context(serve_accounts(issuer, cluster, "127.0.0.1", 0, folder))
         return ""
 
 

@@ -18,7 +18,7 @@ import yaml
 from whale_nebula.cli.gateway import parser as gateway_parser
 from whale_nebula.cli.run import parser, words
 from whale_nebula.config import Config, load
-from whale_nebula.config.load import read
+from whale_nebula.config.load import read_yaml
 from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.placement import Asked
 from whale_nebula.launch.resolve import Resolved, resolve
@@ -276,7 +276,7 @@ class TestSkyPilot:
 
     @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_every_node_finds_itself_and_the_others(self, cluster: str, tmp_path: Path) -> None:
-        task = read(DEPLOY / "skypilot" / f"{cluster}.yaml").value
+        task = read_yaml(DEPLOY / "skypilot" / f"{cluster}.yaml").value
         assert set(task) == self.FIELDS
         assert "ports" not in task["resources"]  # workers dial their gateway; nobody dials them
         assert re.findall(r"pip install (\S+)", task["setup"]) == ["./wheels/whale_nebula-*.whl"]

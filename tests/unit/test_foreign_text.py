@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.wire.conversations import join_packet, make_conversation, make_greeting
-from whale_nebula.cli.audit import _text as audit_text
+from whale_nebula.cli.audit import _format_text as audit_text
 from whale_nebula.errors import (
     DeadlineError,
     InputMismatchError,

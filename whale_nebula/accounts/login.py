@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from whale_nebula.accounts.members import AUDITOR, OWNER, TRAINER, Account, Certified
+from whale_nebula.accounts.members import AUDITOR, OWNER, TRAINER, Account, AccountCertificate
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.scope import Scope
 from whale_nebula.errors import AccountError, LoginError, NebulaError
@@ -19,7 +19,7 @@ HOURS, MOST_HOURS = 12.0, 168.0
 MOST_REQUESTS = 64
 _LONGEST = 4096
 KINDS = (PASSWORD, TOKEN, INVITATION)
-_IDENTITIES = {
+_CERTIFICATE_ROLES = {
     OWNER: (WORKER, GATEWAY, OPERATOR),
     TRAINER: (WORKER,),
     AUDITOR: (AUDITOR,),  # the certificates of auditors have a role of the same name
@@ -27,7 +27,7 @@ _IDENTITIES = {
 """The roles of certificates that an account can obtain, by the account's role."""
 
 
-class Asked(NamedTuple):
+class LoginRequest(NamedTuple):
     """A login request."""
 
     account: str
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     password: str | None = None
 
     @classmethod
-    def parse(cls, message: Any) -> Asked:
+    def parse(cls, message: Any) -> LoginRequest:
         """Parse a message; an invalid one is refused before anything is looked up."""
         if not isinstance(message, dict) or not message.keys() <= set(cls._fields):
             raise AccountError("this is not a login request", mend=f"send an object with {', '.join(cls._fields)}")
@@ -64,70 +64,70 @@ def _is_text(text: str) -> bool:
     return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
-def read_lists(folder: Path) -> dict[str, str]:
+def read_deny_lists(folder: Path) -> dict[str, str]:
     """The deny lists in a folder, by the names of their files."""
     paths = sorted(folder.glob("revoked*.json"))
     return {each.name: files.read(each, "a deny list").decode("utf-8", "replace") for each in paths}
 
 
-class Desk(NamedTuple):
+class LoginIssuer(NamedTuple):
     """The issuing side of logins: the registry, and the authority in its folder."""
 
     registry: Registry
     authority: Authority
     folder: Path
 
-    def log_in(self, asked: Asked, source: str = "") -> Mapping[str, Any]:
+    def log_in(self, request: LoginRequest, source: str = "") -> Mapping[str, Any]:
         """Issue the certificates that an account requests, with the files that a host needs in addition."""
-        about: dict[str, Any] = {"kind": asked.kind, "source": source}
+        about: dict[str, Any] = {"kind": request.kind, "source": source}
         try:
-            account, scope = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)
-            made = self._certify(account.name, asked, scope)
+            account, scope = self.registry.log_in(request.account, request.kind, request.secret, request.password)
+            certificates = self._certify(account.name, request, scope)
         except NebulaError as error:
             reason = error.reason if isinstance(error, LoginError) else f"{error.code} {error.what}"
-            self.registry.note("login", asked.account, "deny", reason, **about)
+            self.registry.record_event("login", request.account, "deny", reason, **about)
             raise
-        serials = [each.serial for each in made]
-        self.registry.note("login", account.name, "allow", role=account.role, serials=serials, **about)
+        serials = [each.serial for each in certificates]
+        self.registry.record_event("login", account.name, "allow", role=account.role, serials=serials, **about)
         pems = [(self.folder / authority.ISSUED / f"{serial}.pem").read_text("ascii") for serial in serials]
         return {
             "account": account.name,
             "role": account.role,
             "certificates": pems,
-            "until": min((each.until for each in made), default=""),
+            "until": min((each.until for each in certificates), default=""),
             "ca": (self.folder / authority.CA).read_text("ascii"),
-            "lists": read_lists(self.folder),
+            "lists": read_deny_lists(self.folder),
         }
 
-    def _certify(self, name: str, asked: Asked, scope: Scope) -> list[Certified]:
-        wanted = [owners.read_request(text.encode(), "a request") for text in asked.requests]
+    def _certify(self, name: str, request: LoginRequest, scope: Scope) -> list[AccountCertificate]:
+        wanted = [owners.read_request(text.encode(), "a request") for text in request.requests]
         for identity, _ in wanted:
-            scope.check(identity, asked.hours)
+            scope.check(identity, request.hours)
         with files.lock_folder(self.folder):  # no other process certifies, disables or removes meanwhile
-            return self._certify_locked(self.registry.check_enabled(name), asked.hours, wanted)
+            return self._certify_locked(self.registry.check_enabled(name), request.hours, wanted)
 
     def _certify_locked(
         self, account: Account, hours: float, wanted: Sequence[tuple[Identity, EllipticCurvePublicKey]]
-    ) -> list[Certified]:
+    ) -> list[AccountCertificate]:
         present = self.registry.certificates()
         for identity, _ in wanted:
             self._check(account, identity, present)
-        held = {each.identity for each in present if each.account == account.name}
-        count = len(held | {identity.uri for identity, _ in wanted})
+        present_uris = {each.identity for each in present if each.account == account.name}
+        count = len(present_uris | {identity.uri for identity, _ in wanted})
         if count > account.workers:
             raise AccountError(
                 f"the account may have {account.workers} at a time, but would have {count}",
-                why=f"it has certificates of {', '.join(sorted(held)) or 'none'}",
+                why=f"it has certificates of {', '.join(sorted(present_uris)) or 'none'}",
                 mend="ask the owner for more, or wait until a certificate has expired",
             )
-        made, moment = [], files.now()
+        certificates, moment = [], files.now()
         authority.check_current(self.authority, moment)
         for identity, key in wanted:
             digest = files.digest_public_key(key)
             old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
             if old:  # from another host: the latest login replaces it
                 issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
-            found = issue.certify(
+            peer = issue.certify(
                 self.folder,
                 self.authority,
                 identity,
@@ -138,15 +138,15 @@ class Desk(NamedTuple):
                 account.name,
                 account.allowance,
             ).peer
-            until = files.format_time(found.not_after)
-            made.append(Certified(found.serial, account.name, identity.uri, digest, until))
-        self.registry.note_certificates(made)
-        return made
+            until = files.format_time(peer.not_after)
+            certificates.append(AccountCertificate(peer.serial, account.name, identity.uri, digest, until))
+        self.registry.add_certificates(certificates)
+        return certificates
 
-    def _check(self, account: Account, identity: Identity, present: Sequence[Certified]) -> None:
+    def _check(self, account: Account, identity: Identity, present: Sequence[AccountCertificate]) -> None:
         """Refuse an account that may not have an identity."""
         self.authority.check(identity)
-        if identity.role not in _IDENTITIES[account.role]:
+        if identity.role not in _CERTIFICATE_ROLES[account.role]:
             article = "an" if identity.role in (OPERATOR, AUDITOR) else "a"
             what = f"an account with role {account.role} cannot get the certificate of {article} {identity.role}"
             mend = "whale-nebula login --role auditor" if account.role == AUDITOR else "ask the owner of the cluster"
@@ -156,13 +156,13 @@ class Desk(NamedTuple):
                 what = f"{identity.worker} belongs to another account until {each.until}"
                 raise AccountError(what, mend="use --index with a different number")
 
-    def end_certificates(self, name: str, why: str) -> list[Certified]:
+    def revoke_certificates(self, name: str, why: str) -> list[AccountCertificate]:
         """Revoke the valid certificates of an account, also those of a login in progress when it was disabled; returns
         the revoked ones.
         """
         with files.lock_folder(self.folder):
-            left = self.registry.certificates(name)
-            if left:
-                issue.revoke_locked(self.folder, self.authority, [each.serial for each in left], why, files.now())
-                self.registry.forget_certificates(left)
-        return left
+            valid = self.registry.certificates(name)
+            if valid:
+                issue.revoke_locked(self.folder, self.authority, [each.serial for each in valid], why, files.now())
+                self.registry.remove_certificates(valid)
+        return valid

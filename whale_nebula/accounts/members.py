@@ -38,7 +38,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Certified:
+class AccountCertificate:
     """A certificate that was issued to an account."""
 
     serial: str
@@ -53,12 +53,12 @@ class Accounts(SignedRows):
 
     def list_accounts(self) -> list[Account]:
         """All accounts, by name."""
-        with self.look():
+        with self.read_transaction():
             return [self._read(row) for row in self.database.execute(f"{_SELECT} order by name").fetchall()]
 
     def find(self, name: str) -> Account:
         """Find an account; the error for an unknown name suggests one."""
-        with self.look():
+        with self.read_transaction():
             account = self.look_up(name) if ACCOUNT.fullmatch(name) else None
             if account is None:
                 names = [each for (each,) in self.database.execute("select name from account")]
@@ -72,7 +72,7 @@ class Accounts(SignedRows):
         return None if row is None else self._read(row)
 
     def _read(self, row: tuple[Any, ...]) -> Account:
-        limits = self.find_note(_LIMITS + row[0])
+        limits = self.find_value(_LIMITS + row[0])
         return replace(Account(*row), allowance=UNLIMITED if limits is None else Allowance.decode(limits))
 
     def add(
@@ -92,81 +92,81 @@ class Accounts(SignedRows):
             )
         if role not in ROLES:
             raise AccountError(f"unknown role {role!r}", mend=did_you_mean(role, ROLES))
-        kept = "" if password is None else hash_password(check_password(password))
-        row = (name, role, ENABLED, kept, workers, 0, "", format_time(self.now()))
-        with self.change():
+        stored_password = "" if password is None else hash_password(check_password(password))
+        row = (name, role, ENABLED, stored_password, workers, 0, "", format_time(self.now()))
+        with self.write_transaction():
             try:
                 self.database.execute("insert into account values (?, ?, ?, ?, ?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
                 mend = f"whale-nebula accounts show {name}"
                 raise AccountError(f"account {name!r} already exists", mend=mend) from None
-            self._note_limits("add", name, allowance, {"role": role, "workers": workers})
+            self._set_limits("add", name, allowance, {"role": role, "workers": workers})
 
     def limit(self, name: str, workers: int, allowance: Allowance) -> None:
         """Set the number of workers of an account, and their resource limits: from the next login on."""
         self.find(name)
-        with self.change():
+        with self.write_transaction():
             self.database.execute("update account set workers = ? where name = ?", (workers, name))
-            self._note_limits("limit", name, allowance, {"workers": workers})
+            self._set_limits("limit", name, allowance, {"workers": workers})
 
-    def _note_limits(self, action: str, name: str, allowance: Allowance, more: dict[str, Any]) -> None:
+    def _set_limits(self, action: str, name: str, allowance: Allowance, more: dict[str, Any]) -> None:
         """Record new limits of an account in the events."""
-        self.set_note(_LIMITS + name, allowance.encode().decode("ascii"))
-        self.note_event(action, name, "", "", {**more, **allowance.limits})
+        self.set_value(_LIMITS + name, allowance.encode().decode("ascii"))
+        self.add_event(action, name, "", "", {**more, **allowance.limits})
 
     def set_state(self, name: str, state: str) -> None:
-        """Enable or disable an account. The certificates of a disabled one must be revoked: `Desk.end_certificates`."""
+        """Enable or disable an account. `LoginIssuer.revoke_certificates` must revoke those of a disabled one."""
         self.find(name)
-        with self.change():
+        with self.write_transaction():
             self.database.execute(
                 "update account set state = ?, failures = 0, locked = '' where name = ?", (state, name)
             )
-            self.note_event("enable" if state == ENABLED else "disable", name, "", "", {})
+            self.add_event("enable" if state == ENABLED else "disable", name, "", "", {})
 
     def remove(self, name: str) -> None:
         """Remove an account and all its secrets; its certificates must be revoked."""
         self.find(name)
-        with self.change():
+        with self.write_transaction():
             self._remove_secrets(name)
             self.database.execute("delete from account where name = ?", (name,))
-            self.set_note(_LIMITS + name, None)
-            self.note_event("remove", name, "", "", {})
+            self.set_value(_LIMITS + name, None)
+            self.add_event("remove", name, "", "", {})
 
     def set_password(self, name: str, password: str) -> None:
         """Set a new password; earlier tokens and invitations become invalid."""
         self.find(name)
-        kept = hash_password(check_password(password))
-        with self.change():
+        stored_password = hash_password(check_password(password))
+        with self.write_transaction():
             self.database.execute(
-                "update account set password = ?, failures = 0, locked = '' where name = ?", (kept, name)
+                "update account set password = ?, failures = 0, locked = '' where name = ?", (stored_password, name)
             )
             self._remove_secrets(name)
-            self.note_event("password", name, "", "", {})
+            self.add_event("password", name, "", "", {})
 
     def _remove_secrets(self, name: str) -> None:
         """Remove an account's tokens and invitations, with their scopes, within a change."""
         for (number,) in self.database.execute("select number from secret where account = ?", (name,)).fetchall():
-            self.set_note(SCOPE + number, None)
+            self.set_value(SCOPE + number, None)
         self.database.execute("delete from secret where account = ?", (name,))
 
     # ------------------------------------------------------------------ certificates
-    def certificates(self, name: str | None = None) -> list[Certified]:
+    def certificates(self, name: str | None = None) -> list[AccountCertificate]:
         """The certificates that are still valid, of one account or of all."""
-        with self.look():
+        with self.read_transaction():
             query = "select * from certificate where until > ? order by identity, until"
-            found = [Certified(*row) for row in self.database.execute(query, (format_time(self.now()),))]
+            found = [AccountCertificate(*row) for row in self.database.execute(query, (format_time(self.now()),))]
         return [each for each in found if name in (None, each.account)]
 
-    def note_certificates(self, made: Sequence[Certified]) -> None:
+    def add_certificates(self, certificates: Sequence[AccountCertificate]) -> None:
         """Record issued certificates; expired ones are dropped."""
-        with self.change():
+        with self.write_transaction():
             self.database.execute("delete from certificate where until <= ?", (format_time(self.now()),))
-            for each in made:
+            for each in certificates:
                 row = (each.serial, each.account, each.identity, each.key, each.until)
                 self.database.execute("insert into certificate values (?, ?, ?, ?, ?)", row)
 
-    def forget_certificates(self, revoked: Sequence[Certified]) -> None:
+    def remove_certificates(self, revoked: Sequence[AccountCertificate]) -> None:
         """Free the identities of revoked certificates for other accounts."""
-        with self.change():
+        with self.write_transaction():
             for each in revoked:
                 self.database.execute("delete from certificate where serial = ?", (each.serial,))

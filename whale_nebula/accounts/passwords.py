@@ -36,15 +36,15 @@ def hash_password(text: str) -> str:
     return f"scrypt${_LOG_N}${_R}${_P}${salt.hex()}${_scrypt(text, salt, _LOG_N, _R, _P).hex()}"
 
 
-def verify_password(text: str, kept: str) -> bool:
+def verify_password(text: str, stored: str) -> bool:
     """Whether this is the password, in constant time."""
     try:
-        kind, log_n, r, p, salt, digest = kept.split("$")
-        wanted = bytes.fromhex(digest)
-        found = _scrypt(text, bytes.fromhex(salt), int(log_n), int(r), int(p))
+        kind, log_n, r, p, salt, digest = stored.split("$")
+        expected = bytes.fromhex(digest)
+        computed = _scrypt(text, bytes.fromhex(salt), int(log_n), int(r), int(p))
     except ValueError:
         return False
-    return kind == "scrypt" and hmac.compare_digest(found, wanted)
+    return kind == "scrypt" and hmac.compare_digest(computed, expected)
 
 
 def _scrypt(text: str, salt: bytes, log_n: int, r: int, p: int) -> bytes:

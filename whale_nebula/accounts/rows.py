@@ -28,11 +28,11 @@ from cryptography import x509
 from whale_nebula.errors import AccountError
 from whale_nebula.security import chain, files, trust
 from whale_nebula.security.authority import Authority
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.security.files import format_time
 
 FILE = "accounts.db"
-_MEANING = b"whale_nebula accounts 1\0"
+_SIGNATURE_PREFIX = b"whale_nebula accounts 1\0"
 _LOCK = f"{FILE}.lock"
 _BUSY_SECONDS = 60.0
 """How long SQLite waits for a process that commits or reads, which takes milliseconds on an idle machine."""
@@ -68,12 +68,12 @@ class SignedRows:
         self._authority = authority if isinstance(authority, Authority) else None
         self._certificate = authority.certificate if isinstance(authority, Authority) else authority
         self._lock = threading.RLock()
-        self._seen = -1
+        self._checked_version = -1
         path = folder / FILE
-        if not path.exists() and (self._authority is None or self._highest()):
+        if not path.exists() and (self._authority is None or self._read_highest_number()):
             raise self._missing_error()
         try:
-            with self._take_turn():  # no other process makes the file meanwhile
+            with self._hold_lock():  # no other process makes the file meanwhile
                 if self._authority is not None:
                     path.touch(files.SECRET)
                 self.database = sqlite3.connect(
@@ -89,8 +89,8 @@ class SignedRows:
         except (OSError, sqlite3.Error) as error:
             raise AccountError("cannot open the registry", where=str(path), why=str(error)) from None
         if fresh and self._authority is not None:
-            with self.change():
-                self.set_note("run", self._authority.run)
+            with self.write_transaction():
+                self.set_value("run", self._authority.run)
 
     def _make_tables(self) -> bool:
         """Create the tables of a new registry, and those of datasets in one that predates them; returns whether it is
@@ -98,22 +98,22 @@ class SignedRows:
         """
         if self._authority is None:
             return False
-        there = self._list_tables()
-        fresh = "account" not in there
-        if "permission" in there:
+        tables = self._list_tables()
+        fresh = "account" not in tables
+        if "permission" in tables:
             return False
-        if fresh and self._highest():
+        if fresh and self._read_highest_number():
             raise self._missing_error()
         self.database.executescript(f"begin immediate; {_SCHEMA * fresh} {_DATA_SCHEMA} commit;")
         return fresh
 
     def _missing_error(self) -> AccountError:
-        highest = self._highest()
-        had = f"{FILE} is missing, but this host has seen number {highest}"
-        return changed_error(self.folder, had if highest else f"{FILE} is missing")
+        highest = self._read_highest_number()
+        why = f"{FILE} is missing, but this host has seen number {highest}"
+        return changed_error(self.folder, why if highest else f"{FILE} is missing")
 
     @contextmanager
-    def _take_turn(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Hold the lock of changes, in the order in which processes ask for it; without a key there is nothing to
         change.
         """
@@ -130,41 +130,41 @@ class SignedRows:
 
     # ------------------------------------------------------------------ integrity
     @contextmanager
-    def change(self) -> Iterator[None]:
+    def write_transaction(self) -> Iterator[None]:
         """A transaction that is signed at its end; an error rolls it back."""
         if self._authority is None:
             mend = "run this on the host with the authority"
             raise AccountError("this host does not have the authority's key", where=str(self.folder), mend=mend)
-        with self._lock, self._take_turn():
+        with self._lock, self._hold_lock():
             try:
                 self.database.execute("begin immediate")
-                self._check(self._highest())
+                self._verify_rows(self._read_highest_number())
                 yield
-                number = int(self.find_note("number") or 0) + 1
-                self.set_note("number", str(number))
-                signature = self._authority.key.sign(self._message(), files.SIGNATURE)
-                self.set_note("signature", base64.b64encode(signature).decode("ascii"))
+                number = int(self.find_value("number") or 0) + 1
+                self.set_value("number", str(number))
+                signature = self._authority.key.sign(self._make_message(), files.SIGNATURE)
+                self.set_value("signature", base64.b64encode(signature).decode("ascii"))
                 self.database.execute("commit")
-                trust.remember_highest(self.folder / FILE, self._signer, number)
-                self._seen = self._version()
+                trust.remember_highest(self.folder / FILE, self._signer_digest, number)
+                self._checked_version = self._read_version()
             except BaseException as error:
                 if self.database.in_transaction:
                     self.database.execute("rollback")
-                self._seen = -1
+                self._checked_version = -1
                 if isinstance(error, sqlite3.Error):
                     raise _unusable_error(self.folder, error) from None
                 raise
 
     @contextmanager
-    def look(self) -> Iterator[None]:
+    def read_transaction(self) -> Iterator[None]:
         """A read transaction, which sees a consistent snapshot while other processes write."""
         with self._lock:
-            highest = self._highest()  # read before the rows, which are then at least as new
+            highest = self._read_highest_number()  # read before the rows, which are then at least as new
             try:
                 self.database.execute("begin")
-                if self._seen != self._version():
-                    trust.remember_highest(self.folder / FILE, self._signer, self._check(highest))
-                    self._seen = self._version()
+                if self._checked_version != self._read_version():
+                    trust.remember_highest(self.folder / FILE, self._signer_digest, self._verify_rows(highest))
+                    self._checked_version = self._read_version()
                 yield
             except sqlite3.Error as error:
                 raise _unusable_error(self.folder, error) from None
@@ -172,62 +172,62 @@ class SignedRows:
                 if self.database.in_transaction:
                     self.database.execute("rollback")
 
-    def _version(self) -> int:
+    def _read_version(self) -> int:
         return int(self.database.execute("pragma data_version").fetchone()[0])
 
-    def find_note(self, name: str) -> str | None:
+    def find_value(self, name: str) -> str | None:
         """The text that is stored under a name, within a transaction."""
         found = self.database.execute("select value from about where name = ?", (name,)).fetchone()
         return None if found is None else str(found[0])
 
-    def set_note(self, name: str, value: str | None) -> None:
+    def set_value(self, name: str, value: str | None) -> None:
         """Store a text under a name within a change; None removes it."""
         self.database.execute("delete from about where name = ?", (name,))
         if value is not None:
             self.database.execute("insert into about values (?, ?)", (name, value))
 
-    def _message(self) -> bytes:
+    def _make_message(self) -> bytes:
         """The signed message: the digest of all rows, including the number."""
         digest = hashlib.sha256()
-        there = self._list_tables()
-        for table in (each for each in _TABLES if each in there):
+        tables = self._list_tables()
+        for table in (each for each in _TABLES if each in tables):
             for row in self.database.execute(f"select * from {table} order by 1"):  # noqa: S608 - our own names
                 if (table, row[0]) != ("about", "signature"):
-                    digest.update(canonical({"table": table, "row": list(row)}))
-        return _MEANING + digest.digest()
+                    digest.update(encode_canonical({"table": table, "row": list(row)}))
+        return _SIGNATURE_PREFIX + digest.digest()
 
     def _list_tables(self) -> set[str]:
         query = "select name from sqlite_master where type = 'table'"
         return {name for (name,) in self.database.execute(query)}
 
     @cached_property
-    def _signer(self) -> str:
+    def _signer_digest(self) -> str:
         return files.public_key_digest(self._certificate)
 
-    def _highest(self) -> int:
-        return trust.highest_number(self.folder / FILE, self._signer)
+    def _read_highest_number(self) -> int:
+        return trust.read_highest_number(self.folder / FILE, self._signer_digest)
 
-    def _check(self, highest: int) -> int:
+    def _verify_rows(self, highest: int) -> int:
         """Verify that the rows are signed and not older than the highest number on this host; returns their number."""
-        number, signature = int(self.find_note("number") or 0), self.find_note("signature") or ""
+        number, signature = int(self.find_value("number") or 0), self.find_value("signature") or ""
         try:
-            right = files.verify_signature(self._certificate, base64.b64decode(signature), self._message())
+            is_valid = files.verify_signature(self._certificate, base64.b64decode(signature), self._make_message())
         except ValueError:
-            right = False
-        if not right and (number or highest):
+            is_valid = False
+        if not is_valid and (number or highest):
             raise changed_error(self.folder, "its rows are not the ones that the authority's key has signed")
         if number < highest:
             raise changed_error(self.folder, f"its number is {number}, but this host has seen number {highest}")
         return number
 
     # ------------------------------------------------------------------ events
-    def note(self, action: str, account: str, decision: str = "", reason: str = "", **more: Any) -> None:
+    def record_event(self, action: str, account: str, decision: str = "", reason: str = "", **more: Any) -> None:
         """Record a decision about an account, or an action on it."""
-        with self.change():
-            self.note_event(action, account, decision, reason, more)
+        with self.write_transaction():
+            self.add_event(action, account, decision, reason, more)
 
-    def note_event(self, action: str, account: str, decision: str, reason: str, more: Mapping[str, Any]) -> None:
-        """Like `note`, within a change."""
+    def add_event(self, action: str, account: str, decision: str, reason: str, more: Mapping[str, Any]) -> None:
+        """Like `record_event`, within a change."""
         record = {
             "time": format_time(self.now()),
             "action": action,
@@ -235,25 +235,25 @@ class SignedRows:
             "decision": decision,
             **more,
         }
-        line, link = chain.forge(self._last_link(), {**record, "reason": reason[:_LONGEST_REASON]})
+        line, link = chain.make_line(self._last_link(), {**record, "reason": reason[:_LONGEST_REASON]})
         self.database.execute("insert into event values (?, ?)", (link.seq, line.decode("ascii")))
-        self.set_note("event", f"{link.seq} {link.digest}")
+        self.set_value("event", f"{link.seq} {link.digest}")
 
     def _last_link(self) -> chain.Link:
-        seq, _, digest = (self.find_note("event") or "").partition(" ")
+        seq, _, digest = (self.find_value("event") or "").partition(" ")
         return chain.Link(int(seq), digest) if seq else chain.START
 
     def list_events(self) -> list[dict[str, Any]]:
         """All events in order: verifies that each follows the previous one, and that the last one is signed."""
-        with self.look():
+        with self.read_transaction():
             lines = [str(line).encode() for (line,) in self.database.execute("select line from event order by seq")]
             last = self._last_link()
         found, link = [], chain.START
         try:
             for line in lines:
-                record, link = chain.follow(line, link)
+                record, link = chain.verify_line(line, link)
                 found.append(record)
-        except chain.BrokenError as error:
+        except chain.BrokenChainError as error:
             raise changed_error(self.folder, f"event {link.seq + 1}: {error}") from None
         if link != last:
             raise changed_error(self.folder, f"its events end at {link.seq}, but {last.seq} is signed")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from whale_nebula.errors import AccountError
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.security.identity import Identity
 
 
@@ -37,7 +37,7 @@ class Scope:
 
     def encode(self) -> bytes:
         """The text form in registries."""
-        return canonical({name: value for name, value in asdict(self).items() if value is not None})
+        return encode_canonical({name: value for name, value in asdict(self).items() if value is not None})
 
     @classmethod
     def decode(cls, text: bytes | str) -> Scope:

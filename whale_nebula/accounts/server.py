@@ -19,7 +19,7 @@ from typing import Any
 
 from cryptography import x509
 
-from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.errors import AccountError, ConfigError, NebulaError
 from whale_nebula.security import Files, Identity, files, issue
 from whale_nebula.security.authority import certificate_bytes
@@ -46,8 +46,8 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     low_priority = closed = False
     connections = _CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], handler: type, desk: Desk, identity: Identity) -> None:
-        self.desk, self.identity = desk, identity
+    def __init__(self, address: tuple[str, int], handler: type, issuer: LoginIssuer, identity: Identity) -> None:
+        self.issuer, self.identity = issuer, identity
         self.open = threading.BoundedSemaphore(self.connections)
         self.opened = Buckets(_OPEN_BURST, _OPEN_RATE)
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             request.settimeout(SECONDS)
-            with contextlib.suppress(OSError, ssl.SSLError), self._secure(request, client_address) as secured:
+            with contextlib.suppress(OSError, ssl.SSLError), self._wrap_socket(request, client_address) as secured:
                 self.finish_request(secured, client_address)
         except Exception:  # after the service was closed, its resources are gone
             if not self.closed:
@@ -78,11 +78,11 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.shutdown_request(request)
             self.open.release()
 
-    def _secure(self, request: socket.socket, client_address: Any) -> ssl.SSLSocket:
+    def _wrap_socket(self, request: socket.socket, client_address: Any) -> ssl.SSLSocket:
         try:
             return self.context().wrap_socket(request, server_side=True)
         except ssl.SSLError as error:
-            self.note_refusal(error, str(client_address[0]))
+            self.record_refusal(error, str(client_address[0]))
             raise
 
     def server_close(self) -> None:
@@ -90,7 +90,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.closed = True
         super().server_close()
 
-    def note_refusal(self, error: ssl.SSLError, address: str) -> None:
+    def record_refusal(self, error: ssl.SSLError, address: str) -> None:
         """Called when a handshake has failed."""
 
     def context(self) -> ssl.SSLContext:
@@ -98,36 +98,36 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         with self._lock:
             moment = files.now()
             if self._context is None or self._until - moment < timedelta(days=DAYS / 4):
-                found = certify_service(self.desk, self.identity)
+                found = certify_service(self.issuer, self.identity)
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 context.minimum_version = ssl.TLSVersion.TLSv1_2
                 context.load_cert_chain(found.cert, found.key)
                 context.set_alpn_protocols([self.protocol])
-                self.restrict(context)
+                self.restrict_context(context)
                 self._context = context
                 self._until = files.peer(files.certificate(found.cert.read_bytes(), str(found.cert))).not_after
             return self._context
 
-    def restrict(self, context: ssl.SSLContext) -> None:
+    def restrict_context(self, context: ssl.SSLContext) -> None:
         """Further restrictions of the TLS context."""
 
 
-def certify_service(desk: Desk, identity: Identity) -> Files:
+def certify_service(issuer: LoginIssuer, identity: Identity) -> Files:
     """The files of the service's own certificate, which is created or renewed."""
-    known = [each for each in issue.list_issued(desk.folder) if each.identity == identity]
-    make = issue.renew if known and Files.under(desk.folder, identity).key.exists() else issue.issue
-    return make(desk.folder, desk.authority, [identity], DAYS)[0].files
+    issued = [each for each in issue.list_issued(issuer.folder) if each.identity == identity]
+    issue_certificate = issue.renew if issued and Files.in_folder(issuer.folder, identity).key.exists() else issue.issue
+    return issue_certificate(issuer.folder, issuer.authority, [identity], DAYS)[0].files
 
 
 @contextlib.contextmanager
 def run_server(
-    make: Callable[[tuple[str, int]], TlsServer], host: str, port: int, name: str, services: Path | None = None
+    make_server: Callable[[tuple[str, int]], TlsServer], host: str, port: int, name: str, services: Path | None = None
 ) -> Iterator[int]:
     """Serve while the context is open; yields the port. In the folder `services`, if given, a gateway of this host
     finds the service, and hands connections over to it.
     """
     try:
-        server = make((host, port))
+        server = make_server((host, port))
     except (OSError, TypeError, UnicodeError) as error:  # the last two for an invalid host name
         why, mend = getattr(error, "strerror", None) or str(error), "--listen 0.0.0.0:7200"
         raise ConfigError("the service cannot listen", where=f"{host}:{port}", why=why, mend=mend) from None
@@ -180,9 +180,9 @@ def dial(
         try:
             secured = context.wrap_socket(plain, server_hostname=expected.dns)
         except ssl.SSLError as error:
-            found = _find_refusal(where, protocol, error)
-            if found is not None:
-                raise found from None
+            refusal = _find_refusal(where, protocol, error)
+            if refusal is not None:
+                raise refusal from None
             why = getattr(error, "verify_message", "") or error.reason or str(error)
             mend = f"check that this is the service of {expected.cluster}, and compare ca.pem with the owner's"
             what = f"{where} did not prove that it is {expected.worker}"
@@ -190,14 +190,14 @@ def dial(
         except OSError as error:
             raise unreachable_error(where, error) from None
         with secured:
-            shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
-            Trust(known, DenyList(None)).check(files.certificate(shown, where), expected, whose=where)
+            pem = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
+            Trust(known, DenyList(None)).check(files.certificate(pem, where), expected, subject=where)
             if secured.selected_alpn_protocol() != protocol:
-                raise AccountError(f"{where} is a different service of {expected.cluster}", mend=_AT)
+                raise AccountError(f"{where} is a different service of {expected.cluster}", mend=_AT_OPTION)
             yield secured
 
 
-_AT = "--at HOST:PORT of its service, or of its gateway"
+_AT_OPTION = "--at HOST:PORT of its service, or of its gateway"
 
 
 def _find_refusal(where: str, protocol: str, error: ssl.SSLError) -> AccountError | None:
@@ -214,4 +214,4 @@ def _find_refusal(where: str, protocol: str, error: ssl.SSLError) -> AccountErro
 
 def unreachable_error(where: str, error: Exception) -> AccountError:
     """The error for a service that does not answer."""
-    return AccountError(f"{where} is unreachable", why=str(error), mend=_AT)
+    return AccountError(f"{where} is unreachable", why=str(error), mend=_AT_OPTION)

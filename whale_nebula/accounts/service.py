@@ -15,8 +15,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whale_nebula.accounts.login import Asked, Desk, read_lists
-from whale_nebula.accounts.registry import refuse_login
+from whale_nebula.accounts.login import LoginIssuer, LoginRequest, read_deny_lists
+from whale_nebula.accounts.registry import refused_login_error
 from whale_nebula.accounts.server import (
     SECONDS,
     TlsServer,
@@ -33,8 +33,8 @@ from whale_nebula.transport.grpc.limits import Buckets, TokenBucket
 
 LOGIN, LISTS = "/login", "/lists"
 _MOST_BYTES = 512 << 10
-_MOST_ANSWERED = 8 << 20
-_BURST, _RATE = 10, 0.5  # rate limit of logins of one address
+_MOST_ANSWER_BYTES = 8 << 20
+_ADDRESS_BURST, _RATE = 10, 0.5  # rate limit of logins of one address
 _ALL_BURST, _ALL_RATE = 20, 1.0
 _LOG = logging.getLogger("whale_nebula.accounts")
 
@@ -43,12 +43,12 @@ class _Server(TlsServer):
     protocol = handover.LOGIN
     low_priority = True
 
-    def __init__(self, address: tuple[str, int], desk: Desk, identity: Identity) -> None:
-        self.each, self.all = Buckets(_BURST, _RATE), TokenBucket(_ALL_BURST, _ALL_RATE)
-        super().__init__(address, _Handler, desk, identity)
+    def __init__(self, address: tuple[str, int], issuer: LoginIssuer, identity: Identity) -> None:
+        self.each, self.all = Buckets(_ADDRESS_BURST, _RATE), TokenBucket(_ALL_BURST, _ALL_RATE)
+        super().__init__(address, _Handler, issuer, identity)
 
 
-_NOTHING = AccountError(f"unknown request; available: POST {LOGIN}, GET {LISTS}")
+_UNKNOWN_REQUEST = AccountError(f"unknown request; available: POST {LOGIN}, GET {LISTS}")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -58,10 +58,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the deny lists, which are signed and public."""
         if self.path != LISTS:
-            self._refuse(404, _NOTHING)
+            self._refuse(404, _UNKNOWN_REQUEST)
             return
         try:
-            self._send(200, {"lists": read_lists(self.server.desk.folder)})
+            self._send(200, {"lists": read_deny_lists(self.server.issuer.folder)})
         except NebulaError as error:
             self._refuse(503, error)
 
@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a login."""
         source = str(self.client_address[0])
         if self.path != LOGIN:
-            self._refuse(404, _NOTHING)
+            self._refuse(404, _UNKNOWN_REQUEST)
             return
         if not (self.server.each.take(source)[1] and self.server.all.take()):
             self._refuse(429, AccountError("too many requests", mend="try again in some seconds"))
@@ -79,17 +79,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(413, AccountError(f"a request must have a Content-Length of at most {_MOST_BYTES} bytes"))
             return
         try:
-            asked = Asked.parse(json.loads(self.rfile.read(int(size))))
+            request = LoginRequest.parse(json.loads(self.rfile.read(int(size))))
         except (ValueError, RecursionError):
             self._refuse(400, AccountError("a login request must be JSON"))
         except AccountError as error:
             self._refuse(400, error)
         else:
-            self._answer(asked, source)
+            self._answer_login(request, source)
 
-    def _answer(self, asked: Asked, source: str) -> None:
+    def _answer_login(self, request: LoginRequest, source: str) -> None:
         try:
-            self._send(200, self.server.desk.log_in(asked, source))
+            self._send(200, self.server.issuer.log_in(request, source))
         except LoginError as error:
             self._refuse(401, error)
         except NebulaError as error:
@@ -113,17 +113,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve(desk: Desk, cluster: str, host: str, port: int, services: Path | None = None) -> Iterator[int]:
+def serve(issuer: LoginIssuer, cluster: str, host: str, port: int, services: Path | None = None) -> Iterator[int]:
     """Serve logins while the context is open; yields the port. A gateway with the folder `services` hands over
     connections.
     """
-    identity = Identity(desk.authority.run, cluster, OPERATOR)
-    made = run_server(lambda address: _Server(address, desk, identity), host, port, "nebula-accounts", services)
-    with made as bound:
-        yield bound
+    identity = Identity(issuer.authority.run, cluster, OPERATOR)
+    server = run_server(lambda address: _Server(address, issuer, identity), host, port, "nebula-accounts", services)
+    with server as port_in_use:
+        yield port_in_use
 
 
-class Service(NamedTuple):
+class LoginClient(NamedTuple):
     """A client of the service, whose certificate must be that of the cluster's operator, by an authority in `ca`."""
 
     host: str
@@ -132,19 +132,19 @@ class Service(NamedTuple):
     run: str
     cluster: str
 
-    def log_in(self, asked: Asked) -> Mapping[str, Any]:
+    def log_in(self, request: LoginRequest) -> Mapping[str, Any]:
         """Request certificates for an account; returns them with the deny lists."""
-        content = json.dumps({name: value for name, value in asked._asdict().items() if value is not None})
-        answer = self._ask("POST", LOGIN, content)
-        if not isinstance(answer.get("certificates"), list) or len(answer["certificates"]) != len(asked.requests):
+        content = json.dumps({name: value for name, value in request._asdict().items() if value is not None})
+        answer = self._send_request("POST", LOGIN, content)
+        if not isinstance(answer.get("certificates"), list) or len(answer["certificates"]) != len(request.requests):
             raise AccountError("the service returned different certificates than requested", where=self.host)
         return answer
 
-    def fetch_lists(self) -> Mapping[str, str]:
+    def fetch_deny_lists(self) -> Mapping[str, str]:
         """The current deny lists."""
-        return dict(self._ask("GET", LISTS)["lists"])
+        return dict(self._send_request("GET", LISTS)["lists"])
 
-    def _ask(self, method: str, path: str, content: str | None = None) -> dict[str, Any]:
+    def _send_request(self, method: str, path: str, content: str | None = None) -> dict[str, Any]:
         where = f"{self.host}:{self.port}"
         context, known = make_client_context(self.ca, handover.LOGIN)
         expected = Identity(self.run, self.cluster, OPERATOR)
@@ -154,14 +154,14 @@ class Service(NamedTuple):
                 connection.sock = secured
                 connection.request(method, path, content, {"Connection": "close"})
                 response = connection.getresponse()
-                return _read_answer(response.status, response.read(_MOST_ANSWERED))
+                return _read_answer(response.status, response.read(_MOST_ANSWER_BYTES))
             except (OSError, UnicodeError, http.client.HTTPException) as error:
                 raise unreachable_error(where, error) from None
 
 
 def _read_answer(status: int, data: bytes) -> dict[str, Any]:
     if status == 401:
-        raise refuse_login()
+        raise refused_login_error()
     try:
         answer = dict(json.loads(data))
         what, why, mend = (escape_foreign_text(str(answer.get(part, "")), 2000) for part in ("what", "why", "mend"))

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.accounts.login import MOST_HOURS, Desk
+from whale_nebula.accounts.login import MOST_HOURS, LoginIssuer
 from whale_nebula.accounts.members import DISABLED, ENABLED, ROLES, TRAINER, Account
 from whale_nebula.accounts.registry import INVITATION, INVITATION_DAYS, TOKEN, TOKEN_DAYS, Registry
 from whale_nebula.accounts.scope import Scope
@@ -25,7 +25,7 @@ from whale_nebula.config import quantities
 from whale_nebula.config.place import Place
 from whale_nebula.errors import AccountError
 from whale_nebula.security import authority, files
-from whale_nebula.security.allowance import SIZES, UNLIMITED, Allowance
+from whale_nebula.security.allowance import BYTE_LIMITS, UNLIMITED, Allowance
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import ROLES as IDENTITIES
 from whale_nebula.transport.handover import LOGIN, is_served, socket_path
@@ -63,7 +63,7 @@ exit status:
   2   wrong command line
   78  the service cannot listen"""
 
-_TEXT = {
+_COMMAND_TEXTS = {
     "add": "Add an account. Prints a one-time invitation for the person or program that will use the account.",
     "list": "List all accounts.",
     "show": "Show an account, the numbers of its secrets, and its certificates.",
@@ -100,79 +100,81 @@ _OPTIONS: Options = {
     "--folder": ("FOLDER", 'the folder of the authority; default: "certs"'),
     "--json": (None, "print one JSON object"),
 }
-_ALWAYS = ("--folder", "--json")
+_COMMON_OPTIONS = ("--folder", "--json")
 _LIMITS = ("--memory", "--cpus", "--processes", "--disk", "--line")
-_TAKES = {
-    "add": ("--role", "--workers", *_LIMITS, "--days", "--password-file", *_ALWAYS),
-    "limit": ("--workers", *_LIMITS, *_ALWAYS),
-    "passwd": ("--days", "--password-file", *_ALWAYS),
-    "token": ("--for", "--index", "--count", "--hours", "--days", *_ALWAYS),
+_COMMAND_OPTIONS = {
+    "add": ("--role", "--workers", *_LIMITS, "--days", "--password-file", *_COMMON_OPTIONS),
+    "limit": ("--workers", *_LIMITS, *_COMMON_OPTIONS),
+    "passwd": ("--days", "--password-file", *_COMMON_OPTIONS),
+    "token": ("--for", "--index", "--count", "--hours", "--days", *_COMMON_OPTIONS),
     "serve": ("--cluster", "--listen", "--services", "--folder"),
 }
-_NAMED = ("add", "show", "disable", "enable", "limit", "remove", "passwd", "token")
+_COMMANDS_WITH_NAME = ("add", "show", "disable", "enable", "limit", "remove", "passwd", "token")
 
 
-def parser(command: str = "") -> Parser:
+def make_parser(command: str = "") -> Parser:
     """The options of `accounts`, or of one of its commands."""
     if not command:
-        usage = f"whale-nebula accounts {'|'.join(_TEXT)} [NAME] [options]"
+        usage = f"whale-nebula accounts {'|'.join(_COMMAND_TEXTS)} [NAME] [options]"
         return Parser("accounts", _DESCRIPTION, {}, usage=usage, epilog=_EPILOG)
-    usage = f"whale-nebula accounts {command}{' NAME' * (command in _NAMED)} [options]"
-    options = {name: _OPTIONS[name] for name in _TAKES.get(command, _ALWAYS)}
-    return Parser(f"accounts {command}", _TEXT[command], options, usage=usage)
+    usage = f"whale-nebula accounts {command}{' NAME' * (command in _COMMANDS_WITH_NAME)} [options]"
+    options = {name: _OPTIONS[name] for name in _COMMAND_OPTIONS.get(command, _COMMON_OPTIONS)}
+    return Parser(f"accounts {command}", _COMMAND_TEXTS[command], options, usage=usage)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    command, made = choose_command(argv, _TEXT, parser)
+    command, parser = choose_command(argv, _COMMAND_TEXTS, make_parser)
     words = split(argv[1:], _OPTIONS)
-    given = made.read(words.options)
-    if words.arguments or (words.script is None) == (command in _NAMED):
-        made.error("exactly one account name is required" if command in _NAMED else "only options are accepted")
-    folder = Path("certs" if given.folder is None else given.folder)
+    args = parser.read(words.options)
+    if words.arguments or (words.script is None) == (command in _COMMANDS_WITH_NAME):
+        parser.error(
+            "exactly one account name is required" if command in _COMMANDS_WITH_NAME else "only options are accepted"
+        )
+    folder = Path("certs" if args.folder is None else args.folder)
 
     def run() -> int | Answer:
-        signs = authority.load(folder)
-        with contextlib.closing(Registry(folder, signs)) as registry:
+        signer = authority.load(folder)
+        with contextlib.closing(Registry(folder, signer)) as registry:
             if command == "serve":
-                return _serve(given, made, Desk(registry, signs, folder))
-            return _COMMANDS[command](Call(given, made, registry, signs, folder, words.script or ""))
+                return _serve(args, parser, LoginIssuer(registry, signer, folder))
+            return _COMMANDS[command](CommandCall(args, parser, registry, signer, folder, words.script or ""))
 
-    return answer(given, run)
+    return answer(args, run)
 
 
-class Call:
+class CommandCall:
     """A command with its arguments."""
 
     def __init__(
-        self, given: argparse.Namespace, made: Parser, registry: Registry, signs: Authority, folder: Path, name: str
+        self, args: argparse.Namespace, parser: Parser, registry: Registry, signer: Authority, folder: Path, name: str
     ) -> None:
-        self.given, self.made, self.registry, self.signs, self.folder, self.name = (
-            given, made, registry, signs, folder, name
+        self.args, self.parser, self.registry, self.signer, self.folder, self.name = (
+            args, parser, registry, signer, folder, name
         )  # fmt: skip
 
     def days(self, usual: float) -> float:
         """The given number of days, or the default."""
-        days = self.made.amount("--days", self.given.days, usual)
-        authority.span(days)
+        days = self.parser.amount("--days", self.args.days, usual)
+        authority.check_lifetime(days)
         return days
 
     def allowance(self, before: Allowance = UNLIMITED) -> Allowance:
         """The given limits, merged with the previous ones."""
-        given = {option.lstrip("-"): getattr(self.given, option.lstrip("-")) for option in _LIMITS}
-        return replace(before, **{name: _read_limit(name, text) for name, text in given.items() if text is not None})
+        texts = {option.lstrip("-"): getattr(self.args, option.lstrip("-")) for option in _LIMITS}
+        return replace(before, **{name: _read_limit(name, text) for name, text in texts.items() if text is not None})
 
     def password(self) -> str | None:
         """The password in the given file."""
-        path = self.given.password_file
+        path = self.args.password_file
         return None if path is None else read_secret(path, "password")
 
     def invite(self) -> tuple[str, str]:
         """Create an invitation; returns it, and instructions for its use."""
-        made = self.registry.make_secret(self.name, INVITATION, self.days(INVITATION_DAYS))
+        invitation = self.registry.make_secret(self.name, INVITATION, self.days(INVITATION_DAYS))
         return (
-            made,
-            f"invitation: {made}\n  send it to {self.name} with ca.pem over a secure channel: "
+            invitation,
+            f"invitation: {invitation}\n  send it to {self.name} with ca.pem over a secure channel: "
             "whale-nebula login --invitation",
         )
 
@@ -182,64 +184,64 @@ def _read_limit(name: str, text: str) -> Any:
     place = Place(text, f"--{name}")
     if text == "none":
         return None
-    if name in SIZES:
-        return quantities.memory(place)
+    if name in BYTE_LIMITS:
+        return quantities.read_memory(place)
     whole, most = name == "processes", 1 << 22  # the most that Linux allows
     try:
         value = int(text) if whole else float(text)
     except ValueError:
-        raise place.wrong(f"{text!r} is not a number", mend=f"--{name} 4, or --{name} none") from None
-    return Place(value, f"--{name}").number(least=1 if whole else 0.1, most=most, whole=whole)
+        raise place.make_error(f"{text!r} is not a number", mend=f"--{name} 4, or --{name} none") from None
+    return Place(value, f"--{name}").read_number(least=1 if whole else 0.1, most=most, whole=whole)
 
 
-def _describe(account: Account) -> dict[str, Any]:
+def _describe_account(account: Account) -> dict[str, Any]:
     """An account as a document."""
     return {**asdict(account), "allowance": account.allowance.limits}
 
 
-def _add(call: Call) -> Answer:
-    workers = call.made.number("--workers", call.given.workers)
+def _add(call: CommandCall) -> Answer:
+    workers = call.parser.number("--workers", call.args.workers)
     call.days(INVITATION_DAYS)
     password, workers = call.password(), 1 if workers is None else workers
-    call.registry.add(call.name, call.given.role or TRAINER, workers, password, call.allowance())
+    call.registry.add(call.name, call.args.role or TRAINER, workers, password, call.allowance())
     if password is not None:
         return {"added": call.name}, f"added {call.name}"
     invitation, text = call.invite()
     return {"added": call.name, "invitation": invitation}, f"added {call.name}\n{text}"
 
 
-def _list(call: Call) -> Answer:
+def _list(call: CommandCall) -> Answer:
     found = call.registry.list_accounts()
     limits = [f", {each.allowance}" * bool(each.allowance) for each in found]
     rows = [
         f"{each.name:<16} {each.role:<8} {each.state:<9} {each.workers} workers{more}"
         for each, more in zip(found, limits, strict=True)
     ]
-    return [_describe(each) for each in found], "\n".join(
+    return [_describe_account(each) for each in found], "\n".join(
         rows
     ) or "no accounts; add one with: whale-nebula accounts add NAME"
 
 
-def _show(call: Call) -> Answer:
+def _show(call: CommandCall) -> Answer:
     found, secrets = call.registry.find(call.name), call.registry.list_secrets(call.name)
-    held = call.registry.certificates(call.name)
-    shown = {**asdict(found), "allowance": str(found.allowance)}
-    lines = [f"{name}: {value}" for name, value in shown.items() if value != ""]
+    certificates = call.registry.certificates(call.name)
+    fields = {**asdict(found), "allowance": str(found.allowance)}
+    lines = [f"{name}: {value}" for name, value in fields.items() if value != ""]
     lines += [
         f"{kind} {number} until {until}{f', for {scope}' * bool(scope)}" for number, kind, until, scope in secrets
     ]
-    lines += [f"certificate {each.serial[:16]} of {each.identity} until {each.until}" for each in held]
-    document = {**_describe(found), "secrets": secrets, "certificates": [asdict(each) for each in held]}
+    lines += [f"certificate {each.serial[:16]} of {each.identity} until {each.until}" for each in certificates]
+    document = {**_describe_account(found), "secrets": secrets, "certificates": [asdict(each) for each in certificates]}
     return document, "\n".join(lines)
 
 
-def _disable(call: Call) -> Answer:
+def _disable(call: CommandCall) -> Answer:
     call.registry.set_state(call.name, DISABLED)
-    return _end(call, "disabled")
+    return _end_access(call, "disabled")
 
 
-def _limit(call: Call) -> Answer:
-    found, workers = call.registry.find(call.name), call.made.number("--workers", call.given.workers)
+def _limit(call: CommandCall) -> Answer:
+    found, workers = call.registry.find(call.name), call.parser.number("--workers", call.args.workers)
     allowed = call.allowance(found.allowance)
     workers = found.workers if workers is None else workers
     call.registry.limit(call.name, workers, allowed)
@@ -247,26 +249,28 @@ def _limit(call: Call) -> Answer:
     return {"limited": call.name, "workers": workers, **allowed.limits}, text
 
 
-def _enable(call: Call) -> Answer:
+def _enable(call: CommandCall) -> Answer:
     call.registry.set_state(call.name, ENABLED)
     return {"enabled": call.name}, f"enabled {call.name}"
 
 
-def _remove(call: Call) -> Answer:
+def _remove(call: CommandCall) -> Answer:
     call.registry.remove(call.name)
-    return _end(call, "removed")
+    return _end_access(call, "removed")
 
 
-def _end(call: Call, done: str) -> Answer:
-    left = Desk(call.registry, call.signs, call.folder).end_certificates(call.name, f"account {call.name} was {done}")
-    text = f"{done} {call.name}"
-    if left:
-        many = "s" * (len(left) != 1)
-        text += f"\nrevoked {len(left)} certificate{many}; copy to every host: {call.folder / files.REVOKED}"
-    return {done: call.name, "revoked": [each.serial for each in left]}, text
+def _end_access(call: CommandCall, verb: str) -> Answer:
+    revoked = LoginIssuer(call.registry, call.signer, call.folder).revoke_certificates(
+        call.name, f"account {call.name} was {verb}"
+    )
+    text = f"{verb} {call.name}"
+    if revoked:
+        many = "s" * (len(revoked) != 1)
+        text += f"\nrevoked {len(revoked)} certificate{many}; copy to every host: {call.folder / files.REVOKED}"
+    return {verb: call.name, "revoked": [each.serial for each in revoked]}, text
 
 
-def _passwd(call: Call) -> Answer:
+def _set_password(call: CommandCall) -> Answer:
     password = call.password()
     if password is not None:
         call.registry.set_password(call.name, password)
@@ -275,59 +279,59 @@ def _passwd(call: Call) -> Answer:
     return {"invitation": invitation}, text
 
 
-def _token(call: Call) -> Answer:
+def _make_token(call: CommandCall) -> Answer:
     scope = _read_scope(call)
-    made = call.registry.make_secret(call.name, TOKEN, call.days(TOKEN_DAYS), scope)
-    text = f"{made}\n  it is not shown again: store it in a file of mode 600, for --token-file"
-    return {"token": made, "scope": str(scope)}, f"{text}\n  valid for {scope}" if scope else text
+    token = call.registry.make_secret(call.name, TOKEN, call.days(TOKEN_DAYS), scope)
+    text = f"{token}\n  it is not shown again: store it in a file of mode 600, for --token-file"
+    return {"token": token, "scope": str(scope)}, f"{text}\n  valid for {scope}" if scope else text
 
 
-def _read_scope(call: Call) -> Scope:
+def _read_scope(call: CommandCall) -> Scope:
     """The scope of a token in the options."""
-    given, made = call.given, call.made
-    role = vars(given)["for"]
+    args, parser = call.args, call.parser
+    role = vars(args)["for"]
     if role not in (None, *IDENTITIES):
-        made.error(f"--for {role}: unknown role; choose one of {', '.join(IDENTITIES)}")
-    index, count = made.number("--index", given.index), made.number("--count", given.count)
+        parser.error(f"--for {role}: unknown role; choose one of {', '.join(IDENTITIES)}")
+    index, count = parser.number("--index", args.index), parser.number("--count", args.count)
     if count == 0 or not (index is None or count is None):
-        made.error("use --index N for one worker, or --count N for workers 0 to N-1")
-    hours = None if given.hours is None else made.amount("--hours", given.hours, 0.0)
+        parser.error("use --index N for one worker, or --count N for workers 0 to N-1")
+    hours = None if args.hours is None else parser.amount("--hours", args.hours, 0.0)
     if hours is not None and not 0 < hours <= MOST_HOURS:
-        made.error(f"--hours must be greater than 0 and at most {MOST_HOURS:g}")
+        parser.error(f"--hours must be greater than 0 and at most {MOST_HOURS:g}")
     numbers = (index, index) if count is None else (0, count - 1)
     return Scope(role, *numbers, hours)
 
 
-def _log(call: Call) -> Answer:
+def _show_log(call: CommandCall) -> Answer:
     found = call.registry.list_events()
     return found, "\n".join(json.dumps(each) for each in found)
 
 
-_COMMANDS: dict[str, Callable[[Call], Answer]] = {
+_COMMANDS: dict[str, Callable[[CommandCall], Answer]] = {
     "add": _add, "list": _list, "show": _show, "disable": _disable, "enable": _enable, "limit": _limit,
-    "remove": _remove, "passwd": _passwd, "token": _token, "log": _log,
+    "remove": _remove, "passwd": _set_password, "token": _make_token, "log": _show_log,
 }  # fmt: skip
 
 
-def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
-    cluster = given.cluster or (desk.authority.bound[0] if len(desk.authority.bound) == 1 else None)
+def _serve(args: argparse.Namespace, parser: Parser, issuer: LoginIssuer) -> int:
+    cluster = args.cluster or (issuer.authority.bound[0] if len(issuer.authority.bound) == 1 else None)
     if cluster is None:
-        made.error("missing cluster: --cluster gpu")
-    host, port = made.address("--listen", given.listen or "127.0.0.1:7200")
-    over = threading.Event()
+        parser.error("missing cluster: --cluster gpu")
+    host, port = parser.address("--listen", args.listen or "127.0.0.1:7200")
+    stopped = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: over.set())
-    services = find_services(given, desk.folder, LOGIN, cluster)
-    with serve(desk, cluster, host, port, services) as bound:
+        signal.signal(each, lambda *_: stopped.set())
+    services = find_services(args, issuer.folder, LOGIN, cluster)
+    with serve(issuer, cluster, host, port, services) as bound:
         print(f"whale-nebula: login service of {cluster} listens on {host}:{bound}", file=sys.stderr, flush=True)
-        over.wait()
+        stopped.wait()
     return arguments.DONE
 
 
-def find_services(given: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
+def find_services(args: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
     """The folder in which a gateway finds services; None if it has one already and no folder was given."""
-    if given.services is not None:
-        return Path(given.services)
+    if args.services is not None:
+        return Path(args.services)
     if not is_served(socket_path(folder, protocol, cluster)):
         return folder
     remark(f"another service already uses the gateway of {cluster}: this one can be reached only on its own port")

@@ -33,7 +33,7 @@ from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, CredentialsError, NotApprovedError, PlanError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import approval, authority, files, issue
-from whale_nebula.security.approval import DAYS, Found
+from whale_nebula.security.approval import DAYS, FoundApproval
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.trust import DenyList, Trust
 
@@ -82,7 +82,7 @@ _OPTIONS: Options = {
 }
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula approve [options] SCRIPT [arguments of the script] | --list | --withdraw HEX"
     return Parser("approve", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
@@ -90,27 +90,27 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
-    given, words = read_script(made, argv, _OPTIONS)
-    if (words.script is not None) + given.list + (given.withdraw is not None) != 1:
-        made.error("exactly one is required: a script to approve, --list, or --withdraw HEX")
-    if given.steps is not None and not (given.steps.isdecimal() and int(given.steps)):
-        made.error("--steps needs a number of at least 1")
-    days = made.amount("--days", given.days, DAYS)
+    parser = make_parser()
+    args, words = read_script(parser, argv, _OPTIONS)
+    if (words.script is not None) + args.list + (args.withdraw is not None) != 1:
+        parser.error("exactly one is required: a script to approve, --list, or --withdraw HEX")
+    if args.steps is not None and not (args.steps.isdecimal() and int(args.steps)):
+        parser.error("--steps needs a number of at least 1")
+    days = parser.amount("--days", args.days, DAYS)
 
     def run() -> int | Answer:
-        if given.list:
-            return _list(given)
-        return _withdraw(given) if given.withdraw is not None else _approve(given, words, days)
+        if args.list:
+            return _show_approvals(args)
+        return _withdraw(args) if args.withdraw is not None else _approve(args, words, days)
 
     codes = {NotApprovedError: exits.FAILED, PlanError: exits.NO_DATA, ConfigError: exits.CONFIG}
-    return answer(given, run, codes)
+    return answer(args, run, codes)
 
 
-def _places(given: argparse.Namespace) -> tuple[Config, Path, Path]:
+def _find_folders(args: argparse.Namespace) -> tuple[Config, Path, Path]:
     """The config, the folder of the authority, and that of the approvals."""
-    config, base = load_config(given), Path() if given.config is None else Path(given.config).parent
-    return config, find_folder(given), base / (config.approvals or "approvals")
+    config, base = load_config(args), Path() if args.config is None else Path(args.config).parent
+    return config, find_folder(args), base / (config.approvals or "approvals")
 
 
 # ---------------------------------------------------------------------- approve
@@ -129,45 +129,44 @@ class Program:
         return [parse_plan(text, where) for text in self.plans]
 
 
-RECORD = "whale_nebula program 1"
+RECORD_FORMAT = "whale_nebula program 1"
 
 
-def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
+def _approve(args: argparse.Namespace, words: Words, days: float) -> int:
     path = words.script or ""
     if not Path(path).is_file():
         mend = "whale-nebula approve path/to/train.py"
-        return print_error(
-            PlanError(f"file {path!r} does not exist", mend=mend), as_json=given.json, code=exits.NO_FILE
-        )
-    config, folder, approvals = _places(given)
-    signs = None if given.dry else _load_signer(folder, config, days)
-    planned = _plan_script if given.dry else _plan_apart
-    program = planned(path, words, given) if given.dry or given.record is None else read_record(Path(given.record))
+        return print_error(PlanError(f"file {path!r} does not exist", mend=mend), as_json=args.json, code=exits.NO_FILE)
+    config, folder, approvals = _find_folders(args)
+    signer = None if args.dry else _load_signer(folder, config, days)
+    plan_program = _plan_script if args.dry else _plan_in_subprocess
+    program = plan_program(path, words, args) if args.dry or args.record is None else read_record(Path(args.record))
     if isinstance(program, int):
         return program
-    plans, name = program.parse_plans(given.record or path), Path(path).name
-    if given.dry and given.record is not None:
-        write_record(Path(given.record), program)
-    if signs is not None:
-        _check_unchanged(path, program, beside_only=given.record is not None)
-    if not given.json:
+    plans, name = program.parse_plans(args.record or path), Path(path).name
+    if args.dry and args.record is not None:
+        write_record(Path(args.record), program)
+    if signer is not None:
+        _check_unchanged(path, program, beside_only=args.record is not None)
+    if not args.json:
         print(describe(plans, program))
     digests = [plan.digest for plan in plans]
     document = {"script": name, "files": program.files, "packages": program.packages, "plans": digests}
-    if signs is None or not (given.yes or _ask(path)):
-        if given.json:
+    if signer is None or not (args.yes or _ask_for_confirmation(path)):
+        if args.json:
             print(json.dumps({**document, "signed": False}, indent=1))
         else:
             remark("nothing was signed")
-        return exits.DONE if given.dry else exits.FAILED
+        return exits.DONE if args.dry else exits.FAILED
     texts = {plan.name: text.encode() for plan, text in zip(plans, program.plans, strict=True)}
-    code, who = (program.files, program.packages), user_name()
-    made = approval.save(approvals, signs, name, code, texts, days=days, by=who, why=given.why or "")
-    if given.json:
-        print(json.dumps({**document, "signed": True, **_document(made)}, indent=1))
+    code, approver = (program.files, program.packages), user_name()
+    found = approval.save(approvals, signer, name, code, texts, days=days, by=approver, why=args.why or "")
+    if args.json:
+        print(json.dumps({**document, "signed": True, **_make_document(found)}, indent=1))
     else:
         print(
-            f"\nsigned: {made.folder}   {_dates(made)}\ncopy this folder to every host whose config requires approvals"
+            f"\nsigned: {found.folder}   {_describe_dates(found)}\n"
+            "copy this folder to every host whose config requires approvals"
         )
         if config.approvals is None:
             print(f"to require approvals, add to the config: approvals: {approvals.name}")
@@ -176,36 +175,36 @@ def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
 
 def _load_signer(folder: Path, config: Config, days: float) -> Authority:
     """Load the authority, which must be valid for the certificate's days."""
-    signs = authority.load(folder)
-    authority.check_current(signs)
-    authority.span(days)
-    if config.run not in (None, signs.run):
-        what = f"the config is for run {config.run!r}, but the authority is for {signs.run!r}"
+    signer = authority.load(folder)
+    authority.check_current(signer)
+    authority.check_lifetime(days)
+    if config.run not in (None, signer.run):
+        what = f"the config is for run {config.run!r}, but the authority is for {signer.run!r}"
         raise CredentialsError(what, where=str(folder), mend="--folder FOLDER: the folder of this run's authority")
-    return signs
+    return signer
 
 
-def _plan_script(path: str, words: Words, given: argparse.Namespace) -> Program | int:
+def _plan_script(path: str, words: Words, args: argparse.Namespace) -> Program | int:
     """Run the script in this process; returns the program, or the exit status if it runs no step."""
     from whale_nebula.cli.show_script import Onlooker, collect_plans, report_nothing
     from whale_nebula.security import code
 
-    onlooker = Onlooker(math.inf if given.steps is None else int(given.steps), given.config, None)
+    onlooker = Onlooker(math.inf if args.steps is None else int(args.steps), args.config, None)
     ending = collect_plans(path, words.arguments, onlooker)
     if not onlooker.plans or ending.error is not None:
-        return report_nothing(path, ending, onlooker, given.json, "approve")
+        return report_nothing(path, ending, onlooker, args.json, "approve")
     return Program(code.list_files(path), code.list_packages(), [plan.to_file() for plan in onlooker.plans])
 
 
-def _plan_apart(path: str, words: Words, given: argparse.Namespace) -> Program | int:
+def _plan_in_subprocess(path: str, words: Words, args: argparse.Namespace) -> Program | int:
     """Run the script in a separate process; returns the program, or the exit status without one. The process cannot
     answer the approver's questions, and its descendants end with it.
     """
-    options = [f"--{name}={value}" for name in ("config", "steps") if (value := getattr(given, name)) is not None]
+    options = [f"--{name}={value}" for name in ("config", "steps") if (value := getattr(args, name)) is not None]
     with tempfile.TemporaryDirectory() as folder:
         record, output = Path(folder) / "program.json", Path(folder) / "output"
         command = [sys.executable, "-m", "whale_nebula", "approve", "--dry", f"--record={record}", *options]
-        command += ["--json"] * given.json + [path, "--", *words.arguments]
+        command += ["--json"] * args.json + [path, "--", *words.arguments]
         with (
             output.open("wb") as out,
             subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True) as child,
@@ -226,7 +225,7 @@ def _plan_apart(path: str, words: Words, given: argparse.Namespace) -> Program |
 def write_record(path: Path, program: Program) -> None:
     """Write the description of a program to a file."""
     try:
-        path.write_text(json.dumps({"format": RECORD, **asdict(program)}, indent=1), "utf-8")
+        path.write_text(json.dumps({"format": RECORD_FORMAT, **asdict(program)}, indent=1), "utf-8")
     except OSError as error:
         raise PlanError(f"{path} cannot be written", why=error.strerror, mend="--record train.json") from None
 
@@ -236,8 +235,8 @@ def read_record(path: Path) -> Program:
     mend = "whale-nebula approve train.py --dry --record train.json"
     try:
         fields = json.loads(path.read_bytes())
-        if fields.pop("format") != RECORD:
-            raise ValueError(f"its format is not {RECORD!r}")
+        if fields.pop("format") != RECORD_FORMAT:
+            raise ValueError(f"its format is not {RECORD_FORMAT!r}")
         program = Program(**fields)
         texts = [text for table in (program.files, program.packages) for pair in table.items() for text in pair]
         if not all(isinstance(text, str) for text in (*texts, *program.plans)):
@@ -253,20 +252,20 @@ def _check_unchanged(path: str, program: Program, *, beside_only: bool) -> None:
     """Refuse a record whose script or packages differ from those here."""
     from whale_nebula.security import code
 
-    here, found = code.list_beside(path, program.files), program.files
+    present, found = code.list_adjacent_modules(path, program.files), program.files
     if not beside_only:
-        here, found = {**here, **code.list_packages()}, {**found, **program.packages}
-    other = next((name for name, value in here.items() if found.get(name) != value), None)
+        present, found = {**present, **code.list_packages()}, {**found, **program.packages}
+    other = next((name for name, value in present.items() if found.get(name) != value), None)
     if other is not None:
         raise NotApprovedError(
             f"{path} differs from the examined program: nothing is signed",
             where="the script" if other == code.SCRIPT else other,
-            why=f"it is {here[other][:12]} here, but {found.get(other, 'nothing')[:12]} in the examined program",
+            why=f"it is {present[other][:12]} here, but {found.get(other, 'nothing')[:12]} in the examined program",
             mend="run whale-nebula approve again; if it still differs, check whether the script manipulates this check",
         )
 
 
-def _ask(path: str) -> bool:
+def _ask_for_confirmation(path: str) -> bool:
     if not sys.stdin.isatty():
         remark("there is no terminal to ask for confirmation: --yes signs without asking")
         return False
@@ -296,43 +295,51 @@ def describe(plans: Sequence[Plan], program: Program) -> str:
 
 
 # ---------------------------------------------------------------------- list, withdraw
-def _found(given: argparse.Namespace, signer: Authority | None = None) -> Sequence[Found]:
-    config, folder, approvals = _places(given)
+def _list_approvals(args: argparse.Namespace, signer: Authority | None = None) -> Sequence[FoundApproval]:
+    config, folder, approvals = _find_folders(args)
     known, revoked = authority.authorities(folder), folder / files.REVOKED
     denied = DenyList(revoked if revoked.exists() else None, known)
     trust = Trust(known if signer is None else [signer.certificate], denied)
     return approval.read_all(approvals, trust, config.run, files.now())
 
 
-def _list(given: argparse.Namespace) -> Answer:
-    found = _found(given)
-    lines = [f"{each.folder.name}   {each.fault or _dates(each)}" for each in found]
-    return [_document(each) for each in found], "\n".join(lines) or "there are no approvals"
+def _show_approvals(args: argparse.Namespace) -> Answer:
+    found = _list_approvals(args)
+    lines = [f"{each.folder.name}   {each.fault or _describe_dates(each)}" for each in found]
+    return [_make_document(each) for each in found], "\n".join(lines) or "there are no approvals"
 
 
-def _document(found: Found) -> dict[str, Any]:
-    made = found.approval
-    about = {} if made is None else {"serial": made.serial, "until": made.until, "by": made.by, "why": made.why}
-    return {"folder": str(found.folder), "good": not found.fault, "fault": found.fault, **about}
+def _make_document(found: FoundApproval) -> dict[str, Any]:
+    approved = found.approval
+    fields = (
+        {}
+        if approved is None
+        else {"serial": approved.serial, "until": approved.until, "by": approved.by, "why": approved.why}
+    )
+    return {"folder": str(found.folder), "good": not found.fault, "fault": found.fault, **fields}
 
 
-def _dates(found: Found) -> str:
-    made = found.approval
-    if made is None:
+def _describe_dates(found: FoundApproval) -> str:
+    approved = found.approval
+    if approved is None:
         return ""
-    why = f", {made.why}" * bool(made.why)
-    return f"serial {made.serial[:16]}   until {made.until}   by {made.by}{why}"
+    why = f", {approved.why}" * bool(approved.why)
+    return f"serial {approved.serial[:16]}   until {approved.until}   by {approved.by}{why}"
 
 
-def _withdraw(given: argparse.Namespace) -> Answer:
-    _, folder, approvals = _places(given)
-    signs, start = authority.load(folder), given.withdraw.lower()
-    same = [each.approval for each in _found(given, signs) if each.approval and each.approval.serial.startswith(start)]
+def _withdraw(args: argparse.Namespace) -> Answer:
+    _, folder, approvals = _find_folders(args)
+    signer, start = authority.load(folder), args.withdraw.lower()
+    same = [
+        each.approval
+        for each in _list_approvals(args, signer)
+        if each.approval and each.approval.serial.startswith(start)
+    ]
     if len(same) != 1:
-        which = f"{len(same)} approvals have" if same else "no approval of this authority has"
-        what = f"{which} a serial that begins with {given.withdraw!r}"
+        count_text = f"{len(same)} approvals have" if same else "no approval of this authority has"
+        what = f"{count_text} a serial that begins with {args.withdraw!r}"
         raise PlanError(what, where=str(approvals), mend="whale-nebula approve --list")
-    number = issue.withdraw(folder, signs, same[0].serial, f"approval of {same[0].script}", given.why or "")
+    number = issue.withdraw(folder, signer, same[0].serial, f"approval of {same[0].script}", args.why or "")
     text = f"withdrawn: {same[0].serial[:16]}, in deny list number {number}"
     text += f"\ncopy to every host whose config requires approvals: {folder / files.REVOKED}"
     return {"withdrawn": same[0].serial, "deny_list": number}, text

@@ -52,7 +52,7 @@ _OPTIONS: Options = {
 }
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula audit verify FILE [--heads FILE] [--ca FILE [--revoked FILE]] [--json]"
     return Parser("audit", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
@@ -62,32 +62,32 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     if argv[:1] == ["report"]:
         return audit_report.main(argv[1:])
-    made = parser()
+    parser = make_parser()
     words = split(argv, _OPTIONS)
-    given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
+    args = parser.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
     if words.script != "verify" or len(words.arguments) != 1:
-        made.error("whale-nebula audit verify FILE, or whale-nebula audit report")
+        parser.error("whale-nebula audit verify FILE, or whale-nebula audit report")
     path = words.arguments[0]
-    if given.revoked is not None and given.ca is None:
-        made.error("--revoked needs --ca: the authority signs the deny list")
-    for each in (path, given.heads, given.ca, given.revoked):
+    if args.revoked is not None and args.ca is None:
+        parser.error("--revoked needs --ca: the authority signs the deny list")
+    for each in (path, args.heads, args.ca, args.revoked):
         if each is not None and not os.path.isfile(each):
             error = AuditError(f"file {each!r} does not exist", mend="whale-nebula audit verify FILE")
-            return print_error(error, as_json=given.json, code=arguments.NO_FILE)
+            return print_error(error, as_json=args.json, code=arguments.NO_FILE)
     try:
         trust: Trust | None = None
         revoked: Revocations = {}
-        if given.ca is not None:
-            trust = Trust(files.certificates(files.read(given.ca, "the authority's certificate"), given.ca))
-            revoked = _load_revoked(given, trust)
-        verdict = verify(path, _heads(given.heads), trust, revoked)
+        if args.ca is not None:
+            trust = Trust(files.certificates(files.read(args.ca, "the authority's certificate"), args.ca))
+            revoked = _load_revoked(args, trust)
+        verdict = verify(path, _read_heads(args.heads), trust, revoked)
     except NebulaError as error:
-        return print_error(error, as_json=given.json, code=arguments.NO_DATA)
-    print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if given.json else _text(verdict, given))
+        return print_error(error, as_json=args.json, code=arguments.NO_DATA)
+    print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if args.json else _format_text(verdict, args))
     return arguments.DONE if verdict.ok else arguments.FAILED
 
 
-def _heads(path: str | None) -> list[Head]:
+def _read_heads(path: str | None) -> list[Head]:
     if path is None:
         return []
     found = list(read_heads(path))
@@ -96,15 +96,15 @@ def _heads(path: str | None) -> list[Head]:
     return found
 
 
-def _load_revoked(given: argparse.Namespace, trust: Trust) -> Revocations:
-    path = Path(given.revoked or Path(given.ca).with_name(files.REVOKED))
-    return load(path, trust.authorities).revoked if given.revoked or path.exists() else {}
+def _load_revoked(args: argparse.Namespace, trust: Trust) -> Revocations:
+    path = Path(args.revoked or Path(args.ca).with_name(files.REVOKED))
+    return load(path, trust.authorities).revoked if args.revoked or path.exists() else {}
 
 
-def _text(verdict: Verdict, given: argparse.Namespace) -> str:
+def _format_text(verdict: Verdict, args: argparse.Namespace) -> str:
     name, why = Path(verdict.path).name, escape_foreign_text(verdict.why)
     if verdict.apart:
-        return f"{name} and the given heads or authority do not belong together\n  why: {why}\n  mend: {_PAIRS}"
+        return f"{name} and the given heads or authority do not belong together\n  why: {why}\n  mend: {_PAIR_FIX}"
     if not verdict.ok:
         return f"{name}: record {verdict.bad} is the first invalid one\n  why: {why}"
     lines = [
@@ -118,14 +118,14 @@ def _text(verdict: Verdict, given: argparse.Namespace) -> str:
     if verdict.signed is None:
         lines.append("  none of its heads is signed: anyone who can write the file could have rewritten it")
     else:
-        by = "by a certificate of this authority" if given.ca else "by the certificate in the log; verify it with --ca"
+        by = "by a certificate of this authority" if args.ca else "by the certificate in the log; verify it with --ca"
         lines.append(f"  {verdict.heads} heads, the last for record {verdict.signed}, signed {by}")
     if verdict.kept is not None:
         lines.append(f"  the peer's heads match up to record {verdict.kept}")
     if not verdict.closed:
-        cut = "" if given.heads else "; only a peer's heads can show whether its end was cut off: --heads FILE"
+        cut = "" if args.heads else "; only a peer's heads can show whether its end was cut off: --heads FILE"
         lines.append(f"  the log was not closed: it is open, or its process crashed{cut}")
     return "\n".join(lines)
 
 
-_PAIRS = "use files of one run: audit verify gpu-gateway.jsonl --heads npu-gateway.heads.jsonl --ca certs/ca.pem"
+_PAIR_FIX = "use files of one run: audit verify gpu-gateway.jsonl --heads npu-gateway.heads.jsonl --ca certs/ca.pem"

@@ -57,7 +57,7 @@ _OPTIONS: Options = {
 }
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula audit report [LOG ... | --at HOST:PORT] [--since TIME] [--until TIME] [options]"
     return Parser("audit report", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
@@ -65,49 +65,53 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
+    parser = make_parser()
     words = split(argv, _OPTIONS)
-    given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
-    folder = Path(given.folder or "certs")
-    named = [Path(each) for each in (words.script, *words.arguments) if each is not None]
-    if given.at and (named or given.lines or given.approvals):
-        made.error("--at uses the logs and approvals of the owner's service: remove LOG, --approvals and --lines")
-    for each in named:
+    args = parser.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
+    folder = Path(args.folder or "certs")
+    paths = [Path(each) for each in (words.script, *words.arguments) if each is not None]
+    if args.at and (paths or args.lines or args.approvals):
+        parser.error("--at uses the logs and approvals of the owner's service: remove LOG, --approvals and --lines")
+    for each in paths:
         if not each.is_file():
             error = AuditError(f"file {str(each)!r} does not exist", mend="whale-nebula audit report [LOG ...]")
-            return print_error(error, as_json=given.json, code=arguments.NO_FILE)
+            return print_error(error, as_json=args.json, code=arguments.NO_FILE)
     try:
-        period = _read_period(given)
-        report, logs = _fetch(given, made, folder, period) if given.at else _make(given, folder, period, named)
+        period = _read_period(args)
+        report, logs = (
+            _fetch_report(args, parser, folder, period) if args.at else _make_report(args, folder, period, paths)
+        )
     except NebulaError as error:
-        return print_error(error, as_json=given.json)
-    if given.lines:
+        return print_error(error, as_json=args.json)
+    if args.lines:
         for record in sorted([*report.records, *report.events], key=lambda each: str(each.get("time"))):
-            print(chain.canonical(record).decode("ascii"))
+            print(chain.encode_canonical(record).decode("ascii"))
     else:
-        print(json.dumps(encode_report(report, logs), indent=1) if given.json else describe(report, logs))
+        print(json.dumps(encode_report(report, logs), indent=1) if args.json else describe(report, logs))
     return arguments.DONE
 
 
-def _make(
-    given: argparse.Namespace, folder: Path, period: Period, named: Sequence[Path]
+def _make_report(
+    args: argparse.Namespace, folder: Path, period: Period, paths: Sequence[Path]
 ) -> tuple[Report, Sequence[Log]]:
     """Create the report on the host with the authority."""
-    approvals = None if given.approvals is None else Path(given.approvals)
+    approvals = None if args.approvals is None else Path(args.approvals)
     with contextlib.closing(Registry(folder, authority.load_certificate(folder))) as registry:
-        return report_accesses(folder, registry, period, named, approvals)
+        return report_accesses(folder, registry, period, paths, approvals)
 
 
-def _fetch(given: argparse.Namespace, made: Parser, folder: Path, period: Period) -> tuple[Report, Sequence[Log]]:
+def _fetch_report(
+    args: argparse.Namespace, parser: Parser, folder: Path, period: Period
+) -> tuple[Report, Sequence[Log]]:
     """Ask the owner's service for the report, as an auditor."""
-    if given.cluster is None:
-        made.error("missing cluster: --cluster gpu")
-    return open_remote(given.at, folder, None, given.cluster, role=AUDITOR).fetch_report(period)
+    if args.cluster is None:
+        parser.error("missing cluster: --cluster gpu")
+    return open_remote(args.at, folder, None, args.cluster, role=AUDITOR).fetch_report(period)
 
 
-def _read_period(given: argparse.Namespace) -> Period:
-    since = datetime(1970, 1, 1, tzinfo=UTC) if given.since is None else parse_moment(given.since, "--since")
-    until = datetime.now(UTC) if given.until is None else parse_moment(given.until, "--until")
+def _read_period(args: argparse.Namespace) -> Period:
+    since = datetime(1970, 1, 1, tzinfo=UTC) if args.since is None else parse_moment(args.since, "--since")
+    until = datetime.now(UTC) if args.until is None else parse_moment(args.until, "--until")
     if since >= until:
         raise AuditError(
             f"--since is not before --until: {files.format_time(since)} and {files.format_time(until)}",
@@ -149,10 +153,10 @@ def _describe_refusal(each: Refusal) -> str:
     return f"  {each.who}  {each.dataset}  {times}, last at {each.last[:19]}Z: {each.reason}"
 
 
-_SHOWN = ("dataset", "purpose", "number", "until", "scope", "by", "kind", "role", "reason")
+_EVENT_FIELDS = ("dataset", "purpose", "number", "until", "scope", "by", "kind", "role", "reason")
 
 
 def _describe_event(each: Any) -> str:
-    more = "  ".join(f"{name} {each[name]}" for name in _SHOWN if each.get(name))
+    more = "  ".join(f"{name} {each[name]}" for name in _EVENT_FIELDS if each.get(name))
     words = (each.get("time"), each.get("action"), each.get("account"), each.get("decision"))
     return "  " + "  ".join(str(word) for word in words if word) + f"  {more}" * bool(more)

@@ -152,9 +152,9 @@ def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Plac
         )
     gateways.check(config, cluster)
     files = gateways.configured_files(config, [here], path).get(here)
-    credentials = None if files is None else Credentials.of(files)
+    credentials = None if files is None else Credentials.load(files)
     if credentials is not None:
-        credentials.check_is(Identity.of_worker(config.run_name, here))
+        credentials.check_identity(Identity.of_worker(config.run_name, here))
     alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
     listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # with a gateway both ends dial
     return Place(config.run_name, here, peers, listen, gateway, credentials, all_workers=everyone)
@@ -190,7 +190,7 @@ def _be_end(seconds: float) -> int:
     own = attach()
     if own is None or own.listen is None:
         raise ConfigError("no launcher has started this end", mend="whale-nebula bench link --all --clusters gpu,npu")
-    credentials = None if own.security is None else Credentials.of(own.security)
+    credentials = None if own.security is None else Credentials.load(own.security)
     place = Place(own.run_id, own.worker, own.addresses, own.listen, credentials=credentials)
     say: Callable[[str], None] = remark if own.worker == own.workers[0] else lambda text: None
     found = list(measure(place, seconds=seconds, patience=_HERE_PATIENCE, report=say))

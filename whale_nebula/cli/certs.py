@@ -17,7 +17,7 @@ from whale_nebula.security import GATEWAY, WORKER, Identity, Peer, authority, fi
 from whale_nebula.security.authority import AUTHORITY_DAYS, Authority
 from whale_nebula.security.identity import ROLES, command_options
 from whale_nebula.security.issue import DAYS, Issued
-from whale_nebula.security.owners import Requested
+from whale_nebula.security.owners import CertificateRequest
 from whale_nebula.security.trust import Revocation, SignedList
 
 _DESCRIPTION = """\
@@ -63,7 +63,7 @@ exit status:
   2   wrong command line
   78  wrong config"""
 
-_TEXT = {
+_COMMAND_TEXTS = {
     "init": "Create the authority of a run: a folder, accessible only to you, with the key that signs all "
     "certificates.",
     "issue": "Create a key and a certificate for each given process. A process with a valid certificate gets no second "
@@ -74,7 +74,7 @@ _TEXT = {
     "revoke": "Put certificates on the deny list, revoked.json, which every process reads again when it changes. Copy "
     "it to every host.",
 }
-_TEXT |= {
+_COMMAND_TEXTS |= {
     "request": "Create a key for a process of this host, unless it has one, and a request: a file for the owner of the "
     "authority. The key stays on this host.",
     "sign": "Create certificates for requests. Compare the digest of the key with the sender of the file.",
@@ -98,140 +98,151 @@ _OPTIONS: Options = {
     "--folder": ("FOLDER", 'the folder of the authority; default: "certs" next to the --config, or here'),
     "--json": (None, "print one JSON object"),
 }
-_WHO = ("--cluster", "--role", "--index", "--count")
-_TAKES = {
+_IDENTITY_OPTIONS = ("--cluster", "--role", "--index", "--count")
+_COMMAND_OPTIONS = {
     "init": ("--run", "--config", "--cluster", "--days", "--folder", "--json"),
-    "issue": (*_WHO, "--all", "--config", "--days", "--folder", "--json"),
+    "issue": (*_IDENTITY_OPTIONS, "--all", "--config", "--days", "--folder", "--json"),
     "show": ("--config", "--folder", "--json"),
-    "renew": (*_WHO, "--ca", "--revoked", "--forget-revocations", "--config", "--days", "--folder", "--json"),
-    "revoke": (*_WHO, "--serial", "--why", "--config", "--folder", "--json"),
-    "request": ("--run", *_WHO, "--config", "--folder", "--json"),
+    "renew": (
+        *_IDENTITY_OPTIONS,
+        "--ca",
+        "--revoked",
+        "--forget-revocations",
+        "--config",
+        "--days",
+        "--folder",
+        "--json",
+    ),
+    "revoke": (*_IDENTITY_OPTIONS, "--serial", "--why", "--config", "--folder", "--json"),
+    "request": ("--run", *_IDENTITY_OPTIONS, "--config", "--folder", "--json"),
     "sign": ("--days", "--config", "--folder", "--json"),
     "trust": ("--list", "--config", "--folder", "--json"),
 }
-_SPECIAL: Mapping[str, Options] = {
+_SPECIAL_OPTIONS: Mapping[str, Options] = {
     "init": {"--cluster": ("NAMES", "create an authority that is valid only for these clusters: gpu, or gpu,tpu")},
     "trust": {"--ca": ("FILE", "the certificate of the other owner's authority (ca.pem)")},
 }
 """Help texts that differ in one of the commands."""
 
 
-def parser(command: str = "") -> Parser:
+def make_parser(command: str = "") -> Parser:
     """The options of `certs`, or of one of its commands."""
     if not command:
         usage = "whale-nebula certs init|issue|show|renew|revoke|request|sign|trust [options]"
         return Parser("certs", _DESCRIPTION, {}, usage=usage, epilog=_EPILOG)
-    options = {**{name: _OPTIONS[name] for name in _TAKES[command]}, **_SPECIAL.get(command, {})}
+    options = {**{name: _OPTIONS[name] for name in _COMMAND_OPTIONS[command]}, **_SPECIAL_OPTIONS.get(command, {})}
     usage = f"whale-nebula certs {command} [options]{' FILE ...' * (command == 'sign')}"
-    return Parser(f"certs {command}", _TEXT[command], options, usage=usage)
+    return Parser(f"certs {command}", _COMMAND_TEXTS[command], options, usage=usage)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    command, made = choose_command(argv, _COMMANDS, parser)
-    words = split(argv[1:], {**_OPTIONS, **_SPECIAL.get(command, {})})
+    command, parser = choose_command(argv, _COMMANDS, make_parser)
+    words = split(argv[1:], {**_OPTIONS, **_SPECIAL_OPTIONS.get(command, {})})
     paths = [each for each in (words.script, *words.arguments) if each is not None] if command == "sign" else []
-    given = made.read(words.options if command == "sign" else argv[1:])
-    given.paths = paths
+    args = parser.read(words.options if command == "sign" else argv[1:])
+    args.paths = paths
     if any(each.startswith("-") for each in paths):
-        made.error(f"unknown option {next(each for each in paths if each.startswith('-'))!r}")
-    return answer(given, lambda: _COMMANDS[command](given, made))
+        parser.error(f"unknown option {next(each for each in paths if each.startswith('-'))!r}")
+    return answer(args, lambda: _COMMANDS[command](args, parser))
 
 
 # ---------------------------------------------------------------------- the commands
-def _init(given: argparse.Namespace, made: Parser) -> Answer:
-    config, folder = load_config(given), find_folder(given)
-    run = given.run or config.run
+def _init(args: argparse.Namespace, parser: Parser) -> Answer:
+    config, folder = load_config(args), find_folder(args)
+    run = args.run or config.run
     if not run:
-        made.error('missing run name: --run mt, or --config clusters.yaml with "run: mt" in it')
-    if given.run and config.run not in (None, given.run):
-        made.error(f"the config's run is {config.run!r}: remove --run")
-    bound = [each.strip() for each in given.cluster.split(",")] if given.cluster else []
-    new = Authority.fresh(
-        run, authority.clusters_of(config), made.amount("--days", given.days, AUTHORITY_DAYS), bound=bound
+        parser.error('missing run name: --run mt, or --config clusters.yaml with "run: mt" in it')
+    if args.run and config.run not in (None, args.run):
+        parser.error(f"the config's run is {config.run!r}: remove --run")
+    clusters = [each.strip() for each in args.cluster.split(",")] if args.cluster else []
+    new = Authority.create(
+        run, authority.count_workers(config), parser.amount("--days", args.days, AUTHORITY_DAYS), bound=clusters
     )
     authority.create(folder, new)
-    return authority_document(folder), describe_authority(new, folder)
+    return make_authority_document(folder), describe_authority(new, folder)
 
 
-def _issue(given: argparse.Namespace, made: Parser) -> Answer:
-    folder, config = find_folder(given), load_config(given)
-    days, wanted = made.amount("--days", given.days, DAYS), list_wanted(given, made)
-    if given.all and (wanted or given.config is None):
-        made.error("--all needs --config clusters.yaml, and cannot be combined with --cluster")
-    if not given.all and not wanted:
-        made.error("missing process: --cluster gpu, or --all --config clusters.yaml")
-    signs = _apply_config(authority.load(folder), config, folder)
-    who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
-    return _describe_issued(issue.issue(folder, signs, who, days), given, "issued", describe_destinations)
+def _issue(args: argparse.Namespace, parser: Parser) -> Answer:
+    folder, config = find_folder(args), load_config(args)
+    days, wanted = parser.amount("--days", args.days, DAYS), list_requested_identities(args, parser)
+    if args.all and (wanted or args.config is None):
+        parser.error("--all needs --config clusters.yaml, and cannot be combined with --cluster")
+    if not args.all and not wanted:
+        parser.error("missing process: --cluster gpu, or --all --config clusters.yaml")
+    signer = _apply_config(authority.load(folder), config, folder)
+    identities = (
+        authority.list_identities(signer.run, config) if args.all else [Identity(signer.run, *each) for each in wanted]
+    )
+    return _describe_issued(issue.issue(folder, signer, identities, days), args, "issued", describe_destinations)
 
 
-def _show(given: argparse.Namespace, made: Parser) -> Answer:
-    return document(find_folder(given)), "" if given.json else table(find_folder(given))
+def _show(args: argparse.Namespace, parser: Parser) -> Answer:
+    return make_document(find_folder(args)), "" if args.json else format_table(find_folder(args))
 
 
-def _renew(given: argparse.Namespace, made: Parser) -> Answer:
-    folder, wanted = find_folder(given), list_wanted(given, made)
-    if given.ca:
+def _renew(args: argparse.Namespace, parser: Parser) -> Answer:
+    folder, wanted = find_folder(args), list_requested_identities(args, parser)
+    if args.ca:
         if wanted:
-            made.error("--ca renews only the authority's certificate: remove --cluster")
-        new = issue.renew_authority(folder, made.amount("--days", given.days, AUTHORITY_DAYS))
-        return authority_document(folder), describe_authority(new, folder)
-    signs = authority.load(folder)
-    if given.forget_revocations and not given.revoked:
-        made.error("--forget-revocations needs --revoked")
-    if given.revoked:
+            parser.error("--ca renews only the authority's certificate: remove --cluster")
+        new = issue.renew_authority(folder, parser.amount("--days", args.days, AUTHORITY_DAYS))
+        return make_authority_document(folder), describe_authority(new, folder)
+    signer = authority.load(folder)
+    if args.forget_revocations and not args.revoked:
+        parser.error("--forget-revocations needs --revoked")
+    if args.revoked:
         if wanted:
-            made.error("--revoked only signs the deny list again: remove --cluster")
-        renewed = issue.renew_deny_list(folder, signs, forget=given.forget_revocations)
-        return {"deny_list": deny_list_document(renewed)}, signed_list(renewed, folder)
-    who = [Identity(signs.run, *each) for each in wanted] or renewable(folder)
-    if not who:
+            parser.error("--revoked only signs the deny list again: remove --cluster")
+        renewed = issue.renew_deny_list(folder, signer, forget=args.forget_revocations)
+        return {"deny_list": describe_deny_list(renewed)}, describe_signed_list(renewed, folder)
+    identities = [Identity(signer.run, *each) for each in wanted] or list_renewable(folder)
+    if not identities:
         raise CredentialsError("there is no certificate to renew", where=str(folder), mend="whale-nebula certs issue")
-    renewals = issue.renew(folder, signs, who, made.amount("--days", given.days, DAYS))
-    return _describe_issued(renewals, given, "renewed", describe_renewed)
+    renewals = issue.renew(folder, signer, identities, parser.amount("--days", args.days, DAYS))
+    return _describe_issued(renewals, args, "renewed", describe_renewed)
 
 
-def _revoke(given: argparse.Namespace, made: Parser) -> Answer:
-    folder, wanted = find_folder(given), list_wanted(given, made)
-    if bool(wanted) == bool(given.serial):
-        made.error("missing certificate: --cluster gpu --index 0, or --serial with its first digits")
-    signs = authority.load(folder)
-    who = [Identity(signs.run, *each) for each in wanted]
-    serials = _match_serial(folder, given.serial) if given.serial else _find_serials(folder, who)
-    new = issue.revoke(folder, signs, serials, given.why or "")
-    text = describe_revocation(new, deny_list(folder), folder)
+def _revoke(args: argparse.Namespace, parser: Parser) -> Answer:
+    folder, wanted = find_folder(args), list_requested_identities(args, parser)
+    if bool(wanted) == bool(args.serial):
+        parser.error("missing certificate: --cluster gpu --index 0, or --serial with its first digits")
+    signer = authority.load(folder)
+    identities = [Identity(signer.run, *each) for each in wanted]
+    serials = _match_serial(folder, args.serial) if args.serial else _find_serials(folder, identities)
+    new = issue.revoke(folder, signer, serials, args.why or "")
+    text = describe_revocation(new, load_deny_list(folder), folder)
     return {"revoked": [each._asdict() for each in new]}, text
 
 
-def _request(given: argparse.Namespace, made: Parser) -> Answer:
-    config, folder, wanted = load_config(given), find_folder(given), list_wanted(given, made)
-    run = given.run or config.run
+def _request(args: argparse.Namespace, parser: Parser) -> Answer:
+    config, folder, wanted = load_config(args), find_folder(args), list_requested_identities(args, parser)
+    run = args.run or config.run
     if not run or not wanted:
-        made.error(
+        parser.error(
             "missing run or process: --run mt --cluster gpu --index 0, or --config clusters.yaml with the run in it"
         )
-    found = [owners.request(folder, Identity(run, *each)) for each in wanted]
-    document = [
+    requests = [owners.request(folder, Identity(run, *each)) for each in wanted]
+    documents = [
         {"uri": each.identity.uri, **{n: str(v) for n, v in each._asdict().items() if n != "identity"}}
-        for each in found
+        for each in requests
     ]
-    return {"requested": document}, describe_requests(found)
+    return {"requested": documents}, describe_requests(requests)
 
 
-def _sign(given: argparse.Namespace, made: Parser) -> Answer:
-    if not given.paths:
-        made.error("missing requests: whale-nebula certs sign gpu-worker-0.csr")
-    folder, config = find_folder(given), load_config(given)
-    signs = _apply_config(authority.load(folder), config, folder)
-    signed = owners.sign(folder, signs, [Path(each) for each in given.paths], made.amount("--days", given.days, DAYS))
-    return _describe_issued(signed, given, "signed", describe_signed)
+def _sign(args: argparse.Namespace, parser: Parser) -> Answer:
+    if not args.paths:
+        parser.error("missing requests: whale-nebula certs sign gpu-worker-0.csr")
+    folder, config = find_folder(args), load_config(args)
+    signer = _apply_config(authority.load(folder), config, folder)
+    signed = owners.sign(folder, signer, [Path(each) for each in args.paths], parser.amount("--days", args.days, DAYS))
+    return _describe_issued(signed, args, "signed", describe_signed)
 
 
-def _trust(given: argparse.Namespace, made: Parser) -> Answer:
-    if given.ca is None:
-        made.error("missing authority: --ca their-ca.pem --list their-revoked.json")
-    changed = owners.trust_owner(find_folder(given), Path(given.ca), given.list and Path(given.list))
+def _trust(args: argparse.Namespace, parser: Parser) -> Answer:
+    if args.ca is None:
+        parser.error("missing authority: --ca their-ca.pem --list their-revoked.json")
+    changed = owners.trust_owner(find_folder(args), Path(args.ca), args.list and Path(args.list))
     text = "\n".join(["copy to each of your hosts:", *(f"  {path}" for path in changed)])
     return {"changed": changed}, text
 
@@ -243,56 +254,56 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], Answer]] = {
 
 
 # ---------------------------------------------------------------------- options
-def find_folder(given: argparse.Namespace) -> Path:
+def find_folder(args: argparse.Namespace) -> Path:
     """The folder of a run's certificates: next to its config."""
-    if given.folder is not None:
-        return Path(given.folder)
-    return Path("certs") if given.config is None else Path(given.config).parent / "certs"
+    if args.folder is not None:
+        return Path(args.folder)
+    return Path("certs") if args.config is None else Path(args.config).parent / "certs"
 
 
-def load_config(given: argparse.Namespace) -> Config:
+def load_config(args: argparse.Namespace) -> Config:
     """The given config, or an empty one."""
-    return load(given.config) if given.config is not None else Config()
+    return load(args.config) if args.config is not None else Config()
 
 
-def list_wanted(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
+def list_requested_identities(args: argparse.Namespace, parser: Parser) -> list[tuple[str, str, int]]:
     """Cluster, role and number of the identities that options name; empty if they name none."""
-    if given.cluster is None:
-        if given.role or given.index or given.count:
-            made.error("missing cluster: --cluster gpu")
+    if args.cluster is None:
+        if args.role or args.index or args.count:
+            parser.error("missing cluster: --cluster gpu")
         return []
-    role = given.role or WORKER
+    role = args.role or WORKER
     if role not in ROLES:
-        made.error(f"unknown role {role!r}: {did_you_mean(role, ROLES)}")
-    if given.index is not None and given.count is not None:
-        made.error("--index and --count cannot be combined")
-    count, index = made.number("--count", given.count), made.number("--index", given.index)
+        parser.error(f"unknown role {role!r}: {did_you_mean(role, ROLES)}")
+    if args.index is not None and args.count is not None:
+        parser.error("--index and --count cannot be combined")
+    count, index = parser.number("--count", args.count), parser.number("--index", args.index)
     if role == GATEWAY and (count or index):
-        made.error("a cluster has one gateway: remove --index and --count")
+        parser.error("a cluster has one gateway: remove --index and --count")
     if count == 0:
-        made.error("--count must be at least 1")
-    return [(given.cluster, role, number) for number in (range(count) if count else [index or 0])]
+        parser.error("--count must be at least 1")
+    return [(args.cluster, role, number) for number in (range(count) if count else [index or 0])]
 
 
-def _apply_config(signs: Authority, config: Config, folder: Path) -> Authority:
+def _apply_config(signer: Authority, config: Config, folder: Path) -> Authority:
     """The authority, with the clusters of the given config, if any."""
-    if config.run not in (None, signs.run):
-        what = f"the config is for run {config.run!r}, but the authority is for {signs.run!r}"
-        mend = f"whale-nebula certs init --folder certs-{config.run}, or pass the --config of {signs.run!r}"
+    if config.run not in (None, signer.run):
+        what = f"the config is for run {config.run!r}, but the authority is for {signer.run!r}"
+        mend = f"whale-nebula certs init --folder certs-{config.run}, or pass the --config of {signer.run!r}"
         raise CredentialsError(what, where=str(folder), mend=mend)
-    clusters = authority.clusters_of(config)
-    if not clusters or clusters == signs.clusters:
-        return signs
-    changed = replace(signs, clusters=clusters)
+    clusters = authority.count_workers(config)
+    if not clusters or clusters == signer.clusters:
+        return signer
+    changed = replace(signer, clusters=clusters)
     authority.save_clusters(folder, changed)
     return changed
 
 
-def _find_serials(folder: Path, who: Sequence[Identity]) -> list[str]:
+def _find_serials(folder: Path, identities: Sequence[Identity]) -> list[str]:
     """The serial numbers of all certificates of an identity, as old ones can be abused, too."""
-    found = [peer.serial for peer in issue.list_issued(folder) if peer.identity in who]
+    found = [peer.serial for peer in issue.list_issued(folder) if peer.identity in identities]
     if not found:
-        what = f"{', '.join(each.worker for each in who)} has no certificate here"
+        what = f"{', '.join(each.worker for each in identities)} has no certificate here"
         raise CredentialsError(what, where=str(folder), mend="whale-nebula certs show")
     return found
 
@@ -300,19 +311,19 @@ def _find_serials(folder: Path, who: Sequence[Identity]) -> list[str]:
 def _match_serial(folder: Path, start: str) -> list[str]:
     found = [peer.serial for peer in issue.list_issued(folder) if peer.serial.startswith(start.lower())]
     if len(found) != 1:
-        which = f"{len(found)} certificates have" if found else "no certificate has"
-        what = f"{which} a serial that begins with {start!r}"
+        count_text = f"{len(found)} certificates have" if found else "no certificate has"
+        what = f"{count_text} a serial that begins with {start!r}"
         raise CredentialsError(what, where=str(folder), mend="whale-nebula certs show")
     return found
 
 
 def _describe_issued(
-    made: Sequence[Issued], given: argparse.Namespace, verb: str, then: Callable[[Sequence[Issued]], str]
+    issued: Sequence[Issued], args: argparse.Namespace, verb: str, describe: Callable[[Sequence[Issued]], str]
 ) -> Answer:
-    if any(each.clipped for each in made) and not given.json:
+    if any(each.clipped for each in issued) and not args.json:
         remark("they expire with the authority, earlier than requested; to extend it: whale-nebula certs renew --ca")
-    text = "\n".join([*(line(each, verb) for each in made), then(made)])
-    return {verb: [issued_document(each) for each in made]}, text
+    text = "\n".join([*(format_line(each, verb) for each in issued), describe(issued)])
+    return {verb: [make_issued_document(each) for each in issued]}, text
 
 
 # ---------------------------------------------------------------------- certificates as text
@@ -321,12 +332,12 @@ STATES = {"good": "green", "replaced": "dim", "revoked": "red", "expired": "red"
 _SERIAL = 16
 
 
-def moment(at: datetime) -> str:
+def format_moment(at: datetime) -> str:
     """Format a date."""
     return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
-def state(begin: datetime, end: datetime, at: datetime) -> str:
+def find_state(begin: datetime, end: datetime, at: datetime) -> str:
     """The state of a certificate by its dates; "ends soon" in the last quarter of its validity."""
     if at < begin:
         return "not yet valid"
@@ -336,20 +347,20 @@ def state(begin: datetime, end: datetime, at: datetime) -> str:
 
 
 # ---------------------------------------------------------------------- show
-def rows(folder: Path) -> list[dict[str, Any]]:
+def list_rows(folder: Path) -> list[dict[str, Any]]:
     """The fields of every certificate of a folder."""
     issued, denied, at, found = issue.list_issued(folder), _list_revoked(folder), files.now(), []
     current = _find_current(folder).values()
     for peer in issued:
-        revoked, now = denied.get(peer.serial), state(peer.not_before, peer.not_after, at)
+        revoked, now = denied.get(peer.serial), find_state(peer.not_before, peer.not_after, at)
         if revoked or (peer.serial not in current and now != "expired"):
             now = "revoked" if revoked else "replaced"
         left, why = describe_time(peer.not_after - at), revoked.why if revoked else ""
-        found.append({**_identify(peer), "left": left, "state": now, "why": why})
+        found.append({**_make_identity_fields(peer), "left": left, "state": now, "why": why})
     return found
 
 
-def _identify(peer: Peer) -> dict[str, Any]:
+def _make_identity_fields(peer: Peer) -> dict[str, Any]:
     """The fields that name a certificate and its owner."""
     identity = peer.identity
     return {"who": identity.worker, "uri": identity.uri, "serial": peer.serial, "not_after": peer.not_after.isoformat()}
@@ -358,13 +369,13 @@ def _identify(peer: Peer) -> dict[str, Any]:
 def _find_current(folder: Path) -> dict[Identity, str | None]:
     """The serial number of the certificate in use by each identity, if any."""
     newest = {peer.identity: peer for peer in issue.list_issued(folder)}
-    return {identity: _current(folder, peer, files.now()) for identity, peer in newest.items()}
+    return {identity: _find_current_serial(folder, peer, files.now()) for identity, peer in newest.items()}
 
 
-def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
+def _find_current_serial(folder: Path, newest: Peer, at: datetime) -> str | None:
     """The serial number in the file that a process would use; if that was moved to its host, the newest valid one."""
     identity = newest.identity
-    path = files.Files.under(folder, identity).cert
+    path = files.Files.in_folder(folder, identity).cert
     if not path.exists():
         return newest.serial if newest.not_after >= at else None
     try:
@@ -376,35 +387,35 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
         raise CredentialsError(what, where=str(path), why=why, mend=mend) from None
 
 
-def renewable(folder: Path) -> list[Identity]:
+def list_renewable(folder: Path) -> list[Identity]:
     """The identities with a certificate in use that is not revoked."""
     used, revoked = _find_current(folder), _list_revoked(folder)
     return sorted(identity for identity, serial in used.items() if serial is not None and serial not in revoked)
 
 
 def _list_revoked(folder: Path) -> Mapping[str, Revocation]:
-    found = deny_list(folder)
+    found = load_deny_list(folder)
     return {} if found is None else found.revoked
 
 
-def deny_list(folder: Path) -> SignedList | None:
+def load_deny_list(folder: Path) -> SignedList | None:
     """The deny list of a folder, if it has one."""
     path = folder / files.REVOKED
     return trust.load(path, authority.authorities(folder)) if path.exists() else None
 
 
-def deny_list_document(found: SignedList | None) -> dict[str, Any] | None:
+def describe_deny_list(found: SignedList | None) -> dict[str, Any] | None:
     """The deny list as JSON."""
     return None if found is None else {"number": found.number, "certificates": len(found.revoked)}
 
 
-def document(folder: Path) -> dict[str, Any]:
+def make_document(folder: Path) -> dict[str, Any]:
     """The output of `show` as JSON."""
-    found = deny_list_document(deny_list(folder))
-    return {**authority_document(folder), "deny_list": found, "certificates": rows(folder)}
+    found = describe_deny_list(load_deny_list(folder))
+    return {**make_authority_document(folder), "deny_list": found, "certificates": list_rows(folder)}
 
 
-def authority_document(folder: Path) -> dict[str, Any]:
+def make_authority_document(folder: Path) -> dict[str, Any]:
     """The authority as JSON."""
     found = authority.load_certificate(folder)
     at = files.now()
@@ -415,13 +426,13 @@ def authority_document(folder: Path) -> dict[str, Any]:
             "ca": str(folder / authority.CA),
             "serial": files.serial(found),
             "not_after": found.not_valid_after_utc.isoformat(),
-            "state": state(found.not_valid_before_utc, found.not_valid_after_utc, at),
+            "state": find_state(found.not_valid_before_utc, found.not_valid_after_utc, at),
             "can_issue": (folder / authority.KEY).exists(),
         },
     }
 
 
-def table(folder: Path) -> str:
+def format_table(folder: Path) -> str:
     """The output of `show` as text; colours on a terminal only."""
     from rich.console import Console
     from rich.table import Table
@@ -434,28 +445,30 @@ def table(folder: Path) -> str:
     drawn = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for column in ("who", "serial", "not after", "left", "state"):
         drawn.add_column(column, no_wrap=column != "state")
-    found = rows(folder)
+    found = list_rows(folder)
     for row in found:
-        until = moment(datetime.fromisoformat(row["not_after"]))
-        shown = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
+        until = format_moment(datetime.fromisoformat(row["not_after"]))
+        state_text = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
         style = STATES.get(row["state"], "yellow")
-        drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(shown, style=style))
+        drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(state_text, style=style))
     at, end = files.now(), certificate.not_valid_after_utc
-    now = state(certificate.not_valid_before_utc, end, at)
+    now = find_state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
     run = files.authority_run(certificate)
     own, others = files.authority_clusters(certificate), authority.authorities(folder)[1:]
     speaks = f" for {', '.join(own)}" * bool(own)
-    ours = f"run {run}: authority{speaks} valid until {moment(end)} ({describe_time(end - at)}, {now}){where}"
+    own_line = (
+        f"run {run}: authority{speaks} valid until {format_moment(end)} ({describe_time(end - at)}, {now}){where}"
+    )
     trusted = [name for each in others for name in files.authority_clusters(each)]
-    ours += f"\nother trusted authorities: for {', '.join(trusted)}" * bool(trusted)
-    denied = deny_list(folder)
-    theirs = f"no deny list here: copy {files.REVOKED} from the host that issues certificates"
+    own_line += f"\nother trusted authorities: for {', '.join(trusted)}" * bool(trusted)
+    denied = load_deny_list(folder)
+    other_authorities = f"no deny list here: copy {files.REVOKED} from the host that issues certificates"
     if denied is not None:
         count = len(denied.revoked)
-        theirs = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
+        other_authorities = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
     with console.capture() as capture:
-        console.print(Text(f"{ours}\n{theirs}\n"))
+        console.print(Text(f"{own_line}\n{other_authorities}\n"))
         console.print(
             drawn if found else Text("no certificates yet; issue one with: whale-nebula certs issue --cluster gpu")
         )
@@ -465,40 +478,42 @@ def table(folder: Path) -> str:
 # ---------------------------------------------------------------------- results of commands
 def describe_authority(new: Authority, folder: Path) -> str:
     """The text after `init`, and after the authority was renewed."""
-    until = moment(new.certificate.not_valid_after_utc)
+    until = format_moment(new.certificate.not_valid_after_utc)
     speaks = f" for {', '.join(new.bound)}" * bool(new.bound)
     ca = f"{folder / authority.CA}   the authority of run {new.run}{speaks}, valid until {until}: copy it to every host"
     return f"{ca}\n{folder / authority.KEY}   its key: it stays on this host"
 
 
-def line(each: Issued, verb: str) -> str:
+def format_line(each: Issued, verb: str) -> str:
     """The line about a new certificate."""
     peer = each.peer
-    return f"{verb} {peer.identity.worker}   serial {peer.serial[:_SERIAL]}   valid until {moment(peer.not_after)}"
+    return (
+        f"{verb} {peer.identity.worker}   serial {peer.serial[:_SERIAL]}   valid until {format_moment(peer.not_after)}"
+    )
 
 
-def describe_destinations(made: Sequence[Issued]) -> str:
+def describe_destinations(issued: Sequence[Issued]) -> str:
     """Which files must be copied to which host."""
     lines = [""]
-    for each in made:
+    for each in issued:
         lines += [
             f"copy to the host of {each.peer.identity.worker}, if it is not this one:",
             *(f"  {path}" for path in each.files[:3]),
             f"  {each.files.revoked}   and again after each revocation",
         ]
-    folder = made[0].files.ca.parent
+    folder = issued[0].files.ca.parent
     lines.append(f"The default location is {folder.name!r} next to clusters.yaml; for any other, add to clusters.yaml:")
     own = f"{folder}/{{cluster}}-{{role}}-{{index}}"
     return "\n".join([*lines, f'  security: {{ca: {folder}/ca.pem, cert: "{own}.pem", key: "{own}.key"}}'])
 
 
-def describe_renewed(made: Sequence[Issued]) -> str:
+def describe_renewed(issued: Sequence[Issued]) -> str:
     """The files that must be copied after a renewal."""
-    lines = [f"  {each.files.cert}   to the host of {each.peer.identity.worker}" for each in made]
+    lines = [f"  {each.files.cert}   to the host of {each.peer.identity.worker}" for each in issued]
     return "\n".join(["", "the keys have not changed; copy these files if they are for another host:", *lines])
 
 
-def describe_requests(found: Sequence[Requested]) -> str:
+def describe_requests(found: Sequence[CertificateRequest]) -> str:
     """The text after keys and requests were created."""
     lines = []
     for each in found:
@@ -510,13 +525,15 @@ def describe_requests(found: Sequence[Requested]) -> str:
     return "\n".join(lines)
 
 
-def describe_signed(made: Sequence[Issued]) -> str:
+def describe_signed(issued: Sequence[Issued]) -> str:
     """The files to return, and the values to compare first."""
     lines = ["", "compare these digests with those that the hosts printed; then copy to each host:"]
-    for each in made:
+    for each in issued:
         lines.append(f"  {each.files.cert}   key {each.peer.key[:32]}")
-    folder = made[0].files.ca.parent
-    return "\n".join([*lines, f"  {made[0].files.ca}", *(f"  {path}" for path in sorted(folder.glob("revoked*.json")))])
+    folder = issued[0].files.ca.parent
+    return "\n".join(
+        [*lines, f"  {issued[0].files.ca}", *(f"  {path}" for path in sorted(folder.glob("revoked*.json")))]
+    )
 
 
 def describe_revocation(new: Sequence[Revocation], present: SignedList | None, folder: Path) -> str:
@@ -524,15 +541,15 @@ def describe_revocation(new: Sequence[Revocation], present: SignedList | None, f
     if not new or present is None:
         return "nothing changed: already revoked"
     lines = [f"revoked {Identity.parse(each.who).worker}   serial {each.serial[:_SERIAL]}" for each in new]
-    return "\n".join([*lines, "", signed_list(present, folder)])
+    return "\n".join([*lines, "", describe_signed_list(present, folder)])
 
 
-def signed_list(found: SignedList, folder: Path) -> str:
+def describe_signed_list(found: SignedList, folder: Path) -> str:
     """The text after the deny list was written."""
     return f"copy to every host: {folder / files.REVOKED}   now number {found.number}"
 
 
-def issued_document(each: Issued) -> dict[str, Any]:
+def make_issued_document(each: Issued) -> dict[str, Any]:
     """A new certificate as JSON."""
     paths = {part: str(path) for part, path in each.files._asdict().items()}
-    return {**_identify(each.peer), "files": paths, "clipped": each.clipped}
+    return {**_make_identity_fields(each.peer), "files": paths, "clipped": each.clipped}

@@ -58,7 +58,7 @@ exit status:
   66  the file does not exist
   78  the interface is wrong"""
 
-_TEXT = {
+_COMMAND_TEXTS = {
     "publish": "Publish a dataset interface. Its first row is read, to detect errors at once.",
     "list": "List all datasets.",
     "show": "Show a dataset, its published schema, its limits, and who may read it.",
@@ -83,71 +83,73 @@ _OPTIONS: Options = {
     "--folder": ("FOLDER", 'the folder of the authority, or of an account\'s certificates; default: "certs"'),
     "--json": (None, "print one JSON object"),
 }
-_ALWAYS = ("--folder", "--json")
-_TAKES = {
-    "grants": ("--grant", "--deny", "--withdraw", "--days", "--why", *_ALWAYS),
+_COMMON_OPTIONS = ("--folder", "--json")
+_COMMAND_OPTIONS = {
+    "grants": ("--grant", "--deny", "--withdraw", "--days", "--why", *_COMMON_OPTIONS),
     "serve": ("--cluster", "--listen", "--services", "--approvals", "--folder"),
-    "list": ("--at", "--cluster", *_ALWAYS),
-    "request": ("--at", "--purpose", *_ALWAYS),
+    "list": ("--at", "--cluster", *_COMMON_OPTIONS),
+    "request": ("--at", "--purpose", *_COMMON_OPTIONS),
 }
-_NAMED = {"publish": "FILE", "show": "NAME", "withdraw": "NAME", "request": "CLUSTER://NAME"}
+_ARGUMENTS = {"publish": "FILE", "show": "NAME", "withdraw": "NAME", "request": "CLUSTER://NAME"}
 
 
-class Call(NamedTuple):
+class CommandCall(NamedTuple):
     """A command with its arguments."""
 
-    given: argparse.Namespace
-    made: Parser
+    args: argparse.Namespace
+    parser: Parser
     name: str
     grants: Grants
 
 
-def parser(command: str = "") -> Parser:
+def make_parser(command: str = "") -> Parser:
     """The options of `data`, or of one of its commands."""
     if not command:
-        usage = f"whale-nebula data {'|'.join(_TEXT)} [NAME] [options]"
+        usage = f"whale-nebula data {'|'.join(_COMMAND_TEXTS)} [NAME] [options]"
         return Parser("data", _DESCRIPTION, {}, usage=usage, epilog=_EPILOG)
-    usage = f"whale-nebula data {command} {_NAMED.get(command, '')} [options]".replace("  ", " ")
-    options = {name: _OPTIONS[name] for name in _TAKES.get(command, _ALWAYS)}
-    return Parser(f"data {command}", _TEXT[command], options, usage=usage)
+    usage = f"whale-nebula data {command} {_ARGUMENTS.get(command, '')} [options]".replace("  ", " ")
+    options = {name: _OPTIONS[name] for name in _COMMAND_OPTIONS.get(command, _COMMON_OPTIONS)}
+    return Parser(f"data {command}", _COMMAND_TEXTS[command], options, usage=usage)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    command, made = choose_command(argv, _TEXT, parser)
+    command, parser = choose_command(argv, _COMMAND_TEXTS, make_parser)
     words = split(argv[1:], _OPTIONS)
-    given = made.read(words.options)
-    if words.arguments or (words.script is None) == (command in _NAMED):
-        made.error(f"exactly one {_NAMED[command]} is required" if command in _NAMED else "only options are accepted")
-    folder = Path(given.folder or "certs")
+    args = parser.read(words.options)
+    if words.arguments or (words.script is None) == (command in _ARGUMENTS):
+        parser.error(
+            f"exactly one {_ARGUMENTS[command]} is required" if command in _ARGUMENTS else "only options are accepted"
+        )
+    folder = Path(args.folder or "certs")
 
     def run() -> int | Answer:
-        if command == "request" or getattr(given, "at", None) is not None:
-            return _ask_service(command, given, made, words.script or "", folder)
+        if command == "request" or getattr(args, "at", None) is not None:
+            return _ask_service(command, args, parser, words.script or "", folder)
         if command == "serve":
-            return _serve(given, made, folder)
+            return _serve(args, parser, folder)
         with contextlib.closing(Registry(folder, authority.load(folder))) as registry:
-            return _COMMANDS[command](Call(given, made, words.script or "", Grants(registry)))
+            return _COMMANDS[command](CommandCall(args, parser, words.script or "", Grants(registry)))
 
-    return answer(given, run)
+    return answer(args, run)
 
 
-def _ask_service(command: str, given: argparse.Namespace, made: Parser, name: str, folder: Path) -> Answer:
+def _ask_service(command: str, args: argparse.Namespace, parser: Parser, name: str, folder: Path) -> Answer:
     """Send a request of an account to an owner's service."""
-    if given.at is None:
-        made.error("missing data service: --at gpu.example.org:7100")
-    cluster, _, dataset = name.partition("://") if command == "request" else (given.cluster, "", "")
+    if args.at is None:
+        parser.error("missing data service: --at gpu.example.org:7100")
+    cluster, _, dataset = name.partition("://") if command == "request" else (args.cluster, "", "")
     if not cluster or (command == "request" and not dataset):
-        made.error(
+        parser.error(
             "whale-nebula data request gpu://corpus" if command == "request" else "missing cluster: --cluster gpu"
         )
-    service = open_remote(given.at, folder, None, cluster)
+    service = open_remote(args.at, folder, None, cluster)
     if command == "list":
         found = service.list_datasets()
         return found, escape_foreign_text("\n".join(map(_describe_offer, found)), 20_000, lines=True)
-    if not given.purpose:
-        made.error("missing purpose: --purpose TEXT")
-    number = service.request(dataset, given.purpose)
+    if not args.purpose:
+        parser.error("missing purpose: --purpose TEXT")
+    number = service.request(dataset, args.purpose)
     text = f"requested {name}: request {number}; its owner answers with: whale-nebula data grants --grant {number}"
     return {"asked": name, "number": number}, text
 
@@ -157,39 +159,44 @@ def _describe_offer(offer: dict[str, Any]) -> str:
     return f"{offer.get('name'):<16} {schema}   until {offer.get('until')}   {offer.get('about')}"
 
 
-def _serve(given: argparse.Namespace, made: Parser, folder: Path) -> int:
-    signs = authority.load(folder)
-    cluster = given.cluster or (signs.bound[0] if len(signs.bound) == 1 else None)
+def _serve(args: argparse.Namespace, parser: Parser, folder: Path) -> int:
+    signer = authority.load(folder)
+    cluster = args.cluster or (signer.bound[0] if len(signer.bound) == 1 else None)
     if cluster is None:
-        made.error("missing cluster: --cluster gpu")
-    host, port = made.address("--listen", given.listen or "127.0.0.1:7300")
-    over = threading.Event()
+        parser.error("missing cluster: --cluster gpu")
+    host, port = parser.address("--listen", args.listen or "127.0.0.1:7300")
+    stopped = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: over.set())
-    services = find_services(given, folder, DATA, cluster)
-    approvals = None if given.approvals is None else Path(given.approvals)
-    with open_service(folder, signs, cluster, host, port, services, approvals) as bound:
+        signal.signal(each, lambda *_: stopped.set())
+    services = find_services(args, folder, DATA, cluster)
+    approvals = None if args.approvals is None else Path(args.approvals)
+    with open_service(folder, signer, cluster, host, port, services, approvals) as bound:
         print(f"whale-nebula: data service of {cluster} listens on {host}:{bound}", file=sys.stderr, flush=True)
-        over.wait()
+        stopped.wait()
     return arguments.DONE
 
 
-def _publish(call: Call) -> Answer:
+def _publish(call: CommandCall) -> Answer:
     path = Path(call.name)
     interface = read_interface(path)
     folder = path.resolve().parent
     opened = open_dataset(interface, folder)
-    made = call.grants.publish(interface, folder)
-    text = f"published {made.name}: {opened.count} rows, until {made.expires}\n{describe_interface(interface)}"
-    return {"published": made.name, "rows": opened.count, "interface": made.digest, "until": made.expires}, text
+    dataset = call.grants.publish(interface, folder)
+    text = f"published {dataset.name}: {opened.count} rows, until {dataset.expires}\n{describe_interface(interface)}"
+    return {
+        "published": dataset.name,
+        "rows": opened.count,
+        "interface": dataset.digest,
+        "until": dataset.expires,
+    }, text
 
 
 def describe_interface(interface: Interface) -> str:
     """The schema and the limits of an interface, as text."""
     limits = interface.limits
     bounds = [
-        f"{most} {unit} {which}"
-        for which, bound in (("in total", limits.account), ("per run", limits.run))
+        f"{most} {unit} {scope}"
+        for scope, bound in (("in total", limits.account), ("per run", limits.run))
         for most, unit in ((bound.rows, "rows"), (bound.bytes, "bytes"))
         if most is not None
     ]
@@ -199,7 +206,7 @@ def describe_interface(interface: Interface) -> str:
     return "\n".join(lines + [f"  about: {interface.about}"] * bool(interface.about))
 
 
-def _list(call: Call) -> Answer:
+def _list_datasets(call: CommandCall) -> Answer:
     found = call.grants.list_datasets()
     rows = [f"{each.name:<16} {each.state:<9} until {each.expires}" for each in found]
     return [asdict(each) for each in found], "\n".join(
@@ -207,46 +214,46 @@ def _list(call: Call) -> Answer:
     ) or "no datasets; publish one with: whale-nebula data publish FILE"
 
 
-def _show(call: Call) -> Answer:
+def _show_dataset(call: CommandCall) -> Answer:
     found = call.grants.find(call.name)
-    asked = call.grants.list_permissions(dataset=call.name)
+    permissions = call.grants.list_permissions(dataset=call.name)
     lines = [f"{found.name}: {found.state}, until {found.expires}", describe_interface(found.parse())]
-    lines += [f"  files: {found.folder}", *(_describe(each) for each in asked)]
-    return {**asdict(found), "permissions": [asdict(each) for each in asked]}, "\n".join(lines)
+    lines += [f"  files: {found.folder}", *(_describe_permission(each) for each in permissions)]
+    return {**asdict(found), "permissions": [asdict(each) for each in permissions]}, "\n".join(lines)
 
 
-def _withdraw(call: Call) -> Answer:
+def _withdraw(call: CommandCall) -> Answer:
     call.grants.withdraw(call.name)
     return {"withdrawn": call.name}, f"withdrawn: {call.name}"
 
 
-def _grants(call: Call) -> Answer:
-    given = call.given
+def _decide_grants(call: CommandCall) -> Answer:
+    args = call.args
     chosen = {
         state: number
         for state, number in (
-            (states.GRANTED, given.grant), (states.DENIED, given.deny), (states.WITHDRAWN, given.withdraw)
+            (states.GRANTED, args.grant), (states.DENIED, args.deny), (states.WITHDRAWN, args.withdraw)
         )
         if number is not None
     }  # fmt: skip
     if len(chosen) > 1:
-        call.made.error("--grant, --deny and --withdraw cannot be combined")
+        call.parser.error("--grant, --deny and --withdraw cannot be combined")
     if not chosen:
         found = call.grants.list_permissions()
-        return [asdict(each) for each in found], "\n".join(map(_describe, found)) or "no requests"
+        return [asdict(each) for each in found], "\n".join(map(_describe_permission, found)) or "no requests"
     ((state, number),) = chosen.items()
-    days = call.made.amount("--days", given.days, DAYS)
+    days = call.parser.amount("--days", args.days, DAYS)
     if not 0 < days <= authority.MOST_DAYS:
         raise AccessError(f"{days:g} days is not a valid duration of a grant", mend="--days 30")
-    made = call.grants.decide(number, state, days, given.why or "", user_name())
-    return asdict(made), _describe(made)
+    decided = call.grants.decide(number, state, days, args.why or "", user_name())
+    return asdict(decided), _describe_permission(decided)
 
 
-def _describe(each: states.Permission) -> str:
+def _describe_permission(each: states.Permission) -> str:
     until = f" until {each.until}" if each.until else ""
     return f"{each.number}  {each.account:<12} {each.dataset:<12} {each.state}{until}  {each.purpose}"
 
 
-_COMMANDS: dict[str, Callable[[Call], Answer]] = {
-    "publish": _publish, "list": _list, "show": _show, "withdraw": _withdraw, "grants": _grants,
+_COMMANDS: dict[str, Callable[[CommandCall], Answer]] = {
+    "publish": _publish, "list": _list_datasets, "show": _show_dataset, "withdraw": _withdraw, "grants": _decide_grants,
 }  # fmt: skip

@@ -92,13 +92,13 @@ class Host:
         """The certificate files of an identity of this host; None if the config is insecure."""
         if self.config.security.insecure:
             return None
-        return Files.of(self.config.security, self.identity(name), os.path.dirname(os.path.abspath(self.path)))
+        return Files.from_config(self.config.security, self.identity(name), os.path.dirname(os.path.abspath(self.path)))
 
     def credentials(self, name: str) -> Credentials | None:
         """The credentials of an identity of this host; None if they are invalid, which another check reports."""
         files = self.files(name)
         try:
-            return None if files is None else Credentials.of(files)
+            return None if files is None else Credentials.load(files)
         except IdentityError:
             return None
 
@@ -151,8 +151,8 @@ def certificate_checks(host: Host) -> Iterator[Check]:
         if files is None:
             continue
         try:
-            credentials = Credentials.of(files)
-            credentials.check_is(host.identity(name))
+            credentials = Credentials.load(files)
+            credentials.check_identity(host.identity(name))
         except IdentityError as error:
             why = ": ".join(part for part in (error.where, error.why) if part)
             yield Check(f"certificate of {name}", "bad", error.what, why, error.mend)

@@ -10,18 +10,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from whale_nebula.accounts.login import HOURS, MOST_HOURS, Asked
+from whale_nebula.accounts.login import HOURS, MOST_HOURS, LoginRequest
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN
-from whale_nebula.accounts.service import Service
+from whale_nebula.accounts.service import LoginClient
 from whale_nebula.cli import arguments
 from whale_nebula.cli.accounts import ask_password, read_secret
 from whale_nebula.cli.arguments import Options, Parser, print_error, remark, user_name
-from whale_nebula.cli.certs import find_folder, list_wanted, load_config
+from whale_nebula.cli.certs import find_folder, list_requested_identities, load_config
 from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import Files, Identity, authority, files, owners
 
-LOOK_SECONDS = 3.0
+POLL_SECONDS = 3.0
 _DESCRIPTION = """\
 Log in to the service of a cluster's owner ("whale-nebula accounts serve"), directly or through the owner's gateway, and
 get certificates for workers of this host that are valid for some hours. Private keys are created here and never leave
@@ -65,7 +65,7 @@ _OPTIONS: Options = {
 }
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula login --cluster NAME [--at HOST:PORT] [options]"
     return Parser("login", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
@@ -73,121 +73,123 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
-    given = made.read(argv)
-    if given.cluster is None or given.at is given.config is None:
-        made.error("missing login service: --cluster gpu --at gpu.example.org:7100")
-    if given.invitation and (given.token_file or given.password_file):
-        made.error("--invitation prompts for the new password: remove --token-file and --password-file")
-    hours = made.amount("--hours", given.hours, HOURS)
-    if given.keep and not (given.token_file or given.password_file or given.lists):
-        made.error("--keep logs in repeatedly, and needs --token-file or --password-file")
-    if given.lists and (given.token_file or given.password_file or given.invitation or given.account):
-        made.error("--lists needs no login: remove the options of the account")
-    wanted = list_wanted(given, made)
+    parser = make_parser()
+    args = parser.read(argv)
+    if args.cluster is None or args.at is args.config is None:
+        parser.error("missing login service: --cluster gpu --at gpu.example.org:7100")
+    if args.invitation and (args.token_file or args.password_file):
+        parser.error("--invitation prompts for the new password: remove --token-file and --password-file")
+    hours = parser.amount("--hours", args.hours, HOURS)
+    if args.keep and not (args.token_file or args.password_file or args.lists):
+        parser.error("--keep logs in repeatedly, and needs --token-file or --password-file")
+    if args.lists and (args.token_file or args.password_file or args.invitation or args.account):
+        parser.error("--lists needs no login: remove the options of the account")
+    wanted = list_requested_identities(args, parser)
     try:
-        login = Login(given, *_find_service(given, made), hours, wanted)
-        if given.lists:
-            login.write_lists(login.service.fetch_lists())
-        until = None if given.lists else login.log_in()
-        if not given.keep:
+        login = Login(args, *_find_service(args, parser), hours, wanted)
+        if args.lists:
+            login.write_deny_lists(login.service.fetch_deny_lists())
+        until = None if args.lists else login.log_in()
+        if not args.keep:
             return arguments.DONE
-        over = threading.Event()
+        stopped = threading.Event()
         for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda *_: over.set())
-        return keep(login, until, lambda seconds: not over.wait(seconds), files.now)
+            signal.signal(each, lambda *_: stopped.set())
+        return keep_logged_in(login, until, lambda seconds: not stopped.wait(seconds), files.now)
     except NebulaError as error:
         code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
-        return print_error(error, as_json=given.json, code=code)
+        return print_error(error, as_json=args.json, code=code)
 
 
-def _find_service(given: argparse.Namespace, made: Parser) -> tuple[str, int]:
+def _find_service(args: argparse.Namespace, parser: Parser) -> tuple[str, int]:
     """The host and the port where accounts log in."""
-    at = given.at or load_config(given).gateway_of(given.cluster)
+    at = args.at or load_config(args).gateway_of(args.cluster)
     if at is None:
-        made.error(f"missing --at HOST:PORT: the config has no gateway of {given.cluster}")
+        parser.error(f"missing --at HOST:PORT: the config has no gateway of {args.cluster}")
     host, _, port = at.rpartition(":")
-    return host.strip("[]"), made.number("--at", port) or 0
+    return host.strip("[]"), parser.number("--at", port) or 0
 
 
 class Login:
     """A repeatable login of this host."""
 
     def __init__(
-        self, given: argparse.Namespace, host: str, port: int, hours: float, wanted: Sequence[tuple[str, str, int]]
+        self, args: argparse.Namespace, host: str, port: int, hours: float, wanted: Sequence[tuple[str, str, int]]
     ) -> None:
-        config, self.folder = load_config(given), find_folder(given)
+        config, self.folder = load_config(args), find_folder(args)
         ca = self.folder / authority.CA
         if not ca.exists():
             mend = f"store the ca.pem that came with the invitation there: mkdir -m 700 {self.folder}"
             raise AccountError("missing certificate of the owner's authority", where=str(ca), mend=mend)
         data = files.read(ca, "the authority's certificate")
-        run = given.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
+        run = args.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
         self.wanted = [Identity(run, *each) for each in wanted]
-        self.service = Service(host, port, data, run, given.cluster)
-        self.given, self.hours = given, hours
+        self.service = LoginClient(host, port, data, run, args.cluster)
+        self.args, self.hours = args, hours
 
     def log_in(self) -> datetime:
         """Request certificates; returns their expiry."""
-        account = self.given.account or user_name()
+        account = self.args.account or user_name()
         for identity in self.wanted:
-            self._check_own(identity, account)
-        found = [owners.request(self.folder, each) for each in self.wanted]
-        kind, secret, password = _ask(self.given)
-        texts = [each.path.read_text("ascii") for each in found]
-        answer = self.service.log_in(Asked(account, kind, secret, texts, self.hours, password))
-        made = [files.certificate(str(pem), "the service's answer") for pem in answer["certificates"]]
-        for each, shown in zip(found, made, strict=True):
-            got = files.peer(shown)
-            if (got.identity, got.key[:32]) != (each.identity, each.digest):
+            self._check_account(identity, account)
+        requests = [owners.request(self.folder, each) for each in self.wanted]
+        kind, secret, password = _ask_secret(self.args)
+        texts = [each.path.read_text("ascii") for each in requests]
+        answer = self.service.log_in(LoginRequest(account, kind, secret, texts, self.hours, password))
+        certificates = [files.certificate(str(pem), "the service's answer") for pem in answer["certificates"]]
+        for each, certificate in zip(requests, certificates, strict=True):
+            peer = files.peer(certificate)
+            if (peer.identity, peer.key[:32]) != (each.identity, each.digest):
                 what = f"the service returned a certificate that does not match {each.identity.worker} and its key"
                 raise AccountError(what, where=self.service.host, mend="ask the owner of the cluster")
-        for each, pem in zip(found, answer["certificates"], strict=True):
+        for each, pem in zip(requests, answer["certificates"], strict=True):
             files.write(each.key.with_suffix(".pem"), str(pem).encode(), files.PUBLIC)
             each.path.unlink(missing_ok=True)
-        self.write_lists(answer["lists"])
-        until = min(each.not_valid_after_utc for each in made)
-        if self.given.json:
+        self.write_deny_lists(answer["lists"])
+        until = min(each.not_valid_after_utc for each in certificates)
+        if self.args.json:
             document = {"account": answer.get("account"), "role": answer.get("role"), "until": until.isoformat()}
             print(json.dumps(document), flush=True)
         else:
-            who = ", ".join(each.identity.worker for each in found)
+            workers = ", ".join(each.identity.worker for each in requests)
             account = f"{answer.get('account')} ({answer.get('role')})"
-            print(f"logged in as {account}: {who}, valid until {until:%Y-%m-%d %H:%M} UTC", flush=True)
+            print(f"logged in as {account}: {workers}, valid until {until:%Y-%m-%d %H:%M} UTC", flush=True)
         return until
 
-    def _check_own(self, identity: Identity, account: str) -> None:
+    def _check_account(self, identity: Identity, account: str) -> None:
         """Refuse to replace the key and certificate of another account."""
-        path, held = Files.under(self.folder, identity).cert, ""
+        path, present_account = Files.in_folder(self.folder, identity).cert, ""
         with contextlib.suppress(NebulaError):  # missing or unreadable
-            held = files.peer(files.certificate(files.read(path, "a certificate"), str(path))).account
-        if held not in ("", account):
+            present_account = files.peer(files.certificate(files.read(path, "a certificate"), str(path))).account
+        if present_account not in ("", account):
             raise AccountError(
-                f"{path} belongs to account {escape_foreign_text(held, 64)}, not to {account}",
+                f"{path} belongs to account {escape_foreign_text(present_account, 64)}, not to {account}",
                 mend="use your own --folder, and set it in the config: security: {cert: ..., key: ...}; "
                 f"or remove {path.name} and its .key if they are no longer needed",
             )
 
-    def write_lists(self, lists: Mapping[str, str]) -> None:
+    def write_deny_lists(self, lists: Mapping[str, str]) -> None:
         """Store the current deny lists of the authorities that this host trusts; skips those of unknown owners, and
         older ones.
         """
         known = authority.authorities(self.folder)
         with files.lock_folder(self.folder):
             for text in lists.values():
-                owners.keep_list(self.folder, text.encode("utf-8", "replace"), known, refuse=False)
+                owners.store_deny_list(self.folder, text.encode("utf-8", "replace"), known, refuse=False)
 
 
-def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], now: Callable[[], datetime]) -> int:
+def keep_logged_in(
+    login: Login, until: datetime | None, wait: Callable[[float], bool], now: Callable[[], datetime]
+) -> int:
     """Fetch the deny lists every few seconds, and log in again in the last quarter of the certificates' validity, until
     `wait` returns that it is over.
     """
-    begun, reported = now(), ""
-    while wait(LOOK_SECONDS):
+    started, reported = now(), ""
+    while wait(POLL_SECONDS):
         try:
-            if until is not None and until - now() < (until - begun) / 4:
-                until, begun = login.log_in(), now()
-            login.write_lists(login.service.fetch_lists())
+            if until is not None and until - now() < (until - started) / 4:
+                until, started = login.log_in(), now()
+            login.write_deny_lists(login.service.fetch_deny_lists())
             reported = ""
         except LoginError:
             raise
@@ -198,15 +200,15 @@ def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], no
     return arguments.DONE
 
 
-def _ask(given: argparse.Namespace) -> tuple[str, str, str | None]:
+def _ask_secret(args: argparse.Namespace) -> tuple[str, str, str | None]:
     """Ask for the kind of the secret, the secret, and a new password if needed."""
-    if given.token_file is not None:
-        return TOKEN, read_secret(given.token_file, "token").strip(), None
-    if given.invitation:
+    if args.token_file is not None:
+        return TOKEN, read_secret(args.token_file, "token").strip(), None
+    if args.invitation:
         invitation, password = ask_password("Invitation: "), ask_password("New password: ")
         if password != ask_password("Repeat the new password: "):
             raise AccountError("the two passwords differ", mend="enter the same password twice")
         return INVITATION, invitation, password
-    if given.password_file is not None:
-        return PASSWORD, read_secret(given.password_file, "password"), None
-    return PASSWORD, ask_password(f"Password of {given.account or user_name()}: "), None
+    if args.password_file is not None:
+        return PASSWORD, read_secret(args.password_file, "password"), None
+    return PASSWORD, ask_password(f"Password of {args.account or user_name()}: "), None

@@ -39,7 +39,7 @@ from whale_nebula.launch.tenancy import open_tenancy
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
 from whale_nebula.security.approval import check_script
-from whale_nebula.security.tenant import Tenant, check_room
+from whale_nebula.security.tenant import Tenant, check_disk_limit
 
 
 def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
@@ -341,7 +341,7 @@ def _start(
 def _check_room(tenant: Tenant | None, home: str | None, folder: str, need: int) -> None:
     """Check that the account of this run, if it has one, may write so many more bytes to a folder."""
     if tenant is not None:
-        check_room(tenant, [Path(each) for each in (home, folder) if each is not None], need)
+        check_disk_limit(tenant, [Path(each) for each in (home, folder) if each is not None], need)
 
 
 _WORKERS = Metric("workers", "gauge", "Running workers of the launcher.", lambda report: ())

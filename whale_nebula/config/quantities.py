@@ -20,10 +20,10 @@ _SIZES = {
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def kind(word: str) -> str | None:
+def find_kind(word: str) -> str | None:
     """The kind of a quantity by its unit: "rate", "delay" or "loss".
 
-    >>> kind("60mbit"), kind("20ms"), kind("1%"), kind("20")
+    >>> find_kind("60mbit"), find_kind("20ms"), find_kind("1%"), find_kind("20")
     ('rate', 'delay', 'loss', None)
     """
     match = _NUMBER.fullmatch(word)
@@ -54,7 +54,7 @@ class Quantity:
         """Parse a number and a unit."""
         found = self.parse(place.value)
         if not found:
-            raise self.refuse(place)
+            raise self.invalid_value_error(place)
         return found
 
     def parse(self, value: Any) -> float | None:
@@ -67,16 +67,16 @@ class Quantity:
         number = float(match[1])
         return number * factor if factor >= 1 else number / round(1 / factor)  # 20 · 0.001 would be rounded
 
-    def refuse(self, place: Place) -> ConfigError:
+    def invalid_value_error(self, place: Place) -> ConfigError:
         """The error for an invalid value."""
         value, mend = place.value, self.example
-        guess = meant(value) if isinstance(value, str) else None
+        guess = suggest_quantity(value) if isinstance(value, str) else None
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
             mend = f"add a unit: {', '.join(f'{value:g}{unit}' for unit in self.suggested)} ..."
-        elif guess and kind(guess) == kind(f"1{self.suggested[0]}"):
+        elif guess and find_kind(guess) == find_kind(f"1{self.suggested[0]}"):
             mend = f"did you mean {guess!r}?"
         in_bytes = self.units is _RATES and isinstance(value, str) and convert_to_bits(value)
-        return place.wrong(
+        return place.make_error(
             f"{value!r} is not a {self.noun}", why=explain_bytes(value) if in_bytes else self.why, mend=mend
         )
 
@@ -105,43 +105,43 @@ _TIME = Quantity(
 )
 
 
-def memory(place: Place) -> int:
+def read_memory(place: Place) -> int:
     """Parse bytes of memory.
 
-    >>> memory(Place("16GiB")), memory(Place("1.5 GB"))
+    >>> read_memory(Place("16GiB")), read_memory(Place("1.5 GB"))
     (17179869184, 1500000000)
     """
     found = round(_MEMORY(place))
     if not found:
-        raise _MEMORY.refuse(place)
+        raise _MEMORY.invalid_value_error(place)
     return found
 
 
-def seconds(place: Place) -> float:
+def read_seconds(place: Place) -> float:
     """Parse a time, which may be zero.
 
-    >>> seconds(Place("20ms")), seconds(Place("1.5s")), seconds(Place(0))
+    >>> read_seconds(Place("20ms")), read_seconds(Place("1.5s")), read_seconds(Place(0))
     (0.02, 1.5, 0.0)
     """
     zero = place.value in (0, "0") and not isinstance(place.value, bool)
     found = 0.0 if zero else _TIME.parse(place.value)
     if found is None:
-        raise replace(_TIME, example=f"{place.path.rpartition('.')[2] or 'delay'}: 20ms").refuse(place)
+        raise replace(_TIME, example=f"{place.path.rpartition('.')[2] or 'delay'}: 20ms").invalid_value_error(place)
     return found
 
 
 _SHARE = Quantity("share", {"%": 0.01}, "%", "a share is at least 0 and less than 1", 'loss: 0.01, or loss: "1%"')
 
 
-def loss(place: Place) -> float:
+def read_loss(place: Place) -> float:
     """Parse the loss in the text of a link: "1%"."""
-    return share(place, '"60mbit,20ms,1%"')
+    return read_share(place, '"60mbit,20ms,1%"')
 
 
-def share(place: Place, mend: str = "") -> float:
+def read_share(place: Place, mend: str = "") -> float:
     """Parse a share below one: 0.01 or "1%".
 
-    >>> share(Place(0)), share(Place("1%"))
+    >>> read_share(Place(0)), read_share(Place("1%"))
     (0.0, 0.01)
     """
     value = place.value
@@ -149,7 +149,7 @@ def share(place: Place, mend: str = "") -> float:
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < 1:
         name = place.path.rpartition(".")[2] or "loss"
         mend = mend or f'{name}: 0.01, or {name}: "1%"'
-        raise place.wrong(f"{value!r} is not a share", why="a share is at least 0 and less than 1", mend=mend)
+        raise place.make_error(f"{value!r} is not a share", why="a share is at least 0 and less than 1", mend=mend)
     return float(found)
 
 
@@ -184,11 +184,11 @@ def explain_bytes(word: str) -> str:
     return f"rates are in bits per second, and B is a byte of 8 bits: {word.strip()}{per} is {convert_to_bits(word)}"
 
 
-def meant(word: str) -> str | None:
+def suggest_quantity(word: str) -> str | None:
     """The quantity that was probably meant: the same number with a known unit.
 
-    >>> meant("60mbits"), meant("60 Mbps"), meant("20msec"), meant("60MB/s"), meant("fast")
-    ('60mbit', '60mbit', '20ms', '480mbit', None)
+    >>> [suggest_quantity(text) for text in ("60mbits", "60 Mbps", "20msec", "60MB/s", "fast")]
+    ['60mbit', '60mbit', '20ms', '480mbit', None]
     """
     if (bits := convert_to_bits(word)) is not None:
         return bits

@@ -77,15 +77,15 @@ def parse_links(value: Any, clusters: Collection[str] = (), source: str = "") ->
         return value or Links()
     place = Place(value, "links", source)
     if not isinstance(value, Mapping):
-        return Links(line(place))
+        return Links(read_line(place))
     pairs: dict[tuple[str, str], Line] = {}
     for key, each in value.items():
-        a, b = _pair(place, key, clusters)
-        pairs[a, b] = line(Place(each, f"links[{key!r}]", source))
+        a, b = _read_pair(place, key, clusters)
+        pairs[a, b] = read_line(Place(each, f"links[{key!r}]", source))
     return Links(None, pairs)
 
 
-def line(place: Place) -> Line:
+def read_line(place: Place) -> Line:
     """Parse a link such as "60mbit,20ms" (rate, delay and loss in any order); a Line is returned unchanged."""
     if isinstance(place.value, Line):
         return place.value
@@ -94,23 +94,23 @@ def line(place: Place) -> Line:
     if not isinstance(place.value, str):
         number = isinstance(place.value, int | float) and not isinstance(place.value, bool)
         mend = f'add a unit: "{place.value:g}mbit", "{place.value:g}ms" ...' if number else '"60mbit,20ms"'
-        raise place.wrong(f"{place.value!r} is not a link", mend=mend)
+        raise place.make_error(f"{place.value!r} is not a link", mend=mend)
     found: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in place.value.split(","))):
-        name = quantities.kind(word)
+        name = quantities.find_kind(word)
         if name is None:
-            raise _unread(place, word)
+            raise _invalid_word_error(place, word)
         if name in found:
-            raise place.wrong(f"duplicate {name} {word!r} in {place.value!r}", why=_PARTS, mend='"60mbit,20ms"')
+            raise place.make_error(f"duplicate {name} {word!r} in {place.value!r}", why=_PARTS, mend='"60mbit,20ms"')
         found[name] = _READERS[name](Place(word, place.path, place.source))
     if not found:
-        raise place.wrong("missing rate and delay", mend='"60mbit,20ms", or "free"')
+        raise place.make_error("missing rate and delay", mend='"60mbit,20ms", or "free"')
     return Line(found.get("rate"), found.get("delay", 0.0), found.get("loss", 0.0))
 
 
-def _unread(place: Place, word: str) -> ConfigError:
-    guess = quantities.meant(word)
-    return place.wrong(
+def _invalid_word_error(place: Place, word: str) -> ConfigError:
+    guess = quantities.suggest_quantity(word)
+    return place.make_error(
         f"{word!r} is not a rate, delay or loss",
         why=quantities.explain_bytes(word) if quantities.convert_to_bits(word) else _PARTS,
         mend=f'did you mean "{guess}"?' if guess else '"60mbit,20ms"',
@@ -120,21 +120,21 @@ def _unread(place: Place, word: str) -> ConfigError:
 _PARTS = "a link is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, separated by commas"
 _READERS: Mapping[str, Callable[[Place], float]] = {
     "rate": quantities.rate,
-    "delay": quantities.seconds,
-    "loss": quantities.loss,
+    "delay": quantities.read_seconds,
+    "loss": quantities.read_loss,
 }
 
 
-def _pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, str]:
+def _read_pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, str]:
     match key:
         case (str(a), str(b)) if a != b:
             for name in (a, b):
                 if clusters and name not in clusters:
-                    raise place.wrong(f"unknown cluster {name!r}", mend=did_you_mean(name, clusters))
+                    raise place.make_error(f"unknown cluster {name!r}", mend=did_you_mean(name, clusters))
             return a, b
     names = re.findall(r"\w+", key) if isinstance(key, str) else []
     a, b = names if len(names) == 2 else ("gpu", "npu")
-    raise place.wrong(f"{key!r} is not a pair of clusters", mend=f'{{("{a}", "{b}"): "60mbit,20ms"}}')
+    raise place.make_error(f"{key!r} is not a pair of clusters", mend=f'{{("{a}", "{b}"): "60mbit,20ms"}}')
 
 
 def cluster_of(worker: str) -> str:
@@ -146,8 +146,8 @@ def cluster_of(worker: str) -> str:
     return worker.rpartition("/")[0]
 
 
-PORTS = "each worker needs its own port"
-OTHER_PORT = "give one of them a different port"
+PORT_CONFLICT_REASON = "each worker needs its own port"
+PORT_CONFLICT_FIX = "give one of them a different port"
 
 
 def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -156,9 +156,9 @@ def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, s
     >>> list(find_shared_addresses({"gpu/0": "a:7101", "gpu/1": "a:7102", "npu/0": "a:7101"}))
     [('npu/0', 'gpu/0 and npu/0 have the same address, a:7101')]
     """
-    taken: dict[str, str] = {}
+    worker_by_address: dict[str, str] = {}
     for worker, address in addresses.items():
-        other = taken.setdefault(address, worker)
+        other = worker_by_address.setdefault(address, worker)
         if other != worker:
             yield worker, f"{other} and {worker} have the same address, {address}"
 
@@ -168,7 +168,7 @@ GATEWAY_GRACE_SECONDS = 30.0
 MEASURE_SECONDS = 10.0
 """The longest time, in seconds, for which the planner measures blocks of a program."""
 MOST_RESTARTS = 9999
-SHOWS = ("none", "lines", "live")
+DISPLAYS = ("none", "lines", "live")
 """The displays of the steps of a run while it trains."""
 
 
@@ -326,7 +326,7 @@ class Config:
     restarts: Restarts = Restarts()
     seed: int | None = None
     plan: tuple[str, ...] = ()
-    show: str = SHOWS[0]
+    show: str = DISPLAYS[0]
     outputs: Mapping[str, str] = field(default_factory=dict)
     checkpoint: Checkpointing | None = None
     elastic: Mapping[str, Elastic] = field(default_factory=dict)

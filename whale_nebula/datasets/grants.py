@@ -17,9 +17,9 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security.files import format_time
 
 PUBLISHED, WITHDRAWN = "published", "withdrawn"
-ASKED, GRANTED, DENIED = "asked", "granted", "denied"
+REQUESTED, GRANTED, DENIED = "asked", "granted", "denied"
 DAYS = 30.0
-MOST_ASKED = 20
+MOST_REQUESTS = 20
 LONGEST_PURPOSE = 300
 
 
@@ -66,30 +66,40 @@ class Grants:
         rows, now = self.registry, format_time(self.registry.now())
         if interface.expires <= now:
             raise AccessError(f"this interface expired at {interface.expires}", mend="set expires: to a later day")
-        made = Dataset(interface.name, interface.digest, interface.text, str(folder), PUBLISHED, now, interface.expires)
-        row = (made.name, made.digest, made.document, made.folder, made.state, made.published, made.expires)
-        with rows.change():
+        dataset = Dataset(
+            interface.name, interface.digest, interface.text, str(folder), PUBLISHED, now, interface.expires
+        )
+        row = (
+            dataset.name,
+            dataset.digest,
+            dataset.document,
+            dataset.folder,
+            dataset.state,
+            dataset.published,
+            dataset.expires,
+        )
+        with rows.write_transaction():
             rows.database.execute("insert or replace into dataset values (?, ?, ?, ?, ?, ?, ?)", row)
-            rows.note_event("publish", "", "", "", {"dataset": made.name, "interface": made.digest})
-        return made
+            rows.add_event("publish", "", "", "", {"dataset": dataset.name, "interface": dataset.digest})
+        return dataset
 
     def withdraw(self, name: str) -> None:
         """Withdraw a dataset from publication; its grants end, even if it is published again."""
         self.find(name)
-        with self.registry.change():
+        with self.registry.write_transaction():
             database = self.registry.database
             database.execute("update dataset set state = ? where name = ?", (WITHDRAWN, name))
             database.execute("update permission set state = ? where dataset = ?", (WITHDRAWN, name))
-            self.registry.note_event("withdraw", "", "", "", {"dataset": name})
+            self.registry.add_event("withdraw", "", "", "", {"dataset": name})
 
     def list_datasets(self) -> list[Dataset]:
         """All datasets, by name."""
-        with self.registry.look():
+        with self.registry.read_transaction():
             return [Dataset(*row) for row in self.registry.database.execute("select * from dataset order by name")]
 
     def find(self, name: str) -> Dataset:
         """Find a dataset; the error for an unknown name suggests one."""
-        with self.registry.look():
+        with self.registry.read_transaction():
             return self._look_up(name)
 
     def _look_up(self, name: str) -> Dataset:
@@ -101,49 +111,59 @@ class Grants:
             raise AccessError(f"unknown dataset {name[:64]!r}", mend=mend)
         return Dataset(*row)
 
-    def find_current(self, name: str) -> Dataset:
+    def find_readable(self, name: str) -> Dataset:
         """A dataset that may be read now."""
-        return _check_current(self.find(name), format_time(self.registry.now()))
+        return _check_readable(self.find(name), format_time(self.registry.now()))
 
     # ------------------------------------------------------------------ grants
     def ask(self, account: str, dataset: str, purpose: str) -> Permission:
         """Request read access to a dataset."""
-        self.find_current(dataset)
+        self.find_readable(dataset)
         purpose = " ".join(purpose.split())
         if not 0 < len(purpose) <= LONGEST_PURPOSE or not purpose.isprintable():
             what = f"the purpose must have 1 to {LONGEST_PURPOSE} printable characters"
             raise AccessError(what, mend='--purpose "what the rows are used for"')
         rows = self.registry
-        made = Permission(secrets.token_hex(4), dataset, account, purpose, ASKED, format_time(rows.now()), "", "")
-        open_ones = [each for each in self.list_permissions(account=account) if each.state == ASKED]
-        if len(open_ones) >= MOST_ASKED:
-            raise AccessError(f"{account} has {MOST_ASKED} unanswered requests", mend="ask the owner")
-        with rows.change():
-            rows.database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _to_row(made))
-            more = {"dataset": dataset, "purpose": purpose, "number": made.number}
-            rows.note_event("request", account, "", "", more)
-        return made
+        permission = Permission(
+            secrets.token_hex(4), dataset, account, purpose, REQUESTED, format_time(rows.now()), "", ""
+        )
+        unanswered = [each for each in self.list_permissions(account=account) if each.state == REQUESTED]
+        if len(unanswered) >= MOST_REQUESTS:
+            raise AccessError(f"{account} has {MOST_REQUESTS} unanswered requests", mend="ask the owner")
+        with rows.write_transaction():
+            rows.database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(permission))
+            more = {"dataset": dataset, "purpose": purpose, "number": permission.number}
+            rows.add_event("request", account, "", "", more)
+        return permission
 
     def decide(self, number: str, state: str, days: float = DAYS, reason: str = "", by: str = "") -> Permission:
         """Grant, deny or withdraw a request of an account; a grant ends after this many days."""
         rows, found = self.registry, self._find_permission(number)
         now, until = format_time(rows.now()), format_time(rows.now() + timedelta(days=days))
         if state == GRANTED:
-            dataset = self.find_current(found.dataset)
+            dataset = self.find_readable(found.dataset)
             until = min(until, dataset.expires)
-        made = Permission(
+        decided = Permission(
             found.number, found.dataset, found.account, found.purpose, state, found.asked, now,
             until if state == GRANTED else "",
         )  # fmt: skip
-        with rows.change():
-            rows.database.execute("insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _to_row(made))
-            more = {"dataset": made.dataset, "number": number, "until": made.until, "purpose": made.purpose, "by": by}
+        with rows.write_transaction():
+            rows.database.execute(
+                "insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(decided)
+            )
+            more = {
+                "dataset": decided.dataset,
+                "number": number,
+                "until": decided.until,
+                "purpose": decided.purpose,
+                "by": by,
+            }
             decision = "allow" if state == GRANTED else "deny"
-            rows.note_event(_ACTIONS[state], made.account, decision, reason, more)
-        return made
+            rows.add_event(_ACTIONS[state], decided.account, decision, reason, more)
+        return decided
 
     def _find_permission(self, number: str) -> Permission:
-        with self.registry.look():
+        with self.registry.read_transaction():
             query = "select * from permission where number = ?"
             row = self.registry.database.execute(query, (number,)).fetchone()
         if row is None:
@@ -153,7 +173,7 @@ class Grants:
     def list_permissions(self, *, account: str | None = None, dataset: str | None = None) -> list[Permission]:
         """All requests with their outcomes, the oldest first."""
         query = "select * from permission where (?1 is null or account = ?1) and (?2 is null or dataset = ?2)"
-        with self.registry.look():
+        with self.registry.read_transaction():
             found = self.registry.database.execute(f"{query} order by asked, number", (account, dataset))
             return [Permission(*row) for row in found]
 
@@ -162,14 +182,14 @@ class Grants:
         reason.
         """
         now = format_time(self.registry.now())
-        with self.registry.look():
+        with self.registry.read_transaction():
             known = self.registry.look_up(account)
             query = "select * from permission where dataset = ? and account = ? order by rowid"
             found = [Permission(*row) for row in self.registry.database.execute(query, (name, account))]
             dataset = self._look_up(name)
         if known is None or known.state != ENABLED:
             raise AccessError(f"account {account!r} is not enabled here", mend="ask the owner of the data")
-        _check_current(dataset, now)
+        _check_readable(dataset, now)
         matching = [each for each in found if purpose is None or each.purpose == purpose]
         good = [each for each in matching if each.state == GRANTED and each.until > now]
         if not good:
@@ -177,7 +197,7 @@ class Grants:
         return dataset, max(good, key=lambda each: each.until)
 
 
-def _check_current(found: Dataset, now: str) -> Dataset:
+def _check_readable(found: Dataset, now: str) -> Dataset:
     if found.state != PUBLISHED:
         raise AccessError(f"dataset {found.name!r} was withdrawn", mend="ask its owner")
     if found.expires <= now:
@@ -190,9 +210,10 @@ def _check_current(found: Dataset, now: str) -> Dataset:
 _ACTIONS = {GRANTED: "grant", DENIED: "deny", WITHDRAWN: "withdraw grant"}
 
 
-def _to_row(made: Permission) -> tuple[str, ...]:
+def _make_row(permission: Permission) -> tuple[str, ...]:
     return (
-        made.number, made.dataset, made.account, made.purpose, made.state, made.asked, made.decided, made.until
+        permission.number, permission.dataset, permission.account, permission.purpose, permission.state,
+        permission.asked, permission.decided, permission.until,
     )  # fmt: skip
 
 
@@ -206,7 +227,7 @@ def _explain(matching: list[Permission], found: list[Permission], now: str) -> s
     if last.state == GRANTED:
         return f"its grant expired at {last.until}"
     return {
-        ASKED: "its request has not been answered yet",
+        REQUESTED: "its request has not been answered yet",
         DENIED: f"its request was denied at {last.decided}",
         WITHDRAWN: "its grant was withdrawn",
     }[last.state]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.datasets.grants import Dataset, Grants
-from whale_nebula.datasets.interface import Bound, Limits, Opened, open_dataset
+from whale_nebula.datasets.interface import Bound, Limits, OpenDataset, open_dataset
 from whale_nebula.datasets.schema import count_bytes
 from whale_nebula.errors import AccessError, InterfaceError, NebulaError
 from whale_nebula.security import files
@@ -47,7 +47,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadRequest:
     """The requested rows: the pass, and the positions in its order."""
 
     dataset: str
@@ -74,51 +74,51 @@ class Guard:
         self.grants, self.usage, self.log = grants, usage, log
         self._pacer, self._refusals = Pacer(), Buckets(_REFUSALS, _REFUSALS_RATE)
         self._lock = threading.Lock()
-        self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._opened: dict[str, tuple[Dataset, Opened]] = {}
-        self._left_out: dict[str, int] = {}
+        self._opening_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._open_datasets: dict[str, tuple[Dataset, OpenDataset]] = {}
+        self._unlogged_refusals: dict[str, int] = {}
         self._versions: set[tuple[str, str, str, str]] = set()
 
-    def open(self, reader: Reader, name: str) -> Opened:
+    def open(self, reader: Reader, name: str) -> OpenDataset:
         """Open a dataset for an authorised reader."""
 
-        def look() -> Opened:
-            opened = self._open(self._decide(reader, name)[0])
-            self.usage.check_left(name, reader.account or OWNER, reader.run, opened.interface.limits)
+        def open_checked() -> OpenDataset:
+            opened = self._open(self._authorize(reader, name)[0])
+            self.usage.check_remaining(name, reader.account or OWNER, reader.run, opened.interface.limits)
             return opened
 
-        found: Opened = self._hold(reader, name, look)
+        found: OpenDataset = self._run_logged(reader, name, open_checked)
         return found
 
-    def read(self, reader: Reader, asked: Asked) -> Batch:
+    def read(self, reader: Reader, request: ReadRequest) -> Batch:
         """Read rows for an authorised reader; refusals raise, and are logged."""
-        return self._hold(reader, asked.dataset, lambda: self._read(reader, asked))
+        return self._run_logged(reader, request.dataset, lambda: self._read(reader, request))
 
-    def _read(self, reader: Reader, asked: Asked) -> Batch:
-        dataset, grant, purpose = self._decide(reader, asked.dataset)
+    def _read(self, reader: Reader, request: ReadRequest) -> Batch:
+        dataset, grant, purpose = self._authorize(reader, request.dataset)
         opened = self._open(dataset)
-        if asked.edition and asked.edition != opened.edition:
-            why = f"it was edition {asked.edition} when the run began to read, but is now {opened.edition}"
-            raise AccessError(f"dataset {asked.dataset!r} has changed", why=why, mend="start the run again")
-        if not 0 <= asked.first < asked.last <= opened.count or asked.last - asked.first > MOST_ROWS:
-            what = f"rows {asked.first} to {asked.last} of {opened.count} cannot be read at once"
+        if request.edition and request.edition != opened.edition:
+            why = f"it was edition {request.edition} when the run began to read, but is now {opened.edition}"
+            raise AccessError(f"dataset {request.dataset!r} has changed", why=why, mend="start the run again")
+        if not 0 <= request.first < request.last <= opened.count or request.last - request.first > MOST_ROWS:
+            what = f"rows {request.first} to {request.last} of {opened.count} cannot be read at once"
             raise AccessError(what, mend=f"use batch={MOST_ROWS} or less")
-        rows, columns = opened.read(asked.seed, asked.number, asked.first, asked.last)
+        rows, columns = opened.read(request.seed, request.number, request.first, request.last)
         size, account = count_bytes(opened.interface.schema, columns), reader.account or OWNER
         if size > MOST_BYTES:
             raise AccessError(f"a batch of {size} bytes is too large", mend="use a smaller batch=")
         limits = opened.interface.limits
-        pause = self._pacer.find_pause(asked.dataset, account, limits.rate, size)
-        self.usage.count(asked.dataset, account, reader.run, limits, rows, size)
+        pause = self._pacer.find_pause(request.dataset, account, limits.rate, size)
+        self.usage.count(request.dataset, account, reader.run, limits, rows, size)
         self.log.record(
-            "read", actor=reader.actor, target=asked.dataset, decision="allow", durable=False, account=account,
+            "read", actor=reader.actor, target=request.dataset, decision="allow", durable=False, account=account,
             purpose=purpose, grant=grant, interface=dataset.digest[:16], run=reader.run, program=reader.program,
-            seed=asked.seed, number=asked.number, first=asked.first, rows=rows, bytes=size,
-            **self._note_versions(reader, asked.dataset),
+            seed=request.seed, number=request.number, first=request.first, rows=rows, bytes=size,
+            **self._select_versions(reader, request.dataset),
         )  # fmt: skip
         return Batch(rows, columns, pause)
 
-    def _note_versions(self, reader: Reader, dataset: str) -> dict[str, str]:
+    def _select_versions(self, reader: Reader, dataset: str) -> dict[str, str]:
         """The versions of a run for the first record of its reads."""
         entry = (reader.account, reader.run, dataset, reader.versions)
         with self._lock:
@@ -127,25 +127,25 @@ class Guard:
                 self._versions.add(entry)
         return {} if known or not reader.versions else {"versions": reader.versions}
 
-    def _decide(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
+    def _authorize(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
         """The dataset, the number of the grant, and its purpose."""
         if not reader.account:
-            return self.grants.find_current(name), "", reader.purpose or ""
+            return self.grants.find_readable(name), "", reader.purpose or ""
         dataset, grant = self.grants.check(reader.account, name, reader.purpose)
         return dataset, grant.number, grant.purpose
 
-    def _open(self, dataset: Dataset) -> Opened:
+    def _open(self, dataset: Dataset) -> OpenDataset:
         """The latest publication of a dataset. A new one is opened again, for which only its own readers wait."""
         with self._lock:
-            opening = self._opening[dataset.name]
+            opening = self._opening_locks[dataset.name]
         with opening:
-            published, opened = self._opened.get(dataset.name, (None, None))
+            published, opened = self._open_datasets.get(dataset.name, (None, None))
             if opened is None or published != dataset:
                 opened = open_dataset(dataset.parse(), Path(dataset.folder))
-                self._opened[dataset.name] = dataset, opened
+                self._open_datasets[dataset.name] = dataset, opened
             return opened
 
-    def _hold(self, reader: Reader, name: str, act: Callable[[], Any]) -> Any:
+    def _run_logged(self, reader: Reader, name: str, act: Callable[[], Any]) -> Any:
         """Execute an operation, or log its failure. Errors of the owner's functions are reported to the owner, not to
         the reader.
         """
@@ -169,13 +169,13 @@ class Guard:
 
     def refuse(self, reader: Reader, name: str, error: NebulaError) -> None:
         """Record a refusal: the first ones of a reader at once, then one in ten seconds, with their number."""
-        who, free = self._refusals.take(reader.account or reader.actor)
+        subject, free = self._refusals.take(reader.account or reader.actor)
         if not free:
             with self._lock:
-                self._left_out[who] = self._left_out.get(who, 0) + 1
+                self._unlogged_refusals[subject] = self._unlogged_refusals.get(subject, 0) + 1
             return
         with self._lock:
-            times = self._left_out.pop(who, 0) + 1
+            times = self._unlogged_refusals.pop(subject, 0) + 1
         self.log.record(
             "read", actor=reader.actor, target=name[:64], decision="deny", durable=False, account=reader.account,
             purpose=reader.purpose or "", run=reader.run, program=reader.program, times=times,
@@ -183,7 +183,7 @@ class Guard:
         )  # fmt: skip
 
 
-def wait_for_turn(pause: float, sleep: Callable[[float], object] = time.sleep) -> None:
+def wait_for_rate(pause: float, sleep: Callable[[float], object] = time.sleep) -> None:
     """Wait before a batch is sent, if its account exceeds its rate."""
     if pause > 0:
         sleep(pause)
@@ -194,7 +194,7 @@ FILE = "usage.db"
 LONGEST_PAUSE = 300.0
 """The longest wait of a batch in seconds: a longer one would look like a lost connection."""
 _BUSY_SECONDS = 60.0
-ALL = ""
+ALL_RUNS = ""
 """The name of all runs together, in place of a run's."""
 _SCHEMA = """
 create table if not exists usage (dataset text not null, account text not null, run text not null,
@@ -211,9 +211,11 @@ class Usage:
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
-        self._lock, self._opening = threading.Lock(), folder / f"{FILE}.lock"
+        self._lock, self._opening_locks = threading.Lock(), folder / f"{FILE}.lock"
         try:
-            with files.hold_lock(self._opening):  # SQLite does not wait for others to change the mode of the journal
+            with files.hold_lock(
+                self._opening_locks
+            ):  # SQLite does not wait for others to change the mode of the journal
                 path.touch(files.SECRET)
                 self._database = sqlite3.connect(
                     path, check_same_thread=False, isolation_level=None, timeout=_BUSY_SECONDS
@@ -226,9 +228,9 @@ class Usage:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock, contextlib.ExitStack() as held:
+        with self._lock, contextlib.ExitStack() as database:
             with contextlib.suppress(OSError):  # the folder is gone
-                held.enter_context(files.hold_lock(self._opening))
+                database.enter_context(files.hold_lock(self._opening_locks))
             self._database.close()  # the last one removes the journal
 
     def count(self, dataset: str, account: str, run: str, limits: Limits, rows: int, size: int) -> None:
@@ -237,11 +239,11 @@ class Usage:
             try:
                 self._database.execute("begin immediate")
                 total = (0, 0)
-                for which, bound, what in ((ALL, limits.account, "total"), (run, limits.run, "run")):
+                for counted_run, bound, what in ((ALL_RUNS, limits.account, "total"), (run, limits.run, "run")):
                     if what != "total" and bound == Bound():
                         continue
-                    if what == "total" or which != ALL:  # a reader without a run counts in the total only
-                        row = (dataset, account, which, rows, size)
+                    if what == "total" or counted_run != ALL_RUNS:  # a reader without a run counts in the total only
+                        row = (dataset, account, counted_run, rows, size)
                         total = self._database.execute(_COUNT, row).fetchone()
                     _check(bound, total, f"{account} has reached the {what} limit of dataset {dataset!r}")
                 self._database.execute("commit")
@@ -251,13 +253,13 @@ class Usage:
                 if self._database.in_transaction:
                     self._database.execute("rollback")
 
-    def check_left(self, dataset: str, account: str, run: str, limits: Limits) -> None:
+    def check_remaining(self, dataset: str, account: str, run: str, limits: Limits) -> None:
         """Check that one more row may be read."""
-        for which, bound, what in ((ALL, limits.account, "total"), (run, limits.run, "run")):
-            rows, size = self.find(dataset, account, which)
+        for counted_run, bound, what in ((ALL_RUNS, limits.account, "total"), (run, limits.run, "run")):
+            rows, size = self.find(dataset, account, counted_run)
             _check(bound, (rows + 1, size + 1), f"{account} has reached the {what} limit of dataset {dataset!r}")
 
-    def find(self, dataset: str, account: str, run: str = ALL) -> tuple[int, int]:
+    def find(self, dataset: str, account: str, run: str = ALL_RUNS) -> tuple[int, int]:
         """The rows and bytes that an account has read, in a run or in total."""
         query = "select rows, bytes from usage where dataset = ? and account = ? and run = ?"
         with self._lock:

@@ -22,19 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whale_nebula.config import quantities
-from whale_nebula.config.load import read
+from whale_nebula.config.load import read_yaml
 from whale_nebula.config.place import Place
 from whale_nebula.datasets import sources
 from whale_nebula.datasets.schema import DTYPES, STRING, Column, Schema, check_columns
 from whale_nebula.datasets.sources import (
     FUNCTION,
     Aggregate,
-    Apply,
     Function,
     Select,
     Source,
     Step,
     Tokenise,
+    Transform,
     apply_steps,
     check_pattern,
     prepare_rows,
@@ -91,7 +91,7 @@ class Interface:
 
 def read_interface(path: Path) -> Interface:
     """Read the interface in a YAML file; errors name its lines."""
-    return parse_interface(read(path, "the interface", _EXAMPLE))
+    return parse_interface(read_yaml(path, "the interface", _EXAMPLE))
 
 
 def parse_interface(place: Place) -> Interface:
@@ -105,44 +105,46 @@ def parse_interface(place: Place) -> Interface:
       why: a pattern names files in the folder of the interface: no '..', no '~', no '**', no absolute path
       mend: text: "*.txt"
     """
-    root = place.table(("name", "about", "source", "transform", "schema", "limits", "expires"))
+    root = place.read_table(("name", "about", "source", "transform", "schema", "limits", "expires"))
     return Interface(
-        name=read_name(root.key("name")),
-        about=root.key("about").read_or(Place.text, "")[:_ABOUT],
-        open_source=_source(root.key("source")),
-        steps=tuple(_step(each) for each in root.key("transform").items()),
-        schema=_schema(root.key("schema")),
-        limits=_limits(root.key("limits")),
-        expires=_expires(root.key("expires")),
-        document=_plain(root.value),
+        name=read_name(root.get("name")),
+        about=root.get("about").read_or(Place.read_text, "")[:_ABOUT],
+        open_source=_read_source(root.get("source")),
+        steps=tuple(_read_step(each) for each in root.get("transform").read_items()),
+        schema=_read_schema(root.get("schema")),
+        limits=_read_limits(root.get("limits")),
+        expires=_read_expiry(root.get("expires")),
+        document=_to_plain(root.value),
     )
 
 
 def read_name(place: Place) -> str:
     """The name of a dataset, which is used in addresses and logs, and never as a path."""
-    if NAME.fullmatch(place.text()) is None:
+    if NAME.fullmatch(place.read_text()) is None:
         why = "a name has at most 32 lower-case letters, digits, '_' and '-', and begins with a letter or digit"
-        raise place.wrong(f"{place.value[:64]!r} is not a valid dataset name", why=why, mend="name: corpus")
+        raise place.make_error(f"{place.value[:64]!r} is not a valid dataset name", why=why, mend="name: corpus")
     return str(place.value)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert YAML values to JSON values: dates become texts."""
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _to_plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_to_plain(each) for each in value]
     return value.isoformat() if isinstance(value, date) else value
 
 
 # ---------------------------------------------------------------------- source
-def _one_of(place: Place, known: Mapping[str, tuple[str, ...]], example: str) -> str:
+def _choose_kind(place: Place, known: Mapping[str, tuple[str, ...]], example: str) -> str:
     """The kind of a table that has exactly one of these keys, which allows only the listed further keys."""
-    table = place.table(dict.fromkeys([*known, *(each for more in known.values() for each in more)]))
+    table = place.read_table(dict.fromkeys([*known, *(each for more in known.values() for each in more)]))
     kinds = [name for name in known if name in table.value]
     if len(kinds) != 1:
-        raise place.wrong(f"exactly one of {', '.join(known)} is required, but there are {len(kinds)}", mend=example)
-    place.table((kinds[0], *known[kinds[0]]))
+        raise place.make_error(
+            f"exactly one of {', '.join(known)} is required, but there are {len(kinds)}", mend=example
+        )
+    place.read_table((kinds[0], *known[kinds[0]]))
     return kinds[0]
 
 
@@ -155,123 +157,125 @@ _SOURCES = {
 }
 
 
-def _source(place: Place) -> Callable[[Path], Source]:
-    kind = _one_of(place, _SOURCES, 'source: {text: "*.txt"}')
-    given = place.key(kind)
+def _read_source(place: Place) -> Callable[[Path], Source]:
+    kind = _choose_kind(place, _SOURCES, 'source: {text: "*.txt"}')
+    value = place.get(kind)
     if kind == "factory":
-        name = _function(given)
+        name = _read_function_name(value)
         return lambda folder: sources.open_factory(name)
-    pattern = given.text()
+    pattern = value.read_text()
     if why := check_pattern(pattern):
-        raise given.wrong(f"{pattern!r} leaves the folder of the interface", why=why, mend=f'{kind}: "*.txt"')
+        raise value.make_error(f"{pattern!r} leaves the folder of the interface", why=why, mend=f'{kind}: "*.txt"')
     if kind == "text":
-        column = place.key("column").read_or(Place.text, "text")
+        column = place.get("column").read_or(Place.read_text, "text")
         return lambda folder: sources.open_text(folder, pattern, column)
     if kind == "parquet":
-        names = [each.text() for each in place.key("columns").items()]
-        _need(names, place, "columns: [age, income]")
+        names = [each.read_text() for each in place.get("columns").read_items()]
+        _require_columns(names, place, "columns: [age, income]")
         return lambda folder: sources.open_parquet(folder, pattern, names)
     if kind == "csv":
-        types = {name: each.choice(DTYPES) for name, each in place.key("columns").entries().items()}
-        _need(types, place, "columns: {age: int64}")
+        types = {name: each.read_choice(DTYPES) for name, each in place.get("columns").read_entries().items()}
+        _require_columns(types, place, "columns: {age: int64}")
         return lambda folder: sources.open_csv(folder, pattern, types)
-    features = {name: _feature(each) for name, each in place.key("features").entries().items()}
-    _need(features, place, "features: {ids: {dtype: int64, shape: [32]}}")
+    features = {name: _read_feature(each) for name, each in place.get("features").read_entries().items()}
+    _require_columns(features, place, "features: {ids: {dtype: int64, shape: [32]}}")
     return lambda folder: sources.open_tfrecord(folder, pattern, features)
 
 
-def _need(found: object, place: Place, mend: str) -> None:
+def _require_columns(found: object, place: Place, mend: str) -> None:
     if not found:
-        raise place.wrong("missing columns of the source", mend=mend)
+        raise place.make_error("missing columns of the source", mend=mend)
 
 
-def _function(place: Place) -> str:
-    if FUNCTION.fullmatch(place.text()) is None:
-        raise place.wrong(f"{place.value!r} is not a module:function", mend='"mycorpus.reading:open_rows"')
+def _read_function_name(place: Place) -> str:
+    if FUNCTION.fullmatch(place.read_text()) is None:
+        raise place.make_error(f"{place.value!r} is not a module:function", mend='"mycorpus.reading:open_rows"')
     return str(place.value)
 
 
-def _feature(place: Place) -> tuple[str, tuple[int, ...]]:
-    table = place.table(("dtype", "shape"))
-    return table.key("dtype").choice(("int64", "float32", STRING)), _shape(table.key("shape"))
+def _read_feature(place: Place) -> tuple[str, tuple[int, ...]]:
+    table = place.read_table(("dtype", "shape"))
+    return table.get("dtype").read_choice(("int64", "float32", STRING)), _read_shape(table.get("shape"))
 
 
-def _shape(place: Place) -> tuple[int, ...]:
-    return tuple(int(axis.number(least=1, most=1 << 30, whole=True)) for axis in place.items())
+def _read_shape(place: Place) -> tuple[int, ...]:
+    return tuple(int(axis.read_number(least=1, most=1 << 30, whole=True)) for axis in place.read_items())
 
 
 # ---------------------------------------------------------------------- transform
 _STEPS = dict.fromkeys(("tokenise", "select", "function", "aggregate"), ())
 
 
-def _step(place: Place) -> Step:
-    kind = _one_of(place, _STEPS, "transform: [{select: [ids, label]}]")
-    given = place.key(kind)
+def _read_step(place: Place) -> Step:
+    kind = _choose_kind(place, _STEPS, "transform: [{select: [ids, label]}]")
+    value = place.get(kind)
     if kind == "select":
-        return Select(_names(given))
+        return Select(_read_names(value))
     if kind == "function":
-        return Function(_function(given))
+        return Function(_read_function_name(value))
     if kind == "tokenise":
-        table = given.table(("column", "to", "vocabulary", "length"))
-        vocabulary = table.key("vocabulary").text()
+        table = value.read_table(("column", "to", "vocabulary", "length"))
+        vocabulary = table.get("vocabulary").read_text()
         if why := check_pattern(vocabulary):
-            raise table.key("vocabulary").wrong(f"{vocabulary!r} leaves the folder", why=why, mend="vocabulary: a.txt")
+            raise table.get("vocabulary").make_error(
+                f"{vocabulary!r} leaves the folder", why=why, mend="vocabulary: a.txt"
+            )
         return Tokenise(
-            table.key("column").read_or(Place.text, "text"),
-            table.key("to").read_or(Place.text, "ids"),
+            table.get("column").read_or(Place.read_text, "text"),
+            table.get("to").read_or(Place.read_text, "ids"),
             vocabulary,
-            int(table.key("length").number(least=2, most=1 << 16, whole=True)),
+            int(table.get("length").read_number(least=2, most=1 << 16, whole=True)),
         )
-    table = given.table(("by", "least", "mean", "sum", "count"))
+    table = value.read_table(("by", "least", "mean", "sum", "count"))
     return Aggregate(
-        table.key("by").text(),
-        int(table.key("least").number(least=LEAST_GROUP, whole=True)),
-        _names(table.key("mean")),
-        _names(table.key("sum")),
-        table.key("count").read_or(Place.text, ""),
+        table.get("by").read_text(),
+        int(table.get("least").read_number(least=LEAST_GROUP, whole=True)),
+        _read_names(table.get("mean")),
+        _read_names(table.get("sum")),
+        table.get("count").read_or(Place.read_text, ""),
     )
 
 
-def _names(place: Place) -> tuple[str, ...]:
-    return tuple(each.text() for each in place.items())
+def _read_names(place: Place) -> tuple[str, ...]:
+    return tuple(each.read_text() for each in place.read_items())
 
 
 # ---------------------------------------------------------------------- schema, limits, end
-def _schema(place: Place) -> Schema:
+def _read_schema(place: Place) -> Schema:
     found = []
-    for name, each in place.entries().items():
-        table = each.table(("dtype", "shape", "raw"))
-        dtype = table.key("dtype").choice(DTYPES)
-        raw = table.key("raw").read_or(Place.truth, False)
+    for name, each in place.read_entries().items():
+        table = each.read_table(("dtype", "shape", "raw"))
+        dtype = table.get("dtype").read_choice(DTYPES)
+        raw = table.get("raw").read_or(Place.read_boolean, False)
         if dtype == STRING and not raw:
             why = "raw text is published only if the interface has raw: true"
             mend = f"{name}: {{dtype: {STRING}, raw: true}}, or tokenise it"
-            raise each.wrong(f"column {name!r} is raw text", why=why, mend=mend)
-        found.append(Column(name, dtype, _shape(table.key("shape"))))
+            raise each.make_error(f"column {name!r} is raw text", why=why, mend=mend)
+        found.append(Column(name, dtype, _read_shape(table.get("shape"))))
     if not found:
-        raise place.wrong("missing schema", mend="schema: {ids: {dtype: int32, shape: [32]}}")
+        raise place.make_error("missing schema", mend="schema: {ids: {dtype: int32, shape: [32]}}")
     return tuple(found)
 
 
-def _limits(place: Place) -> Limits:
-    table = place.table(("account", "run", "rate"))
+def _read_limits(place: Place) -> Limits:
+    table = place.read_table(("account", "run", "rate"))
     return Limits(
-        _read_bound(table.key("account")),
-        _read_bound(table.key("run")),
-        table.key("rate").read_or(quantities.rate, 0.0),
+        _read_bound(table.get("account")),
+        _read_bound(table.get("run")),
+        table.get("rate").read_or(quantities.rate, 0.0),
     )
 
 
 def _read_bound(place: Place) -> Bound:
-    table = place.table(("rows", "bytes"))
-    rows = table.key("rows").read_or(lambda each: int(each.number(least=1, whole=True)), None)
-    return Bound(rows, table.key("bytes").read_or(quantities.memory, None))
+    table = place.read_table(("rows", "bytes"))
+    rows = table.get("rows").read_or(lambda each: int(each.read_number(least=1, whole=True)), None)
+    return Bound(rows, table.get("bytes").read_or(quantities.read_memory, None))
 
 
-def _expires(place: Place) -> str:
+def _read_expiry(place: Place) -> str:
     value = place.value
     try:
-        moment = value if isinstance(value, date) else datetime.fromisoformat(place.text())
+        moment = value if isinstance(value, date) else datetime.fromisoformat(place.read_text())
         if not isinstance(moment, datetime):
             moment = datetime(moment.year, moment.month, moment.day)
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
@@ -279,24 +283,24 @@ def _expires(place: Place) -> str:
         moment = None
     if moment is None or moment.year < _FIRST_YEAR:
         mend = f"expires: {files.now().year + 1}-03-01"
-        raise place.wrong(f"{value!r} is not a valid end date", why="every interface needs an end date", mend=mend)
+        raise place.make_error(f"{value!r} is not a valid end date", why="every interface needs an end date", mend=mend)
     return files.format_time(moment)
 
 
 # ---------------------------------------------------------------------- an open dataset
 _ROUNDS = 4
-_KEPT = 1 << 20
+_MOST_CACHED_ROWS = 1 << 20
 """Up to this number of rows, the complete order of a pass is kept in memory."""
 Rows = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenDataset:
     """The rows of an interface. `edition` identifies the interface and the number of rows."""
 
     interface: Interface
     source: Source
-    steps: list[Apply]
+    steps: list[Transform]
 
     @property
     def count(self) -> int:
@@ -315,10 +319,10 @@ class Opened:
         return check_columns(self.interface.schema, columns, self.interface.name), columns
 
 
-def open_dataset(interface: Interface, folder: Path) -> Opened:
+def open_dataset(interface: Interface, folder: Path) -> OpenDataset:
     """Open the source of an interface whose files are in this folder, and check its first row."""
     source, steps = prepare_rows(folder, interface.open_source(folder), interface.steps)
-    opened = Opened(interface, source, steps)
+    opened = OpenDataset(interface, source, steps)
     opened.read(None, 0, 0, 1)
     return opened
 
@@ -337,17 +341,17 @@ def find_rows(count: int, seed: int | None, number: int, first: int, last: int) 
     """
     if seed is None or count < 2:
         return np.arange(first, min(last, count), dtype=np.uint64)
-    if count <= _KEPT:
-        return _order_all(count, seed, number)[first:last]
-    return _order(count, seed, number, first, last)
+    if count <= _MOST_CACHED_ROWS:
+        return _order_all_rows(count, seed, number)[first:last]
+    return _order_rows(count, seed, number, first, last)
 
 
 @lru_cache(4)
-def _order_all(count: int, seed: int, number: int) -> Rows:
-    return _order(count, seed, number, 0, count)
+def _order_all_rows(count: int, seed: int, number: int) -> Rows:
+    return _order_rows(count, seed, number, 0, count)
 
 
-def _order(count: int, seed: int, number: int, first: int, last: int) -> Rows:
+def _order_rows(count: int, seed: int, number: int, first: int, last: int) -> Rows:
     places = np.arange(first, min(last, count), dtype=np.uint64)
     half = max(1, -(-(count - 1).bit_length() // 2))
     keys = _derive_keys(seed, number)
@@ -366,11 +370,11 @@ def _permute(places: Rows, half: int, keys: list[np.uint64]) -> Rows:
     mask, bits = np.uint64((1 << half) - 1), np.uint64(half)
     left, right = places >> bits, places & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
+        left, right = right, left ^ (_mix_bits(right ^ key) & mask)
     return (left << bits) | right
 
 
-def _mix(values: Rows) -> Rows:
+def _mix_bits(values: Rows) -> Rows:
     """The finalizer of SplitMix64: every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

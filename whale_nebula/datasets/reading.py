@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from whale_nebula.accounts.server import dial, make_client_context
 from whale_nebula.config.place import split_address
 from whale_nebula.datasets import report_files
-from whale_nebula.datasets.guard import Asked, Guard, Reader, wait_for_turn
+from whale_nebula.datasets.guard import Guard, Reader, ReadRequest, wait_for_rate
 from whale_nebula.datasets.report import Period, Report
 from whale_nebula.datasets.report_files import Log, decode_report
 from whale_nebula.datasets.schema import (
@@ -41,12 +41,12 @@ from whale_nebula.security.trust import Trust
 from whale_nebula.transport import handover
 
 MOST_BYTES = 256 << 20
-_NOBODY = Reader("", "")
+_ANONYMOUS = Reader("", "")
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class DatasetInfo:
     """Description of a dataset before it is read: its schema, number of rows, and edition."""
 
     schema: Schema
@@ -54,7 +54,7 @@ class About:
     edition: str
 
 
-class Wish(NamedTuple):
+class RowSelection(NamedTuple):
     """The rows to be read: those at the positions from `first` to before `last` of a pass, in batches."""
 
     dataset: str
@@ -65,42 +65,42 @@ class Wish(NamedTuple):
     batch: int
 
 
-class Reading(Protocol):
+class DatasetClient(Protocol):
     """A source from which datasets are read."""
 
-    def describe(self, name: str) -> About:
+    def describe(self, name: str) -> DatasetInfo:
         """The description of a readable dataset."""
         ...
 
-    def read(self, wish: Wish, about: About) -> Iterator[dict[str, Any]]:
+    def read(self, selection: RowSelection, info: DatasetInfo) -> Iterator[dict[str, Any]]:
         """The batches, one after the other."""
         ...
 
 
 @dataclass(frozen=True)
-class Direct:
+class LocalClient:
     """Reads on the owner's machine: no row is sent over a network; checks and records are the same."""
 
     guard: Guard
     reader: Reader
 
-    def describe(self, name: str) -> About:
+    def describe(self, name: str) -> DatasetInfo:
         """The description of a readable dataset."""
         opened = self.guard.open(self.reader, name)
-        return About(opened.interface.schema, opened.count, opened.edition)
+        return DatasetInfo(opened.interface.schema, opened.count, opened.edition)
 
-    def read(self, wish: Wish, about: About) -> Iterator[dict[str, Any]]:
+    def read(self, selection: RowSelection, info: DatasetInfo) -> Iterator[dict[str, Any]]:
         """The batches, one after the other."""
-        for first in range(wish.first, wish.last, wish.batch):
-            last = min(first + wish.batch, wish.last)
-            asked = Asked(wish.dataset, wish.seed, wish.number, first, last, about.edition)
-            batch = self.guard.read(self.reader, asked)
-            wait_for_turn(batch.pause)
+        for first in range(selection.first, selection.last, selection.batch):
+            last = min(first + selection.batch, selection.last)
+            request = ReadRequest(selection.dataset, selection.seed, selection.number, first, last, info.edition)
+            batch = self.guard.read(self.reader, request)
+            wait_for_rate(batch.pause)
             yield batch.columns
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteClient:
     """Reads from an owner's service, with the certificate of an account. After a broken connection it reconnects and
     resumes after the last received batch, within `patience` seconds.
     """
@@ -113,10 +113,10 @@ class Remote:
     patience: float = 120.0
     sleep: Callable[[float], None] = field(default=time.sleep)
 
-    def describe(self, name: str) -> About:
+    def describe(self, name: str) -> DatasetInfo:
         """The description of a readable dataset."""
         with self._open() as line:
-            return self._begin(line, Wish(name, None, 0, 0, 0, 1), "")
+            return self._start_read(line, RowSelection(name, None, 0, 0, 0, 1), "")
 
     def list_datasets(self) -> list[dict[str, Any]]:
         """The datasets to which access may be requested."""
@@ -139,13 +139,13 @@ class Remote:
         except (ValueError, RecursionError):
             raise AccessError("the service sent an invalid answer", where=self._where) from None
 
-    def read(self, wish: Wish, about: About) -> Iterator[dict[str, Any]]:
+    def read(self, selection: RowSelection, info: DatasetInfo) -> Iterator[dict[str, Any]]:
         """The batches, one after the other."""
         failures, silent_since = 0, 0.0
-        while wish.first < wish.last:
+        while selection.first < selection.last:
             try:
-                for columns, last in self._stream(wish, about):
-                    failures, wish = 0, wish._replace(first=last)
+                for columns, last in self._stream(selection, info):
+                    failures, selection = 0, selection._replace(first=last)
                     yield columns
             except (OSError, EOFError, _UnreachableError) as error:
                 moment = time.monotonic()
@@ -153,22 +153,24 @@ class Remote:
                 failures += 1
                 if moment - silent_since > self.patience:
                     why = f"there was no connection for longer than patience, {self.patience:g} s: {error}"
-                    raise AccessError(f"dataset {wish.dataset!r} cannot be read", where=self._where, why=why) from None
+                    raise AccessError(
+                        f"dataset {selection.dataset!r} cannot be read", where=self._where, why=why
+                    ) from None
                 self.sleep(min(_LONGEST_PAUSE, _PAUSE * 2.0**failures))
 
-    def _stream(self, wish: Wish, about: About) -> Iterator[tuple[dict[str, Any], int]]:
-        with self._open(again=True) as line:
-            found = self._begin(line, wish, about.edition)
-            if found != about:
-                what = f"dataset {wish.dataset!r} has changed since the run began to read"
+    def _stream(self, selection: RowSelection, info: DatasetInfo) -> Iterator[tuple[dict[str, Any], int]]:
+        with self._open(is_retry=True) as line:
+            found = self._start_read(line, selection, info.edition)
+            if found != info:
+                what = f"dataset {selection.dataset!r} has changed since the run began to read"
                 raise AccessError(what, mend="start the run again")
-            for first in range(wish.first, wish.last, wish.batch):
-                rows = min(wish.batch, wish.last - first)
-                frame = line.take(BATCH, min(most_bytes(about.schema, rows), MOST_BYTES))
+            for first in range(selection.first, selection.last, selection.batch):
+                rows = min(selection.batch, selection.last - first)
+                frame = line.take(BATCH, min(most_bytes(info.schema, rows), MOST_BYTES))
                 if (frame.message.get("first"), frame.message.get("rows")) != (first, rows):
                     raise AccessError("the service sent different rows than requested", where=self._where)
                 try:
-                    yield decode_columns(about.schema, rows, frame.data), first + rows
+                    yield decode_columns(info.schema, rows, frame.data), first + rows
                 except ValueError as error:
                     why = str(error)[:200]
                     raise AccessError(
@@ -184,28 +186,27 @@ class Remote:
         try:
             known = files.read(self.paths.ca, "the authority's certificate")
             trust = Trust(files.certificates(known, str(self.paths.ca)))
-            KeptHeads(path, trust).keep(Head.from_dict(message), self._service)
+            KeptHeads(path, trust).keep(Head.from_dict(message), self._service_identity)
         except AuditError as error:
             warning = NebulaWarning(error.what, where=self._where, why=error.why, mend=error.mend)
             warnings.warn_explicit(warning, NebulaWarning, str(path), 0)
 
-    def _begin(self, line: _Line, wish: Wish, edition: str) -> About:
+    def _start_read(self, line: _Connection, selection: RowSelection, edition: str) -> DatasetInfo:
         reader = self.reader
         message = line.ask({
-            "ask": "read", "dataset": wish.dataset, "seed": wish.seed, "number": wish.number, "first": wish.first,
-            "last": wish.last, "batch": wish.batch, "edition": edition, "run": reader.run, "program": reader.program,
+            "ask": "read", **selection._asdict(), "edition": edition, "run": reader.run, "program": reader.program,
             "purpose": reader.purpose, "versions": reader.versions,
         }).message  # fmt: skip
         try:
             count, found = message["count"], str(message["edition"])[:64]
             if type(count) is not int or not 0 <= count < 1 << 63:
                 raise ValueError("a count")
-            return About(read_schema(message["schema"]), count, found)
+            return DatasetInfo(read_schema(message["schema"]), count, found)
         except (ValueError, TypeError, KeyError):
             raise AccessError("the service sent an invalid answer", where=self._where) from None
 
     @property
-    def _service(self) -> Identity:
+    def _service_identity(self) -> Identity:
         """The identity of the service, by its certificate."""
         return Identity(self.identity.run, self.identity.cluster, OPERATOR)
 
@@ -214,7 +215,7 @@ class Remote:
         return f"{self.host}:{self.port}"
 
     @contextlib.contextmanager
-    def _open(self, again: bool = False) -> Iterator[_Line]:
+    def _open(self, is_retry: bool = False) -> Iterator[_Connection]:
         """Connect to the service. TLS errors about our own certificate are translated."""
         context, known = make_client_context(files.read(self.paths.ca, "the authority's certificate"), handover.DATA)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -224,17 +225,17 @@ class Remote:
         except (OSError, ssl.SSLError) as error:
             raise AccessError("cannot use this certificate", where=str(self.paths.cert), why=str(error)) from None
         try:
-            with dial(self.host, self.port, context, known, self._service, handover.DATA) as secured:
+            with dial(self.host, self.port, context, known, self._service_identity, handover.DATA) as secured:
                 try:
-                    yield _Line.begin(secured)
+                    yield _Connection.begin(secured)
                 except ssl.SSLError as error:
                     raise _describe_alert(error, self.paths) from None
         except AccountError as error:
-            if again:
+            if is_retry:
                 raise _UnreachableError(f"{error.what}: {error.why}") from None
             raise
         except (OSError, EOFError) as error:
-            if again:
+            if is_retry:
                 raise
             raise AccessError("the connection to the data service broke", where=self._where, why=str(error)) from None
 
@@ -251,14 +252,14 @@ def _describe_alert(error: ssl.SSLError, paths: Files) -> Exception:
     return AccessError("the service refused this certificate", where=str(paths.cert), why=str(error), mend=mend)
 
 
-class _Line:
+class _Connection:
     """An open connection: numbered requests, each with the random number of the connection."""
 
     def __init__(self, secured: ssl.SSLSocket, nonce: str) -> None:
         self._secured, self._nonce, self._number = secured, nonce, 0
 
     @classmethod
-    def begin(cls, secured: ssl.SSLSocket) -> _Line:
+    def begin(cls, secured: ssl.SSLSocket) -> _Connection:
         line = cls(secured, "")
         line._nonce = str(line.take(HELLO).message.get("nonce"))
         secured.settimeout(600.0)
@@ -296,15 +297,15 @@ def find_account(folder: Path, run: str | None, cluster: str, role: str = WORKER
         mend = f"whale-nebula login --cluster {cluster}{of_role} --at HOST:PORT --account NAME --folder {folder}"
         raise AccessError(f"missing certificate of an account of {cluster}", where=str(folder), mend=mend)
     identity = max(found)[2]
-    return identity, Files.under(folder, identity)
+    return identity, Files.in_folder(folder, identity)
 
 
 def open_remote(
-    at: str, folder: Path, run: str | None, cluster: str, reader: Reader = _NOBODY, role: str = WORKER
-) -> Remote:
+    at: str, folder: Path, run: str | None, cluster: str, reader: Reader = _ANONYMOUS, role: str = WORKER
+) -> RemoteClient:
     """Open an owner's service at an address, for the account whose certificate is in a folder."""
     host, port = split_address(at)
     identity, paths = find_account(folder, run, cluster, role)
     if port <= 0 or not host:
         raise AccessError(f"{at!r} is not an address", mend="use HOST:PORT, such as gpu.example.org:7100")
-    return Remote(host, port, paths, identity, reader)
+    return RemoteClient(host, port, paths, identity, reader)

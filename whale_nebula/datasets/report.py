@@ -25,7 +25,7 @@ class Period:
     since: datetime
     until: datetime
 
-    def holds(self, record: Record) -> bool:
+    def contains(self, record: Record) -> bool:
         """Whether a record is within this period."""
         try:
             return self.since <= datetime.fromisoformat(str(record.get("time"))) < self.until
@@ -101,8 +101,8 @@ def make_report(
     reads: dict[tuple[str, ...], Read] = {}
     refusals: dict[tuple[str, ...], Refusal] = {}
     grants = {str(each.get("number")): each for each in events if each.get("action") == "grant"}
-    kept = sorted((each for each in records if period.holds(each)), key=lambda each: str(each.get("time")))
-    for each in kept:
+    selected = sorted((each for each in records if period.contains(each)), key=lambda each: str(each.get("time")))
+    for each in selected:
         if each.get("action") != READ:
             continue
         parts = {name: str(each.get(name, "")) for name in ("account", "purpose", "grant", "program")}
@@ -117,8 +117,8 @@ def make_report(
             if (versions := str(each.get("versions", ""))) and versions not in read.versions:
                 read.versions.append(versions)
         else:
-            who = parts["account"] or str(each.get("actor", ""))
-            refusal = refusals.setdefault((who, dataset, str(each.get("reason"))), Refusal(who, dataset, ""))
+            subject = parts["account"] or str(each.get("actor", ""))
+            refusal = refusals.setdefault((subject, dataset, str(each.get("reason"))), Refusal(subject, dataset, ""))
             refusal.reason, refusal.last = str(each.get("reason")), at
             refusal.times += _count(each, "times")
     for read in reads.values():
@@ -126,7 +126,7 @@ def make_report(
             by = f" by {grant['by']}" if grant.get("by") else ""
             read.granted = f"{read.grant}{by} at {grant.get('time')}"
         read.approved = approvals.get(read.program, "")
-    return Report(period, [*reads.values()], [*refusals.values()], [e for e in events if period.holds(e)], kept)
+    return Report(period, [*reads.values()], [*refusals.values()], [e for e in events if period.contains(e)], selected)
 
 
 def _count(record: Record, name: str) -> int:

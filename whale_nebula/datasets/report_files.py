@@ -13,7 +13,7 @@ from whale_nebula.accounts.registry import Registry
 from whale_nebula.datasets.report import Period, Read, Refusal, Report, make_report, parse_moment
 from whale_nebula.errors import AuditError
 from whale_nebula.security import approval, authority, chain, files
-from whale_nebula.security.audit import pieces
+from whale_nebula.security.audit import list_log_files
 from whale_nebula.security.code import SCRIPT
 from whale_nebula.security.trust import DenyList, Trust, load
 from whale_nebula.security.verdict import Verdict, verify
@@ -39,7 +39,7 @@ def report_accesses(
     folder: Path, registry: Registry, period: Period, logs: Sequence[Path] = (), approvals: Path | None = None
 ) -> tuple[Report, list[Log]]:
     """Create the report of a period from these logs, by default all in the authority's folder, which must be intact."""
-    paths = logs or [each for each in sorted((folder / AUDIT).glob("data-*.jsonl")) if each == pieces(each)[-1]]
+    paths = logs or [each for each in sorted((folder / AUDIT).glob("data-*.jsonl")) if each == list_log_files(each)[-1]]
     verdicts = [_verify(each, folder) for each in paths]
     records = [record for each in paths for record in _read_records(each)]
     report = make_report(period, records, registry.list_events(), _find_approvals(approvals, folder))
@@ -70,7 +70,7 @@ def _verify(path: Path, folder: Path) -> Verdict:
 
 
 def _read_records(path: Path) -> Iterator[dict[str, Any]]:
-    for each in pieces(path):
+    for each in list_log_files(path):
         for line in each.read_bytes().split(b"\n"):
             record = chain.parse(line)
             if record is not None:
@@ -85,11 +85,11 @@ def _find_approvals(approvals: Path | None, folder: Path) -> dict[str, str]:
     trust = Trust(known, DenyList(denied if denied.exists() else None, known))
     found = {}
     for each in approval.read_all(approvals, trust, None, files.now()):
-        made = each.approval
-        if made is not None:
+        approved = each.approval
+        if approved is not None:
             fault = f"; {each.fault}" if each.fault else ""
-            why = f", {made.why}" if made.why else ""
-            found[made.files.get(SCRIPT, "")] = f"{made.script}, approved by {made.by}{why}{fault}"
+            why = f", {approved.why}" if approved.why else ""
+            found[approved.files.get(SCRIPT, "")] = f"{approved.script}, approved by {approved.by}{why}{fault}"
     return found
 
 

@@ -60,26 +60,28 @@ def check_columns(schema: Schema, columns: Columns, where: str) -> int:
         more, fewer = sorted(columns.keys() - known), sorted(known - columns.keys())
         what = f"a column {more[0]!r} that is not in its schema" if more else f"no column {fewer[0]!r}"
         why = f"it has {list_names(sorted(columns))}, but the schema has {list_names([each.name for each in schema])}"
-        raise _differs(f"the dataset has {what}", where, why)
+        raise _mismatch_error(f"the dataset has {what}", where, why)
     counts = set()
     for each in schema:
         array = columns[each.name]
         if not isinstance(array, np.ndarray) or not array.ndim:
-            raise _differs(f"column {each.name!r} is not an array of rows", where, f"the schema has {each}")
+            raise _mismatch_error(f"column {each.name!r} is not an array of rows", where, f"the schema has {each}")
         found = STRING if array.dtype == object and all(isinstance(text, bytes) for text in array.flat) else ""
         found = found or array.dtype.name
         if found != each.dtype or array.shape[1:] != each.shape:
             why = f"a row of it is {found}{list(array.shape[1:])}, but the schema has {each}; nothing is cast"
-            raise _differs(f"column {each.name!r} does not match its schema", where, why)
+            raise _mismatch_error(f"column {each.name!r} does not match its schema", where, why)
         if each.dtype == STRING and any(len(text) > LONGEST_TEXT for text in array.flat):
-            raise _differs(f"a text of column {each.name!r} is too long", where, f"the limit is {LONGEST_TEXT} bytes")
+            raise _mismatch_error(
+                f"a text of column {each.name!r} is too long", where, f"the limit is {LONGEST_TEXT} bytes"
+            )
         counts.add(len(array))
     if len(counts) != 1:
-        raise _differs("the columns have different numbers of rows", where, f"{sorted(counts)}")
+        raise _mismatch_error("the columns have different numbers of rows", where, f"{sorted(counts)}")
     return int(counts.pop())
 
 
-def _differs(what: str, where: str, why: str) -> InterfaceError:
+def _mismatch_error(what: str, where: str, why: str) -> InterfaceError:
     return InterfaceError(what, where=where, why=why, mend="fix the transformation, or publish a different schema")
 
 
@@ -125,14 +127,14 @@ def decode_columns(schema: Schema, rows: int, data: memoryview) -> dict[str, Any
         values = np.frombuffer(data, kind, count, at) if count else np.empty(0, kind)
         at += values.nbytes
         if each.dtype == STRING:
-            values, at = _cut_texts(data, values, at)
+            values, at = _split_texts(data, values, at)
         found[each.name] = values.reshape((rows, *each.shape))
     if at != len(data):
         raise ValueError(f"{len(data)} bytes, but the rows have {at}")
     return found
 
 
-def _cut_texts(data: memoryview, lengths: Any, at: int) -> tuple[Any, int]:
+def _split_texts(data: memoryview, lengths: Any, at: int) -> tuple[Any, int]:
     ends = at + np.cumsum(lengths, dtype=np.int64)
     if len(ends) and (int(ends[-1]) > len(data) or int(lengths.max()) > LONGEST_TEXT):
         raise ValueError("a text ends after the data")

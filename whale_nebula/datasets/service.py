@@ -20,13 +20,13 @@ from secrets import token_hex
 from socketserver import BaseRequestHandler
 from typing import Any, NamedTuple
 
-from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.members import ENABLED
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.server import TlsServer, certify_service, run_server
 from whale_nebula.datasets import report_files
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
-from whale_nebula.datasets.guard import MOST_ROWS, Asked, Guard, Reader, Usage
+from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader, ReadRequest, Usage
 from whale_nebula.datasets.report import Period, parse_moment
 from whale_nebula.datasets.report_files import AUDIT, encode_report, report_accesses
 from whale_nebula.datasets.schema import (
@@ -49,7 +49,7 @@ from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.authority import Authority, certificate_bytes
 from whale_nebula.security.credentials import CurrentCredentials
 from whale_nebula.security.files import Peer, format_time
-from whale_nebula.security.identity import AUDITOR, Call, refusal
+from whale_nebula.security.identity import AUDITOR, Call, explain_refusal
 from whale_nebula.security.trust import DenyList, Trust, check_live
 from whale_nebula.transport import handover
 from whale_nebula.transport.grpc.limits import Buckets
@@ -57,12 +57,12 @@ from whale_nebula.transport.grpc.limits import Buckets
 VERSION = 1
 _IDLE_SECONDS = 600.0
 _LIVE_SECONDS = 1.0
-_CONNECTIONS, _OF_ACCOUNT = 128, 32
+_CONNECTIONS, _ACCOUNT_CONNECTIONS = 128, 32
 _ASK_BURST, _ASK_RATE = 5, 0.1  # rate limit of access requests of one account, each of which is a signed change
 _REPORT_BURST, _REPORT_RATE = 3, 1 / 60  # rate limit of reports of one account, each of which verifies all logs
 _REPORT = "the audit report"
 _LONGEST = 300
-_GOODBYE = (OSError, EOFError, ssl.SSLError)
+_CONNECTION_ERRORS = (OSError, EOFError, ssl.SSLError)
 
 
 class DataServer(TlsServer):
@@ -72,26 +72,31 @@ class DataServer(TlsServer):
     connections = _CONNECTIONS
 
     def __init__(
-        self, address: tuple[str, int], desk: Desk, identity: Identity, guard: Guard, approvals: Path | None = None
+        self,
+        address: tuple[str, int],
+        issuer: LoginIssuer,
+        identity: Identity,
+        guard: Guard,
+        approvals: Path | None = None,
     ) -> None:
-        self.guard, self.approvals, self.over = guard, approvals, threading.Event()
-        own = desk.authority.certificate
-        self.trust = Trust([own], DenyList(desk.folder / files.REVOKED, [own]))
+        self.guard, self.approvals, self.is_closing = guard, approvals, threading.Event()
+        own = issuer.authority.certificate
+        self.trust = Trust([own], DenyList(issuer.folder / files.REVOKED, [own]))
         self.requests, self.reports = Buckets(_ASK_BURST, _ASK_RATE), Buckets(_REPORT_BURST, _REPORT_RATE)
-        self.reporting = threading.Lock()
-        self._streams: set[socket.socket] = set()
-        self._of_account: dict[str, int] = {}
-        self._counting = threading.Lock()
-        super().__init__(address, _Handler, desk, identity)
+        self.report_lock = threading.Lock()
+        self._open_connections: set[socket.socket] = set()
+        self._account_connections: dict[str, int] = {}
+        self._count_lock = threading.Lock()
+        super().__init__(address, _Handler, issuer, identity)
 
-    def restrict(self, context: ssl.SSLContext) -> None:
+    def restrict_context(self, context: ssl.SSLContext) -> None:
         """Require a client certificate of this owner's authority."""
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        context.load_verify_locations(cadata=certificate_bytes(self.desk.authority.certificate).decode("ascii"))
+        context.load_verify_locations(cadata=certificate_bytes(self.issuer.authority.certificate).decode("ascii"))
 
-    def note_refusal(self, error: ssl.SSLError, address: str) -> None:
+    def record_refusal(self, error: ssl.SSLError, address: str) -> None:
         """Record a handshake that failed."""
         why = getattr(error, "verify_message", "") or error.reason or ""
         if "certificate" in str(error).lower() or why:
@@ -100,8 +105,8 @@ class DataServer(TlsServer):
 
     def identify(self, line: ssl.SSLSocket) -> Peer:
         """Authenticate the other end; raises if it may not send requests."""
-        shown = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
-        peer = self.trust.check(files.certificate(shown, "who reads"))
+        pem = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
+        peer = self.trust.check(files.certificate(pem, "who reads"))
         if peer.identity.role not in (WORKER, AUDITOR) or not peer.account:
             mend = f"whale-nebula login --cluster {peer.identity.cluster} --at HOST:PORT --account NAME"
             what = f"the certificate of {peer.identity.worker} has no account that may read"
@@ -109,27 +114,27 @@ class DataServer(TlsServer):
         return peer
 
     @contextlib.contextmanager
-    def hold_stream(self, line: socket.socket, account: str) -> Iterator[None]:
+    def register_connection(self, line: socket.socket, account: str) -> Iterator[None]:
         """Count a connection of an account, and close it with the server."""
-        with self._counting:
-            if self._of_account.get(account, 0) >= _OF_ACCOUNT:
-                what = f"account {account!r} already has {_OF_ACCOUNT} connections"
+        with self._count_lock:
+            if self._account_connections.get(account, 0) >= _ACCOUNT_CONNECTIONS:
+                what = f"account {account!r} already has {_ACCOUNT_CONNECTIONS} connections"
                 raise AccessError(what, mend="read in fewer processes")
-            self._of_account[account] = self._of_account.get(account, 0) + 1
-            self._streams.add(line)
+            self._account_connections[account] = self._account_connections.get(account, 0) + 1
+            self._open_connections.add(line)
         try:
             yield
         finally:
-            with self._counting:
-                self._of_account[account] -= 1
-                self._streams.discard(line)
+            with self._count_lock:
+                self._account_connections[account] -= 1
+                self._open_connections.discard(line)
 
     def server_close(self) -> None:
         """Close all connections."""
-        self.over.set()
+        self.is_closing.set()
         super().server_close()
-        with self._counting:
-            for line in self._streams:
+        with self._count_lock:
+            for line in self._open_connections:
                 with contextlib.suppress(OSError):
                     line.shutdown(socket.SHUT_RDWR)
 
@@ -141,19 +146,19 @@ class _Handler(BaseRequestHandler):
     def handle(self) -> None:
         """Answer requests, one after the other."""
         line, server = self.request, self.server
-        with contextlib.suppress(*_GOODBYE):
+        with contextlib.suppress(*_CONNECTION_ERRORS):
             try:
                 peer = server.identify(line)
-                with server.hold_stream(line, peer.account):
-                    self._talk(peer)
+                with server.register_connection(line, peer.account):
+                    self._answer_requests(peer)
             except NebulaError as error:
-                shown = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
+                pem = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
                 with contextlib.suppress(NebulaError):
-                    found = files.peer(files.certificate(shown, "who reads"))
+                    found = files.peer(files.certificate(pem, "who reads"))
                     server.guard.refuse(Reader(found.account, found.identity.uri), "", error)
-                _refuse(line, error)
+                _send_refusal(line, error)
 
-    def _talk(self, peer: Peer) -> None:
+    def _answer_requests(self, peer: Peer) -> None:
         line, nonce, number = self.request, token_hex(16), 0
         line.settimeout(_IDLE_SECONDS)
         hello = {"version": VERSION, "nonce": nonce, "account": peer.account, "cluster": self.server.identity.cluster}
@@ -168,10 +173,10 @@ class _Handler(BaseRequestHandler):
             try:
                 self._answer(peer, frame.message)
             except NebulaError as error:
-                _refuse(line, error)
+                _send_refusal(line, error)
 
     def _answer(self, peer: Peer, message: dict[str, Any]) -> None:
-        with self._note_refusals(peer, message):
+        with self._log_refusals(peer, message):
             if message.get("ask") == "report":
                 write_frame(self.request, ANSWER, {}, [memoryview(self._make_report(peer, message))])
                 return
@@ -179,13 +184,13 @@ class _Handler(BaseRequestHandler):
                 what = f"the certificate of {peer.identity.worker} is valid only for the audit report"
                 raise NotAllowedError(what, mend=f"whale-nebula login --cluster {peer.identity.cluster} --account NAME")
             if message.get("ask") != "read":
-                write_frame(self.request, ANSWER, self._answer_shortly(peer, message))
+                write_frame(self.request, ANSWER, self._answer_query(peer, message))
                 return
-            reader, wish = _parse_reader(peer, message), _parse_wish(message)
-        self._read(peer, reader, wish)
+            reader, selection = _parse_reader(peer, message), _parse_selection(message)
+        self._send_dataset(peer, reader, selection)
 
     @contextlib.contextmanager
-    def _note_refusals(self, peer: Peer, message: dict[str, Any]) -> Iterator[None]:
+    def _log_refusals(self, peer: Peer, message: dict[str, Any]) -> Iterator[None]:
         """Log refusals before those of the guard, which logs its own."""
         try:
             yield
@@ -194,35 +199,37 @@ class _Handler(BaseRequestHandler):
             self.server.guard.refuse(Reader(peer.account, peer.identity.uri), name, error)
             raise
 
-    def _answer_shortly(self, peer: Peer, message: dict[str, Any]) -> dict[str, Any]:
+    def _answer_query(self, peer: Peer, message: dict[str, Any]) -> dict[str, Any]:
         grants = self.server.guard.grants
         if message.get("ask") == "list":
-            return {"datasets": [_describe(each) for each in grants.list_datasets() if _is_open(each)]}
+            return {"datasets": [_describe_dataset(each) for each in grants.list_datasets() if _is_published(each)]}
         if message.get("ask") != "request":
-            raise _no_request_error()
-        dataset, purpose = (_text(message, part) for part in ("dataset", "purpose"))
+            raise _unknown_request_error()
+        dataset, purpose = (_read_text(message, part) for part in ("dataset", "purpose"))
         if not self.server.requests.take(peer.account)[1]:
             raise AccessError(f"account {peer.account!r} sends too many requests", mend="try again in a minute")
-        made = grants.ask(peer.account, dataset, purpose)
-        return {"number": made.number, "state": made.state}
+        permission = grants.ask(peer.account, dataset, purpose)
+        return {"number": permission.number, "state": permission.state}
 
     def _make_report(self, peer: Peer, message: dict[str, Any]) -> bytes:
         """The access report of a period for an auditor, which is recorded first."""
         server = self.server
         self._check_auditor(peer)
-        since, until = (parse_moment(_text(message, part), part) for part in ("since", "until"))
-        if not server.reports.take(peer.account)[1] or not server.reporting.acquire(blocking=False):
+        since, until = (parse_moment(_read_text(message, part), part) for part in ("since", "until"))
+        if not server.reports.take(peer.account)[1] or not server.report_lock.acquire(blocking=False):
             raise AccessError("too many reports are requested", mend="try again in a minute")
         try:
-            registry, period = server.desk.registry, Period(since, until)
-            registry.note("report", peer.account, "allow", "", since=format_time(since), until=format_time(until))
-            report, logs = report_accesses(server.desk.folder, registry, period, (), server.approvals)
+            registry, period = server.issuer.registry, Period(since, until)
+            registry.record_event(
+                "report", peer.account, "allow", "", since=format_time(since), until=format_time(until)
+            )
+            report, logs = report_accesses(server.issuer.folder, registry, period, (), server.approvals)
         finally:
-            server.reporting.release()
-        named = [
+            server.report_lock.release()
+        named_logs = [
             each._replace(path=Path(each.path).name) for each in logs
         ]  # auditors need not know the owner's folders
-        found = json.dumps(encode_report(report, named)).encode()
+        found = json.dumps(encode_report(report, named_logs)).encode()
         if len(found) > report_files.MOST_BYTES:
             why = f"it has {len(found)} bytes, and the limit is {report_files.MOST_BYTES}"
             mend = "choose a shorter period: --since, --until"
@@ -231,8 +238,8 @@ class _Handler(BaseRequestHandler):
 
     def _check_auditor(self, peer: Peer) -> None:
         """Refuse readers that are not auditors according to the certificate and the current registry."""
-        registry, why = self.server.desk.registry, refusal(peer.identity, Call.REPORT, self.server.identity)
-        with registry.look():
+        registry, why = self.server.issuer.registry, explain_refusal(peer.identity, Call.REPORT, self.server.identity)
+        with registry.read_transaction():
             account = registry.look_up(peer.account)
         if not why and (account is None or account.state != ENABLED or account.role != AUDITOR):
             why = "the account does not exist, is not an auditor's, or is disabled"
@@ -240,42 +247,42 @@ class _Handler(BaseRequestHandler):
             mend = "ask the owner: whale-nebula accounts add NAME --role auditor"
             raise NotAllowedError(f"{peer.account} may not read the audit report", why=why, mend=mend)
 
-    def _read(self, peer: Peer, reader: Reader, wish: _Wish) -> None:
+    def _send_dataset(self, peer: Peer, reader: Reader, selection: _VersionedSelection) -> None:
         """Send batches until the last one; access is decided again for each."""
         guard = self.server.guard
-        opened = guard.open(reader, wish.dataset)
+        opened = guard.open(reader, selection.dataset)
         about = {"schema": write_schema(opened.interface.schema), "count": opened.count, "edition": opened.edition}
         write_frame(self.request, ANSWER, about)
-        if wish.first == wish.last:
+        if selection.first == selection.last:
             write_frame(self.request, END, {})
             return
         ended = False
         try:
-            ended = self._send(peer, reader, wish, opened.interface.schema)
+            ended = self._send_batches(peer, reader, selection, opened.interface.schema)
         finally:
             head = guard.log.head()  # the records of a pass are signed at its end
         if ended:  # the reader keeps it: so the reader can detect a truncated or rewritten log
             write_frame(self.request, END, {} if head is None else {"head": head._asdict()})
 
-    def _send(self, peer: Peer, reader: Reader, wish: _Wish, schema: Schema) -> bool:
+    def _send_batches(self, peer: Peer, reader: Reader, selection: _VersionedSelection, schema: Schema) -> bool:
         """Send the batches; returns whether all were sent."""
-        looked, first, guard, line = time.monotonic(), wish.first, self.server.guard, self.request
-        while first < wish.last:
-            last = min(first + wish.batch, wish.last)
-            asked = Asked(wish.dataset, wish.seed, wish.number, first, last, wish.edition)
-            batch = guard.read(reader, asked)
-            if self.server.over.wait(batch.pause) if batch.pause > 0 else self.server.over.is_set():
+        last_check, first, guard, line = time.monotonic(), selection.first, self.server.guard, self.request
+        while first < selection.last:
+            last = min(first + selection.batch, selection.last)
+            request = ReadRequest(selection.dataset, selection.seed, selection.number, first, last, selection.edition)
+            batch = guard.read(reader, request)
+            if self.server.is_closing.wait(batch.pause) if batch.pause > 0 else self.server.is_closing.is_set():
                 return False
             parts = encode_columns(schema, batch.columns)
             write_frame(line, BATCH, {"first": first, "rows": batch.rows}, parts)
             first = last
-            if time.monotonic() - looked > _LIVE_SECONDS:
-                looked = time.monotonic()
+            if time.monotonic() - last_check > _LIVE_SECONDS:
+                last_check = time.monotonic()
                 check_live(self.server.trust, peer)
         return True
 
 
-class _Wish(NamedTuple):
+class _VersionedSelection(NamedTuple):
     """The requested rows, parsed."""
 
     dataset: str
@@ -287,57 +294,59 @@ class _Wish(NamedTuple):
     edition: str
 
 
-def _parse_wish(message: dict[str, Any]) -> _Wish:
+def _parse_selection(message: dict[str, Any]) -> _VersionedSelection:
     number, first, last, batch = (_read_number(message, part) for part in ("number", "first", "last", "batch"))
     seed = None if message.get("seed") is None else _read_number(message, "seed")
-    found = _Wish(_text(message, "dataset"), seed, number, first, last, batch, _text(message, "edition"))
+    found = _VersionedSelection(
+        _read_text(message, "dataset"), seed, number, first, last, batch, _read_text(message, "edition")
+    )
     if not 0 < found.batch <= MOST_ROWS:
-        raise _no_request_error()
+        raise _unknown_request_error()
     return found
 
 
-def _no_request_error() -> AccessError:
+def _unknown_request_error() -> AccessError:
     return AccessError("this is not a request for data", mend="run the same version of this library at both ends")
 
 
 def _parse_reader(peer: Peer, message: dict[str, Any]) -> Reader:
-    purpose = None if message.get("purpose") is None else _text(message, "purpose")
-    run, program, versions = (_text(message, part) for part in ("run", "program", "versions"))
+    purpose = None if message.get("purpose") is None else _read_text(message, "purpose")
+    run, program, versions = (_read_text(message, part) for part in ("run", "program", "versions"))
     return Reader(peer.account, peer.identity.uri, run, program, purpose, versions)
 
 
-def _text(message: dict[str, Any], part: str) -> str:
+def _read_text(message: dict[str, Any], part: str) -> str:
     value = message.get(part)
     if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
-        raise _no_request_error()
+        raise _unknown_request_error()
     return value
 
 
 def _read_number(message: dict[str, Any], part: str) -> int:
     value = message.get(part)
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise _no_request_error()
+        raise _unknown_request_error()
     return value
 
 
-def _is_open(dataset: Dataset) -> bool:
+def _is_published(dataset: Dataset) -> bool:
     return dataset.state == PUBLISHED and dataset.expires > files.format_time(files.now())
 
 
-def _describe(dataset: Dataset) -> dict[str, Any]:
+def _describe_dataset(dataset: Dataset) -> dict[str, Any]:
     found = dataset.parse()
     return {"name": found.name, "about": found.about, "schema": write_schema(found.schema), "until": found.expires}
 
 
-def _refuse(line: ssl.SSLSocket, error: NebulaError) -> None:
-    with contextlib.suppress(*_GOODBYE):
+def _send_refusal(line: ssl.SSLSocket, error: NebulaError) -> None:
+    with contextlib.suppress(*_CONNECTION_ERRORS):
         message = {part: str(getattr(error, part))[:1000] for part in ("code", "what", "why", "mend")}
         write_frame(line, REFUSED, message)
 
 
 @contextlib.contextmanager
 def serve(
-    desk: Desk,
+    issuer: LoginIssuer,
     guard: Guard,
     cluster: str,
     host: str,
@@ -348,10 +357,10 @@ def serve(
     """Serve data while the context is open; yields the port. A gateway with the folder `services` hands over
     connections. Reports name the approvers of programs by the folder `approvals`.
     """
-    identity = Identity(desk.authority.run, cluster, OPERATOR)
+    identity = Identity(issuer.authority.run, cluster, OPERATOR)
 
     def make(address: tuple[str, int]) -> DataServer:
-        return DataServer(address, desk, identity, guard, approvals)
+        return DataServer(address, issuer, identity, guard, approvals)
 
     with run_server(make, host, port, "nebula-data", services) as bound:
         yield bound
@@ -360,7 +369,7 @@ def serve(
 @contextlib.contextmanager
 def open_service(
     folder: Path,
-    signs: Authority,
+    signer: Authority,
     cluster: str,
     host: str,
     port: int,
@@ -368,11 +377,11 @@ def open_service(
     approvals: Path | None = None,
 ) -> Iterator[int]:
     """Serve data with the registry, the counts and the log in a folder."""
-    identity = Identity(signs.run, cluster, OPERATOR)
-    with contextlib.closing(Registry(folder, signs)) as registry, contextlib.closing(Usage(folder)) as usage:
-        desk = Desk(registry, signs, folder)
-        signer = CurrentCredentials(Credentials.of(certify_service(desk, identity)))
-        log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, signer)
+    identity = Identity(signer.run, cluster, OPERATOR)
+    with contextlib.closing(Registry(folder, signer)) as registry, contextlib.closing(Usage(folder)) as usage:
+        issuer = LoginIssuer(registry, signer, folder)
+        log_signer = CurrentCredentials(Credentials.load(certify_service(issuer, identity)))
+        log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, log_signer)
         guard = Guard(Grants(registry), usage, log)
-        with contextlib.closing(log), serve(desk, guard, cluster, host, port, services, approvals) as bound:
+        with contextlib.closing(log), serve(issuer, guard, cluster, host, port, services, approvals) as bound:
             yield bound

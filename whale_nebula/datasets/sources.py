@@ -123,14 +123,14 @@ def _find_records(data: Any) -> Any:
     while at < len(data):
         length = int.from_bytes(data[at : at + 8], "little")
         checksum = int.from_bytes(data[at + 8 : at + 12], "little")
-        if at + length + 16 > len(data) or checksum != _mask(value(bytes(data[at : at + 8]))):
+        if at + length + 16 > len(data) or checksum != _mask_checksum(value(bytes(data[at : at + 8]))):
             raise InterfaceError("this is not a TFRecord file, or a truncated one", why=f"at byte {at}")
         places.append((at + 12, at + 12 + length))
         at += length + 16
     return np.array(places, np.int64).reshape(-1, 2)
 
 
-def _mask(crc: int) -> int:
+def _mask_checksum(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -159,14 +159,14 @@ def open_csv(folder: Path, pattern: str, columns: Mapping[str, str]) -> Source:
                     why = f"its first line has {', '.join(reader.fieldnames or ())}"[:300]
                     raise InterfaceError(f"missing column {missing[0]!r}", where=str(path), why=why)
                 for row in reader:
-                    for name, kept in texts.items():
-                        kept.append(row[name] or "")
+                    for name, selected in texts.items():
+                        selected.append(row[name] or "")
             except (csv.Error, UnicodeDecodeError) as error:
                 raise InterfaceError("this is not CSV in UTF-8", where=str(path), why=str(error)[:300]) from None
-    return Arrays({name: _to_array(name, columns[name], kept) for name, kept in texts.items()})
+    return Arrays({name: _to_array(name, columns[name], selected) for name, selected in texts.items()})
 
 
-_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
@@ -174,10 +174,10 @@ def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
         return make_text_column([text.encode() for text in texts])
     try:
         if dtype == "bool":  # NumPy converts every text to true
-            return np.array([_TRUTHS[text.strip().lower()] for text in texts], bool)
+            return np.array([_BOOLEANS[text.strip().lower()] for text in texts], bool)
         return np.array([text.strip() for text in texts], "U").astype(dtype)
     except KeyError as error:
-        why = f"{error.args[0][:64]!r} is not one of {', '.join(_TRUTHS)}"
+        why = f"{error.args[0][:64]!r} is not one of {', '.join(_BOOLEANS)}"
         raise InterfaceError(
             f"column {name!r} contains values that are not bool", why=why, mend=f"{name}: {STRING}"
         ) from None
@@ -199,17 +199,17 @@ def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
         with open_inside(folder, path) as file:
             try:
                 table = parquet.read_table(file, columns=list(columns))
-                for name, kept in parts.items():
+                for name, selected in parts.items():
                     values = table.column(name).to_pylist()
                     texts = bool(values) and isinstance(values[0], str | bytes)
-                    kept.append(
+                    selected.append(
                         make_text_column([_to_bytes(each) for each in values]) if texts else _from_arrow(table, name)
                     )
             except (ValueError, KeyError, TypeError, OSError) as error:
                 raise InterfaceError(
                     "this Parquet file cannot be read", where=str(path), why=str(error)[:300]
                 ) from None
-    return Arrays({name: np.concatenate(kept) for name, kept in parts.items()})
+    return Arrays({name: np.concatenate(selected) for name, selected in parts.items()})
 
 
 def _from_arrow(table: Any, name: str) -> Any:
@@ -278,7 +278,7 @@ def check_pattern(pattern: str) -> str:
 def find_files(folder: Path, pattern: str) -> list[Path]:
     """The files that match a pattern, in order; links and other non-files are refused."""
     if why := check_pattern(pattern):
-        raise _outside(pattern, folder, why)
+        raise _outside_error(pattern, folder, why)
     found = sorted(folder.glob(pattern))
     if not found:
         raise InterfaceError(f"no file matches {pattern!r}", where=str(folder), mend=f"ls {folder}")
@@ -295,7 +295,7 @@ def open_inside(folder: Path, path: Path) -> BinaryIO:
     except OSError as error:
         why = "it is a symbolic link" if path.is_symlink() else str(error.strerror)
         if path.is_symlink():
-            raise _outside(path.name, folder, why) from None
+            raise _outside_error(path.name, folder, why) from None
         raise InterfaceError(f"{path.name} cannot be read", where=str(path), why=why) from None
     file = open(descriptor, "rb")  # noqa: SIM115 - the caller closes it
     root, real = os.path.realpath(folder), os.path.realpath(f"/proc/self/fd/{descriptor}")
@@ -304,19 +304,19 @@ def open_inside(folder: Path, path: Path) -> BinaryIO:
         raise InterfaceError(f"{path.name} is not a regular file", where=str(path))
     if os.path.commonpath([root, real]) != root:
         file.close()
-        raise _outside(path.name, folder, "a link in its path leads to another folder")
+        raise _outside_error(path.name, folder, "a link in its path leads to another folder")
     return file
 
 
-def _outside(what: str, folder: Path, why: str) -> InterfaceError:
+def _outside_error(what: str, folder: Path, why: str) -> InterfaceError:
     return InterfaceError(
         f"{what!r} leaves the folder of the interface", where=str(folder), why=why, mend="copy the file into the folder"
     )
 
 
 # ---------------------------------------------------------------------- transformations
-Apply = Callable[[Columns], dict[str, Any]]
-_AT_ONCE = 65536
+Transform = Callable[[Columns], dict[str, Any]]
+_ROWS_AT_ONCE = 65536
 
 
 class Tokenise(NamedTuple):
@@ -327,7 +327,7 @@ class Tokenise(NamedTuple):
     vocabulary: str
     length: int
 
-    def prepare(self, folder: Path) -> Apply:
+    def prepare(self, folder: Path) -> Transform:
         """The step, with its vocabulary."""
         import tensorflow as tf
 
@@ -338,7 +338,7 @@ class Tokenise(NamedTuple):
         tokenizer = Tokenizer(Vocabulary(tuple(each.removesuffix("\r") for each in tokens if each)))
 
         def apply(columns: Columns) -> dict[str, Any]:
-            texts = _take(columns, self.column)
+            texts = _get_column(columns, self.column)
             with tf.device("CPU"):
                 ids = tokenizer.encode(tf.constant(list(texts), tf.string)) if len(texts) else None
             shape = (None, self.length)
@@ -357,9 +357,9 @@ class Select(NamedTuple):
 
     columns: tuple[str, ...]
 
-    def prepare(self, folder: Path) -> Apply:
+    def prepare(self, folder: Path) -> Transform:
         """The step."""
-        return lambda columns: {name: _take(columns, name) for name in self.columns}
+        return lambda columns: {name: _get_column(columns, name) for name in self.columns}
 
 
 class Function(NamedTuple):
@@ -367,7 +367,7 @@ class Function(NamedTuple):
 
     name: str
 
-    def prepare(self, folder: Path) -> Apply:
+    def prepare(self, folder: Path) -> Transform:
         """The step, with the function that is installed here."""
         function = load_function(self.name)
 
@@ -394,36 +394,36 @@ class Aggregate:
 
     def make_table(self, columns: Columns) -> dict[str, Any]:
         """The table, with a row for each group that is large enough, in the order of the grouping column."""
-        keys, where, sizes = np.unique(_take(columns, self.by), return_inverse=True, return_counts=True)
-        kept = sizes >= self.least
-        found: dict[str, Any] = {self.by: keys[kept]}
+        keys, where, sizes = np.unique(_get_column(columns, self.by), return_inverse=True, return_counts=True)
+        large_groups = sizes >= self.least
+        found: dict[str, Any] = {self.by: keys[large_groups]}
         for name in dict.fromkeys((*self.mean, *self.sum)):
-            values = _take(columns, name)
+            values = _get_column(columns, name)
             if values.ndim != 1 or not np.issubdtype(values.dtype, np.number):
                 raise InterfaceError(
                     f"column {name!r} is not numeric", mend="aggregate columns with one number per row"
                 )
-            total = np.bincount(where.reshape(-1), values.astype(np.float64), len(keys))[kept]
+            total = np.bincount(where.reshape(-1), values.astype(np.float64), len(keys))[large_groups]
             found |= {f"{name}_sum": total} if name in self.sum else {}
-            found |= {f"{name}_mean": total / sizes[kept]} if name in self.mean else {}
-        return found | ({self.count: sizes[kept].astype(np.int64)} if self.count else {})
+            found |= {f"{name}_mean": total / sizes[large_groups]} if name in self.mean else {}
+        return found | ({self.count: sizes[large_groups].astype(np.int64)} if self.count else {})
 
 
 Step = Tokenise | Select | Function | Aggregate
 
 
-def _take(columns: Columns, name: str) -> Any:
+def _get_column(columns: Columns, name: str) -> Any:
     if name not in columns:
         what = f"a step needs column {name!r}, which does not exist"
         raise InterfaceError(what, why=f"the columns are {list_names(sorted(columns))}")
     return columns[name]
 
 
-def prepare_rows(folder: Path, source: Source, steps: Sequence[Step]) -> tuple[Source, list[Apply]]:
+def prepare_rows(folder: Path, source: Source, steps: Sequence[Step]) -> tuple[Source, list[Transform]]:
     """Apply the steps up to the last aggregate, whose table is computed now; returns the rows, and the steps to apply
     when they are read.
     """
-    left: list[Apply] = []
+    left: list[Transform] = []
     for step in steps:
         if isinstance(step, Aggregate):
             source, left = Arrays(step.make_table(read_all(source, left))), []
@@ -432,16 +432,16 @@ def prepare_rows(folder: Path, source: Source, steps: Sequence[Step]) -> tuple[S
     return source, left
 
 
-def read_all(source: Source, steps: Sequence[Apply]) -> dict[str, Any]:
+def read_all(source: Source, steps: Sequence[Transform]) -> dict[str, Any]:
     """All rows, after some steps."""
     parts = [
-        apply_steps(source.read(np.arange(first, min(first + _AT_ONCE, source.count))), steps)
-        for first in range(0, max(1, source.count), _AT_ONCE)
+        apply_steps(source.read(np.arange(first, min(first + _ROWS_AT_ONCE, source.count))), steps)
+        for first in range(0, max(1, source.count), _ROWS_AT_ONCE)
     ]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def apply_steps(columns: dict[str, Any], steps: Sequence[Apply]) -> dict[str, Any]:
+def apply_steps(columns: dict[str, Any], steps: Sequence[Transform]) -> dict[str, Any]:
     """Apply steps to columns, each of which keeps the number of rows."""
     for step in steps:
         before = {len(each) for each in columns.values()}

@@ -34,7 +34,7 @@ from whale_nebula.errors import (
 from whale_nebula.gateway.settings import ASSUMED_WORKERS, GatewaySettings
 from whale_nebula.security import CurrentCredentials, Peer, files
 from whale_nebula.security.allowance import format_bytes
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.security.identity import GATEWAY, WORKER, Call, Identity, check_call
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
@@ -89,7 +89,7 @@ def admit_stream(
 def admit_health_request(current: CurrentCredentials | None, settings: GatewaySettings, dialler: Dialler) -> None:
     """Admit a request for the gateway's state, which needs only a valid certificate."""
     if current is not None:
-        certified_peer = current().trust.check(dialler.certificate, whose="the caller of the health service")
+        certified_peer = current().trust.check(dialler.certificate, subject="the caller of the health service")
         check_call(certified_peer.identity, Call.HEALTH, settings.identity)
 
 
@@ -368,7 +368,7 @@ class Traffic:
                 False,
                 time.monotonic(),
             )
-            data = canonical(content) + b"\n"
+            data = encode_canonical(content) + b"\n"
         try:
             files.write(self._path, data, files.SECRET)
             self._failed = False

@@ -63,11 +63,11 @@ class Gateway:
         self.settings = settings
         self.address = settings.listen
         self._deadlines = deadlines or Deadlines(patience=settings.patience, connect=_CONNECT_SECONDS)
-        self._current = CurrentCredentials(Credentials.of(settings.files)) if settings.files is not None else None
+        self._current = CurrentCredentials(Credentials.load(settings.files)) if settings.files is not None else None
         self._used_credentials = self._current() if self._current else None
         self._prover = Prover(self._current) if self._current else None
         if self._used_credentials is not None:
-            self._used_credentials.check_is(settings.identity)
+            self._used_credentials.check_identity(settings.identity)
         self._lock = threading.Lock()
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._stopping = threading.Event()

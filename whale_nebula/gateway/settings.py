@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from whale_nebula.config import Config
-from whale_nebula.config.place import Place, address
+from whale_nebula.config.place import Place, read_address
 from whale_nebula.config.schema import PATIENCE_SECONDS, cluster_of
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
@@ -86,7 +86,7 @@ class GatewaySettings:
         at = own.gateway
         if listen is not None:
             at = listen  # with port 0 any free port
-            address(Place(f"{listen[:-1]}1" if listen.endswith(":0") else listen, "--listen"))
+            read_address(Place(f"{listen[:-1]}1" if listen.endswith(":0") else listen, "--listen"))
         if at is None:
             raise ConfigError(
                 f"cluster {cluster!r} has no gateway",
@@ -96,7 +96,7 @@ class GatewaySettings:
             )
         base = Path(os.path.abspath(path)).parent
         identity = Identity(config.run_name, cluster, GATEWAY)
-        files = None if config.security.insecure else Files.of(config.security, identity, base)
+        files = None if config.security.insecure else Files.from_config(config.security, identity, base)
         return cls.for_run(config, identity, at, config.addresses, files, base / "audit")
 
     @classmethod

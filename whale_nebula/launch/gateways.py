@@ -21,7 +21,7 @@ from whale_nebula.config.schema import Restarts, cluster_of
 from whale_nebula.errors import AccountError, ConfigError, TransportError
 from whale_nebula.gateway.settings import GatewaySettings
 from whale_nebula.launch.placement import ANY, Placement, host_of, listening, settle_ports
-from whale_nebula.security import Credentials, Files, Identity, ephemeral
+from whale_nebula.security import Credentials, Files, Identity, issue_ephemeral
 from whale_nebula.security.identity import name
 from whale_nebula.security.tenant import Tenant
 
@@ -88,7 +88,7 @@ def configured_files(config: Config, workers: Iterable[str], path: str | None) -
     if config.security.insecure:
         return {}
     run, base = config.run_name, find_base(path)
-    return {worker: Files.of(config.security, Identity.of_worker(run, worker), base) for worker in workers}
+    return {worker: Files.from_config(config.security, Identity.of_worker(run, worker), base) for worker in workers}
 
 
 def find_base(path: str | None) -> Path:
@@ -100,10 +100,10 @@ def check_files(files: Mapping[str, Files], run: str) -> Tenant | None:
     """Validate all credentials and their owners before anything is started; returns the account that they name."""
     tenants: dict[Tenant | None, str] = {}
     for worker, each in files.items():
-        credentials = Credentials.of(each)
+        credentials = Credentials.load(each)
         credentials.check_now()
-        credentials.check_is(Identity.of_worker(run, worker))
-        tenants.setdefault(Tenant.of(credentials.peer), worker)
+        credentials.check_identity(Identity.of_worker(run, worker))
+        tenants.setdefault(Tenant.from_certificate(credentials.peer), worker)
     if len(tenants) > 1:
         (one, first), (other, second), *_ = tenants.items()
         if one is not None and other is not None and one.mark == other.mark:
@@ -151,7 +151,7 @@ def issue_for_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, 
         yield {}
         return
     with make_private_folder() as folder:
-        yield ephemeral(config.run_name, workers, folder)
+        yield issue_ephemeral(config.run_name, workers, folder)
 
 
 _START_SECONDS = 30.0

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from whale_nebula.config import Cluster, Config
 from whale_nebula.config.place import split_address
-from whale_nebula.config.schema import OTHER_PORT, PORTS, cluster_of, find_shared_addresses
+from whale_nebula.config.schema import PORT_CONFLICT_FIX, PORT_CONFLICT_REASON, cluster_of, find_shared_addresses
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
 
@@ -47,7 +47,7 @@ class Placement:
     def __post_init__(self) -> None:
         chosen = {worker: address for worker, address in self.addresses.items() if address != ANY}
         for _, conflict in find_shared_addresses(chosen):
-            raise ConfigError(conflict, why=PORTS, mend=OTHER_PORT)
+            raise ConfigError(conflict, why=PORT_CONFLICT_REASON, mend=PORT_CONFLICT_FIX)
 
     @property
     def clusters(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from whale_nebula.config import Cluster, Config
-from whale_nebula.config.place import Place, address
+from whale_nebula.config.place import Place, read_address
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.placement import (
     ANY,
@@ -129,16 +129,19 @@ def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> 
     if environ.get(VARIABLE, "").strip() in ("", "{}"):
         return Declined(f"{VARIABLE} is {'empty' if environ.get(VARIABLE) else 'not set'}")
     place = _read(environ[VARIABLE])
-    jobs = {job: [address(each) for each in hosts.items()] for job, hosts in place.key("cluster").entries().items()}
+    jobs = {
+        job: [read_address(each) for each in hosts.read_items()]
+        for job, hosts in place.get("cluster").read_entries().items()
+    }
     job, index = _task_of_config(place, jobs)
     names = [job for job in WORKERS if job in jobs]
     if names and set(names) != set(jobs):
         why = f"{', '.join(names)} would form one cluster, which has no name here"
         mend = '{"cluster": {"gpu": [...], "npu": [...]}, "task": {"type": "gpu", "index": 0}}'
-        raise place.key("cluster").wrong("TensorFlow jobs and clusters are mixed", why=why, mend=mend)
+        raise place.get("cluster").make_error("TensorFlow jobs and clusters are mixed", why=why, mend=mend)
     if not names:
         if asked.cluster not in (None, job):
-            raise place.key("task").wrong(
+            raise place.get("task").make_error(
                 f"--cluster {asked.cluster} contradicts {VARIABLE}, which has {job!r}",
                 mend=f"remove --cluster, or unset {VARIABLE}",
             )
@@ -157,26 +160,26 @@ def _read(text: str) -> Place:
     try:
         value: Any = json.loads(text)
     except ValueError:
-        raise place.wrong(f"{VARIABLE} is not JSON", mend=f"fix it, or unset {VARIABLE}") from None
+        raise place.make_error(f"{VARIABLE} is not JSON", mend=f"fix it, or unset {VARIABLE}") from None
     if not isinstance(value, dict):
-        raise place.wrong(f"{VARIABLE} is {value!r:.80}, not an object", mend=_EXAMPLE)
-    table = Place(value, source=VARIABLE).table()
-    if not table.key("cluster").entries():
-        raise table.wrong(f"{VARIABLE} names no jobs", mend=f"{_EXAMPLE}, or unset {VARIABLE}")
-    for job, hosts in table.key("cluster").entries().items():
+        raise place.make_error(f"{VARIABLE} is {value!r:.80}, not an object", mend=_EXAMPLE)
+    table = Place(value, source=VARIABLE).read_table()
+    if not table.get("cluster").read_entries():
+        raise table.make_error(f"{VARIABLE} names no jobs", mend=f"{_EXAMPLE}, or unset {VARIABLE}")
+    for job, hosts in table.get("cluster").read_entries().items():
         if job in _REFUSED:
             mend = f"remove {job!r}, or unset {VARIABLE}"
-            raise hosts.wrong(f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=mend)
+            raise hosts.make_error(f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=mend)
     return table
 
 
 def _task_of_config(place: Place, jobs: Mapping[str, list[str]]) -> tuple[str, int]:
-    task = place.key("task").table(("type", "index", "trial"))
-    job = task.key("type").choice(jobs)
-    index = task.key("index")
+    task = place.get("task").read_table(("type", "index", "trial"))
+    job = task.get("type").read_choice(jobs)
+    index = task.get("index")
     number = int(index.value) if isinstance(index.value, str) and index.value.isdecimal() else index.value
     most = len(jobs[job]) - 1
-    return job, int(Place(number, index.path, index.source).number(least=0, most=most, whole=True))
+    return job, int(Place(number, index.path, index.source).read_number(least=0, most=most, whole=True))
 
 
 _MOST = 100_000

@@ -21,7 +21,7 @@ from whale_nebula.launch.job import list_alive
 from whale_nebula.security import Credentials, Files
 from whale_nebula.security.allowance import format_bytes
 from whale_nebula.security.audit import AuditLog
-from whale_nebula.security.tenant import Tenant, check_room, open_home
+from whale_nebula.security.tenant import Tenant, check_disk_limit, open_home
 
 
 class Others(NamedTuple):
@@ -378,12 +378,12 @@ def open_tenancy(
         yield None
         return
     home = open_home(base, tenant)
-    credentials = Credentials.of(next(iter(security.values())))
+    credentials = Credentials.load(next(iter(security.values())))
     log = AuditLog(home / AUDIT / f"{credentials.identity.stem}.jsonl", credentials.identity, credentials)
     limits = Limits(tenant, find_hierarchy(), Starts(home / STARTS))
     try:
         try:
-            check_room(tenant, [home])
+            check_disk_limit(tenant, [home])
         except AccountError as error:
             log.record(
                 "start run", actor=log.identity, decision="deny", reason=error.what, account=tenant.account,

@@ -12,7 +12,7 @@ from typing import Any
 from whale_nebula.errors import NotApprovedError, OptionError, PlanError, PlanMismatchError
 from whale_nebula.errors.text import list_names
 from whale_nebula.plan.plan import Plan, parse_plan
-from whale_nebula.security.approval import Found, check_process, read_plan
+from whale_nebula.security.approval import FoundApproval, check_process, read_plan
 from whale_nebula.site import Site, script_site, warn_at
 
 Pinned = str | os.PathLike[str] | Plan
@@ -139,7 +139,7 @@ class Approvals:
     """The approvals in a folder, one of which must be for the code of this process."""
 
     folder: Path
-    found: Sequence[Found]
+    found: Sequence[FoundApproval]
     pins: dict[Path, Pins] = field(default_factory=dict)
 
     def check(self, plan: Plan) -> None:

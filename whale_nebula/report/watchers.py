@@ -23,7 +23,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from whale_nebula.config.schema import SHOWS
+from whale_nebula.config.schema import DISPLAYS
 from whale_nebula.errors import ConfigError, OptionError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.report.published import find_running_step
@@ -164,8 +164,8 @@ class Seen:
           why: show= is 'none', 'lines' or 'live'
           mend: did you mean 'live'?
         """
-        if self.show not in SHOWS:
-            why, mend = "show= is 'none', 'lines' or 'live'", did_you_mean(str(self.show), SHOWS)
+        if self.show not in DISPLAYS:
+            why, mend = "show= is 'none', 'lines' or 'live'", did_you_mean(str(self.show), DISPLAYS)
             raise OptionError(f"show={self.show!r} is not a valid value", where=site, why=why, mend=mend)
         for name, path in self.outputs.items():
             if name not in OUTPUTS:

@@ -21,7 +21,7 @@ from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.schema import DataHome
 from whale_nebula.datasets.grants import Grants
 from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader, Usage
-from whale_nebula.datasets.reading import About, Direct, Reading, Wish, open_remote
+from whale_nebula.datasets.reading import DatasetClient, DatasetInfo, LocalClient, RowSelection, open_remote
 from whale_nebula.datasets.report_files import AUDIT
 from whale_nebula.datasets.schema import STRING, Column
 from whale_nebula.errors import AuditError, ConfigError, IdentityError, OptionError
@@ -29,7 +29,7 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.runtime.run import Run, current_run, shut_down_at_exit
 from whale_nebula.scopes.options import check_signature, integer
 from whale_nebula.security import Credentials, Identity, authority, code, files
-from whale_nebula.security.audit import TAKEN, AuditLog
+from whale_nebula.security.audit import LOG_IN_USE, AuditLog
 from whale_nebula.site import calling_site, short_traceback
 from whale_nebula.tf import datasets as tf_datasets
 from whale_nebula.tf.failures import carry_errors
@@ -87,7 +87,7 @@ class Plan:
     """The state of reading a dataset: its source, the batches, and the next pass."""
 
     def __init__(
-        self, reading: Reading, about: About, name: str, batch: int, seed: int | None, drop_remainder: bool
+        self, reading: DatasetClient, about: DatasetInfo, name: str, batch: int, seed: int | None, drop_remainder: bool
     ) -> None:
         self.reading, self.about, self.name, self.batch, self.seed = reading, about, name, batch, seed
         self.drops = drop_remainder
@@ -97,7 +97,9 @@ class Plan:
     def read_pass(self, number: int, first: int) -> Iterator[dict[str, Any]]:
         """The batches of a pass, from a given one on."""
         last = min(self.about.count, self.batches * self.batch)
-        return self.reading.read(Wish(self.name, self.seed, number, first * self.batch, last, self.batch), self.about)
+        return self.reading.read(
+            RowSelection(self.name, self.seed, number, first * self.batch, last, self.batch), self.about
+        )
 
     def find_spec(self, column: Column) -> tf.TensorSpec:
         """The form of a column in a batch."""
@@ -137,7 +139,7 @@ def _to_value(column: Column, array: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- the reader
-def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Reading:
+def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> DatasetClient:
     """The reader of a cluster's data: the registry on its owner's machines, otherwise the service."""
     home = run.config.data.get(cluster)
     if home is None:
@@ -170,7 +172,7 @@ def _explain_elsewhere(home: DataHome) -> str:
     return f"{home.registry} can be used only on the owner's machines, and this process is in another cluster"
 
 
-def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str, str | None, str]) -> Direct:
+def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str, str | None, str]) -> LocalClient:
     certificate = authority.load_certificate(folder)
     actor, account, signer = _find_self(run, cluster, certificate)
     key = str(folder)
@@ -181,7 +183,7 @@ def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str,
         guard = run.data[key] = Guard(Grants(registry), usage, log)
         run.closers += [registry.close, usage.close, log.close]
         atexit.register(shut_down_at_exit)
-    return Direct(guard, Reader(account, actor.uri, *identity))
+    return LocalClient(guard, Reader(account, actor.uri, *identity))
 
 
 def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str, Credentials | None]:
@@ -189,7 +191,7 @@ def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str,
     attachment = run.attachment
     if attachment is not None and attachment.security is not None:
         with contextlib.suppress(IdentityError):
-            found = Credentials.of(attachment.security)
+            found = Credentials.load(attachment.security)
             if files.signed_by(found.peer.certificate, certificate):
                 return found.identity, found.peer.account, found
     name = files.authority_run(certificate) or run.config.run_name
@@ -203,9 +205,9 @@ def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> Audi
         try:
             return AuditLog(folder / f"data-{actor.stem}{f'-{number}' * (number > 0)}.jsonl", actor, signer)
         except AuditError as error:
-            if error.what != TAKEN or number == _MOST_LOGS - 1:
+            if error.what != LOG_IN_USE or number == _MOST_LOGS - 1:
                 raise
-    raise AuditError(TAKEN, where=str(folder))
+    raise AuditError(LOG_IN_USE, where=str(folder))
 
 
 def _read_ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:

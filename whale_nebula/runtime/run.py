@@ -419,7 +419,7 @@ def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
 
 def _config(config: Any, site: str) -> Any:
     """Validate the type of a config; the text of a link is refused."""
-    if isinstance(config, str) and all(quantities.kind(part.strip()) for part in config.split(",")):
+    if isinstance(config, str) and all(quantities.find_kind(part.strip()) for part in config.split(",")):
         raise OptionError(
             f"nb.init({config!r}): the first argument is the path of a config, not the options of a link",
             where=site,

@@ -187,7 +187,7 @@ def memory(option: str, value: object) -> int:
                 mend=mend,
             )
         return value
-    return quantities.memory(Place(value, option, str(calling_site())))
+    return quantities.read_memory(Place(value, option, str(calling_site())))
 
 
 def layout(value: object) -> str | tuple[str, ...]:

@@ -7,7 +7,7 @@
 from whale_nebula.security.credentials import Credentials, CurrentCredentials, Prover
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import GATEWAY, OPERATOR, WORKER, Identity
-from whale_nebula.security.issue import ephemeral
+from whale_nebula.security.issue import issue_ephemeral
 from whale_nebula.security.trust import Trust, check_live
 
 __all__ = [
@@ -22,5 +22,5 @@ __all__ = [
     "Prover",
     "Trust",
     "check_live",
-    "ephemeral",
+    "issue_ephemeral",
 ]

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 
 from cryptography.x509 import ObjectIdentifier
 
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 
-OID = ObjectIdentifier("2.25.216046748900487350867445607681924750072")
+ALLOWANCE_OID = ObjectIdentifier("2.25.216046748900487350867445607681924750072")
 """The certificate extension that holds the allowance."""
-SIZES = ("memory", "disk", "line")
+BYTE_LIMITS = ("memory", "disk", "line")
 """The limits that are bytes."""
 
 
@@ -48,13 +48,14 @@ class Allowance:
 
     def __str__(self) -> str:
         words = (
-            f"{name} {format_bytes(value) if name in SIZES else f'{value:g}'}" for name, value in self.limits.items()
+            f"{name} {format_bytes(value) if name in BYTE_LIMITS else f'{value:g}'}"
+            for name, value in self.limits.items()
         )
         return ", ".join(words) + " a day" * (self.line is not None)
 
     def encode(self) -> bytes:
         """The text form in registries and certificates."""
-        return canonical(self.limits)
+        return encode_canonical(self.limits)
 
     @classmethod
     def decode(cls, data: bytes | str) -> Allowance:

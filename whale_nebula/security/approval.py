@@ -23,15 +23,15 @@ from pathlib import Path
 from whale_nebula.config import Config
 from whale_nebula.errors import CredentialsError, NotApprovedError
 from whale_nebula.security import code, files
-from whale_nebula.security.authority import Authority, span
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.authority import Authority, check_lifetime
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import DenyList, Trust
 
 FORMAT = "whale_nebula approval 1"
 NAME = "approval.json"
 DAYS = 90.0
-_MEANING = b"whale_nebula approval 1\0"
+_SIGNATURE_PREFIX = b"whale_nebula approval 1\0"
 _TABLES = ("files", "packages", "plans")
 _SERIAL = re.compile("[0-9a-f]{40}")
 
@@ -59,7 +59,7 @@ class Approval:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundApproval:
     """An approval in a folder; `fault` is the reason why it is invalid, or ""."""
 
     folder: Path
@@ -78,71 +78,81 @@ def save(
     by: str = "",
     why: str = "",
     at: datetime | None = None,
-) -> Found:
+) -> FoundApproval:
     """Sign an approval, and write it with its plans; atomically."""
     moment, serial = at or files.now(), secrets.token_hex(20)
-    until = min(moment + span(days), authority.certificate.not_valid_after_utc)
+    until = min(moment + check_lifetime(days), authority.certificate.not_valid_after_utc)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in plans.items()}
-    made = Approval(
+    approval = Approval(
         authority.run, serial, script, *code, digests, files.format_time(moment), files.format_time(until), by, why
     )
-    content = {"format": FORMAT, **asdict(made)}
-    signature = base64.b64encode(authority.key.sign(_MEANING + canonical(content), files.SIGNATURE)).decode("ascii")
+    content = {"format": FORMAT, **asdict(approval)}
+    signature = base64.b64encode(
+        authority.key.sign(_SIGNATURE_PREFIX + encode_canonical(content), files.SIGNATURE)
+    ).decode("ascii")
     own = folder / f"{Path(script).stem}-{serial[:8]}"
     try:
         own.mkdir(parents=True)
     except OSError as error:
         raise CredentialsError(f"cannot create {own}", why=error.strerror, mend="approvals: approvals") from None
     for name, data in plans.items():
-        files.write(own / plan_file(name), data, files.PUBLIC)
+        files.write(own / make_plan_filename(name), data, files.PUBLIC)
     text = json.dumps({**content, "signature": signature}, indent=1, sort_keys=True)
     files.write(own / NAME, f"{text}\n".encode(), files.PUBLIC)
-    return Found(own, made)
+    return FoundApproval(own, approval)
 
 
-def plan_file(step: str) -> str:
+def make_plan_filename(step: str) -> str:
     """The name of the file with the plan of a step.
 
-    >>> plan_file("net.train_step")
+    >>> make_plan_filename("net.train_step")
     'net.train_step.plan.json'
     """
     return f"{''.join(each if each.isalnum() or each in '._-' else '_' for each in step)}.plan.json"
 
 
-def read_all(folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None = None) -> Sequence[Found]:
+def read_all(
+    folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None = None
+) -> Sequence[FoundApproval]:
     """All approvals in a folder, the newest first; `fault` is set for those that are invalid for the cluster."""
-    found = [_read(each.parent, trust, run, at, cluster) for each in sorted(folder.glob(f"*/{NAME}"))]
+    found = [_read_approval(each.parent, trust, run, at, cluster) for each in sorted(folder.glob(f"*/{NAME}"))]
     return sorted(found, key=lambda each: each.approval.since if each.approval else "", reverse=True)
 
 
-def _read(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None) -> Found:
+def _read_approval(folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None) -> FoundApproval:
     try:
-        content = json.loads(files.read(own / NAME, "an approval"))
+        content = json.loads(files.read(folder / NAME, "an approval"))
         signature = base64.b64decode(content.pop("signature"), validate=True)
-        message = _MEANING + canonical(content)
+        message = _SIGNATURE_PREFIX + encode_canonical(content)
         if content.pop("format") != FORMAT:
-            return Found(own, fault=f"its format is not {FORMAT!r}")
+            return FoundApproval(folder, fault=f"its format is not {FORMAT!r}")
         approval = Approval(**{each.name: content[each.name] for each in fields(Approval)})
-        over = _check_types(approval).is_over(at)
+        is_expired = _check_types(approval).is_over(at)
     except CredentialsError as error:
-        return Found(own, fault=f"it cannot be read: {error.why}")
+        return FoundApproval(folder, fault=f"it cannot be read: {error.why}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Found(own, fault="it cannot be parsed")
+        return FoundApproval(folder, fault="it cannot be parsed")
     signed = [each for each in trust.authorities if files.verify_signature(each, signature, message)]
     signed = [each for each in signed if files.authority_run(each) == approval.run]
     if not signed:
-        return Found(own, fault="it is not signed by the run's authority: it was modified, or belongs to another run")
-    bound = files.authority_clusters(signed[0])
-    if cluster is not None and bound and cluster not in bound:
-        return Found(own, approval, f"its signer may approve programs for {', '.join(bound)}, not for {cluster}")
+        return FoundApproval(
+            folder, fault="it is not signed by the run's authority: it was modified, or belongs to another run"
+        )
+    allowed_clusters = files.authority_clusters(signed[0])
+    if cluster is not None and allowed_clusters and cluster not in allowed_clusters:
+        return FoundApproval(
+            folder, approval, f"its signer may approve programs for {', '.join(allowed_clusters)}, not for {cluster}"
+        )
     if run is not None and approval.run != run:
-        return Found(own, approval, f"it is for run {approval.run!r}")
+        return FoundApproval(folder, approval, f"it is for run {approval.run!r}")
     withdrawn = trust.denied.find(approval.serial, trust.authorities, signed[0])
     if withdrawn is not None:
-        return Found(own, approval, f"it was withdrawn {withdrawn.when}{': ' * bool(withdrawn.why)}{withdrawn.why}")
-    if over:
-        return Found(own, approval, f"it expired at {approval.until}")
-    return Found(own, approval)
+        return FoundApproval(
+            folder, approval, f"it was withdrawn {withdrawn.when}{': ' * bool(withdrawn.why)}{withdrawn.why}"
+        )
+    if is_expired:
+        return FoundApproval(folder, approval, f"it expired at {approval.until}")
+    return FoundApproval(folder, approval)
 
 
 def _check_types(approval: Approval) -> Approval:
@@ -156,9 +166,9 @@ def _check_types(approval: Approval) -> Approval:
     return approval
 
 
-def read_plan(found: Found, step: str) -> bytes:
+def read_plan(found: FoundApproval, step: str) -> bytes:
     """The approved plan of a step, after its digest is verified."""
-    path = found.folder / plan_file(step)
+    path = found.folder / make_plan_filename(step)
     data = files.read(path, "an approved plan", most=None)
     if found.approval is None or hashlib.sha256(data).hexdigest() != found.approval.plans.get(step):
         raise NotApprovedError(
@@ -170,13 +180,13 @@ def read_plan(found: Found, step: str) -> bytes:
     return data
 
 
-def read_approvals(config: Config, source: str | None, cluster: str | None) -> tuple[Path, Sequence[Found]]:
+def read_approvals(config: Config, source: str | None, cluster: str | None) -> tuple[Path, Sequence[FoundApproval]]:
     """The folder of a config's approvals, and the approvals in it, with the faults of those that are invalid for the
     cluster. The authority is the one in the config, even if a launcher issues certificates for one run.
     """
     base = Path(source or "").parent
     folder = base / Path(config.approvals or "approvals").expanduser()
-    paths = files.Files.of(config.security, Identity(config.run_name, "any"), base)
+    paths = files.Files.from_config(config.security, Identity(config.run_name, "any"), base)
     authorities = files.certificates(files.read(paths.ca, "the authority's certificate"), str(paths.ca))
     trust = Trust(authorities, DenyList(paths.revoked, authorities))
     return folder, read_all(folder, trust, config.run, files.now(), cluster)
@@ -190,14 +200,14 @@ def check_script(config: Config, source: str | None, cluster: str | None, script
     packages = code.list_packages()
 
     def compare(approval: Approval) -> str | None:
-        beside = code.list_beside(script, approval.files)
+        present = code.list_adjacent_modules(script, approval.files)
         known = {name: value for name, value in packages.items() if name in approval.packages}
-        return code.first_difference(beside, approval.files) or code.first_difference(known, approval.packages)
+        return code.find_difference(present, approval.files) or code.find_difference(known, approval.packages)
 
     choose_approval(folder, found, Path(script), compare)
 
 
-def check_process(folder: Path, found: Sequence[Found]) -> Found:
+def check_process(folder: Path, found: Sequence[FoundApproval]) -> FoundApproval:
     """The newest approval of the script, modules and packages of this process. A package that was not installed when
     the program was approved counts as a difference once it is loaded.
     """
@@ -207,14 +217,14 @@ def check_process(folder: Path, found: Sequence[Found]) -> Found:
         if code.SCRIPT not in own:
             return "this process does not run a script in a file"
         used = {name: value for name, value in packages.items() if name in approval.packages or code.is_loaded(name)}
-        return code.first_difference(own, approval.files) or code.first_difference(used, approval.packages)
+        return code.find_difference(own, approval.files) or code.find_difference(used, approval.packages)
 
     return choose_approval(folder, found, code.find_script(), compare)
 
 
 def choose_approval(
-    folder: Path, found: Sequence[Found], script: Path | None, compare: Callable[[Approval], str | None]
-) -> Found:
+    folder: Path, found: Sequence[FoundApproval], script: Path | None, compare: Callable[[Approval], str | None]
+) -> FoundApproval:
     """The newest approval for which `compare` finds no difference. If there is none, raises `NotApprovedError` with the
     first difference from the closest approval.
     """
@@ -226,8 +236,11 @@ def choose_approval(
         why = compare(each.approval)
         if why is None:
             return each
-        same, named = digest == each.approval.files.get(code.SCRIPT), script and script.name == each.approval.script
-        differences.append((2 * same + bool(named), f"{each.folder.name}: {why}"))
+        has_same_digest, has_same_name = (
+            digest == each.approval.files.get(code.SCRIPT),
+            script and script.name == each.approval.script,
+        )
+        differences.append((2 * has_same_digest + bool(has_same_name), f"{each.folder.name}: {why}"))
     faults = "\n".join(f"{each.folder.name}: {each.fault}" for each in found)
     raise NotApprovedError(
         f"{script.name if script else 'the program of this process'} is not approved",

@@ -25,23 +25,25 @@ from cryptography.hazmat.primitives import hashes, serialization
 from whale_nebula.errors import AuditError, IdentityError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import chain, files
-from whale_nebula.security.chain import START, Link, canonical
+from whale_nebula.security.chain import START, Link, encode_canonical
 from whale_nebula.security.credentials import Credentials, CurrentCredentials
 from whale_nebula.security.files import sync_folder
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import Trust
 
 HEAD_EVERY = 100
-TAKEN = "the audit log is in use"
+LOG_IN_USE = "the audit log is in use"
 """The text of the error for a log that another process writes."""
 MOST_BYTES = 64 << 20
-_LONGEST = 1000
-_SIGNED = b'{"action":"head",'
-_REMEMBERED = 1024  # heads of one sender, to detect duplicates
-_OURS = frozenset({"seq", "prev", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason"})
+_LONGEST_TEXT = 1000
+_HEAD_START = b'{"action":"head",'
+_MOST_REMEMBERED = 1024  # heads of one sender, to detect duplicates
+_RESERVED_FIELDS = frozenset(
+    {"seq", "prev", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason"}
+)
 
 Signer = Credentials | CurrentCredentials
-_START_AGAIN = "repair the disk, then restart this process: it continues after the last record on the disk"
+_RESTART_FIX = "repair the disk, then restart this process: it continues after the last record on the disk"
 
 
 class AuditLog:
@@ -67,16 +69,16 @@ class AuditLog:
         self._signer, self._on_head = signer, on_head
         self._head_every, self._most_bytes = head_every, most_bytes
         self._lock = threading.Lock()
-        self._passing = threading.RLock()
-        self._signed: list[Head] = []  # not on disk yet
-        self._unpassed: deque[Head] = deque()  # on disk, but not passed to `on_head` yet
-        self._closed_why: str | None = None
-        self._unsigned = 0
+        self._pass_lock = threading.RLock()
+        self._unsynced_heads: list[Head] = []  # not on disk yet
+        self._synced_heads: deque[Head] = deque()  # on disk, but not passed to `on_head` yet
+        self._failure: str | None = None
+        self._unsigned_records = 0
         self._fingerprint = ""
-        self._first = 0
+        self._first_number = 0
         self._file, self._size = _open(self.path)
         try:
-            self._link = self._begin()
+            self._link = self._continue_chain()
         except BaseException:
             self._close_file()
             raise
@@ -96,17 +98,17 @@ class AuditLog:
 
         `target` is the line's `object`: the subject of the action.
         """
-        if not _OURS.isdisjoint(more):
-            raise AuditError(f"{sorted(_OURS & set(more))} are reserved fields", mend="choose other names")
+        if not _RESERVED_FIELDS.isdisjoint(more):
+            raise AuditError(f"{sorted(_RESERVED_FIELDS & set(more))} are reserved fields", mend="choose other names")
         fields = {"actor": str(actor), "object": target, "decision": decision, "reason": reason, **more}
         with self._lock:
             if self._size >= self._most_bytes:
                 self._rotate()
             self._write(action, fields)
             seq = self._link.seq
-            full = self._unsigned >= self._head_every
+            full = self._unsigned_records >= self._head_every
             if full:
-                self._head()
+                self._sign_head()
             if full or durable or (durable is None and decision):
                 self._sync()
         self._pass_heads()
@@ -115,7 +117,7 @@ class AuditLog:
     def head(self) -> Head | None:
         """Sign the current position of the log."""
         with self._lock:
-            head = self._head()
+            head = self._sign_head()
             self._sync()
         self._pass_heads()
         return head
@@ -128,16 +130,16 @@ class AuditLog:
             if self._file < 0:
                 return
             end = {"reason": reason}
-            if self._current() is None:
+            if self._current_credentials() is None:
                 self._write(chain.END, end)
             else:
-                self._head(end=end)
+                self._sign_head(end=end)
             self._sync()
             self._close_file()
         self._pass_heads()
 
     # ------------------------------------------------------------------ inside the lock
-    def _begin(self) -> Link:
+    def _continue_chain(self) -> Link:
         """Continue at the end of the file or of the previous file, or begin a new chain."""
         with open(os.dup(self._file), "rb") as file:
             file.seek(0)
@@ -145,22 +147,22 @@ class AuditLog:
         before = _find_start(self.path, data)
         lines, tail = chain.split(data)
         try:
-            self._link = chain.follow_all(lines, before)
-        except chain.BrokenError as error:
+            self._link = chain.verify_lines(lines, before)
+        except chain.BrokenChainError as error:
             raise _broken_error(self.path, str(error)) from None
-        self._first = before.seq + 1
-        since = (number for number, line in enumerate(reversed(lines)) if line.startswith(_SIGNED))
+        self._first_number = before.seq + 1
+        since = (number for number, line in enumerate(reversed(lines)) if line.startswith(_HEAD_START))
         # a file without a head needs one: the last head is in the previous file
-        self._unsigned = next(since, len(lines) if before == START else self._head_every)
-        if tail and _follows(tail, self._link):  # only its newline is missing
-            self._put(b"\n")
+        self._unsigned_records = next(since, len(lines) if before == START else self._head_every)
+        if tail and _is_next_record(tail, self._link):  # only its newline is missing
+            self._append(b"\n")
             self._link, tail = Link(self._link.seq + 1, chain.digest(tail)), b""
         if tail:
-            self._write(chain.RECOVERED, {**self._set_aside(tail), **self._about()})
+            self._write(chain.RECOVERED, {**self._set_aside(tail), **self._describe_run()})
         else:
-            self._write(chain.GENESIS if self._link == START else "start", self._about())
-        if self._unsigned >= self._head_every:
-            self._head()
+            self._write(chain.GENESIS if self._link == START else "start", self._describe_run())
+        if self._unsigned_records >= self._head_every:
+            self._sign_head()
         self._sync()
         self._sync_folder()
         return self._link
@@ -175,49 +177,49 @@ class AuditLog:
         os.ftruncate(self._file, self._size)
         return {"torn": digest, "bytes": len(tail)}
 
-    def _about(self) -> dict[str, Any]:
+    def _describe_run(self) -> dict[str, Any]:
         """The run and the fingerprints of the certificates."""
-        present = self._current()
+        present = self._current_credentials()
         if present is None:
             return {"run": self.identity.run, "insecure": True}
         self._fingerprint = present.peer.fingerprint
         authorities = [each.fingerprint(hashes.SHA256()).hex() for each in present.trust.authorities]
         return {"run": self.identity.run, "certificate": self._fingerprint, "authorities": authorities}
 
-    def _current(self) -> Credentials | None:
+    def _current_credentials(self) -> Credentials | None:
         return self._signer() if isinstance(self._signer, CurrentCredentials) else self._signer
 
     def _write(self, action: str, fields: dict[str, Any]) -> None:
-        line, link = self._forge(self._link, action, fields)
-        self._put(line)
+        line, link = self._make_line(self._link, action, fields)
+        self._append(line)
         self._link = link
-        self._unsigned += 1
+        self._unsigned_records += 1
 
-    def _forge(self, before: Link, action: str, fields: dict[str, Any]) -> tuple[bytes, Link]:
+    def _make_line(self, before: Link, action: str, fields: dict[str, Any]) -> tuple[bytes, Link]:
         """The line of the next record, and the link after it."""
         if self._file < 0:
             raise AuditError(
                 "the audit log is closed",
                 where=str(self.path),
-                why=self._closed_why,
-                mend="open a new AuditLog" if self._closed_why is None else _START_AGAIN,
+                why=self._failure,
+                mend="open a new AuditLog" if self._failure is None else _RESTART_FIX,
             )
         record = {
             "time": datetime.now(UTC).isoformat(timespec="microseconds"),
             "mono_ns": time.monotonic_ns(),
             "site": self.identity.uri,
             "action": action,
-            **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in fields.items()},
+            **{key: value[:_LONGEST_TEXT] if isinstance(value, str) else value for key, value in fields.items()},
         }
         try:
-            line, link = chain.forge(before, record)
+            line, link = chain.make_line(before, record)
         except (TypeError, ValueError) as error:
             raise AuditError(
                 "the record is not plain JSON", why=str(error), mend="use text, whole numbers and lists"
             ) from None
         return line + b"\n", link
 
-    def _put(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         """Append lines, completely or not at all: a partial write is rolled back."""
         try:
             if os.write(self._file, data) != len(data):
@@ -233,21 +235,21 @@ class AuditLog:
             ) from None
         self._size += len(data)
 
-    def _head(self, *, end: dict[str, Any] | None = None) -> Head | None:
+    def _sign_head(self, *, end: dict[str, Any] | None = None) -> Head | None:
         """Sign the current position of the log, or its end."""
-        present = self._current()
+        present = self._current_credentials()
         if present is None:
-            self._unsigned = 0
+            self._unsigned_records = 0
             return None
         if present.peer.fingerprint != self._fingerprint:
-            self._write("renewed", self._about())
-        ended, link = (b"", self._link) if end is None else self._forge(self._link, chain.END, end)
+            self._write("renewed", self._describe_run())
+        ended, link = (b"", self._link) if end is None else self._make_line(self._link, chain.END, end)
         head = Head.sign(present, *link)
-        line, link = self._forge(link, chain.HEAD, {"head": head._asdict()})
-        self._put(ended + line)
+        line, link = self._make_line(link, chain.HEAD, {"head": head._asdict()})
+        self._append(ended + line)
         self._link = link
-        self._signed.append(head)
-        self._unsigned = 0
+        self._unsynced_heads.append(head)
+        self._unsigned_records = 0
         return head
 
     def _sync(self) -> None:
@@ -255,8 +257,8 @@ class AuditLog:
             os.fsync(self._file)
         except OSError as error:
             raise self._fail("cannot sync the audit log to disk", error) from None
-        self._unpassed.extend(self._signed)
-        self._signed.clear()
+        self._synced_heads.extend(self._unsynced_heads)
+        self._unsynced_heads.clear()
 
     def _sync_folder(self) -> None:
         try:
@@ -266,10 +268,10 @@ class AuditLog:
 
     def _fail(self, what: str, error: OSError) -> AuditError:
         """Close the log permanently: after a failed fsync, a later one may succeed without the pages that were lost."""
-        self._closed_why = f"{what}: {error.strerror}"
-        self._signed.clear()
+        self._failure = f"{what}: {error.strerror}"
+        self._unsynced_heads.clear()
         self._close_file()
-        return AuditError(what, where=str(self.path), why=error.strerror, mend=_START_AGAIN)
+        return AuditError(what, where=str(self.path), why=error.strerror, mend=_RESTART_FIX)
 
     def _close_file(self) -> None:
         if self._file >= 0:
@@ -279,33 +281,33 @@ class AuditLog:
     def _rotate(self) -> None:
         """Rename the full file, and continue in a new one. The file's lock remains with it."""
         self._sync()
-        named = piece(self.path, self._first)
+        rotated = name_rotated_file(self.path, self._first_number)
         try:
             if self.path.exists():  # from an earlier attempt that was interrupted
-                os.rename(self.path, named)
+                os.rename(self.path, rotated)
         except OSError as error:
-            raise AuditError(f"cannot create {named}", why=error.strerror) from None
+            raise AuditError(f"cannot create {rotated}", why=error.strerror) from None
         old, (self._file, self._size) = self._file, _open(self.path)
         os.close(old)
-        self._first = self._link.seq + 1
-        self._write("rotated", {"object": named.name})
+        self._first_number = self._link.seq + 1
+        self._write("rotated", {"object": rotated.name})
         self._sync()
         self._sync_folder()
 
     # ------------------------------------------------------------------ outside the lock
     def _pass_heads(self) -> None:
         """Pass heads to `on_head` in order, whichever thread signed them."""
-        with self._passing:
-            while self._unpassed:
-                head = self._unpassed.popleft()
+        with self._pass_lock:
+            while self._synced_heads:
+                head = self._synced_heads.popleft()
                 if self._on_head is not None:
                     self._on_head(head)
 
 
-def _follows(line: bytes, before: Link) -> bool:
+def _is_next_record(line: bytes, before: Link) -> bool:
     try:
-        chain.follow(line, before)
-    except chain.BrokenError:
+        chain.verify_line(line, before)
+    except chain.BrokenChainError:
         return False
     return True
 
@@ -323,7 +325,9 @@ def _open(path: Path) -> tuple[int, int]:
     except OSError:
         os.close(file)
         why = "another process writes to it"
-        raise AuditError(TAKEN, where=str(path), why=why, mend="stop the other process, or use another file") from None
+        raise AuditError(
+            LOG_IN_USE, where=str(path), why=why, mend="stop the other process, or use another file"
+        ) from None
     return file, os.fstat(file).st_size
 
 
@@ -337,30 +341,30 @@ def _broken_error(path: Path, why: str) -> AuditError:
 
 
 # ---------------------------------------------------------------------- several files, one chain
-def piece(path: Path, first: int) -> Path:
+def name_rotated_file(path: Path, first: int) -> Path:
     """The name of a full file, by the number of its first record.
 
-    >>> piece(Path("audit.jsonl"), 4100).name
+    >>> name_rotated_file(Path("audit.jsonl"), 4100).name
     'audit.000000004100.jsonl'
     """
     return path.with_name(f"{path.stem}.{first:012d}{path.suffix}")
 
 
-def pieces(path: Path) -> list[Path]:
+def list_log_files(path: Path) -> list[Path]:
     """All files of a log up to this one, in the order of its chain."""
-    named = re.fullmatch(r"(.+)\.\d{12}", path.stem)
-    stem = named[1] if named else path.stem
-    full = sorted(path.parent.glob(f"{_literal(stem)}.{'[0-9]' * 12}{_literal(path.suffix)}"))
-    return [each for each in full if not named or each.name <= path.name] + [path] * (named is None)
+    match = re.fullmatch(r"(.+)\.\d{12}", path.stem)
+    stem = match[1] if match else path.stem
+    full = sorted(path.parent.glob(f"{_escape_glob(stem)}.{'[0-9]' * 12}{_escape_glob(path.suffix)}"))
+    return [each for each in full if not match or each.name <= path.name] + [path] * (match is None)
 
 
-def _literal(text: str) -> str:
+def _escape_glob(text: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", text)
 
 
 def _find_start(path: Path, data: bytes) -> Link:
     """The link before the first record of this file: the chain's start, or the end of the previous file."""
-    older = pieces(path)[:-1]
+    older = list_log_files(path)[:-1]
     if not older:
         return START
     first = chain.parse(data.split(b"\n", 1)[0])
@@ -371,12 +375,12 @@ def _find_start(path: Path, data: bytes) -> Link:
     if begin is None or tail:
         raise _broken_error(older[-1], "it does not begin and end with a record")
     try:
-        return chain.follow_all(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
-    except chain.BrokenError as error:
+        return chain.verify_lines(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
+    except chain.BrokenChainError as error:
         raise _broken_error(older[-1], str(error)) from None
 
 
-_MEANING = b"whale_nebula audit head 1\0"
+_SIGNATURE_PREFIX = b"whale_nebula audit head 1\0"
 
 
 class Head(NamedTuple):
@@ -409,8 +413,8 @@ class Head(NamedTuple):
 
     def trim(self) -> Head:
         """The head without a peer's text around the certificate."""
-        shown = files.certificate(self.certificate, "the head of an audit log")
-        return self._replace(certificate=shown.public_bytes(serialization.Encoding.PEM).decode("ascii"))
+        certificate = files.certificate(self.certificate, "the head of an audit log")
+        return self._replace(certificate=certificate.public_bytes(serialization.Encoding.PEM).decode("ascii"))
 
     def check(self, trust: Trust | None = None) -> Identity:
         """The identity of the log's owner, if the signature is valid and, with `trust`, one of its authorities issued
@@ -418,21 +422,21 @@ class Head(NamedTuple):
 
         Dates are not checked: a log may be verified long after its certificates have expired.
         """
-        shown = files.certificate(self.certificate, "the head of an audit log")
-        identity = files.peer(shown).identity
-        if trust is not None and not any(files.signed_by(shown, each) for each in trust.authorities):
+        certificate = files.certificate(self.certificate, "the head of an audit log")
+        identity = files.peer(certificate).identity
+        if trust is not None and not any(files.signed_by(certificate, each) for each in trust.authorities):
             raise AuditError(f"head {self.seq} is signed with a certificate of another authority")
         try:
             signature = base64.b64decode(self.signature, validate=True)
         except ValueError:  # not base64, or not ASCII
             signature = b""
-        if not files.verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
+        if not files.verify_signature(certificate, signature, _message(identity, self.seq, self.digest)):
             raise AuditError(f"the signature of head {self.seq} is invalid", where=identity.worker)
         return identity
 
 
 def _message(identity: Identity, seq: int, digest: str) -> bytes:
-    return _MEANING + canonical({"who": identity.uri, "seq": seq, "digest": digest})
+    return _SIGNATURE_PREFIX + encode_canonical({"who": identity.uri, "seq": seq, "digest": digest})
 
 
 class KeptHeads:
@@ -449,29 +453,29 @@ class KeptHeads:
         self._kept: dict[Identity, dict[int, str]] = {}  # digests by number, of the last heads of each
         latest: dict[str, deque[Head]] = {}  # only these signatures are checked: a file may be long
         for head in read_heads(self.path) if self.path.exists() else ():
-            latest.setdefault(head.certificate, deque(maxlen=_REMEMBERED)).append(head)
+            latest.setdefault(head.certificate, deque(maxlen=_MOST_REMEMBERED)).append(head)
         for heads in latest.values():
             for head in heads:
-                _remember(self._kept.setdefault(head.check(), {}), head)
+                _remember_head(self._kept.setdefault(head.check(), {}), head)
 
     def keep(self, head: Head, sender: Identity) -> bool:
         """Store a head of the sender's log; False if it is already stored. Raises `AuditError` if that log was rolled
         back.
         """
         trust = self._trust if isinstance(self._trust, Trust) else self._trust()
-        trust.check(head.certificate, sender, whose="the sender of a head")
+        trust.check(head.certificate, sender, subject="the sender of a head")
         head.check(trust)
         with self._lock:
-            kept = self._kept.setdefault(sender, {})
-            if kept.get(head.seq) == head.digest:
+            digests = self._kept.setdefault(sender, {})
+            if digests.get(head.seq) == head.digest:
                 return False
-            if kept and head.seq <= max(kept):
-                raise self._went_back(head, max(kept.items()), sender)
+            if digests and head.seq <= max(digests):
+                raise self._rollback_error(head, max(digests.items()), sender)
             self._write(head.trim())
-            _remember(kept, head)
+            _remember_head(digests, head)
         return True
 
-    def _went_back(self, head: Head, last: tuple[int, str], sender: Identity) -> AuditError:
+    def _rollback_error(self, head: Head, last: tuple[int, str], sender: Identity) -> AuditError:
         return AuditError(
             f"the audit log of {sender.worker} was rewritten or rolled back",
             why=f"its last known head is record {last[0]} with digest {last[1][:16]}; the new head is record "
@@ -483,7 +487,7 @@ class KeptHeads:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
-                file.write(b"\n" * self._is_torn() + canonical(head._asdict()) + b"\n")
+                file.write(b"\n" * self._is_torn() + encode_canonical(head._asdict()) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -499,10 +503,10 @@ class KeptHeads:
             return file.read(1) != b"\n"
 
 
-def _remember(kept: dict[int, str], head: Head) -> None:
-    kept[head.seq] = head.digest
-    if len(kept) > _REMEMBERED:
-        del kept[min(kept)]
+def _remember_head(digests: dict[int, str], head: Head) -> None:
+    digests[head.seq] = head.digest
+    if len(digests) > _MOST_REMEMBERED:
+        del digests[min(digests)]
 
 
 def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:
@@ -512,7 +516,7 @@ def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:
     except OSError as error:
         raise AuditError("cannot read the heads", where=str(path), why=error.strerror) from None
     for number, line in enumerate(lines, start=1):
-        fields = _json(line)
+        fields = _parse_json(line)
         if fields is None:
             continue
         try:
@@ -521,7 +525,7 @@ def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:
             raise AuditError(error.what, where=f"{path}:{number}", why=error.why) from None
 
 
-def _json(line: bytes) -> dict[str, Any] | None:
+def _parse_json(line: bytes) -> dict[str, Any] | None:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):

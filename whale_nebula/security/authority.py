@@ -34,7 +34,7 @@ from whale_nebula.config.schema import Config
 from whale_nebula.errors import CredentialsError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import files, trust
-from whale_nebula.security.allowance import OID, UNLIMITED, Allowance
+from whale_nebula.security.allowance import ALLOWANCE_OID, UNLIMITED, Allowance
 from whale_nebula.security.identity import GATEWAY, WORKER, Identity, cluster_uri, name, run_uri
 from whale_nebula.security.trust import check_dates
 
@@ -69,7 +69,9 @@ def authority_certificate(
     names = [run_uri(run), *(cluster_uri(run, cluster) for cluster in bound)]
     uri = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(each) for each in names])
     key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    return _sign((name, name), key.public_key(), key, (until, at), [uri, key_identifier], signs_certificates=True)
+    return _build_certificate(
+        (name, name), key.public_key(), key, (until, at), [uri, key_identifier], signs_certificates=True
+    )
 
 
 def process_certificate(
@@ -93,11 +95,13 @@ def process_certificate(
     names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
     own = x509.SubjectKeyIdentifier.from_public_key(public)
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    limits = [x509.UnrecognizedExtension(OID, allowance.encode())] * bool(allowance)
-    return _sign((name, authority.subject), public, authority_key, (until, at), [uses, names, own, signer, *limits])
+    limits = [x509.UnrecognizedExtension(ALLOWANCE_OID, allowance.encode())] * bool(allowance)
+    return _build_certificate(
+        (name, authority.subject), public, authority_key, (until, at), [uses, names, own, signer, *limits]
+    )
 
 
-def _sign(
+def _build_certificate(
     names: tuple[x509.Name, x509.Name],
     public: ec.EllipticCurvePublicKey,
     key: ec.EllipticCurvePrivateKey,
@@ -135,7 +139,7 @@ def _sign(
     return builder.sign(key, hashes.SHA256())
 
 
-CA, KEY, ABOUT, ISSUED = "ca.pem", "ca.key", "authority.json", "issued"
+CA, KEY, CLUSTERS_FILE, ISSUED = "ca.pem", "ca.key", "authority.json", "issued"
 FORMAT = "whale_nebula authority 1"
 AUTHORITY_DAYS = 90.0
 MOST_DAYS = 3650.0
@@ -154,7 +158,7 @@ class Authority:
     clusters: Clusters
 
     @classmethod
-    def fresh(
+    def create(
         cls,
         run: str,
         clusters: Clusters,
@@ -167,7 +171,9 @@ class Authority:
         key = make_key()
         for cluster in (*clusters, *bound):
             name(cluster, "cluster")
-        return cls(run, authority_certificate(run, key, moment + span(days), moment, bound), key, dict(clusters))
+        return cls(
+            run, authority_certificate(run, key, moment + check_lifetime(days), moment, bound), key, dict(clusters)
+        )
 
     @property
     def bound(self) -> tuple[str, ...]:
@@ -187,23 +193,25 @@ class Authority:
             return
         if identity.cluster not in self.clusters:
             mend = did_you_mean(identity.cluster, self.clusters)
-            raise CredentialsError(f"unknown cluster {identity.cluster!r}", mend=f"{mend} Otherwise, {_ADD}")
+            raise CredentialsError(
+                f"unknown cluster {identity.cluster!r}", mend=f"{mend} Otherwise, {_ADD_CLUSTER_FIX}"
+            )
         workers = self.clusters[identity.cluster]
         if identity.role == WORKER and workers and identity.index >= workers:
             raise CredentialsError(
                 f"cluster {identity.cluster!r} has no worker {identity.index}",
                 why=f"its workers are {identity.cluster}/0 to {identity.cluster}/{workers - 1}",
-                mend=_ADD,
+                mend=_ADD_CLUSTER_FIX,
             )
 
 
-_ADD = "add it to clusters.yaml, and pass --config clusters.yaml"
+_ADD_CLUSTER_FIX = "add it to clusters.yaml, and pass --config clusters.yaml"
 
 
-def span(days: float) -> timedelta:
+def check_lifetime(days: float) -> timedelta:
     """The lifetime of a certificate, checked.
 
-    >>> span(0.5)
+    >>> check_lifetime(0.5)
     datetime.timedelta(seconds=43200)
     """
     if not 0 < days <= MOST_DAYS:
@@ -215,12 +223,12 @@ def span(days: float) -> timedelta:
     return timedelta(seconds=round(days * 86400))
 
 
-def clusters_of(config: Config) -> Clusters:
+def count_workers(config: Config) -> Clusters:
     """The number of workers of each cluster in a config."""
     return {cluster.name: len(cluster.workers) for cluster in config.clusters.values()}
 
 
-def everyone(run: str, config: Config) -> list[Identity]:
+def list_identities(run: str, config: Config) -> list[Identity]:
     """All processes of a run that need a certificate: its workers and its gateways."""
     found = []
     for cluster in config.clusters.values():
@@ -232,7 +240,7 @@ def everyone(run: str, config: Config) -> list[Identity]:
 # ---------------------------------------------------------------------- the folder
 def create(folder: Path, authority: Authority) -> None:
     """Write a new authority to a folder; raises if the folder contains one."""
-    prepare(folder)
+    prepare_folder(folder)
     with files.lock_folder(folder):
         if (folder / CA).exists():
             raise CredentialsError(
@@ -254,7 +262,7 @@ def create(folder: Path, authority: Authority) -> None:
         files.write(folder / CA, certificate_bytes(authority.certificate), files.PUBLIC, replace=False)
 
 
-def prepare(folder: Path) -> None:
+def prepare_folder(folder: Path) -> None:
     """Create a folder for keys, unless it exists; a folder that other users can enter is refused."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -273,7 +281,7 @@ def prepare(folder: Path) -> None:
 def save_clusters(folder: Path, authority: Authority) -> None:
     """Store the authority's clusters."""
     content = {"format": FORMAT, "run": authority.run, "clusters": dict(authority.clusters)}
-    files.write(folder / ABOUT, f"{json.dumps(content, indent=1)}\n".encode(), files.PUBLIC)
+    files.write(folder / CLUSTERS_FILE, f"{json.dumps(content, indent=1)}\n".encode(), files.PUBLIC)
 
 
 def load(folder: Path) -> Authority:
@@ -296,7 +304,7 @@ def load(folder: Path) -> Authority:
         raise CredentialsError(
             "not the certificate of a run's authority", where=str(folder / CA), mend="whale-nebula certs init"
         )
-    path, clusters = folder / ABOUT, {}
+    path, clusters = folder / CLUSTERS_FILE, {}
     if path.exists():
         try:
             content = json.loads(files.read(path, "the list of clusters"))

@@ -26,7 +26,7 @@ class Link(NamedTuple):
 START = Link(-1, "0" * 64)
 
 
-class BrokenError(Exception):
+class BrokenChainError(Exception):
     """A line that does not continue the chain; its text is the reason."""
 
 
@@ -35,30 +35,32 @@ def digest(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def canonical(record: Mapping[str, Any]) -> bytes:
+def encode_canonical(record: Mapping[str, Any]) -> bytes:
     r"""Encode a record in its canonical form.
 
-    >>> canonical({"b": "x\ny", "a": 1})
+    >>> encode_canonical({"b": "x\ny", "a": 1})
     b'{"a":1,"b":"x\\ny"}'
     """
     return json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode()
 
 
-def forge(before: Link, fields: Mapping[str, Any]) -> tuple[bytes, Link]:
+def make_line(before: Link, fields: Mapping[str, Any]) -> tuple[bytes, Link]:
     """The next line of a chain, and the link after it."""
-    line = canonical({**fields, "seq": before.seq + 1, "prev": before.digest})
+    line = encode_canonical({**fields, "seq": before.seq + 1, "prev": before.digest})
     return line, Link(before.seq + 1, digest(line))
 
 
-def follow(line: bytes, before: Link) -> tuple[Record, Link]:
+def verify_line(line: bytes, before: Link) -> tuple[Record, Link]:
     """Parse a line as the next record of the chain."""
     record = parse(line)
     if record is None:
-        raise BrokenError("the line is not a complete record in canonical JSON")
+        raise BrokenChainError("the line is not a complete record in canonical JSON")
     if type(record.get("seq")) is not int or record["seq"] != before.seq + 1:
-        raise BrokenError(f"the next record has number {record.get('seq')!r:.20}: a record is missing or was moved")
+        raise BrokenChainError(
+            f"the next record has number {record.get('seq')!r:.20}: a record is missing or was moved"
+        )
     if record.get("prev") != before.digest:
-        raise BrokenError("its digest of the previous record is wrong: one of the two records was modified")
+        raise BrokenChainError("its digest of the previous record is wrong: one of the two records was modified")
     return record, Link(before.seq + 1, digest(line))
 
 
@@ -66,7 +68,7 @@ def parse(line: bytes) -> Record | None:
     """Parse a line; None unless it is canonical."""
     try:
         record = json.loads(line)
-        written = canonical(record) if isinstance(record, dict) else None
+        written = encode_canonical(record) if isinstance(record, dict) else None
     except (ValueError, TypeError, RecursionError):
         return None
     return record if written == line else None
@@ -89,8 +91,8 @@ def split(data: bytes) -> tuple[list[bytes], bytes]:
     return lines, rest
 
 
-def follow_all(lines: Iterable[bytes], start: Link) -> Link:
-    """The link after these lines; raises `BrokenError` if one of them is not the next record."""
+def verify_lines(lines: Iterable[bytes], start: Link) -> Link:
+    """The link after these lines; raises `BrokenChainError` if one of them is not the next record."""
     for line in lines:
-        _, start = follow(line, start)
+        _, start = verify_line(line, start)
     return start

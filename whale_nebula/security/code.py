@@ -26,7 +26,7 @@ _OWN = "whale-nebula"
 _UNREADABLE = "unreadable"
 _GENERATED = "__autograph_generated_file"
 """The prefix of modules that TensorFlow's AutoGraph generates from functions, each with a unique name."""
-_CODE = (".py", ".so", ".pyd")
+_CODE_SUFFIXES = (".py", ".so", ".pyd")
 
 
 @cache
@@ -66,7 +66,7 @@ def list_files(script: str | Path | None = None) -> dict[str, str]:
     return found
 
 
-def list_beside(script: str | Path, modules: Iterable[str]) -> dict[str, str]:
+def list_adjacent_modules(script: str | Path, modules: Iterable[str]) -> dict[str, str]:
     """The digests of a script before it runs, and of modules in its folder."""
     found, folder = {SCRIPT: digest_file(script)}, Path(script).resolve().parent
     for name in modules:
@@ -78,7 +78,7 @@ def list_beside(script: str | Path, modules: Iterable[str]) -> dict[str, str]:
 
 
 def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
-    recorded = {path: digest for paths in _records().values() for path, digest in paths.items()}
+    recorded = {path: digest for paths in _list_recorded_files().values() for path, digest in paths.items()}
     own, library = Path(whale_nebula.__file__).resolve().parent, Path(sysconfig.get_path("stdlib")).resolve()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
@@ -86,7 +86,7 @@ def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
             continue
         path = Path(os.path.abspath(file))
         known = recorded.get(str(path))
-        if known is not None and known == _recorded_digest(str(path), _last_change(path)):
+        if known is not None and known == _recorded_digest(str(path), _read_change_time(path)):
             continue
         path = path.resolve()
         in_library = path.is_relative_to(library) and not {"site-packages", "dist-packages"} & set(path.parts)
@@ -94,7 +94,7 @@ def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def _last_change(path: Path) -> int | None:
+def _read_change_time(path: Path) -> int | None:
     try:
         return os.stat(path).st_mtime_ns
     except OSError:  # removed after it was loaded
@@ -112,24 +112,24 @@ def _recorded_digest(path: str, changed: int | None) -> str:
 
 
 @cache
-def _records() -> Mapping[str, Mapping[str, str]]:
+def _list_recorded_files() -> Mapping[str, Mapping[str, str]]:
     """The installed packages, each with its code files and their digests by its installer's record."""
     found: dict[str, dict[str, str]] = {}
     for each in metadata.distributions():
         name = normalize_name(each.metadata["Name"] or "")
         if name and name not in found:
-            root = _root(each)
+            root = _find_root(each)
             rows = csv.reader((each.read_text("RECORD") or "").splitlines())
             found[name] = {os.path.join(root, row[0]): row[1] for row in rows if len(row) == 3 and _is_code(row[0])}
     return found
 
 
-def _root(package: metadata.Distribution) -> str:
+def _find_root(package: metadata.Distribution) -> str:
     return os.path.abspath(str(package.locate_file(".")))
 
 
 def _is_code(path: str) -> bool:
-    return path.endswith(_CODE) and not path.startswith(("..", "/"))
+    return path.endswith(_CODE_SUFFIXES) and not path.startswith(("..", "/"))
 
 
 @cache
@@ -139,14 +139,16 @@ def list_packages() -> Mapping[str, str]:
     for each in metadata.distributions():
         name = normalize_name(each.metadata["Name"] or "")
         if name and name not in found:
-            code = sorted(f"{os.path.relpath(path, _root(each))},{own}" for path, own in _records()[name].items())
+            code = sorted(
+                f"{os.path.relpath(path, _find_root(each))},{own}" for path, own in _list_recorded_files()[name].items()
+            )
             digest = hashlib.sha256("\n".join(code).encode()).hexdigest()[:12] if code else ""
             found[name] = f"{each.version} {code_digest() if name == _OWN else digest}".strip()
     found.setdefault(_OWN, code_digest())  # if it runs from a folder, not installed
     return dict(sorted(found.items()))
 
 
-_NAMED = ("whale-nebula", "tensorflow", "keras", "numpy")
+_REPORTED_PACKAGES = ("whale-nebula", "tensorflow", "keras", "numpy")
 
 
 def describe_versions() -> str:
@@ -154,7 +156,7 @@ def describe_versions() -> str:
     digest.
     """
     found = [f"python {platform.python_version()}"]
-    for name in _NAMED:
+    for name in _REPORTED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}{f' {code_digest()}' if name == _OWN else ''}")
     return ", ".join(found)
@@ -163,7 +165,7 @@ def describe_versions() -> str:
 def is_loaded(package: str) -> bool:
     """Whether a module of an installed package is loaded."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return not files.isdisjoint(_records().get(package, {}))
+    return not files.isdisjoint(_list_recorded_files().get(package, {}))
 
 
 def normalize_name(name: str) -> str:
@@ -175,10 +177,10 @@ def normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def first_difference(here: Mapping[str, str], approved: Mapping[str, str]) -> str | None:
+def find_difference(here: Mapping[str, str], approved: Mapping[str, str]) -> str | None:
     """Describe the first file or package that differs from the approved one.
 
-    >>> first_difference({"__main__": "ab" * 32}, {"__main__": "cd" * 32})
+    >>> find_difference({"__main__": "ab" * 32}, {"__main__": "cd" * 32})
     'the script is abababababab here, but cdcdcdcdcdcd was approved'
     """
     for name, value in here.items():

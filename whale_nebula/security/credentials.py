@@ -14,10 +14,10 @@ from whale_nebula.faults import failpoint
 from whale_nebula.security import files
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
-from whale_nebula.security.trust import DenyList, Stamp, Trust, check_live, ends_soon, stamp
+from whale_nebula.security.trust import DenyList, Stamp, Trust, check_live, expires_soon, make_stamp
 
-_AGAIN_SECONDS = 10.0
-_WARN_SECONDS = 60.0
+_RETRY_SECONDS = 10.0
+_WARNING_SECONDS = 60.0
 _LOG = logging.getLogger("whale_nebula.security")
 
 
@@ -38,7 +38,7 @@ class Credentials:
     stamps: tuple[Stamp, ...] = field(repr=False, default=())
 
     @classmethod
-    def of(cls, paths: Files) -> Credentials:
+    def load(cls, paths: Files) -> Credentials:
         """Read the files, and check that they belong together, that no other user can read the key, and the dates."""
         return _load(paths, None)
 
@@ -59,9 +59,9 @@ class Credentials:
 
     def check_now(self) -> None:
         """Check that the certificate is valid at present: raises `ExpiredError` or `RevokedError` if it is not."""
-        self.trust.check(self.cert_pem, whose=f"{self.identity.worker} (this process)")
+        self.trust.check(self.cert_pem, subject=f"{self.identity.worker} (this process)")
 
-    def check_is(self, identity: Identity) -> None:
+    def check_identity(self, identity: Identity) -> None:
         """Check that the certificate is for this process."""
         if self.identity == identity:
             return
@@ -88,33 +88,33 @@ class Credentials:
         return files.private_key(self.key_pem, str(self.files.key)).sign(message, files.SIGNATURE)
 
 
-def _stamps(paths: Files) -> tuple[Stamp, ...]:
-    return tuple(stamp(path) for path in paths[:3])
+def _make_stamps(paths: Files) -> tuple[Stamp, ...]:
+    return tuple(make_stamp(path) for path in paths[:3])
 
 
 def _load(paths: Files, denied: DenyList | None) -> Credentials:
-    stamps = _stamps(paths)  # taken first: files that change while they are read are read again
+    stamps = _make_stamps(paths)  # taken first: files that change while they are read are read again
     key_pem = files.read(paths.key, "the key of this process", secret=True)
     cert_pem = files.read(paths.cert, "the certificate of this process")
     ca_pem = files.read(paths.ca, "the authority's certificate")
-    shown = files.certificate(cert_pem, str(paths.cert))
+    certificate = files.certificate(cert_pem, str(paths.cert))
     key = files.private_key(key_pem, str(paths.key))
-    if shown.public_key() != key.public_key():
+    if certificate.public_key() != key.public_key():
         raise CredentialsError(
             f"{paths.key.name} is not the key of {paths.cert.name}",
             where=str(paths.key.parent),
             mend="copy both files of the worker from the host that issued them",
         )
     authorities = files.certificates(ca_pem, str(paths.ca))
-    if strange := [each for each in authorities if files.authority_run(each) is None]:
+    if others := [each for each in authorities if files.authority_run(each) is None]:
         raise CredentialsError(
             "not an authority's certificate",
             where=str(paths.ca),
-            why=f"it is the certificate of {escape_foreign_text(strange[0].subject.rfc4514_string(), 200)}",
+            why=f"it is the certificate of {escape_foreign_text(others[0].subject.rfc4514_string(), 200)}",
             mend="security: {ca: certs/ca.pem}",
         )
     trust = Trust(authorities, denied)
-    peer = trust.check(shown, whose=f"this process ({paths.cert})")
+    peer = trust.check(certificate, subject=f"this process ({paths.cert})")
     if denied is None:
         trust = Trust(trust.authorities, DenyList(paths.revoked, trust.authorities))
         check_live(trust, peer)
@@ -131,62 +131,62 @@ class CurrentCredentials:
 
     def __init__(self, first: Credentials) -> None:
         self._lock = threading.Lock()
-        self._present = first
-        self._refused: tuple[Stamp, ...] | None = None
-        self._again = 0.0
-        self._warned: set[tuple[str, int]] = set()
-        self._warn_again = 0.0
+        self._current = first
+        self._refused_stamps: tuple[Stamp, ...] | None = None
+        self._retry_time = 0.0
+        self._logged_warnings: set[tuple[str, int]] = set()
+        self._next_warning_time = 0.0
 
     def __call__(self) -> Credentials:
         """The current credentials."""
         with self._lock:
-            self._warn_of_ends()
-            self._look()
-            return self._present
+            self._warn_of_expiries()
+            self._reload_changed()
+            return self._current
 
-    def _warn_of_ends(self) -> None:
+    def _warn_of_expiries(self) -> None:
         """Warn once a day about certificates that expire soon. If an authority has several certificates, only the last
         to expire counts.
         """
-        if time.monotonic() < self._warn_again:
+        if time.monotonic() < self._next_warning_time:
             return
-        self._warn_again = time.monotonic() + _WARN_SECONDS
-        peer, last = self._present.peer, {}
-        for each in sorted(self._present.trust.authorities, key=lambda each: each.not_valid_after_utc):
+        self._next_warning_time = time.monotonic() + _WARNING_SECONDS
+        peer, last = self._current.peer, {}
+        for each in sorted(self._current.trust.authorities, key=lambda each: each.not_valid_after_utc):
             last[files.public_key_digest(each)] = each
         renew = f"run whale-nebula certs renew {command_options(peer.identity)}, and copy its .pem to this host"
-        self._warn_of_end("certificate", peer.fingerprint, peer.not_before, peer.not_after, renew)
+        self._warn_of_expiry("certificate", peer.fingerprint, peer.not_before, peer.not_after, renew)
         for key, each in last.items():
             renew = "run whale-nebula certs renew --ca, and copy ca.pem to every host"
-            self._warn_of_end("authority", key, each.not_valid_before_utc, each.not_valid_after_utc, renew)
+            self._warn_of_expiry("authority", key, each.not_valid_before_utc, each.not_valid_after_utc, renew)
 
-    def _warn_of_end(self, what: str, which: str, begin: datetime, end: datetime, renew: str) -> None:
+    def _warn_of_expiry(self, what: str, key: str, begin: datetime, end: datetime, renew: str) -> None:
         at = files.now()
-        said = which, (end - at).days
-        if not ends_soon(begin, end, at) or said in self._warned:
+        warning = key, (end - at).days
+        if not expires_soon(begin, end, at) or warning in self._logged_warnings:
             return
-        self._warned.add(said)
+        self._logged_warnings.add(warning)
         hours = max(0, round((end - at) / timedelta(hours=1)))
         _LOG.warning(
             "the %s of %s expires at %s, in %s hours: %s; the run does not have to stop for this",
-            *(what, self._present.identity.worker, f"{end:%Y-%m-%d %H:%M} UTC", hours, renew),
+            *(what, self._current.identity.worker, f"{end:%Y-%m-%d %H:%M} UTC", hours, renew),
         )
 
-    def _look(self) -> None:
+    def _reload_changed(self) -> None:
         """Load files that have changed."""
-        stamps = _stamps(self._present.files)
-        if stamps == self._present.stamps or (stamps == self._refused and time.monotonic() < self._again):
+        stamps = _make_stamps(self._current.files)
+        if stamps == self._current.stamps or (stamps == self._refused_stamps and time.monotonic() < self._retry_time):
             return
         failpoint("certificate.changed")
         try:
-            self._present = self._present.reload()
+            self._current = self._current.reload()
         except IdentityError as error:
-            if stamps != self._refused:
+            if stamps != self._refused_stamps:
                 _LOG.warning("the new credential files are invalid, and the old certificate stays in use: %s", error)
-            self._refused, self._again = stamps, time.monotonic() + _AGAIN_SECONDS
+            self._refused_stamps, self._retry_time = stamps, time.monotonic() + _RETRY_SECONDS
             return
         failpoint("certificate.renewed")
-        _LOG.info("loaded certificate %s, valid until %s", self._present.serial[:16], self._present.not_after)
+        _LOG.info("loaded certificate %s, valid until %s", self._current.serial[:16], self._current.not_after)
 
 
 class Prover:
@@ -214,10 +214,12 @@ class Prover:
 
     def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
         """Raise an `IdentityError` unless `worker`, with a certificate that is valid now, signed this transcript."""
-        ours = self.credentials
-        shown = files.certificate(certificate, f"what {worker} sent")
-        ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), whose=worker, at=files.now())
-        if not files.verify_signature(shown, signature, _CONVERSATION + transcript):
+        credentials = self.credentials
+        parsed = files.certificate(certificate, f"what {worker} sent")
+        credentials.trust.check(
+            parsed, Identity.of_worker(credentials.identity.run, worker), subject=worker, at=files.now()
+        )
+        if not files.verify_signature(parsed, signature, _CONVERSATION + transcript):
             raise IdentityError(
                 f"the signature of {worker} is invalid",
                 why="the sender has the worker's certificate but not its key, or the messages were modified in transit",
@@ -228,8 +230,8 @@ class Prover:
         """Raise an `IdentityError` unless a certificate that `verify` accepted is still within its dates and not on the
         deny list.
         """
-        shown = files.certificate(certificate, f"what {worker} sent")
-        check_live(self.credentials.trust, files.peer(shown))
+        parsed = files.certificate(certificate, f"what {worker} sent")
+        check_live(self.credentials.trust, files.peer(parsed))
 
 
 _CONVERSATION = b"whale_nebula conversation 1\0"

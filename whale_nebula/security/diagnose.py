@@ -64,7 +64,7 @@ def read_alert(error: OSError, address: str) -> IdentityError | None:
     return None
 
 
-_WORDS: tuple[tuple[str, type[IdentityError], str], ...] = (
+_GRPC_PHRASES: tuple[tuple[str, type[IdentityError], str], ...] = (
     ("certificate has expired", ExpiredError, "presents a certificate that has expired by the clock of this host"),
     ("certificate is not yet valid", ExpiredError, "presents a certificate that is not valid yet: one clock is wrong"),
     ("self signed certificate", SelfSignedError, "presents a self-signed certificate"),
@@ -79,7 +79,7 @@ _WORDS: tuple[tuple[str, type[IdentityError], str], ...] = (
 )
 
 
-def read_grpc_error(text: str, who: str) -> IdentityError | None:
+def read_grpc_error(text: str, subject: str) -> IdentityError | None:
     """The TLS error behind a text of gRPC: a line of a server's log about a client, or the details of a failed call.
 
     `who` is the other side, if known: "a client", or an address.
@@ -89,9 +89,9 @@ def read_grpc_error(text: str, who: str) -> IdentityError | None:
     a client presents no certificate / None
     """
     lower = text.lower()
-    for words, kind, fault in _WORDS:
+    for words, kind, fault in _GRPC_PHRASES:
         if words in lower:
-            return kind(f"{who} {fault}", why=f"TLS reports: {words}")
+            return kind(f"{subject} {fault}", why=f"TLS reports: {words}")
     return None
 
 
@@ -128,7 +128,7 @@ KINDS: dict[type[NebulaError], str] = {
 }
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS = 4
-_SPEAKS_SECONDS = 2.0
+_BANNER_SECONDS = 2.0
 
 
 class Diagnosis(NamedTuple):
@@ -139,10 +139,10 @@ class Diagnosis(NamedTuple):
     error: NebulaError
 
 
-def diagnosis(error: NebulaError, side: str) -> Diagnosis:
+def make_diagnosis(error: NebulaError, side: str) -> Diagnosis:
     """An error as a diagnosis.
 
-    >>> diagnosis(ExpiredError("the certificate of gpu/0 has expired"), HERE)[:2]
+    >>> make_diagnosis(ExpiredError("the certificate of gpu/0 has expired"), HERE)[:2]
     ('expired', 'here')
     """
     return Diagnosis(KINDS.get(type(error), "refused"), side, error)
@@ -159,31 +159,31 @@ def probe(
         if credentials is not None:
             credentials.check_now()
     except IdentityError as error:
-        return diagnosis(error, HERE)
+        return make_diagnosis(error, HERE)
     try:
         with contextlib.closing(_dial(address, timeout)) as line:
             if credentials is not None:
                 return _probe_tls(address, line, credentials, expected)
-            if _answers_in_the_clear(line):
+            if _answers_plaintext(line):
                 return None
             wants_tls = PlaintextError(
                 f"{address} requires TLS, and this process does not use it",
                 why="the config of this process has insecure: true, and that of the other side does not",
                 mend="replace insecure: true with security: {ca: certs/ca.pem, cert: ..., key: ...}",
             )
-            return diagnosis(wants_tls, HERE)
+            return make_diagnosis(wants_tls, HERE)
     except OSError as error:
-        return _unreachable(address, error)
+        return _diagnose_unreachable(address, error)
 
 
 def _dial(address: str, timeout: float) -> socket.socket:
     return socket.create_connection(split_address(address), timeout)
 
 
-def _unreachable(address: str, error: OSError) -> Diagnosis:
+def _diagnose_unreachable(address: str, error: OSError) -> Diagnosis:
     why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
     fault = TransportError(f"cannot reach {address}", why=why, mend="start the process, or fix the address or firewall")
-    return diagnosis(fault, THERE)
+    return make_diagnosis(fault, THERE)
 
 
 # ---------------------------------------------------------------------- with TLS
@@ -191,16 +191,18 @@ def _probe_tls(
     address: str, line: socket.socket, credentials: Credentials, expected: Identity | None
 ) -> Diagnosis | None:
     try:
-        secured = _context(credentials).wrap_socket(line, server_hostname=expected.dns if expected else None)
+        secured = _make_context(credentials).wrap_socket(line, server_hostname=expected.dns if expected else None)
     except TimeoutError as error:
-        return _unreachable(address, error)
+        return _diagnose_unreachable(address, error)
     except (ssl.SSLError, ConnectionError) as error:
-        return _no_handshake(address, error, line.gettimeout() or _SPEAKS_SECONDS)
+        return _diagnose_failed_handshake(address, error, line.gettimeout() or _BANNER_SECONDS)
     with contextlib.closing(secured):
-        return _wrong_there(address, secured, credentials, expected) or _probe_refusal(address, secured, credentials)
+        return _diagnose_peer_certificate(address, secured, credentials, expected) or _probe_refusal(
+            address, secured, credentials
+        )
 
 
-def _context(credentials: Credentials) -> ssl.SSLContext:
+def _make_context(credentials: Credentials) -> ssl.SSLContext:
     """A context that accepts every certificate: it is verified afterwards, by rules with exact errors.
 
     TLS still proves that the other side holds the key of its certificate.
@@ -213,39 +215,39 @@ def _context(credentials: Credentials) -> ssl.SSLContext:
     return context
 
 
-def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
+def _diagnose_failed_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
     refusal = read_alert(error, address)
     if refusal is not None:
-        return diagnosis(refusal, HERE)
+        return make_diagnosis(refusal, HERE)
     plaintext = False
     with contextlib.suppress(OSError), contextlib.closing(_dial(address, timeout)) as line:
-        plaintext = _answers_in_the_clear(line)
+        plaintext = _answers_plaintext(line)
     if plaintext:
         fault = PlaintextError(
             f"{address} does not use TLS", why="it answers in plaintext, and this process requires TLS"
         )
-        return diagnosis(fault, THERE)
+        return make_diagnosis(fault, THERE)
     if isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
         hung_up = TransportError(  # a forwarder whose target has not started yet: transient
             f"{address} closes the connection before it presents a certificate",
             why="the process there is stopping, or it is a proxy whose target has not started",
             mend="start the process, and check that the address is that of a worker or gateway",
         )
-        return diagnosis(hung_up, THERE)
+        return make_diagnosis(hung_up, THERE)
     why = "it sent data that is not TLS"
     mend = "check that the address is that of a worker or gateway, and that any proxy forwards TCP unchanged"
-    return diagnosis(IdentityError(f"{address} does not use TLS", why=why, mend=mend), THERE)
+    return make_diagnosis(IdentityError(f"{address} does not use TLS", why=why, mend=mend), THERE)
 
 
-def _wrong_there(
+def _diagnose_peer_certificate(
     address: str, secured: ssl.SSLSocket, credentials: Credentials, expected: Identity | None
 ) -> Diagnosis | None:
     """The fault of the other side's certificate."""
-    shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
+    certificate = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
     try:
-        credentials.trust.check(files.certificate(shown, address), expected, whose=f"the process at {address}")
+        credentials.trust.check(files.certificate(certificate, address), expected, subject=f"the process at {address}")
     except IdentityError as error:
-        return diagnosis(error, THERE)
+        return make_diagnosis(error, THERE)
     return None
 
 
@@ -254,7 +256,7 @@ def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credential
 
     A server that accepts sends first (HTTP/2 begins with settings); one that refuses sends an alert or closes.
     """
-    secured.settimeout(_SPEAKS_SECONDS)
+    secured.settimeout(_BANNER_SECONDS)
     try:
         if secured.recv(1):
             return None
@@ -263,19 +265,19 @@ def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credential
     except OSError as error:
         refusal = read_alert(error, address)
         if refusal is not None:
-            return diagnosis(refusal, HERE)
+            return make_diagnosis(refusal, HERE)
     fault = IdentityError(
         f"{address} closes the connection after it receives the certificate of this process",
         why=f"its certificate is valid, and so is that of {credentials.identity.worker} by the clock and the files of "
         "this host: on that host the clock is wrong, or ca.pem is different",
         mend=f"run whale-nebula doctor --config clusters.yaml there, and see its log for serial {credentials.serial}",
     )
-    return diagnosis(fault, HERE)
+    return make_diagnosis(fault, HERE)
 
 
-def _answers_in_the_clear(line: socket.socket) -> bool:
+def _answers_plaintext(line: socket.socket) -> bool:
     """Whether the first frame of the answer is an HTTP/2 SETTINGS frame."""
-    line.settimeout(_SPEAKS_SECONDS)
+    line.settimeout(_BANNER_SECONDS)
     try:
         line.sendall(_PREFACE)
         answer = line.recv(9)

@@ -21,21 +21,21 @@ from cryptography.x509.oid import NameOID
 
 from whale_nebula.config.schema import Security
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
-from whale_nebula.security.allowance import OID, UNLIMITED, Allowance
-from whale_nebula.security.identity import Identity, cluster_of_uri, run_of
+from whale_nebula.security.allowance import ALLOWANCE_OID, UNLIMITED, Allowance
+from whale_nebula.security.identity import Identity, find_cluster, find_run
 
 SECRET = 0o600
 PUBLIC = 0o644
 REVOKED = "revoked.json"
 NO_LIST = "none"
-_MOST = 4 << 20
+_MOST_BYTES = 4 << 20
 
 
 class Files(NamedTuple):
     """The credential files of a process: the authority's certificate, its own, its key, and the deny list.
 
     >>> one = Identity("mt", "gpu")
-    >>> Files.under("certs", one).cert.as_posix(), Files.under("certs", one).key.as_posix()
+    >>> Files.in_folder("certs", one).cert.as_posix(), Files.in_folder("certs", one).key.as_posix()
     ('certs/gpu-worker-0.pem', 'certs/gpu-worker-0.key')
     """
 
@@ -45,31 +45,34 @@ class Files(NamedTuple):
     revoked: Path | None = None
 
     @classmethod
-    def under(cls, folder: str | os.PathLike[str], identity: Identity) -> Files:
+    def in_folder(cls, folder: str | os.PathLike[str], identity: Identity) -> Files:
         """The file names that `whale-nebula certs issue` uses."""
         home = Path(folder)
         return cls(home / "ca.pem", home / f"{identity.stem}.pem", home / f"{identity.stem}.key", home / REVOKED)
 
     @classmethod
-    def of(cls, security: Security, identity: Identity, base: str | os.PathLike[str] = ".") -> Files:
+    def from_config(cls, security: Security, identity: Identity, base: str | os.PathLike[str] = ".") -> Files:
         """The files that a config names; `{cluster}`, `{role}` and `{index}` are replaced by the parts of the identity.
 
         The default is the name that `certs issue` uses, in the folder `certs` next to the config (`base`). The deny
         list is next to `ca`; with `revoked: none` there is no deny list.
 
         >>> named = Security(ca="/etc/nebula/ca.pem", cert="/etc/nebula/{cluster}-{index}.pem")
-        >>> found = Files.of(named, Identity("mt", "gpu", "worker", 3), "/srv")
+        >>> found = Files.from_config(named, Identity("mt", "gpu", "worker", 3), "/srv")
         >>> found.cert.as_posix(), found.key.as_posix(), found.revoked.as_posix()
         ('/etc/nebula/gpu-3.pem', '/srv/certs/gpu-worker-3.key', '/etc/nebula/revoked.json')
         """
-        usual = cls.under(Path(base) / "certs", identity)
-        given = [security.ca, security.cert, security.key]
+        default = cls.in_folder(Path(base) / "certs", identity)
+        configured = [security.ca, security.cert, security.key]
         ca, cert, key = (
-            other if text is None else _path(text, identity, base) for text, other in zip(given, usual[:3], strict=True)
+            other if text is None else _expand_path(text, identity, base)
+            for text, other in zip(configured, default[:3], strict=True)
         )
         if security.revoked is None:
             return cls(ca, cert, key, ca.parent / REVOKED)
-        return cls(ca, cert, key, None if security.revoked == NO_LIST else _path(security.revoked, identity, base))
+        return cls(
+            ca, cert, key, None if security.revoked == NO_LIST else _expand_path(security.revoked, identity, base)
+        )
 
     @classmethod
     def from_dict(cls, content: Mapping[str, str | None]) -> Files:
@@ -85,14 +88,19 @@ class Files(NamedTuple):
         return {part: path and os.path.abspath(path) for part, path in self._asdict().items()}
 
 
-def _path(text: str, identity: Identity, base: str | os.PathLike[str]) -> Path:
+def _expand_path(text: str, identity: Identity, base: str | os.PathLike[str]) -> Path:
     for part in ("cluster", "role", "index"):
         text = text.replace("{" + part + "}", str(getattr(identity, part)))
     return Path(base) / os.path.expanduser(text)
 
 
 def read(
-    path: str | os.PathLike[str], what: str, *, secret: bool = False, most: int | None = _MOST, mend: str | None = None
+    path: str | os.PathLike[str],
+    what: str,
+    *,
+    secret: bool = False,
+    most: int | None = _MOST_BYTES,
+    mend: str | None = None,
 ) -> bytes:
     """The bytes of a file; a secret that other users can read is refused, with the command that corrects it. `mend` is
     the advice for an unreadable file that `certs` does not create.
@@ -124,8 +132,8 @@ def is_private(found: os.stat_result) -> bool:
 
 def find_other_keys(paths: Files) -> list[Path]:
     """Readable private keys of other identities, in the folders of this process's own files."""
-    beside = sorted({*paths.key.parent.glob("*.key"), *paths.ca.parent.glob("*.key")} - {paths.key})
-    return [path for path in beside if os.access(path, os.R_OK)]
+    candidates = sorted({*paths.key.parent.glob("*.key"), *paths.ca.parent.glob("*.key")} - {paths.key})
+    return [path for path in candidates if os.access(path, os.R_OK)]
 
 
 def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
@@ -161,7 +169,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _hold(descriptor: int) -> Iterator[None]:
+def _wait_for_lock(descriptor: int) -> Iterator[None]:
     """Hold the lock of an open file or folder, and close it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -178,7 +186,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         mend = "whale-nebula certs init"
         raise CredentialsError(f"cannot open {folder}", why=error.strerror, mend=mend) from None
-    with _hold(descriptor):
+    with _wait_for_lock(descriptor):
         yield
 
 
@@ -186,7 +194,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file that other processes use, too, in the order of their requests."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, SECRET)
-    with _hold(descriptor):
+    with _wait_for_lock(descriptor):
         yield
 
 
@@ -241,7 +249,7 @@ UNREADABLE = (
 
 
 @contextlib.contextmanager
-def _refusing(where: str) -> Iterator[None]:
+def _translate_errors(where: str) -> Iterator[None]:
     """Convert the library's exceptions about a certificate to a `CredentialsError`."""
     try:
         yield
@@ -251,24 +259,24 @@ def _refusing(where: str) -> Iterator[None]:
 
 def certificates(pem: bytes, where: str) -> list[x509.Certificate]:
     """All certificates in a PEM file. The library skips an incompletely copied one."""
-    with _refusing(where):
+    with _translate_errors(where):
         found = x509.load_pem_x509_certificates(pem)
         if len(found) < pem.count(b"-----BEGIN CERTIFICATE"):
             raise ValueError("incomplete certificate")
         for each in found:
-            _look_at_all(each)
+            _check_decodable(each)
         return found
 
 
 def certificate(pem: bytes | str, where: str) -> x509.Certificate:
     """The first certificate in PEM text, which is that of the process itself."""
-    with _refusing(where):
+    with _translate_errors(where):
         found = x509.load_pem_x509_certificate(pem.encode() if isinstance(pem, str) else pem)
-        _look_at_all(found)
+        _check_decodable(found)
         return found
 
 
-def _look_at_all(found: x509.Certificate) -> None:
+def _check_decodable(found: x509.Certificate) -> None:
     """Force the parsing of parts that the library parses lazily. Extensions may be malformed, which
     is handled there.
     """
@@ -331,7 +339,7 @@ def peer(found: x509.Certificate) -> Peer:
 def _read_allowance(found: x509.Certificate, identity: Identity) -> Allowance:
     """The account's limits in a certificate; none without the extension."""
     try:
-        value = found.extensions.get_extension_for_oid(OID).value
+        value = found.extensions.get_extension_for_oid(ALLOWANCE_OID).value
         return Allowance.decode(value.value if isinstance(value, x509.UnrecognizedExtension) else b"")
     except x509.ExtensionNotFound:
         return UNLIMITED
@@ -348,13 +356,13 @@ def serial(found: x509.Certificate) -> str:
 
 def authority_clusters(found: x509.Certificate) -> tuple[str, ...]:
     """The clusters that an authority may certify; empty if it may certify all."""
-    return tuple(filter(None, map(cluster_of_uri, alternative_names(found))))
+    return tuple(filter(None, map(find_cluster, alternative_names(found))))
 
 
 def authority_run(found: x509.Certificate) -> str | None:
     """The run of an authority's certificate."""
     names = alternative_names(found)
-    runs = [run_of(uri) for uri in names if cluster_of_uri(uri) is None]
+    runs = [find_run(uri) for uri in names if find_cluster(uri) is None]
     return runs[0] if len(runs) == 1 else None
 
 
@@ -387,9 +395,9 @@ def signed_by(found: x509.Certificate, authority: x509.Certificate) -> bool:
     return True
 
 
-def verify_signature(shown: x509.Certificate, signature: bytes, message: bytes) -> bool:
+def verify_signature(certificate: x509.Certificate, signature: bytes, message: bytes) -> bool:
     """Whether a signature was created with the key of a certificate."""
-    key = shown.public_key()
+    key = certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return False
     try:

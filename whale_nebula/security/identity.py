@@ -135,17 +135,17 @@ def cluster_uri(run: str, cluster: str) -> str:
     return f"{run_uri(run)}/{name(cluster, 'cluster')}"
 
 
-def cluster_of_uri(uri: str) -> str | None:
+def find_cluster(uri: str) -> str | None:
     """The cluster of a URI; None if it is not the name of a cluster.
 
-    >>> cluster_of_uri("nebula://mt/gpu"), cluster_of_uri("nebula://mt")
+    >>> find_cluster("nebula://mt/gpu"), find_cluster("nebula://mt")
     ('gpu', None)
     """
     match = _CLUSTER.fullmatch(uri)
     return match[2] if match else None
 
 
-def run_of(uri: str) -> str | None:
+def find_run(uri: str) -> str | None:
     """The run whose authority has this name; None if it is not the name of an authority."""
     match = _RUN.fullmatch(uri)
     return match[1] if match else None
@@ -165,7 +165,7 @@ class Call(StrEnum):
     """Read who has accessed an owner's data, at the owner's service."""
 
 
-ALLOWED = frozenset(
+PERMISSIONS = frozenset(
     {
         (WORKER, Call.OPEN_PAIR),
         (WORKER, Call.RELAY),
@@ -177,9 +177,9 @@ ALLOWED = frozenset(
         (AUDITOR, Call.REPORT),
     }
 )
-_OWN_CLUSTER = frozenset({(WORKER, Call.RELAY), (AUDITOR, Call.REPORT)})
+_OWN_CLUSTER_CALLS = frozenset({(WORKER, Call.RELAY), (AUDITOR, Call.REPORT)})
 """Calls that are allowed only within one cluster."""
-_SERVES = {
+_SERVED_CALLS = {
     Call.OPEN_PAIR: (WORKER,),
     Call.RELAY: (GATEWAY,),
     Call.HEALTH: (WORKER, GATEWAY, OPERATOR),
@@ -190,25 +190,25 @@ _SERVES = {
 
 def check_call(caller: Identity, call: Call, here: Identity) -> None:
     """Refuse a call that the caller may not make to this process."""
-    if why := refusal(caller, call, here):
-        roles = [role for role in ROLES if (role, call) in ALLOWED]
+    if why := explain_refusal(caller, call, here):
+        roles = [role for role in ROLES if (role, call) in PERMISSIONS]
         mend = f"call as {' or '.join(roles)}: whale-nebula certs issue --role {roles[-1]}"
         raise NotAllowedError(f"{caller.worker} is not allowed to call: {call}", where=here.worker, why=why, mend=mend)
 
 
-def refusal(caller: Identity, call: Call, here: Identity) -> str:
+def explain_refusal(caller: Identity, call: Call, here: Identity) -> str:
     """The reason why a caller may not make a call to this process; empty if it may.
 
     >>> worker = Identity("mt", "gpu")
-    >>> [refusal(worker, Call.RELAY, Identity("mt", cluster, GATEWAY)) for cluster in ("gpu", "npu")]
+    >>> [explain_refusal(worker, Call.RELAY, Identity("mt", cluster, GATEWAY)) for cluster in ("gpu", "npu")]
     ['', "only processes of cluster 'npu' may call it"]
     """
     if caller.run != here.run:
         return f"the caller belongs to run {caller.run!r}, and this process to {here.run!r}"
-    if (caller.role, call) not in ALLOWED:
+    if (caller.role, call) not in PERMISSIONS:
         return f"the role {caller.role} does not permit this call"
-    if here.role not in _SERVES[call]:
+    if here.role not in _SERVED_CALLS[call]:
         return f"a {here.role} does not serve this call"
-    if (caller.role, call) in _OWN_CLUSTER and caller.cluster != here.cluster:
+    if (caller.role, call) in _OWN_CLUSTER_CALLS and caller.cluster != here.cluster:
         return f"only processes of cluster {here.cluster!r} may call it"
     return "a process cannot call itself" if caller == here and call != Call.HEALTH else ""

@@ -40,7 +40,7 @@ def issue(
     moment = at or files.now()
     home.check_current(authority, moment)
     with files.lock_folder(folder):
-        revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
+        revoked, known = _load_deny_list(folder, authority).revoked, list_issued(folder)
         for identity in wanted:
             authority.check(identity)
             _refuse_second_key(identity, known, revoked, moment)
@@ -54,12 +54,12 @@ def _refuse_second_key(
     for peer in known:
         if peer.identity != identity or peer.serial in revoked or peer.not_after < at or peer.key == key:
             continue
-        named = command_options(identity)
+        options = command_options(identity)
         raise CredentialsError(
             f"{identity.worker} already has a certificate",
             where=f"serial {peer.serial[:16]}",
             why=f"it is valid until {peer.not_after:%Y-%m-%d %H:%M} UTC on any host that has it",
-            mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
+            mend=f"whale-nebula certs renew {options}; for a new key, whale-nebula certs revoke {options} first",
         )
 
 
@@ -78,11 +78,11 @@ def certify(
     authority.check(identity)
     if identity.run != authority.run:
         raise CredentialsError(f"the request is for run {identity.run!r}", where=where)
-    revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
+    revoked, known = _load_deny_list(folder, authority).revoked, list_issued(folder)
     key = files.digest_public_key(public)
-    if taken := [peer for peer in known if peer.key == key and peer.serial in revoked]:
+    if revoked_peers := [peer for peer in known if peer.key == key and peer.serial in revoked]:
         mend = "on the host, delete its .key and .csr, then run whale-nebula certs request to create a new key"
-        raise CredentialsError(f"the key of {taken[0].identity.worker} was revoked", where=where, mend=mend)
+        raise CredentialsError(f"the key of {revoked_peers[0].identity.worker} was revoked", where=where, mend=mend)
     _refuse_second_key(identity, known, revoked, at, key)
     return _certify(folder, authority, identity, public, days, at, None, account, allowance)
 
@@ -106,17 +106,17 @@ def _certify(
     """Create a certificate for a key, and write both; the certificate of an `account` is written only to the record of
     all issued certificates. The record precedes the delivery, so that the certificate can be revoked.
     """
-    wanted, most = at + home.span(days), authority.certificate.not_valid_after_utc
-    signed_by = authority.certificate, authority.key
-    made = home.process_certificate(identity, public, *signed_by, min(wanted, most), at, account, allowance)
-    paths, pem = Files.under(folder, identity), home.certificate_bytes(made)
+    end, last_end = at + home.check_lifetime(days), authority.certificate.not_valid_after_utc
+    issuer = authority.certificate, authority.key
+    certificate = home.process_certificate(identity, public, *issuer, min(end, last_end), at, account, allowance)
+    paths, pem = Files.in_folder(folder, identity), home.certificate_bytes(certificate)
     (folder / home.ISSUED).mkdir(mode=0o700, exist_ok=True)
-    files.write(folder / home.ISSUED / f"{files.serial(made)}.pem", pem, files.PUBLIC)
+    files.write(folder / home.ISSUED / f"{files.serial(certificate)}.pem", pem, files.PUBLIC)
     if key is not None:
         files.write(paths.key, home.key_bytes(key), files.SECRET)
     if not account:
         files.write(paths.cert, pem, files.PUBLIC)
-    return Issued(files.peer(made), paths, clipped=wanted > most)
+    return Issued(files.peer(certificate), paths, clipped=end > last_end)
 
 
 def renew(
@@ -129,28 +129,28 @@ def renew(
     moment = at or files.now()
     home.check_current(authority, moment)
     with files.lock_folder(folder):
-        revoked = _deny_list(folder, authority).revoked
-        found = [_renewable(folder, authority, identity, revoked) for identity in wanted]
+        revoked = _load_deny_list(folder, authority).revoked
+        found = [_find_renewable(folder, authority, identity, revoked) for identity in wanted]
         return [_renew(folder, authority, each, days, moment) for each in found]
 
 
-def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> Peer:
+def _find_renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> Peer:
     """The certificate of an identity: the one in this folder or, if its files were moved to its host, the newest that
     was issued.
     """
-    path = Files.under(folder, identity).cert
+    path = Files.in_folder(folder, identity).cert
     if not path.exists():
-        held = [
+        valid = [
             peer
             for peer in list_issued(folder)
             if peer.identity == identity
             and peer.serial not in revoked
             and files.signed_by(peer.certificate, authority.certificate)
         ]
-        if not held:
+        if not valid:
             mend = f"whale-nebula certs issue {command_options(identity)}"
             raise CredentialsError(f"there is no certificate of {identity.worker} here", where=str(path), mend=mend)
-        return held[-1]
+        return valid[-1]
     peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
     if peer.identity != identity or not files.signed_by(peer.certificate, authority.certificate):
         raise CredentialsError(f"not a certificate of {identity.worker}", where=str(path))
@@ -173,10 +173,10 @@ def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetim
     """Issue a new certificate for the authority's key: certificates that it signed remain valid."""
     moment = at or files.now()
     old = home.load(folder)
-    made = home.authority_certificate(old.run, old.key, moment + home.span(days), moment, old.bound)
-    others = [each for each in home.authorities(folder) if each.public_key() != made.public_key()]
-    files.write(folder / home.CA, b"".join(map(home.certificate_bytes, [made, *others])), files.PUBLIC)
-    return replace(old, certificate=made)
+    certificate = home.authority_certificate(old.run, old.key, moment + home.check_lifetime(days), moment, old.bound)
+    others = [each for each in home.authorities(folder) if each.public_key() != certificate.public_key()]
+    files.write(folder / home.CA, b"".join(map(home.certificate_bytes, [certificate, *others])), files.PUBLIC)
+    return replace(old, certificate=certificate)
 
 
 def revoke(
@@ -191,7 +191,7 @@ def revoke_locked(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime
 ) -> list[Revocation]:
     """Like `revoke`, for a caller that has locked the folder."""
-    present = _deny_list(folder, authority)
+    present = _load_deny_list(folder, authority)
     revoked = present.revoked
     known = {peer.serial: peer for peer in list_issued(folder)}
     if unknown := [each for each in serials if each not in known]:
@@ -208,17 +208,17 @@ def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: st
     """Add an approval of this authority to its deny list, by its serial number; returns the number of the list."""
     found = Revocation(serial, what, files.format_time(at or files.now()), why)
     with files.lock_folder(folder):
-        present = _deny_list(folder, authority)
+        present = _load_deny_list(folder, authority)
         _sign_list(folder, authority, present.number + 1, {**present.revoked, serial: found})
         return trust.load(folder / files.REVOKED, [authority.certificate]).number
 
 
-def _deny_list(folder: Path, authority: Authority) -> SignedList:
+def _load_deny_list(folder: Path, authority: Authority) -> SignedList:
     """The deny list of an authority. Before any certificate exists, an empty list is created, so that every host gets
     one. Later, a list that is missing or older than the last one signed here is refused, as it would undo revocations.
     """
     path = folder / files.REVOKED
-    highest = trust.highest_number(path, files.public_key_digest(authority.certificate))
+    highest = trust.read_highest_number(path, files.public_key_digest(authority.certificate))
     if not path.exists():
         if highest or list_issued(folder):
             raise CredentialsError(
@@ -243,7 +243,7 @@ def _deny_list(folder: Path, authority: Authority) -> SignedList:
 def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
     """Write a deny list with this number, or the number after the highest on this host if that is higher."""
     path, signer = folder / files.REVOKED, files.public_key_digest(authority.certificate)
-    trust.save(path, authority.run, authority.key, max(number, trust.highest_number(path, signer) + 1), revoked)
+    trust.save(path, authority.run, authority.key, max(number, trust.read_highest_number(path, signer) + 1), revoked)
     trust.remember_number(path, trust.load(path, [authority.certificate]))
 
 
@@ -254,7 +254,7 @@ def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False)
         if forget:
             _sign_list(folder, authority, 1, {})
         else:
-            present = _deny_list(folder, authority)
+            present = _load_deny_list(folder, authority)
             _sign_list(folder, authority, present.number + 1, present.revoked)
         return trust.load(path, [authority.certificate])
 
@@ -273,21 +273,21 @@ def list_issued(folder: Path) -> list[Peer]:
     return sorted(found.values(), key=lambda peer: (peer.identity, peer.not_before, peer.not_after))
 
 
-def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:
+def issue_ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:
     """Issue certificates for a run on this machine only, in a new folder that only its user can enter.
 
     The authority's key is never written: no certificate can be issued later. The new folder, the parent of every file,
     is created in `folder`; the caller deletes it.
 
     >>> import shutil
-    >>> made = ephemeral("demo", ["gpu/0", "npu/0"])
+    >>> made = issue_ephemeral("demo", ["gpu/0", "npu/0"])
     >>> made["gpu/0"].cert.name, made["npu/0"].key.name
     ('gpu-worker-0.pem', 'npu-worker-0.key')
     >>> shutil.rmtree(made["gpu/0"].cert.parent)
     """
     moment = files.now()
     names = {worker: Identity.of_worker(run, worker) for worker in workers}
-    authority = Authority.fresh(run, {}, _EPHEMERAL_DAYS, moment)
+    authority = Authority.create(run, {}, _EPHEMERAL_DAYS, moment)
     fresh = Path(tempfile.mkdtemp(prefix="whale-nebula-", dir=folder))
     files.write(fresh / home.CA, home.certificate_bytes(authority.certificate), files.PUBLIC)
     trust.save(fresh / files.REVOKED, run, authority.key, 1, {})

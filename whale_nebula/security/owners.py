@@ -31,7 +31,7 @@ from whale_nebula.security.identity import Identity
 from whale_nebula.security.issue import DAYS, Issued, certify
 
 
-class Requested(NamedTuple):
+class CertificateRequest(NamedTuple):
     """A request for a certificate: its file, that of its key, and the first digits of the digest of the key."""
 
     identity: Identity
@@ -40,10 +40,10 @@ class Requested(NamedTuple):
     digest: str
 
 
-def request(folder: Path, identity: Identity) -> Requested:
+def request(folder: Path, identity: Identity) -> CertificateRequest:
     """Write a request for the certificate of a process; its key is created here, unless it exists."""
-    home.prepare(folder)
-    path = Files.under(folder, identity).key
+    home.prepare_folder(folder)
+    path = Files.in_folder(folder, identity).key
     with files.lock_folder(folder):
         if path.exists():
             key = files.private_key(files.read(path, "the key of this process", secret=True), str(path))
@@ -52,11 +52,11 @@ def request(folder: Path, identity: Identity) -> Requested:
             files.write(path, home.key_bytes(key), files.SECRET, replace=False)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
-        made = x509.CertificateSigningRequestBuilder().subject_name(subject).add_extension(names, critical=False)
-        signed = made.sign(key, hashes.SHA256())
+        builder = x509.CertificateSigningRequestBuilder().subject_name(subject).add_extension(names, critical=False)
+        signed = builder.sign(key, hashes.SHA256())
         target = path.with_suffix(".csr")
         files.write(target, signed.public_bytes(serialization.Encoding.PEM), files.PUBLIC)
-    return Requested(identity, target, path, files.digest_public_key(key.public_key())[:32])
+    return CertificateRequest(identity, target, path, files.digest_public_key(key.public_key())[:32])
 
 
 def read_request(data: bytes, where: str) -> tuple[Identity, ec.EllipticCurvePublicKey]:
@@ -86,32 +86,32 @@ def sign(
     """Issue certificates for requests, or raise before any of them is created."""
     moment = at or files.now()
     home.check_current(authority, moment)
-    asked = [(path, *read_request(files.read(path, "a request"), str(path))) for path in paths]
+    requests = [(path, *read_request(files.read(path, "a request"), str(path))) for path in paths]
     with files.lock_folder(folder):
-        return [certify(folder, authority, identity, key, days, moment, str(path)) for path, identity, key in asked]
+        return [certify(folder, authority, identity, key, days, moment, str(path)) for path, identity, key in requests]
 
 
 def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
     """Trust the authority of another owner, for its clusters only: add it to `ca.pem`, and store its deny list. Returns
     the names of the changed files.
     """
-    home.prepare(folder)
+    home.prepare_folder(folder)
     new = files.certificates(files.read(ca, "the authority's certificate"), str(ca))
     with files.lock_folder(folder):
         own = folder / home.CA
         known = home.authorities(folder) if own.exists() else []
         for each in new:
-            _check_owner(each, known, ca)
+            _check_authority(each, known, ca)
         keys = {files.public_key_digest(each) for each in new}
-        kept = [each for each in known if files.public_key_digest(each) not in keys]
+        others = [each for each in known if files.public_key_digest(each) not in keys]
         changed = [str(own)]
         if revoked is not None:
-            changed += map(str, filter(None, [keep_list(folder, files.read(revoked, "the deny list"), new)]))
-        files.write(own, b"".join(map(home.certificate_bytes, [*kept, *new])), files.PUBLIC)
+            changed += map(str, filter(None, [store_deny_list(folder, files.read(revoked, "the deny list"), new)]))
+        files.write(own, b"".join(map(home.certificate_bytes, [*others, *new])), files.PUBLIC)
     return changed
 
 
-def keep_list(
+def store_deny_list(
     folder: Path, data: bytes, authorities: Sequence[x509.Certificate], *, refuse: bool = True
 ) -> Path | None:
     """Store the deny list of one of these authorities, in the file that has an older list of it. An outdated list, or a
@@ -130,7 +130,7 @@ def keep_list(
     for path in [own, *sorted(folder.glob("revoked-*.json"))]:
         with contextlib.suppress(CredentialsError):
             present, target = trust.load(path, [signer]).number, path
-    older = listed.number < max(present, trust.highest_number(target, listed.signer))
+    older = listed.number < max(present, trust.read_highest_number(target, listed.signer))
     if older and refuse:
         raise CredentialsError("the deny list is outdated", where=str(target), mend="ask its owner for the newest list")
     if older or listed.number == present:
@@ -139,7 +139,7 @@ def keep_list(
     return target
 
 
-def _check_owner(new: x509.Certificate, known: Sequence[x509.Certificate], where: Path) -> None:
+def _check_authority(new: x509.Certificate, known: Sequence[x509.Certificate], where: Path) -> None:
     """Check that an authority may be trusted in addition to those that are already trusted."""
     run, clusters = files.authority_run(new), files.authority_clusters(new)
     if run is None or not clusters:
@@ -152,15 +152,15 @@ def _check_owner(new: x509.Certificate, known: Sequence[x509.Certificate], where
     for each in known:
         if each.public_key() == new.public_key():
             continue
-        theirs = files.authority_clusters(each)
+        other_clusters = files.authority_clusters(each)
         if files.authority_run(each) != run:
             raise CredentialsError(
                 f"the authority is for run {run!r}", where=str(where), why="ca.pem is for a different run"
             )
-        both = sorted({*clusters} & {*theirs}) if theirs else list(clusters)
-        if both:
+        shared = sorted({*clusters} & {*other_clusters}) if other_clusters else list(clusters)
+        if shared:
             raise CredentialsError(
-                f"ca.pem already contains an authority for {', '.join(both)}",
+                f"ca.pem already contains an authority for {', '.join(shared)}",
                 where=str(where),
                 why="a cluster has exactly one owner",
                 mend="remove the old authority from ca.pem, if it is no longer valid",

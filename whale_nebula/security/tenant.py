@@ -23,7 +23,7 @@ from whale_nebula.errors import AccountError, CredentialsError, IdentityError, N
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files
 from whale_nebula.security.allowance import UNLIMITED, Allowance, format_bytes
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.security.credentials import Credentials
 from whale_nebula.security.files import Files, Peer
 
@@ -48,13 +48,13 @@ class Tenant:
     allowance: Allowance = UNLIMITED
 
     @classmethod
-    def of(cls, peer: Peer) -> Tenant | None:
+    def from_certificate(cls, peer: Peer) -> Tenant | None:
         """The account that a certificate names; None if it names none."""
         if not peer.account:
             return None
         if not ACCOUNT.fullmatch(peer.account):
-            shown = escape_foreign_text(peer.account, 64)
-            raise CredentialsError(f"the certificate of {peer.identity.worker} names an invalid account: {shown!r}")
+            name = escape_foreign_text(peer.account, 64)
+            raise CredentialsError(f"the certificate of {peer.identity.worker} names an invalid account: {name!r}")
         signer = files.extension(peer.certificate, x509.AuthorityKeyIdentifier)
         key = b"" if signer is None else signer.key_identifier or b""
         return cls(peer.account, peer.identity.cluster, key.hex(), peer.allowance)
@@ -102,7 +102,7 @@ def claim_folder(folder: Path, tenant: Tenant) -> None:
         return
     try:
         folder.mkdir(_PRIVATE, parents=True, exist_ok=True)
-        files.write(folder / MARK, canonical(tenant.mark), files.PUBLIC, replace=False)
+        files.write(folder / MARK, encode_canonical(tenant.mark), files.PUBLIC, replace=False)
     except (OSError, CredentialsError) as error:
         if _find_mark(folder) is None:  # no other process of this run has claimed it meanwhile
             mend = f"ls -ld {folder}; or use another folder"
@@ -138,9 +138,9 @@ def check_login(folder: Path, certs: Path) -> None:
             if not peer.account:
                 continue
             try:
-                credentials = Credentials.of(Files.under(certs, peer.identity))
+                credentials = Credentials.load(Files.in_folder(certs, peer.identity))
                 credentials.check_now()
-                tenant = Tenant.of(credentials.peer)
+                tenant = Tenant.from_certificate(credentials.peer)
                 if tenant is not None and tenant.mark == mark:
                     return
                 why = f"{path} belongs to {tenant}"
@@ -159,22 +159,22 @@ def _describe_mark(mark: Mapping[str, Any]) -> str:
     return " of ".join(escape_foreign_text(mark.get(part, "?"), 64) for part in ("account", "cluster"))
 
 
-def check_room(tenant: Tenant, folders: Iterable[Path], need: int = 0) -> None:
+def check_disk_limit(tenant: Tenant, folders: Iterable[Path], need: int = 0) -> None:
     """Check that an account with these folders may write this many more bytes."""
     most = tenant.allowance.disk
     if most is None:
         return
-    kept = count_kept(folders)
-    if kept + need > most or kept >= most:
+    used = measure_disk_usage(folders)
+    if used + need > most or used >= most:
         raise AccountError(
-            f"the disk limit of {tenant} is {format_bytes(most)} on each host, and it uses {format_bytes(kept)}"
+            f"the disk limit of {tenant} is {format_bytes(most)} on each host, and it uses {format_bytes(used)}"
             + f"; this needs {format_bytes(need)} more" * bool(need),
             where=", ".join(map(str, folders)),
             mend="whale-nebula checkpoints prune FOLDER, or ask the owner for whale-nebula accounts limit --disk",
         )
 
 
-def count_kept(folders: Iterable[Path]) -> int:
+def measure_disk_usage(folders: Iterable[Path]) -> int:
     """The bytes that all files in some folders use on disk; hard links are counted once."""
     sizes: dict[tuple[int, int], int] = {}
     for folder in folders:

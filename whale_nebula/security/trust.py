@@ -41,13 +41,13 @@ from whale_nebula.errors import (
 )
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.security.files import Peer
 from whale_nebula.security.identity import Identity
 
 FORMAT = "whale_nebula revoked 2"
-_MEANING = b"whale_nebula deny list 2\0"
-_AGAIN_SECONDS = 1.0
+_SIGNATURE_PREFIX = b"whale_nebula deny list 2\0"
+_RETRY_SECONDS = 1.0
 _SERIAL = re.compile("[0-9a-f]{40}")
 _LOG = logging.getLogger("whale_nebula.security")
 
@@ -75,7 +75,7 @@ class SignedList(NamedTuple):
     revoked: Revocations
 
 
-def stamp(path: Path | None) -> Stamp:
+def make_stamp(path: Path | None) -> Stamp:
     """Inode, size and time of a file, to detect changes; None if it is missing."""
     try:
         found = os.stat(path) if path is not None else None
@@ -105,20 +105,20 @@ def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> S
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise _unreadable(where)
+        raise _parse_error(where)
     try:
         signature = base64.b64decode(content.pop("signature", None), validate=True)
     except (ValueError, TypeError):
         signature = b""
     try:
-        message = _MEANING + canonical(content)
-        found = SignedList(content["number"], "", _revocations(content["revoked"]))
+        message = _SIGNATURE_PREFIX + encode_canonical(content)
+        found = SignedList(content["number"], "", _parse_revocations(content["revoked"]))
         if type(found.number) is not int or found.number < 1:
             raise ValueError("invalid number of a deny list")
         if content["format"] != FORMAT or content.keys() != {"format", "run", "number", "revoked"}:
             raise ValueError(content["format"])
-    except _GARBLED:
-        raise _unreadable(where) from None
+    except _PARSE_ERRORS:
+        raise _parse_error(where) from None
     for authority in authorities:
         if files.authority_run(authority) == content["run"] and files.verify_signature(authority, signature, message):
             return found._replace(signer=files.public_key_digest(authority))
@@ -126,28 +126,28 @@ def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> S
         "the deny list is not signed by the run's authority",
         where=where,
         why="it was modified, or it belongs to a different run or authority from ca.pem",
-        mend=_COPY,
+        mend=_COPY_FIX,
     )
 
 
-_GARBLED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-_COPY = f"copy {files.REVOKED} again from the host with the authority"
+_PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_COPY_FIX = f"copy {files.REVOKED} again from the host with the authority"
 
 
 def save(path: Path, run: str, key: ec.EllipticCurvePrivateKey, number: int, revoked: Revocations) -> None:
     """Sign a deny list, and write it atomically."""
     entries = {serial: {"who": each.who, "when": each.when, "why": each.why} for serial, each in revoked.items()}
     content: dict[str, Any] = {"format": FORMAT, "run": run, "number": number, "revoked": entries}
-    signature = key.sign(_MEANING + canonical(content), files.SIGNATURE)
+    signature = key.sign(_SIGNATURE_PREFIX + encode_canonical(content), files.SIGNATURE)
     content["signature"] = base64.b64encode(signature).decode("ascii")
     files.write(path, f"{json.dumps(content, indent=1, sort_keys=True)}\n".encode(), files.PUBLIC)
 
 
-def _unreadable(where: str) -> CredentialsError:
-    return CredentialsError("cannot parse the deny list", where=where, mend=_COPY)
+def _parse_error(where: str) -> CredentialsError:
+    return CredentialsError("cannot parse the deny list", where=where, mend=_COPY_FIX)
 
 
-def _revocations(content: Any) -> Revocations:
+def _parse_revocations(content: Any) -> Revocations:
     for serial in content:
         if _SERIAL.fullmatch(serial) is None:
             raise ValueError("invalid serial number of a certificate")
@@ -158,15 +158,15 @@ def _revocations(content: Any) -> Revocations:
 
 
 # ---------------------------------------------------------------------- the highest number on this host
-def highest_number(path: Path, signer: str) -> int:
+def read_highest_number(path: Path, signer: str) -> int:
     """The number of the newest list of this signer that was read from this path; 0 if none is known."""
-    record = _record(path)
-    return _read_highest(record, signer, stamp(record))
+    record = _highest_file(path)
+    return _read_highest(record, signer, make_stamp(record))
 
 
 @lru_cache(64)
 def _read_highest(record: Path, signer: str, stamped: Stamp) -> int:
-    """The highest number in a record, cached by the record's `stamp`, as it is read more often than it is written."""
+    """The highest number in a record, cached by its stamp, as it is read more often than it is written."""
     try:
         lines = record.read_text("ascii", "replace").splitlines()
     except OSError:
@@ -184,15 +184,15 @@ def remember_number(path: Path, found: SignedList) -> None:
 
 def remember_highest(path: Path, signer: str, number: int) -> None:
     """Store the number that a file's signer gave it, next to the file, if it is the highest so far."""
-    if number <= max(1, highest_number(path, signer)):
+    if number <= max(1, read_highest_number(path, signer)):
         return
     with contextlib.suppress(OSError):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        with open(os.open(_record(path), flags, files.PUBLIC), "ab") as file:
+        with open(os.open(_highest_file(path), flags, files.PUBLIC), "ab") as file:
             file.write(f"{signer} {number}\n".encode())
 
 
-def _record(path: Path) -> Path:
+def _highest_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.highest")
 
 
@@ -224,8 +224,8 @@ class DenyList:
         self._files: dict[Path, _ListFile] = {}
         known = set(authorities)
         for each in self._find_paths():
-            self._files[each] = _ListFile(stamp(each), known)
-            self._take(each, load(each, known))
+            self._files[each] = _ListFile(make_stamp(each), known)
+            self._use_list(each, load(each, known))
         self._refuse_missing(known)
 
     def _refuse_missing(self, authorities: Iterable[x509.Certificate]) -> None:
@@ -263,15 +263,15 @@ class DenyList:
         own = "" if signer is None or not bound else files.public_key_digest(signer)
         with self._lock:
             for path in dict.fromkeys([*self._files, *self._find_paths()]):
-                self._read_again(path, known)
+                self._refresh(path, known)
             lists = [each for each in self._lists.values() if each.signer == own or each.signer not in bound]
             return next((each.revoked[serial] for each in lists if serial in each.revoked), None)
 
-    def _read_again(self, path: Path, authorities: set[x509.Certificate]) -> None:
+    def _refresh(self, path: Path, authorities: set[x509.Certificate]) -> None:
         """Read a list again if needed. A refused list is retried when the authorities change, as a renewed one may have
         signed it, and once a second, as a read may have failed temporarily; a warning is logged once.
         """
-        found, file = stamp(path), self._files.setdefault(path, _ListFile(None, set()))
+        found, file = make_stamp(path), self._files.setdefault(path, _ListFile(None, set()))
         due = file.again is not None and self._now() >= file.again
         if found == file.stamp and authorities <= file.tried and not due:
             return
@@ -284,22 +284,22 @@ class DenyList:
             _LOG.warning("the deny list %s was removed; its revocations remain in force", path)
             return
         try:
-            self._take(path, load(path, authorities))
+            self._use_list(path, load(path, authorities))
         except CredentialsError as error:
-            file.again = self._now() + _AGAIN_SECONDS
+            file.again = self._now() + _RETRY_SECONDS
             if new:
                 _LOG.warning("the new deny list was refused, and the previous one remains in force: %s", error)
 
-    def _take(self, path: Path, found: SignedList) -> None:
+    def _use_list(self, path: Path, found: SignedList) -> None:
         """Use a list, unless a newer list of its authority was used before."""
         before = self._lists.get(found.signer)
-        highest = max(before.number if before else 0, highest_number(path, found.signer))
+        highest = max(before.number if before else 0, read_highest_number(path, found.signer))
         if found.number < highest:
             raise CredentialsError(
                 "the deny list is outdated",
                 where=str(path),
                 why=f"its number is {found.number}, but this host has used number {highest}",
-                mend=_COPY,
+                mend=_COPY_FIX,
             )
         self._lists[found.signer] = found
         remember_number(path, found)
@@ -331,25 +331,29 @@ class Trust:
 
     def check(
         self,
-        shown: x509.Certificate | bytes | str,
+        certificate: x509.Certificate | bytes | str,
         expected: Identity | None = None,
         *,
-        whose: str = "",
+        subject: str = "",
         at: datetime | None = None,
     ) -> Peer:
         """Verify a certificate; returns its identity, or raises. `at` is the present time."""
-        found = shown if isinstance(shown, x509.Certificate) else files.certificate(shown, whose or "a peer")
+        parsed = (
+            certificate
+            if isinstance(certificate, x509.Certificate)
+            else files.certificate(certificate, subject or "a peer")
+        )
         # the caller's name for the peer takes precedence over the name in the certificate
-        names = [uri for uri in files.alternative_names(found) if uri.startswith("nebula://")]
-        shown_name = escape_foreign_text(names[0] if names else found.subject.rfc4514_string(), 200)
-        owner = whose or shown_name or "an unnamed peer"
+        names = [uri for uri in files.alternative_names(parsed) if uri.startswith("nebula://")]
+        shown_name = escape_foreign_text(names[0] if names else parsed.subject.rfc4514_string(), 200)
+        owner = subject or shown_name or "an unnamed peer"
         moment = at or files.now()
-        authority = self.check_signed(found, owner, moment)
-        peer = files.peer(found)
-        _check_run_and_cluster(found, authority, peer.identity)
+        authority = self.check_signed(parsed, owner, moment)
+        peer = files.peer(parsed)
+        _check_run_and_cluster(parsed, authority, peer.identity)
         self.check_denied(peer, authority)
         if expected is not None and peer.identity != expected:
-            raise wrong_name(peer.identity, expected)
+            raise wrong_name_error(peer.identity, expected)
         return peer
 
     def check_denied(self, peer: Peer, signer: x509.Certificate) -> None:
@@ -366,22 +370,22 @@ class Trust:
         """The authority that signed a certificate, if both are within their dates; repeated while a channel is open, as
         an authority may be removed from `ca`.
         """
-        authority = self._authority(found, owner)
+        authority = self._find_authority(found, owner)
         check_dates(found, at, f"the certificate of {owner}")
         check_dates(authority, at, f"the authority that signed the certificate of {owner}", authority=True)
         return authority
 
-    def _authority(self, found: x509.Certificate, owner: str) -> x509.Certificate:
+    def _find_authority(self, found: x509.Certificate, owner: str) -> x509.Certificate:
         signers = [authority for authority in self.authorities if files.signed_by(found, authority)]
         if signers:  # two of one key, if a renewed certificate was appended
             return max(signers, key=lambda authority: authority.not_valid_after_utc)
         if files.signed_by(found, found):
             raise SelfSignedError(f"the certificate of {owner} is self-signed")
-        ours = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
+        own_names = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
         signer = escape_foreign_text(found.issuer.rfc4514_string(), 200)
         raise WrongAuthorityError(
             f"the certificate of {owner} was issued by another authority",
-            why=f"it was signed by {signer}, not with the key of {ours} in ca.pem",
+            why=f"it was signed by {signer}, not with the key of {own_names} in ca.pem",
         )
 
 
@@ -391,31 +395,33 @@ def check_live(trust: Trust, peer: Peer, at: datetime | None = None) -> None:
     trust.check_denied(peer, signer)
 
 
-def check_dates(found: x509.Certificate, at: datetime, whose: str, *, authority: bool = False) -> None:
+def check_dates(found: x509.Certificate, at: datetime, subject: str, *, authority: bool = False) -> None:
     """Check that the present time is within the dates of a certificate. A time before both is most likely caused by a
     wrong clock.
     """
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if at < begin:
         why = f"it is valid from {begin:%Y-%m-%d %H:%M} UTC, and the clock of this host is at {at:%Y-%m-%d %H:%M} UTC"
-        raise ExpiredError(f"{whose} is not valid yet", why=f"{why}: one of two clocks is wrong", mend=_CLOCK)
+        raise ExpiredError(f"{subject} is not valid yet", why=f"{why}: one of two clocks is wrong", mend=_CLOCK_FIX)
     if at > end:
         why = f"it expired at {end:%Y-%m-%d %H:%M} UTC, and the clock of this host is at {at:%Y-%m-%d %H:%M} UTC"
-        raise ExpiredError(f"{whose} has expired", why=why, mend=_RENEW_CA if authority else None)
+        raise ExpiredError(f"{subject} has expired", why=why, mend=_RENEW_AUTHORITY_FIX if authority else None)
 
 
-def ends_soon(begin: datetime, end: datetime, at: datetime) -> bool:
+def expires_soon(begin: datetime, end: datetime, at: datetime) -> bool:
     """Whether a validity period is in its last quarter, or in its last week if that is shorter.
 
     >>> start = datetime(2026, 1, 1)
-    >>> [ends_soon(start, start + timedelta(days=life), start + timedelta(days=6)) for life in (7, 90)]
+    >>> [expires_soon(start, start + timedelta(days=life), start + timedelta(days=6)) for life in (7, 90)]
     [True, False]
     """
     return end - at < min((end - begin) / 4, timedelta(days=7))
 
 
-_CLOCK = "set the clock: timedatectl set-ntp true, or chronyc makestep"
-_RENEW_CA = "on the host with the authority, run: whale-nebula certs renew --ca; then copy ca.pem to every host"
+_CLOCK_FIX = "set the clock: timedatectl set-ntp true, or chronyc makestep"
+_RENEW_AUTHORITY_FIX = (
+    "on the host with the authority, run: whale-nebula certs renew --ca; then copy ca.pem to every host"
+)
 
 
 def _check_run_and_cluster(found: x509.Certificate, authority: x509.Certificate, identity: Identity) -> None:
@@ -440,7 +446,7 @@ def _check_run_and_cluster(found: x509.Certificate, authority: x509.Certificate,
         )
 
 
-def wrong_name(found: Identity, expected: Identity) -> WrongNameError:
+def wrong_name_error(found: Identity, expected: Identity) -> WrongNameError:
     """The error for an identity that differs from the expected one."""
     other = f"of run {found.run!r}" if found.run != expected.run else "of the same run"
     return WrongNameError(

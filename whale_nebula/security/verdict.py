@@ -19,14 +19,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from whale_nebula.errors import AuditError, IdentityError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import chain
-from whale_nebula.security.audit import HEAD_EVERY, Head, pieces
-from whale_nebula.security.chain import START, BrokenError, Record
+from whale_nebula.security.audit import HEAD_EVERY, Head, list_log_files
+from whale_nebula.security.chain import START, BrokenChainError, Record
 from whale_nebula.security.files import certificate, serial
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import Revocation, Revocations, Trust
 
-_FIRST = (chain.GENESIS, chain.RECOVERED)
-_BETWEEN = 20  # records that a start, a rotation or a renewal may add before the next head
+_FIRST_ACTIONS = (chain.GENESIS, chain.RECOVERED)
+_EXTRA_RECORDS = 20  # records that a start, a rotation or a renewal may add before the next head
 
 
 @dataclass(frozen=True)
@@ -69,37 +69,37 @@ def verify(
     """Verify a log from its first record. `heads` are those that peers have kept; `trust` decides which signers of
     heads are valid, and `revoked` contains those that were revoked.
     """
-    files = pieces(Path(path))
-    reading = _Reading(list(heads), trust, revoked)
+    files = list_log_files(Path(path))
+    verification = _Verification(list(heads), trust, revoked)
     bad: int | None = None
     why, apart = "", False
     try:
-        for line in _lines(files):
-            reading.take(line)
-        reading.end()
-    except _WrongError as error:
+        for line in _read_lines(files):
+            verification.take(line)
+        verification.end()
+    except _InvalidLogError as error:
         bad, why, apart = error.seq, str(error), error.apart
-    except BrokenError as error:
-        bad, why = reading.link.seq + 1, str(error)
+    except BrokenChainError as error:
+        bad, why = verification.link.seq + 1, str(error)
     return Verdict(
         path=os.fspath(path),
         files=tuple(each.name for each in files),
-        site=str(reading.first.get("site", "")),
-        run=str(reading.first.get("run", "")),
-        records=reading.link.seq + 1,
+        site=str(verification.first.get("site", "")),
+        run=str(verification.first.get("run", "")),
+        records=verification.link.seq + 1,
         bad=bad,
         why=why,
-        heads=reading.heads,
-        signed=reading.signed,
-        kept=reading.matched,
-        torn=reading.torn,
-        torn_bytes=reading.torn_bytes,
-        closed=bad is None and reading.closed,
+        heads=verification.heads,
+        signed=verification.signed,
+        kept=verification.matched,
+        torn=verification.torn,
+        torn_bytes=verification.torn_bytes,
+        closed=bad is None and verification.closed,
         apart=apart,
     )
 
 
-class _WrongError(Exception):
+class _InvalidLogError(Exception):
     """A fault that is not in the current line: `seq` is the first record that it concerns.
 
     `apart`: the log does not belong to the heads or the authority that it is compared with.
@@ -110,7 +110,7 @@ class _WrongError(Exception):
         self.seq, self.apart = seq, apart
 
 
-def _lines(files: Iterable[Path]) -> Iterator[bytes]:
+def _read_lines(files: Iterable[Path]) -> Iterator[bytes]:
     """All lines; bytes after the last newline of a file are a line, too, but not a record."""
     for path in files:
         try:
@@ -121,10 +121,10 @@ def _lines(files: Iterable[Path]) -> Iterator[bytes]:
             raise AuditError("cannot read the audit log", where=str(path), why=error.strerror) from None
 
 
-class _Reading:
+class _Verification:
     """One pass over a log, from its first line to its last."""
 
-    def __init__(self, given: list[Head], trust: Trust | None, revoked: Revocations) -> None:
+    def __init__(self, peer_heads: list[Head], trust: Trust | None, revoked: Revocations) -> None:
         self.link = START
         self.torn = self.torn_bytes = 0
         self.first: Record = {}
@@ -132,18 +132,18 @@ class _Reading:
         self.signed: int | None = None
         self.matched: int | None = None
         self.last_actions = ("", "")
-        self._given = given
-        self._by_seq: dict[int, list[Head]] = {}
-        for each in given:
-            self._by_seq.setdefault(each.seq, []).append(each)
+        self._peer_heads = peer_heads
+        self._heads_by_seq: dict[int, list[Head]] = {}
+        for each in peer_heads:
+            self._heads_by_seq.setdefault(each.seq, []).append(each)
         self._trust = trust
         self._revoked = revoked
         self._revoked_head: tuple[int, Revocation] | None = None  # the last head, if its certificate was revoked
-        self._before = ""  # the digest of the previous record
+        self._previous_digest = ""  # the digest of the previous record
 
     def take(self, line: bytes) -> None:
         """Verify the next line."""
-        record, self.link = chain.follow(line, self.link)
+        record, self.link = chain.verify_line(line, self.link)
         seq, digest = self.link
         if record.get("action") == chain.RECOVERED:
             left = record.get("bytes")
@@ -153,39 +153,41 @@ class _Reading:
             self.first = record
         if record.get("site") != self.first.get("site"):
             site = escape_foreign_text(str(record.get("site")), 200)
-            raise _WrongError(seq, f"the record belongs to {site}, but the log belongs to {self.first['site']}")
-        head = record.get("action") == chain.HEAD
-        if head:
-            self._check_own(record, seq)
-        for kept in self._by_seq.get(seq, ()):
-            if self._is_own(kept):
-                if kept.digest != digest:
+            raise _InvalidLogError(seq, f"the record belongs to {site}, but the log belongs to {self.first['site']}")
+        is_head = record.get("action") == chain.HEAD
+        if is_head:
+            self._check_head(record, seq)
+        for peer_head in self._heads_by_seq.get(seq, ()):
+            if self._is_own(peer_head):
+                if peer_head.digest != digest:
                     raise self._rewritten_error(f"a peer has a different digest of record {seq}")
                 self.matched = seq
-        self._before = digest
-        self.last_actions = self.last_actions[1] if head else "", str(record.get("action"))
+        self._previous_digest = digest
+        self.last_actions = self.last_actions[1] if is_head else "", str(record.get("action"))
 
     def end(self) -> None:
         """Check after the last line that the log contains all records for which its peers have heads."""
         last = self.link.seq
         if not self.first:
-            raise _WrongError(0, "the log is empty")
-        own = [head for head in self._given if self._is_own(head)]
-        if self._given and not own:
-            whose = sorted({head.check().uri for head in self._given})
-            raise _WrongError(
+            raise _InvalidLogError(0, "the log is empty")
+        own_heads = [head for head in self._peer_heads if self._is_own(head)]
+        if self._peer_heads and not own_heads:
+            owners = sorted({head.check().uri for head in self._peer_heads})
+            raise _InvalidLogError(
                 0,
-                f"the heads belong to the log of {', '.join(whose)[:200]}, but the log is of {self.first['site']}; "
+                f"the heads belong to the log of {', '.join(owners)[:200]}, but the log is of {self.first['site']}; "
                 "the gateway of the other cluster keeps the heads of a log",
                 apart=True,
             )
-        longest = max((head.seq for head in own), default=-1)
+        longest = max((head.seq for head in own_heads), default=-1)
         if longest > last:
-            raise _WrongError(last + 1, f"the log ends at record {last}, but a peer has a head of record {longest}")
+            raise _InvalidLogError(
+                last + 1, f"the log ends at record {last}, but a peer has a head of record {longest}"
+            )
         if self._revoked_head is not None and self._revoked_head[0] > self._last_covered:
             raise self._revoked_error(self._revoked_head[1])
         if self._trust is not None:
-            self._check_signed(last)
+            self._check_coverage(last)
 
     @property
     def closed(self) -> bool:
@@ -193,12 +195,12 @@ class _Reading:
         unsigned = self.first.get("insecure") is True and self.last_actions == ("", chain.END)
         return unsigned or self.last_actions == (chain.END, chain.HEAD)
 
-    def _check_signed(self, last: int) -> None:
+    def _check_coverage(self, last: int) -> None:
         """Check that the log has a head every 100 records and at its end, as a gateway writes them; a forger without
         the key would omit them.
         """
         unsigned = last - self._last_covered - (self._last_covered >= 0)  # the head's own record is not counted
-        if unsigned > HEAD_EVERY + _BETWEEN:
+        if unsigned > HEAD_EVERY + _EXTRA_RECORDS:
             raise self._rewritten_error(
                 f"{unsigned} records follow the last head, but a log has one every {HEAD_EVERY} records"
             )
@@ -206,36 +208,40 @@ class _Reading:
             raise self._rewritten_error("the end of the log is not signed by a head")
 
     def _check_first(self, record: Record) -> None:
-        if record.get("action") not in _FIRST:
-            raise _WrongError(0, "the log does not begin with a genesis record")
+        if record.get("action") not in _FIRST_ACTIONS:
+            raise _InvalidLogError(0, "the log does not begin with a genesis record")
         try:
             site = Identity.parse(str(record.get("site")))
         except IdentityError:
-            raise _WrongError(0, "the first record does not name the owner of the log") from None
+            raise _InvalidLogError(0, "the first record does not name the owner of the log") from None
         if record.get("run") != site.run:
-            raise _WrongError(0, f"the first record of the log of {site.uri} does not name run {site.run}")
+            raise _InvalidLogError(0, f"the first record of the log of {site.uri} does not name run {site.run}")
 
-    def _check_own(self, record: Record, seq: int) -> None:
+    def _check_head(self, record: Record, seq: int) -> None:
         """Check that a head in the log matches the record before it, and is signed by the log's owner."""
         fields = record.get("head")
         try:
             head = Head.from_dict(fields if isinstance(fields, dict) else {})
-            who = head.check(self._trust)
+            identity = head.check(self._trust)
         except NebulaError as error:
-            named = self.first.get("authorities")
+            logged_authorities = self.first.get("authorities")
             trusted = [each.fingerprint(SHA256()).hex() for each in self._trust.authorities] if self._trust else []
-            strange = isinstance(named, list) and bool(trusted) and not set(trusted) & set(map(str, named))
-            if self.signed is None and strange:
-                raise _WrongError(
+            is_other_authority = (
+                isinstance(logged_authorities, list)
+                and bool(trusted)
+                and not set(trusted) & set(map(str, logged_authorities))
+            )
+            if self.signed is None and is_other_authority:
+                raise _InvalidLogError(
                     0,
                     "the log names a different authority from --ca, which also signed its heads: ca.pem belongs to "
                     "another run, or the log is not the one that its gateway wrote",
                     apart=True,
                 ) from None
             raise self._rewritten_error(f"the head at record {seq} is invalid: {error.what}") from None
-        if who.uri != self.first["site"]:
-            raise self._rewritten_error(f"the head at record {seq} is signed by {who.uri}")
-        if head.seq != seq - 1 or head.digest != self._before:
+        if identity.uri != self.first["site"]:
+            raise self._rewritten_error(f"the head at record {seq} is signed by {identity.uri}")
+        if head.seq != seq - 1 or head.digest != self._previous_digest:
             raise self._rewritten_error(f"the head at record {seq} does not match record {head.seq}")
         self.heads += 1
         found = self._revoked.get(serial(certificate(head.certificate, "the head of an audit log")))
@@ -243,9 +249,9 @@ class _Reading:
         if found is None:
             self.signed = head.seq
 
-    def _rewritten_error(self, why: str) -> _WrongError:
+    def _rewritten_error(self, why: str) -> _InvalidLogError:
         """The error for a correct chain with a wrong head: the records after the last valid head were rewritten."""
-        return _WrongError(
+        return _InvalidLogError(
             self._last_covered + 1, f"{why}; the log was rewritten from record {self._last_covered + 1} on"
         )
 
@@ -254,12 +260,12 @@ class _Reading:
         """The last record that a valid head or a peer's head covers; -1 if there is none."""
         return max((seq for seq in (self.signed, self.matched) if seq is not None), default=-1)
 
-    def _revoked_error(self, by: Revocation) -> _WrongError:
+    def _revoked_error(self, by: Revocation) -> _InvalidLogError:
         """The error for a signature with a revoked certificate, whose key may have been stolen. Peers store no heads of
         a revoked certificate, so their heads are earlier.
         """
         when, why = escape_foreign_text(by.when, 40), escape_foreign_text(by.why, 200)
-        return _WrongError(
+        return _InvalidLogError(
             self._last_covered + 1,
             f"from record {self._last_covered + 1} on, the heads are signed with a certificate revoked {when}: {why}; "
             "only a peer's heads can show whether the owner wrote these records",

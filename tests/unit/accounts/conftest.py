@@ -6,6 +6,6 @@ from whale_nebula.accounts import passwords
 
 
 @pytest.fixture(autouse=True)
-def cheap_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much work a password is, the example of `hash_password` says."""
+def fast_password_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hash passwords with a low cost; the doctest of `hash_password` covers the real one."""
     monkeypatch.setattr(passwords, "_LOG_N", 4)

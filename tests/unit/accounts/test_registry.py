@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.accounts.members import DISABLED, ENABLED, Certified
-from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry, refuse_login
+from whale_nebula.accounts.members import DISABLED, ENABLED, AccountCertificate
+from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry, refused_login_error
 from whale_nebula.accounts.rows import FILE
 from whale_nebula.accounts.scope import Scope
 from whale_nebula.errors import AccountError, LoginError
@@ -27,7 +27,7 @@ GOOD = "a sentence to remember"
 
 
 class Clock:
-    """The present, which tests move."""
+    """The current time, which tests set."""
 
     def __init__(self) -> None:
         self.at = files.now()
@@ -43,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    authority.create(tmp_path / "certs", Authority.fresh("mt", {}, bound=["gpu"]))
+    authority.create(tmp_path / "certs", Authority.create("mt", {}, bound=["gpu"]))
     return tmp_path / "certs"
 
 
@@ -55,22 +55,22 @@ def registry(folder: Path, clock: Clock) -> Iterator[Registry]:
     opened.close()
 
 
-def change(folder: Path, query: str) -> None:
-    """By somebody who can write the file, and has no key."""
+def modify_database(folder: Path, query: str) -> None:
+    """Change the file without the authority's key."""
     with sqlite3.connect(folder / FILE) as database:
         database.execute(query)
     database.close()
 
 
-def bring_back(folder: Path, act: Callable[[], object]) -> None:
-    """Let something happen, and put the file back as it was before."""
-    kept = folder / "kept.db"
-    shutil.copy(folder / FILE, kept)
+def restore_file_after(folder: Path, act: Callable[[], object]) -> None:
+    """Run a function, then restore the earlier copy of the file."""
+    copy = folder / "kept.db"
+    shutil.copy(folder / FILE, copy)
     act()
-    shutil.move(kept, folder / FILE)
+    shutil.move(copy, folder / FILE)
 
 
-CHANGES = {
+EXTERNAL_CHANGES = {
     "a role": "update account set role = 'owner'",
     "another password": "update account set password = 'scrypt$1$8$1$00$00'",
     "a state": "update account set state = 'enabled', failures = 0",
@@ -78,8 +78,8 @@ CHANGES = {
     "more memory": "update about set value = '{}' where name = 'limits of ana'",
     "no limits": "delete from about where name = 'limits of ana'",
     "an account": "insert into account values ('eve', 'owner', 'enabled', '', 1, 0, '', '')",
-    "an account that is gone": "delete from account where name = 'ana'",
-    "one called as a signature": "update account set name = 'signature'",
+    "a removed account": "delete from account where name = 'ana'",
+    "an account named signature": "update account set name = 'signature'",
     "a secret": "insert into secret values ('00', 'ana', 'token', '00', '3')",
     "a later end": "update secret set until = '3'",
     "a wider scope": "delete from about where name like 'scope of %'",
@@ -98,15 +98,15 @@ CHANGES = {
     ("query", "running"),
     [
         pytest.param(query, running, id=f"{name}, {'running' if running else 'opened again'}", marks=marks)
-        for number, (name, query) in enumerate(CHANGES.items())
+        for number, (name, query) in enumerate(EXTERNAL_CHANGES.items())
         for running, marks in ((number % 2 == 0, ()), (number % 2 == 1, pytest.mark.grid))
     ],
 )
-def test_a_change_by_other_means_is_noticed(query: str, running: bool, registry: Registry, folder: Path) -> None:
+def test_external_change_of_registry_is_detected(query: str, running: bool, registry: Registry, folder: Path) -> None:
     registry.make_secret("ana", TOKEN, 1, Scope("worker"))
     registry.set_state("ana", DISABLED)
-    registry.note_certificates([Certified("00", "ana", "nebula://mt/gpu/worker/0", "11", "3000")])
-    change(folder, query)
+    registry.add_certificates([AccountCertificate("00", "ana", "nebula://mt/gpu/worker/0", "11", "3000")])
+    modify_database(folder, query)
     reader = registry if running else Registry(folder, authority.load(folder))
     with pytest.raises(AccountError, match="modified by other means"):
         reader.list_events()
@@ -114,32 +114,32 @@ def test_a_change_by_other_means_is_noticed(query: str, running: bool, registry:
     reader.close()
 
 
-def test_an_older_copy_is_refused(registry: Registry, folder: Path) -> None:
-    bring_back(folder, lambda: registry.set_state("ana", DISABLED))
+def test_older_copy_of_registry_is_refused(registry: Registry, folder: Path) -> None:
+    restore_file_after(folder, lambda: registry.set_state("ana", DISABLED))
     with pytest.raises(AccountError, match=r"its number is \d+, but this host has seen number \d+"):
         Registry(folder, authority.load(folder)).find("ana")
 
 
-def test_a_registry_that_is_gone_is_not_begun_anew(registry: Registry, folder: Path) -> None:
+def test_missing_registry_is_not_recreated(registry: Registry, folder: Path) -> None:
     registry.make_secret("ana", TOKEN, 1)
     (folder / FILE).unlink()
     with pytest.raises(AccountError, match=r"accounts.db is missing"):
         Registry(folder, authority.load(folder))
 
 
-def test_that_of_another_authority_is_refused(registry: Registry, folder: Path, tmp_path: Path) -> None:
-    authority.create(tmp_path / "other", Authority.fresh("mt", {}))
+def test_registry_of_another_authority_is_refused(registry: Registry, folder: Path, tmp_path: Path) -> None:
+    authority.create(tmp_path / "other", Authority.create("mt", {}))
     shutil.copy(folder / FILE, tmp_path / "other")
     with pytest.raises(AccountError, match="authority's key"):
         Registry(tmp_path / "other", authority.load(tmp_path / "other")).find("ana")
 
 
-def test_nobody_else_can_read_it(registry: Registry, folder: Path) -> None:
+def test_registry_file_is_private_and_has_no_plain_password(registry: Registry, folder: Path) -> None:
     assert (folder / FILE).stat().st_mode & 0o777 == 0o600
     assert GOOD.encode() not in (folder / FILE).read_bytes()
 
 
-def test_limits_are_changed_and_go_with_the_account(registry: Registry) -> None:
+def test_account_limits_can_change_and_are_removed_with_the_account(registry: Registry) -> None:
     assert registry.find("ana").allowance == Allowance(memory=1 << 30)
     registry.limit("ana", 3, Allowance(cpus=1.5, line=1 << 20))
     assert (registry.find("ana").workers, registry.find("ana").allowance) == (3, Allowance(cpus=1.5, line=1 << 20))
@@ -149,7 +149,7 @@ def test_limits_are_changed_and_go_with_the_account(registry: Registry) -> None:
     assert registry.find("ana").allowance == UNLIMITED
 
 
-def test_two_processes_change_it_in_turn(registry: Registry, folder: Path) -> None:
+def test_two_registries_change_one_file_in_turn(registry: Registry, folder: Path) -> None:
     other = Registry(folder, authority.load(folder))
     for number in range(4):
         (registry, other)[number % 2].add(f"user{number}")
@@ -157,7 +157,7 @@ def test_two_processes_change_it_in_turn(registry: Registry, folder: Path) -> No
     other.close()
 
 
-CHANGER = """
+CHANGING_SCRIPT = """
 import sys
 from pathlib import Path
 
@@ -166,23 +166,23 @@ from whale_nebula.accounts.registry import Registry
 from whale_nebula.security import authority
 
 folder = Path(sys.argv[1])
-rows._BUSY_SECONDS = 0.0  # SQLite waits for nobody: who has its turn finds the file free
+rows._BUSY_SECONDS = 0.0  # SQLite does not wait: the lock already ensures that the file is free
 registry = Registry(folder, authority.load(folder))
 for _ in range(20):
-    registry.note("limit", "ana")
+    registry.record_event("limit", "ana")
 """
 
 
-def test_processes_that_open_and_change_it_at_once_wait_for_their_turn(folder: Path) -> None:
-    processes = [subprocess.Popen([sys.executable, "-c", CHANGER, str(folder)]) for _ in range(3)]
+def test_concurrent_processes_take_turns_to_change_the_registry(folder: Path) -> None:
+    processes = [subprocess.Popen([sys.executable, "-c", CHANGING_SCRIPT, str(folder)]) for _ in range(3)]
     assert [each.wait(60) for each in processes] == [0, 0, 0]
     registry = Registry(folder, authority.load(folder))
     assert len(registry.list_events()) == 60
     registry.close()
 
 
-def test_an_empty_file_is_a_new_registry_or_one_that_is_gone(folder: Path) -> None:
-    (folder / FILE).touch()  # by a process that ended as it began to make it
+def test_empty_registry_file_is_new_or_missing(folder: Path) -> None:
+    (folder / FILE).touch()  # as left by a process that ended while creating it
     registry = Registry(folder, authority.load(folder))
     registry.add("ana")
     registry.close()
@@ -192,7 +192,7 @@ def test_an_empty_file_is_a_new_registry_or_one_that_is_gone(folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "message"),
     [
         (lambda r: r.add("Ana"), "is not a valid account name"),
         (lambda r: r.add("../ana"), "is not a valid account name"),
@@ -205,15 +205,17 @@ def test_an_empty_file_is_a_new_registry_or_one_that_is_gone(folder: Path) -> No
         (lambda r: r.make_secret("bob", TOKEN, 1), "unknown account 'bob'"),
     ],
 )
-def test_what_is_wrong_changes_nothing(act: Callable[[Registry], object], said: str, registry: Registry) -> None:
+def test_refused_account_change_leaves_registry_unchanged(
+    act: Callable[[Registry], object], message: str, registry: Registry
+) -> None:
     before = registry.list_accounts(), len(registry.list_events())
-    with pytest.raises(AccountError, match=said):
+    with pytest.raises(AccountError, match=message):
         act(registry)
     assert (registry.list_accounts(), len(registry.list_events())) == before
 
 
 # ---------------------------------------------------------------------- log in
-def test_each_kind_of_secret_logs_in(registry: Registry, clock: Clock) -> None:
+def test_password_token_and_invitation_log_in(registry: Registry, clock: Clock) -> None:
     assert registry.log_in("ana", PASSWORD, GOOD).account.name == "ana"
     token = registry.make_secret("ana", TOKEN, 1)
     assert registry.log_in("ana", TOKEN, token).account.name == "ana"
@@ -225,63 +227,61 @@ def test_each_kind_of_secret_logs_in(registry: Registry, clock: Clock) -> None:
         registry.log_in("ana", TOKEN, token)
 
 
-REFUSED = {
+REFUSED_LOGINS = {
     "an unknown name": (lambda r, c: None, ("eve", PASSWORD, GOOD), "no such account"),
     "a wrong password": (lambda r, c: None, ("ana", PASSWORD, GOOD + "."), "wrong password"),
     "an empty password": (lambda r, c: r.add("bob"), ("bob", PASSWORD, ""), "wrong password"),
     "a disabled account": (lambda r, c: r.set_state("ana", DISABLED), ("ana", PASSWORD, GOOD), "disabled"),
-    "no token": (lambda r, c: None, ("ana", TOKEN, "token-00-guess"), "wrong token"),
+    "an invalid token": (lambda r, c: None, ("ana", TOKEN, "token-00-guess"), "wrong token"),
     "a password as a token": (lambda r, c: None, ("ana", TOKEN, GOOD), "wrong token"),
-    "another kind": (lambda r, c: r.make_secret("ana", INVITATION, 1), ("ana", TOKEN, "last"), "wrong token"),
+    "another kind of secret": (lambda r, c: r.make_secret("ana", INVITATION, 1), ("ana", TOKEN, "last"), "wrong token"),
     "another's token": (
         lambda r, c: (r.add("bob"), r.make_secret("bob", TOKEN, 1))[1], ("ana", TOKEN, "last"), "wrong token"
     ),
-    "an old token": (
+    "an expired token": (
         lambda r, c: (r.make_secret("ana", TOKEN, 1), setattr(c, "at", c.at + timedelta(days=1)))[0],
         ("ana", TOKEN, "last"), "wrong token",
     ),
-    "a token of before the password": (
+    "a token older than the password": (
         lambda r, c: (r.make_secret("ana", TOKEN, 1), r.set_password("ana", "another sentence"))[0],
         ("ana", TOKEN, "last"), "wrong token",
     ),
-    "an account that is gone": (lambda r, c: r.remove("ana"), ("ana", PASSWORD, GOOD), "no such account"),
+    "a removed account": (lambda r, c: r.remove("ana"), ("ana", PASSWORD, GOOD), "no such account"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("prepare", "given", "reason"), REFUSED.values(), ids=REFUSED)
-def test_whoever_may_not_log_in_is_told_nothing_else(
+@pytest.mark.parametrize(("prepare", "attempt", "reason"), REFUSED_LOGINS.values(), ids=REFUSED_LOGINS)
+def test_refused_login_reveals_no_reason_by_text_or_work(
     prepare: Callable[[Registry, Clock], str | None],
-    given: tuple[str, str, str],
+    attempt: tuple[str, str, str],
     reason: str,
     registry: Registry,
     folder: Path,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The text is the same, and so is the work: one password is hashed and, of passwords, one change signed and
-    written, whatever is wrong.
-    """
-    made, hashed = prepare(registry, clock), []
+    """All refusals have the same text and cost: one hashed password and, for passwords, one signed change."""
+    prepared, hashed = prepare(registry, clock), []
 
     def number() -> int:
         with sqlite3.connect(folder / FILE) as database:
             return int(database.execute("select value from about where name = 'number'").fetchone()[0])
 
-    begun = number()
+    first_number = number()
     scrypt = hashlib.scrypt
     monkeypatch.setattr(hashlib, "scrypt", lambda *args, **kwargs: (hashed.append(1), scrypt(*args, **kwargs))[1])
-    name, kind, secret = given
-    with pytest.raises(LoginError) as refused:
-        registry.log_in(name, kind, str(made) if secret == "last" else secret)
-    assert str(refused.value) == str(refuse_login()) and reason in refused.value.reason
-    assert len(hashed) == 1 and number() - begun == (kind == PASSWORD)
+    name, kind, secret = attempt
+    with pytest.raises(LoginError) as caught:
+        registry.log_in(name, kind, str(prepared) if secret == "last" else secret)
+    assert str(caught.value) == str(refused_login_error()) and reason in caught.value.reason
+    assert len(hashed) == 1 and number() - first_number == (kind == PASSWORD)
 
 
-def test_failures_in_a_row_lock_an_account_for_longer_and_longer(registry: Registry, clock: Clock) -> None:
+def test_repeated_login_failures_lock_account_exponentially(registry: Registry, clock: Clock) -> None:
     def fail() -> str:
-        with pytest.raises(LoginError) as refused:
+        with pytest.raises(LoginError) as caught:
             registry.log_in("ana", PASSWORD, "wrong")
-        return refused.value.reason
+        return caught.value.reason
 
     token = registry.make_secret("ana", TOKEN, 1)
     assert [fail() for _ in range(5)] == ["wrong password"] * 5
@@ -291,7 +291,7 @@ def test_failures_in_a_row_lock_an_account_for_longer_and_longer(registry: Regis
             registry.log_in("ana", PASSWORD, GOOD)
         clock.at += timedelta(seconds=seconds)
         assert fail() == "wrong password"
-    assert registry.log_in("ana", TOKEN, token)  # who has a token is not kept out by others
+    assert registry.log_in("ana", TOKEN, token)  # failed passwords do not lock out tokens
     clock.at += timedelta(seconds=16)
     assert registry.log_in("ana", PASSWORD, GOOD).account.failures == 0
     assert [fail() for _ in range(5)] == ["wrong password"] * 5 and fail() != "wrong password"
@@ -299,7 +299,7 @@ def test_failures_in_a_row_lock_an_account_for_longer_and_longer(registry: Regis
     assert registry.log_in("ana", PASSWORD, GOOD)
 
 
-def test_guesses_at_once_count_each(registry: Registry) -> None:
+def test_concurrent_login_failures_are_all_counted(registry: Registry) -> None:
     def guess() -> None:
         with pytest.raises(LoginError):
             registry.log_in("ana", PASSWORD, "wrong")
@@ -309,15 +309,15 @@ def test_guesses_at_once_count_each(registry: Registry) -> None:
         each.start()
     for each in guesses:
         each.join(30)
-    assert registry.find("ana").failures == 5  # and is locked since
+    assert registry.find("ana").failures == 5  # later attempts are refused because the account is locked
 
 
-def test_what_is_read_while_others_write_is_of_one_moment(registry: Registry, folder: Path) -> None:
+def test_read_during_writes_sees_a_consistent_state(registry: Registry, folder: Path) -> None:
     other, over = Registry(folder, authority.load(folder)), threading.Event()
 
     def write() -> None:
         while not over.is_set():
-            registry.note("login", "ana")
+            registry.record_event("login", "ana")
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -330,9 +330,9 @@ def test_what_is_read_while_others_write_is_of_one_moment(registry: Registry, fo
         other.close()
 
 
-def test_an_invitation_is_good_once(registry: Registry) -> None:
+def test_invitation_is_valid_once(registry: Registry) -> None:
     invitation = registry.make_secret("ana", INVITATION, 1)
-    with pytest.raises(AccountError, match="too weak"):  # and it is still good after that
+    with pytest.raises(AccountError, match="too weak"):  # the invitation stays valid
         registry.log_in("ana", INVITATION, invitation, "weak")
     registry.log_in("ana", INVITATION, invitation, "another sentence")
     with pytest.raises(LoginError):

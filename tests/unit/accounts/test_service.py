@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from whale_nebula.accounts import server, service
-from whale_nebula.accounts.login import Asked, Desk
+from whale_nebula.accounts.login import LoginIssuer, LoginRequest
 from whale_nebula.accounts.members import AUDITOR, DISABLED, OWNER
 from whale_nebula.accounts.passwords import digest_secret
-from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refuse_login
+from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refused_login_error
 from whale_nebula.accounts.scope import Scope
-from whale_nebula.accounts.service import Service, serve
+from whale_nebula.accounts.service import LoginClient, serve
 from whale_nebula.cli.arguments import DONE
-from whale_nebula.cli.login import Login, keep, main
+from whale_nebula.cli.login import Login, keep_logged_in, main
 from whale_nebula.errors import AccountError, LoginError, NebulaError, RevokedError, WrongNameError
 from whale_nebula.security import (
     GATEWAY,
@@ -49,35 +49,35 @@ RUN, GOOD = "mt", "a sentence to remember"
 
 @dataclass
 class Site:
-    """An owner's service with an account, and a host from which somebody logs in."""
+    """An owner's login service with an account, and the folder of a host that logs in."""
 
-    desk: Desk
+    issuer: LoginIssuer
     host: Path
     port: int
 
     @property
     def ca(self) -> bytes:
-        return (self.desk.folder / authority.CA).read_bytes()
+        return (self.issuer.folder / authority.CA).read_bytes()
 
     def request(self, identity: Identity, host: str = "host") -> str:
         return owners.request(self.host / host, identity).path.read_text()
 
     def ask(self, *identities: Identity, host: str = "host", **more: Any) -> Any:
-        given = {"account": "ana", "kind": PASSWORD, "secret": GOOD, **more}
-        asked = Asked(requests=[self.request(each, host) for each in identities], **given)
-        return self.service.log_in(asked)
+        fields = {"account": "ana", "kind": PASSWORD, "secret": GOOD, **more}
+        request = LoginRequest(requests=[self.request(each, host) for each in identities], **fields)
+        return self.service.log_in(request)
 
     @property
-    def service(self) -> Service:
-        return Service("127.0.0.1", self.port, self.ca, RUN, "gpu")
+    def service(self) -> LoginClient:
+        return LoginClient("127.0.0.1", self.port, self.ca, RUN, "gpu")
 
     def trust(self) -> Trust:
-        known = authority.authorities(self.desk.folder)
-        return Trust(known, DenyList(self.desk.folder / files.REVOKED, known))
+        known = authority.authorities(self.issuer.folder)
+        return Trust(known, DenyList(self.issuer.folder / files.REVOKED, known))
 
     @property
     def last(self) -> dict[str, Any]:
-        return self.desk.registry.list_events()[-1]
+        return self.issuer.registry.list_events()[-1]
 
 
 @pytest.fixture
@@ -85,109 +85,109 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
     monkeypatch.setattr(service, "_RATE", 1000.0)
     monkeypatch.setattr(service, "_ALL_RATE", 1000.0)
-    authority.create(tmp_path / "certs", Authority.fresh(RUN, {}, bound=["gpu"]))
-    signs = authority.load(tmp_path / "certs")
-    registry = Registry(tmp_path / "certs", signs)
+    authority.create(tmp_path / "certs", Authority.create(RUN, {}, bound=["gpu"]))
+    signer = authority.load(tmp_path / "certs")
+    registry = Registry(tmp_path / "certs", signer)
     registry.add("ana", workers=2, password=GOOD)
-    desk = Desk(registry, signs, tmp_path / "certs")
-    with serve(desk, "gpu", "127.0.0.1", 0) as port:
-        yield Site(desk, tmp_path, port)
+    issuer = LoginIssuer(registry, signer, tmp_path / "certs")
+    with serve(issuer, "gpu", "127.0.0.1", 0) as port:
+        yield Site(issuer, tmp_path, port)
     registry.close()
 
 
-def worker(index: int, cluster: str = "gpu", role: str = WORKER, run: str = RUN) -> Identity:
+def identify(index: int, cluster: str = "gpu", role: str = WORKER, run: str = RUN) -> Identity:
     return Identity(run, cluster, role, index)
 
 
-def test_an_account_gets_certificates_with_its_name_and_keeps_the_keys(site: Site) -> None:
-    answer = site.ask(worker(0), worker(1), hours=3)
-    found = [site.trust().check(pem, worker(number)) for number, pem in enumerate(answer["certificates"])]
+def test_login_issues_certificates_of_the_account_without_keys(site: Site) -> None:
+    answer = site.ask(identify(0), identify(1), hours=3)
+    found = [site.trust().check(pem, identify(number)) for number, pem in enumerate(answer["certificates"])]
     assert {each.account for each in found} == {"ana"} and answer["role"] == "trainer"
     assert all(each.key == files.peer(each.certificate).key for each in found)
-    assert not [*site.desk.folder.glob("gpu-worker-*.key")] and not [*site.desk.folder.glob("gpu-worker-*.pem")]
-    assert [each.account for each in site.desk.registry.certificates()] == ["ana", "ana"]
+    assert not [*site.issuer.folder.glob("gpu-worker-*.key")] and not [*site.issuer.folder.glob("gpu-worker-*.pem")]
+    assert [each.account for each in site.issuer.registry.certificates()] == ["ana", "ana"]
     assert (site.last["action"], site.last["decision"], len(site.last["serials"])) == ("login", "allow", 2)
-    assert site.ask(worker(0))["account"] == "ana"  # again, with the same key
-    assert GOOD not in json.dumps(site.desk.registry.list_events())
+    assert site.ask(identify(0))["account"] == "ana"  # again, with the same key
+    assert GOOD not in json.dumps(site.issuer.registry.list_events())
 
 
-def test_a_token_is_looked_up_once(site: Site) -> None:
-    token, said = site.desk.registry.make_secret("ana", TOKEN, 1, Scope(WORKER)), []
-    site.desk.registry.database.set_trace_callback(said.append)
-    site.ask(worker(0), kind=TOKEN, secret=token)
-    site.desk.registry.database.set_trace_callback(None)
-    assert sum(digest_secret(token) in each for each in said) == 1
+def test_login_looks_up_the_token_once(site: Site) -> None:
+    token, queries = site.issuer.registry.make_secret("ana", TOKEN, 1, Scope(WORKER)), []
+    site.issuer.registry.database.set_trace_callback(queries.append)
+    site.ask(identify(0), kind=TOKEN, secret=token)
+    site.issuer.registry.database.set_trace_callback(None)
+    assert sum(digest_secret(token) in each for each in queries) == 1
 
 
-def test_certificates_say_what_the_account_may_use(site: Site) -> None:
-    site.desk.registry.limit("ana", 1, Allowance(memory=4 << 30, disk=1 << 30))
-    found = site.trust().check(site.ask(worker(0))["certificates"][0])
+def test_certificate_contains_the_account_limits(site: Site) -> None:
+    site.issuer.registry.limit("ana", 1, Allowance(memory=4 << 30, disk=1 << 30))
+    found = site.trust().check(site.ask(identify(0))["certificates"][0])
     assert found.allowance == Allowance(memory=4 << 30, disk=1 << 30)
 
     class Later(Allowance):
-        """As a later version of this library has it."""
+        """The allowance of a later version, with an unknown limit."""
 
         def encode(self) -> bytes:
             return b'{"stars":1}'
 
-    signs, key, now = site.desk.authority, authority.make_key().public_key(), files.now()
-    made = authority.process_certificate(
-        worker(0), key, signs.certificate, signs.key, now + timedelta(days=1), now, "ana", Later(memory=1)
+    signer, key, now = site.issuer.authority, authority.make_key().public_key(), files.now()
+    certificate = authority.process_certificate(
+        identify(0), key, signer.certificate, signer.key, now + timedelta(days=1), now, "ana", Later(memory=1)
     )
     with pytest.raises(WrongNameError, match="account limits that this version does not know"):
-        site.trust().check(made)
+        site.trust().check(certificate)
 
 
 @pytest.mark.parametrize(
-    ("scope", "wanted", "said"),
+    ("scope", "wanted", "message"),
     [
-        (Scope("worker"), worker(1, role=OPERATOR), "not valid for gpu/operator-1"),
-        (Scope(first=1, last=1), worker(0), "not valid for gpu/0"),
-        (Scope("worker", 1, 1, 2.0), worker(1), "not valid for certificates of 3 hours"),
-        (Scope("worker", 1, 1, 3.0), worker(1), ""),
+        (Scope("worker"), identify(1, role=OPERATOR), "not valid for gpu/operator-1"),
+        (Scope(first=1, last=1), identify(0), "not valid for gpu/0"),
+        (Scope("worker", 1, 1, 2.0), identify(1), "not valid for certificates of 3 hours"),
+        (Scope("worker", 1, 1, 3.0), identify(1), ""),
     ],
     ids=["a role", "a number", "hours", "within"],
 )
-def test_a_token_is_good_for_its_scope_alone(site: Site, scope: Scope, wanted: Identity, said: str) -> None:
-    site.desk.registry.add("eva", OWNER, 3, GOOD)
-    token = site.desk.registry.make_secret("eva", TOKEN, 1, scope)
+def test_token_is_valid_only_for_its_scope(site: Site, scope: Scope, wanted: Identity, message: str) -> None:
+    site.issuer.registry.add("eva", OWNER, 3, GOOD)
+    token = site.issuer.registry.make_secret("eva", TOKEN, 1, scope)
     by_token = {"account": "eva", "kind": TOKEN, "secret": token, "hours": 3}
-    if said:
-        with pytest.raises(AccountError, match=said):
+    if message:
+        with pytest.raises(AccountError, match=message):
             site.ask(wanted, **by_token)
-        assert site.last["decision"] == "deny" and not site.desk.registry.certificates("eva")
-        assert site.ask(wanted, account="eva", hours=3)["account"] == "eva"  # by the password it may
+        assert site.last["decision"] == "deny" and not site.issuer.registry.certificates("eva")
+        assert site.ask(wanted, account="eva", hours=3)["account"] == "eva"  # the password has no scope
     else:
         assert site.ask(wanted, **by_token)["account"] == "eva"
-    assert site.desk.registry.list_secrets("eva")[0][3] == str(scope)
-    site.desk.registry.remove("eva")
-    with site.desk.registry.look():
-        assert not site.desk.registry.database.execute("select * from about where name like 'scope of %'").fetchall()
+    assert site.issuer.registry.list_secrets("eva")[0][3] == str(scope)
+    site.issuer.registry.remove("eva")
+    with site.issuer.registry.read_transaction():
+        assert not site.issuer.registry.database.execute("select * from about where name like 'scope of %'").fetchall()
 
 
-def test_the_latest_login_of_an_account_counts(site: Site) -> None:
-    before = site.ask(worker(0))["certificates"][0]
-    after = site.ask(worker(0), host="another")["certificates"][0]
+def test_later_login_revokes_earlier_certificate(site: Site) -> None:
+    before = site.ask(identify(0))["certificates"][0]
+    after = site.ask(identify(0), host="another")["certificates"][0]
     assert site.trust().check(after).account == "ana"
     with pytest.raises(RevokedError, match="a later login of ana"):
         site.trust().check(before)
 
 
-def test_a_disabled_account_loses_what_it_has(site: Site) -> None:
-    pem = site.ask(worker(0))["certificates"][0]
-    present = site.trust()
-    site.desk.registry.set_state("ana", DISABLED)
-    assert len(site.desk.end_certificates("ana", "account ana was disabled")) == 1
+def test_disabling_an_account_revokes_its_certificates(site: Site) -> None:
+    pem = site.ask(identify(0))["certificates"][0]
+    trust = site.trust()
+    site.issuer.registry.set_state("ana", DISABLED)
+    assert len(site.issuer.revoke_certificates("ana", "account ana was disabled")) == 1
     with pytest.raises(RevokedError, match="account ana was disabled"):
-        present.check(pem)
+        trust.check(pem)
     with pytest.raises(LoginError):
-        site.ask(worker(0))
-    site.desk.registry.add("bob", password=GOOD)  # and its place is free
-    assert site.ask(worker(0), host="bobs", account="bob")["account"] == "bob"
+        site.ask(identify(0))
+    site.issuer.registry.add("bob", password=GOOD)  # the identity is free again
+    assert site.ask(identify(0), host="bobs", account="bob")["account"] == "bob"
 
 
-def at_once(folder: Path, *acts: Callable[[], object]) -> list[NebulaError]:
-    """Let several go as far as they get while the folder is locked, and then on; gives the errors."""
+def run_concurrently(folder: Path, *acts: Callable[[], object]) -> list[NebulaError]:
+    """Run functions in threads that first wait for the locked folder; returns their errors."""
     errors: list[NebulaError] = []
 
     def run(act: Callable[[], object]) -> None:
@@ -207,85 +207,89 @@ def at_once(folder: Path, *acts: Callable[[], object]) -> list[NebulaError]:
     return errors
 
 
-def test_two_services_of_one_registry_give_no_more_than_the_quota(site: Site) -> None:
-    site.desk.registry.add("bob", password=GOOD)
-    other = site.desk._replace(registry=Registry(site.desk.folder, site.desk.authority))
-    wanted = [Asked("bob", PASSWORD, GOOD, [site.request(worker(n))]) for n in range(2)]
-    errors = at_once(site.desk.folder, *(partial(d.log_in, w) for d, w in zip([site.desk, other], wanted, strict=True)))
+def test_two_services_of_one_registry_enforce_the_worker_quota(site: Site) -> None:
+    site.issuer.registry.add("bob", password=GOOD)
+    other = site.issuer._replace(registry=Registry(site.issuer.folder, site.issuer.authority))
+    wanted = [LoginRequest("bob", PASSWORD, GOOD, [site.request(identify(n))]) for n in range(2)]
+    errors = run_concurrently(
+        site.issuer.folder, *(partial(d.log_in, w) for d, w in zip([site.issuer, other], wanted, strict=True))
+    )
     other.registry.close()
-    assert len(site.desk.registry.certificates("bob")) == 1
+    assert len(site.issuer.registry.certificates("bob")) == 1
     assert [each.what for each in errors] == ["the account may have 1 at a time, but would have 2"]
 
 
-def test_an_account_that_is_disabled_during_its_login_has_nothing(site: Site) -> None:
-    asked, present = Asked("ana", PASSWORD, GOOD, [site.request(worker(0))]), site.trust()
+def test_account_disabled_during_login_gets_no_valid_certificate(site: Site) -> None:
+    request, trust = LoginRequest("ana", PASSWORD, GOOD, [site.request(identify(0))]), site.trust()
 
     def disable() -> None:
-        site.desk.registry.set_state("ana", DISABLED)
-        site.desk.end_certificates("ana", "disabled")
+        site.issuer.registry.set_state("ana", DISABLED)
+        site.issuer.revoke_certificates("ana", "disabled")
 
-    at_once(site.desk.folder, partial(site.desk.log_in, asked), disable)
-    assert site.desk.registry.certificates("ana") == []
-    for each in issue.list_issued(site.desk.folder):
+    run_concurrently(site.issuer.folder, partial(site.issuer.log_in, request), disable)
+    assert site.issuer.registry.certificates("ana") == []
+    for each in issue.list_issued(site.issuer.folder):
         if each.account == "ana":
             with pytest.raises(RevokedError):
-                present.check(each.certificate)
+                trust.check(each.certificate)
 
 
-def other_account(site: Site) -> None:
-    site.ask(worker(0))
-    site.desk.registry.add("bob", password=GOOD)
+def add_other(site: Site) -> None:
+    site.ask(identify(0))
+    site.issuer.registry.add("bob", password=GOOD)
 
 
-def owner_issued(site: Site) -> None:
-    """The owner has given the place to a host of his own."""
-    issue.issue(site.desk.folder, site.desk.authority, [worker(0)])
+def issue_by_owner(site: Site) -> None:
+    """Issue the worker's certificate to a host of the owner."""
+    issue.issue(site.issuer.folder, site.issuer.authority, [identify(0)])
 
 
-def become(role: str) -> Callable[[Site], None]:
-    return lambda site: site.desk.registry.add("bob", role, 9, GOOD)
+def add_account(role: str) -> Callable[[Site], None]:
+    return lambda site: site.issuer.registry.add("bob", role, 9, GOOD)
 
 
 Refusal = tuple[Callable[[Site], object], dict[str, Any], list[Identity], type[NebulaError], str]
-REFUSED: dict[str, Refusal] = {
-    "a wrong password": (lambda s: None, {"secret": "guess"}, [worker(0)], LoginError, "wrong password"),
-    "an unknown account": (lambda s: None, {"account": "eve"}, [worker(0)], LoginError, "no such account"),
-    "a stolen token that has ended": (
-        lambda s: None, {"kind": TOKEN, "secret": "token-00-old"}, [worker(0)], LoginError, "wrong token"
+REFUSED_LOGINS: dict[str, Refusal] = {
+    "a wrong password": (lambda s: None, {"secret": "guess"}, [identify(0)], LoginError, "wrong password"),
+    "an unknown account": (lambda s: None, {"account": "eve"}, [identify(0)], LoginError, "no such account"),
+    "an expired token": (
+        lambda s: None, {"kind": TOKEN, "secret": "token-00-old"}, [identify(0)], LoginError, "wrong token"
     ),
-    "too many workers": (lambda s: None, {}, [worker(n) for n in range(3)], AccountError, "may have 2 at a time"),
+    "too many workers": (lambda s: None, {}, [identify(n) for n in range(3)], AccountError, "may have 2 at a time"),
     "too many in turn": (
-        lambda s: s.ask(worker(0), worker(1)), {}, [worker(2)], AccountError, "may have 2 at a time"
+        lambda s: s.ask(identify(0), identify(1)), {}, [identify(2)], AccountError, "may have 2 at a time"
     ),
-    "another's worker": (other_account, {"account": "bob"}, [worker(0)], AccountError, "belongs to another account"),
-    "a worker of the owner": (owner_issued, {}, [worker(0)], AccountError, "already has a certificate"),
-    "a gateway": (lambda s: None, {}, [worker(0, role=GATEWAY)], AccountError, "certificate of a gateway"),
-    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "certificate of an operator"),
-    "an auditor's worker": (become(AUDITOR), {"account": "bob"}, [worker(0)], AccountError, "role auditor"),
-    "an auditor by a trainer": (lambda s: None, {}, [worker(0, role=AUDITOR)], AccountError, "trainer .* auditor"),
+    "another's worker": (add_other, {"account": "bob"}, [identify(0)], AccountError, "belongs to another account"),
+    "a worker of the owner": (issue_by_owner, {}, [identify(0)], AccountError, "already has a certificate"),
+    "a gateway": (lambda s: None, {}, [identify(0, role=GATEWAY)], AccountError, "certificate of a gateway"),
+    "an operator": (lambda s: None, {}, [identify(0, role=OPERATOR)], AccountError, "certificate of an operator"),
+    "an auditor's worker": (add_account(AUDITOR), {"account": "bob"}, [identify(0)], AccountError, "role auditor"),
+    "an auditor by a trainer": (lambda s: None, {}, [identify(0, role=AUDITOR)], AccountError, "trainer .* auditor"),
     "an auditor by an owner": (
-        become(OWNER), {"account": "bob"}, [worker(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
+        add_account(OWNER), {"account": "bob"}, [identify(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
     ),
-    "another owner's cluster": (lambda s: None, {}, [worker(0, "npu")], AccountError, ", not npu"),
-    "another run": (lambda s: None, {}, [worker(0, run="other")], AccountError, "not for run 'other'"),
-    "an owner's tenth": (become(OWNER), {"account": "bob"}, [worker(n) for n in range(10)], AccountError, "have 9"),
+    "another owner's cluster": (lambda s: None, {}, [identify(0, "npu")], AccountError, ", not npu"),
+    "another run": (lambda s: None, {}, [identify(0, run="other")], AccountError, "not for run 'other'"),
+    "an owner's tenth": (
+        add_account(OWNER), {"account": "bob"}, [identify(n) for n in range(10)], AccountError, "have 9"
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("refusal", REFUSED.values(), ids=REFUSED)
-def test_nobody_gets_what_he_may_not_have(refusal: Refusal, site: Site) -> None:
-    prepare, given, wanted, kind, said = refusal
+@pytest.mark.parametrize("refusal", REFUSED_LOGINS.values(), ids=REFUSED_LOGINS)
+def test_unauthorized_login_issues_no_certificate(refusal: Refusal, site: Site) -> None:
+    prepare, fields, wanted, kind, message = refusal
     prepare(site)
-    before = len(site.desk.registry.certificates())
-    with pytest.raises(kind) as refused:
-        site.ask(*wanted, host="attacker", **given)
-    assert kind is not LoginError or str(refused.value) == str(refuse_login())
-    assert (site.last["decision"], site.last["account"]) == ("deny", given.get("account", "ana"))
-    assert len(site.desk.registry.certificates()) == before
-    assert re.search(said, site.last["reason"] if kind is LoginError else str(refused.value))
+    before = len(site.issuer.registry.certificates())
+    with pytest.raises(kind) as caught:
+        site.ask(*wanted, host="attacker", **fields)
+    assert kind is not LoginError or str(caught.value) == str(refused_login_error())
+    assert (site.last["decision"], site.last["account"]) == ("deny", fields.get("account", "ana"))
+    assert len(site.issuer.registry.certificates()) == before
+    assert re.search(message, site.last["reason"] if kind is LoginError else str(caught.value))
 
 
-def send(site: Site, data: bytes) -> bytes:
+def send_raw(site: Site, data: bytes) -> bytes:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
@@ -299,59 +303,65 @@ def send(site: Site, data: bytes) -> bytes:
         return found
 
 
-def post(body: bytes, length: int | None = None, path: str = "/login") -> bytes:
+def make_post(body: bytes, length: int | None = None, path: str = "/login") -> bytes:
     size = len(body) if length is None else length
     return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 GOOD_REQUEST = {"account": "ana", "kind": "password", "secret": GOOD, "requests": []}
-HOSTILE = {
-    "no JSON": (post(b"{"), b"400"),
-    "deep JSON": (post(b"[" * 100_000), b"400"),
-    "a list": (post(b"[]"), b"400"),
-    "a field more": (post(json.dumps({**GOOD_REQUEST, "role": "owner"}).encode()), b"400"),
-    "another type": (post(json.dumps({**GOOD_REQUEST, "account": {"$ne": 1}}).encode()), b"400"),
-    "a long name": (post(json.dumps({**GOOD_REQUEST, "account": "a" * 5000}).encode()), b"400"),
-    "years": (post(json.dumps({**GOOD_REQUEST, "hours": 1e9}).encode()), b"400"),
-    "not a number": (post(json.dumps({**GOOD_REQUEST, "hours": float("nan")}).encode()), b"400"),
-    "requests that are none": (post(json.dumps({**GOOD_REQUEST, "requests": ["x"]}).encode()), b"403"),
-    "too many requests": (post(json.dumps({**GOOD_REQUEST, "requests": ["x"] * 65}).encode()), b"400"),
-    "SQL in a name": (post(json.dumps({**GOOD_REQUEST, "account": "ana' or '1'='1"}).encode()), b"401"),
-    "half a character": (post(json.dumps({**GOOD_REQUEST, "account": "\ud800"}).encode()), b"400"),
-    "half a character in a request": (post(json.dumps({**GOOD_REQUEST, "requests": ["\udfff"]}).encode()), b"400"),
-    "too large": (post(b"", 1 << 30), b"413"),
-    "a length of many digits": (post(b"", 10**4200).replace(b"Length: 1", b"Length: 1" + b"0" * 800), b"413"),
+HOSTILE_REQUESTS = {
+    "no JSON": (make_post(b"{"), b"400"),
+    "deep JSON": (make_post(b"[" * 100_000), b"400"),
+    "a list": (make_post(b"[]"), b"400"),
+    "an unknown field": (make_post(json.dumps({**GOOD_REQUEST, "role": "owner"}).encode()), b"400"),
+    "another type": (make_post(json.dumps({**GOOD_REQUEST, "account": {"$ne": 1}}).encode()), b"400"),
+    "a long name": (make_post(json.dumps({**GOOD_REQUEST, "account": "a" * 5000}).encode()), b"400"),
+    "too many hours": (make_post(json.dumps({**GOOD_REQUEST, "hours": 1e9}).encode()), b"400"),
+    "not a number": (make_post(json.dumps({**GOOD_REQUEST, "hours": float("nan")}).encode()), b"400"),
+    "invalid requests": (make_post(json.dumps({**GOOD_REQUEST, "requests": ["x"]}).encode()), b"403"),
+    "too many requests": (make_post(json.dumps({**GOOD_REQUEST, "requests": ["x"] * 65}).encode()), b"400"),
+    "SQL in a name": (make_post(json.dumps({**GOOD_REQUEST, "account": "ana' or '1'='1"}).encode()), b"401"),
+    "a lone surrogate": (make_post(json.dumps({**GOOD_REQUEST, "account": "\ud800"}).encode()), b"400"),
+    "a lone surrogate in a request": (
+        make_post(json.dumps({**GOOD_REQUEST, "requests": ["\udfff"]}).encode()),
+        b"400",
+    ),
+    "too large": (make_post(b"", 1 << 30), b"413"),
+    "a length with many digits": (
+        make_post(b"", 10**4200).replace(b"Length: 1", b"Length: 1" + b"0" * 800),
+        b"413",
+    ),
     "no length": (b"POST /login HTTP/1.1\r\nHost: x\r\n\r\n", b"413"),
-    "another path": (post(b"{}", path="/../certs/ca.key"), b"404"),
+    "another path": (make_post(b"{}", path="/../certs/ca.key"), b"404"),
     "another method": (b"PUT /login HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"501"),
 }
 
 
-@pytest.mark.parametrize(("data", "code"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_bytes_get_an_answer_and_nothing_else(data: bytes, code: bytes, site: Site) -> None:
-    answer = send(site, data)
+@pytest.mark.parametrize(("data", "code"), HOSTILE_REQUESTS.values(), ids=HOSTILE_REQUESTS)
+def test_hostile_http_request_gets_an_error_status(data: bytes, code: bytes, site: Site) -> None:
+    answer = send_raw(site, data)
     assert answer.split()[1:2] == [code] and b"Traceback" not in answer
-    assert site.ask(worker(0))["account"] == "ana"
+    assert site.ask(identify(0))["account"] == "ana"
 
 
-def test_who_asks_too_often_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is computed for him meanwhile."""
+def test_login_rate_limit_answers_429_without_checking(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests above the limit are not checked."""
     monkeypatch.setattr(service, "_ALL_BURST", 3)
     monkeypatch.setattr(service, "_ALL_RATE", 0.0)
-    guess = post(json.dumps({**GOOD_REQUEST, "secret": "guess"}).encode())
-    with serve(site.desk, "gpu", "127.0.0.1", 0) as port:
-        codes = [send(replace(site, port=port), guess).split()[1] for _ in range(5)]
+    guess = make_post(json.dumps({**GOOD_REQUEST, "secret": "guess"}).encode())
+    with serve(site.issuer, "gpu", "127.0.0.1", 0) as port:
+        codes = [send_raw(replace(site, port=port), guess).split()[1] for _ in range(5)]
     assert codes == [b"401"] * 3 + [b"429"] * 2
-    assert [each["decision"] for each in site.desk.registry.list_events()].count("deny") == 3
+    assert [each["decision"] for each in site.issuer.registry.list_events()].count("deny") == 3
 
 
-def test_a_service_that_is_somebody_else_learns_no_password(site: Site, tmp_path: Path) -> None:
-    """It has a certificate of the same name, by an authority of its own; and one of a worker."""
-    heard: list[bytes] = []
-    authority.create(tmp_path / "false", Authority.fresh(RUN, {}, bound=["gpu"]))
-    false = authority.load(tmp_path / "false")
-    [other] = issue.issue(tmp_path / "false", false, [worker(0, role=OPERATOR)])
-    [known] = issue.issue(site.desk.folder, site.desk.authority, [worker(5)])
+def test_impostor_login_service_receives_no_password(site: Site, tmp_path: Path) -> None:
+    """The impostor has a certificate of another authority, or that of a worker."""
+    received: list[bytes] = []
+    authority.create(tmp_path / "false", Authority.create(RUN, {}, bound=["gpu"]))
+    impostor = authority.load(tmp_path / "false")
+    [other] = issue.issue(tmp_path / "false", impostor, [identify(0, role=OPERATOR)])
+    [known] = issue.issue(site.issuer.folder, site.issuer.authority, [identify(5)])
     for paths in (other.files, known.files):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(paths.cert, paths.key)
@@ -361,77 +371,83 @@ def test_a_service_that_is_somebody_else_learns_no_password(site: Site, tmp_path
                 plain, _ = listening.accept()
                 try:
                     with context.wrap_socket(plain, server_side=True) as secured:
-                        heard.append(secured.recv(4096))
+                        received.append(secured.recv(4096))
                 except OSError:
-                    heard.append(b"")
+                    received.append(b"")
 
             thread = threading.Thread(target=accept)
             thread.start()
-            asked = Asked("ana", PASSWORD, GOOD, [])
+            request = LoginRequest("ana", PASSWORD, GOOD, [])
             with pytest.raises(AccountError, match="did not prove that it is gpu/operator-0"):
-                replace(site, port=listening.getsockname()[1]).service.log_in(asked)
+                replace(site, port=listening.getsockname()[1]).service.log_in(request)
             thread.join(10)
-    assert heard == [b"", b""]
+    assert received == [b"", b""]
 
 
-def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_login_command_writes_worker_credentials(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, secret = tmp_path / "own", tmp_path / "token"
     folder.mkdir(0o700)
     secret.touch(0o600)
-    secret.write_text(site.desk.registry.make_secret("ana", TOKEN, 1) + "\n")
-    given = ["--cluster", "gpu", "--at", f"127.0.0.1:{site.port}", "--account", "ana", "--folder", str(folder)]
-    assert main([*given, "--token-file", str(secret)]) == 1 and "ca.pem that came with" in capsys.readouterr().err
+    secret.write_text(site.issuer.registry.make_secret("ana", TOKEN, 1) + "\n")
+    options = ["--cluster", "gpu", "--at", f"127.0.0.1:{site.port}", "--account", "ana", "--folder", str(folder)]
+    assert main([*options, "--token-file", str(secret)]) == 1 and "ca.pem that came with" in capsys.readouterr().err
     (folder / "ca.pem").write_bytes(site.ca)
-    assert main([*given, "--token-file", str(secret), "--count", "2"]) == 0
+    assert main([*options, "--token-file", str(secret), "--count", "2"]) == 0
     assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, valid until ")
-    assert Credentials.of(Files.under(folder, worker(1))).peer.account == "ana"
-    assert main([*given, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
+    assert Credentials.load(Files.in_folder(folder, identify(1))).peer.account == "ana"
+    assert main([*options, "--account", "bob", "--token-file", str(secret)]) == 1  # the key belongs to ana
     assert "gpu-worker-0.pem belongs to account ana, not to bob" in capsys.readouterr().err
     secret.chmod(0o644)
-    assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by other users" in capsys.readouterr().err
-    assert main([*given, "--token-file", str(tmp_path / "gone")]) == 1
+    assert (
+        main([*options, "--token-file", str(secret)]) == 1 and "can be read by other users" in capsys.readouterr().err
+    )
+    assert main([*options, "--token-file", str(tmp_path / "gone")]) == 1
     assert "--token-file FILE: the file that contains the token" in capsys.readouterr().err
 
 
-def test_a_login_that_is_kept_renews_and_brings_the_deny_lists(site: Site, tmp_path: Path) -> None:
+def test_kept_login_renews_certificates_and_fetches_deny_lists(site: Site, tmp_path: Path) -> None:
     folder, secret = tmp_path / "own", tmp_path / "token"
     folder.mkdir(0o700)
     (folder / "ca.pem").write_bytes(site.ca)
     secret.touch(0o600)
-    secret.write_text(site.desk.registry.make_secret("ana", TOKEN, 1))
-    given = Namespace(
+    secret.write_text(site.issuer.registry.make_secret("ana", TOKEN, 1))
+    arguments = Namespace(
         config=None, folder=str(folder), run=None, cluster="gpu", token_file=str(secret), account="ana", json=False
     )
-    login = Login(given, "127.0.0.1", site.port, 4.0, [("gpu", WORKER, 0)])
-    until, begun, path = login.log_in(), files.now(), folder / "gpu-worker-0.pem"
-    [other] = issue.issue(site.desk.folder, site.desk.authority, [worker(7)])
+    login = Login(arguments, "127.0.0.1", site.port, 4.0, [("gpu", WORKER, 0)])
+    until, started, path = login.log_in(), files.now(), folder / "gpu-worker-0.pem"
+    [other] = issue.issue(site.issuer.folder, site.issuer.authority, [identify(7)])
     first, hours, serials = path.read_bytes(), iter([1.0, 2.0, 3.5, 3.6]), []
 
     def wait(seconds: float) -> bool:
         serials.append(path.read_bytes() == first)
         if len(serials) == 2:
-            issue.revoke(site.desk.folder, site.desk.authority, [other.peer.serial], "sold")
+            issue.revoke(site.issuer.folder, site.issuer.authority, [other.peer.serial], "sold")
         return len(serials) < 5
 
     def present() -> datetime:
-        return begun + timedelta(hours=next(hours, 3.6)) if serials else begun
+        return started + timedelta(hours=next(hours, 3.6)) if serials else started
 
-    assert keep(login, until, wait, present) == DONE
+    assert keep_logged_in(login, until, wait, present) == DONE
     assert serials[0] and not serials[-1]
     own = authority.authorities(folder)
     with pytest.raises(RevokedError):
         Trust(own, DenyList(folder / files.REVOKED, own)).check(other.peer.certificate)
-    site.desk.registry.set_state("ana", DISABLED)
+    site.issuer.registry.set_state("ana", DISABLED)
     with pytest.raises(LoginError):
-        keep(login, begun, lambda seconds: True, files.now)
+        keep_logged_in(login, started, lambda seconds: True, files.now)
 
 
-def test_a_service_that_is_away_is_waited_for(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_login_waits_for_an_unreachable_service(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own").mkdir(0o700)
     (tmp_path / "own" / "ca.pem").write_bytes(site.ca)
-    given = Namespace(config=None, folder=str(tmp_path / "own"), run=None, cluster="gpu", account="ana", json=False)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    login, left = Login(given, "127.0.0.1", port, 4.0, [("gpu", WORKER, 0)]), iter([True, True, True, False])
-    assert keep(login, files.now() + timedelta(hours=4), lambda seconds: next(left), files.now) == DONE
+    arguments = Namespace(config=None, folder=str(tmp_path / "own"), run=None, cluster="gpu", account="ana", json=False)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    login, answers = Login(arguments, "127.0.0.1", port, 4.0, [("gpu", WORKER, 0)]), iter([True, True, True, False])
+    assert keep_logged_in(login, files.now() + timedelta(hours=4), lambda seconds: next(answers), files.now) == DONE
     assert capsys.readouterr().err.count("continuing with the existing files") == 1

@@ -20,7 +20,7 @@ from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.checkpoint.known import Leading
 from whale_nebula.runtime.checkpoint.opening import find_own
 from whale_nebula.security.allowance import Allowance
-from whale_nebula.security.tenant import Tenant, count_kept, open_home
+from whale_nebula.security.tenant import Tenant, measure_disk_usage, open_home
 
 
 def test_it_is_in_its_folder_unless_the_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_what_is_kept_is_counted_once_and_not_by_its_length(tmp_path: Path) -> N
     (tmp_path / "holes").touch()
     os.truncate(tmp_path / "holes", 1 << 30)
     (tmp_path / "link").symlink_to(tmp_path)
-    assert 256 << 10 <= count_kept([tmp_path, tmp_path]) < 300 << 10
+    assert 256 << 10 <= measure_disk_usage([tmp_path, tmp_path]) < 300 << 10
 
 
 def count_steps(programs: str) -> tuple[str, int]:

@@ -12,45 +12,45 @@ from whale_nebula.security import authority
 from whale_nebula.security.authority import Authority
 
 BROKEN = "\udcff"
-"""What a byte on a command line becomes that is not a character."""
+"""An undecodable byte of a command line."""
 AT = ("--cluster", "gpu", "--at", "127.0.0.1:1")
-WRONG: dict[str, tuple[Sequence[str], int, str]] = {
-    "a name that cannot be written": (("accounts", "show", BROKEN), 1, "unknown account"),
-    "a name of another kind": (("accounts", "disable", "Ana"), 1, "unknown account 'Ana'"),
-    "a host that cannot be one": (("accounts", "serve", "--listen", f"{BROKEN}:7200"), 78, "the service cannot listen"),
+INVALID_COMMANDS: dict[str, tuple[Sequence[str], int, str]] = {
+    "a name that cannot be encoded": (("accounts", "show", BROKEN), 1, "unknown account"),
+    "an invalid name": (("accounts", "disable", "Ana"), 1, "unknown account 'Ana'"),
+    "an invalid host": (("accounts", "serve", "--listen", f"{BROKEN}:7200"), 78, "the service cannot listen"),
     "another cluster": (("accounts", "serve", "--cluster", "npu", "--listen", "127.0.0.1:0"), 1, ", not npu"),
-    "a service that is not a host": (
+    "an invalid service host": (
         ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "is unreachable"
     ),
-    "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "valid certif"),
-    "bytes that are no text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "valid certificate"),
-    "nobody there": (("login", *AT, "--lists"), 1, "127.0.0.1:1 is unreachable"),
+    "an invalid certificate": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "valid certif"),
+    "a binary file": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "valid certificate"),
+    "an unreachable service": (("login", *AT, "--lists"), 1, "127.0.0.1:1 is unreachable"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "status", "said"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_told(
+@pytest.mark.parametrize(("words", "status", "message"), INVALID_COMMANDS.values(), ids=INVALID_COMMANDS)
+def test_invalid_command_line_is_reported(
     words: Sequence[str],
     status: int,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    authority.create(Path("certs"), Authority.fresh("mt", {}, bound=["gpu"]))
+    authority.create(Path("certs"), Authority.create("mt", {}, bound=["gpu"]))
     for name, data in (("none", b"garbage\n"), ("bytes", b"\xff\xfe")):
         Path(name).mkdir(0o700)
         (Path(name) / "ca.pem").write_bytes(data)
     assert main(words) == status
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_token_says_what_it_is_good_for(
+def test_token_scope_is_validated_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    authority.create(Path("certs"), Authority.fresh("mt", {}, bound=["gpu"]))
+    authority.create(Path("certs"), Authority.create("mt", {}, bound=["gpu"]))
     assert main(["accounts", "add", "ana"]) == 0
     for words in (["--for", "owner"], ["--index", "1", "--count", "2"], ["--count", "0"], ["--hours", "0"]):
         with pytest.raises(SystemExit, match="2"):

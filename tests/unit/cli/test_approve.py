@@ -52,24 +52,24 @@ CONFIG = "run: mt\nclusters: {gpu: {}, npu: {}}\napprovals: approved\n"
 
 
 def install(folder: Path, version: str, text: str = "VALUE = 1\n") -> None:
-    """Put a package where an installer would have put it."""
-    own = folder / "packages" / "tool-1.dist-info"
-    own.mkdir(parents=True, exist_ok=True)
+    """Install a package with its metadata."""
+    info = folder / "packages" / "tool-1.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
     (folder / "packages" / "tool.py").write_text(text)
     digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
-    (own / "RECORD").write_text(f"tool.py,sha256={digest},{len(text)}\n")
-    (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tool\nVersion: {version}\n")
+    (info / "RECORD").write_text(f"tool.py,sha256={digest},{len(text)}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tool\nVersion: {version}\n")
 
 
-def call(folder: Path, *words: str, **env: str) -> tuple[int, str, str]:
-    told = {"PYTHONPATH": str(folder / "packages"), **env}
+def run_command(folder: Path, *words: str, **env: str) -> tuple[int, str, str]:
+    environment = {"PYTHONPATH": str(folder / "packages"), **env}
     code = f"import sys; sys.path.append({str(folder / 'packages')!r}); "
     if words[0] in ("approve", "run"):
         code += "from whale_nebula.cli.main import main; sys.exit(main(sys.argv[1:]))"
     else:
         code += "import runpy; sys.path[0] = '.'; runpy.run_path(sys.argv[1], run_name='__main__')"
-    done = zygote.run("-c", code, *words, cwd=folder, env=told)
-    return done.returncode, done.stdout, done.stderr
+    result = zygote.run("-c", code, *words, cwd=folder, env=environment)
+    return result.returncode, result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +80,21 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "helper.py").write_text("WIDTH = 3\n")
     (folder / "clusters.yaml").write_text(CONFIG)
     install(folder, "1.0")
-    authority.create(folder / "certs", Authority.fresh("mt", {}))
-    status, out, err = call(folder, "approve", "train.py", "--config", "clusters.yaml", "--yes", "--why", "seen")
+    authority.create(folder / "certs", Authority.create("mt", {}))
+    status, out, err = run_command(folder, "approve", "train.py", "--config", "clusters.yaml", "--yes", "--why", "seen")
     assert status == 0, err
-    for said in ("plan of net.train_step", "b0  gpu   npu  derived", "helper", "tool 1.0", "signed: approved/train-"):
-        assert said in re.sub(r"(?<=b0) +", "  ", out), out
+    for text in ("plan of net.train_step", "b0  gpu   npu  derived", "helper", "tool 1.0", "signed: approved/train-"):
+        assert text in re.sub(r"(?<=b0) +", "  ", out), out
     yield folder
 
 
 @pytest.fixture
 def site(signed: Path, tmp_path: Path) -> Path:
-    """A copy of it, as on the host of a worker."""
+    """A copy of the signed folder, as on a worker's host."""
     return Path(shutil.copytree(signed, tmp_path / "site"))
 
 
-def test_what_was_approved_runs_though_other_approvals_cannot_be_read(
+def test_approved_script_runs_despite_unreadable_other_approvals(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (site / "approved" / "another" / "approval.json").mkdir(parents=True)
@@ -102,69 +102,69 @@ def test_what_was_approved_runs_though_other_approvals_cannot_be_read(
     (site / "approved" / "gone" / "approval.json").symlink_to("nowhere")
     assert main(["--list", "--config", str(site / "clusters.yaml")]) == 0
     assert "another   it cannot be read: Is a directory" in capsys.readouterr().out
-    status, out, err = call(site, "train.py")
+    status, out, err = run_command(site, "train.py")
     assert status == 0 and out.split() == ["begun", "trained"], err
 
 
-def own(site: Path) -> Path:
+def find_approval(site: Path) -> Path:
     return next((site / "approved").glob("*/approval.json"))
 
 
 def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
     def change(site: Path) -> None:
-        path = own(site) if name == "approval" else site / name
+        path = find_approval(site) if name == "approval" else site / name
         assert old in path.read_text()
         path.write_text(path.read_text().replace(old, new, 1))
 
     return change
 
 
-def sign_again(site: Path) -> None:
-    """By an authority of the same name, with a key of its own."""
-    said = json.loads(own(site).read_text())
-    del said["signature"]
-    key = Authority.fresh("mt", {}).key
-    signature = key.sign(b"whale_nebula approval 1\0" + approval.canonical(said), files.SIGNATURE)
-    own(site).write_text(json.dumps({**said, "signature": base64.b64encode(signature).decode()}))
+def sign_by_other_authority(site: Path) -> None:
+    """Replace the signature by that of another authority of the same name."""
+    document = json.loads(find_approval(site).read_text())
+    del document["signature"]
+    key = Authority.create("mt", {}).key
+    signature = key.sign(b"whale_nebula approval 1\0" + approval.encode_canonical(document), files.SIGNATURE)
+    find_approval(site).write_text(json.dumps({**document, "signature": base64.b64encode(signature).decode()}))
 
 
-def end_early(site: Path) -> None:
-    made = approval.read_all(site / "approved", *trusted(site), None, files.now())[0].approval
-    assert made is not None
-    plans = {"net.train_step": plan_of(site).read_bytes()}
+def replace_by_expired_approval(site: Path) -> None:
+    approved = approval.read_all(site / "approved", *load_trust(site), None, files.now())[0].approval
+    assert approved is not None
+    plans = {"net.train_step": find_plan(site).read_bytes()}
     shutil.rmtree(site / "approved")
-    signs, then = authority.load(site / "certs"), files.now() - timedelta(days=2)
-    approval.save(site / "approved", signs, "train.py", (made.files, made.packages), plans, days=1, at=then)
+    signer, past = authority.load(site / "certs"), files.now() - timedelta(days=2)
+    approval.save(site / "approved", signer, "train.py", (approved.files, approved.packages), plans, days=1, at=past)
 
 
-def trusted(site: Path) -> list[approval.Trust]:
+def load_trust(site: Path) -> list[approval.Trust]:
     return [approval.Trust(authority.authorities(site / "certs"))]
 
 
 def withdraw(site: Path) -> None:
-    serial = json.loads(own(site).read_text())["serial"]
-    given = ["--withdraw", serial[:8], "--config", str(site / "clusters.yaml"), "--why", "a mistake"]
-    assert main(given) == 0
+    serial = json.loads(find_approval(site).read_text())["serial"]
+    options = ["--withdraw", serial[:8], "--config", str(site / "clusters.yaml"), "--why", "a mistake"]
+    assert main(options) == 0
 
 
-def bring_old_list_back(site: Path) -> None:
-    kept = (site / "certs" / "revoked.json").read_bytes()
+def restore_old_deny_list(site: Path) -> None:
+    old_list = (site / "certs" / "revoked.json").read_bytes()
     withdraw(site)
-    withdraw(site)  # number 3: an older list is told from it by the number that this host has had
-    (site / "certs" / "revoked.json").write_bytes(kept)
+    withdraw(site)  # number 3: this host has seen a higher number than that of the old list
+    (site / "certs" / "revoked.json").write_bytes(old_list)
 
 
-def other_run(site: Path) -> None:
+def change_run_name(site: Path) -> None:
     (site / "clusters.yaml").write_text(CONFIG.replace("run: mt", "run: other"))
 
 
-def plan_of(site: Path) -> Path:
+def find_plan(site: Path) -> Path:
     return next((site / "approved").glob("*/*.plan.json"))
 
 
 def swap_plan(site: Path) -> None:
-    """A plan that was approved for another program, or was made here."""
-    path = plan_of(site)
+    """Replace the approved plan by another one."""
+    path = find_plan(site)
     path.write_text(path.read_text().replace('"micro_batch": 1', '"micro_batch": 2'))
 
 
@@ -177,7 +177,7 @@ def change_installed(site: Path) -> None:
 
 
 def install_and_load(site: Path) -> None:
-    """A package that was not there when the program was approved."""
+    """Install and import a package that was not installed at approval."""
     shutil.move(site / "packages" / "tool.py", site / "packages" / "other.py")
     info = site / "packages" / "tool-1.dist-info"
     shutil.copytree(info, site / "packages" / "other-1.dist-info")
@@ -188,7 +188,7 @@ def install_and_load(site: Path) -> None:
 
 
 class Attack(NamedTuple):
-    """What somebody does on the host of a worker, what is said then, and whether the script has begun by then."""
+    """A change on a worker's host, the expected error, and whether the script starts before it."""
 
     act: Callable[[Path], object]
     said: str
@@ -200,19 +200,19 @@ NOTHING = Attack(lambda site: None, "")
 ATTACKS = {
     "another script": Attack(edit("train.py", "sgd", "adam"), "the script is .* here, but .* was approved"),
     "another module": Attack(edit("helper.py", "3", "5"), "helper is .* here, but .* was approved"),
-    "one module more": Attack(add_module, r"also \(.*\) was not approved"),
+    "an additional module": Attack(add_module, r"also \(.*\) was not approved"),
     "another version": Attack(lambda site: install(site, "1.1"), "tool is 1.1 .* here, but 1.0 .* was approved"),
     "another build": Attack(lambda site: install(site, "1.0", "VALUE = 2\n"), "tool is 1.0 .* here, but 1.0"),
     "a changed package": Attack(change_installed, r"tool \(.*\) was not approved"),
-    "one package more": Attack(install_and_load, "the script is"),
+    "an additional package": Attack(install_and_load, "the script is"),
     "another plan": NOTHING._replace(
         said="micro_batch is 2 here, 1 in the approved plan", begun=True, env={"MICRO_BATCHES": "2"}
     ),
     "another step": NOTHING._replace(said="approved steps:", begun=True, env={"NAME": "other"}),
     "a swapped plan": Attack(swap_plan, "its digest differs", begun=True),
 }
-SAMPLE = ("one module more", "another build", "a changed package", "another plan", "another step")
-"""What else is another file or version: `EVADES`, and the approvals and plans below."""
+SAMPLE = ("an additional module", "another build", "a changed package", "another plan", "another step")
+"""The attacks that run by default; others are covered by `EVASIONS`, and by the approvals and plans below."""
 
 
 @pytest.mark.parametrize(
@@ -220,54 +220,54 @@ SAMPLE = ("one module more", "another build", "a changed package", "another plan
     [pytest.param(each, marks=() if name in SAMPLE else pytest.mark.grid) for name, each in ATTACKS.items()],
     ids=ATTACKS,
 )
-def test_whatever_else_is_refused(attack: Attack, site: Path) -> None:
+def test_attack_on_approved_program_is_refused(attack: Attack, site: Path) -> None:
     attack.act(site)
-    status, out, err = call(site, "train.py", **attack.env)
+    status, out, err = run_command(site, "train.py", **attack.env)
     assert status == 1 and out.split() == ["begun"] * attack.begun, (out, err)
     assert re.search(attack.said, err), err
 
 
 APPROVALS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "an approval that was changed": (edit("approval", '"why": "seen"', '"why": ""'), "not signed by the run"),
-    "an approval for longer": (edit("approval", '"until": "2', '"until": "3'), "not signed by the run"),
-    "an approval by somebody else": (sign_again, "not signed by the run's authority"),
-    "an approval that is cut": (lambda site: os.truncate(own(site), 99), "it cannot be parsed"),
-    "an approval that is over": (end_early, "it expired at"),
-    "an approval that was withdrawn": (withdraw, "it was withdrawn .*: a mistake"),
-    "an older deny list": (bring_old_list_back, "the deny list is outdated"),
+    "a modified approval": (edit("approval", '"why": "seen"', '"why": ""'), "not signed by the run"),
+    "an extended approval": (edit("approval", '"until": "2', '"until": "3'), "not signed by the run"),
+    "an approval of another authority": (sign_by_other_authority, "not signed by the run's authority"),
+    "a truncated approval": (lambda site: os.truncate(find_approval(site), 99), "it cannot be parsed"),
+    "an expired approval": (replace_by_expired_approval, "it expired at"),
+    "a withdrawn approval": (withdraw, "it was withdrawn .*: a mistake"),
+    "an older deny list": (restore_old_deny_list, "the deny list is outdated"),
     "no approval": (lambda site: shutil.rmtree(site / "approved"), "the folder has no approvals"),
-    "an approval of another run": (other_run, "it is for run 'mt'"),
+    "an approval of another run": (change_run_name, "it is for run 'mt'"),
     "no authority": (lambda site: (site / "certs" / "ca.pem").unlink(), "cannot read the authority's certificate"),
 }
-"""What is the matter with the approvals that there are: a launcher reads them as a worker does."""
+"""Changes that make all approvals invalid, and the expected error."""
 
 
-@pytest.mark.parametrize(("act", "said"), APPROVALS.values(), ids=APPROVALS)
-def test_what_is_no_approval_of_this_program_does_not_count(
-    act: Callable[[Path], object], said: str, site: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("act", "message"), APPROVALS.values(), ids=APPROVALS)
+def test_invalid_approval_is_not_accepted(
+    act: Callable[[Path], object], message: str, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     act(site)
     monkeypatch.chdir(site)
-    with pytest.raises(NebulaError, match=said):
+    with pytest.raises(NebulaError, match=message):
         approval.check_script(load("clusters.yaml"), "clusters.yaml", "gpu", "train.py")
 
 
 PLANS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a swapped plan": (swap_plan, "its digest differs"),
-    "a plan that is gone": (lambda site: plan_of(site).unlink(), "cannot read an approved plan"),
+    "a missing plan": (lambda site: find_plan(site).unlink(), "cannot read an approved plan"),
 }
 
 
-@pytest.mark.parametrize(("act", "said"), PLANS.values(), ids=PLANS)
-def test_another_plan_than_the_approved_one_is_not_read(act: Callable[[Path], object], said: str, site: Path) -> None:
-    (found,) = approval.read_all(site / "approved", *trusted(site), None, files.now())
-    assert approval.read_plan(found, "net.train_step") == plan_of(site).read_bytes()
+@pytest.mark.parametrize(("act", "message"), PLANS.values(), ids=PLANS)
+def test_changed_or_missing_approved_plan_is_refused(act: Callable[[Path], object], message: str, site: Path) -> None:
+    (found,) = approval.read_all(site / "approved", *load_trust(site), None, files.now())
+    assert approval.read_plan(found, "net.train_step") == find_plan(site).read_bytes()
     act(site)
-    with pytest.raises(NebulaError, match=said):
+    with pytest.raises(NebulaError, match=message):
         approval.read_plan(found, "net.train_step")
 
 
-EVADES = {
+EVASIONS = {
     "another config": edit("train.py", 'nb.init("clusters.yaml")', "nb.init({})"),
     "without the library": lambda site: (site / "train.py").write_text("print('begun')"),
     "another module": edit("helper.py", "WIDTH = 3", "WIDTH = 3; import os; print('begun'); os._exit(0)"),
@@ -278,104 +278,104 @@ EVADES = {
 
 @pytest.mark.parametrize(
     "evade",
-    [pytest.param(each, marks=pytest.mark.grid if name == "no approval" else ()) for name, each in EVADES.items()],
-    ids=EVADES,
+    [pytest.param(each, marks=pytest.mark.grid if name == "no approval" else ()) for name, each in EVASIONS.items()],
+    ids=EVASIONS,
 )
-def test_a_launcher_starts_nothing_that_would_get_around_the_check(evade: Callable[[Path], object], site: Path) -> None:
+def test_launcher_refuses_script_that_evades_the_check(evade: Callable[[Path], object], site: Path) -> None:
     evade(site)
-    status, out, err = call(site, "run", "--all", "--config", "clusters.yaml", "train.py")
+    status, out, err = run_command(site, "run", "--all", "--config", "clusters.yaml", "train.py")
     assert status == 78 and not out and re.search("NB-[0-9]+ train.py is not approved", err), (out, err)
 
 
-def test_a_launcher_starts_what_was_approved(site: Path) -> None:
+def test_launcher_accepts_approved_script(site: Path) -> None:
     code = f"import sys; sys.path.append({str(site / 'packages')!r}); "
     code += "from whale_nebula.config import load; from whale_nebula.security.approval import check_script; "
     code += "check_script(load('clusters.yaml'), 'clusters.yaml', 'gpu', 'train.py'); print('starts')"
-    done = zygote.run("-c", code, cwd=site, env={"PYTHONPATH": str(site / "packages")})
-    assert done.stdout.strip() == "starts", done.stderr
+    result = zygote.run("-c", code, cwd=site, env={"PYTHONPATH": str(site / "packages")})
+    assert result.stdout.strip() == "starts", result.stderr
 
 
-FORGED: Mapping[str, Mapping[str, object]] = {
-    "a serial that is none": {"serial": "zz", "until": "2999-01-01T00:00:00Z"},
-    "a time that is none": {"since": 5, "until": "2999-01-01T00:00:00Z"},
-    "files that are none": {"files": [1]},
-    "a name that is none": {"script": None},
+FORGED_FIELDS: Mapping[str, Mapping[str, object]] = {
+    "an invalid serial": {"serial": "zz", "until": "2999-01-01T00:00:00Z"},
+    "an invalid time": {"since": 5, "until": "2999-01-01T00:00:00Z"},
+    "invalid files": {"files": [1]},
+    "an invalid name": {"script": None},
 }
 
 
-@pytest.mark.parametrize("signs", [False, True], ids=["forged", "by another owner"])
-@pytest.mark.parametrize("changes", FORGED.values(), ids=FORGED)
-def test_what_somebody_lays_beside_does_not_stop_an_owner(
-    changes: Mapping[str, object], signs: bool, site: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_trusted", [False, True], ids=["forged", "by another owner"])
+@pytest.mark.parametrize("changes", FORGED_FIELDS.values(), ids=FORGED_FIELDS)
+def test_forged_approvals_are_listed_and_do_not_break_withdrawal(
+    changes: Mapping[str, object], is_trusted: bool, site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither does it get into his deny list, nor is it told as an error of ours."""
-    said = {**json.loads(own(site).read_text()), **changes}
-    del said["signature"]
-    other = Authority.fresh("mt", {}, bound=["npu"])
+    """They are neither added to the deny list nor raise an internal error."""
+    document = {**json.loads(find_approval(site).read_text()), **changes}
+    del document["signature"]
+    other = Authority.create("mt", {}, bound=["npu"])
     key = other.key
-    if signs:
+    if is_trusted:
         with (site / "certs" / "ca.pem").open("ab") as file:
             file.write(authority.certificate_bytes(other.certificate))
         trust.save(site / "certs" / "revoked-npu.json", "mt", key, 1, {})
-    signature = key.sign(b"whale_nebula approval 1\0" + approval.canonical(said), files.SIGNATURE)
-    beside = site / "approved" / "another"
-    beside.mkdir()
-    said["signature"] = base64.b64encode(signature).decode()
-    (beside / "approval.json").write_text(json.dumps(said))
-    given = ["--config", str(site / "clusters.yaml")]
-    assert main(["--list", *given]) == 0
+    signature = key.sign(b"whale_nebula approval 1\0" + approval.encode_canonical(document), files.SIGNATURE)
+    forged_folder = site / "approved" / "another"
+    forged_folder.mkdir()
+    document["signature"] = base64.b64encode(signature).decode()
+    (forged_folder / "approval.json").write_text(json.dumps(document))
+    options = ["--config", str(site / "clusters.yaml")]
+    assert main(["--list", *options]) == 0
     assert "another   it " in capsys.readouterr().out
-    assert main(["--withdraw", str(said["serial"])[:8], *given]) in (0, 65)
-    assert authority_list(site).number in (1, 2)
+    assert main(["--withdraw", str(document["serial"])[:8], *options]) in (0, 65)
+    assert load_deny_list(site).number in (1, 2)
 
 
-def authority_list(site: Path) -> trust.SignedList:
+def load_deny_list(site: Path) -> trust.SignedList:
     return trust.load(site / "certs" / "revoked.json", authority.authorities(site / "certs"))
 
 
-def test_a_package_that_is_removed_after_it_was_loaded_is_told(site: Path) -> None:
+def test_package_removed_after_import_is_listed_as_unreadable(site: Path) -> None:
     edit("helper.py", "WIDTH = 3", "WIDTH = 3; import os, tool; os.remove(tool.__file__)")(site)
     code = "import helper; from whale_nebula.security import code; print(code.list_files()['tool'])"
     code = f"import sys; sys.path[:0] = {[str(site), str(site / 'packages')]}; {code}"
-    done = zygote.run("-c", code, cwd=site)
-    assert done.stdout.strip() == "unreadable", done.stderr
+    result = zygote.run("-c", code, cwd=site)
+    assert result.stdout.strip() == "unreadable", result.stderr
 
 
-def test_a_script_in_no_file_is_refused(site: Path) -> None:
-    told = {"PYTHONPATH": str(site / "packages")}
+def test_interactive_session_is_refused(site: Path) -> None:
+    environment = {"PYTHONPATH": str(site / "packages")}
     code = "import sys; del sys.modules['__main__'].__file__; import whale_nebula as nb; nb.init('clusters.yaml')"
-    done = zygote.run("-c", code, cwd=site, env=told)
-    assert "this process does not run a script in a file" in done.stderr
+    result = zygote.run("-c", code, cwd=site, env=environment)
+    assert "this process does not run a script in a file" in result.stderr
 
 
-def test_nothing_is_signed_unless_somebody_says_so(
+def test_signing_needs_confirmation_and_an_unchanged_program(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record is made where there is no key, and signed where the script does not run, as long as it is of that."""
-    before, given = sorted((site / "approved").iterdir()), ["train.py", "--config", "clusters.yaml"]
+    """A record can be created without the key, and signed elsewhere if the program is unchanged."""
+    before, options = sorted((site / "approved").iterdir()), ["train.py", "--config", "clusters.yaml"]
     shutil.move(site / "certs" / "ca.key", site / "key")
-    dry = call(site, "approve", *given, "--dry", "--json", "--record", "found.json")
+    dry = run_command(site, "approve", *options, "--dry", "--json", "--record", "found.json")
     assert dry[0] == 0 and json.loads(dry[1])["signed"] is False, dry
     shutil.move(site / "key", site / "certs" / "ca.key")
     monkeypatch.chdir(site)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    assert main([*given, "--record", "found.json"]) == 1
+    assert main([*options, "--record", "found.json"]) == 1
     assert "there is no terminal to ask for confirmation: --yes signs" in capsys.readouterr().err
     edit("helper.py", "3", "5")(site)
-    assert main([*given, "--record", "found.json", "--yes"]) == 1
+    assert main([*options, "--record", "found.json", "--yes"]) == 1
     assert "train.py differs from the examined program: nothing is signed (helper)" in capsys.readouterr().err
     assert sorted((site / "approved").iterdir()) == before
     assert main(["--list", "--config", str(site / "clusters.yaml")]) == 0
     assert "seen" in capsys.readouterr().out
     edit("helper.py", "5", "3")(site)
-    assert main([*given, "--record", "found.json", "--yes"]) == 0
+    assert main([*options, "--record", "found.json", "--yes"]) == 0
     assert len(list((site / "approved").iterdir())) == len(before) + 1
 
 
-def test_a_script_does_not_run_where_the_key_is(
+def test_examined_script_runs_isolated_and_forged_record_is_refused(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no terminal, what it starts ends with it, and what it says of itself is held against what there is."""
+    """The script has no terminal, its child processes end with it, and its record is compared with the files."""
     forged = {"format": "whale_nebula program 1", "files": {"__main__": "ab" * 32}, "packages": {}, "plans": []}
     (site / "train.py").write_text(
         f"import json, os, subprocess, sys\n"
@@ -395,7 +395,7 @@ def test_a_script_does_not_run_where_the_key_is(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "a script to approve, --list, or --withdraw"),
         (["--list", "--withdraw", "1f"], "exactly one is required"),
@@ -410,20 +410,20 @@ def test_a_script_does_not_run_where_the_key_is(
         (["train.py", "--config", "clusters.yml"], "the config cannot be read"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(
-    words: list[str], said: str, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_invalid_approve_command_is_reported(
+    words: list[str], message: str, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(site)
-    given = words if "--config" in words else [*words, "--config", "clusters.yaml"]
+    options = words if "--config" in words else [*words, "--config", "clusters.yaml"]
     try:
-        assert main(given) not in (0, None)
+        assert main(options) not in (0, None)
     except SystemExit as end:
         assert end.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_modules_that_autograph_makes_are_no_files_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes them of functions of the script, under another name each time."""
+def test_autograph_modules_are_not_listed_as_script_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AutoGraph generates these modules from functions, with new names each time."""
     for name in ("__autograph_generated_file1a2b", "helper_of_mine"):
         path = tmp_path / f"{name}.py"
         path.write_text("x = 1\n")

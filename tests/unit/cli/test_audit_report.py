@@ -37,20 +37,20 @@ def run(line: str, capsys: Capture) -> tuple[int, str, str]:
 
 @pytest.fixture
 def read(site: Site) -> Site:  # noqa: F811
-    """Ana has read, by a program that was approved; bob was refused."""
+    """A site where ana has read with an approved program, and bob was refused."""
     site.owner.publish()
-    asked = site.owner.grants.ask("ana", "corpus", "a study")
-    site.owner.grants.decide(asked.number, GRANTED, 7, "she may", "olga")
+    request = site.owner.grants.ask("ana", "corpus", "a study")
+    site.owner.grants.decide(request.number, GRANTED, 7, "she may", "olga")
     digest = hashlib.sha256(SCRIPT).hexdigest()
-    site.rows("ana", program=digest)
-    site.rows("ana", program="cd" * 32)
+    site.read_rows("ana", program=digest)
+    site.read_rows("ana", program="cd" * 32)
     certify(site.owner, "bob", site.tmp / "of-bob", index=1)
     for _ in range(2):
         with contextlib.suppress(AccessError):
-            site.rows("bob")
+            site.read_rows("bob")
     site.guard.log.head()
     code = {"__main__": digest}, {"python": "3"}
-    approval.save(site.tmp / "approvals", site.owner.signs, "train.py", code, {}, by="olga", why="reviewed")
+    approval.save(site.tmp / "approvals", site.owner.signer, "train.py", code, {}, by="olga", why="reviewed")
     return site
 
 
@@ -58,7 +58,7 @@ def line(site: Site) -> str:  # noqa: F811
     return f"{site.guard.log.path} --folder {site.owner.home}/certs --approvals {site.tmp}/approvals"
 
 
-def test_it_answers(read: Site, capsys: Capture) -> None:
+def test_report_shows_reads_refusals_and_grants(read: Site, capsys: Capture) -> None:
     code, out, _ = run(line(read), capsys)
     (granted,) = (each.number for each in read.owner.grants.list_permissions())
     assert code == 0
@@ -67,15 +67,15 @@ def test_it_answers(read: Site, capsys: Capture) -> None:
     assert "train.py, approved by olga, reviewed" in out and "script cdcdcdcdcdcd: no approval found" in out
     assert "bob  corpus  2 times" in out and "it has not requested access" in out
     assert "grant  ana  allow" in out and "signed up to record" in out
-    said = json.loads(run(f"{line(read)} --json", capsys)[1])
-    assert [each["rows"] for each in said["reads"]] == [100, 100]
-    assert said["reads"][0]["versions"] == ["keras 3"] and "    with keras 3" in out
-    told = [json.loads(each).get("versions") for each in Path(read.guard.log.path).read_text().splitlines()]
-    assert told.count("keras 3") == 1, "the first record of a run says it"
-    assert said["refusals"][0]["times"] == 2
+    document = json.loads(run(f"{line(read)} --json", capsys)[1])
+    assert [each["rows"] for each in document["reads"]] == [100, 100]
+    assert document["reads"][0]["versions"] == ["keras 3"] and "    with keras 3" in out
+    versions = [json.loads(each).get("versions") for each in Path(read.guard.log.path).read_text().splitlines()]
+    assert versions.count("keras 3") == 1, "the first record of a run says it"
+    assert document["refusals"][0]["times"] == 2
 
 
-def test_a_period(read: Site, capsys: Capture) -> None:
+def test_report_is_limited_to_the_period(read: Site, capsys: Capture) -> None:
     out = run(f"{line(read)} --until 2026-01-01", capsys)[1]
     assert "who read what\n  nothing" in out and "refused\n  nothing" in out
     assert run(f"{line(read)} --since 2026-01-01T12:00:00Z", capsys)[1].count("100 rows") == 2
@@ -84,20 +84,20 @@ def test_a_period(read: Site, capsys: Capture) -> None:
     assert (code, out) == (1, "") and "--since is not before --until" in err
 
 
-def test_lines_of_json(read: Site, capsys: Capture) -> None:
-    found = [json.loads(each) for each in run(f"{line(read)} --lines", capsys)[1].splitlines()]
-    assert {each["action"] for each in found} >= {"read", "grant", "request", "publish", "add", "genesis"}
-    assert [each["time"][:19] for each in found] == sorted(each["time"][:19] for each in found)
+def test_lines_option_prints_records_in_order(read: Site, capsys: Capture) -> None:
+    records = [json.loads(each) for each in run(f"{line(read)} --lines", capsys)[1].splitlines()]
+    assert {each["action"] for each in records} >= {"read", "grant", "request", "publish", "add", "genesis"}
+    assert [each["time"][:19] for each in records] == sorted(each["time"][:19] for each in records)
 
 
-def test_attack_a_log_that_was_changed(read: Site, capsys: Capture, tmp_path: Path) -> None:
+def test_attack_changed_log_is_refused(read: Site, capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "data-changed.jsonl"
     path.write_bytes(read.guard.log.path.read_bytes().replace(b'"account":"ana"', b'"account":"bob"', 1))
     code, out, err = run(f"{path} --folder {read.owner.home}/certs", capsys)
     assert (code, out, "is the first invalid one" in err) == (1, "", True)
 
 
-def test_attack_a_registry_that_was_changed(read: Site, capsys: Capture) -> None:
+def test_attack_changed_registry_is_refused(read: Site, capsys: Capture) -> None:
     copy = read.tmp / "copy"
     shutil.copytree(read.owner.home / "certs", copy)
     with contextlib.closing(sqlite3.connect(copy / FILE)) as other:
@@ -108,67 +108,72 @@ def test_attack_a_registry_that_was_changed(read: Site, capsys: Capture) -> None
 
 
 # ---------------------------------------------------------------------- over the line
-def asks(site: Site, account: str = "eva", role: str = "auditor") -> str:  # noqa: F811
-    """The command of who has such an account and such a certificate; the log is where a service has its own."""
-    kept = site.owner.home / "certs/audit/data-gpu.jsonl"
-    if not kept.exists():
-        kept.parent.mkdir(exist_ok=True)
-        os.link(site.guard.log.path, kept)
+def make_auditor_command(site: Site, account: str = "eva", role: str = "auditor") -> str:  # noqa: F811
+    """Create an account with an auditor's certificate; returns the options that fetch the report."""
+    log = site.owner.home / "certs/audit/data-gpu.jsonl"
+    if not log.exists():
+        log.parent.mkdir(exist_ok=True)
+        os.link(site.guard.log.path, log)
     if account not in {each.name for each in site.owner.registry.list_accounts()}:
         site.owner.registry.add(account, role=role)
     certify(site.owner, account, site.tmp / f"of-{account}", role="auditor")
     return f"--at 127.0.0.1:{site.port} --cluster gpu --folder {site.tmp}/of-{account}"
 
 
-def test_an_auditor_reads_it_over_the_line(read: Site, capsys: Capture) -> None:
-    command = asks(read)
+def test_auditor_fetches_report_from_service(read: Site, capsys: Capture) -> None:
+    command = make_auditor_command(read)
     code, out, err = run(f"{command} --since 2026-01-01", capsys)
     assert (code, err) == (0, "")
     assert "ana  corpus  100 rows, 800 bytes, in 4 batches" in out and "bob  corpus  2 times" in out
     assert "report  eva  allow" in out, "what he reads says that he has read it"
     assert str(read.owner.home) not in out
-    here = run(f"{line(read).partition(' --approvals')[0]} --since 2026-01-01 --json", capsys)[1]
-    there = run(f"{command} --since 2026-01-01 --json", capsys)[1]
+    local = run(f"{line(read).partition(' --approvals')[0]} --since 2026-01-01 --json", capsys)[1]
+    remote = run(f"{command} --since 2026-01-01 --json", capsys)[1]
     parts = ("since", "reads", "refusals")
-    assert [json.loads(here)[part] for part in parts] == [json.loads(there)[part] for part in parts]
+    assert [json.loads(local)[part] for part in parts] == [json.loads(remote)[part] for part in parts]
     assert run(f"{command} --until 2026-01-01", capsys)[1].count("rows") == 0
     code, _, err = run(command, capsys)
     assert (code, "too many reports are requested" in err) == (1, True)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
-        ({"role": "trainer"}, "is not an auditor's"),  # by a certificate of when it was one
+        ({"role": "trainer"}, "is not an auditor's"),  # the certificate is from when it was an auditor
         ({"role": "owner"}, "is not an auditor's"),
         ({"account": "ana"}, "is not an auditor's"),
         ({"disabled": True}, "or is disabled"),
     ],
 )
-def test_attack_the_report_by_somebody_else(read: Site, capsys: Capture, more: dict[str, Any], said: str) -> None:
+def test_attack_report_without_auditor_role_is_refused(
+    read: Site, capsys: Capture, more: dict[str, Any], message: str
+) -> None:
     account = more.get("account", "eva")
-    command = asks(read, account, more.get("role", "auditor"))
+    command = make_auditor_command(read, account, more.get("role", "auditor"))
     if more.get("disabled"):
         read.owner.registry.set_state(account, DISABLED)
     code, out, err = run(command, capsys)
-    assert (code, out) == (1, "") and "may not read the audit report" in err and said in err
-    assert (read.log[-1]["object"], read.log[-1]["decision"]) == ("the audit report", "deny")
+    assert (code, out) == (1, "") and "may not read the audit report" in err and message in err
+    assert (read.access_records[-1]["object"], read.access_records[-1]["decision"]) == ("the audit report", "deny")
     assert "report" not in {each["action"] for each in read.owner.registry.list_events()}
 
 
-def test_attack_certificates_that_are_for_something_else(read: Site, capsys: Capture) -> None:
-    asks(read)
-    for ask in ({"ask": "list"}, {"ask": "request", "dataset": "corpus", "purpose": "x"}, {"ask": "read"}):
+def test_attack_auditor_certificate_is_valid_only_for_reports(read: Site, capsys: Capture) -> None:
+    make_auditor_command(read)
+    for request in ({"ask": "list"}, {"ask": "request", "dataset": "corpus", "purpose": "x"}, {"ask": "read"}):
         auditor = open_remote(f"127.0.0.1:{read.port}", read.tmp / "of-eva", None, "gpu", role="auditor")
         with auditor._open() as opened, pytest.raises(AccessError, match="valid only for the audit report"):
-            opened.ask(ask)
-    with read.reads("ana")._open() as opened, pytest.raises(AccessError, match="ana may not read the audit report"):
+            opened.ask(request)
+    with (
+        read.open_reader("ana")._open() as opened,
+        pytest.raises(AccessError, match="ana may not read the audit report"),
+    ):
         opened.ask({"ask": "report", "since": "2026-01-01", "until": "2027-01-01"})
     code, _, err = run(f"--at 127.0.0.1:{read.port} --cluster gpu --folder {read.tmp}/of-ana", capsys)
     assert (code, "--role auditor" in err) == (1, True), "who has no such certificate is told how to get one"
 
 
-def test_a_report_that_cannot_be_asked_for(capsys: Capture) -> None:
+def test_invalid_remote_report_command_is_refused(capsys: Capture) -> None:
     for words in (
         "--at 127.0.0.1:1",
         "--at 127.0.0.1:1 --cluster gpu x.jsonl",
@@ -177,7 +182,7 @@ def test_a_report_that_cannot_be_asked_for(capsys: Capture) -> None:
         assert run(words, capsys)[0] == 2
 
 
-def test_without_anything(owner: Owner, capsys: Capture) -> None:  # noqa: F811
+def test_empty_report_and_missing_files(owner: Owner, capsys: Capture) -> None:  # noqa: F811
     code, out, _ = run(f"--folder {owner.home}/certs", capsys)
     assert (code, "who read what\n  nothing" in out) == (0, True)
     assert run(f"no.jsonl --folder {owner.home}/certs", capsys)[0] == 66

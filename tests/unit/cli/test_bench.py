@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.made import Home
+from tests.unit.security.authorities import Home
 from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.cli import arguments, bench
 from whale_nebula.cli import bench as bench_ends
@@ -25,7 +25,7 @@ QUICK = ["--seconds", "0.05"]
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Two clusters on loopback, and certificates of both."""
+    """The config of two clusters on loopback, with certificates of both."""
     home = Home.at(tmp_path / "certs")
     for cluster in ("gpu", "npu"):
         home.files(Identity("mt", cluster))
@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: Capture) -> None:
+def test_two_sites_measure_the_same_link_and_suggest_config(config: Path, capsys: Capture) -> None:
     with ThreadPoolExecutor(2) as pool:
         call = ["link", "--config", str(config), "--json", *QUICK]
         codes = [pool.submit(bench.main, [*call, "--cluster", cluster]) for cluster in ("gpu", "npu")]
@@ -49,26 +49,26 @@ def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: Cap
     assert first["config"]["agrees"] is False
     assert first["config"]["write"].startswith("links: [{between: [gpu, npu], rate: ")
     assert "npu/0 measures the link to gpu/0" in err and "gpu/0 -> npu/0, tensors of 64 KiB" in err
-    kept = load_measurement(path_of(config, "gpu", "npu"))
-    assert kept is not None and kept.first == "gpu/0"
+    saved = load_measurement(path_of(config, "gpu", "npu"))
+    assert saved is not None and saved.first == "gpu/0"
 
 
-def test_whoever_does_not_come_is_an_error(config: Path, capsys: Capture) -> None:
+def test_missing_peer_is_reported(config: Path, capsys: Capture) -> None:
     config.write_text(config.read_text().replace("patience: 20s", "patience: 1s"))
     assert bench.main(["link", "--config", str(config), "--cluster", "npu", "--json"]) == arguments.FAILED
-    told = json.loads(capsys.readouterr().out)
-    assert told["code"] == "NB-402" and "'gpu/0' did not connect within 1 s" in told["what"]
-    assert told["where"] and "bench link --config clusters.yaml --cluster gpu" in told["mend"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["code"] == "NB-402" and "'gpu/0' did not connect within 1 s" in document["what"]
+    assert document["where"] and "bench link --config clusters.yaml --cluster gpu" in document["mend"]
 
 
-def test_both_ends_here(capsys: Capture) -> None:
+def test_link_between_local_clusters_is_measured(capsys: Capture) -> None:
     assert bench.main(["link", "--all", "--clusters", "b,a", "--json", *QUICK]) == arguments.DONE
     (line,) = json.loads(capsys.readouterr().out)["lines"]
     assert (line["first"], line["second"], line["config"]) == ("a/0", "b/0", None)
     assert all(each["there"] > 0 for each in line["crossings"])
 
 
-class TestThePlace:
+class TestOrigin:
     CLUSTERS = """\
 run: mt
 clusters:
@@ -82,29 +82,34 @@ clusters:
         (tmp_path / "c.yaml").write_text(self.CLUSTERS + "security: {insecure: true}\n")
         return str(tmp_path / "c.yaml")
 
-    def test_goes_through_the_gateway_as_a_run_does(self, path: str) -> None:
+    def test_origin_uses_the_gateway(self, path: str) -> None:
         place = bench_ends.find_origin(load(path), path, "gpu", None)
         assert (place.here, place.gateway, place.listen) == ("gpu/0", "127.0.0.1:27100", None)
         assert list(place.peers) == ["npu/0", "tpu/0"]
-        assert place.workers == ("gpu/0", "gpu/1", "npu/0", "tpu/0")  # gateways know frames by their places in all
+        assert place.workers == (
+            "gpu/0",
+            "gpu/1",
+            "npu/0",
+            "tpu/0",
+        )  # gateways use these positions
 
-    def test_measures_one_line_if_that_is_asked_for(self, path: str) -> None:
+    def test_origin_is_limited_to_the_chosen_peer(self, path: str) -> None:
         assert list(bench_ends.find_origin(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]
         with pytest.raises(ConfigError, match="the link has no other end") as caught:
             bench_ends.find_origin(load(path), path, "gpu", "npuu")
         assert "did you mean 'npu'" in caught.value.mend
 
-    def test_listens_everywhere_for_nobody_who_proves_nothing(self, path: str) -> None:
+    def test_insecure_listener_needs_an_address_of_this_host(self, path: str) -> None:
         Path(path).write_text(re.sub(r', gateway: "[^"]*"', "", Path(path).read_text()))
         with pytest.raises(ConfigError, match="is not an address of this host"):
             bench_ends.find_origin(load(path), path, "tpu", None)
 
-    def test_is_nowhere_where_only_the_others_have_gateways(self, path: str) -> None:
+    def test_cluster_without_gateway_among_gateways_is_refused(self, path: str) -> None:
         Path(path).write_text(Path(path).read_text().replace(', gateway: "192.0.2.4:27300"', ""))
         with pytest.raises(ConfigError, match="cluster 'tpu' has no gateway, but 'gpu' and 'npu' have one"):
             bench_ends.find_origin(load(path), path, "tpu", None)
 
-    def test_needs_its_certificates(self, path: str) -> None:
+    def test_missing_certificates_are_reported(self, path: str) -> None:
         Path(path).write_text(self.CLUSTERS)
         with pytest.raises(CredentialsError):
             bench_ends.find_origin(load(path), path, "gpu", None)
@@ -115,12 +120,12 @@ WRONG = ("", "--json", "lnik", "link", "link --config c.yaml", "link --all --clu
 
 
 @pytest.mark.parametrize("line", [*WRONG, *(f"link --all --clusters a,b --seconds {text}" for text in ("soon", "0"))])
-def test_a_line_that_says_nothing_is_refused(line: str) -> None:
+def test_incomplete_command_line_is_refused(line: str) -> None:
     with pytest.raises(SystemExit) as ended:
         bench.main(line.split())
     assert ended.value.code == arguments.USAGE
 
 
-def test_one_end_is_no_line(capsys: Capture) -> None:
+def test_single_cluster_is_refused(capsys: Capture) -> None:
     assert bench.main(["link", "--all", "--clusters", "gpu"]) == arguments.CONFIG
     assert "a link connects two clusters" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def run(line: str, capsys: Capture) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
-def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None:  # noqa: F811
+def test_dataset_is_published_granted_and_withdrawn(owner: Owner, capsys: Capture) -> None:  # noqa: F811
     path, folder = owner.home / "files/corpus.yaml", f"--folder {owner.home}/certs"
     path.write_text(INTERFACE)
     assert run(f"list {folder}", capsys)[1].startswith("no datasets")
@@ -50,18 +50,18 @@ def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None: 
     )
     assert run(f"list {folder}", capsys)[1].split()[:2] == ["corpus", "published"]
     assert "no requests" in run(f"grants {folder}", capsys)[1]
-    asked = owner.grants.ask("ana", "corpus", "study")
-    assert asked.number in run(f"grants {folder}", capsys)[1]
-    code, out, _ = run(f"grants --grant {asked.number} --days 7 {folder} --json", capsys)
+    request = owner.grants.ask("ana", "corpus", "study")
+    assert request.number in run(f"grants {folder}", capsys)[1]
+    code, out, _ = run(f"grants --grant {request.number} --days 7 {folder} --json", capsys)
     assert json.loads(out)["state"] == "granted"
     assert "granted until" in run(f"show corpus {folder}", capsys)[1]
-    assert "denied" in run(f"grants --deny {asked.number} {folder}", capsys)[1]
+    assert "denied" in run(f"grants --deny {request.number} {folder}", capsys)[1]
     assert run(f"withdraw corpus {folder}", capsys)[1] == "withdrawn: corpus\n"
     assert json.loads(run(f"show corpus {folder} --json", capsys)[1])["state"] == "withdrawn"
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "said"),
+    ("line", "code", "message"),
     [
         ("", 2, "missing command: one of publish"),
         ("publsh", 2, "did you mean 'publish'"),
@@ -77,12 +77,12 @@ def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None: 
         ("list --folder nowhere", 1, "no authority in this folder"),
     ],
 )
-def test_how_it_ends(owner: Owner, capsys: Capture, line: str, code: int, said: str) -> None:  # noqa: F811
-    found, _, err = run(line.format(folder=f"--folder {owner.home}/certs"), capsys)
-    assert (found, said in err) == (code, True), err
+def test_data_command_exit_status(owner: Owner, capsys: Capture, line: str, code: int, message: str) -> None:  # noqa: F811
+    status, _, err = run(line.format(folder=f"--folder {owner.home}/certs"), capsys)
+    assert (status, message in err) == (code, True), err
 
 
-def test_what_does_not_work_is_not_published(owner: Owner, tmp_path: Path, capsys: Capture) -> None:  # noqa: F811
+def test_invalid_dataset_is_not_published(owner: Owner, tmp_path: Path, capsys: Capture) -> None:  # noqa: F811
     path, folder = owner.home / "files/corpus.yaml", f"--folder {owner.home}/certs"
     path.write_text(INTERFACE.replace("age: int64", "wage: int64"))
     code, _, err = run(f"publish {path} {folder}", capsys)
@@ -92,19 +92,19 @@ def test_what_does_not_work_is_not_published(owner: Owner, tmp_path: Path, capsy
     assert owner.grants.list_datasets() == []
 
 
-def test_two_services_of_a_cluster_and_a_port_that_is_taken(owner: Owner, capsys: Capture) -> None:  # noqa: F811
+def test_second_data_service_or_occupied_port_is_refused(owner: Owner, capsys: Capture) -> None:  # noqa: F811
     folder = owner.home / "certs"
-    with open_service(folder, owner.signs, "gpu", "127.0.0.1", 0) as port:
+    with open_service(folder, owner.signer, "gpu", "127.0.0.1", 0) as port:
         code, _, err = run(f"serve --folder {folder} --listen 127.0.0.1:0", capsys)
         assert (code, "the audit log is in use" in err) == (1, True)
-        other = Authority.fresh("mt", {}, bound=["npu"])
+        other = Authority.create("mt", {}, bound=["npu"])
         authority.create(owner.home / "npu", other)
         with pytest.raises(ConfigError, match="cannot listen"):
             open_service(owner.home / "npu", other, "npu", "127.0.0.1", port).__enter__()
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "said"),
+    ("line", "code", "message"),
     [
         ("request gpu://corpus --purpose x", 2, "missing data service: --at"),
         ("request corpus --at a:1 --purpose x", 2, "gpu://corpus"),
@@ -114,6 +114,12 @@ def test_two_services_of_a_cluster_and_a_port_that_is_taken(owner: Owner, capsys
         ("serve --listen nowhere --folder {certs}", 2, "--listen needs HOST:PORT"),
     ],
 )
-def test_what_is_asked_of_a_service(owner: Owner, capsys: Capture, line: str, code: int, said: str) -> None:  # noqa: F811
-    found, _, err = run(line.format(certs=owner.home / "certs"), capsys)
-    assert (found, said in err) == (code, True), err
+def test_incomplete_service_command_is_refused(
+    owner: Owner,  # noqa: F811
+    capsys: Capture,
+    line: str,
+    code: int,
+    message: str,
+) -> None:
+    status, _, err = run(line.format(certs=owner.home / "certs"), capsys)
+    assert (status, message in err) == (code, True), err

@@ -26,35 +26,35 @@ Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_this_machine_is_well(capsys: Capture) -> None:
+def test_doctor_reports_this_machine_as_good(capsys: Capture) -> None:
     assert doctor.main([]) == 0
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     assert all(
-        name in told for name in ("Python", "TensorFlow", "Keras", "gRPC", "oneDNN", "CPU threads", "free memory")
+        name in out for name in ("Python", "TensorFlow", "Keras", "gRPC", "oneDNN", "CPU threads", "free memory")
     )
-    assert told.endswith("all requirements are met\n")
+    assert out.endswith("all requirements are met\n")
 
 
-def test_json(capsys: Capture) -> None:
+def test_doctor_prints_json(capsys: Capture) -> None:
     assert doctor.main(["--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is True
-    assert {"name", "state", "found", "why", "mend"} == set(found["checks"][0])
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is True
+    assert {"name", "state", "found", "why", "mend"} == set(document["checks"][0])
 
 
-def test_it_says_where_this_package_comes_from_and_if_two_copies_are_mixed(tmp_path: Path) -> None:
+def test_doctor_reports_package_location_and_mixed_copies(tmp_path: Path) -> None:
     copy = tmp_path / "whale_nebula"
     shutil.copytree(Path(whale_nebula.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-P", "-m", "whale_nebula", "doctor", "--json"]
     for folder, state in ((str(ROOT), "ok"), (str(tmp_path), "warning")):
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": folder}
         )
-        (own,) = (each for each in json.loads(done.stdout)["checks"] if each["name"] == "whale-nebula")
-        assert own["state"] == state and folder in own["why"]
+        (check,) = (each for each in json.loads(result.stdout)["checks"] if each["name"] == "whale-nebula")
+        assert check["state"] == state and folder in check["why"]
 
 
-def test_the_ranges_are_those_of_the_project() -> None:
+def test_version_ranges_match_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = {line.split(";")[0] for line in project["dependencies"]}
     assert {name + range_ for name, range_ in requirements().items()} == wanted
@@ -68,33 +68,33 @@ VERSIONS = {
 }  # fmt: skip
 
 
-def test_versions() -> None:
+def test_within_compares_versions() -> None:
     assert {(version, wanted): within(version, wanted) for version, wanted in VERSIONS} == VERSIONS
 
 
-def test_a_version_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_version_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(doctor, "requirements", lambda: {"keras": ">=4.0"})
     assert doctor.main([]) == 1
-    told = capsys.readouterr().out
-    assert "BAD   Keras" in told and 'mend: pip install "keras>=4.0"' in told
-    assert "1 of" in told and "must be fixed" in told
+    out = capsys.readouterr().out
+    assert "BAD   Keras" in out and 'mend: pip install "keras>=4.0"' in out
+    assert "1 of" in out and "must be fixed" in out
 
 
-def test_what_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "NEEDED", {"no-such-package": "It"})
     assert doctor.main(["--json"]) == 1
     assert doctor.package_check("no-such-package").found == "not installed"
 
 
-def test_a_gateways_host_needs_no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {name: version for name in doctor.NEEDED if (version := doctor.find_version(name))}
-    missing = {name: version for name, version in there.items() if name not in doctor.FOR_TRAINING}
-    monkeypatch.setattr(doctor, "find_version", missing.get)
+def test_gateway_host_needs_no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {name: version for name in doctor.NEEDED if (version := doctor.find_version(name))}
+    without_tensorflow = {name: version for name, version in installed.items() if name not in doctor.FOR_TRAINING}
+    monkeypatch.setattr(doctor, "find_version", without_tensorflow.get)
     assert doctor.main(["--gateway"]) == 0
     assert doctor.main([]) == 1
 
 
-def test_another_backend_of_keras_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_keras_backend_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     assert doctor.backend_check().state == "bad"
     monkeypatch.delenv("KERAS_BACKEND")
@@ -106,7 +106,7 @@ def test_another_backend_of_keras_is_an_error(monkeypatch: pytest.MonkeyPatch, t
     assert doctor.backend_check().state == "ok"
 
 
-def test_settings_that_change_bits_and_little_memory_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_settings_and_low_memory_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(doctor, "free_memory", lambda: 2.0**29)
@@ -115,7 +115,7 @@ def test_settings_that_change_bits_and_little_memory_are_noted(monkeypatch: pyte
     assert checks[0].found == "off" and "OMP_NUM_THREADS=1" in checks[1].why and checks[2].found == "512.0 MiB"
 
 
-def test_a_config_is_checked(tmp_path: Path, capsys: Capture) -> None:
+def test_doctor_checks_the_config(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "clusters.yaml"
     path.write_text("clusters: {gpu: {workers: ['a:1']}, npu: {}}\nsecurity: {insecure: true}\n")
     assert doctor.main(["--config", str(path)]) == 0
@@ -127,13 +127,13 @@ def test_a_config_is_checked(tmp_path: Path, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["code"] == "NB-500"
 
 
-def test_workers_at_one_address_are_found_as_a_run_finds_them(tmp_path: Path) -> None:
+def test_workers_with_the_same_address_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "clusters.yaml"
     path.write_text("clusters: {gpu: {workers: ['a:1', 'a:2']}, npu: {workers: ['a:2']}}\nsecurity: {insecure: true}\n")
-    said = "gpu/1 and npu/0 have the same address, a:2"
-    with pytest.raises(ConfigError, match=said):
+    message = "gpu/1 and npu/0 have the same address, a:2"
+    with pytest.raises(ConfigError, match=message):
         config_checks(str(path))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         Placement(("npu/0",), {"gpu/0": "a:1", "gpu/1": "a:2", "npu/0": "a:2"})
 
 
@@ -147,13 +147,13 @@ def test_workers_at_one_address_are_found_as_a_run_finds_them(tmp_path: Path) ->
         "--config c.yaml --cluster gpu --worker 0 --gateway",
     ],
 )
-def test_a_line_that_says_nothing_is_refused(line: str) -> None:
+def test_incomplete_command_line_is_refused(line: str) -> None:
     with pytest.raises(SystemExit) as ended:
         doctor.main(line.split())
     assert ended.value.code == 2
 
 
-def test_it_knows_what_a_run_would_go_on_from(tmp_path: Path) -> None:
+def test_doctor_reports_the_checkpoint_to_resume_from(tmp_path: Path) -> None:
     config, saved = tmp_path / "clusters.yaml", tmp_path / "saved"
     config.write_text(f"checkpoint: {saved}\n")
     assert [(each.state, each.why) for each in config_checks(str(config))[1:]] == [

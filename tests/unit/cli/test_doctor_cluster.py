@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.made import Home, self_signed
+from tests.unit.security.authorities import Home, write_self_signed
 from tests.unit.transport.grpc_workers import SHORT_DEADLINES, find_free_address
 from whale_nebula.cli import doctor
 from whale_nebula.cli import doctor_cluster as network
@@ -60,16 +60,16 @@ class Site:
         ]
         self.config.write_text("\n".join(text))
 
-    def issue(self, *who: Identity, life: float = 7) -> None:
-        for each in who:
-            self.home.files(each, life)
+    def issue(self, *identities: Identity, days: float = 7) -> None:
+        for each in identities:
+            self.home.files(each, days)
 
     def doctor(self, cluster: str = "npu", *more: str) -> tuple[int, dict[str, dict[str, str]]]:
         code = doctor.main(["--config", str(self.config), "--cluster", cluster, "--json", *more])
-        found = json.loads(self._capsys.readouterr().out)
-        assert found["ok"] is (code == 0)
-        assert all(check["state"] in STATES for check in found["checks"])
-        return code, {check["name"]: check for check in found["checks"]}
+        document = json.loads(self._capsys.readouterr().out)
+        assert document["ok"] is (code == 0)
+        assert all(check["state"] in STATES for check in document["checks"])
+        return code, {check["name"]: check for check in document["checks"]}
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def site(tmp_path: Path, capsys: Capture) -> Site:
 
 @pytest.fixture
 def gpu(site: Site) -> Iterator[GrpcLinks]:
-    """The other cluster's worker, which runs."""
+    """The links of the other cluster's running worker."""
     site.issue(GPU, NPU)
-    credentials = Credentials.of(Files.under(site.home.folder, GPU))
+    credentials = Credentials.load(Files.in_folder(site.home.folder, GPU))
     place = Place("mt", "gpu/0", {"npu/0": None}, site.addresses["gpu"], credentials=credentials)
     joined = GrpcLinks(place, deadlines=replace(SHORT_DEADLINES, patience=300.0, grace=0.1), announce=lambda wait: None)
     yield joined
@@ -89,8 +89,8 @@ def gpu(site: Site) -> Iterator[GrpcLinks]:
 
 
 @contextlib.contextmanager
-def speaks_ssh(address: str) -> Iterator[None]:
-    """Something at an address that is none of ours."""
+def serve_ssh(address: str) -> Iterator[None]:
+    """An SSH server at an address."""
     name, _, port = address.rpartition(":")
     server = socket.create_server((name, int(port)))
 
@@ -100,7 +100,7 @@ def speaks_ssh(address: str) -> Iterator[None]:
                 with contextlib.closing(server.accept()[0]) as line, contextlib.suppress(ConnectionError):
                     line.settimeout(10.0)
                     line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
-                    while line.recv(4096):  # to the end: what is closed before it was read takes back what was sent
+                    while line.recv(4096):  # closing with unread data would discard the banner
                         pass
 
     thread = threading.Thread(target=serve)
@@ -113,8 +113,8 @@ def speaks_ssh(address: str) -> Iterator[None]:
         thread.join(10.0)
 
 
-class TestAPeerThatRuns:
-    def test_is_reached_over_tls(self, site: Site, gpu: GrpcLinks) -> None:
+class TestRunningPeer:
+    def test_peer_is_reached_over_tls(self, site: Site, gpu: GrpcLinks) -> None:
         code, found = site.doctor()
         assert code == 0
         assert found["npu/0 to gpu/0"]["why"].startswith("mutual TLS works; ")
@@ -123,18 +123,18 @@ class TestAPeerThatRuns:
         assert found["key of npu/0"]["found"] == "0600"
         assert "authority's key" not in found
 
-    def test_keys_of_nobody_here_are_warned_of(self, site: Site, gpu: GrpcLinks) -> None:
+    def test_keys_of_other_processes_give_a_warning(self, site: Site, gpu: GrpcLinks) -> None:
         code, found = site.doctor()
         assert (code, found["keys next to npu/0"]["state"]) == (0, "warning")
         assert found["keys next to npu/0"]["why"].startswith("gpu-worker-0.key in ")
         (site.home.folder / "gpu-worker-0.key").unlink()
         assert "keys next to npu/0" not in site.doctor()[1]
 
-    def test_has_its_own_port(self, site: Site, gpu: GrpcLinks) -> None:
+    def test_port_of_running_worker_is_recognized(self, site: Site, gpu: GrpcLinks) -> None:
         code, found = site.doctor("gpu")
         assert (code, found["port of gpu/0"]["why"]) == (0, "gpu/0 is running and listens there")
 
-    def test_is_another_than_the_config_says(self, site: Site, gpu: GrpcLinks) -> None:
+    def test_port_used_by_another_worker_is_bad(self, site: Site, gpu: GrpcLinks) -> None:
         site.addresses["gpu"], site.addresses["npu"] = site.addresses["npu"], site.addresses["gpu"]
         site.write()
         code, found = site.doctor()
@@ -142,7 +142,7 @@ class TestAPeerThatRuns:
         assert found["port of npu/0"]["state"] == "bad"
         assert "is not available" in found["port of npu/0"]["found"]
 
-    def test_does_not_know_the_authority_of_this_one(self, site: Site, gpu: GrpcLinks, tmp_path: Path) -> None:
+    def test_unknown_authority_at_the_peer_is_reported(self, site: Site, gpu: GrpcLinks, tmp_path: Path) -> None:
         other = Home.at(tmp_path / "other").files(NPU)
         site.write(f"security: {{ca: {other.ca}, cert: {other.cert}, key: {other.key}}}")
         code, found = site.doctor()
@@ -151,26 +151,26 @@ class TestAPeerThatRuns:
         assert refused["state"] == "bad" and "wrong authority, at the other end" in refused["found"]
         assert refused["why"] and refused["mend"]
 
-    def test_wants_tls_where_the_config_says_insecure(self, site: Site, gpu: GrpcLinks) -> None:
+    def test_tls_peer_with_insecure_config_is_reported(self, site: Site, gpu: GrpcLinks) -> None:
         site.write("security: {insecure: true}")
         code, found = site.doctor()
         assert code == 1
         assert "plaintext, at this end" in found["npu/0 to gpu/0"]["found"]
 
 
-class TestAPeerThatDoesNot:
-    def test_may_come_later_and_something_else_at_its_address_is_told_apart(self, site: Site) -> None:
+class TestMissingPeer:
+    def test_missing_peer_is_a_note_and_other_service_is_bad(self, site: Site) -> None:
         site.issue(NPU)
         code, found = site.doctor()
         assert (code, found["npu/0 to gpu/0"]["state"]) == (0, "note") and "refuses" in found["npu/0 to gpu/0"]["found"]
-        with speaks_ssh(site.addresses["gpu"]):
+        with serve_ssh(site.addresses["gpu"]):
             code, found = site.doctor()
         assert (code, found["npu/0 to gpu/0"]["state"]) == (1, "bad")
         assert "does not use TLS" in found["npu/0 to gpu/0"]["why"]
 
 
-class TestTheConfig:
-    def test_a_gateway_of_one_cluster_alone(self, site: Site) -> None:
+class TestConfig:
+    def test_gateway_in_only_one_cluster_is_bad(self, site: Site) -> None:
         site.issue(GPU, NPU)
         site.write(gateway=find_free_address())
         code, found = site.doctor("gpu")
@@ -178,27 +178,27 @@ class TestTheConfig:
         assert found["gateways"]["found"] == "cluster 'gpu' has no gateway, but 'npu' has one"
         assert site.doctor("npu")[1]["gateways"]["state"] == "note"
 
-    def test_a_host_that_nobody_knows_has_no_free_port(self, site: Site) -> None:
+    def test_unresolvable_host_is_bad(self, site: Site) -> None:
         site.issue(NPU)
         site.addresses["npu"] = "no-such-host.invalid:7101"
         site.write()
         code, found = site.doctor()
         assert (code, found["host name"]["state"], found["port of npu/0"]["state"]) == (1, "bad", "bad")
 
-    def test_a_name_that_no_certificate_can_hold(self, site: Site, capsys: Capture) -> None:
+    def test_invalid_run_name_is_refused(self, site: Site, capsys: Capture) -> None:
         site.config.write_text(site.config.read_text().replace("run: mt", "run: lo op"))
         assert doctor.main(["--config", str(site.config)]) == 78
         assert "'lo op' is not a valid run name" in capsys.readouterr().err
 
 
 class TestCertificates:
-    def test_that_are_missing(self, site: Site) -> None:
+    def test_missing_certificate_is_bad(self, site: Site) -> None:
         code, found = site.doctor()
         assert code == 1
         assert found["certificate of npu/0"]["state"] == "bad"
         assert "certs issue" in found["certificate of npu/0"]["mend"]
 
-    def test_without_a_deny_list_nobody_starts(self, site: Site) -> None:
+    def test_missing_deny_list_is_bad_unless_config_says_none(self, site: Site) -> None:
         site.issue(NPU)
         found = site.doctor()[1]["deny list"]
         assert (found["state"], found["found"]) == ("ok", "number 1")
@@ -211,8 +211,8 @@ class TestCertificates:
         code, checks = site.doctor()
         assert (code, checks["deny list"]["state"]) == (0, "note")
 
-    def test_that_end_soon(self, site: Site) -> None:
-        site.issue(NPU, life=1.5)
+    def test_certificate_that_expires_soon_gives_a_warning(self, site: Site) -> None:
+        site.issue(NPU, days=1.5)
         code, found = site.doctor()
         soon = found["certificate of npu/0"]
         assert (code, soon["state"]) == (0, "warning") and soon["found"] in ("35 hours left", "36 hours left")
@@ -221,28 +221,28 @@ class TestCertificates:
     @pytest.mark.parametrize(
         ("make", "found"),
         [
-            (lambda home: home.outside_its_dates(NPU, files.now() - timedelta(days=3)), "expired"),
-            (lambda home: home.outside_its_dates(NPU, files.now() + timedelta(hours=2)), "not valid"),
-            (lambda home: self_signed(home.folder / "own", NPU), "self-signed"),
+            (lambda home: home.one_day_files(NPU, files.now() - timedelta(days=3)), "expired"),
+            (lambda home: home.one_day_files(NPU, files.now() + timedelta(hours=2)), "not valid"),
+            (lambda home: write_self_signed(home.folder / "own", NPU), "self-signed"),
             (lambda home: home.files(GPU), "this process is npu/0, but its certificate is for gpu/0"),
         ],
-        ids=["expired", "this host's clock is behind", "self-signed", "somebody else's"],
+        ids=["expired", "clock of this host is behind", "self-signed", "certificate of another worker"],
     )
-    def test_that_are_not_as_they_must_be(self, site: Site, make: Callable[[Home], Files], found: str) -> None:
+    def test_invalid_certificate_is_bad(self, site: Site, make: Callable[[Home], Files], found: str) -> None:
         files = make(site.home)
         site.write(f"security: {{ca: {site.home.folder / 'ca.pem'}, cert: {files.cert}, key: {files.key}}}")
         code, checks = site.doctor()
         assert (code, checks["certificate of npu/0"]["state"]) == (1, "bad")
         assert found in checks["certificate of npu/0"]["found"]
 
-    def test_whose_key_others_can_read(self, site: Site) -> None:
+    def test_key_readable_by_others_is_bad(self, site: Site) -> None:
         site.issue(NPU)
-        key = Files.under(site.home.folder, NPU).key
+        key = Files.in_folder(site.home.folder, NPU).key
         os.chmod(key, 0o644)
         code, found = site.doctor()
         assert code == 1 and f"chmod 600 {key}" in found["certificate of npu/0"]["mend"]
 
-    def test_beside_the_key_of_the_authority(self, site: Site) -> None:
+    def test_authority_key_on_this_host_is_noted(self, site: Site) -> None:
         site.issue(NPU)
         (site.folder / "ca.key").rename(site.home.folder / "ca.key")
         code, found = site.doctor()
@@ -259,99 +259,99 @@ CLUSTERS = {
 }
 
 
-class TestTheHost:
-    def of(self, cluster: str, **more: object) -> Host:
+class TestHost:
+    def make_host(self, cluster: str, **more: object) -> Host:
         return host(load(CLUSTERS), "clusters.yaml", cluster, **more)  # type: ignore[arg-type]
 
-    def test_has_those_whose_addresses_it_has(self) -> None:
-        assert self.of("gpu").here == ("gpu/1", "gpu/gateway")
-        assert self.of("gpu", worker=0).here == ("gpu/0",)
-        assert self.of("gpu", gateway=True).here == ("gpu/gateway",)
+    def test_host_has_processes_at_its_addresses(self) -> None:
+        assert self.make_host("gpu").here == ("gpu/1", "gpu/gateway")
+        assert self.make_host("gpu", worker=0).here == ("gpu/0",)
+        assert self.make_host("gpu", gateway=True).here == ("gpu/gateway",)
 
-    def test_that_has_none_must_be_told(self) -> None:
+    def test_host_without_processes_must_be_specified(self) -> None:
         with pytest.raises(ConfigError, match="which worker of 'npu'"):
-            self.of("npu")
+            self.make_host("npu")
         with pytest.raises(ConfigError, match="no cluster 'gpuu'"):
-            self.of("gpuu")
+            self.make_host("gpuu")
         with pytest.raises(ConfigError, match="'tpu' has no gateway"):
-            self.of("tpu", gateway=True)
+            self.make_host("tpu", gateway=True)
 
-    def test_reaches_others_through_its_gateway(self) -> None:
-        assert [(each.here, each.there) for each in self.of("gpu").targets()] == [
+    def test_targets_are_reached_through_the_gateway(self) -> None:
+        assert [(each.here, each.there) for each in self.make_host("gpu").targets()] == [
             ("gpu/1", "gpu/gateway"),
             ("gpu/1", "gpu/0"),
             ("gpu/gateway", "npu/gateway"),
         ]
 
-    def test_reaches_all_workers_without_one(self) -> None:
-        found = list(self.of("tpu").targets())
+    def test_targets_without_gateway_are_all_workers(self) -> None:
+        found = list(self.make_host("tpu").targets())
         assert found[0] == Target("tpu/0", "gpu/0", "192.0.2.1:7101", dials=True)
         assert [each.there for each in found] == ["gpu/0", "gpu/1", "npu/0", "npu/1"]
 
-    def test_of_a_gateway_alone_does_not_train(self) -> None:
-        assert not self.of("gpu", gateway=True).trains
-        assert self.of("gpu").trains
+    def test_gateway_host_does_not_train(self) -> None:
+        assert not self.make_host("gpu", gateway=True).trains
+        assert self.make_host("gpu").trains
 
-    def test_a_name_that_means_nothing(self) -> None:
+    def test_unresolvable_worker_name_is_bad(self) -> None:
         config = load({"clusters": {"gpu": {"workers": ["gpu.invalid:7101"]}, "npu": {"workers": ["localhost:7101"]}}})
         checks = list(name_checks(host(config, "clusters.yaml", "npu")))
         assert [(each.state, each.found) for each in checks] == [("bad", "gpu.invalid does not resolve")]
 
 
-class TestTheNetwork:
-    def test_bbr_needs_one_connection_and_others_several(self) -> None:
+class TestCongestionControl:
+    def test_congestion_check_recommends_bbr(self) -> None:
         cubic = network.congestion_check("cubic")
         assert cubic.state == "warning" and "4 connections" in cubic.why
         assert "net.ipv4.tcp_congestion_control=bbr" in cubic.mend
         assert [network.congestion_check(control).state for control in ("bbr", "")] == ["ok", "note"]
 
 
-class TestTheLine:
+class TestLink:
     LARGE = Crossing(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6)
 
-    def keep(self, site: Site, **parts: object) -> None:
+    def save_measurement(self, site: Site, **parts: object) -> None:
         sheets = {"gpu/0": sheet(), "npu/0": sheet()}
-        found = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time())
-        save(replace(found, **parts), path_of(site.config, "gpu", "npu"))  # type: ignore[arg-type]
+        measurement = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time())
+        save(replace(measurement, **parts), path_of(site.config, "gpu", "npu"))  # type: ignore[arg-type]
 
-    def said(self, site: Site) -> dict[str, Check]:
-        found = host(load(site.config), str(site.config), "npu")
-        return {check.name: check for check in network.line_checks(found)}
+    def read_checks(self, site: Site) -> dict[str, Check]:
+        this_host = host(load(site.config), str(site.config), "npu")
+        return {check.name: check for check in network.line_checks(this_host)}
 
-    def test_is_as_the_config_says_or_not(self, site: Site) -> None:
-        said = self.said(site)["link to gpu"]
-        assert said.state == "note" and "bench link --config" in said.mend and "--cluster npu" in said.mend
-        self.keep(site)
-        found = self.said(site)
-        assert list(found) == ["versions here", "link to gpu", "clock of gpu", "versions at gpu"]
-        assert {check.state for check in found.values()} == {"ok"}
-        self.keep(site, least_round_trip=0.2)
-        said = self.said(site)["link to gpu"]
-        assert said.state == "warning"
-        assert said.mend == "links: [{between: [gpu, npu], rate: 60mbit, delay: 100ms}]"
-        self.keep(site, when=time.time() - 30 * 86400)
-        said = self.said(site)["link to gpu"]
-        assert said.state == "note" and "measured 30 days ago" in said.why
+    def test_measured_link_is_compared_with_the_config(self, site: Site) -> None:
+        check = self.read_checks(site)["link to gpu"]
+        assert check.state == "note" and "bench link --config" in check.mend and "--cluster npu" in check.mend
+        self.save_measurement(site)
+        checks = self.read_checks(site)
+        assert list(checks) == ["versions here", "link to gpu", "clock of gpu", "versions at gpu"]
+        assert {check.state for check in checks.values()} == {"ok"}
+        self.save_measurement(site, least_round_trip=0.2)
+        check = self.read_checks(site)["link to gpu"]
+        assert check.state == "warning"
+        assert check.mend == "links: [{between: [gpu, npu], rate: 60mbit, delay: 100ms}]"
+        self.save_measurement(site, when=time.time() - 30 * 86400)
+        check = self.read_checks(site)["link to gpu"]
+        assert check.state == "note" and "measured 30 days ago" in check.why
 
     @pytest.mark.parametrize(("ahead", "state", "text"), [(5.0, "warning", "5.0 s behind"), (-400.0, "bad", "ahead")])
-    def test_has_a_clock_at_its_other_end(self, site: Site, ahead: float, state: str, text: str) -> None:
-        """`clock` is that of npu against gpu, and the doctor is at npu."""
-        self.keep(site, clock=ahead)
-        said = self.said(site)["clock of gpu"]
-        assert said.state == state and text in said.found
+    def test_clock_difference_of_peer_is_reported(self, site: Site, ahead: float, state: str, text: str) -> None:
+        """`clock` is the clock of npu relative to gpu; the doctor runs at npu."""
+        self.save_measurement(site, clock=ahead)
+        check = self.read_checks(site)["clock of gpu"]
+        assert check.state == state and text in check.found
 
     @pytest.mark.parametrize(("part", "state"), [("tensorflow", "warning"), ("code", "note")])
-    def test_has_other_versions_at_its_other_end(self, site: Site, part: str, state: str) -> None:
-        self.keep(site, sheets={"gpu/0": {**sheet(), part: "0"}, "npu/0": sheet()})
-        said = self.said(site)["versions at gpu"]
-        assert said.state == state and f"{part} 0, here" in said.found
+    def test_different_versions_at_peer_are_reported(self, site: Site, part: str, state: str) -> None:
+        self.save_measurement(site, sheets={"gpu/0": {**sheet(), part: "0"}, "npu/0": sheet()})
+        check = self.read_checks(site)["versions at gpu"]
+        assert check.state == state and f"{part} 0, here" in check.found
 
 
-def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: Capture) -> None:
+def test_text_lists_checks_and_ends_with_a_summary(site: Site, capsys: Capture) -> None:
     assert doctor.main(["--config", str(site.config), "--cluster", "npu"]) == 1
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     assert (
-        "BAD   certificate of npu/0" in told
-        and "whale-nebula certs init, if there is no authority, and certs issue" in told
+        "BAD   certificate of npu/0" in out
+        and "whale-nebula certs init, if there is no authority, and certs issue" in out
     )
-    assert told.splitlines()[-1].startswith("1 of")
+    assert out.splitlines()[-1].startswith("1 of")

@@ -21,8 +21,8 @@ from whale_nebula.launch.ending import EXIT_LEFT
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
 
-# Commands that need no TensorFlow, and what they load none of; one process runs them all, one after the other.
-LIGHT = """
+# Commands that must not load TensorFlow, or any of the listed modules; one process runs all of them.
+LIGHT_SCRIPT = """
 def run(least, *words):
     code = main(words)
     assert not code and not least & set(sys.modules), (words, code, least & set(sys.modules))
@@ -39,26 +39,26 @@ run({"tensorflow", "keras"}, "show", "--report", "run.jsonl")
 """
 
 
-def test_commands_that_need_no_tensorflow_load_none(tmp_path: Path) -> None:
+def test_light_commands_load_no_tensorflow(tmp_path: Path) -> None:
     inference().save(tmp_path / "plan.json")
     (tmp_path / "run.jsonl").write_text(line(replace(full(), step=1, run=RunTotals(1))) + "\n")
-    code = "import sys\nfrom whale_nebula.cli.main import main\n" + LIGHT
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert all(command in done.stdout for command in COMMANDS)
-    assert "plan of predict\n" in done.stdout and "fit in gpu/0: " in done.stdout
+    code = "import sys\nfrom whale_nebula.cli.main import main\n" + LIGHT_SCRIPT
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert all(command in result.stdout for command in COMMANDS)
+    assert "plan of predict\n" in result.stdout and "fit in gpu/0: " in result.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_built_command_has_its_own_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert "examples:" in told and "exit status:" in told and f"whale-nebula {command}" in told
+    out = capsys.readouterr().out
+    assert "examples:" in out and "exit status:" in out and f"whale-nebula {command}" in out
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_closed_output_pipe_is_no_error() -> None:
     """As in `whale-nebula doctor | head -1`."""
     command = [sys.executable, "-m", "whale_nebula.cli.main", "doctor"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -67,13 +67,13 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         assert (process.wait(60), process.stderr.read()) == (128 + signal.SIGPIPE, "")
 
 
-def test_python_m_is_the_command_too() -> None:
+def test_python_m_runs_the_command() -> None:
     command = [sys.executable, "-m", "whale_nebula", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.split()[0]) == (0, "whale-nebula")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout.split()[0]) == (0, "whale-nebula")
 
 
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["shw"])
     assert ended.value.code == 2
@@ -99,15 +99,15 @@ OPTIONS = {"--json": (None, ""), "--links": ("LINE", ""), "--html": ("FILE", "")
         ("", "", None, ""),
     ],
 )
-def test_splitting(line: str, options: str, script: str | None, arguments: str) -> None:
+def test_split_separates_options_script_and_arguments(
+    line: str, options: str, script: str | None, arguments: str
+) -> None:
     found = split(line.split(), OPTIONS)
     assert found == (options.split(), script, arguments.split())
 
 
 @pytest.mark.parametrize(("word", "meant"), [("--jsn", "--json"), ("--link", "--links")])
-def test_a_misspelt_option_is_told_and_nothing_is_abbreviated(
-    word: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_misspelt_or_abbreviated_option_is_refused(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         Parser("it", "", OPTIONS).read([word, "10mbit"])
     assert ended.value.code == 2
@@ -118,11 +118,11 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operating.md").read_text
 SIGNALLED = [arguments.SIGNALLED + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
 
 
-def test_the_operators_page_has_those_of_run() -> None:
+def test_operating_page_lists_the_exit_codes_of_run() -> None:
     rows = re.findall(r"^\| ([\d, ]+) \|", PAGE, re.MULTILINE)
-    told = [int(code) for row in rows for code in row.split(",")]
+    listed = [int(code) for row in rows for code in row.split(",")]
     killed = arguments.shell_code(-signal.SIGKILL)
-    assert told == [
+    assert listed == [
         arguments.DONE,
         arguments.USAGE,
         arguments.NO_FILE,
@@ -134,11 +134,11 @@ def test_the_operators_page_has_those_of_run() -> None:
     ]
 
 
-def test_so_has_its_help() -> None:
-    told = {int(code) for code in re.findall(r"\b\d+\b", parser().epilog.partition("exit status:")[2])}
-    assert told >= {arguments.DONE, arguments.USAGE, arguments.NO_FILE, arguments.LEFT, arguments.CONFIG, *SIGNALLED}
+def test_help_of_run_lists_its_exit_codes() -> None:
+    listed = {int(code) for code in re.findall(r"\b\d+\b", parser().epilog.partition("exit status:")[2])}
+    assert listed >= {arguments.DONE, arguments.USAGE, arguments.NO_FILE, arguments.LEFT, arguments.CONFIG, *SIGNALLED}
 
 
-def test_workers_end_with_the_same_numbers() -> None:
+def test_workers_and_launcher_use_the_same_exit_codes() -> None:
     assert (EXIT_LEFT, SIGNALLED[1]) == (arguments.LEFT, arguments.INTERRUPTED)
     assert [arguments.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]

@@ -38,50 +38,54 @@ model.compile("sgd", "mse")
 FIT = MODEL + "print(sys.argv[1:])\nmodel.fit(x, y, batch_size=32, verbose=0)\nprint('it went on')"
 
 
-class Shown(NamedTuple):
-    """What a command did with a script."""
+class Output(NamedTuple):
+    """The exit status and output of a command."""
 
     status: int
     out: str
     err: str
 
 
-Call = Callable[..., Shown]
+Call = Callable[..., Output]
 
 
 @pytest.fixture
-def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
-    """Runs a command with a script, which is written first, and with the config."""
+def run_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """A function that writes a script and runs a command with it and the config."""
     config = tmp_path / "clusters.yaml"
     config.write_text(CONFIG)
 
-    def run(text: str, *words: str, command: Callable[[list[str]], int] = plan.main) -> Shown:
+    def run(text: str, *words: str, command: Callable[[list[str]], int] = plan.main) -> Output:
         nb.shutdown()
         path = tmp_path / "train.py"
         path.write_text(textwrap.dedent(text))
-        return Shown(command([str(path), "--config", str(config), *words]), *capsys.readouterr())
+        return Output(command([str(path), "--config", str(config), *words]), *capsys.readouterr())
 
     yield run
     nb.shutdown()
     assert current_limits() is None
 
 
-def test_a_script_without_scopes_is_planned_and_explained(call: Call, tmp_path: Path) -> None:
-    shown = call(FIT, "--epochs", "3", "--html", str(tmp_path / "plan.html"), "--save", str(tmp_path / "plan.json"))
-    assert shown.status == arguments.DONE and shown.out == ""
-    assert "['--epochs', '3']" in shown.err and "it went on" not in shown.err
-    page, kept = Page((tmp_path / "plan.html").read_text()), nb.Plan.load(tmp_path / "plan.json")
-    assert page.tags.count("h2") > 3 and all(each.stages in page.words for each in kept.considered)
+def test_script_without_scopes_is_planned_and_explained(run_command: Call, tmp_path: Path) -> None:
+    output = run_command(
+        FIT, "--epochs", "3", "--html", str(tmp_path / "plan.html"), "--save", str(tmp_path / "plan.json")
+    )
+    assert output.status == arguments.DONE and output.out == ""
+    assert "['--epochs', '3']" in output.err and "it went on" not in output.err
+    page, saved = Page((tmp_path / "plan.html").read_text()), nb.Plan.load(tmp_path / "plan.json")
+    assert page.tags.count("h2") > 3 and all(each.stages in page.words for each in saved.considered)
     assert {"Candidates", "as configured", "best plan at each rate"} <= set(page.words.split("\n")) or all(
         word in page.words for word in ("Candidates", "as configured", "60 Mbit/s", "best plan at each rate")
     )
-    assert kept.predicted == kept.considered[0].predicted and kept.predicted.seconds > 0
-    shown = call(FIT)
-    assert shown.out.startswith("chosen: ") and "what if" in shown.out and "\nplan of small.train_step\n" in shown.out
+    assert saved.predicted == saved.considered[0].predicted and saved.predicted.seconds > 0
+    output = run_command(FIT)
+    assert (
+        output.out.startswith("chosen: ") and "what if" in output.out and "\nplan of small.train_step\n" in output.out
+    )
 
 
-def test_json_has_what_was_predicted_and_considered(call: Call, tmp_path: Path) -> None:
-    document = json.loads(call(FIT, "--json", "--micro-batch", "4").out)
+def test_json_contains_prediction_and_candidates(run_command: Call, tmp_path: Path) -> None:
+    document = json.loads(run_command(FIT, "--json", "--micro-batch", "4").out)
     best = document["considered"][0]
     assert document["micro_batch"] == 4 and {each["micro_batches"] for each in document["considered"]} == {4}
     assert document["predicted"].items() >= best["predicted"].items()
@@ -89,35 +93,35 @@ def test_json_has_what_was_predicted_and_considered(call: Call, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("said", "words", "clusters", "micro"),
+    ("line", "words", "clusters", "micro"),
     [
         pytest.param("nb.auto_parallel(clusters=['npu'])", ("--micro-batch", "2"), {"npu"}, 2, marks=pytest.mark.grid),
         ("nb.auto_parallel(micro_batch=8)", ("--micro-batch", "2", "--clusters", "gpu"), {"gpu"}, 8),
         ("nb.shutdown()", ("--micro-batch", "2", "--clusters", "gpu"), {"gpu"}, 2),
     ],
 )
-def test_what_a_script_says_itself_holds(
-    said: str, words: tuple[str, ...], clusters: set[str], micro: int, call: Call
+def test_options_of_the_script_override_the_command_line(
+    line: str, words: tuple[str, ...], clusters: set[str], micro: int, run_command: Call
 ) -> None:
-    document = json.loads(call(FIT.replace("print(sys.argv[1:])", said), "--json", *words).out)
+    document = json.loads(run_command(FIT.replace("print(sys.argv[1:])", line), "--json", *words).out)
     assert {stage["cluster"] for stage in document["stages"].values()} == clusters
     assert document["micro_batch"] == micro
 
 
-def test_show_knows_a_script_that_asks_for_a_plan(call: Call) -> None:
-    shown = call(FIT.replace("print(sys.argv[1:])", "nb.auto_parallel()"), command=show.main)
-    assert shown.status == arguments.DONE
-    assert "\n  chosen by nb.auto_parallel: predicted step time " in shown.out and "what if" not in shown.out
+def test_show_reports_plan_chosen_by_auto_parallel(run_command: Call) -> None:
+    output = run_command(FIT.replace("print(sys.argv[1:])", "nb.auto_parallel()"), command=show.main)
+    assert output.status == arguments.DONE
+    assert "\n  chosen by nb.auto_parallel: predicted step time " in output.out and "what if" not in output.out
 
 
-def test_a_step_with_scopes_is_planned_as_they_say(call: Call) -> None:
+def test_step_with_scopes_is_planned_as_fixed(run_command: Call) -> None:
     scoped = FIT.replace("model = ", "with nb.cluster(), nb.stage(cluster='npu'): model = ")
-    shown = call(scoped)
-    assert shown.status == arguments.DONE and shown.out.startswith("chosen: npu runs d0 to head")
-    assert "The scopes fix: nb.stage(cluster='npu')" in shown.out
+    output = run_command(scoped)
+    assert output.status == arguments.DONE and output.out.startswith("chosen: npu runs d0 to head")
+    assert "The scopes fix: nb.stage(cluster='npu')" in output.out
 
 
-WRONG: list[tuple[str, tuple[str, ...], int, str]] = [
+INVALID_COMMANDS: list[tuple[str, tuple[str, ...], int, str]] = [
     (FIT, ("--memory", "16Gi"), arguments.USAGE, "did you mean '16GiB'?"),
     (FIT, ("--micro-batch", "0"), arguments.USAGE, "micro_batch=0 is not a valid count"),
     (FIT, ("--micro-batch", "many"), arguments.USAGE, "needs a number"),
@@ -128,26 +132,28 @@ WRONG: list[tuple[str, tuple[str, ...], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words", "status", "said"), WRONG)
-def test_what_is_wrong_is_said(text: str, words: tuple[str, ...], status: int, said: str, call: Call) -> None:
+@pytest.mark.parametrize(("text", "words", "status", "message"), INVALID_COMMANDS)
+def test_invalid_plan_command_is_reported(
+    text: str, words: tuple[str, ...], status: int, message: str, run_command: Call
+) -> None:
     try:
-        shown = call(text, *words)
+        output = run_command(text, *words)
     except SystemExit as end:
         assert (end.code, status) == (arguments.USAGE, arguments.USAGE)
         return
-    assert shown.status == status and said in shown.err
+    assert output.status == status and message in output.err
 
 
-@pytest.mark.parametrize(("words", "said"), [([], "missing script"), (["plan.json"], "is not a script")])
-def test_a_script_is_wanted(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("words", "message"), [([], "missing script"), (["plan.json"], "is not a script")])
+def test_plan_needs_a_script(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         plan.main(words)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
-def chosen() -> Iterator[nb.Plan]:
-    """A plan that the planner has chosen, over a line."""
+def chosen_plan() -> Iterator[nb.Plan]:
+    """A plan that the planner has chosen for two clusters with a slow link."""
     nb.shutdown()
     nb.init({"clusters": {"gpu": {"flops": "1G"}, "npu": {"flops": "1G"}}}, links="60mbit,1ms")
     nb.auto_parallel()
@@ -158,21 +164,25 @@ def chosen() -> Iterator[nb.Plan]:
     nb.shutdown()
 
 
-def test_a_file_keeps_the_candidates_and_not_the_rest(chosen: nb.Plan, tmp_path: Path) -> None:
-    chosen.save(tmp_path / "plan.json")
-    kept = nb.Plan.load(tmp_path / "plan.json")
-    assert (kept.considered, kept.predicted, kept.digest) == (chosen.considered, chosen.predicted, chosen.digest)
+def test_saved_plan_keeps_candidates_but_not_the_decision(chosen_plan: nb.Plan, tmp_path: Path) -> None:
+    chosen_plan.save(tmp_path / "plan.json")
+    loaded = nb.Plan.load(tmp_path / "plan.json")
+    assert (loaded.considered, loaded.predicted, loaded.digest) == (
+        chosen_plan.considered,
+        chosen_plan.predicted,
+        chosen_plan.digest,
+    )
     with pytest.raises(StateError, match="loaded from a file"):
-        kept.explain()
-    page = Page(kept.to_html())
+        loaded.explain()
+    page = Page(loaded.to_html())
     assert "Candidates" in page.words and "as configured" not in page.words
-    assert chosen.difference(kept) is None
+    assert chosen_plan.difference(loaded) is None
 
 
 @pytest.mark.grid
-def test_a_page_draws_the_best_by_the_rate_of_the_lines(chosen: nb.Plan) -> None:
-    page = Page(chosen.to_html())
-    curves = chosen.decision.curves()
+def test_page_draws_best_plans_by_link_rate(chosen_plan: nb.Plan) -> None:
+    page = Page(chosen_plan.to_html())
+    curves = chosen_plan.decision.curves()
     assert page.attributes.count(("class", "best")) == 1 + 7
     assert [value for name, value in page.attributes if name == "class" and value.startswith("curve ")] == [
         f"curve c{number + 1}" for number in range(len(curves.plans))
@@ -180,17 +190,17 @@ def test_a_page_draws_the_best_by_the_rate_of_the_lines(chosen: nb.Plan) -> None
     assert all(name in page.words for name in (*curves.plans, *curves.best_plans[::4]))
 
 
-def test_a_plan_that_was_not_chosen_says_nothing_of_it(chosen: nb.Plan) -> None:
-    plain = replace(chosen, decision=None, considered=())
+def test_plan_not_chosen_by_planner_has_no_candidates(chosen_plan: nb.Plan) -> None:
+    plain = replace(chosen_plan, decision=None, considered=())
     assert "considered" not in json.loads(plain.to_json()) and "Candidates" not in plain.to_html()
     assert plain.predicted is None and "nb.auto_parallel" not in plain.to_text()
     with pytest.raises(StateError, match="was not chosen by the planner"):
         plain.explain()
 
 
-def test_limits_that_stand_are_completed() -> None:
-    mine, theirs = Limits(Site("a.py", 1), memory=5), Limits(Site("b.py", 2), memory=7, micro_batch=3)
-    with standing_limits(theirs):
-        assert current_limits() == theirs
-    assert mine.complete_from(theirs) == Limits(Site("a.py", 1), memory=5, micro_batch=3)
+def test_limits_are_completed_from_standing_limits() -> None:
+    limits, standing = Limits(Site("a.py", 1), memory=5), Limits(Site("b.py", 2), memory=7, micro_batch=3)
+    with standing_limits(standing):
+        assert current_limits() == standing
+    assert limits.complete_from(standing) == Limits(Site("a.py", 1), memory=5, micro_batch=3)
     assert current_limits() is None

@@ -36,7 +36,7 @@ def die():
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], str]:
-    """Write a script that knows who it is; gives its path."""
+    """A function that writes a script with its identity in `me`; returns the path."""
 
     def write(code: str) -> str:
         path = tmp_path / "train.py"
@@ -48,27 +48,29 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """The path of a config of two clusters that are started again twice, at once."""
+    """The path of a config of two clusters with two immediate restarts."""
     path = tmp_path / "clusters.yaml"
     path.write_text("clusters: {gpu: {}, npu: {}}\nrestarts: {most: 2, wait: 0s}\n")
     return str(path)
 
 
-def test_after_a_kill_all_are_started_again_and_know_how_often(
+def test_workers_restart_with_next_epoch_after_a_kill(
     script: Callable[[str], str], config: str, capfd: Capture
 ) -> None:
     path = script("train()\nif me.cluster == 'npu' and me.epoch < 1: die()\ntime.sleep(0.3)")
     assert main(["run", "--json", "--all", "--config", config, path]) == arguments.DONE
     out, err = capfd.readouterr()
-    *begun, ended = out.splitlines()
-    assert sorted(begun) == sorted(f"{who}/0 begins epoch {epoch}" for who in ("gpu", "npu") for epoch in (0, 1))
+    *starts, ended = out.splitlines()
+    assert sorted(starts) == sorted(
+        f"{cluster}/0 begins epoch {epoch}" for cluster in ("gpu", "npu") for epoch in (0, 1)
+    )
     assert (json.loads(ended)["code"], json.loads(ended)["epoch"]) == (0, 1)
     assert err.splitlines() == [
         "whale-nebula: worker npu/0 failed first: ended by SIGKILL; restart 1 of 2 begins after 0 s, as epoch 1"
     ]
 
 
-def test_restarts_that_are_used_up_have_an_exit_code_and_the_first_failure_is_named(
+def test_used_up_restarts_give_exit_code_and_report_first_failure(
     script: Callable[[str], str], config: str, capfd: Capture
 ) -> None:
     path = script("train()\nif me.cluster == 'npu': sys.exit(7) if me.epoch else die()\ntime.sleep(0.3)")
@@ -79,19 +81,19 @@ def test_restarts_that_are_used_up_have_an_exit_code_and_the_first_failure_is_na
     ]
 
 
-def test_what_would_come_again_is_not_tried(script: Callable[[str], str], config: str, capfd: Capture) -> None:
-    """Whatever else ends a run or does not: tests/unit/launch/test_restarts.py."""
+def test_recurring_error_is_not_restarted(script: Callable[[str], str], config: str, capfd: Capture) -> None:
+    """Other causes are tested in tests/unit/launch/test_restarts.py."""
     path = script("import whale_nebula as nb\nraise nb.errors.ConfigError('not so')")
     assert main(["run", "--all", "--config", config, path]) == 1
     assert "NB-500 would recur" in capfd.readouterr().err
 
 
-def test_the_option_goes_before_the_config(script: Callable[[str], str], config: str, capfd: Capture) -> None:
+def test_restarts_option_overrides_the_config(script: Callable[[str], str], config: str, capfd: Capture) -> None:
     assert main(["run", "--all", "--config", config, "--restarts", "0", script("train()\ndie()")]) == 137
     assert "restart" not in capfd.readouterr().err
 
 
-def test_a_signal_between_two_starts_ends_the_command(script: Callable[[str], str], tmp_path: Path) -> None:
+def test_signal_during_restart_delay_ends_the_command(script: Callable[[str], str], tmp_path: Path) -> None:
     path = tmp_path / "clusters.yaml"
     path.write_text("clusters: {gpu: {}}\nrestarts: {most: 2, wait: 50s}\n")
     words = ["-m", "whale_nebula.cli.main", "run", "--all", "--config", str(path), script("train()\ndie()")]
@@ -112,13 +114,13 @@ def test_a_signal_between_two_starts_ends_the_command(script: Callable[[str], st
 
 
 @pytest.mark.parametrize("words", [["--restarts", "two"], ["--restarts", "-1"]], ids=str)
-def test_an_option_that_is_no_number_is_refused(words: list[str], script: Callable[[str], str]) -> None:
+def test_invalid_restarts_option_is_refused(words: list[str], script: Callable[[str], str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["run", *BOTH, *words, script("")])
     assert ended.value.code == arguments.USAGE
 
 
-def test_a_gateway_that_dies_is_started_again(script: Callable[[str], str], tmp_path: Path, capfd: Capture) -> None:
+def test_killed_gateway_is_restarted(script: Callable[[str], str], tmp_path: Path, capfd: Capture) -> None:
     path = tmp_path / "clusters.yaml"
     gateways = 'clusters: {gpu: {gateway: "10.77.0.1:7100"}, npu: {gateway: "10.77.0.2:7100"}}'
     path.write_text(gateways + "\nrestarts: {most: 1, wait: 0s}\n")
@@ -140,6 +142,6 @@ if me.cluster == "gpu":
         time.sleep(0.05)
 """
     assert main(["run", "--all", "--config", str(path), script(code)]) == arguments.DONE
-    said = capfd.readouterr().err
-    assert "gpu/gateway and npu/gateway run here, too; their audit logs are deleted after the run" in said
-    assert "/gateway has exited; restart 1 of 1 begins, and its workers wait for it" in said
+    err = capfd.readouterr().err
+    assert "gpu/gateway and npu/gateway run here, too; their audit logs are deleted after the run" in err
+    assert "/gateway has exited; restart 1 of 1 begins, and its workers wait for it" in err

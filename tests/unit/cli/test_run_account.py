@@ -29,7 +29,7 @@ def run(folder: Path, mib: int, long: int) -> int:
     return main(["run", "--config", str(folder / "clusters.yaml"), "--cluster", "gpu", str(folder / "train.py")])
 
 
-def test_a_run_of_an_account(owner: Owner, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_account_run_enforces_and_logs_limits(owner: Owner, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     (tmp_path / "clusters.yaml").write_text(
         f'run: mt\nclusters: {{gpu: {{workers: ["{find_free_address()}"]}}, npu: {{workers: ["10.77.0.2:7101"]}}}}\n'
         "restarts: 3\n"
@@ -38,15 +38,15 @@ def test_a_run_of_an_account(owner: Owner, tmp_path: Path, capfd: pytest.Capture
     shutil.copy(owner.home / "certs/revoked.json", tmp_path / "certs")
     home = tmp_path / "accounts/gpu/ana"
     assert run(tmp_path, mib=1, long=0) == arguments.DONE
-    told = capfd.readouterr().err
-    assert f"account ana of gpu: folder {home}; limits on this host: memory 200 MiB, cpus 1, disk 1 GiB" in told
-    assert "not isolated: memory: checked four times a second; cpus: not limited" in told
+    err = capfd.readouterr().err
+    assert f"account ana of gpu: folder {home}; limits on this host: memory 200 MiB, cpus 1, disk 1 GiB" in err
+    assert "not isolated: memory: checked four times a second; cpus: not limited" in err
     assert (home / "note").read_text() == "gpu/0 ana" and (home / "note").stat().st_mode & 0o777 == 0o600
-    assert run(tmp_path, mib=400, long=300) == 137  # and three restarts would not help
+    assert run(tmp_path, mib=400, long=300) == 137  # not restarted
     assert "failed first: it was killed: account ana of gpu is limited to 200 MiB of memory" in capfd.readouterr().err
     log = [json.loads(line) for line in (home / "audit/gpu-worker-0.jsonl").read_text().splitlines()]
-    said = [(each["action"], each["decision"]) for each in log if each["action"].endswith("run")]
-    assert said == [("start run", "allow"), ("end run", ""), ("start run", "allow"), ("end run", "deny")]
+    decisions = [(each["action"], each["decision"]) for each in log if each["action"].endswith("run")]
+    assert decisions == [("start run", "allow"), ("end run", ""), ("start run", "allow"), ("end run", "deny")]
     assert [each["reason"] for each in log if each["action"] == "end run"][1].startswith(
         "account ana of gpu is limited to 200 MiB"
     )

@@ -28,8 +28,8 @@ from whale_nebula.scopes.observer import observer
 Capture = pytest.CaptureFixture[str]
 
 
-class Shown(NamedTuple):
-    """What the command did with a script."""
+class Output(NamedTuple):
+    """The exit status and output of the command."""
 
     status: int
     out: str
@@ -40,7 +40,7 @@ class Shown(NamedTuple):
         return json.loads(self.out)
 
 
-Show = Callable[..., Shown]
+Show = Callable[..., Output]
 
 MODEL = """
 import numpy as np, keras, sys
@@ -83,13 +83,13 @@ print("weight", float(weight))
 
 @pytest.fixture
 def show(tmp_path: Path, capsys: Capture) -> Iterator[Show]:
-    """Shows a script, which is written first; the run that it opens is closed afterwards."""
+    """A function that writes a script and shows it; the run is closed afterwards."""
     path = tmp_path / "train.py"
 
-    def call(text: str, *words: str) -> Shown:
+    def call(text: str, *words: str) -> Output:
         nb.shutdown()
         path.write_text(textwrap.dedent(text))
-        return Shown(main([str(path), *words]), *capsys.readouterr())
+        return Output(main([str(path), *words]), *capsys.readouterr())
 
     yield call
     nb.shutdown()
@@ -111,13 +111,13 @@ FIT = MODEL + "model.fit(x, y, verbose=0)"
     ],
     ids=["fit", "train_on_batch", "evaluate", "predict", "verify", "caught"],
 )
-def test_keras_is_stopped_at_its_first_step(line: str, name: str, show: Show) -> None:
-    shown = show(MODEL + line + "\nprint('it went on')")
-    assert shown.status == arguments.DONE and shown.out.startswith(f"plan of {name}\n")
-    assert "schedule" in shown.out and "it went on" not in shown.out + shown.err
+def test_script_is_stopped_at_its_first_keras_step(line: str, name: str, show: Show) -> None:
+    output = show(MODEL + line + "\nprint('it went on')")
+    assert output.status == arguments.DONE and output.out.startswith(f"plan of {name}\n")
+    assert "schedule" in output.out and "it went on" not in output.out + output.err
 
 
-def test_nothing_is_trained(show: Show) -> None:
+def test_show_does_not_change_weights(show: Show) -> None:
     code = """
 before = model.get_weights()
 try:
@@ -129,24 +129,24 @@ finally:
     assert "[True, True, True, True] 0" in show(MODEL + code).err
 
 
-def test_the_script_gets_its_arguments(show: Show) -> None:
+def test_script_receives_its_arguments(show: Show) -> None:
     code = "import sys, os\nprint(sys.argv[1:], sys.path[0] == os.path.dirname(__file__), __name__)\n" + GAN
     before = list(sys.argv), list(sys.path)
-    shown = show(code, "--mermaid", "--epochs", "3", "--htlm", "plan.html", "--", "--json")
-    assert "['--epochs', '3', '--htlm', 'plan.html', '--json'] True __main__" in shown.err
+    output = show(code, "--mermaid", "--epochs", "3", "--htlm", "plan.html", "--", "--json")
+    assert "['--epochs', '3', '--htlm', 'plan.html', '--json'] True __main__" in output.err
     assert (sys.argv, sys.path) == before
 
 
-def test_several_steps_are_answered_with_zeros(show: Show) -> None:
-    shown = show(GAN, "--steps", "2", "--json")
-    assert [plan["name"] for plan in shown.document["plans"]] == ["critic", "generator"]
-    assert shown.err == "critic 0.0\n"
-    shown = show(GAN, "--all", "--text")
-    assert shown.out.count("plan of ") == 2
-    assert "generator [0.0, 0.0, 0.0, 0.0]" in shown.err and shown.err.endswith("weight 2.0\n")
+def test_shown_steps_return_zeros(show: Show) -> None:
+    output = show(GAN, "--steps", "2", "--json")
+    assert [plan["name"] for plan in output.document["plans"]] == ["critic", "generator"]
+    assert output.err == "critic 0.0\n"
+    output = show(GAN, "--all", "--text")
+    assert output.out.count("plan of ") == 2
+    assert "generator [0.0, 0.0, 0.0, 0.0]" in output.err and output.err.endswith("weight 2.0\n")
 
 
-def test_reports_of_a_script_that_is_only_shown_print_and_write_nothing(show: Show, tmp_path: Path) -> None:
+def test_reports_of_a_shown_script_are_empty_and_not_saved(show: Show, tmp_path: Path) -> None:
     code = f"""
 report = nb.last_report()
 print(report)
@@ -155,16 +155,16 @@ print([link.bytes for link in report.links.values()], [stage.compute_seconds for
 report.save({str(tmp_path / "step.json")!r})
 report.save_trace({str(tmp_path / "trace.json")!r})
 """
-    shown = show(FIT + code, "--all")
-    assert shown.status == arguments.DONE and shown.out.startswith("plan of small.train_step")
-    assert "the script is only shown, and no step was run" in shown.err and "[0, 0] [0.0, 0.0]" in shown.err
+    output = show(FIT + code, "--all")
+    assert output.status == arguments.DONE and output.out.startswith("plan of small.train_step")
+    assert "the script is only shown, and no step was run" in output.err and "[0, 0] [0.0, 0.0]" in output.err
     assert list(tmp_path.glob("*.json")) == []
 
 
-def test_untrained_weights_are_never_saved(show: Show, tmp_path: Path) -> None:
-    shown = show(FIT + f"\nmodel.save_weights({str(tmp_path / 'w.weights.h5')!r})\nprint('saved')", "--all")
-    said = "the script was about to save with Model.save_weights, although nothing is trained: stopped here"
-    assert shown.status == arguments.DONE and said in shown.err
+def test_saving_untrained_weights_stops_the_script(show: Show, tmp_path: Path) -> None:
+    output = show(FIT + f"\nmodel.save_weights({str(tmp_path / 'w.weights.h5')!r})\nprint('saved')", "--all")
+    message = "the script was about to save with Model.save_weights, although nothing is trained: stopped here"
+    assert output.status == arguments.DONE and message in output.err
     assert list(tmp_path.glob("*.h5")) == []
     import keras
 
@@ -172,9 +172,7 @@ def test_untrained_weights_are_never_saved(show: Show, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [pytest.param([], marks=pytest.mark.grid), ["--all"]], ids=["first", "all"])
-def test_callbacks_hear_nothing_and_files_of_an_earlier_training_stay(
-    words: list[str], show: Show, tmp_path: Path
-) -> None:
+def test_callbacks_are_not_called_and_csv_log_is_kept(words: list[str], show: Show, tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("epoch,loss\n0,1.5\n")
     code = f"""
@@ -187,32 +185,32 @@ found = model.fit(x, y, verbose=0, callbacks=[keras.callbacks.CSVLogger({str(log
 model.evaluate(x, y, verbose=0, callbacks=[Loud()])
 print(found.history["loss"])
 """
-    shown = show(MODEL + code, *words)
-    assert shown.out.startswith("plan of small.train_step") and shown.err == "[0.0]\n" * len(words)
+    output = show(MODEL + code, *words)
+    assert output.out.startswith("plan of small.train_step") and output.err == "[0.0]\n" * len(words)
     assert log.read_text() == "epoch,loss\n0,1.5\n"
     import keras
 
     assert keras.callbacks.CallbackList.on_train_begin.__module__.startswith("keras.")
 
 
-def test_a_plan_is_saved_drawn_and_shown_again(show: Show, tmp_path: Path, capsys: Capture) -> None:
+def test_plan_is_saved_drawn_and_shown_again(show: Show, tmp_path: Path, capsys: Capture) -> None:
     saved, page = tmp_path / "plan.json", tmp_path / "plan.html"
-    shown = show(GAN, "--save", str(saved), "--html", str(page))
-    assert shown.out == "" and f"wrote {page}" in shown.err and f"saved {saved}" in shown.err
+    output = show(GAN, "--save", str(saved), "--html", str(page))
+    assert output.out == "" and f"wrote {page}" in output.err and f"saved {saved}" in output.err
     assert page.read_text().startswith("<!doctype html>")
     assert main([str(saved)]) == arguments.DONE
     assert capsys.readouterr().out == nb.Plan.load(saved).to_text() + "\n"
 
 
-def test_line_and_config_of_the_command_go_before_those_of_the_script(show: Show, tmp_path: Path) -> None:
+def test_links_and_config_options_override_the_script(show: Show, tmp_path: Path) -> None:
     code, metrics = MODEL + "nb.init(links='60mbit', metrics={!r})\nmodel.fit(x, y, verbose=0)", tmp_path / "m.jsonl"
     config = tmp_path / "clusters.yaml"
     config.write_text(
         f"clusters: {{gpu: {{}}, npu: {{}}}}\nlinks: [{{between: [gpu, npu], rate: 2mbit}}]\nmetrics: {metrics}\n"
     )
-    found = show(code.format(None), "--links", "1mbit,5ms", "--json").document
-    assert (found["links"]["gpu->npu"]["rate"], found["links"]["gpu->npu"]["delay"]) == (1e6, 0.005)
-    assert found["predicted"]["seconds"] > 0
+    document = show(code.format(None), "--links", "1mbit,5ms", "--json").document
+    assert (document["links"]["gpu->npu"]["rate"], document["links"]["gpu->npu"]["delay"]) == (1e6, 0.005)
+    assert document["predicted"]["seconds"] > 0
     assert show(code.format(None), "--json").document["links"]["gpu->npu"]["rate"] == 60e6
     never = str(tmp_path / "never.jsonl")
     assert show(code.format(never), "--config", str(config), "--json").document["links"]["gpu->npu"]["rate"] == 2e6
@@ -220,21 +218,21 @@ def test_line_and_config_of_the_command_go_before_those_of_the_script(show: Show
 
 
 # ---------------------------------------------------------------------- what cannot be shown
-def test_a_script_that_fails_shows_its_own_traceback(show: Show, tmp_path: Path) -> None:
+def test_failing_script_shows_its_traceback(show: Show, tmp_path: Path) -> None:
     code, path = "def f():\n    raise ValueError('bad luck')\n\nf()", tmp_path / "train.py"
-    shown = show(code)
-    lines = [line for line in shown.err.splitlines() if line.startswith("  File ")]
+    output = show(code)
+    lines = [line for line in output.err.splitlines() if line.startswith("  File ")]
     assert [line.split(",")[0] for line in lines] == [f'  File "{path}"'] * 2
-    assert shown.status == arguments.FAILED and "ValueError: bad luck" in shown.err
-    assert shown.err.endswith(f"whale-nebula: {path} raised ValueError before its first step with scopes\n")
-    found = show(code, "--json").document
-    assert (found["where"], found["why"]) == (str(path), "bad luck")
+    assert output.status == arguments.FAILED and "ValueError: bad luck" in output.err
+    assert output.err.endswith(f"whale-nebula: {path} raised ValueError before its first step with scopes\n")
+    document = show(code, "--json").document
+    assert (document["where"], document["why"]) == (str(path), "bad luck")
 
 
-def test_an_error_of_ours_comes_with_the_scripts_lines_alone(show: Show) -> None:
+def test_library_error_shows_only_script_lines(show: Show) -> None:
     code = MODEL.replace("nb.pipeline(2)", "nb.pipeline(2), nb.stage(cluster='x')")
-    shown = show(code)
-    assert shown.status == arguments.FAILED and shown.err.count("  File ") == 1 and "NB-101" in shown.err
+    output = show(code)
+    assert output.status == arguments.FAILED and output.err.count("  File ") == 1 and "NB-101" in output.err
     assert show(code, "--json").document["code"] == "NB-101"
 
 
@@ -243,7 +241,7 @@ UNSCOPED = GAN.replace(', nb.cluster(), nb.stage(cluster="gpu")', "")
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "said"),
+    ("code", "status", "message"),
     [
         ("x = (", 1, EARLY),
         ("import sys; sys.exit('enough')", 1, EARLY),
@@ -255,9 +253,9 @@ UNSCOPED = GAN.replace(', nb.cluster(), nb.stage(cluster="gpu")', "")
         (UNSCOPED, arguments.NOTHING, "critic has no scopes and was about to be trained"),
     ],
 )
-def test_scripts_that_make_no_step(code: str, status: int, said: str, show: Show) -> None:
-    shown = show(code)
-    assert shown.status == status and said in shown.err
+def test_script_without_steps_is_reported(code: str, status: int, message: str, show: Show) -> None:
+    output = show(code)
+    assert output.status == status and message in output.err
 
 
 PLAIN = """
@@ -278,10 +276,10 @@ print("trained")
 
 
 @pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.grid), True])
-def test_a_model_without_scopes_predicts_but_is_not_trained(own: bool, show: Show) -> None:
-    shown = show(PLAIN.format(own=own), "--json")
-    assert shown.status == arguments.NOTHING and "rows 3" in shown.err and "trained" not in shown.err
-    assert shown.document["why"] == "plain has no scopes and was about to be trained"
+def test_model_without_scopes_predicts_but_is_not_trained(own: bool, show: Show) -> None:
+    output = show(PLAIN.format(own=own), "--json")
+    assert output.status == arguments.NOTHING and "rows 3" in output.err and "trained" not in output.err
+    assert output.document["why"] == "plain has no scopes and was about to be trained"
 
 
 @pytest.mark.parametrize(
@@ -293,19 +291,19 @@ def test_a_model_without_scopes_predicts_but_is_not_trained(own: bool, show: Sho
         ("notes.txt", "some words", "whale-nebula show train.py"),
     ],
 )
-def test_what_is_no_script_is_not_run(
+def test_file_that_is_no_script_is_refused(
     name: str, text: str, mend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
     assert main([name]) == arguments.NO_DATA
-    told = capsys.readouterr().err
-    assert f"{name} is not a script: it contains no Python code" in told and mend in told
-    assert "Traceback" not in told
+    err = capsys.readouterr().err
+    assert f"{name} is not a script: it contains no Python code" in err and mend in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("name", ["train", "train.py", "train.pyw"])
-def test_a_script_may_have_any_name(name: str, tmp_path: Path) -> None:
+def test_script_name_may_have_any_suffix(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text("x = 1\n")
     check_script(str(path))
@@ -322,7 +320,9 @@ def test_a_script_may_have_any_name(name: str, tmp_path: Path) -> None:
         (["{script}", "--html", "/no/such/folder/plan.html"], arguments.NO_DATA),
     ],
 )
-def test_files_that_are_wrong(words: list[str], status: int, show: Show, tmp_path: Path, capsys: Capture) -> None:
+def test_missing_or_invalid_file_exit_status(
+    words: list[str], status: int, show: Show, tmp_path: Path, capsys: Capture
+) -> None:
     other, path = tmp_path / "other.json", tmp_path / "train.py"
     other.write_text("{}")
     path.write_text(GAN)
@@ -343,27 +343,27 @@ def test_files_that_are_wrong(words: list[str], status: int, show: Show, tmp_pat
         ["--report", "a", "train.py"],
     ],
 )
-def test_command_lines_that_are_wrong(words: list[str]) -> None:
+def test_invalid_show_command_is_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == arguments.USAGE
 
 
-def test_a_program_is_shown_as_a_pass_leaves_it(show: Show) -> None:
-    shown = show(FIT, "--after", "fold")
-    assert shown.out.startswith("== fold\n") and "MatMul: rows(0)" in shown.out
-    wrong = show(FIT, "--after", "fuse")
-    assert wrong.status == arguments.USAGE and "no pass is called 'fuse'" in wrong.err
+def test_after_option_shows_program_after_a_pass(show: Show) -> None:
+    output = show(FIT, "--after", "fold")
+    assert output.out.startswith("== fold\n") and "MatMul: rows(0)" in output.out
+    unknown = show(FIT, "--after", "fuse")
+    assert unknown.status == arguments.USAGE and "no pass is called 'fuse'" in unknown.err
 
 
-def test_as_a_user_starts_it(tmp_path: Path) -> None:
-    """In a process of its own; what a process that the script starts prints does not come between, either."""
+def test_show_prints_only_json_in_its_own_process(tmp_path: Path) -> None:
+    """Output of processes that the script starts goes to stderr, too."""
     path = tmp_path / "train.py"
     path.write_text("import os\nos.system('echo from below')\n" + MODEL + "model.fit(x, y)\n")
-    done = zygote.run("-m", "whale_nebula.cli.main", "show", str(path), "--json", cwd=tmp_path)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["name"] == "small.train_step"
-    assert "from below" in done.stderr
+    result = zygote.run("-m", "whale_nebula.cli.main", "show", str(path), "--json", cwd=tmp_path)
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["name"] == "small.train_step"
+    assert "from below" in result.stderr
 
 
 @pytest.fixture
@@ -373,22 +373,22 @@ def metrics(tmp_path: Path) -> Path:
     return path
 
 
-def test_files_that_runs_have_left(metrics: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_report_option_shows_saved_reports(metrics: Path, tmp_path: Path, capsys: Capture) -> None:
     full().save(tmp_path / "step.json")
     assert main(["--report", str(tmp_path / "step.json")]) == arguments.DONE
     assert capsys.readouterr().out == f"{full()}\n"
     assert main(["--report", str(metrics)]) == arguments.DONE
-    said = capsys.readouterr().out
-    assert said.startswith("fit in gpu/0: 3 steps, ")
-    assert "last step:\nstep 3 of fit in gpu/0: " in said
+    out = capsys.readouterr().out
+    assert out.startswith("fit in gpu/0: 3 steps, ")
+    assert "last step:\nstep 3 of fit in gpu/0: " in out
     assert main(["--report", str(metrics), "--json"]) == arguments.DONE
     assert json.loads(capsys.readouterr().out)["programs"][0]["steps"] == 3
 
 
-def test_what_is_no_report_says_so(tmp_path: Path, capsys: Capture) -> None:
+def test_invalid_report_file_is_refused(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").write_text("{}")
     assert main(["--report", str(tmp_path / "file")]) == arguments.NO_DATA
     assert "contains no report" in capsys.readouterr().err
     assert main(["--report", "nothing.jsonl"]) == arguments.NO_FILE
-    said = capsys.readouterr().err
-    assert "file 'nothing.jsonl' does not exist" in said and "show --report FILE reads a file of a run" in said
+    err = capsys.readouterr().err
+    assert "file 'nothing.jsonl' does not exist" in err and "show --report FILE reads a file of a run" in err

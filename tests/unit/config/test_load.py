@@ -18,7 +18,7 @@ from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.placed import identities
 from whale_nebula.launch.placement import Placement
 
-WHOLE = """\
+COMPLETE_CONFIG = """\
 run: bert
 clusters:
   gpu:
@@ -47,7 +47,7 @@ seed: 7
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[[str], Path]:
+def write_config(tmp_path: Path) -> Callable[[str], Path]:
     def write(text: str) -> Path:
         path = tmp_path / "clusters.yaml"
         path.write_text(text, "utf-8")
@@ -56,8 +56,8 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_a_whole_file(written: Callable[[str], Path]) -> None:
-    config = load(written(WHOLE))
+def test_complete_config_file_is_parsed(write_config: Callable[[str], Path]) -> None:
+    config = load(write_config(COMPLETE_CONFIG))
     assert config.run == "bert"
     assert config.clusters == {
         "gpu": Cluster(
@@ -80,41 +80,45 @@ def test_a_whole_file(written: Callable[[str], Path]) -> None:
     assert (config.results, config.weights, config.patience, config.seed) == ("owner", "own", 120.0, 7)
 
 
-def test_a_dict_is_the_same_as_its_file(written: Callable[[str], Path]) -> None:
+def test_dict_and_file_give_the_same_config(write_config: Callable[[str], Path]) -> None:
     import yaml
 
-    assert load(yaml.safe_load(WHOLE)) == load(written(WHOLE)) == load(str(written(WHOLE)))
+    assert (
+        load(yaml.safe_load(COMPLETE_CONFIG))
+        == load(write_config(COMPLETE_CONFIG))
+        == load(str(write_config(COMPLETE_CONFIG)))
+    )
 
 
 @pytest.mark.parametrize("nothing", [None, {}])
-def test_nothing_says_nothing(nothing: Any) -> None:
+def test_empty_source_gives_default_config(nothing: Any) -> None:
     assert load(nothing) == Config()
 
 
-def test_an_empty_file_says_nothing(written: Callable[[str], Path]) -> None:
-    assert load(written("")) == load(written("# only words\n")) == Config()
+def test_empty_file_gives_default_config(write_config: Callable[[str], Path]) -> None:
+    assert load(write_config("")) == load(write_config("# only words\n")) == Config()
 
 
-def test_a_config_is_itself() -> None:
+def test_config_object_is_returned_unchanged() -> None:
     config = Config(seed=3)
     assert load(config) is config
 
 
 @pytest.mark.parametrize(
-    ("said", "read"),
+    ("value", "expected"),
     [(3, Restarts(3)), (0, Restarts()), ({"most": 3}, Restarts(3)), ({"most": 2, "wait": "5s"}, Restarts(2, 5.0))],
     ids=str,
 )
-def test_restarts_are_a_number_or_a_table(said: Any, read: Restarts) -> None:
-    assert load({"restarts": said}).restarts == read
+def test_restarts_accepts_a_number_or_a_table(value: Any, expected: Restarts) -> None:
+    assert load({"restarts": value}).restarts == expected
 
 
-def test_parts_may_be_empty() -> None:
+def test_empty_sections_are_accepted() -> None:
     config = load({"clusters": {"gpu": None, "npu": {}}, "links": None, "security": None, "inputs": {}})
     assert list(config.clusters) == ["gpu", "npu"]
 
 
-BAD: list[tuple[Any, str, str]] = [
+INVALID_CONFIGS: list[tuple[Any, str, str]] = [
     ({"clutsers": {}}, "clutsers", "did you mean 'clusters'"),
     ({3: 4}, "", "is not a string"),
     ({"run": 3}, "run", "is not a string"),
@@ -212,12 +216,12 @@ BAD: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "place", "said"), BAD)
-def test_a_mistake_is_named_with_its_place(config: Any, place: str, said: str) -> None:
+@pytest.mark.parametrize(("config", "place", "message"), INVALID_CONFIGS)
+def test_config_error_reports_place_and_fix(config: Any, place: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(config)
     assert caught.value.where == place
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +234,7 @@ def test_a_mistake_is_named_with_its_place(config: Any, place: str, said: str) -
         ({"security": {"insecure": "maybe"}}, "insecure: false"),
     ],
 )
-def test_a_mend_is_what_can_be_written(config: Any, mend: str) -> None:
+def test_suggested_fix_is_valid_config(config: Any, mend: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(config)
     import yaml
@@ -243,21 +247,21 @@ def test_a_mend_is_what_can_be_written(config: Any, mend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"seed": "one"}, "'one' is not an integer from 0 to 4294967295"),
         ({"clusters": {"g": {"workers": [{"address": "h:1", "speed": -1}]}}}, "-1 is not a number of at least 1e-06"),
         ({"inputs": {"x": {"shape": [-1]}}}, "-1 is not an integer of at least 0"),
     ],
 )
-def test_numbers_are_said_as_they_are_written(config: Any, said: str) -> None:
+def test_number_error_shows_value_and_bounds(config: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(config)
-    assert caught.value.what == said
+    assert caught.value.what == message
 
 
-def test_a_mistake_in_a_file_names_the_file(written: Callable[[str], Path]) -> None:
-    path = written("clusters: {gpu: {worker: []}}")
+def test_error_in_config_file_reports_the_file(write_config: Callable[[str], Path]) -> None:
+    path = write_config("clusters: {gpu: {worker: []}}")
     with pytest.raises(ConfigError, match="did you mean 'workers'") as caught:
         load(path)
     assert caught.value.where == f"{path}:1: clusters.gpu.worker"
@@ -275,15 +279,15 @@ def test_a_mistake_in_a_file_names_the_file(written: Callable[[str], Path]) -> N
         ("results: nowhere", "1: results"),
     ],
 )
-def test_a_mistake_in_a_file_names_the_line(written: Callable[[str], Path], text: str, place: str) -> None:
-    path = written(text)
+def test_error_in_config_file_reports_the_line(write_config: Callable[[str], Path], text: str, place: str) -> None:
+    path = write_config(text)
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert caught.value.where == f"{path}:{place}"
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "said"),
+    ("text", "where", "message"),
     [
         ("clusters: {gpu: [", ":1:18", "is not valid YAML"),
         ("run: a\nrun: b\n", ":2", "duplicate key 'run'"),
@@ -294,21 +298,23 @@ def test_a_mistake_in_a_file_names_the_line(written: Callable[[str], Path], text
         ("\x00", "", "is not valid YAML"),
     ],
 )
-def test_files_that_cannot_be_read(written: Callable[[str], Path], text: str, where: str, said: str) -> None:
-    path = written(text)
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_invalid_yaml_is_refused_with_its_position(
+    write_config: Callable[[str], Path], text: str, where: str, message: str
+) -> None:
+    path = write_config(text)
+    with pytest.raises(ConfigError, match=message) as caught:
         load(path)
     assert caught.value.where == f"{path}{where}"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_config_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load(tmp_path / "nowhere.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path)
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_config_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "clusters.yaml"
     path.write_bytes(b"\xff\xfe\x00run")
     with pytest.raises(ConfigError, match="not UTF-8"):
@@ -324,23 +330,23 @@ KEYS = ["run", "clusters", "links", "security", "inputs", "results", "weights", 
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
-def test_whatever_is_written_is_read_or_refused_in_our_words(config: dict[str, Any]) -> None:
+def test_any_dict_gives_a_config_or_an_error_with_a_fix(config: dict[str, Any]) -> None:
     try:
         assert isinstance(load(config), Config)
     except NebulaError as error:
         assert error.mend
 
 
-def test_data_is_read_at_the_gateway_where_nothing_else_is_said() -> None:
-    said = {"gpu": {"folder": "of-gpu"}, "npu": {"registry": "certs"}, "tpu": {"at": "10.0.0.9:7300"}}
+def test_data_address_defaults_to_the_gateway() -> None:
+    data = {"gpu": {"folder": "of-gpu"}, "npu": {"registry": "certs"}, "tpu": {"at": "10.0.0.9:7300"}}
     clusters = {"gpu": {"gateway": "10.0.0.1:7100"}, "npu": {"gateway": "10.0.0.2:7100"}, "tpu": {}}
-    found = load({"clusters": clusters, "data": said}).data
-    assert [found[name].at for name in said] == ["10.0.0.1:7100", None, "10.0.0.9:7300"]
+    homes = load({"clusters": clusters, "data": data}).data
+    assert [homes[name].at for name in data] == ["10.0.0.1:7100", None, "10.0.0.9:7300"]
     with pytest.raises(ConfigError, match="missing address of the data service of 'tpu'"):
         load({"clusters": clusters, "data": {"tpu": {"folder": "of-tpu"}}})
 
 
-def config(*devices: str | None) -> dict[str, object]:
+def make_worker_config(*devices: str | None) -> dict[str, object]:
     workers = [
         {"address": f"127.0.0.1:{7101 + number}", **({} if device is None else {"device": device})}
         for number, device in enumerate(devices)
@@ -349,28 +355,28 @@ def config(*devices: str | None) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
+    ("device", "expected"),
     [("CPU", "CPU"), ("cpu:0", "CPU"), ("/GPU:0", "GPU:0"), ("gpu", "GPU:0"), ("/device:GPU:3", "GPU:3")],
 )
-def test_it_is_written_as_tensorflow_writes_it(written: str, read: str) -> None:
-    assert load(config(written)).clusters["gpu"].workers[0].device == read
+def test_device_accepts_tensorflow_spellings(device: str, expected: str) -> None:
+    assert load(make_worker_config(device)).clusters["gpu"].workers[0].device == expected
 
 
-@pytest.mark.parametrize("written", ["TPU:0", "GPU:one", "GPU 0", ""])
-def test_what_is_no_device_is_refused(written: str) -> None:
+@pytest.mark.parametrize("device", ["TPU:0", "GPU:one", "GPU 0", ""])
+def test_invalid_device_is_refused(device: str) -> None:
     with pytest.raises(ConfigError, match="device"):
-        load(config(written))
+        load(make_worker_config(device))
 
 
-def test_each_worker_is_told_its_own() -> None:
-    loaded = load(config("GPU:1", None, "CPU"))
+def test_worker_identity_contains_its_device() -> None:
+    loaded = load(make_worker_config("GPU:1", None, "CPU"))
     addresses = {f"gpu/{n}": worker.address for n, worker in enumerate(loaded.clusters["gpu"].workers)}
-    told = identities(Placement(tuple(addresses), addresses), loaded, {})
-    assert [each.device for each in told.values()] == ["GPU:1", None, "CPU"]
-    assert Identity.from_json(told["gpu/0"].to_json()).device == "GPU:1"
+    worker_identities = identities(Placement(tuple(addresses), addresses), loaded, {})
+    assert [each.device for each in worker_identities.values()] == ["GPU:1", None, "CPU"]
+    assert Identity.from_json(worker_identities["gpu/0"].to_json()).device == "GPU:1"
 
 
-TAKES = """
+DEVICE_SCRIPT = """
 import sys
 from whale_nebula.errors import ConfigError
 from whale_nebula.runtime.session.task import take
@@ -386,14 +392,14 @@ except ConfigError as error:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["CPU"], "'CPU'"),
         (["GPU:7"], "GPU:7, but TensorFlow finds"),
         (["GPU:7", "late"], "GPU:7, but TensorFlow"),
     ],
 )
-def test_a_worker_takes_it_or_says_why_not(arguments: list[str], said: str) -> None:
-    done = zygote.run("-c", TAKES, *arguments)
-    assert said in done.stdout, done.stderr
-    assert "GPU" not in done.stdout or arguments[0] != "CPU"
+def test_worker_takes_its_device_or_reports_why_not(arguments: list[str], message: str) -> None:
+    result = zygote.run("-c", DEVICE_SCRIPT, *arguments)
+    assert message in result.stdout, result.stderr
+    assert "GPU" not in result.stdout or arguments[0] != "CPU"

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from whale_nebula.accounts import server
-from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.place import Place
 from whale_nebula.datasets.grants import GRANTED, Grants, Permission
 from whale_nebula.datasets.guard import Guard, Reader, Usage
 from whale_nebula.datasets.interface import parse_interface
-from whale_nebula.datasets.reading import Remote, Wish, open_remote
+from whale_nebula.datasets.reading import RemoteClient, RowSelection, open_remote
 from whale_nebula.datasets.service import serve
 from whale_nebula.security import Credentials, Files, Identity, authority, files
 from whale_nebula.security.allowance import UNLIMITED
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.authority import Authority
 
-PLAIN: dict[str, Any] = {
+INTERFACE: dict[str, Any] = {
     "name": "corpus",
     "source": {"csv": "*.csv", "columns": {"age": "int64", "name": "string"}},
     "transform": [{"select": ["age"]}],
@@ -36,11 +36,11 @@ PLAIN: dict[str, Any] = {
 
 @dataclass
 class Owner:
-    """Whose data it is: his registry with accounts ana and bob, and the folder of his files."""
+    """An owner: the registry with accounts ana and bob, and the folder of the files."""
 
     home: Path
     registry: Registry
-    signs: Authority
+    signer: Authority
     clock: list[datetime] = field(default_factory=list)
 
     @property
@@ -48,7 +48,7 @@ class Owner:
         return Grants(self.registry)
 
     def publish(self, **more: Any) -> None:
-        self.grants.publish(parse_interface(Place({**PLAIN, **more})), self.home / "files")
+        self.grants.publish(parse_interface(Place({**INTERFACE, **more})), self.home / "files")
 
     def grant(self, account: str, dataset: str = "corpus", purpose: str = "study", days: float = 7) -> Permission:
         return self.grants.decide(self.grants.ask(account, dataset, purpose).number, GRANTED, days)
@@ -62,69 +62,78 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     home = tmp_path / "gpu"
     (home / "files").mkdir(parents=True)
     (home / "files/a.csv").write_text("age,name\n" + "".join(f"{age},n{age}\n" for age in range(100)))
-    signs = Authority.fresh("mt", {}, bound=["gpu"])
-    authority.create(home / "certs", signs)
+    signer = Authority.create("mt", {}, bound=["gpu"])
+    authority.create(home / "certs", signer)
     clock = [files.now()]
     registry = Registry(home / "certs", authority.load(home / "certs"), lambda: clock[0])
     for account in ("ana", "bob"):
         registry.add(account, workers=4)
-    yield Owner(home, registry, signs, clock)
+    yield Owner(home, registry, signer, clock)
     registry.close()
 
 
-def certify(owner: Owner, account: str, folder: Path, *, signs: Authority | None = None, **more: Any) -> Files:
-    """What `whale-nebula login` leaves in a folder."""
-    by, given = signs or owner.signs, {"cluster": "gpu", "index": 0, "role": "worker", "days": 1.0, **more}
-    identity = Identity("mt", given["cluster"], given["role"], given["index"])
+def certify(owner: Owner, account: str, folder: Path, *, signer: Authority | None = None, **more: Any) -> Files:
+    """Write the files that `whale-nebula login` writes."""
+    signer, options = signer or owner.signer, {"cluster": "gpu", "index": 0, "role": "worker", "days": 1.0, **more}
+    identity = Identity("mt", options["cluster"], options["role"], options["index"])
     folder.mkdir(mode=0o700, exist_ok=True)
-    key, now = authority.make_key(), files.now() + timedelta(days=given.get("begins", 0))
-    paths = Files.under(folder, identity)
-    until = now + timedelta(days=given["days"])
-    made = authority.process_certificate(
-        identity, key.public_key(), by.certificate, by.key, until, now, account, given.get("allowance", UNLIMITED)
+    key, now = authority.make_key(), files.now() + timedelta(days=options.get("begins", 0))
+    paths = Files.in_folder(folder, identity)
+    until = now + timedelta(days=options["days"])
+    certificate = authority.process_certificate(
+        identity,
+        key.public_key(),
+        signer.certificate,
+        signer.key,
+        until,
+        now,
+        account,
+        options.get("allowance", UNLIMITED),
     )
-    files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
+    files.write(paths.cert, authority.certificate_bytes(certificate), files.PUBLIC)
     files.write(paths.key, authority.key_bytes(key), files.SECRET)
-    files.write(paths.ca, authority.certificate_bytes(owner.signs.certificate), files.PUBLIC)
+    files.write(paths.ca, authority.certificate_bytes(owner.signer.certificate), files.PUBLIC)
     return paths
 
 
 @dataclass
 class Site:
-    """An owner's service, and the folders of those who read there."""
+    """An owner's data service, and the folders of its readers."""
 
     owner: Owner
     guard: Guard
     port: int
     tmp: Path
 
-    def reads(self, account: str, **more: Any) -> Remote:
+    def open_reader(self, account: str, **more: Any) -> RemoteClient:
         folder = self.tmp / f"of-{account}"
         if not folder.exists():
             certify(self.owner, account, folder)
-        said = Reader("", "", **{"run": "run-1", "program": "ab" * 32, "versions": "keras 3", **more})
-        return replace(open_remote(f"127.0.0.1:{self.port}", folder, "mt", "gpu", said), sleep=lambda seconds: None)
+        reader = Reader("", "", **{"run": "run-1", "program": "ab" * 32, "versions": "keras 3", **more})
+        return replace(open_remote(f"127.0.0.1:{self.port}", folder, "mt", "gpu", reader), sleep=lambda seconds: None)
 
-    def rows(self, account: str, batch: int = 25, seed: int | None = None, number: int = 0, **more: Any) -> list[int]:
-        remote = self.reads(account, **more)
+    def read_rows(
+        self, account: str, batch: int = 25, seed: int | None = None, number: int = 0, **more: Any
+    ) -> list[int]:
+        remote = self.open_reader(account, **more)
         about = remote.describe("corpus")
-        found = remote.read(Wish("corpus", seed, number, 0, about.count, batch), about)
-        return [int(age) for columns in found for age in columns["age"]]
+        batches = remote.read(RowSelection("corpus", seed, number, 0, about.count, batch), about)
+        return [int(age) for columns in batches for age in columns["age"]]
 
     @property
-    def log(self) -> list[dict[str, Any]]:
+    def access_records(self) -> list[dict[str, Any]]:
         lines = self.guard.log.path.read_text("ascii").splitlines()
-        return [said for said in map(json.loads, lines) if said["action"] == "read"]
+        return [record for record in map(json.loads, lines) if record["action"] == "read"]
 
 
 @pytest.fixture
 def site(owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
     folder, identity = owner.home / "certs", Identity("mt", "gpu", "operator")
-    usage, desk = Usage(folder), Desk(owner.registry, owner.signs, folder)
-    log = AuditLog(tmp_path / "data-gpu.jsonl", identity, Credentials.of(server.certify_service(desk, identity)))
+    usage, issuer = Usage(folder), LoginIssuer(owner.registry, owner.signer, folder)
+    log = AuditLog(tmp_path / "data-gpu.jsonl", identity, Credentials.load(server.certify_service(issuer, identity)))
     guard = Guard(owner.grants, usage, log)
-    with serve(desk, guard, "gpu", "127.0.0.1", 0) as port:
+    with serve(issuer, guard, "gpu", "127.0.0.1", 0) as port:
         yield Site(owner, guard, port, tmp_path)
     log.close()
     usage.close()

@@ -14,7 +14,7 @@ from tests.unit.datasets.conftest import Owner
 from whale_nebula.accounts.members import DISABLED, ENABLED
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.rows import FILE
-from whale_nebula.datasets.grants import DENIED, GRANTED, MOST_ASKED, WITHDRAWN, Grants
+from whale_nebula.datasets.grants import DENIED, GRANTED, MOST_REQUESTS, WITHDRAWN, Grants
 from whale_nebula.datasets.guard import Usage
 from whale_nebula.datasets.interface import Limits
 from whale_nebula.errors import AccessError, AccountError
@@ -26,17 +26,17 @@ def events(owner: Owner) -> list[tuple[str, str, str]]:
     return [(each["action"], each["account"], each["decision"]) for each in found if each["action"] != "add"]
 
 
-def test_a_grant_is_asked_for_given_and_over(owner: Owner) -> None:
+def test_grant_is_valid_after_request_and_decision_for_its_purpose(owner: Owner) -> None:
     owner.publish()
     with pytest.raises(AccessError, match="may not read") as caught:
         owner.grants.check("ana", "corpus")
     assert caught.value.why == "it has not requested access"
-    asked = owner.grants.ask("ana", "corpus", " my\n study ")
+    request = owner.grants.ask("ana", "corpus", " my\n study ")
     with pytest.raises(AccessError) as caught:
         owner.grants.check("ana", "corpus")
-    assert (asked.purpose, caught.value.why) == ("my study", "its request has not been answered yet")
-    owner.grants.decide(asked.number, GRANTED, 7)
-    assert owner.grants.check("ana", "corpus")[1].number == asked.number
+    assert (request.purpose, caught.value.why) == ("my study", "its request has not been answered yet")
+    owner.grants.decide(request.number, GRANTED, 7)
+    assert owner.grants.check("ana", "corpus")[1].number == request.number
     with pytest.raises(AccessError, match="bob may not read"):
         owner.grants.check("bob", "corpus")
     with pytest.raises(AccessError) as caught:
@@ -45,7 +45,7 @@ def test_a_grant_is_asked_for_given_and_over(owner: Owner) -> None:
     assert events(owner) == [("publish", "", ""), ("request", "ana", ""), ("grant", "ana", "allow")]
 
 
-def test_attack_a_grant_that_is_over(owner: Owner) -> None:
+def test_expired_grant_is_refused(owner: Owner) -> None:
     owner.publish()
     owner.grant("ana", days=2)
     owner.pass_days(1)
@@ -56,10 +56,10 @@ def test_attack_a_grant_that_is_over(owner: Owner) -> None:
     assert caught.value.why.startswith("its grant expired at")
 
 
-def test_attack_a_grant_that_was_withdrawn(owner: Owner) -> None:
+def test_withdrawn_grant_is_refused(owner: Owner) -> None:
     owner.publish()
-    made = owner.grant("ana")
-    owner.grants.decide(made.number, WITHDRAWN)
+    grant = owner.grant("ana")
+    owner.grants.decide(grant.number, WITHDRAWN)
     with pytest.raises(AccessError) as caught:
         owner.grants.check("ana", "corpus")
     assert caught.value.why == "its grant was withdrawn"
@@ -69,7 +69,7 @@ def test_attack_a_grant_that_was_withdrawn(owner: Owner) -> None:
     assert "was denied at" in caught.value.why
 
 
-def test_a_grant_does_not_outlive_its_dataset(owner: Owner) -> None:
+def test_grant_expires_with_its_dataset(owner: Owner) -> None:
     end = (owner.clock[0].date().replace(year=owner.clock[0].year + 1)).isoformat()
     owner.publish(expires=end)
     assert owner.grant("ana", days=3000).until == f"{end}T00:00:00Z"
@@ -78,7 +78,7 @@ def test_a_grant_does_not_outlive_its_dataset(owner: Owner) -> None:
         owner.grants.check("ana", "corpus")
 
 
-def test_a_dataset_that_is_withdrawn_needs_new_grants(owner: Owner) -> None:
+def test_republished_dataset_needs_new_grants(owner: Owner) -> None:
     owner.publish()
     owner.grant("ana")
     owner.grants.withdraw("corpus")
@@ -89,7 +89,7 @@ def test_a_dataset_that_is_withdrawn_needs_new_grants(owner: Owner) -> None:
         owner.grants.check("ana", "corpus")
 
 
-def test_an_account_that_is_disabled_or_gone_reads_nothing(owner: Owner) -> None:
+def test_disabled_or_removed_account_has_no_grant(owner: Owner) -> None:
     owner.publish()
     owner.grant("ana")
     owner.registry.set_state("ana", DISABLED)
@@ -103,9 +103,9 @@ def test_an_account_that_is_disabled_or_gone_reads_nothing(owner: Owner) -> None
         owner.grants.check("ana", "corpus")
 
 
-def test_requests_are_bounded(owner: Owner) -> None:
+def test_invalid_or_excessive_grant_request_is_refused(owner: Owner) -> None:
     owner.publish()
-    for number in range(MOST_ASKED):
+    for number in range(MOST_REQUESTS):
         owner.grants.ask("ana", "corpus", f"study {number}")
     with pytest.raises(AccessError, match="unanswered requests"):
         owner.grants.ask("ana", "corpus", "one more")
@@ -130,7 +130,7 @@ def test_requests_are_bounded(owner: Owner) -> None:
         "delete from permission",
     ],
 )
-def test_attack_rows_that_somebody_changed(owner: Owner, change: str) -> None:
+def test_modified_registry_rows_are_refused(owner: Owner, change: str) -> None:
     owner.publish()
     owner.grant("ana")
     with sqlite3.connect(owner.registry.folder / FILE) as other:
@@ -140,61 +140,61 @@ def test_attack_rows_that_somebody_changed(owner: Owner, change: str) -> None:
         owner.grants.check("ana", "corpus")
 
 
-def test_attack_an_older_copy(owner: Owner, tmp_path: Path) -> None:
-    """From before a grant was withdrawn."""
+def test_older_copy_of_grants_is_refused(owner: Owner, tmp_path: Path) -> None:
+    """The copy is from before a grant was withdrawn."""
     owner.publish()
-    made = owner.grant("ana")
+    grant = owner.grant("ana")
     path = owner.registry.folder / FILE
     shutil.copy(path, tmp_path / "old.db")
-    owner.grants.decide(made.number, WITHDRAWN)
+    owner.grants.decide(grant.number, WITHDRAWN)
     owner.registry.close()
     shutil.copy(tmp_path / "old.db", path)
-    owner.registry = Registry(owner.home / "certs", owner.signs)
+    owner.registry = Registry(owner.home / "certs", owner.signer)
     with pytest.raises(AccountError, match="is an older copy"):
         owner.grants.check("ana", "corpus")
 
 
-def test_a_host_without_the_key_reads_the_rows_and_changes_none(owner: Owner, tmp_path: Path) -> None:
+def test_host_without_authority_key_can_only_read_grants(owner: Owner, tmp_path: Path) -> None:
     owner.publish()
-    made = owner.grant("ana")
+    grant = owner.grant("ana")
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in (FILE, authority.CA):
         shutil.copy(owner.home / "certs" / name, copy / name)
-    reads = Registry(copy, authority.load_certificate(copy))
-    Grants(reads).check("ana", "corpus")
+    reader = Registry(copy, authority.load_certificate(copy))
+    Grants(reader).check("ana", "corpus")
     with pytest.raises(AccountError, match="does not have the authority's key"):
-        Grants(reads).withdraw("corpus")
+        Grants(reader).withdraw("corpus")
     old = (copy / FILE).read_bytes()
-    owner.grants.decide(made.number, WITHDRAWN)
+    owner.grants.decide(grant.number, WITHDRAWN)
     shutil.copy(owner.home / "certs" / FILE, copy / FILE)
-    reads.close()
-    reads = Registry(copy, authority.load_certificate(copy))
+    reader.close()
+    reader = Registry(copy, authority.load_certificate(copy))
     with pytest.raises(AccessError):
-        Grants(reads).check("ana", "corpus")
-    reads.close()
+        Grants(reader).check("ana", "corpus")
+    reader.close()
     (copy / FILE).write_bytes(old)
-    reads = Registry(copy, authority.load_certificate(copy))
+    reader = Registry(copy, authority.load_certificate(copy))
     with pytest.raises(AccountError, match="is an older copy"):
-        Grants(reads).check("ana", "corpus")
-    reads.close()
+        Grants(reader).check("ana", "corpus")
+    reader.close()
     with pytest.raises(AccountError, match="older copy"):
         Registry(tmp_path, authority.load_certificate(copy))
 
 
-def test_a_registry_of_before_there_was_data(owner: Owner) -> None:
-    """Its tables are added, and what was signed before is good still."""
+def test_registry_without_dataset_tables_is_upgraded(owner: Owner) -> None:
+    """Missing tables are added, and earlier signatures stay valid."""
     database = owner.registry.database
     database.executescript("drop table dataset; drop table permission;")
     owner.registry.close()
-    owner.registry = Registry(owner.home / "certs", owner.signs)
+    owner.registry = Registry(owner.home / "certs", owner.signer)
     assert [each.name for each in owner.registry.list_accounts()] == ["ana", "bob"]
     owner.publish()
     assert [each.name for each in owner.grants.list_datasets()] == ["corpus"]
 
 
-def test_a_decision_reads_no_more_for_many_changes(owner: Owner) -> None:
-    """The numbers that a host remembers are read when they change, and not by each decision."""
+def test_grant_check_time_is_independent_of_number_of_changes(owner: Owner) -> None:
+    """The stored highest numbers are read only when they change."""
     owner.publish()
     owner.grant("ana")
     with (owner.registry.folder / f"{FILE}.highest").open("a") as file:
@@ -206,8 +206,8 @@ def test_a_decision_reads_no_more_for_many_changes(owner: Owner) -> None:
     assert time.process_time() - started < 1
 
 
-def test_counts_that_several_open_at_once_are_opened_in_turn(tmp_path: Path) -> None:
-    """SQLite says at once that the file is locked where two processes change the mode of its journal."""
+def test_usage_database_is_opened_under_a_lock(tmp_path: Path) -> None:
+    """Two processes that set the journal mode at once would get a lock error from SQLite."""
     opened: list[Usage] = []
     thread = threading.Thread(target=lambda: opened.append(Usage(tmp_path)))
     with files.hold_lock(tmp_path / "usage.db.lock"):

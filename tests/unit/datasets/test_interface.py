@@ -12,7 +12,14 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.config.place import Place
-from whale_nebula.datasets.interface import Interface, Opened, find_rows, open_dataset, parse_interface, read_interface
+from whale_nebula.datasets.interface import (
+    Interface,
+    OpenDataset,
+    find_rows,
+    open_dataset,
+    parse_interface,
+    read_interface,
+)
 from whale_nebula.datasets.schema import (
     Column,
     check_columns,
@@ -26,7 +33,7 @@ from whale_nebula.datasets.schema import (
 from whale_nebula.datasets.sources import make_text_column
 from whale_nebula.errors import ConfigError, InterfaceError
 
-PLAIN: dict[str, Any] = {
+INTERFACE: dict[str, Any] = {
     "name": "corpus",
     "source": {"csv": "*.csv", "columns": {"age": "int64", "city": "string", "pay": "float64"}},
     "transform": [{"select": ["age"]}],
@@ -35,8 +42,8 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def say(**more: Any) -> Interface:
-    return parse_interface(Place({**PLAIN, **more}))
+def make_interface(**more: Any) -> Interface:
+    return parse_interface(Place({**INTERFACE, **more}))
 
 
 @pytest.fixture
@@ -51,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 # ---------------------------------------------------------------------- the file
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("name: corpus\nsuorce: {}\n", 2, "unknown key 'suorce'"),
         ("name: ../corpus\n", 1, "is not a valid dataset name"),
@@ -75,35 +82,35 @@ def folder(tmp_path: Path) -> Path:
         ("- a\n", 0, "is not a mapping"),
     ],
 )
-def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+def test_interface_error_reports_its_line(tmp_path: Path, text: str, line: int, message: str) -> None:
     path = tmp_path / "corpus.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_interface(path)
     assert f"corpus.yaml:{line}" in caught.value.where or not line
 
 
-def test_an_interface_has_an_end(tmp_path: Path) -> None:
+def test_interface_needs_a_valid_end_date(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a valid end date"):
-        say(expires=None)
-    for far in ("9999-12-31T23:59:59-12:00", "0001-01-01", "0300-01-01"):
+        make_interface(expires=None)
+    for date in ("9999-12-31T23:59:59-12:00", "0001-01-01", "0300-01-01"):
         with pytest.raises(ConfigError, match="is not a valid end date"):
-            say(expires=far)
+            make_interface(expires=date)
     (tmp_path / "a.yaml").write_text("expires: 2027-03-01T12:00:00+02:00\n")
-    assert say(expires="2027-03-01").expires == "2027-03-01T00:00:00Z"
-    assert say(expires="2027-03-01T12:00:00+02:00").expires == "2027-03-01T10:00:00Z"
+    assert make_interface(expires="2027-03-01").expires == "2027-03-01T00:00:00Z"
+    assert make_interface(expires="2027-03-01T12:00:00+02:00").expires == "2027-03-01T10:00:00Z"
 
 
 # ---------------------------------------------------------------------- sources
-def test_a_source_of_csv_gives_the_columns_that_are_selected(folder: Path) -> None:
-    opened = open_dataset(say(), folder)
+def test_csv_source_gives_selected_columns(folder: Path) -> None:
+    opened = open_dataset(make_interface(), folder)
     rows, columns = opened.read(None, 0, 1, 3)
     assert (opened.count, rows, columns["age"].tolist()) == (4, 2, [40, 50])
 
 
-def test_truth_in_csv_is_what_its_words_say(folder: Path) -> None:
+def test_csv_booleans_are_parsed_from_text(folder: Path) -> None:
     (folder / "t.csv").write_text("member\nTrue\nfalse\n0\n1\n")
-    interface = say(
+    interface = make_interface(
         source={"csv": "t.csv", "columns": {"member": "bool"}}, transform=[], schema={"member": {"dtype": "bool"}}
     )
     assert open_dataset(interface, folder).read(None, 0, 0, 4)[1]["member"].tolist() == [True, False, False, True]
@@ -113,29 +120,33 @@ def test_truth_in_csv_is_what_its_words_say(folder: Path) -> None:
     assert "'perhaps'" in str(caught.value)
 
 
-def test_lines_of_text_leave_raw_only_by_a_word(folder: Path) -> None:
+def test_text_source_gives_raw_lines_when_schema_allows_raw(folder: Path) -> None:
     (folder / "b.txt").write_bytes(b"one\ntwo\r\n\nfour")
     (folder / "c.txt").write_bytes(b"")
-    interface = say(source={"text": "*.txt"}, transform=[], schema={"text": {"dtype": "string", "raw": True}})
+    interface = make_interface(
+        source={"text": "*.txt"}, transform=[], schema={"text": {"dtype": "string", "raw": True}}
+    )
     assert open_dataset(interface, folder).read(None, 0, 0, 4)[1]["text"].tolist() == [b"one", b"two", b"", b"four"]
 
 
-def test_tokens_leave_and_their_text_does_not(folder: Path) -> None:
+def test_tokenise_step_gives_ids_without_text(folder: Path) -> None:
     (folder / "b.txt").write_text("the cat\nthe dog the cat the\n")
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n")
     step = {"tokenise": {"vocabulary": "vocab.txt", "length": 5}}
-    interface = say(source={"text": "b.txt"}, transform=[step], schema={"ids": {"dtype": "int32", "shape": [5]}})
+    interface = make_interface(
+        source={"text": "b.txt"}, transform=[step], schema={"ids": {"dtype": "int32", "shape": [5]}}
+    )
     columns = open_dataset(interface, folder).read(None, 0, 0, 2)[1]
     assert columns.keys() == {"ids"}
     assert columns["ids"].tolist() == [[2, 5, 6, 3, 0], [2, 5, 1, 5, 6]]
 
 
-def test_a_source_of_tfrecord(folder: Path) -> None:
+def test_tfrecord_source_is_read_and_truncated_file_refused(folder: Path) -> None:
     with tf.io.TFRecordWriter(str(folder / "a.tfrecord")) as file:
         for number in range(5):
             ids = tf.train.Feature(int64_list=tf.train.Int64List(value=[number, 2 * number]))
             file.write(tf.train.Example(features=tf.train.Features(feature={"ids": ids})).SerializeToString())
-    interface = say(
+    interface = make_interface(
         source={"tfrecord": "*.tfrecord", "features": {"ids": {"dtype": "int64", "shape": [2]}}},
         transform=[],
         schema={"ids": {"dtype": "int64", "shape": [2]}},
@@ -147,14 +158,16 @@ def test_a_source_of_tfrecord(folder: Path) -> None:
         open_dataset(interface, folder)
 
 
-def test_parquet_without_pyarrow_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_source_without_pyarrow_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(InterfaceError, match="cannot be read here") as caught:
-        open_dataset(say(source={"parquet": "*.parquet", "columns": ["age"]}), folder)
+        open_dataset(make_interface(source={"parquet": "*.parquet", "columns": ["age"]}), folder)
     assert "pip install pyarrow" in caught.value.mend
 
 
-def test_a_factory_that_is_installed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factory_source_and_function_step_are_imported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mycorpus.py").write_text(
         "import numpy as np\n"
         "def open_rows(): return {'x': np.arange(6, dtype='int16')}\n"
@@ -162,51 +175,51 @@ def test_a_factory_that_is_installed(folder: Path, tmp_path: Path, monkeypatch: 
         "def drop(columns): return {'x': columns['x'][:1]}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    said = {"source": {"factory": "mycorpus:open_rows"}, "schema": {"x": {"dtype": "int16"}}}
-    opened = open_dataset(say(**said, transform=[{"function": "mycorpus:double"}]), folder)
+    fields = {"source": {"factory": "mycorpus:open_rows"}, "schema": {"x": {"dtype": "int16"}}}
+    opened = open_dataset(make_interface(**fields, transform=[{"function": "mycorpus:double"}]), folder)
     assert opened.read(None, 0, 4, 6)[1]["x"].tolist() == [8, 10]
     with pytest.raises(InterfaceError, match="has no function 'other'"):
-        open_dataset(say(**said, transform=[{"function": "mycorpus:other"}]), folder)
+        open_dataset(make_interface(**fields, transform=[{"function": "mycorpus:other"}]), folder)
     with pytest.raises(InterfaceError, match="changed the number of rows"):
-        open_dataset(say(**said, transform=[{"function": "mycorpus:drop"}]), folder).read(None, 0, 0, 3)
+        open_dataset(make_interface(**fields, transform=[{"function": "mycorpus:drop"}]), folder).read(None, 0, 0, 3)
     with pytest.raises(InterfaceError, match="cannot be imported"):
-        open_dataset(say(**{**said, "source": {"factory": "nosuchmodule:f"}}), folder)
+        open_dataset(make_interface(**{**fields, "source": {"factory": "nosuchmodule:f"}}), folder)
 
 
 # ---------------------------------------------------------------------- attacks: out of the folder
 @pytest.mark.parametrize(
     "pattern", ["../*.csv", "/etc/*", "a/../../*.csv", "~/*", "**/*.csv", "a\0b", "..", "x\\..\\y"]
 )
-def test_attack_a_pattern_that_leaves_the_folder(pattern: str) -> None:
+def test_attack_pattern_outside_the_folder(pattern: str) -> None:
     with pytest.raises(ConfigError, match=r"leaves the folder|is not a string"):
-        say(source={"csv": pattern, "columns": {"age": "int64"}})
+        make_interface(source={"csv": pattern, "columns": {"age": "int64"}})
     with pytest.raises(ConfigError, match=r"leaves the folder|is not a string"):
-        say(transform=[{"tokenise": {"vocabulary": pattern, "length": 4}}])
+        make_interface(transform=[{"tokenise": {"vocabulary": pattern, "length": 4}}])
 
 
-def test_attack_a_link_that_leaves_the_folder(folder: Path) -> None:
+def test_attack_symbolic_link_outside_the_folder(folder: Path) -> None:
     (folder / "b.csv").symlink_to(folder.parent / "secret.csv")
     with pytest.raises(InterfaceError, match="leaves the folder") as caught:
-        open_dataset(say(), folder)
+        open_dataset(make_interface(), folder)
     assert "symbolic link" in caught.value.why
 
 
-def test_attack_a_linked_folder_within(folder: Path) -> None:
+def test_attack_linked_subfolder(folder: Path) -> None:
     (folder / "sub").symlink_to(folder.parent)
     with pytest.raises(InterfaceError, match="leaves the folder") as caught:
-        open_dataset(say(source={"csv": "sub/*.csv", "columns": {"age": "int64"}}), folder)
+        open_dataset(make_interface(source={"csv": "sub/*.csv", "columns": {"age": "int64"}}), folder)
     assert "leads to another folder" in caught.value.why
 
 
-def test_attack_a_pipe_is_no_file(folder: Path) -> None:
+def test_attack_pipe_instead_of_file(folder: Path) -> None:
     os.mkfifo(folder / "z.csv")
     with pytest.raises(InterfaceError, match="is not a regular file"):
-        open_dataset(say(), folder)
+        open_dataset(make_interface(), folder)
 
 
 # ---------------------------------------------------------------------- attacks: other rows than published
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "message"),
     [
         ({"age": "int64", "more": "int64"}, "has no column 'more'"),
         ({}, "column"),
@@ -214,12 +227,12 @@ def test_attack_a_pipe_is_no_file(folder: Path) -> None:
         ({"age": "float64"}, "does not match its schema"),
     ],
 )
-def test_attack_schema_smuggling(folder: Path, schema: dict[str, str], said: str) -> None:
+def test_attack_schema_differs_from_columns(folder: Path, schema: dict[str, str], message: str) -> None:
     columns = {name: {"dtype": dtype} for name, dtype in schema.items()}
-    with pytest.raises((InterfaceError, ConfigError), match=said if schema else "missing schema"):
-        open_dataset(say(schema=columns), folder)
+    with pytest.raises((InterfaceError, ConfigError), match=message if schema else "missing schema"):
+        open_dataset(make_interface(schema=columns), folder)
     with pytest.raises(InterfaceError, match="has a column 'city' that is not in its schema"):
-        open_dataset(say(transform=[]), folder)
+        open_dataset(make_interface(transform=[]), folder)
 
 
 @pytest.mark.parametrize(
@@ -235,28 +248,28 @@ def test_attack_schema_smuggling(folder: Path, schema: dict[str, str], said: str
         {},
     ],
 )
-def test_attack_rows_that_are_not_exactly_of_the_schema(columns: dict[str, Any]) -> None:
+def test_attack_columns_that_do_not_match_the_schema(columns: dict[str, Any]) -> None:
     with pytest.raises(InterfaceError):
         check_columns((Column("x", "int32", (3,)),), columns, "corpus")
 
 
-def test_attack_too_small_groups(folder: Path) -> None:
+def test_attack_small_groups_are_left_out_of_aggregates(folder: Path) -> None:
     step = {"aggregate": {"by": "city", "least": 3, "mean": ["pay"], "sum": ["age"], "count": "people"}}
     schema = {
         "city": {"dtype": "string", "raw": True}, "pay_mean": {"dtype": "float64"},
         "age_sum": {"dtype": "float64"}, "people": {"dtype": "int64"},
     }  # fmt: skip
-    opened = open_dataset(say(transform=[step], schema=schema), folder)
+    opened = open_dataset(make_interface(transform=[step], schema=schema), folder)
     columns = opened.read(None, 0, 0, 9)[1]
     assert {name: each.tolist() for name, each in columns.items()} == {
         "city": [b"Ulm"], "pay_mean": [30.0], "age_sum": [130.0], "people": [3]
     }  # fmt: skip
     step["aggregate"]["least"] = 4
-    assert open_dataset(say(transform=[step], schema=schema), folder).count == 0
+    assert open_dataset(make_interface(transform=[step], schema=schema), folder).count == 0
 
 
 # ---------------------------------------------------------------------- bytes, order
-def test_rows_as_bytes_and_back() -> None:
+def test_columns_survive_encoding_and_damaged_bytes_are_refused() -> None:
     schema = (Column("a", "int16", (2,)), Column("b", "string"), Column("c", "bool"), Column("d", "float64", (1, 2)))
     columns = {
         "a": np.arange(6, dtype="int16").reshape(3, 2), "b": make_text_column([b"x", b"", b"long text"]),
@@ -265,46 +278,48 @@ def test_rows_as_bytes_and_back() -> None:
     assert check_columns(schema, columns, "x") == 3
     data = b"".join(encode_columns(schema, columns))
     assert len(data) == count_bytes(schema, columns) <= most_bytes(schema, 3)
-    found = decode_columns(schema, 3, memoryview(data))
-    assert all(found[name].tolist() == each.tolist() for name, each in columns.items())
+    decoded = decode_columns(schema, 3, memoryview(data))
+    assert all(decoded[name].tolist() == each.tolist() for name, each in columns.items())
     assert read_schema(write_schema(schema)) == schema
     for cut in (data[:-1], data + b"x", data[:20]):
         with pytest.raises(ValueError):
             decode_columns(schema, 3, memoryview(cut))
-    lies = bytearray(data)
-    lies[12:16] = b"\xff\xff\xff\x7f"
+    damaged = bytearray(data)
+    damaged[12:16] = b"\xff\xff\xff\x7f"
     with pytest.raises(ValueError):
-        decode_columns(schema, 3, memoryview(bytes(lies)))
+        decode_columns(schema, 3, memoryview(bytes(damaged)))
 
 
-@pytest.mark.parametrize("said", [None, [], [["x"]], [["x", "object", []]], [["x", "int8", [-1]]], [["x", "int8", 3]]])
-def test_a_schema_that_is_none(said: Any) -> None:
+@pytest.mark.parametrize(
+    "message", [None, [], [["x"]], [["x", "object", []]], [["x", "int8", [-1]]], [["x", "int8", 3]]]
+)
+def test_invalid_schema_message_is_refused(message: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        read_schema(said)
+        read_schema(message)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000, 4097])
-def test_the_order_has_each_row_once(count: int) -> None:
+def test_row_order_is_a_permutation_that_can_be_read_in_parts(count: int) -> None:
     whole = find_rows(count, 5, 2, 0, count).tolist()
     assert sorted(whole) == list(range(count))
     assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
-    with pytest.MonkeyPatch.context() as patch:  # as of a dataset of which no order is kept
-        patch.setattr("whale_nebula.datasets.interface._KEPT", 0)
+    with pytest.MonkeyPatch.context() as patch:  # as for a dataset that is too large to cache its order
+        patch.setattr("whale_nebula.datasets.interface._MOST_CACHED_ROWS", 0)
         assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
     if count > 60:
         assert whole != find_rows(count, 5, 3, 0, count).tolist() != find_rows(count, 6, 3, 0, count).tolist()
 
 
-def test_the_order_is_the_same_for_ever() -> None:
-    """It is part of what a seed means: other versions must find the same rows."""
+def test_row_order_of_a_seed_never_changes() -> None:
+    """Other versions must find the same rows for a seed."""
     assert find_rows(10, 7, 0, 0, 10).tolist() == ORDER
 
 
 ORDER = [7, 8, 6, 2, 1, 0, 9, 4, 5, 3]
 
 
-def test_an_edition_names_the_rows(folder: Path) -> None:
-    before: Opened = open_dataset(say(), folder)
+def test_edition_changes_with_the_rows(folder: Path) -> None:
+    before: OpenDataset = open_dataset(make_interface(), folder)
     with (folder / "a.csv").open("a") as file:
         file.write("70,Ulm,1\n")
-    assert open_dataset(say(), folder).edition != before.edition
+    assert open_dataset(make_interface(), folder).edition != before.edition

@@ -19,7 +19,7 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.route import SharedLines
 from whale_nebula.gateway.settings import GatewaySettings
-from whale_nebula.security import Credentials, Files, ephemeral
+from whale_nebula.security import Credentials, Files, issue_ephemeral
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
@@ -107,7 +107,7 @@ class GatewayNetwork:
                 {other: address for other, address in self.workers.items() if other != worker},
                 self.workers[worker],
                 self.settings_by_cluster[cluster_of(worker)].listen,
-                Credentials.of(self.files[worker]) if self.files else None,
+                Credentials.load(self.files[worker]) if self.files else None,
             )
             self.links[worker] = GrpcLinks(place, deadlines=self.deadlines)
 
@@ -163,7 +163,7 @@ def open_network(folder: Path, files: Mapping[str, Files] | None, **options: Any
 @contextlib.contextmanager
 def issue_certificates(*workers: str) -> Iterator[dict[str, Files]]:
     """Files of a new authority for these workers and both gateways."""
-    files = ephemeral(RUN, [*workers, *(f"{cluster}/gateway" for cluster in CLUSTERS)])
+    files = issue_ephemeral(RUN, [*workers, *(f"{cluster}/gateway" for cluster in CLUSTERS)])
     try:
         yield files
     finally:

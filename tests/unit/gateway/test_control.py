@@ -68,7 +68,7 @@ class TestHeads:
     def make_sides(
         self, make_side: Callable[..., ControlSide], files: dict[str, Files], folder: Path
     ) -> tuple[ControlSide, ControlSide, Credentials]:
-        credentials = Credentials.of(files["gpu/gateway"])
+        credentials = Credentials.load(files["gpu/gateway"])
         return make_side(NPU), make_side(GPU, KeptHeads(folder / "heads.jsonl", credentials.trust)), credentials
 
     def test_stored_head_is_confirmed(
@@ -99,7 +99,7 @@ class TestHeads:
     ) -> None:
         gpu = make_side(NPU)
         gpu.lane.end("a test")
-        head = Head.sign(Credentials.of(files["gpu/gateway"]), 7, "ab" * 32)
+        head = Head.sign(Credentials.load(files["gpu/gateway"]), 7, "ab" * 32)
         gpu.control.send_head(head)
         assert control.decode_control(gpu.next(gpu.add_stream()))["head"] == head._asdict()
 

@@ -35,14 +35,14 @@ from tests.unit.gateway.networks import (
 from tests.unit.gateway.test_process import kill_at_exit, read_listening_line
 from tests.unit.transport.test_connection_limits import IdleConnections
 from whale_nebula.accounts import passwords, server, service
-from whale_nebula.accounts.login import Asked, Desk
+from whale_nebula.accounts.login import LoginIssuer, LoginRequest
 from whale_nebula.accounts.registry import PASSWORD, TOKEN
-from whale_nebula.accounts.service import Service
+from whale_nebula.accounts.service import LoginClient
 from whale_nebula.accounts.service import serve as serve_logins
 from whale_nebula.cli.arguments import DONE, FAILED
 from whale_nebula.cli.main import main
 from whale_nebula.datasets.guard import Guard, Reader, Usage
-from whale_nebula.datasets.reading import Wish, open_remote
+from whale_nebula.datasets.reading import RowSelection, open_remote
 from whale_nebula.datasets.service import serve as serve_data
 from whale_nebula.errors import AccountError, LoginError, NebulaError, TransportError
 from whale_nebula.gateway import front
@@ -74,11 +74,11 @@ class ServiceGateway:
     port: int
 
     @property
-    def login(self) -> Service:
-        return Service("127.0.0.1", self.port, (self.owner.home / "certs/ca.pem").read_bytes(), "mt", "gpu")
+    def login(self) -> LoginClient:
+        return LoginClient("127.0.0.1", self.port, (self.owner.home / "certs/ca.pem").read_bytes(), "mt", "gpu")
 
     def log_in(self, secret: str = PASSPHRASE) -> Any:
-        return self.login.log_in(Asked("ana", PASSWORD, secret, []))
+        return self.login.log_in(LoginRequest("ana", PASSWORD, secret, []))
 
     def read(self, count: int = 100) -> list[int]:
         folder = self.tmp / "of-ana"
@@ -86,7 +86,11 @@ class ServiceGateway:
             certify(self.owner, "ana", folder)
         remote = open_remote(f"127.0.0.1:{self.port}", folder, "mt", "gpu", Reader("", "", "r", "ab" * 32))
         about = remote.describe("corpus")
-        return [int(age) for each in remote.read(Wish("corpus", None, 0, 0, count, 25), about) for age in each["age"]]
+        return [
+            int(age)
+            for each in remote.read(RowSelection("corpus", None, 0, 0, count, 25), about)
+            for age in each["age"]
+        ]
 
     def dial(self, source: str = "127.0.0.1") -> socket.socket:
         line = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_SECONDS, (source, 0))
@@ -130,13 +134,13 @@ def service_gateway(
     owner.registry.set_password("ana", PASSPHRASE)
     owner.publish()
     owner.grant("ana")
-    desk = Desk(owner.registry, owner.signs, folder)
+    issuer = LoginIssuer(owner.registry, owner.signer, folder)
     with contextlib.ExitStack() as stack:
         usage = stack.enter_context(contextlib.closing(Usage(folder)))
-        signer = Credentials.of(server.certify_service(desk, identity))
+        signer = Credentials.load(server.certify_service(issuer, identity))
         log = stack.enter_context(contextlib.closing(AuditLog(tmp_path / "data-gpu.jsonl", identity, signer)))
-        stack.enter_context(serve_logins(desk, "gpu", "127.0.0.1", 0, folder))
-        stack.enter_context(serve_data(desk, Guard(owner.grants, usage, log), "gpu", "127.0.0.1", 0, folder))
+        stack.enter_context(serve_logins(issuer, "gpu", "127.0.0.1", 0, folder))
+        stack.enter_context(serve_data(issuer, Guard(owner.grants, usage, log), "gpu", "127.0.0.1", 0, folder))
         network = stack.enter_context(open_network(tmp_path, files))
         network.start_gateways("gpu", services=folder)
         network.start_gateways("npu")
@@ -260,7 +264,7 @@ def test_replayed_login_is_refused(service_gateway: ServiceGateway) -> None:
 
         thread = threading.Thread(target=relay)
         thread.start()
-        service_gateway.login._replace(port=listening.getsockname()[1]).log_in(Asked("ana", PASSWORD, PASSPHRASE, []))
+        service_gateway.login._replace(port=listening.getsockname()[1]).log_in(LoginRequest("ana", PASSWORD, PASSPHRASE, []))
         thread.join(TIMEOUT_SECONDS)
     assert len(service_gateway.list_logins()) == 1
     whole = b"".join(recorded_parts)
@@ -294,10 +298,10 @@ def guess_password(service_gateway: ServiceGateway, source: str) -> bytes:
 
 def test_password_guesses_are_limited_by_source_address(service_gateway: ServiceGateway) -> None:
     """The service receives the address of the client that dialled the gateway."""
-    found = [guess_password(service_gateway, "127.0.0.2") for _ in range(service._BURST + 2)]
-    assert found == [b"401"] * service._BURST + [b"429"] * 2
+    found = [guess_password(service_gateway, "127.0.0.2") for _ in range(service._ADDRESS_BURST + 2)]
+    assert found == [b"401"] * service._ADDRESS_BURST + [b"429"] * 2
     assert guess_password(service_gateway, "127.0.0.3") == b"401"
-    assert [each["source"] for each in service_gateway.list_logins()] == ["127.0.0.2"] * service._BURST + ["127.0.0.3"]
+    assert [each["source"] for each in service_gateway.list_logins()] == ["127.0.0.2"] * service._ADDRESS_BURST + ["127.0.0.3"]
 
 
 @contextlib.contextmanager

@@ -297,7 +297,7 @@ class TestRefusals:
         network = start_network(dials=())
         with pytest.raises(IdentityError) as caught:
             open_stream(
-                network, Credentials.of(files[caller]), StreamRequest(RUN, source, destination, "00112233aabbccdd")
+                network, Credentials.load(files[caller]), StreamRequest(RUN, source, destination, "00112233aabbccdd")
             )
         assert why in caught.value.what
         [refused] = list_actions(network.settings_by_cluster["gpu"], "refuse")
@@ -310,7 +310,7 @@ class TestRefusals:
         home = Certificates(tmp_path / "home")
         home.issue(GPU, "gpu/7", "gpu/gateway", "npu/gateway")
         names = (GPU, "gpu/7", *ALL[2:])
-        network = start_network(files={name: Files.under(home.folder, home.identity(name)) for name in names}, dials=())
+        network = start_network(files={name: Files.in_folder(home.folder, home.identity(name)) for name in names}, dials=())
         revoked_credentials = home.of("gpu/7")
         revoke(home.folder, home.authority, [revoked_credentials.serial], "a test")
         for number in range(30):
@@ -329,7 +329,7 @@ class TestRefusals:
     ) -> None:
         """A cluster that does not list its workers may have any."""
         network = start_network(workers=(GPU,), dials=())
-        gateway, theirs = network.gateways["gpu"], Credentials.of(files["npu/gateway"])
+        gateway, theirs = network.gateways["gpu"], Credentials.load(files["npu/gateway"])
         for number in range(20):
             request = StreamRequest(RUN, f"npu/{number}", GPU, f"{number:016x}")
             with pytest.raises(TransportError, match="has not connected to its gateway yet"):
@@ -347,7 +347,7 @@ class TestRefusals:
             Gateway, "_is_awaited", lambda gateway, here, there: True
         )  # as if all these were joined recently
         network = start_network(workers=(NPU,), dials=())
-        theirs, lanes = Credentials.of(files["npu/gateway"]), [Lane() for _ in range(4)]
+        theirs, lanes = Credentials.load(files["npu/gateway"]), [Lane() for _ in range(4)]
         for number, lane in enumerate(lanes):
             request = StreamRequest(RUN, NPU, f"gpu/{number}", f"{number:016x}")
             with contextlib.nullcontext() if number < 3 else pytest.raises(TransportError) as caught:
@@ -375,7 +375,7 @@ class TestRefusals:
         self, start_network: Callable[..., GatewayNetwork], files: dict[str, Files]
     ) -> None:
         network = start_network(workers=(GPU, NPU, OTHER))
-        lane = open_stream(network, Credentials.of(files[GPU]), StreamRequest(RUN, GPU, NPU, "00112233aabbccdd"))
+        lane = open_stream(network, Credentials.load(files[GPU]), StreamRequest(RUN, GPU, NPU, "00112233aabbccdd"))
         header = Header(Kind.BEAT, Flag.LAST, conversation=1, source=0, destination=2)
         assert lane.send(pack_header(header, 0))
         wait_until(lambda: list_actions(network.settings_by_cluster["gpu"], "end"))
@@ -394,7 +394,7 @@ class TestRefusals:
         shutil.copytree(home.folder, tmp_path / "npu")
         folders = {"gpu": home.folder, "npu": tmp_path / "npu"}
         network = start_network(
-            files={name: Files.under(folders[name[:3]], home.identity(name)) for name in ALL},
+            files={name: Files.in_folder(folders[name[:3]], home.identity(name)) for name in ALL},
             dials=(dials,),
             with_workers=True,
         )
@@ -409,7 +409,7 @@ class TestRevocationAtOneSite:
     def files(self, home: Certificates, *names: str) -> dict[str, Files]:
         """Files of all processes; those of `names` use another deny list, `npu.json`."""
         home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
-        found = {name: Files.under(home.folder, home.identity(name)) for name in ALL}
+        found = {name: Files.in_folder(home.folder, home.identity(name)) for name in ALL}
         for name, each in found.items():
             own = home.folder / ("npu.json" if name in names else "gpu.json")
             if each.revoked is not None and each.revoked.exists():
@@ -461,7 +461,7 @@ class TestRevocationAtOneSite:
         home.issue(GPU, NPU, "gpu/gateway", days=7.0)
         home.issue("npu/gateway", days=1.0)
         network = start_network(
-            files={name: Files.under(home.folder, home.identity(name)) for name in ALL}, with_workers=True
+            files={name: Files.in_folder(home.folder, home.identity(name)) for name in ALL}, with_workers=True
         )
         route, attempts, call = network.gateways["gpu"]._routes["npu"], [0], Route._call
 
@@ -530,7 +530,7 @@ class TestAuditHeads:
         old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
         old.issue("gpu/gateway")
         new.issue("npu/gateway")
-        files = Files.under(old.folder, old.identity("gpu/gateway"))
+        files = Files.in_folder(old.folder, old.identity("gpu/gateway"))
         gateway = Gateway(
             GatewaySettings(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=files, audit=tmp_path / "a.jsonl")
         )
@@ -544,7 +544,7 @@ class TestAuditHeads:
 
 class TestHealth:
     def request_status(self, network: GatewayNetwork, files: Files, service: str = "") -> Any:
-        credentials = Credentials.of(files)
+        credentials = Credentials.load(files)
         name = network.gateways["gpu"].settings.identity.dns
         options = [("grpc.ssl_target_name_override", name)]
         with grpc.secure_channel(
@@ -577,7 +577,7 @@ class TestHealth:
         """A watch stream would never end."""
         network = start_network()
         options = [("grpc.ssl_target_name_override", network.gateways["gpu"].settings.identity.dns)]
-        credentials = make_channel_credentials(Credentials.of(files["npu/7"]))
+        credentials = make_channel_credentials(Credentials.load(files["npu/7"]))
         with grpc.secure_channel(network.settings_by_cluster["gpu"].listen, credentials, options) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             for _ in range(60):

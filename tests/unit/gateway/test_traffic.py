@@ -31,7 +31,7 @@ def network(tmp_path: Path) -> Iterator[GatewayNetwork]:
     home.issue(*NAMES)
     for worker in (GPU, OTHER):
         home.issue_to_account(worker, "ana", Allowance(line=1 << 20))
-    found = {name: Files.under(home.folder, home.identity(name)) for name in NAMES}
+    found = {name: Files.in_folder(home.folder, home.identity(name)) for name in NAMES}
     with open_network(tmp_path, found, workers=(GPU, OTHER, NPU)) as network:
         network.start_gateways()
         yield network

@@ -17,7 +17,7 @@ from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, Remot
 from whale_nebula.launch import link_measurement
 from whale_nebula.launch.link_advice import LineFound
 from whale_nebula.launch.link_measurement import SIZES, End, expect_tensor, list_far_ends, measure
-from whale_nebula.security import Credentials, ephemeral
+from whale_nebula.security import Credentials, issue_ephemeral
 from whale_nebula.transport.grpc.links import Place
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.protocol import Key
@@ -172,14 +172,14 @@ def test_the_first_worker_of_every_other_cluster_is_at_the_other_end() -> None:
 def places() -> Iterator[dict[str, Place]]:
     """Three clusters on loopback."""
     addresses = {worker: find_free_address() for worker in (GPU, NPU, TPU)}
-    files = ephemeral("mt", addresses)
+    files = issue_ephemeral("mt", addresses)
     yield {
         worker: Place(
             "mt",
             worker,
             {there: address for there, address in addresses.items() if there != worker},
             addresses[worker],
-            credentials=Credentials.of(files[worker]),
+            credentials=Credentials.load(files[worker]),
         )
         for worker in addresses
     }
@@ -213,8 +213,8 @@ class TestOverMutualTLS:
         assert not any("is there" in line for line in told)
 
     def test_a_stranger_is_not_measured_with(self, places: dict[str, Place]) -> None:
-        files = ephemeral("mt", [NPU])
-        stranger = replace(places[NPU], peers={GPU: places[GPU].listen}, credentials=Credentials.of(files[NPU]))
+        files = issue_ephemeral("mt", [NPU])
+        stranger = replace(places[NPU], peers={GPU: places[GPU].listen}, credentials=Credentials.load(files[NPU]))
         host = replace(places[GPU], peers={NPU: stranger.listen})
 
         def run(place: Place) -> NebulaError | None:

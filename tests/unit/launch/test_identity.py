@@ -11,7 +11,7 @@ from whale_nebula.launch.attach import VARIABLE, Identity, attach
 from whale_nebula.security import Files
 from whale_nebula.security import Identity as Owner
 
-FILES = Files.under("/certs", Owner("mt", "gpu"))
+FILES = Files.in_folder("/certs", Owner("mt", "gpu"))
 ADDRESSED = Identity(
     worker="gpu/0",
     cluster="gpu",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.unit.security.made import Home
+from tests.unit.security.authorities import Home
 from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.cli import arguments, measure
 from whale_nebula.config import load

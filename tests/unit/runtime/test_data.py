@@ -59,9 +59,9 @@ def test_what_is_skipped_is_not_read(site: Site, config: dict[str, Any]) -> None
     nb.init(config)
     found = nb.data("gpu://corpus", batch=30, seed=4)
     whole = ages(found)
-    before = len(site.log)
+    before = len(site.access_records)
     assert ages(nb.data("gpu://corpus", batch=30, seed=4).skip(3)) == whole[3:]
-    assert len(site.log) == before + 1
+    assert len(site.access_records) == before + 1
     assert ages(found.skip(9)) == []
 
 
@@ -191,8 +191,8 @@ def test_on_a_machine_of_the_owners_an_account_needs_a_grant_too(site: Site, acc
             reading.describe("corpus")
     for close in run.closers:
         close()
-    (log,) = (home / "audit").glob("data-gpu-worker-0.jsonl")
-    said = [json.loads(line) for line in log.read_text().splitlines()]
+    (access_records,) = (home / "audit").glob("data-gpu-worker-0.jsonl")
+    said = [json.loads(line) for line in access_records.read_text().splitlines()]
     assert said[0]["certificate"] and [each["account"] for each in said if each["action"] == "read"] == (
         ["bob"] if account == "bob" else []
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.security.made import GATE, OTHER_GATE, Home
+from tests.unit.security.authorities import GATE, OTHER_GATE, Home
 from whale_nebula.security import Credentials
 
 

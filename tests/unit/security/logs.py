@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from tests.unit.security.made import GATE, RUN
+from tests.unit.security.authorities import GATE, RUN
 from whale_nebula.security import Credentials
 from whale_nebula.security.audit import AuditLog, Head
 
@@ -19,7 +19,7 @@ def write(path: Path, signer: Credentials | None, count: int = 250, *, close: bo
 
 
 def abandon(log: AuditLog) -> None:
-    """As a crash does: nothing more is written."""
+    """Close the file as a crash does, without an end record."""
     os.close(log._file)
     log._file = -1
 
@@ -28,5 +28,5 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def sealed(path: Path) -> list[bytes]:
+def read_lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines()

@@ -7,34 +7,34 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.security.authorities import GATE, RUN, Home
 from tests.unit.security.logs import read, write
-from tests.unit.security.made import GATE, RUN, Home
 from whale_nebula.errors import AuditError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, chain, issue
-from whale_nebula.security.audit import AuditLog, Head, pieces
+from whale_nebula.security.audit import AuditLog, Head, list_log_files
 from whale_nebula.security.verdict import verify
 
 
-class TestWriting:
-    def test_a_log_begins_with_who_and_ends_signed(self, tmp_path: Path, gate: Credentials) -> None:
+class TestRecords:
+    def test_log_begins_with_genesis_and_ends_with_signed_head(self, tmp_path: Path, gate: Credentials) -> None:
         heads = write(tmp_path / "audit.jsonl", gate)
-        found = read(tmp_path / "audit.jsonl")
-        assert (found[0]["action"], found[0]["run"], found[0]["site"]) == ("genesis", RUN, GATE.uri)
-        assert found[0]["certificate"] == gate.peer.fingerprint
-        assert [each["action"] for each in found[-2:]] == ["end", "head"]
+        records = read(tmp_path / "audit.jsonl")
+        assert (records[0]["action"], records[0]["run"], records[0]["site"]) == ("genesis", RUN, GATE.uri)
+        assert records[0]["certificate"] == gate.peer.fingerprint
+        assert [each["action"] for each in records[-2:]] == ["end", "head"]
         assert {"seq", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason", "prev"} <= set(
-            found[1]
+            records[1]
         )
-        assert [head.seq for head in heads] == [99, 200, found[-2]["seq"]]
+        assert [head.seq for head in heads] == [99, 200, records[-2]["seq"]]
         verdict = verify(tmp_path / "audit.jsonl", heads, gate.trust)
-        assert (verdict.ok, verdict.closed, verdict.heads, verdict.kept) == (True, True, 3, found[-2]["seq"])
-        assert (verdict.records, verdict.site, verdict.run) == (len(found), GATE.uri, RUN)
+        assert (verdict.ok, verdict.closed, verdict.heads, verdict.kept) == (True, True, 3, records[-2]["seq"])
+        assert (verdict.records, verdict.site, verdict.run) == (len(records), GATE.uri, RUN)
 
-    def test_only_its_user_can_read_it(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_log_file_is_private(self, tmp_path: Path, gate: Credentials) -> None:
         write(tmp_path / "new" / "audit.jsonl", gate, 1)
         assert (tmp_path / "new" / "audit.jsonl").stat().st_mode & 0o777 == 0o600
 
-    def test_a_decision_is_on_disk_when_it_returns(
+    def test_decisions_are_synced_before_record_returns(
         self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         synced: list[int] = []
@@ -49,14 +49,14 @@ class TestWriting:
         log.close()
         assert counts == [0, 1, 1, 1, 0]
 
-    def test_it_goes_on_where_it_ended(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_reopened_log_continues_the_chain(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
         heads = [head for _ in range(3) for head in write(path, gate, 60)]
         verdict = verify(path, heads, gate.trust)
         assert (verdict.ok, verdict.torn) == (True, 0)
         assert [each["action"] for each in read(path)].count("start") == 2
 
-    def test_many_threads_write_one_chain(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_concurrent_threads_write_one_chain(self, tmp_path: Path, gate: Credentials) -> None:
         heads: list[Head] = []
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate, on_head=heads.append, head_every=20)
         threads = [
@@ -72,7 +72,7 @@ class TestWriting:
         assert [each["action"] for each in read(tmp_path / "audit.jsonl")].count("x") == 200
         assert [head.seq for head in heads] == sorted(head.seq for head in heads)
 
-    def test_who_is_given_a_head_may_write_about_it(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_head_callback_may_write_records(self, tmp_path: Path, gate: Credentials) -> None:
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate, head_every=5)
         log._on_head = lambda head: log.record("sent", target=str(head.seq)) and None
         for _ in range(20):
@@ -81,20 +81,20 @@ class TestWriting:
         log.close()
         assert verify(tmp_path / "audit.jsonl", trust=gate.trust).ok
 
-    def test_two_processes_do_not_write_one_log(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_log_can_be_opened_only_once(self, tmp_path: Path, gate: Credentials) -> None:
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate)
         with pytest.raises(AuditError, match="another process writes to it"):
             AuditLog(tmp_path / "audit.jsonl", GATE, gate)
         log.close()
 
-    def test_a_closed_log_takes_nothing(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_closed_log_refuses_records(self, tmp_path: Path, gate: Credentials) -> None:
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate)
         log.close()
         log.close()
         with pytest.raises(AuditError, match="closed"):
             log.record("x")
 
-    def test_a_full_disk_leaves_no_half_line(
+    def test_full_disk_leaves_no_partial_record(
         self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate)
@@ -109,10 +109,10 @@ class TestWriting:
         assert [each["action"] for each in read(tmp_path / "audit.jsonl")] == ["genesis", "kept", "end", "head"]
 
     @pytest.mark.parametrize("room", [20, 500, 900])
-    def test_a_full_disk_leaves_no_end_without_its_head(
+    def test_full_disk_leaves_no_end_record_without_head(
         self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch, room: int
     ) -> None:
-        """Whatever fits of them: an end that nobody signs is what a forger leaves."""
+        """An unsigned end would look like a forgery."""
         path = tmp_path / "audit.jsonl"
         log = AuditLog(path, GATE, gate)
         log.record("kept")
@@ -127,7 +127,9 @@ class TestWriting:
         verdict = verify(path, trust=gate.trust)
         assert verdict.ok and verdict.closed
 
-    def test_a_record_is_plain_json_and_its_fields_are_its_own(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_record_refuses_invalid_or_reserved_fields_and_cuts_long_text(
+        self, tmp_path: Path, gate: Credentials
+    ) -> None:
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate)
         for more in ({"bad": object()}, {"bad": float("nan")}, {"seq": 7}, {"prev": ""}):
             with pytest.raises(AuditError):
@@ -137,45 +139,45 @@ class TestWriting:
         assert verify(tmp_path / "audit.jsonl").ok
         assert len(read(tmp_path / "audit.jsonl")[1]["reason"]) == 1000
 
-    def test_without_certificates_it_is_a_chain_all_the_same(self, tmp_path: Path) -> None:
+    def test_log_without_certificates_is_a_valid_chain(self, tmp_path: Path) -> None:
         assert write(tmp_path / "audit.jsonl", None) == []
         verdict = verify(tmp_path / "audit.jsonl")
         assert (verdict.ok, verdict.closed, verdict.signed) == (True, True, None)
         assert read(tmp_path / "audit.jsonl")[0]["insecure"] is True
 
-    def test_a_renewed_certificate_is_told_before_it_signs(self, tmp_path: Path, home: Home) -> None:
-        who = Identity(RUN, "tpu", "gateway")
-        current = CurrentCredentials(home.credentials(who))
-        log = AuditLog(tmp_path / "audit.jsonl", who, current, head_every=10)
+    def test_renewed_certificate_is_logged_before_it_signs(self, tmp_path: Path, home: Home) -> None:
+        identity = Identity(RUN, "tpu", "gateway")
+        current = CurrentCredentials(home.credentials(identity))
+        log = AuditLog(tmp_path / "audit.jsonl", identity, current, head_every=10)
         for number in range(40):
             log.record("x", durable=False)
             if number == 20:
-                issue.renew(home.folder, home.authority, [who])
+                issue.renew(home.folder, home.authority, [identity])
         log.close()
-        found = read(tmp_path / "audit.jsonl")
-        renewed = [each for each in found if each["action"] == "renewed"]
+        records = read(tmp_path / "audit.jsonl")
+        renewed = [each for each in records if each["action"] == "renewed"]
         assert [each["certificate"] for each in renewed] == [current().peer.fingerprint]
         assert verify(tmp_path / "audit.jsonl", trust=current().trust).ok
 
 
-class TestAfterACrash:
-    """The last line may be torn: it is neither hidden nor taken for a change."""
+class TestCrashRecovery:
+    """A partial last line is set aside and recorded, not treated as a manipulation."""
 
     @pytest.mark.parametrize("keep", [1, 30, -2])
-    def test_a_torn_line_is_closed_and_told(self, tmp_path: Path, gate: Credentials, keep: int) -> None:
+    def test_torn_record_is_set_aside_and_logged(self, tmp_path: Path, gate: Credentials, keep: int) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
-        whole, last = path.read_bytes().rsplit(b"\n", 2)[:2]
-        path.write_bytes(whole + b"\n" + last[:keep])
-        assert not verify(path).ok  # nobody has said yet what happened
+        complete, last = path.read_bytes().rsplit(b"\n", 2)[:2]
+        path.write_bytes(complete + b"\n" + last[:keep])
+        assert not verify(path).ok  # the crash is not recorded yet
         write(path, gate, 5)
         verdict = verify(path, trust=gate.trust)
         assert (verdict.ok, verdict.torn) == (True, 1)
         [recovered] = [each for each in read(path) if each["action"] == "recovered"]
-        [left] = tmp_path.glob("audit.jsonl.torn-*")  # nothing is ever removed
-        assert (left.read_bytes(), chain.digest(left.read_bytes())) == (last[:keep], recovered["torn"])
+        [remainder] = tmp_path.glob("audit.jsonl.torn-*")  # nothing is ever removed
+        assert (remainder.read_bytes(), chain.digest(remainder.read_bytes())) == (last[:keep], recovered["torn"])
 
-    def test_a_line_that_lacks_only_its_newline_is_kept(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_record_without_newline_is_kept(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
         path.write_bytes(path.read_bytes()[:-1])
@@ -183,7 +185,7 @@ class TestAfterACrash:
         verdict = verify(path)
         assert (verdict.ok, verdict.torn) == (True, 0)
 
-    def test_every_place_to_tear_and_twice(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_log_recovers_from_a_cut_at_any_byte(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, None, 2, close=False)
         start = path.read_bytes()
@@ -197,34 +199,36 @@ class TestAfterACrash:
                 write(path, None, 1)
             assert verify(path).ok, cut
 
-    def test_a_file_of_something_else_is_left_alone(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_file_that_is_no_log_is_left_unchanged(self, tmp_path: Path, gate: Credentials) -> None:
         (tmp_path / "notes.txt").write_text("do not\nlose this\n")
         with pytest.raises(AuditError):
             AuditLog(tmp_path / "notes.txt", GATE, gate)
         assert (tmp_path / "notes.txt").read_text() == "do not\nlose this\n"
 
-    def test_hiding_records_as_torn_is_found(self, tmp_path: Path, gate: Credentials) -> None:
-        """Who can write the file writes `recovered` himself: over whole records that is not an excuse."""
+    def test_attack_hiding_whole_records_as_torn_is_detected(self, tmp_path: Path, gate: Credentials) -> None:
+        """An attacker can write a `recovered` record, but not about complete records."""
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
         lines = path.read_bytes().splitlines()
-        before = chain.follow_all(lines[:5], chain.START)
+        before = chain.verify_lines(lines[:5], chain.START)
         hidden = lines[6:8]
-        line, _ = chain.forge(
+        line, _ = chain.make_line(
             before, {"action": "recovered", "torn": chain.digest(b"\n".join(hidden)), "site": GATE.uri}
         )
         path.write_bytes(b"\n".join([*lines[:5], *hidden, line]) + b"\n")
         assert verify(path).bad == 5
 
-    @pytest.mark.parametrize("left", [b"\0" * 700, b'{"action":"relay","ac' + b"\0" * 40])
-    def test_what_a_power_loss_leaves(self, tmp_path: Path, gate: Credentials, left: bytes) -> None:
+    @pytest.mark.parametrize("remainder", [b"\0" * 700, b'{"action":"relay","ac' + b"\0" * 40])
+    def test_partial_record_with_nul_bytes_is_recovered(
+        self, tmp_path: Path, gate: Credentials, remainder: bytes
+    ) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
         with open(path, "ab") as file:
-            file.write(left)
+            file.write(remainder)
         write(path, gate, 5)
         verdict = verify(path, trust=gate.trust)
-        assert (verdict.ok, verdict.torn, verdict.torn_bytes) == (True, 1, len(left))
+        assert (verdict.ok, verdict.torn, verdict.torn_bytes) == (True, 1, len(remainder))
 
     @pytest.mark.parametrize(
         "garble",
@@ -236,21 +240,21 @@ class TestAfterACrash:
             lambda lines: [b"\0" * len(line) for line in lines],
         ],
     )
-    def test_garbled_lines_are_not_torn_ones(
+    def test_log_with_garbled_lines_is_refused(
         self, tmp_path: Path, gate: Credentials, garble: Callable[[list[bytes]], list[bytes]]
     ) -> None:
-        """A crash tears one line, and that has no newline: the writer does not go on after anything else."""
+        """A crash leaves one partial line without a newline; after any other damage the writer refuses."""
         path = tmp_path / "audit.jsonl"
         write(path, gate, 120, close=False, head_every=50)
         lines = path.read_bytes().splitlines()
-        spoilt = b"".join(line + b"\n" for line in [*lines[:10], *garble(lines[10:])])
-        path.write_bytes(spoilt)
+        garbled = b"".join(line + b"\n" for line in [*lines[:10], *garble(lines[10:])])
+        path.write_bytes(garbled)
         with pytest.raises(AuditError, match="was modified"):
             AuditLog(path, GATE, gate)
-        assert path.read_bytes() == spoilt
+        assert path.read_bytes() == garbled
         assert not verify(path).ok
 
-    def test_a_last_line_that_is_no_beginning_of_a_record(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_invalid_last_line_is_refused(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
         with open(path, "ab") as file:
@@ -259,54 +263,54 @@ class TestAfterACrash:
             AuditLog(path, GATE, gate)
 
 
-class TestADiskThatFails:
-    """What it lost once counts as clean: no later fsync says anything of it."""
+class TestDiskFailure:
+    """After a failed fsync, later ones succeed although data was lost."""
 
-    def fail_once(self, monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> AuditError:
+    def fail_during(self, monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> AuditError:
         def fail(*_: object) -> None:
             raise OSError(5, "Input/output error")
 
         with monkeypatch.context() as patched:
             patched.setattr(os, name, fail)
-            with pytest.raises(AuditError) as told:
+            with pytest.raises(AuditError) as caught:
                 act()
-        return told.value
+        return caught.value
 
-    def test_a_failed_fsync_closes_the_log_for_good(
+    def test_failed_fsync_closes_the_log(
         self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads: list[Head] = []
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate, on_head=heads.append, head_every=3)
-        told = self.fail_once(monkeypatch, "fsync", lambda: [log.record("x", decision="allow") for _ in range(3)])
-        assert "cannot sync" in told.what and "restart this process" in told.mend
+        error = self.fail_during(monkeypatch, "fsync", lambda: [log.record("x", decision="allow") for _ in range(3)])
+        assert "cannot sync" in error.what and "restart this process" in error.mend
         for act in (lambda: log.record("y", decision="allow"), lambda: log.record("y", durable=False), log.head):
-            with pytest.raises(AuditError, match="the audit log is closed") as again:
+            with pytest.raises(AuditError, match="the audit log is closed") as caught:
                 act()
-            assert "Input/output error" in again.value.why
+            assert "Input/output error" in caught.value.why
         log.close()
         assert heads == []
         write(tmp_path / "audit.jsonl", gate, 5)  # another process goes on
         assert verify(tmp_path / "audit.jsonl", trust=gate.trust).ok
 
-    def test_a_head_that_is_not_on_disk_is_not_given_away(
+    def test_unwritten_head_is_not_passed_on(
         self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads: list[Head] = []
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate, on_head=heads.append)
-        self.fail_once(monkeypatch, "write", log.head)
+        self.fail_during(monkeypatch, "write", log.head)
         log.record("x", durable=False)
         assert heads == []
         log.close()
         assert len(heads) == 1
         assert verify(tmp_path / "audit.jsonl", heads, gate.trust).ok
 
-    def test_half_a_record_that_stays_closes_the_log(
+    def test_partial_record_that_cannot_be_removed_closes_the_log(
         self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate)
         real = os.write
         monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:20]))
-        self.fail_once(monkeypatch, "ftruncate", lambda: log.record("lost"))
+        self.fail_during(monkeypatch, "ftruncate", lambda: log.record("lost"))
         monkeypatch.undo()
         with pytest.raises(AuditError, match="closed"):
             log.record("x")
@@ -315,24 +319,24 @@ class TestADiskThatFails:
 
 
 class TestRotation:
-    def test_the_chain_goes_on_across_files(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_chain_continues_across_rotated_files(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
         heads = write(path, gate, 120, most_bytes=10_000, head_every=20)
         heads += write(path, gate, 50, most_bytes=10_000, head_every=20)
         verdict = verify(path, heads, gate.trust)
         assert verdict.ok
         assert len(verdict.files) > 3
-        assert sum(len(read(each)) for each in pieces(path)) == verdict.records
-        assert max(each.stat().st_size for each in pieces(path)) < 13_000
+        assert sum(len(read(each)) for each in list_log_files(path)) == verdict.records
+        assert max(each.stat().st_size for each in list_log_files(path)) < 13_000
 
-    def test_an_older_file_is_verified_from_the_beginning_up_to_it(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_rotated_file_is_verified_with_its_predecessors(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 120, most_bytes=10_000)
-        second = pieces(path)[1]
-        assert verify(second).files == tuple(each.name for each in pieces(path)[:2])
+        second = list_log_files(path)[1]
+        assert verify(second).files == tuple(each.name for each in list_log_files(path)[:2])
         assert verify(second).ok
 
-    def test_a_crash_between_two_files(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_crash_during_rotation_is_recovered(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 120, most_bytes=10_000, close=False)
         path.rename(path.with_name(f"audit.{read(path)[0]['seq']:012d}.jsonl"))
@@ -340,14 +344,14 @@ class TestRotation:
         assert verify(path).ok
 
     @pytest.mark.parametrize("how", ["missing", "swapped", "all"])
-    def test_files_that_are_missing_or_swapped_are_found(self, tmp_path: Path, gate: Credentials, how: str) -> None:
+    def test_missing_or_swapped_log_files_are_detected(self, tmp_path: Path, gate: Credentials, how: str) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 120, most_bytes=10_000)
-        one, two = pieces(path)[1:3]
+        one, two = list_log_files(path)[1:3]
         first = read(one)[0]["seq"]
         if how == "all":
             first = 0
-            for each in pieces(path)[:-1]:
+            for each in list_log_files(path)[:-1]:
                 each.unlink()
         elif how == "missing":
             one.unlink()

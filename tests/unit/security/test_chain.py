@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.security.chain import START, BrokenError, Link, canonical, follow, follow_all, forge, parse
+from whale_nebula.security.chain import (
+    START,
+    BrokenChainError,
+    Link,
+    encode_canonical,
+    make_line,
+    parse,
+    verify_line,
+    verify_lines,
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -16,51 +25,51 @@ VALUES = st.recursive(
 RECORDS = st.lists(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_size=4), min_size=1, max_size=6)
 
 
-def lines(records: list[dict]) -> list[bytes]:
-    made, link = [], START
+def chain_records(records: list[dict]) -> list[bytes]:
+    chained, link = [], START
     for record in records:
-        line, link = forge(link, record)
-        made.append(line)
-    return made
+        line, link = make_line(link, record)
+        chained.append(line)
+    return chained
 
 
-def walk(given_lines: list[bytes]) -> Link:
-    return follow_all(given_lines, START)
+def follow_lines(given_lines: list[bytes]) -> Link:
+    return verify_lines(given_lines, START)
 
 
 @settings(max_examples=40)
 @given(RECORDS)
-def test_what_is_forged_is_followed_and_is_one_line(records: list[dict]) -> None:
-    made = lines(records)
-    assert walk(made).seq == len(records) - 1
-    assert all(b"\n" not in line and line.isascii() for line in made)
+def test_chained_records_can_be_followed_and_are_single_lines(records: list[dict]) -> None:
+    chained = chain_records(records)
+    assert follow_lines(chained).seq == len(records) - 1
+    assert all(b"\n" not in line and line.isascii() for line in chained)
     assert [{**record, "seq": 0, "prev": ""} for record in records] == [
-        {**json.loads(line), "seq": 0, "prev": ""} for line in made
+        {**json.loads(line), "seq": 0, "prev": ""} for line in chained
     ]
 
 
 @settings(max_examples=60)
 @given(RECORDS, st.data())
-def test_any_byte_that_is_changed_is_seen(records: list[dict], data: st.DataObject) -> None:
-    made = lines(records)
-    made.append(forge(walk(made), {"action": "end"})[0])
-    which = data.draw(st.integers(0, len(made) - 2))
-    where = data.draw(st.integers(0, len(made[which]) - 1))
-    other = data.draw(st.integers(0, 255).filter(lambda byte: byte not in (made[which][where], 10)))
-    made[which] = made[which][:where] + bytes([other]) + made[which][where + 1 :]
-    with pytest.raises(BrokenError):
-        walk(made)
+def test_any_changed_byte_is_detected(records: list[dict], data: st.DataObject) -> None:
+    chained = chain_records(records)
+    chained.append(make_line(follow_lines(chained), {"action": "end"})[0])
+    index = data.draw(st.integers(0, len(chained) - 2))
+    position = data.draw(st.integers(0, len(chained[index]) - 1))
+    byte_value = data.draw(st.integers(0, 255).filter(lambda byte: byte not in (chained[index][position], 10)))
+    chained[index] = chained[index][:position] + bytes([byte_value]) + chained[index][position + 1 :]
+    with pytest.raises(BrokenChainError):
+        follow_lines(chained)
 
 
 @settings(max_examples=40)
 @given(RECORDS, st.data())
-def test_any_line_that_is_moved_lost_or_doubled_is_seen(records: list[dict], data: st.DataObject) -> None:
-    made = lines([*records, {"action": "a"}, {"action": "b"}])
-    which = data.draw(st.integers(0, len(made) - 2))
-    swapped = [*made[:which], made[which + 1], made[which], *made[which + 2 :]]
-    for bad in (swapped, made[:which] + made[which + 1 :], [*made[: which + 1], *made[which:]]):
-        with pytest.raises(BrokenError):
-            walk(bad)
+def test_moved_missing_or_duplicated_line_is_detected(records: list[dict], data: st.DataObject) -> None:
+    chained = chain_records([*records, {"action": "a"}, {"action": "b"}])
+    index = data.draw(st.integers(0, len(chained) - 2))
+    swapped = [*chained[:index], chained[index + 1], chained[index], *chained[index + 2 :]]
+    for changed in (swapped, chained[:index] + chained[index + 1 :], [*chained[: index + 1], *chained[index:]]):
+        with pytest.raises(BrokenChainError):
+            follow_lines(changed)
 
 
 @pytest.mark.parametrize(
@@ -81,19 +90,19 @@ def test_any_line_that_is_moved_lost_or_doubled_is_seen(records: list[dict], dat
         b"\xff\xfe",
     ],
 )
-def test_there_is_one_way_to_write_a_record(line: bytes) -> None:
+def test_noncanonical_record_is_not_parsed(line: bytes) -> None:
     assert parse(line) is None
 
 
-def test_why_a_line_does_not_follow_is_said() -> None:
-    first, second = lines([{"action": "a"}, {"action": "b"}])
-    _, link = follow(first, START)
+def test_error_states_why_a_line_does_not_continue_the_chain() -> None:
+    first, second = chain_records([{"action": "a"}, {"action": "b"}])
+    _, link = verify_line(first, START)
     for line, before, why in [
         (second, START, "number 1"),
         (first, link, "number 0"),
         (second.replace(b'"b"', b'"c"'), Link(0, "0" * 64), "digest of the previous record is wrong"),
         (b"torn", link, "not a complete record"),
-        (canonical({"seq": True, "prev": link.digest}), link, "number True"),
+        (encode_canonical({"seq": True, "prev": link.digest}), link, "number True"),
     ]:
-        with pytest.raises(BrokenError, match=why):
-            follow(line, before)
+        with pytest.raises(BrokenChainError, match=why):
+            verify_line(line, before)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from tests.unit.security.made import DAY, GPU, NPU, Home, self_signed
+from tests.unit.security.authorities import DAY, GPU, NPU, Home, write_self_signed
 from whale_nebula.errors import (
     ExpiredError,
     IdentityError,
@@ -32,7 +32,7 @@ from whale_nebula.security.diagnose import KINDS, Diagnosis, probe, read_grpc_er
 
 
 class Place(NamedTuple):
-    """Two authorities, and a worker of the good one who looks at others."""
+    """Two authorities, and the credentials of a worker of the first."""
 
     home: Home
     other: Home
@@ -64,7 +64,7 @@ def grpc_server(paths: Files | None, ca: Path | None = None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def line_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """One that does with each connection what `serve` does."""
+    """A server that calls `serve` with each connection."""
     listening = socket.create_server(("127.0.0.1", 0))
     listening.settimeout(10)
 
@@ -87,15 +87,15 @@ def line_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
         thread.join(10)
 
 
-def speaks_ssh(line: socket.socket) -> None:
-    """Greet, and read to the end: what is closed before it was read takes back what was sent."""
+def answer_as_ssh(line: socket.socket) -> None:
+    """Send a banner, and read to the end, as closing with unread data would discard the banner."""
     line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
     while line.recv(4096):
         pass
 
 
-def python_tls(paths: Files, ca: Path, version: ssl.TLSVersion) -> Callable[[socket.socket], None]:
-    """A TLS server that says in alerts why it refuses."""
+def make_tls_handler(paths: Files, ca: Path, version: ssl.TLSVersion) -> Callable[[socket.socket], None]:
+    """A handler for TLS connections that refuses with alerts."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(paths.cert, paths.key)
     context.load_verify_locations(ca)
@@ -110,152 +110,156 @@ def python_tls(paths: Files, ca: Path, version: ssl.TLSVersion) -> Callable[[soc
     return serve
 
 
-def expect(found: Diagnosis | None, kind: type[TransportError], side: str) -> None:
-    assert found is not None
-    assert (type(found.error), found.side, found.kind) == (kind, side, KINDS[kind])
-    assert found.error.mend
-    assert found.error.what
+def check_diagnosis(diagnosis: Diagnosis | None, kind: type[TransportError], side: str) -> None:
+    assert diagnosis is not None
+    assert (type(diagnosis.error), diagnosis.side, diagnosis.kind) == (kind, side, KINDS[kind])
+    assert diagnosis.error.mend
+    assert diagnosis.error.what
 
 
-def revoked(place: Place) -> Files:
-    held = place.home.credentials(GPU)
-    issue.revoke(place.home.folder, place.home.authority, [held.serial], "lost")
-    return held.files
+def revoke_gpu(place: Place) -> Files:
+    credentials = place.home.credentials(GPU)
+    issue.revoke(place.home.folder, place.home.authority, [credentials.serial], "lost")
+    return credentials.files
 
 
-SHOWN: dict[str, tuple[Callable[[Place, Path], Files | None], type[TransportError], str]] = {
-    # what a server shows who should be gpu/0, the error, and words of it
+SERVER_CASES: dict[str, tuple[Callable[[Place, Path], Files | None], type[TransportError], str]] = {
+    # the files of a server that should be gpu/0, the error, and a part of its text
     "another authority": (lambda place, _: place.other.files(GPU), WrongAuthorityError, ""),
-    "itself": (lambda _, folder: self_signed(folder, GPU), SelfSignedError, "self-signed"),
-    "ended": (lambda place, _: place.home.outside_its_dates(GPU, files.now() - 3 * DAY), ExpiredError, "has expired"),
-    "not begun": (
-        lambda place, _: place.home.outside_its_dates(GPU, files.now() + 3 * DAY),
+    "self-signed": (lambda _, folder: write_self_signed(folder, GPU), SelfSignedError, "self-signed"),
+    "expired": (lambda place, _: place.home.one_day_files(GPU, files.now() - 3 * DAY), ExpiredError, "has expired"),
+    "not yet valid": (
+        lambda place, _: place.home.one_day_files(GPU, files.now() + 3 * DAY),
         ExpiredError,
         "not valid",
     ),
-    "somebody else": (lambda place, _: place.home.files(Identity("mt", "b")), WrongNameError, "b/0"),
-    "revoked": (lambda place, _: revoked(place), RevokedError, ""),
+    "another identity": (lambda place, _: place.home.files(Identity("mt", "b")), WrongNameError, "b/0"),
+    "revoked": (lambda place, _: revoke_gpu(place), RevokedError, ""),
     "plaintext": (lambda *_: None, PlaintextError, ""),
 }
 
 
-class TestTheOtherEnd:
-    def test_a_good_one_needs_no_diagnosis(self, place: Place) -> None:
+class TestFaultOfPeer:
+    def test_valid_peer_has_no_diagnosis(self, place: Place) -> None:
         with grpc_server(place.home.files(Identity("mt", "a"))) as address:
             assert probe(address, place.npu, Identity("mt", "a")) is None
             assert probe(address, place.npu) is None
 
-    @pytest.mark.parametrize("shown", SHOWN)
-    def test_a_bad_one_is_told_from_all_others(self, place: Place, tmp_path: Path, shown: str) -> None:
-        make, kind, words = SHOWN[shown]
+    @pytest.mark.parametrize("case", SERVER_CASES)
+    def test_invalid_peer_certificate_gets_its_own_diagnosis(self, place: Place, tmp_path: Path, case: str) -> None:
+        make, kind, words = SERVER_CASES[case]
         with grpc_server(make(place, tmp_path), place.home.folder / "ca.pem") as address:
-            found = probe(address, place.npu, GPU)
-        expect(found, kind, "there")
-        assert found is not None and words in found.error.what
+            diagnosis = probe(address, place.npu, GPU)
+        check_diagnosis(diagnosis, kind, "there")
+        assert diagnosis is not None and words in diagnosis.error.what
 
     @pytest.mark.parametrize(
         ("serve", "kind"),
-        [(speaks_ssh, IdentityError), (lambda line: line.recv(1 << 16) and line.recv(1) and None, TransportError)],
+        [(answer_as_ssh, IdentityError), (lambda line: line.recv(1 << 16) and line.recv(1) and None, TransportError)],
         ids=["ssh", "nothing"],
     )
-    def test_something_that_is_no_tls(self, place: Place, serve: Callable[[socket.socket], None], kind: Any) -> None:
+    def test_peer_without_tls_is_diagnosed(
+        self, place: Place, serve: Callable[[socket.socket], None], kind: Any
+    ) -> None:
         with line_server(serve) as address:
-            expect(probe(address, place.npu, GPU, timeout=0.2), kind, "there")
+            check_diagnosis(probe(address, place.npu, GPU, timeout=0.2), kind, "there")
 
-    def test_nobody(self, place: Place) -> None:
+    def test_unreachable_peer_is_diagnosed(self, place: Place) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
         for address in (f"127.0.0.1:{port}", "no-such-host.invalid:1"):
-            expect(probe(address, place.npu, GPU), TransportError, "there")
+            check_diagnosis(probe(address, place.npu, GPU), TransportError, "there")
 
 
-class TestThisSide:
-    def test_expired_is_told_before_anything_is_dialled(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestFaultOfThisProcess:
+    def test_own_expired_certificate_is_reported_without_dialing(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         now = files.now()
-        paths = place.home.outside_its_dates(GPU, now - 3 * DAY)
+        paths = place.home.one_day_files(GPU, now - 3 * DAY)
         with monkeypatch.context() as patch:
             patch.setattr(files, "now", lambda: now - 2.5 * DAY)
-            held = Credentials.of(paths)
-        expect(probe("no-such-host.invalid:1", held), ExpiredError, "here")
+            credentials = Credentials.load(paths)
+        check_diagnosis(probe("no-such-host.invalid:1", credentials), ExpiredError, "here")
 
-    def test_revoked_is_told_before_anything_is_dialled(self, place: Place) -> None:
-        held = place.home.credentials(Identity("mt", "d"))
-        issue.revoke(place.home.folder, place.home.authority, [held.serial], "lost")
-        expect(probe("no-such-host.invalid:1", held), RevokedError, "here")
+    def test_own_revoked_certificate_is_reported_without_dialing(self, place: Place) -> None:
+        credentials = place.home.credentials(Identity("mt", "d"))
+        issue.revoke(place.home.folder, place.home.authority, [credentials.serial], "lost")
+        check_diagnosis(probe("no-such-host.invalid:1", credentials), RevokedError, "here")
 
-    def test_this_side_is_insecure_and_the_other_is_not(self, place: Place) -> None:
+    def test_missing_own_credentials_are_reported_for_tls_peer(self, place: Place) -> None:
         with grpc_server(place.home.files(Identity("mt", "e"))) as address:
-            expect(probe(address, None), PlaintextError, "here")
+            check_diagnosis(probe(address, None), PlaintextError, "here")
 
-    def test_a_grpc_server_that_refuses_says_nothing_and_that_is_told(self, place: Place) -> None:
-        """Its certificate is one that we trust, and it does not trust ours: it just closes the line."""
+    def test_silent_refusal_by_grpc_server_is_diagnosed(self, place: Place) -> None:
+        """The server is trusted, but does not trust this process, and only closes the connection."""
         paths = place.home.files(Identity("mt", "f"))
         with grpc_server(paths, place.other.folder / "ca.pem") as address:
-            found = probe(address, place.npu, Identity("mt", "f"))
-        expect(found, IdentityError, "here")
-        assert "clock" in found.error.why
-        assert "ca.pem" in found.error.why
+            diagnosis = probe(address, place.npu, Identity("mt", "f"))
+        check_diagnosis(diagnosis, IdentityError, "here")
+        assert "clock" in diagnosis.error.why
+        assert "ca.pem" in diagnosis.error.why
 
     @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-    def test_an_alert_is_understood_before_and_after_the_handshake(self, place: Place, version: ssl.TLSVersion) -> None:
-        paths = Files.under(place.home.folder, Identity("mt", "g"))
+    def test_tls_alert_is_diagnosed_before_and_after_handshake(self, place: Place, version: ssl.TLSVersion) -> None:
+        paths = Files.in_folder(place.home.folder, Identity("mt", "g"))
         paths = paths if paths.cert.exists() else place.home.files(Identity("mt", "g"))
-        with line_server(python_tls(paths, place.other.folder / "ca.pem", version)) as address:
-            expect(probe(address, place.npu), WrongAuthorityError, "here")
-        with line_server(python_tls(paths, paths.ca, version)) as address:
+        with line_server(make_tls_handler(paths, place.other.folder / "ca.pem", version)) as address:
+            check_diagnosis(probe(address, place.npu), WrongAuthorityError, "here")
+        with line_server(make_tls_handler(paths, paths.ca, version)) as address:
             assert probe(address, place.npu) is None
 
 
-def test_the_six_refusals_and_the_others_are_distinct() -> None:
+def test_diagnosis_kinds_and_error_codes_are_distinct() -> None:
     assert len(set(KINDS.values())) == len(KINDS)
     assert len({kind.code for kind in KINDS}) == len(KINDS)
 
 
-class TestWhatGrpcSays:
-    """A client of gRPC is told what is wrong with its server; a server of gRPC writes it to its log."""
+class TestGrpcErrors:
+    """A gRPC client gets the reason as an error; a gRPC server writes it to its log."""
 
-    def call(self, address: str, held: Credentials, expected: Identity) -> str:
-        secure = grpc.ssl_channel_credentials(held.ca_pem, held.key_pem, held.cert_pem)
+    def call(self, address: str, credentials: Credentials, expected: Identity) -> str:
+        secure = grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
         options = [("grpc.ssl_target_name_override", expected.dns)]
         with grpc.secure_channel(address, secure, options=options) as channel:
-            with pytest.raises(grpc.RpcError) as told:
+            with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary("/x/y")(b"", timeout=5)
-            return told.value.details()
+            return caught.value.details()
 
-    def test_a_server_that_is_somebody_else_is_refused_by_grpc_itself(self, place: Place) -> None:
+    def test_server_with_another_name_is_refused_by_grpc(self, place: Place) -> None:
         with grpc_server(place.home.files(Identity("mt", "h"))) as address:
             assert read_grpc_error(self.call(address, place.npu, Identity("mt", "h")), address) is None
             assert isinstance(read_grpc_error(self.call(address, place.npu, GPU), address), WrongNameError)
 
-    def test_what_a_client_is_told(self, place: Place, tmp_path: Path) -> None:
+    def test_client_error_of_grpc_is_classified(self, place: Place, tmp_path: Path) -> None:
         now = files.now()
         bad = {
-            ExpiredError: place.home.outside_its_dates(GPU, now - 3 * DAY),
+            ExpiredError: place.home.one_day_files(GPU, now - 3 * DAY),
             WrongAuthorityError: Home.at(tmp_path / "third").files(GPU),
-            SelfSignedError: self_signed(tmp_path / "self", GPU),
+            SelfSignedError: write_self_signed(tmp_path / "self", GPU),
         }
         for kind, paths in bad.items():
             with grpc_server(paths, place.home.folder / "ca.pem") as address:
                 assert type(read_grpc_error(self.call(address, place.npu, GPU), address)) is kind
 
-    def test_what_a_server_writes_about_its_clients(self, place: Place, tmp_path: Path) -> None:
+    def test_server_log_of_grpc_is_classified(self, place: Place, tmp_path: Path) -> None:
         now = files.now()
         good = place.home.files(Identity("mt", "i"))
         clients: dict[type[IdentityError], Files | bytes | None] = {
             NoCertificateError: None,
             PlaintextError: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-            ExpiredError: place.home.outside_its_dates(GPU, now - 3 * DAY),
+            ExpiredError: place.home.one_day_files(GPU, now - 3 * DAY),
             WrongAuthorityError: place.other.files(Identity("mt", "i")),
-            SelfSignedError: self_signed(tmp_path / "self", GPU),
+            SelfSignedError: write_self_signed(tmp_path / "self", GPU),
         }
-        with talkative_server(good, tmp_path / "log") as address:
+        with logging_server(good, tmp_path / "log") as address:
             for shown in clients.values():
-                knock(address, shown)
-        said = [read_grpc_error(line, "a client") for line in (tmp_path / "log").read_text().splitlines()]
-        assert [type(each) for each in said if each] == list(clients)
+                connect_with(address, shown)
+        errors = [read_grpc_error(line, "a client") for line in (tmp_path / "log").read_text().splitlines()]
+        assert [type(each) for each in errors if each] == list(clients)
 
 
-SERVER = """
+SERVER_SCRIPT = """
 import grpc, sys
 from concurrent import futures
 key, cert, ca = (open(path, "rb").read() for path in sys.argv[1:])
@@ -268,10 +272,10 @@ server.stop(None).wait(10)
 
 
 @contextlib.contextmanager
-def talkative_server(paths: Files, log: Path) -> Iterator[str]:
-    """A process of its own: these tests have told gRPC to be silent in theirs."""
+def logging_server(paths: Files, log: Path) -> Iterator[str]:
+    """A gRPC server in a separate process that logs, which is disabled in the process of the tests."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
-    command = [sys.executable, "-c", SERVER, str(paths.key), str(paths.cert), str(paths.ca)]
+    command = [sys.executable, "-c", SERVER_SCRIPT, str(paths.key), str(paths.cert), str(paths.ca)]
     with (
         open(log, "wb") as errors,
         subprocess.Popen(
@@ -285,8 +289,8 @@ def talkative_server(paths: Files, log: Path) -> Iterator[str]:
             process.kill()
 
 
-def knock(address: str, shown: Files | bytes | None) -> None:
-    """Come to a server with a certificate, with none, or with bytes in the clear, and wait until it hangs up."""
+def connect_with(address: str, shown: Files | bytes | None) -> None:
+    """Connect with a certificate, with none, or with plaintext bytes, and wait until the server disconnects."""
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), 10) as line:
         if isinstance(shown, bytes):

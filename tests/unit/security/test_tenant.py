@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.made import GPU, Home, put
+from tests.unit.security.authorities import GPU, Home, write_credentials
 from whale_nebula.cli.checkpoints import main
 from whale_nebula.errors import AccountError, CredentialsError
 from whale_nebula.security import Files, authority, files
@@ -26,63 +26,65 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_it_is_made_for_its_user_alone(tmp_path: Path) -> None:
+def test_account_folder_is_private(tmp_path: Path) -> None:
     home = open_home(tmp_path, ANA)
     assert (home, mode(home)) == (tmp_path / "accounts/gpu/ana", 0o700)
     assert open_home(tmp_path, ANA) == home
-    claim_folder(home / "runs", ANA)  # which is in it, so needs no mark
+    claim_folder(home / "runs", ANA)  # inside the account's folder, so no mark is needed
     assert not (home / "runs").exists() and open_home(tmp_path, BOB) != home
 
 
-def link(tmp: Path, home: Path) -> Path:
+def make_link(tmp: Path, home: Path) -> Path:
     (tmp / "link").symlink_to(home)
     return tmp / "link" / "runs"
 
 
-def spoil(tmp: Path, home: Path) -> Path:
+def write_invalid_mark(tmp: Path, home: Path) -> Path:
     (home / MARK).write_text("ana?")
     return home
 
 
-def swap(tmp: Path, home: Path) -> Path:
-    """Bob's own folder is a link to that of Ana."""
+def link_own_folder(tmp: Path, home: Path) -> Path:
+    """Replace bob's folder by a link to ana's."""
     BOB.home(tmp).symlink_to(home)
     return BOB.home(tmp)
 
 
 ATTACKS: dict[str, tuple[Callable[[Path, Path], Path], Tenant | None]] = {
     "another account": (lambda tmp, home: home, BOB),
-    "deep inside": (lambda tmp, home: home / "runs/a/step-00000001", BOB),
-    "a path that goes up": (lambda tmp, home: tmp / "accounts/gpu/bob/../ana/runs", BOB),
-    "a link": (link, BOB),
-    "a folder that is a link": (swap, BOB),
+    "a nested folder": (lambda tmp, home: home / "runs/a/step-00000001", BOB),
+    "a path with parent references": (lambda tmp, home: tmp / "accounts/gpu/bob/../ana/runs", BOB),
+    "a link": (make_link, BOB),
+    "an own folder that is a link": (link_own_folder, BOB),
     "an account of that name in another cluster": (lambda tmp, home: home, replace(ANA, cluster="npu")),
     "an account of that name by another owner": (lambda tmp, home: home, replace(ANA, authority="bb")),
     "no account": (lambda tmp, home: home, None),
-    "a mark that is spoilt": (spoil, ANA),
+    "an invalid mark": (write_invalid_mark, ANA),
 }
 
 
 @pytest.mark.parametrize(("way", "who"), ATTACKS.values(), ids=ATTACKS)
-def test_nobody_else_takes_it_up(way: Callable[[Path, Path], Path], who: Tenant | None, tmp_path: Path) -> None:
+def test_attack_folder_of_another_account(
+    way: Callable[[Path, Path], Path], who: Tenant | None, tmp_path: Path
+) -> None:
     folder = way(tmp_path, open_home(tmp_path, ANA))
-    with pytest.raises(AccountError, match="but this run belongs to") as refused:
+    with pytest.raises(AccountError, match="but this run belongs to") as caught:
         check_folder(folder, who)
-    assert "whale-nebula login --account" in refused.value.mend
+    assert "whale-nebula login --account" in caught.value.mend
     if who is not None:
         with pytest.raises(AccountError, match="but this run belongs to"):
             claim_folder(folder, who)
 
 
-def test_one_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+def test_account_folder_accessible_to_others_is_refused(tmp_path: Path) -> None:
     home = open_home(tmp_path, ANA)
     home.chmod(0o750)
-    with pytest.raises(AccountError, match="other users can enter") as refused:
+    with pytest.raises(AccountError, match="other users can enter") as caught:
         open_home(tmp_path, ANA)
-    assert "chmod 700" in refused.value.mend
+    assert "chmod 700" in caught.value.mend
 
 
-def test_a_mark_counts_if_it_is_by_the_owner_of_the_folder(tmp_path: Path) -> None:
+def test_mark_by_another_user_is_ignored(tmp_path: Path) -> None:
     if os.geteuid():
         pytest.skip("only root can give files away")
     claim_folder(tmp_path / "shared", ANA)
@@ -90,37 +92,37 @@ def test_a_mark_counts_if_it_is_by_the_owner_of_the_folder(tmp_path: Path) -> No
     check_folder(tmp_path / "shared", BOB)
 
 
-def test_what_a_certificate_names_cannot_lead_elsewhere(tmp_path: Path) -> None:
+def test_account_name_in_certificate_cannot_be_a_path(tmp_path: Path) -> None:
     home, key, now = Home.at(tmp_path), authority.make_key().public_key(), files.now()
 
     def certify(account: str) -> files.Peer:
-        signs, until = home.authority, now + timedelta(days=1)
-        return files.peer(authority.process_certificate(GPU, key, signs.certificate, signs.key, until, now, account))
+        signer, until = home.authority, now + timedelta(days=1)
+        return files.peer(authority.process_certificate(GPU, key, signer.certificate, signer.key, until, now, account))
 
-    found = Tenant.of(certify("ana"))
+    found = Tenant.from_certificate(certify("ana"))
     assert found is not None and (found.account, found.cluster, len(found.authority)) == ("ana", "gpu", 40)
     for name in ("..", "../bob", "a/b", "Ana", "ana\n"):
         with pytest.raises(CredentialsError, match="names an invalid account"):
-            Tenant.of(certify(name))
+            Tenant.from_certificate(certify(name))
 
 
 # ---------------------------------------------------------------------- commands
 def log_in(home: Home, account: str, certs: Path, days: float = 1.0) -> Tenant:
-    """Give an account a certificate in a folder."""
+    """Write a certificate of an account to a folder."""
     key, now = authority.make_key(), files.now() - timedelta(days=2)
-    signs, until = home.authority, now + timedelta(days=2 + days)
-    made = authority.process_certificate(GPU, key.public_key(), signs.certificate, signs.key, until, now, account)
-    put(Files.under(certs, GPU), made, authority.key_bytes(key), home.folder)
+    signer, until = home.authority, now + timedelta(days=2 + days)
+    made = authority.process_certificate(GPU, key.public_key(), signer.certificate, signer.key, until, now, account)
+    write_credentials(Files.in_folder(certs, GPU), made, authority.key_bytes(key), home.folder)
     for each in ("ca.pem", "revoked.json"):
         shutil.copy(home.folder / each, certs)
-    found = Tenant.of(files.peer(made))
+    found = Tenant.from_certificate(files.peer(made))
     assert found is not None
     return found
 
 
 @pytest.fixture
 def logged_in(tmp_path: Path) -> Path:
-    """Ana's run has a folder; she and bob have logged in, and she once more long ago."""
+    """A folder of ana's run, valid certificates of ana and bob, and an expired one of ana."""
     home = Home.at(tmp_path / "authority")
     open_home(tmp_path, log_in(home, "ana", tmp_path / "of-ana"))
     log_in(home, "ana", tmp_path / "long-ago", days=-1)
@@ -129,7 +131,7 @@ def logged_in(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["list", "show", "verify", "prune --keep 1", "export --to x.npz"])
-def test_attack_the_checkpoints_of_another_account(
+def test_attack_checkpoints_of_another_account(
     command: str, logged_in: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(logged_in)

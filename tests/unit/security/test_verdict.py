@@ -6,67 +6,67 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.logs import read, sealed, write
-from tests.unit.security.made import GATE, OTHER_GATE, RUN, Home
+from tests.unit.security.authorities import GATE, OTHER_GATE, RUN, Home
+from tests.unit.security.logs import read, read_lines, write
 from whale_nebula.errors import AuditError, IdentityError
 from whale_nebula.security import Credentials, Identity, Trust, audit, chain, issue
-from whale_nebula.security.audit import Head, KeptHeads, pieces, read_heads
+from whale_nebula.security.audit import Head, KeptHeads, list_log_files, read_heads
 from whale_nebula.security.trust import Revocation
 from whale_nebula.security.verdict import Verdict, verify
 
 
-def edit(lines: list[bytes]) -> list[bytes]:
+def edit_record(lines: list[bytes]) -> list[bytes]:
     return [*lines[:150], lines[150].replace(b"npu/", b"tpu/"), *lines[151:]]
 
 
-def forge_again(lines: list[bytes], change: Callable[[int, dict], dict | None]) -> list[bytes]:
-    """All digests made right again after a change of some records; None leaves a record out."""
-    made, link = [], chain.START
+def rebuild_chain(lines: list[bytes], change: Callable[[int, dict], dict | None]) -> list[bytes]:
+    """Change records and recompute all digests; None removes a record."""
+    lines_made, link = [], chain.START
     for number, line in enumerate(lines):
-        said = {key: value for key, value in json.loads(line).items() if key not in ("seq", "prev")}
-        changed = change(number, said)
+        fields = {key: value for key, value in json.loads(line).items() if key not in ("seq", "prev")}
+        changed = change(number, fields)
         if changed is not None:
-            line, link = chain.forge(link, changed)
-            made.append(line)
-    return made
+            line, link = chain.make_line(link, changed)
+            lines_made.append(line)
+    return lines_made
 
 
-def rewrite(lines: list[bytes]) -> list[bytes]:
-    """By someone without the key."""
-    return forge_again(lines, lambda number, said: {**said, "object": "tpu/0"} if number == 150 else said)
+def rewrite_record(lines: list[bytes]) -> list[bytes]:
+    """Change a record without the key."""
+    return rebuild_chain(lines, lambda number, fields: {**fields, "object": "tpu/0"} if number == 150 else fields)
 
 
-def without_heads(lines: list[bytes]) -> list[bytes]:
-    return forge_again(lines, lambda _, said: None if said["action"] == "head" else said)
+def remove_heads(lines: list[bytes]) -> list[bytes]:
+    return rebuild_chain(lines, lambda _, fields: None if fields["action"] == "head" else fields)
 
 
-def forged(lines: list[bytes]) -> list[bytes]:
+def forge_newline(lines: list[bytes]) -> list[bytes]:
     return [*lines[:150], lines[150].replace(b'"reason":""', b'"reason":"x\n{"seq":151}"'), *lines[151:]]
 
 
 ATTACKS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int, bool]] = {
     # the attack, the first record that is wrong, and whether it takes a peer's heads to find it
-    "edit": (edit, 151, False),
+    "edit": (edit_record, 151, False),
     "edit the last": (lambda lines: [*lines[:-1], lines[-1].replace(b"nebula", b"nebulb", 1)], -1, False),
     "delete a line": (lambda lines: lines[:150] + lines[151:], 150, False),
     "delete the first": (lambda lines: lines[1:], 0, False),
     "insert a line": (lambda lines: [*lines[:150], lines[20], *lines[150:]], 150, False),
     "swap two": (lambda lines: [*lines[:150], lines[151], lines[150], *lines[152:]], 150, False),
-    "forge a newline": (forged, 150, False),
+    "forge a newline": (forge_newline, 150, False),
     "add an empty line": (lambda lines: [*lines[:150], b"", *lines[150:]], 150, False),
-    "write anew": (rewrite, 100, False),
+    "write anew": (rewrite_record, 100, False),
     "delete the tail": (lambda lines: lines[:230], 230, True),
     "delete all": (lambda lines: [], 0, False),
-    "write anew without heads": (without_heads, 100, True),
+    "write anew without heads": (remove_heads, 100, True),
 }
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_attacks_are_found(tmp_path: Path, gate: Credentials, attack: str) -> None:
+def test_attack_on_log_is_detected(tmp_path: Path, gate: Credentials, attack: str) -> None:
     act, bad, needs_heads = ATTACKS[attack]
     path = tmp_path / "audit.jsonl"
     heads = write(path, gate)
-    lines = sealed(path)
+    lines = read_lines(path)
     path.write_bytes(b"".join(line + b"\n" for line in act(lines)))
     found = [verify(path), verify(path, heads, gate.trust)]
     assert found[0].ok == needs_heads
@@ -77,32 +77,33 @@ def test_attacks_are_found(tmp_path: Path, gate: Credentials, attack: str) -> No
 
 
 @pytest.mark.parametrize("count", [250, 5])
-def test_a_log_without_heads_is_none_of_a_gateway(tmp_path: Path, gate: Credentials, count: int) -> None:
+def test_log_without_heads_is_invalid(tmp_path: Path, gate: Credentials, count: int) -> None:
     path = tmp_path / "audit.jsonl"
     write(path, gate, count)
-    path.write_bytes(b"".join(line + b"\n" for line in without_heads(sealed(path))))
+    path.write_bytes(b"".join(line + b"\n" for line in remove_heads(read_lines(path))))
     verdict = verify(path, trust=gate.trust)
     assert (verdict.bad, verdict.closed, "rewritten" in verdict.why) == (0, False, True)
     assert not verify(path).closed
 
 
-def test_heads_are_left_out_from_some_record_on(tmp_path: Path, gate: Credentials) -> None:
+def test_removed_later_heads_are_detected(tmp_path: Path, gate: Credentials) -> None:
     path = tmp_path / "audit.jsonl"
     heads = write(path, gate, 250, close=False)
-    kept = heads[0].seq + 1
+    last_kept = heads[0].seq + 1
     path.write_bytes(
         b"".join(
             line + b"\n"
-            for line in forge_again(
-                sealed(path), lambda number, said: None if number > kept and said["action"] == "head" else said
+            for line in rebuild_chain(
+                read_lines(path),
+                lambda number, fields: None if number > last_kept and fields["action"] == "head" else fields,
             )
         )
     )
     verdict = verify(path, trust=gate.trust)
-    assert (verdict.bad, "151 records follow the last head" in verdict.why) == (kept, True)
+    assert (verdict.bad, "151 records follow the last head" in verdict.why) == (last_kept, True)
 
 
-def test_starts_do_not_put_a_head_off(tmp_path: Path, gate: Credentials) -> None:
+def test_restarts_do_not_delay_heads(tmp_path: Path, gate: Credentials) -> None:
     path, heads = tmp_path / "audit.jsonl", []
     for count in (90, *[1] * 60, *[0] * 60):
         heads += write(path, gate, count, close=False)
@@ -111,20 +112,20 @@ def test_starts_do_not_put_a_head_off(tmp_path: Path, gate: Credentials) -> None
     write(path, gate, 120, close=False, most_bytes=1 << 14)
     for _ in range(3):
         write(path, gate, 0, close=False)
-    assert len(pieces(path)) > 1
+    assert len(list_log_files(path)) > 1
     assert verify(path, trust=gate.trust).ok
     assert read(path)[-1]["action"] in ("head", "start")
 
 
-class TestARevokedKey:
-    """What it signs, whoever has stolen it may have written."""
+class TestRevokedKey:
+    """Heads signed with a revoked key may be forged."""
 
     @staticmethod
     def revoked(*signers: Credentials) -> dict[str, Revocation]:
         serials = [signer.peer.serial for signer in signers]
         return {each: Revocation(each, GATE.uri, "2026-11-24T10:00:00Z", "stolen") for each in serials}
 
-    def test_its_heads_vouch_for_nothing(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_heads_of_revoked_key_are_not_accepted(self, tmp_path: Path, gate: Credentials) -> None:
         heads = write(tmp_path / "a.jsonl", gate, 250)
         verdict = verify(tmp_path / "a.jsonl", trust=gate.trust, revoked=self.revoked(gate))
         assert (verdict.bad, verdict.signed, verdict.closed) == (0, None, False)
@@ -134,12 +135,12 @@ class TestARevokedKey:
         some = verify(tmp_path / "a.jsonl", heads[:1], gate.trust, self.revoked(gate))
         assert (some.bad, some.kept) == (heads[0].seq + 1, heads[0].seq)
 
-    def test_a_later_good_head_vouches_for_all_before_it(self, tmp_path: Path, home: Home) -> None:
-        who = Identity(RUN, "tape", "gateway")
-        old = home.credentials(who)
+    def test_later_valid_head_covers_earlier_records(self, tmp_path: Path, home: Home) -> None:
+        identity = Identity(RUN, "tape", "gateway")
+        old = home.credentials(identity)
         first = write(tmp_path / "a.jsonl", old, 120, close=False)
-        issue.renew(home.folder, home.authority, [who])
-        new = Credentials.of(old.files)
+        issue.renew(home.folder, home.authority, [identity])
+        new = Credentials.load(old.files)
         good = write(tmp_path / "a.jsonl", new, 120, close=False)
         assert verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(old)).ok
         verdict = verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(new))
@@ -148,53 +149,53 @@ class TestARevokedKey:
 
 
 class TestHeads:
-    def test_a_log_in_the_place_of_another_is_found(
-        self, tmp_path: Path, gate: Credentials, other: Credentials
-    ) -> None:
+    def test_log_of_another_gateway_is_detected(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
         mine, yours = write(tmp_path / "a.jsonl", gate, 10), write(tmp_path / "b.jsonl", other, 10)
         assert verify(tmp_path / "a.jsonl", mine).ok
         assert "but the log is of" in verify(tmp_path / "a.jsonl", yours).why
         assert verify(tmp_path / "b.jsonl", mine + yours).ok
 
-    def test_one_written_anew_with_its_own_key_is_found_by_the_peer(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_log_rewritten_with_its_own_key_is_detected_by_peer_heads(self, tmp_path: Path, gate: Credentials) -> None:
         heads = write(tmp_path / "a.jsonl", gate, 250)
         write(tmp_path / "b.jsonl", gate, 250)
         verdict = verify(tmp_path / "b.jsonl", heads, gate.trust)
         assert (verdict.bad, "rewritten" in verdict.why) == (0, True)
 
-    def test_one_of_somebody_who_makes_his_own_authority(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_log_of_another_authority_is_detected(self, tmp_path: Path, gate: Credentials) -> None:
         stranger = Home.at(tmp_path / "other").credentials(GATE)
         heads = write(tmp_path / "a.jsonl", stranger, 250)
         assert verify(tmp_path / "a.jsonl", heads).ok
         verdict = verify(tmp_path / "a.jsonl", trust=gate.trust)
         assert (verdict.bad, "a different authority" in verdict.why) == (0, True)
 
-    def test_a_head_of_a_peer_that_is_wrong_is_told_as_that(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_invalid_peer_head_is_reported(self, tmp_path: Path, gate: Credentials) -> None:
         heads = write(tmp_path / "a.jsonl", gate, 10)
         with pytest.raises(AuditError, match="of the peer is invalid"):
             verify(tmp_path / "a.jsonl", [heads[0]._replace(seq=3)])
 
-    def test_heads_are_kept_and_read_again(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+    def test_kept_heads_can_be_read_again(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
         path = tmp_path / "kept" / "heads.jsonl"
         kept = KeptHeads(path, other.trust)
         heads = write(tmp_path / "a.jsonl", gate)
         assert [kept.keep(Head.from_dict(json.loads(json.dumps(head._asdict()))), GATE) for head in heads] == [True] * 3
-        assert [kept.keep(head, GATE) for head in heads] == [False] * 3  # as after a lost answer
+        assert [kept.keep(head, GATE) for head in heads] == [False] * 3  # sent again after a lost answer
         assert list(read_heads(path)) == heads
         assert not KeptHeads(path, other.trust).keep(heads[-1], GATE)
         assert verify(tmp_path / "a.jsonl", read_heads(path), other.trust).ok
 
-    def test_text_around_a_certificate_is_not_kept(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+    def test_text_around_certificate_of_head_is_removed(
+        self, tmp_path: Path, gate: Credentials, other: Credentials
+    ) -> None:
         kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
         heads = write(tmp_path / "a.jsonl", gate)
         for head in heads:
             kept.keep(head._replace(certificate="x" * 60_000 + "\n" + head.certificate + "y" * 60_000), GATE)
         assert list(read_heads(tmp_path / "heads.jsonl")) == heads
 
-    def test_only_so_many_heads_are_remembered(
+    def test_number_of_remembered_heads_is_limited(
         self, tmp_path: Path, gate: Credentials, other: Credentials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(audit, "_REMEMBERED", 2)
+        monkeypatch.setattr(audit, "_MOST_REMEMBERED", 2)
         heads, path = write(tmp_path / "a.jsonl", gate), tmp_path / "heads.jsonl"
         kept = KeptHeads(path, other.trust)
         assert [kept.keep(head, GATE) for head in heads] == [True] * 3
@@ -205,20 +206,20 @@ class TestHeads:
                 each.keep(heads[0], GATE)
         checked, check = [], Head.check
         monkeypatch.setattr(Head, "check", lambda head: checked.append(head.seq) or check(head))
-        KeptHeads(path, other.trust)  # a start takes no longer where the file is long
+        KeptHeads(path, other.trust)  # only the last heads are checked, however long the file is
         assert checked == [head.seq for head in heads[1:]]
 
-    def test_a_log_that_went_back_is_told(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+    def test_rolled_back_log_is_detected(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
         kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
         heads = write(tmp_path / "a.jsonl", gate)
-        again = write(tmp_path / "b.jsonl", gate)
+        new_heads = write(tmp_path / "b.jsonl", gate)
         kept.keep(heads[1], GATE)
-        for head in (heads[0], again[1]):
+        for head in (heads[0], new_heads[1]):
             with pytest.raises(AuditError, match="rewritten or rolled back"):
                 kept.keep(head, GATE)
         assert len(list(read_heads(tmp_path / "heads.jsonl"))) == 1
 
-    def test_only_its_owner_speaks_for_a_log(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+    def test_head_of_another_sender_is_refused(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
         kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
         head = write(tmp_path / "a.jsonl", gate, 1)[0]
         stranger = Home.at(tmp_path / "other").credentials(GATE)
@@ -234,23 +235,23 @@ class TestHeads:
                 kept.keep(bad, sender)
         assert not (tmp_path / "heads.jsonl").exists()
 
-    def test_a_crash_of_who_keeps_them_costs_one_line(self, tmp_path: Path, gate: Credentials) -> None:
+    def test_crash_while_keeping_heads_loses_one_line(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "heads.jsonl"
         heads = write(tmp_path / "a.jsonl", gate)
         KeptHeads(path, gate.trust).keep(heads[0], GATE)
         with open(path, "ab") as file:
             file.write(b'{"seq": 19')
-        again = KeptHeads(path, gate.trust)
-        assert not again.keep(heads[0], GATE)
-        again.keep(heads[1], GATE)
+        reopened = KeptHeads(path, gate.trust)
+        assert not reopened.keep(heads[0], GATE)
+        reopened.keep(heads[1], GATE)
         assert list(read_heads(path)) == heads[:2]
 
     @pytest.mark.parametrize(
-        "said", [{}, {"seq": "1"}, {"seq": -1, "digest": "0" * 64, "signature": "", "certificate": ""}]
+        "fields", [{}, {"seq": "1"}, {"seq": -1, "digest": "0" * 64, "signature": "", "certificate": ""}]
     )
-    def test_what_is_no_head_is_refused(self, said: dict) -> None:
+    def test_invalid_head_fields_are_refused(self, fields: dict) -> None:
         with pytest.raises(AuditError):
-            Head.from_dict(said)
+            Head.from_dict(fields)
 
 
 @pytest.mark.parametrize(
@@ -263,30 +264,30 @@ class TestHeads:
         {"digest": None},
     ],
 )
-def test_a_head_that_is_odd_is_named_by_its_record(tmp_path: Path, gate: Credentials, change: dict) -> None:
-    """Whoever forges a log does not make the auditor crash."""
+def test_malformed_head_is_reported_by_its_record(tmp_path: Path, gate: Credentials, change: dict) -> None:
+    """A forged log does not crash the verification."""
     path = tmp_path / "audit.jsonl"
     heads = write(path, gate, 5)
-    made = forge_again(
-        sealed(path),
-        lambda _, said: {**said, "head": {**said["head"], **change}} if said["action"] == "head" else said,
+    forged_lines = rebuild_chain(
+        read_lines(path),
+        lambda _, fields: {**fields, "head": {**fields["head"], **change}} if fields["action"] == "head" else fields,
     )
-    path.write_bytes(b"\n".join(made) + b"\n")
+    path.write_bytes(b"\n".join(forged_lines) + b"\n")
     verdict = verify(path, trust=gate.trust)
-    assert (verdict.ok, f"the head at record {len(made) - 1} is invalid" in verdict.why) == (False, True)
+    assert (verdict.ok, f"the head at record {len(forged_lines) - 1} is invalid" in verdict.why) == (False, True)
     with pytest.raises((AuditError, IdentityError)):
         Head.from_dict({**heads[-1]._asdict(), **change}).check(gate.trust)
 
 
-@pytest.mark.parametrize("said", [{"site": "\ud800"}, {"site": 7}, {"site": "nebula://mt"}, {"run": "é\ud800"}])
-def test_a_log_that_does_not_say_whose_it_is(tmp_path: Path, said: dict) -> None:
-    first = {"action": "genesis", "site": GATE.uri, "run": RUN, **said}
-    (tmp_path / "audit.jsonl").write_bytes(chain.forge(chain.START, first)[0] + b"\n")
+@pytest.mark.parametrize("fields", [{"site": "\ud800"}, {"site": 7}, {"site": "nebula://mt"}, {"run": "é\ud800"}])
+def test_invalid_first_record_is_detected(tmp_path: Path, fields: dict) -> None:
+    first = {"action": "genesis", "site": GATE.uri, "run": RUN, **fields}
+    (tmp_path / "audit.jsonl").write_bytes(chain.make_line(chain.START, first)[0] + b"\n")
     verdict = verify(tmp_path / "audit.jsonl")
     assert (verdict.bad, "first record" in verdict.why, verdict.why.isascii()) == (0, True, True)
 
 
-def test_a_verdict_of_nothing_is_not_ok(tmp_path: Path) -> None:
+def test_empty_or_missing_log_is_not_valid(tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").write_bytes(b"")
     assert verify(tmp_path / "audit.jsonl").bad == 0
     with pytest.raises(AuditError):

@@ -37,7 +37,7 @@ class Certificates:
 
     def __init__(self, folder: Path, run: str = RUN) -> None:
         self.folder, self.run = folder, run
-        self.authority = Authority.fresh(run, {})
+        self.authority = Authority.create(run, {})
         create(folder, self.authority)
 
     def identity(self, worker: str) -> Identity:
@@ -48,7 +48,7 @@ class Certificates:
 
     def issue_to_account(self, worker: str, account: str, allowance: Allowance) -> None:
         """Issue a certificate of an account for a worker's key."""
-        paths, now, signs = Files.under(self.folder, self.identity(worker)), files.now(), self.authority
+        paths, now, signs = Files.in_folder(self.folder, self.identity(worker)), files.now(), self.authority
         key = files.private_key(paths.key.read_bytes(), "").public_key()
         until = now + timedelta(days=1)
         certificate = process_certificate(
@@ -57,7 +57,7 @@ class Certificates:
         files.write(paths.cert, certificate_bytes(certificate), files.PUBLIC)
 
     def of(self, worker: str) -> Credentials:
-        return Credentials.of(Files.under(self.folder, self.identity(worker)))
+        return Credentials.load(Files.in_folder(self.folder, self.identity(worker)))
 
 
 def find_free_address() -> str:

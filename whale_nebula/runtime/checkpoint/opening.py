@@ -22,7 +22,7 @@ from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ri
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.level import Level, Pace
 from whale_nebula.runtime.checkpoint.memories import Memories
-from whale_nebula.security.tenant import check_folder, check_room, claim_folder
+from whale_nebula.security.tenant import check_disk_limit, check_folder, claim_folder
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.run import Run
@@ -46,7 +46,7 @@ def find_own(path: str, attachment: Attachment | None) -> str:
 def check_own_room(attachment: Attachment | None, path: str, need: int) -> None:
     """Verify that the account of this run may write `need` more bytes to its own folder."""
     if attachment is not None and attachment.tenant is not None and files.is_local(path):
-        check_room(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
+        check_disk_limit(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
 
 
 def _check_no_other(folder: Folder) -> None:

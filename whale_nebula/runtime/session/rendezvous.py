@@ -55,7 +55,7 @@ def join_links(attachment: Attachment, expected: Expected, config: Config) -> Jo
         peers={peer: attachment.addresses.get(peer) for peer in attachment.peers},
         listen=attachment.listen,
         gateway=attachment.gateway,
-        credentials=None if security is None else Credentials.of(security),
+        credentials=None if security is None else Credentials.load(security),
         all_workers=attachment.everyone,
         epoch=attachment.epoch,
         counts=attachment.counts,

@@ -188,7 +188,7 @@ class GrpcLinks:
         if self._current is not None:  # the link checks continuously that the certificate stays valid
             credentials = self._current()
             identity = Identity.of_worker(request.run, request.source)
-            certified_peer = credentials.trust.check(dialler.certificate, identity, whose=request.source)
+            certified_peer = credentials.trust.check(dialler.certificate, identity, subject=request.source)
             check_call(certified_peer.identity, Call.OPEN_PAIR, credentials.identity)
         return carrier.accept_stream(request, lane)
 

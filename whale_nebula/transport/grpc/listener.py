@@ -24,7 +24,7 @@ from whale_nebula.errors import (
     TransportError,
 )
 from whale_nebula.security import Identity, Peer, Prover, files
-from whale_nebula.security.chain import canonical
+from whale_nebula.security.chain import encode_canonical
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Lane
@@ -102,7 +102,7 @@ def check_proof(prover: Prover, request: StreamRequest, answer: Mapping[str, Any
 
 
 def _transcript(request: StreamRequest, signer: Identity) -> bytes:
-    return _LABEL + canonical({**request._asdict(), "signer": signer.uri})
+    return _LABEL + encode_canonical({**request._asdict(), "signer": signer.uri})
 
 
 _LOG = logging.getLogger("whale_nebula.transport")

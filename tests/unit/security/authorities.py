@@ -30,41 +30,41 @@ class Home:
 
     @classmethod
     def at(cls, folder: Path, run: str = RUN, at: datetime | None = None, days: float = 90) -> Home:
-        made = Authority.fresh(run, {}, days, at)
-        authority.create(folder, made)
-        return cls(folder, made)
+        created = Authority.create(run, {}, days, at)
+        authority.create(folder, created)
+        return cls(folder, created)
 
     def files(self, identity: Identity, days: float = 7, at: datetime | None = None) -> Files:
         return issue.issue(self.folder, self.authority, [identity], days, at)[0].files
 
     def credentials(self, identity: Identity) -> Credentials:
-        return Credentials.of(self.files(identity))
+        return Credentials.load(self.files(identity))
 
     def certificate(self, identity: Identity = GPU, days: float = 7, at: datetime | None = None) -> x509.Certificate:
-        """One that lies in no file."""
+        """A certificate that is not written to a file."""
         moment = at or files.now()
         public = authority.make_key().public_key()
-        signs = self.authority
+        signer = self.authority
         return authority.process_certificate(
-            identity, public, signs.certificate, signs.key, moment + timedelta(days=days), moment
+            identity, public, signer.certificate, signer.key, moment + timedelta(days=days), moment
         )
 
-    def outside_its_dates(self, identity: Identity, begin: datetime) -> Files:
-        """Files with a certificate of one day, whenever it begins."""
-        paths = Files.under(self.folder / "odd", identity)
-        signs, key = self.authority, authority.make_key()
-        made = authority.process_certificate(
-            identity, key.public_key(), signs.certificate, signs.key, begin + DAY, begin
+    def one_day_files(self, identity: Identity, begin: datetime) -> Files:
+        """Files with a certificate that is valid for one day."""
+        paths = Files.in_folder(self.folder / "odd", identity)
+        signer, key = self.authority, authority.make_key()
+        certificate = authority.process_certificate(
+            identity, key.public_key(), signer.certificate, signer.key, begin + DAY, begin
         )
-        return put(paths, made, authority.key_bytes(key), self.folder)
+        return write_credentials(paths, certificate, authority.key_bytes(key), self.folder)
 
 
-def self_signed(folder: Path, identity: Identity) -> Files:
-    """Files with a certificate that names the right process, and that its own key signed."""
+def write_self_signed(folder: Path, identity: Identity) -> Files:
+    """Files with a self-signed certificate for an identity."""
     key, now = authority.make_key(), files.now()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
     names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)]
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -75,11 +75,11 @@ def self_signed(folder: Path, identity: Identity) -> Files:
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return put(Files.under(folder, identity), made, authority.key_bytes(key), folder)
+    return write_credentials(Files.in_folder(folder, identity), certificate, authority.key_bytes(key), folder)
 
 
-def put(paths: Files, made: x509.Certificate, key_pem: bytes, ca_folder: Path) -> Files:
+def write_credentials(paths: Files, certificate: x509.Certificate, key_pem: bytes, ca_folder: Path) -> Files:
     paths.cert.parent.mkdir(parents=True, exist_ok=True)
-    files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
+    files.write(paths.cert, authority.certificate_bytes(certificate), files.PUBLIC)
     files.write(paths.key, key_pem, files.SECRET)
     return paths._replace(ca=ca_folder / "ca.pem", revoked=None)
