@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.processes import zygote
-from tests.unit.ir.traced import PLANS, everything, plan
+from tests.unit.ir.example_plans import PLANS, everything, plan
 from tests.unit.passes.examples import EXAMPLES
-from tests.unit.passes.programs import program_of
+from tests.unit.passes.programs import parse_program
 from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference, program_digest
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.graph import INPUT, Graph, Op
@@ -53,7 +53,7 @@ def test_a_later_trace_is_the_same_program() -> None:
 @pytest.mark.grid
 @pytest.mark.slow
 def test_traces_in_one_process_and_in_another_are_the_same_program() -> None:
-    elsewhere = zygote.run("-m", "tests.unit.ir.traced", cwd=ROOT)
+    elsewhere = zygote.run("-m", "tests.unit.ir.example_plans", cwd=ROOT)
     assert elsewhere.returncode == 0, elsewhere.stderr
     first = {name: plan(name).program_digest for name in PLANS}
     trace_something_else()
@@ -87,7 +87,7 @@ def test_a_change_changes_the_digest_and_is_named(change: dict[str, object], wor
 
 
 def test_the_order_of_the_trace_does_not_matter() -> None:
-    one = program_of("""
+    one = parse_program("""
         stages a
         %0 = input x float32[?]
         %1 = Exp(%0) float32[?] @a
@@ -95,7 +95,7 @@ def test_the_order_of_the_trace_does_not_matter() -> None:
         %3 = Mul(%1, %2) float32[?] @a
         returns %3
     """)
-    other = program_of("""
+    other = parse_program("""
         stages a
         %0 = input x float32[?]
         %2 = Neg(%0) float32[?] @a
@@ -115,13 +115,15 @@ def test_the_order_of_effects_matters() -> None:
         %2 = AssignAddVariableOp(%0, %1) stateful
         %3 = AssignSubVariableOp(%0, %1) stateful {order}
     """
-    assert program_digest(program_of(text.format(order="^%2"))) != program_digest(program_of(text.format(order="")))
+    assert program_digest(parse_program(text.format(order="^%2"))) != program_digest(
+        parse_program(text.format(order=""))
+    )
 
 
 def test_being_stamped_or_placed_matters() -> None:
     text = "stages a b\n%0 = input x float32[?]\n%1 = Exp(%0) float32[?]{}\n%2 = Neg(%1) float32[?] @b"
     text += "\nreturns %2"
-    free, first, second = (program_of(text.format(stamp)) for stamp in ("", " @a", " @b"))
+    free, first, second = (parse_program(text.format(stamp)) for stamp in ("", " @a", " @b"))
     assert free.labels[1] == second.labels[1] == 1
     assert len({program_digest(program) for program in (free, first, second)}) == 3
 
@@ -133,7 +135,7 @@ def test_what_an_effect_follows_matters() -> None:
     constant = "%40 = Const {value=(1.0)} float32[]\n"
     early = before.replace("request of", constant + write + "request of")
     late = before.replace("end\n", "end\n" + constant + write)
-    assert program_digest(program_of(early)) != program_digest(program_of(late))
+    assert program_digest(parse_program(early)) != program_digest(parse_program(late))
 
 
 BODIES = """
@@ -154,7 +156,7 @@ returns %2
 
 def test_functions_stand_by_their_content() -> None:
     one, renamed, other = (
-        program_of(BODIES.format(*names)) for names in (("p", "q", "Exp"), ("r_7", "s_8", "Exp"), ("p", "q", "Log"))
+        parse_program(BODIES.format(*names)) for names in (("p", "q", "Exp"), ("r_7", "s_8", "Exp"), ("p", "q", "Log"))
     )
     assert program_digest(one) == program_digest(renamed)
     assert [line for line in canonical_lines(one) if line.startswith("func")] == ["func f0(%0)"]
@@ -166,7 +168,7 @@ def test_functions_stand_by_their_content() -> None:
 def test_what_is_local_to_a_process_is_left_out() -> None:
     text = '%0 = input x float32[]\n%1 = IdentityN(%0) {{T=("float32"), {}}} float32[] "{}"\nreturns %1'
     lines = {
-        canonical_lines(program_of(text.format(attributes, name)))
+        canonical_lines(parse_program(text.format(attributes, name)))
         for attributes, name in [
             ('_gradient_op_type="CustomGradient-12", shared_name="a_1"', "IdentityN"),
             ('_gradient_op_type="CustomGradient-99", container="c", _class=("loc:@w")', "IdentityN_3"),
@@ -181,8 +183,8 @@ def test_messages_that_quote_names_are_left_out() -> None:
         %1 = Const {{content="{}"}} string[]
         %2 = {}(%0, %1) stateful
     """
-    asserts = {program_digest(program_of(text.format(content, "Assert"))) for content in ("a", "b")}
-    lookups = {program_digest(program_of(text.format(content, "LookupTableFindV2"))) for content in ("a", "b")}
+    asserts = {program_digest(parse_program(text.format(content, "Assert"))) for content in ("a", "b")}
+    lookups = {program_digest(parse_program(text.format(content, "LookupTableFindV2"))) for content in ("a", "b")}
     assert (len(asserts), len(lookups)) == (1, 2)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.golden.files import FOLDER, check_golden
-from tests.unit.ir.traced import PLANS, plan
+from tests.unit.ir.example_plans import PLANS, plan
 from whale_nebula.plan.html.graph import WIDTH, layout
 from whale_nebula.plan.records import PlanLayer, PlanStage, PlanTied
 

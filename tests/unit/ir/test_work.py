@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.ir.traced import skipping, tied
+from tests.unit.ir.example_plans import skipping, tied
 from whale_nebula.plan.work import Names
 
 ROWS, WIDTH = 8, 16

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.ir.traced import inference, skipping
+from tests.unit.ir.example_plans import inference, skipping
 from whale_nebula.errors import OptionError, PlanError, StateError
 
 ROWS = 12
