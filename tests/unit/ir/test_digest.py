@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[3]
 LENGTH = 20_000
 
 
-def trace_something_else() -> None:
-    """What counts up in a process: names, functions, custom gradients, variables."""
+def trace_unrelated_function() -> None:
+    """Trace a function that advances the counters of names, functions and custom gradients in the process."""
 
     @tf.function
     def other(x: tf.Tensor) -> tf.Tensor:
@@ -39,26 +39,26 @@ def trace_something_else() -> None:
 
 
 @functools.cache
-def unchanged() -> nb.Plan:
+def plan_unchanged() -> nb.Plan:
     return everything()
 
 
-def test_a_later_trace_is_the_same_program() -> None:
-    """Of several processes: all tests of tests/processes, which agree on a digest before they compute."""
-    before = unchanged()
-    trace_something_else()
+def test_digest_of_a_later_trace_is_equal() -> None:
+    """For several processes the tests in tests/processes cover this: a run compares digests before it computes."""
+    before = plan_unchanged()
+    trace_unrelated_function()
     assert everything().program_digest == before.program_digest
 
 
 @pytest.mark.grid
 @pytest.mark.slow
-def test_traces_in_one_process_and_in_another_are_the_same_program() -> None:
-    elsewhere = zygote.run("-m", "tests.unit.ir.example_plans", cwd=ROOT)
-    assert elsewhere.returncode == 0, elsewhere.stderr
+def test_digests_are_equal_in_another_process() -> None:
+    process = zygote.run("-m", "tests.unit.ir.example_plans", cwd=ROOT)
+    assert process.returncode == 0, process.stderr
     first = {name: plan(name).program_digest for name in PLANS}
-    trace_something_else()
-    again = {name: PLANS[name]().program_digest for name in ("tied", "everything")}
-    assert first == {**first, **again} == json.loads(elsewhere.stdout)
+    trace_unrelated_function()
+    retraced = {name: PLANS[name]().program_digest for name in ("tied", "everything")}
+    assert first == {**first, **retraced} == json.loads(process.stdout)
     assert len(set(first.values())) == len(first)
 
 
@@ -79,14 +79,14 @@ def test_traces_in_one_process_and_in_another_are_the_same_program() -> None:
         ({"rate": 0.2}, r"op \d+: Const \{.*value=\(0\.1.* here, .*value=\(0\.2.* there"),
     ],
 )
-def test_a_change_changes_the_digest_and_is_named(change: dict[str, object], words: str) -> None:
-    one, other = unchanged(), everything(**change)  # type: ignore[arg-type]
+def test_change_of_a_program_changes_its_digest_and_is_described(change: dict[str, object], words: str) -> None:
+    one, other = plan_unchanged(), everything(**change)  # type: ignore[arg-type]
     assert one.program_digest != other.program_digest
-    said = first_difference(one.lines, other.lines)
-    assert re.search(words, said), said
+    difference = first_difference(one.lines, other.lines)
+    assert re.search(words, difference), difference
 
 
-def test_the_order_of_the_trace_does_not_matter() -> None:
+def test_digest_ignores_the_order_of_the_trace() -> None:
     one = parse_program("""
         stages a
         %0 = input x float32[?]
@@ -107,7 +107,7 @@ def test_the_order_of_the_trace_does_not_matter() -> None:
     assert program_digest(one) == program_digest(other)
 
 
-def test_the_order_of_effects_matters() -> None:
+def test_digest_depends_on_the_order_of_effects() -> None:
     text = """
         stages a
         %0 = capture w resource[]
@@ -120,7 +120,7 @@ def test_the_order_of_effects_matters() -> None:
     )
 
 
-def test_being_stamped_or_placed_matters() -> None:
+def test_digest_depends_on_stage_stamps() -> None:
     text = "stages a b\n%0 = input x float32[?]\n%1 = Exp(%0) float32[?]{}\n%2 = Neg(%1) float32[?] @b"
     text += "\nreturns %2"
     free, first, second = (parse_program(text.format(stamp)) for stamp in ("", " @a", " @b"))
@@ -128,7 +128,7 @@ def test_being_stamped_or_placed_matters() -> None:
     assert len({program_digest(program) for program in (free, first, second)}) == 3
 
 
-def test_what_an_effect_follows_matters() -> None:
+def test_digest_depends_on_the_position_of_an_effect() -> None:
     """A counter before the request and one after it belong to different parts of the step."""
     before = EXAMPLES["two_stages"]
     write = "%30 = AssignAddVariableOp(%2, %40) stateful\n"
@@ -154,7 +154,7 @@ returns %2
 """
 
 
-def test_functions_stand_by_their_content() -> None:
+def test_digest_identifies_functions_by_content() -> None:
     one, renamed, other = (
         parse_program(BODIES.format(*names)) for names in (("p", "q", "Exp"), ("r_7", "s_8", "Exp"), ("p", "q", "Log"))
     )
@@ -165,7 +165,7 @@ def test_functions_stand_by_their_content() -> None:
     )
 
 
-def test_what_is_local_to_a_process_is_left_out() -> None:
+def test_canonical_lines_omit_process_local_attributes() -> None:
     text = '%0 = input x float32[]\n%1 = IdentityN(%0) {{T=("float32"), {}}} float32[] "{}"\nreturns %1'
     lines = {
         canonical_lines(parse_program(text.format(attributes, name)))
@@ -177,7 +177,7 @@ def test_what_is_local_to_a_process_is_left_out() -> None:
     assert len(lines) == 1
 
 
-def test_messages_that_quote_names_are_left_out() -> None:
+def test_digest_ignores_texts_of_assertions() -> None:
     text = """
         %0 = input x bool[]
         %1 = Const {{content="{}"}} string[]
@@ -188,24 +188,24 @@ def test_messages_that_quote_names_are_left_out() -> None:
     assert (len(asserts), len(lookups)) == (1, 2)
 
 
-def test_an_op_is_named_before_the_numbers_that_follow_from_it() -> None:
+def test_first_difference_prefers_an_op_to_later_numbers() -> None:
     lines = [["arguments %0, %2", "%1 = Exp(%0)"], ["arguments %0, %3", "%1 = Log(%0)"]]
     assert first_difference(*lines) == "op 1: Exp(%0) here, Log(%0) there"
 
 
-def test_one_that_goes_on_where_the_other_ends() -> None:
+def test_first_difference_of_an_extra_line() -> None:
     assert first_difference(["returns (%1)"], ["returns (%1)", "weights (%2)"]) == (
         "the loss weights ((%2)) exists only there"
     )
 
 
-def test_different_kinds_of_things_are_both_named() -> None:
+def test_first_difference_of_lines_of_different_kinds() -> None:
     assert first_difference(["stage 1 b cluster=b"], ["input x float32[?] batched"]) == (
         "stage 1 (b cluster=b) here is in the position of input x (float32[?] batched) there"
     )
 
 
-def test_a_long_program_is_walked_without_recursion() -> None:
+def test_canonical_lines_of_a_long_program_need_no_recursion() -> None:
     scalar = (Spec("float32", ()),)
     chain = (Op(n, "Neg", inputs=(Value(n - 1),), outputs=scalar) for n in range(1, LENGTH))
     graph = Graph((Op(0, "Placeholder", outputs=scalar, role=INPUT), *chain))
@@ -214,13 +214,13 @@ def test_a_long_program_is_walked_without_recursion() -> None:
     assert len(digest_lines(lines)) == 64
 
 
-# -------------------- Bytes that clusters exchange once a step, for a program written by hand: a table that two
+# -------------------- Bytes that clusters exchange once per step: a table that two stages use
 TABLE = Spec("float32", (50, 4))
-LISTED, WHOLE = (0, 0, 0, 0), (0, 0, 1, 0)
+SPARSE_KEY, DENSE_KEY = (0, 0, 0, 0), (0, 0, 1, 0)
 
 
-def cut(ids: str = "int32[?,5]", choose: str = "Reshape(%0, %2)") -> Cut:
-    """Stage 0 lists a row for each index, stage 1 gives all of the table's gradient."""
+def make_cut(ids: str = "int32[?,5]", choose: str = "Reshape(%0, %2)") -> Cut:
+    """Make a cut: stage 0 has a sparse gradient of a table, stage 1 a dense one."""
     graph = from_text(f"""
         %0 = input ids {ids}
         %1 = capture table resource[]
@@ -236,38 +236,43 @@ def cut(ids: str = "int32[?,5]", choose: str = "Reshape(%0, %2)") -> Cut:
     return Cut(Program(graph, leaves, variables, requests=(request,)), (), (), (), (), {}, {}, {})
 
 
-def part(key: PartKey, piece: int, spec: Spec) -> Exchange:
+def make_part_exchange(key: PartKey, piece: int, spec: Spec) -> Exchange:
     return Exchange("part", 0, -2, 0, "a", "b", spec, key, piece)
 
 
-VALUES, INDICES = part(LISTED, 0, Spec("float32", (None, 4))), part(LISTED, 1, Spec("int32", (None,)))
+VALUES, INDICES = (
+    make_part_exchange(SPARSE_KEY, 0, Spec("float32", (None, 4))),
+    make_part_exchange(SPARSE_KEY, 1, Spec("int32", (None,))),
+)
 
 
-def test_rows_are_listed_for_each_index_of_all_micro_batches() -> None:
-    sizes = Exchanged(cut())
+def test_sparse_gradient_size_counts_all_indices() -> None:
+    sizes = Exchanged(make_cut())
     assert sizes.nbytes(VALUES, (3, 2)) == 5 * 5 * 4 * 4
     assert sizes.nbytes(INDICES, (3, 2)) == 5 * 5 * 4
     assert not sizes.at_most(VALUES)
 
 
-def test_a_dense_gradient_is_as_large_as_its_variable() -> None:
-    assert Exchanged(cut()).nbytes(part(WHOLE, 0, Spec("float32", None)), (3, 2)) == TABLE.nbytes()
-    assert not Exchanged(cut()).at_most(part(WHOLE, 0, TABLE))
+def test_dense_gradient_has_the_size_of_its_variable() -> None:
+    assert (
+        Exchanged(make_cut()).nbytes(make_part_exchange(DENSE_KEY, 0, Spec("float32", None)), (3, 2)) == TABLE.nbytes()
+    )
+    assert not Exchanged(make_cut()).at_most(make_part_exchange(DENSE_KEY, 0, TABLE))
 
 
-def test_a_batch_at_hand_tells_the_length_that_the_program_leaves_open() -> None:
-    assert Exchanged(cut("int32[?,?]")).nbytes(VALUES, (3,)) is None
-    assert Exchanged(cut("int32[?,?]"), [(3, 7)]).nbytes(VALUES, (3,)) == 3 * 7 * 4 * 4
+def test_size_uses_the_shapes_of_a_given_batch() -> None:
+    assert Exchanged(make_cut("int32[?,?]")).nbytes(VALUES, (3,)) is None
+    assert Exchanged(make_cut("int32[?,?]"), [(3, 7)]).nbytes(VALUES, (3,)) == 3 * 7 * 4 * 4
 
 
 @pytest.mark.parametrize("op", ["Unique(%0)", "Where(%0)"])
-def test_what_values_choose_is_at_most_as_much_as_they_are_chosen_from(op: str) -> None:
-    assert Exchanged(cut("int32[?]", op)).at_most(INDICES)
-    assert Exchanged(cut("int32[?]", op)).nbytes(INDICES, (6,)) == 6 * 4
+def test_size_of_a_data_dependent_selection_is_an_upper_bound(op: str) -> None:
+    assert Exchanged(make_cut("int32[?]", op)).at_most(INDICES)
+    assert Exchanged(make_cut("int32[?]", op)).nbytes(INDICES, (6,)) == 6 * 4
 
 
 @pytest.mark.parametrize(("shape", "size"), [((), 4), ((None, 3), 5 * 3 * 4), ((None, None), None), (None, None)])
-def test_a_result_has_the_rows_of_the_batch(shape: tuple[int | None, ...] | None, size: int | None) -> None:
+def test_size_of_a_result_follows_the_batch_rows(shape: tuple[int | None, ...] | None, size: int | None) -> None:
     result = Exchange("scalar", 0, 0, 0, "a", "b", Spec("float32", shape), result=True)
-    assert Exchanged(cut()).nbytes(result, (3, 2)) == size
-    assert result.what == "results" and not Exchanged(cut()).at_most(result)
+    assert Exchanged(make_cut()).nbytes(result, (3, 2)) == size
+    assert result.what == "results" and not Exchanged(make_cut()).at_most(result)

@@ -209,7 +209,7 @@ def _parse_values(text: str) -> list[Value]:
 
 # ---------------------------------------------------------------------- checks
 def check_op_texts(text: str, describe: Callable[[Program], Callable[[int], str]]) -> Program:
-    """Compare each line with `=>` with what `say` says of its op."""
+    """Compare the expectation of each line, after `=>`, with the description of its op by `describe`."""
     found = parse_text(text)
     describe_op = describe(found.program)
     expected = [f"{found.name(op)} => {words}" for op, words in found.expected.items()]

@@ -174,7 +174,7 @@ stages a b
 %16 = AssignAddVariableOp(%3, %15) stateful
 returns %8, %9
 """
-"""The metric `seen` is everywhere, and counts what is original of the target alone, and the rows of the source."""
+"""The metric `seen` is on all workers. It adds a sum of the target, and the number of rows of the source."""
 
 BOTH_NAMES = ("source", "target")
 A, B = "a/0", "b/0"

@@ -15,13 +15,13 @@ def tables(draw: st.DrawFn) -> Timetable:
 
 
 @given(tables(), st.integers(0, 200))
-def test_every_fragment_is_sent_once_from_one_meeting_to_the_next(table: Timetable, begin: int) -> None:
+def test_fragments_are_sent_once_per_round(table: Timetable, begin: int) -> None:
     sent = [f for step in range(begin + 1, begin + table.every + 1) for f in table.sends(step)]
     assert sorted(sent) == list(range(table.fragments))
 
 
 @given(tables())
-def test_what_was_sent_is_taken_before_it_is_sent_again(table: Timetable) -> None:
+def test_fragment_is_received_before_it_is_sent_again(table: Timetable) -> None:
     on_way: set[int] = set()
     for step in range(1, 4 * table.every + 1):
         for fragment in table.sends(step):
@@ -32,7 +32,7 @@ def test_what_was_sent_is_taken_before_it_is_sent_again(table: Timetable) -> Non
 
 
 @given(st.integers(0, 100_000), st.integers(1, 12))
-def test_the_ranges_are_all_numbers_once(total: int, fragments: int) -> None:
+def test_ranges_partition_the_numbers(total: int, fragments: int) -> None:
     found = ranges(total, fragments)
     assert [begin for begin, _ in found] == [0, *[end for _, end in found[:-1]]]
     assert found[-1][1] == total
@@ -41,7 +41,7 @@ def test_the_ranges_are_all_numbers_once(total: int, fragments: int) -> None:
 
 
 @given(st.lists(st.floats(0.1, 50.0), min_size=1, max_size=6), st.integers(0, 300))
-def test_rows_are_shared_out_by_speed(speeds: list[float], more: int) -> None:
+def test_rows_are_distributed_by_speed(speeds: list[float], more: int) -> None:
     rows = len(speeds) + more
     found = shared_out(rows, tuple(speeds))
     assert [begin for begin, _ in found] == [0, *[end for _, end in found[:-1]]]
@@ -52,7 +52,7 @@ def test_rows_are_shared_out_by_speed(speeds: list[float], more: int) -> None:
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10**8))
-def test_the_defaults_fit_each_other(every: int, total: int) -> None:
+def test_default_fragments_and_delay_are_valid(every: int, total: int) -> None:
     table = Timetable(every, pieces(total, every), time_to_arrive(every))
     assert 1 <= table.fragments <= every
     assert 0 <= table.delay < every

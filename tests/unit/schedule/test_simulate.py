@@ -17,33 +17,33 @@ Hops = dict[tuple[int, int], Hop]
 EVEN = Work(1.0, 2.0)
 
 
-def spans(timeline: Timeline, place: int | str) -> list[tuple[str, int, float, float]]:
+def list_spans(timeline: Timeline, place: int | str) -> list[tuple[str, int, float, float]]:
     return [(s.what, s.micro_batch, s.start, s.end) for s in timeline.of(place)]
 
 
-def test_two_stages_and_a_slow_line_by_hand() -> None:
+def test_timeline_of_two_stages_over_a_slow_link() -> None:
     timeline = simulate([EVEN, EVEN], uniform(2, seconds=2.0, delay=0.5), 2, name="1f1b")
-    assert spans(timeline, 0) == [
+    assert list_spans(timeline, 0) == [
         ("F", 0, 0.0, 1.0),
         ("F", 1, 1.0, 2.0),
         ("B", 0, 9.0, 11.0),
         ("B", 1, 12.0, 14.0),
     ]
-    assert spans(timeline, "0->1") == [("F", 0, 1.0, 3.0), ("F", 1, 3.0, 5.0)]
-    assert spans(timeline, 1) == [
+    assert list_spans(timeline, "0->1") == [("F", 0, 1.0, 3.0), ("F", 1, 3.0, 5.0)]
+    assert list_spans(timeline, 1) == [
         ("F", 0, 3.5, 4.5),
         ("B", 0, 4.5, 6.5),
         ("F", 1, 6.5, 7.5),
         ("B", 1, 7.5, 9.5),
     ]
-    assert spans(timeline, "1->0") == [("B", 0, 6.5, 8.5), ("B", 1, 9.5, 11.5)]
+    assert list_spans(timeline, "1->0") == [("B", 0, 6.5, 8.5), ("B", 1, 9.5, 11.5)]
     assert timeline.seconds == 14.0
     assert (timeline.busy(0), timeline.wait(0), timeline.busy("0->1")) == (6.0, 8.0, 4.0)
     assert timeline.bubble == pytest.approx(8 / 14)
     assert timeline.lines == ("0->1", "1->0")
 
 
-def test_hops_that_share_a_line_take_turns() -> None:
+def test_hops_that_share_a_link_take_turns() -> None:
     shared: Hops = {
         (0, 1): hop_of_seconds("a->b", "b->a", seconds=2.0),
         (0, 2): hop_of_seconds("a->b", "b->a", seconds=2.0),
@@ -57,7 +57,7 @@ def test_hops_that_share_a_line_take_turns() -> None:
     assert simulate(works, apart, 1).seconds == 4.0
 
 
-def test_a_way_back_may_share_the_line_of_another_way_there() -> None:
+def test_gradients_may_share_a_link_with_activations() -> None:
     hops: Hops = {
         (0, 1): hop_of_seconds("a->b", "b->a", seconds=3.0),
         (1, 2): hop_of_seconds("b->a", "a->b", seconds=3.0),
@@ -69,13 +69,13 @@ def test_a_way_back_may_share_the_line_of_another_way_there() -> None:
     assert timeline.busy("b->a") == 24.0
 
 
-def test_bytes_and_rates_of_each_direction() -> None:
+def test_directions_have_their_own_bytes_and_rates() -> None:
     hop = Hop(Line("a->b", 100.0, 1.0), Line("b->a", 50.0, 2.0), forward=400.0, backward=50.0)
     timeline = simulate([EVEN, EVEN], {(0, 1): hop}, 1)
     assert timeline.seconds == 1.0 + (4.0 + 1.0) + 3.0 + (1.0 + 2.0) + 2.0
 
 
-def test_a_skip_connection_is_waited_for() -> None:
+def test_stage_waits_for_a_skip_connection() -> None:
     works = [EVEN] * 3
     skip: Hops = {**uniform(3), (0, 2): hop_of_seconds("0->2", "2->0", seconds=0.5, delay=10.0)}
     assert simulate(works, uniform(3), 1).seconds == 9.0
@@ -94,24 +94,24 @@ def test_no_gradient_crosses_a_hop_that_has_none() -> None:
     hop = Hop(Line("a->b", 1.0), Line("b->a", 1.0), forward=1.0, backward=None)
     timeline = simulate([EVEN, EVEN], {(0, 1): hop}, 2, name="gpipe")
     assert timeline.lines == ("a->b",)
-    assert spans(timeline, 0)[2:] == [("B", 0, 2.0, 4.0), ("B", 1, 4.0, 6.0)]
+    assert list_spans(timeline, 0)[2:] == [("B", 0, 2.0, 4.0), ("B", 1, 4.0, 6.0)]
 
 
-def test_a_last_stage_without_a_backward_holds_nobody_up() -> None:
+def test_last_stage_without_a_backward_delays_no_stage() -> None:
     timeline = simulate([EVEN, Work(1.0)], uniform(2, seconds=1.0), 3)
     assert timeline.lines == ("0->1",)
     assert timeline.seconds == 9.0
 
 
-def test_limits_that_rise_wait_for_ever_are_named_and_never_given() -> None:
-    """What `descending` is for: the same limits as lists of their own, and through `simulate`."""
+def test_ascending_limits_are_reported_as_a_deadlock_or_lowered() -> None:
+    """Lists with ascending limits deadlock; `simulate` lowers the limits by `descending`."""
     lists = [instructions(stage, 3, 2, limit) for stage, limit in enumerate((1, 2, 1))]
     with pytest.raises(OptionError, match="stage 0 at B0, stage 1 at F1, stage 2 at FB1"):
         run_lists(lists, [EVEN] * 3, uniform(3))
     assert simulate([EVEN] * 3, uniform(3), 4, in_flight=[1, 2, 1]).seconds == 4 * 9.0
 
 
-def test_nothing_to_time() -> None:
+def test_timeline_of_empty_lists_is_empty() -> None:
     timeline = run_lists([(), ()], [EVEN, EVEN], {})
     assert (timeline.seconds, timeline.bubble, timeline.lines) == (0.0, 0.0, ())
 
@@ -147,7 +147,7 @@ def hop() -> st.SearchStrategy[Hop]:
     st.booleans(),
     st.booleans(),
 )
-def test_whatever_the_speeds_everything_runs_once_and_nothing_waits_for_ever(
+def test_simulated_work_runs_once_without_a_deadlock(
     pipeline: tuple[list[Work], Hops],
     micro_batches: int,
     name: str,
@@ -169,7 +169,7 @@ def test_whatever_the_speeds_everything_runs_once_and_nothing_waits_for_ever(
 
 @settings(max_examples=50, deadline=None)
 @given(pipelines(), st.integers(1, 12), st.sampled_from(sorted(SCHEDULES)))
-def test_a_stage_starts_after_what_it_reads(pipeline: tuple[list[Work], Hops], micro_batches: int, name: str) -> None:
+def test_stage_starts_after_its_inputs_arrive(pipeline: tuple[list[Work], Hops], micro_batches: int, name: str) -> None:
     stages, hops = pipeline
     timeline = simulate(stages, hops, micro_batches, name=name)
     at = {(span.place, span.what, span.micro_batch): span for span in timeline.spans}
@@ -184,7 +184,7 @@ def test_a_stage_starts_after_what_it_reads(pipeline: tuple[list[Work], Hops], m
 
 
 # -------------------- Drawings: literal ones, and their width and other invariants
-def test_a_narrow_drawing_has_digits() -> None:
+def test_narrow_drawing_shows_digits() -> None:
     drawn = picture("eager-1f1b", stages=2, micro_batches=12, seconds=1.5, width=60)
     assert drawn.splitlines() == [
         "stage 0 |012....0=31=42=53=64=75=86=97=a8=b9=.a=.b=|",
@@ -192,18 +192,18 @@ def test_a_narrow_drawing_has_digits() -> None:
     ]
 
 
-def test_a_narrow_drawing_tells_gradients_of_weights_apart() -> None:
+def test_narrow_drawing_marks_gradients_of_weights() -> None:
     drawn = picture("zero-bubble", stages=2, micro_batches=8, width=40)
     assert drawn.splitlines()[1] == "stage 1 |.0=1=~2=~3=~4=~5=~6=~7=~~|"
 
 
-def test_more_micro_batches_than_digits_are_drawn_as_fill() -> None:
+def test_micro_batches_beyond_the_digits_are_drawn_as_fill() -> None:
     drawn = picture("1f1b", stages=1, micro_batches=40, width=200)
     assert drawn.count("z") == 2
     assert drawn.endswith("-==|")
 
 
-def test_times_that_do_not_divide_are_rounded_to_columns() -> None:
+def test_times_are_rounded_to_columns() -> None:
     spans = (Span(0, "F", 0, 0.0, 1.0), Span(0, "B", 0, 1.0, 2.7), Span(1, "F", 0, 2.7, 3.9))
     assert draw(Timeline(2, spans)).splitlines() == [
         "stage 0 |F0-B0===....|",
@@ -211,7 +211,7 @@ def test_times_that_do_not_divide_are_rounded_to_columns() -> None:
     ]
 
 
-def test_a_message_that_is_shorter_than_a_column_leaves_a_mark() -> None:
+def test_message_shorter_than_a_column_is_drawn() -> None:
     """A hundred columns a second: messages of a millisecond, the first of them at the very beginning."""
     line = Line("a->b", rate=1e6, delay=0.02)
     timeline = simulate([Work(0.0, 0.2), Work(0.1, 0.2)], {(0, 1): Hop(line, Line("b->a", 1e6), 1000, 1000)}, 3)
@@ -220,18 +220,18 @@ def test_a_message_that_is_shorter_than_a_column_leaves_a_mark() -> None:
     assert rows["b->a    "].count("=") == 3
 
 
-def test_stages_keep_their_names_beside_short_messages() -> None:
+def test_stage_blocks_keep_their_names_beside_short_messages() -> None:
     hop = Hop(Line("a->b", 1e6), Line("b->a", 1e6), 1000, None)
     first, second, line = draw(simulate([Work(1.0), Work(1.0)], {(0, 1): hop}, 2), lines=True).splitlines()
     assert "F0-F1-" in first and "F0-F1-" in second and line.count("0") + line.count("1") == 2
 
 
-def test_what_does_not_cross_is_not_drawn() -> None:
+def test_link_without_traffic_is_not_drawn() -> None:
     hop = Hop(Line("a->b", 1e6, 1.0), Line("b->a", 1e6), 0, None)
     assert simulate([Work(1.0), Work(1.0)], {(0, 1): hop}, 2).lines == ()
 
 
-def test_more_messages_than_columns_are_drawn_as_far_as_they_go() -> None:
+def test_messages_beyond_the_columns_are_cut_off() -> None:
     spans = tuple(Span("a->b", "F", number, 0.001 * number, 0.001 * (number + 1)) for number in range(30))
     drawn = draw(Timeline(1, (Span(0, "F", 0, 0.0, 1.0), *spans)), width=31, lines=True)
     assert all(len(row) <= 31 for row in drawn.splitlines())
@@ -243,7 +243,7 @@ def test_more_messages_than_columns_are_drawn_as_far_as_they_go() -> None:
     st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 3.0)), min_size=1, max_size=9),
     st.integers(30, 120),
 )
-def test_every_message_has_its_mark(messages: list[tuple[float, float]], width: int) -> None:
+def test_messages_all_have_a_mark(messages: list[tuple[float, float]], width: int) -> None:
     spans = tuple(Span("a->b", "F", n, at, at + long) for n, (at, long) in enumerate(sorted(messages)))
     _, line = draw(Timeline(1, (Span(0, "F", 0, 0.0, 100.0), *spans)), width=width, lines=True).splitlines()
     row = line[line.index("|") + 1 : -1]
@@ -251,11 +251,11 @@ def test_every_message_has_its_mark(messages: list[tuple[float, float]], width: 
     assert len(line) <= width
 
 
-def test_an_empty_timeline() -> None:
+def test_drawing_of_an_empty_timeline() -> None:
     assert draw(Timeline(2, ())) == "stage 0 ||\nstage 1 ||"
 
 
-def test_a_span_of_no_seconds_takes_no_column() -> None:
+def test_span_of_zero_seconds_takes_no_column() -> None:
     spans = (Span(0, "F", 0, 0.0, 0.0), Span(0, "B", 0, 0.0, 2.0))
     assert draw(Timeline(1, spans)) == "stage 0 |B0=|"
 
@@ -268,7 +268,7 @@ def test_a_span_of_no_seconds_takes_no_column() -> None:
     st.floats(0.0, 4.0),
     st.integers(20, 140),
 )
-def test_rows_are_equal_ascii_and_within_the_width(
+def test_drawn_rows_are_ascii_of_equal_length_within_the_width(
     name: str, stages: int, micro_batches: int, seconds: float, width: int
 ) -> None:
     rows = picture(name, stages=stages, micro_batches=micro_batches, seconds=seconds, width=width).splitlines()
@@ -277,6 +277,6 @@ def test_rows_are_equal_ascii_and_within_the_width(
     assert all(len(row) <= width and row.isascii() for row in rows)
 
 
-def test_a_block_that_is_pushed_aside_keeps_its_digit() -> None:
+def test_shifted_block_keeps_its_digit() -> None:
     spans = (Span(0, "F", 0, 0.0, 100.0), Span("a->b", "F", 0, 0.0, 2.0), Span("a->b", "F", 1, 0.0, 2.0))
     assert draw(Timeline(1, spans), width=110, lines=True).splitlines()[1].count("1") == 1
