@@ -23,7 +23,7 @@ from whale_nebula.passes.cut import Cutter, Draft, Key
 from whale_nebula.passes.effects import is_effect, written_handles
 from whale_nebula.passes.exchange import clusters_apart
 from whale_nebula.passes.owners import Homes
-from whale_nebula.passes.parting import Parting
+from whale_nebula.passes.backward_split import Parting
 from whale_nebula.passes.phases import Parts
 from whale_nebula.passes.replicas import devices, orders, running
 from whale_nebula.schedule.schedules import PARTED

@@ -18,7 +18,7 @@ from whale_nebula.ir.graph import Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.effects import SHAPES, is_effect, is_random, is_read, written_handles
-from whale_nebula.passes.parting import ascend, is_movement
+from whale_nebula.passes.backward_split import ascend, is_movement
 from whale_nebula.passes.readings import asks_rows
 from whale_nebula.plan.flops import Effort
 from whale_nebula.plan.work import memory_of
@@ -488,7 +488,7 @@ class _Chaining:
 
     def _find_later(self, homes: Mapping[int, int], count: int) -> tuple[set[int], Array]:
         """The ops of the backward that only gradients of weights depend on; and by block the bytes of these gradients.
-        They are those that `passes.parting` defers in a stage that begins with their block or an earlier one.
+        They are those that `passes.backward_split` defers in a stage that begins with their block or an earlier one.
         """
         graph, lowest = self.graph, dict.fromkeys(homes, count)  # the first block that an op is computed for
         for index in sorted(homes, reverse=True):

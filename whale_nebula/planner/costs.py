@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from whale_nebula.passes.parting import LEAST
+from whale_nebula.passes.backward_split import LEAST
 from whale_nebula.planner.problem import Array, Part, Problem, Way
 from whale_nebula.schedule.lines import Line
 
@@ -335,7 +335,7 @@ class Costs:
         return share * (forward + cluster.call) + there, (share * (backward + call) + back) * self.trains
 
     def part_later(self, part: Part) -> float:
-        """Seconds of a stage's backward that may be deferred, if it is divided (see `passes.parting`). The first stage
+        """Seconds of a stage's backward that may be deferred, if it is divided (see `passes.backward_split`). The first stage
         sends no gradient back, so its backward is not divided; neither is that of a sharded stage.
         """
         seconds, beyond = self._later

@@ -20,13 +20,13 @@ computes the states of its outputs from those of its inputs. Ops without a rule 
 'sum'
 """
 
-from whale_nebula.passes.rules import control, elementwise, layout, linear, making, reductions, slicing
+from whale_nebula.passes.rules import control, elementwise, layout, linear, creation, reductions, slicing
 from whale_nebula.passes.rules.interpret import SHAPED, Edge, Folding, fold
-from whale_nebula.passes.rules.making import SAME_SEED
+from whale_nebula.passes.rules.creation import SAME_SEED
 from whale_nebula.passes.rules.registry import COUPLED, ROWS, WHOLE, Fold
 from whale_nebula.passes.rules.verdict import merge_rule, verdict
 
-FAMILIES = (control, elementwise, layout, linear, making, reductions, slicing)
+FAMILIES = (control, elementwise, layout, linear, creation, reductions, slicing)
 """The modules that hold the rules: importing them registers these."""
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from whale_nebula.errors import BatchCoupledError, CaptureError, StaticBatchError
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.passes.rules.making import SAME_SEED
+from whale_nebula.passes.rules.creation import SAME_SEED
 from whale_nebula.passes.rules.registry import (
     AFTER,
     BESIDE,
