@@ -27,7 +27,7 @@ import tensorflow as tf
 from common import machine, parser, verdict, write
 
 import whale_nebula as nb
-from whale_nebula.schedule.lines import Work, uniform
+from whale_nebula.schedule.lines import Work, make_uniform_hops
 from whale_nebula.schedule.simulate import simulate
 from whale_nebula.wire.frame import wire_bytes
 
@@ -112,7 +112,7 @@ def run_steps(stages: int, micro_batches: int, over: str, steps: int) -> dict[st
 def ideal_seconds(stages: int, micro_batches: int, schedule: str, line: str) -> float:
     """The simulator's prediction for stages with exactly these times."""
     works = [Work(PART, 2 * PART), *[Work(PART, PART, weights=PART)] * (stages - 1)]
-    hops = uniform(stages, seconds=0.0 if line == "free" else COMPUTE)
+    hops = make_uniform_hops(stages, seconds=0.0 if line == "free" else COMPUTE)
     return simulate(works, hops, micro_batches, name=schedule).seconds
 
 

@@ -16,27 +16,27 @@ from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.graph import CAPTURE, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.codec_options import find_mask
-from whale_nebula.passes.effects import SHAPES, is_read, resources
+from whale_nebula.passes.effects import SHAPE_OPS, is_read, list_resources
 from whale_nebula.passes.owners import Homes
 from whale_nebula.passes.phases import FORWARD, PROLOGUE, UPDATE, Parts, is_small
-from whale_nebula.passes.readings import asks_rows
+from whale_nebula.passes.readings import needs_only_rows
 from whale_nebula.spec import Value
 
-Numbers = frozenset[int]
+WorkerNumbers = frozenset[int]
 
 
 @dataclass
-class Apart:
+class RestrictedInputs:
     """The workers that can compute values of inputs only, given that not all workers have the inputs `names`."""
 
     program: Program
     parts: Parts
     names: Collection[str]
-    stage_workers: Sequence[Numbers]
+    stage_workers: Sequence[WorkerNumbers]
 
     def __post_init__(self) -> None:
         apart = {leaf.op for leaf in self.program.leaves if leaf.name in self.names}
-        self._touched: dict[int, Numbers] = {op: frozenset({op}) for op in apart}
+        self._touched: dict[int, WorkerNumbers] = {op: frozenset({op}) for op in apart}
         self._readers: dict[int, set[int]] = {op: set() for op in apart}
         for op in self.program.graph.ops if apart else ():
             self._look(op)
@@ -44,8 +44,8 @@ class Apart:
     def _look(self, op: Op) -> None:
         """Record the restricted inputs that an op depends on, directly or indirectly."""
         given = [value.op for value in op.inputs if value.op in self._touched]
-        rows_alone = asks_rows(self.program.graph, op)
-        found = Numbers().union(*(self._touched[v] for v in given if v not in self._readers or not rows_alone))
+        rows_alone = needs_only_rows(self.program.graph, op)
+        found = WorkerNumbers().union(*(self._touched[v] for v in given if v not in self._readers or not rows_alone))
         if found and op.index in self.parts.pure:
             self._touched[op.index] = found
         if op.index not in self.parts.pure or op.stage is not None:
@@ -63,10 +63,10 @@ class Apart:
         needed = makers and worker not in makers and is_small(self.program.graph.spec(value))
         return min(makers) if needed else None
 
-    def makers(self, value: Value) -> Numbers:
+    def makers(self, value: Value) -> WorkerNumbers:
         """The workers that read all restricted inputs of a value; empty if it depends on none."""
         each = [frozenset(self._readers[leaf]) for leaf in self._touched.get(value.op, ())]
-        return each[0].intersection(*each[1:]) if each else Numbers()
+        return each[0].intersection(*each[1:]) if each else WorkerNumbers()
 
 
 class Key(NamedTuple):
@@ -83,7 +83,7 @@ class Key(NamedTuple):
         return self.kind in ("forward", "backward", "fused", "weights")
 
 
-FIRST = -1
+FIRST_ROUND = -1
 """The round of an update with only the assertions on merged values of the micro-batches."""
 
 
@@ -121,7 +121,7 @@ class Cutter:
     wholes: frozenset[Value] = frozenset()
     owner: bool = False
     apart: Collection[str] = ()
-    owned: dict[Value, Numbers] = field(default_factory=dict)
+    owned: dict[Value, WorkerNumbers] = field(default_factory=dict)
     drafts: dict[Key, Draft] = field(default_factory=dict)
     crossings: dict[tuple[Value, int, int], int] = field(default_factory=dict)
     demanded: dict[Value, set[int]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Cutter:
 
     def run(self) -> dict[Key, Draft]:
         """Draft everything, last part first."""
-        self._apart = Apart(self.program, self.parts, self.apart, self.homes.stage_workers)
+        self._apart = RestrictedInputs(self.program, self.parts, self.apart, self.homes.stage_workers)
         self._workers = range(self.homes.workers)
         for phase in reversed(range(self.parts.phases)):
             self._draft_updates(phase)
@@ -169,12 +169,12 @@ class Cutter:
             last = self.homes.rounds(phase, worker)
             for op in self._effects(phase, UPDATE):
                 if worker in self.homes.of_effect(op):
-                    number = FIRST if self._asserts_first(op, worker) else last
+                    number = FIRST_ROUND if self._asserts_first(op, worker) else last
                     self._root(Key("update", phase, worker, number), [op])
             if phase == self.parts.phases - 1:
                 self._ask_results(self.draft(Key("update", phase, worker, last)))
         rounds = 1 + max(self.homes.rounds(phase, worker) for worker in self._workers)
-        for number in (*reversed(range(rounds)), FIRST):
+        for number in (*reversed(range(rounds)), FIRST_ROUND):
             for worker in self._workers:
                 self._walk(Key("update", phase, worker, number))
 
@@ -203,10 +203,10 @@ class Cutter:
             if home is not None and home.kind == "forward":
                 self.demanded.setdefault(value, set()).add(worker)
 
-    def _find_owners(self, op: Op, value: Value) -> Numbers:
+    def _find_owners(self, op: Op, value: Value) -> WorkerNumbers:
         """The workers that return a value to the user."""
         pure = op.index in self.parts.pure
-        makers = self._apart.makers(value) if pure else Numbers()
+        makers = self._apart.makers(value) if pure else WorkerNumbers()
         if not self.owner or self.program.graph.spec(value).scalar or (pure and not makers):
             return self.homes.everywhere
         part = self._time(op, 3 * self.parts.phases - 3 + UPDATE)
@@ -346,12 +346,12 @@ class Cutter:
         passes the size on.
         """
         graph, own = self.program.graph, key._replace(kind="forward")
-        if op.type not in SHAPES or any(graph.ops[value.op].role for value in op.inputs):
+        if op.type not in SHAPE_OPS or any(graph.ops[value.op].role for value in op.inputs):
             return False
         readers = (reader for value in op.inputs for reader in graph.consumers(value))
         behind = [each for each in readers if self.program.request_of(each.index) is not None]
         makers = [self._place_in_stage(key, graph.ops[value.op], value) for value in op.inputs]
-        return all(each.type in SHAPES for each in behind) and all(home == own for home in makers)
+        return all(each.type in SHAPE_OPS for each in behind) and all(home == own for home in makers)
 
     def _is_recomputed(self, op: Op) -> bool:
         """Whether a backward recomputes a value instead of keeping it from the forward."""
@@ -362,7 +362,7 @@ class Cutter:
         """Whether a backward reads a variable again instead of keeping the value that its forward has read."""
         return (
             op.type == "ReadVariableOp"
-            and self.parts.forward_written.isdisjoint(resources(op, self.program.graph))
+            and self.parts.forward_written.isdisjoint(list_resources(op, self.program.graph))
             and self.parts.phase(op.index) in (0, phase)
             and not self._is_pinned(op, 3 * phase + FORWARD)
         )
@@ -401,7 +401,7 @@ class Cutter:
             return Key("prologue", part // 3, worker)
         made = self.homes.round_of(op.index, worker)
         # Reads are repeated in each round: nothing is written before the last.
-        here = number in (FIRST, made) or is_read(op) or not op.inputs
+        here = number in (FIRST_ROUND, made) or is_read(op) or not op.inputs
         return None if here else Key("update", phase, worker, made)
 
     def _make_early(self, kind: str, phase: int, value: Value, maker: int, reader: Key) -> Key:

@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.cut import Boundary, Crossing, Cut, Fragment, PhasePlan, StagePhase, Worker
 from whale_nebula.ir.program import Program
+from whale_nebula.passes.backward_split import BackwardSplitter
 from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.codec_options import (
-    codec_of,
-    compress_notes,
+    choose_codec,
+    find_ids,
     find_mask,
-    ids_of,
-    lane_notes,
-    scope_of,
-    site_of,
+    find_scope,
+    find_scope_line,
+    list_scope_notes,
+    list_state_notes,
 )
 from whale_nebula.passes.cut import Cutter, Draft, Key
-from whale_nebula.passes.effects import is_effect, written_handles
-from whale_nebula.passes.exchange import clusters_apart
+from whale_nebula.passes.effects import find_written_handles, is_effect
+from whale_nebula.passes.exchange import list_cluster_workers
 from whale_nebula.passes.owners import Homes
-from whale_nebula.passes.backward_split import Parting
 from whale_nebula.passes.phases import Parts
-from whale_nebula.passes.replicas import devices, orders, running
-from whale_nebula.schedule.schedules import PARTED
+from whale_nebula.passes.replicas import list_devices, list_orders, list_stage_workers
+from whale_nebula.schedule.schedules import SPLIT_BACKWARD
 from whale_nebula.spec import Value
 
 EVERYWHERE = "everywhere"
@@ -42,14 +42,14 @@ def map_workers(
     apart: Collection[str],
 ) -> Cut:
     """Make the fragments of each worker, the boundaries between stages and the values that updates exchange."""
-    homes = Homes(program, parts, running(len(program.stages), workers), len(workers))
+    homes = Homes(program, parts, list_stage_workers(len(program.stages), workers), len(workers))
     cutter = Cutter(program, parts, homes, folds.wholes, owner=results != EVERYWHERE, apart=apart)
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
 def divide_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> Cut:
     """The cut with a process for each cluster, if one has several; unchanged if that is not supported for this step."""
-    workers = clusters_apart(cut.program)
+    workers = list_cluster_workers(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):
             return map_workers(cut.program, workers, parts, folds, results, apart)
@@ -76,7 +76,7 @@ class _Builder:
         return Cut(
             program=program,
             workers=self.workers,
-            devices=devices(program, self.workers),
+            devices=list_devices(program, self.workers),
             phases=phases,
             boundaries=self._build_boundaries(),
             merges={value: self.folds.merge(value) for value in self.cutter.demanded},
@@ -84,10 +84,10 @@ class _Builder:
             whole=self._finish_once("whole"),
             weight=self._finish_once("weight"),
             forward_written=tuple(sorted(variables[op].path for op in self.parts.forward_written if op in variables)),
-            updates=any(written_handles(graph.ops[op], graph) for op in self.parts.effects),
+            updates=any(find_written_handles(graph.ops[op], graph) for op in self.parts.effects),
             notes=(*self.folds.notes, *([str(program.apart)] if program.apart else ())),
             owners={value: self._names(owned) for value, owned in self.cutter.owned.items()},
-            orders=orders(program),
+            orders=list_orders(program),
         )
 
     def _names(self, workers: Collection[int]) -> tuple[str, ...]:
@@ -122,14 +122,14 @@ class _Builder:
         if second is not None and fused:
             first, second = self._fuse(first or Draft(second.key), second), None
         weights: Draft | None = None
-        if self.program.pipeline.schedule in PARTED:
+        if self.program.pipeline.schedule in SPLIT_BACKWARD:
             first, second, weights = self._part(first, second)
         worker = self.workers[self.homes.worker_of(stage)].name
         forward, backward, later = (None if d is None else d.finish(worker) for d in (first, second, weights))
         skipped: Fragment | None = None
         drifting: tuple[str, ...] = ()
         if forward is not None and self.program.stages[stage].replicas > 1:
-            skipped, drifting = _split_skipped(self.program, forward)
+            skipped, drifting = _find_skipped_part(self.program, forward)
         return StagePhase(stage, phase, forward, backward, fused, skipped, drifting, later)
 
     def _part(self, first: Draft | None, second: Draft | None) -> tuple[Draft | None, Draft | None, Draft | None]:
@@ -137,7 +137,7 @@ class _Builder:
         whole = second or first
         if whole is None or whole.key.kind == "forward":
             return first, second, None
-        parting = Parting(self.program, self.parts, whole, self.folds.where)
+        parting = BackwardSplitter(self.program, self.parts, whole, self.folds.where)
         found = parting.run()
         self.folds.notes.extend([parting.note] * bool(parting.note))
         if found is None:
@@ -178,20 +178,20 @@ class _Builder:
             readers = {each.place for each in self.fed.get(value, ()) if each.staged} - {key.place}
             if not readers:
                 continue
-            layout, scope = self.folds.layout(value), scope_of(program, value, readers)
+            layout, scope = self.folds.layout(value), find_scope(program, value, readers)
             mask, reason = find_mask(program, value, readers)
-            codec, backward_codec = (codec_of(program, value, scope, way, mask) for way in (0, 1))
+            codec, backward_codec = (choose_codec(program, value, scope, way, mask) for way in (0, 1))
             if reason is not None:
                 notes.append(f"b{len(found)}: all rows are sent: {reason}")
             boundary = Boundary(
                 slot=len(found), value=value, phase=key.phase, source=key.place, destinations=tuple(sorted(readers)),
                 backward=value in returning, codec=codec, backward_codec=backward_codec, layout=layout, mask=mask,
-                ids=ids_of(program, value, layout, readers), where=site_of(program, scope),
+                ids=find_ids(program, value, layout, readers), where=find_scope_line(program, scope),
             )  # fmt: skip
             found.append(boundary)
         notes.extend(self._repetition_notes(found))
-        notes.extend(compress_notes(program, found))
-        notes.extend(lane_notes(program, found, self.workers))
+        notes.extend(list_scope_notes(program, found))
+        notes.extend(list_state_notes(program, found, self.workers))
         return tuple(found)
 
     def _repetition_notes(self, boundaries: Sequence[Boundary]) -> Iterator[str]:
@@ -209,7 +209,7 @@ class _Builder:
             )
 
 
-def _split_skipped(program: Program, fragment: Fragment) -> tuple[Fragment | None, tuple[str, ...]]:
+def _find_skipped_part(program: Program, fragment: Fragment) -> tuple[Fragment | None, tuple[str, ...]]:
     """The part of a stage's forward that does not depend on the rows, with its writes; and the paths of the variables
     that the stage writes from its rows.
     """
@@ -223,9 +223,11 @@ def _split_skipped(program: Program, fragment: Fragment) -> tuple[Fragment | Non
         or value.op in program.arrivals
         or program.labels.get(value.op, fragment.stage) != fragment.stage
     }
-    writes = [op for op in fragment.ops if is_effect(graph.ops[op], graph) and written_handles(graph.ops[op], graph)]
+    writes = [
+        op for op in fragment.ops if is_effect(graph.ops[op], graph) and find_written_handles(graph.ops[op], graph)
+    ]
     free = [op for op in writes if differing.isdisjoint(_ascend_within(program, own, [op]))]
-    bound = {handle for op in writes if op not in free for handle in written_handles(graph.ops[op], graph)}
+    bound = {handle for op in writes if op not in free for handle in find_written_handles(graph.ops[op], graph)}
     drifting = tuple(sorted(variables[handle].path for handle in bound if handle in variables))
     if not free:
         return None, drifting

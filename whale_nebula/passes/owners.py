@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.effects import is_read, resources, written_handles
+from whale_nebula.passes.effects import find_written_handles, is_read, list_resources
 from whale_nebula.passes.phases import FORWARD, PROLOGUE, UPDATE, Parts, is_small
 from whale_nebula.spec import Value
 
-Where = frozenset[int]
+WorkerSet = frozenset[int]
 
 
 @dataclass
@@ -32,16 +32,16 @@ class Homes:
 
     program: Program
     parts: Parts
-    stage_workers: Sequence[Where]
+    stage_workers: Sequence[WorkerSet]
     least: int = 1
-    variables: dict[int, Where] = field(default_factory=dict)
-    _of: dict[int, Where] = field(default_factory=dict)
+    variables: dict[int, WorkerSet] = field(default_factory=dict)
+    _of: dict[int, WorkerSet] = field(default_factory=dict)
     _round: dict[tuple[int, int], int] = field(default_factory=dict)
     _last: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.workers = max([self.least, *(1 + max(where) for where in self.stage_workers)])
-        self.everywhere: Where = frozenset(range(self.workers))
+        self.everywhere: WorkerSet = frozenset(range(self.workers))
         pairs = zip(self.program.stages, self.stage_workers, strict=False)
         self._split = [where for stage, where in pairs if stage.shards > 1]
         self.common = self._find_common_variables()
@@ -54,13 +54,13 @@ class Homes:
         """The worker that sends a stage's results to others."""
         return min(self.stage_workers[stage])
 
-    def of(self, op: int) -> Where:
+    def of(self, op: int) -> WorkerSet:
         """The workers that can compute an op of an update by themselves."""
         return self._of.get(op, self.everywhere)
 
-    def of_effect(self, op: Op) -> Where:
+    def of_effect(self, op: Op) -> WorkerSet:
         """The workers that run an effect: all holders of the written variables, or just one if it writes none."""
-        handles = written_handles(op, self.program.graph)
+        handles = find_written_handles(op, self.program.graph)
         if not handles:
             return frozenset({min(self._meet(op))})
         found = self.everywhere.intersection(*(self.variables.get(handle, self.everywhere) for handle in handles))
@@ -93,7 +93,7 @@ class Homes:
         found: dict[int, set[int]] = {}
         for index in graph.ascend(forward, stop=lambda op: part.get(op, 0) % 3 == UPDATE and op not in late):
             label = program.labels.get(index)
-            for handle in resources(graph.ops[index], graph) if label is not None else ():
+            for handle in list_resources(graph.ops[index], graph) if label is not None else ():
                 found.setdefault(handle, set()).update(self.stage_workers[label or 0])
         common = {op.index for op in graph.ops if op.role == CAPTURE} - found.keys()
         self.variables = {handle: frozenset(where) for handle, where in found.items()}
@@ -110,7 +110,7 @@ class Homes:
             if self._is_number_of_all(op):
                 continue
             together = self._meet(op) & self.of_effect(op)
-            for handle in self.common.intersection(written_handles(op, self.program.graph)):
+            for handle in self.common.intersection(find_written_handles(op, self.program.graph)):
                 narrow = self.variables[handle] & together
                 if narrow and narrow != self.variables[handle]:
                     self.variables[handle], changed = narrow, True
@@ -119,7 +119,9 @@ class Homes:
     def _find_slots(self) -> set[int]:
         """The common variables that are read for a write of a stage's variable."""
         graph = self.program.graph
-        effects = [op for op in self.parts.effects if not self.common.issuperset(written_handles(graph.ops[op], graph))]
+        effects = [
+            op for op in self.parts.effects if not self.common.issuperset(find_written_handles(graph.ops[op], graph))
+        ]
         feeding = (graph.ops[index] for index in graph.ascend(effects))
         return self.common & {op.inputs[0].op for op in feeding if is_read(op)}
 
@@ -127,10 +129,10 @@ class Homes:
         """Whether an effect writes scalars, which can cross, into variables that all workers hold."""
         specs = [self.program.graph.spec(value) for value in op.inputs]
         numbers = all(spec.scalar for spec in specs if spec.dtype != "resource")
-        handles = written_handles(op, self.program.graph)
+        handles = find_written_handles(op, self.program.graph)
         return numbers and bool(handles) and self.slots.isdisjoint(handles) and self.common.issuperset(handles)
 
-    def _find_home(self, op: Op) -> Where:
+    def _find_home(self, op: Op) -> WorkerSet:
         program = self.program
         if op.role == HOLDER:
             number, holder = program.holders[op.index]
@@ -153,7 +155,7 @@ class Homes:
             return self.of_effect(op)
         return self._meet(op)
 
-    def _meet(self, op: Op) -> Where:
+    def _meet(self, op: Op) -> WorkerSet:
         """The workers at which all inputs are available. Scalars cross if necessary; all workers if that does not help.
 
         They also cross if only some devices of a split stage would compute with values that all of them have, as these
@@ -192,7 +194,7 @@ class Homes:
             if index in late:
                 self._round[index, worker] = self._last[self.parts.phase(index), worker]
 
-    def _find_mates(self) -> list[Where]:
+    def _find_mates(self) -> list[WorkerSet]:
         """By worker, the workers that run split stages together with it, transitively."""
         mates = [frozenset({worker}) for worker in range(self.workers)]
         for stage in self._split:

@@ -22,15 +22,23 @@ from typing import NamedTuple
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program, Request
-from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, is_read, resources, seeded_by
-from whale_nebula.passes.label import made_of_variables
+from whale_nebula.passes.effects import (
+    find_seed_ops,
+    is_check,
+    is_effect,
+    is_read,
+    is_seeded_draw,
+    is_stateful_draw,
+    list_resources,
+)
+from whale_nebula.passes.label import find_ops_of_variables
 from whale_nebula.spec import Spec
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
-SMALL = 4096
+MAX_SMALL_BYTES = 4096
 """The most bytes of a forward's value that may be sent to every worker, such as a metric's inputs."""
-_HOLDS = frozenset({INPUT, CAPTURE, HOLDER, FEED})
-_ADDS = frozenset({"Add", "AddV2", "AddN", "Pack"})
+_HELD_ROLES = frozenset({INPUT, CAPTURE, HOLDER, FEED})
+_SUM_OPS = frozenset({"Add", "AddV2", "AddN", "Pack"})
 
 
 def has_known_size(spec: Spec) -> bool:
@@ -40,7 +48,7 @@ def has_known_size(spec: Spec) -> bool:
 
 def is_small(spec: Spec) -> bool:
     """Whether a tensor has few numbers, independent of the batch."""
-    return has_known_size(spec) and spec.nbytes() <= SMALL
+    return has_known_size(spec) and spec.nbytes() <= MAX_SMALL_BYTES
 
 
 class Late(NamedTuple):
@@ -66,7 +74,7 @@ def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable
     sums, terms = set[int](), set[int]()
     for op in graph.ops:
         own = {program.labels.get(op.index, -1)}
-        adds = op.type in _ADDS and any(homes.get(value.op, own) - own for value in op.inputs)
+        adds = op.type in _SUM_OPS and any(homes.get(value.op, own) - own for value in op.inputs)
         if op.index in waiting and (adds or any(value.op in sums for value in op.inputs)):
             sums.add(op.index)
     stack = [value.op for op in sums for value in graph.ops[op].inputs if value.op in homes]
@@ -83,7 +91,7 @@ def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable
 def _find_penalties(program: Program) -> dict[int, set[int]]:
     """For each op that depends on variables only, the stages of these variables."""
     found: dict[int, set[int]] = {}
-    for index in sorted(made_of_variables(program.graph)):
+    for index in sorted(find_ops_of_variables(program.graph)):
         above = [found[value.op] for value in program.graph.ops[index].inputs if value.op in found]
         own = program.labels.get(index)
         found[index] = set().union(*above) or ({own} if own is not None else set())
@@ -169,10 +177,10 @@ class _Splitter:
         """Collect the constraints of the rules, then assign each op a time."""
         program, graph = self.program, self.program.graph
         self.backward = {op for request in program.requests for op in request.backward}
-        self.own = [op for op in graph.ops if op.index not in self.backward and op.role not in _HOLDS]
+        self.own = [op for op in graph.ops if op.index not in self.backward and op.role not in _HELD_ROLES]
         self.batch = graph.descend(program.leaf_ops, skip=self.backward.__contains__)
         self.held = graph.descend(program.holders, skip=self.backward.__contains__)
-        drawn = {op.index for op in self.own if draws(op)} - self.batch
+        drawn = {op.index for op in self.own if is_stateful_draw(op)} - self.batch
         self.effects = drawn | {op.index for op in self.own if is_effect(op, graph)}
         self.targets = graph.ascend(v.op for request in program.requests for v in request.targets)
         self.leading = self._find_leading()
@@ -197,16 +205,16 @@ class _Splitter:
         counts = {handle for handle, variable in variables.items() if variable.spec.scalar}
         found: dict[int, int] = {}
         for op in self.own:
-            for each in seeded_by(op, graph) if is_random(op) and op.index in self.leading else ():
+            for each in find_seed_ops(op, graph) if is_seeded_draw(op) and op.index in self.leading else ():
                 if is_read(graph.ops[each]):
                     found.update(
-                        (handle, op.index) for handle in resources(graph.ops[each], graph) if handle not in counts
+                        (handle, op.index) for handle in list_resources(graph.ops[each], graph) if handle not in counts
                     )
         return found
 
     def _is_seed_write(self, op: Op) -> bool:
         """Whether an op touches a seed as a part of a draw: in a stage, or before a draw from it."""
-        seeds = [handle for handle in resources(op, self.program.graph) if handle in self.seeds]
+        seeds = [handle for handle in list_resources(op, self.program.graph) if handle in self.seeds]
         return any(op.stage is not None or op.index < self.seeds[handle] for handle in seeds)
 
     def _find_leading(self) -> set[int]:
@@ -214,7 +222,9 @@ class _Splitter:
         that the backward reads afterwards.
         """
         graph = self.program.graph
-        found = {before for op in self.backward if resources(graph.ops[op], graph) for before in graph.ops[op].control}
+        found = {
+            before for op in self.backward if list_resources(graph.ops[op], graph) for before in graph.ops[op].control
+        }
         for op in reversed(self.own):
             staged = op.stage is not None and op.index not in self.effects and op.type != "Const"
             leads = op.index in self.targets or staged or op.index in found or op.index in self.added
@@ -227,7 +237,7 @@ class _Splitter:
     def _stays(self, op: Op) -> bool:
         """Whether an effect runs with each micro-batch: it prints, checks, or writes a value that cannot be merged."""
         each = op.index in self.effects and op.index in self.batch and op.index not in self.once
-        return each and (self.program.pipeline.micro_batch > 1 or not resources(op, self.program.graph))
+        return each and (self.program.pipeline.micro_batch > 1 or not list_resources(op, self.program.graph))
 
     def _find_pure(self) -> set[int]:
         """Ops of the user's inputs alone: they can be computed at any time, from the whole batch. From a stage only
@@ -266,17 +276,17 @@ class _Splitter:
         early = self._find_earliest(op, self.again if op.index in self.checks else {})
         late_sum = op.index in self.late.sums
         if op.index in self.checked:
-            self.again[op.index] = _next(self._find_earliest(op, self.again), FORWARD)
+            self.again[op.index] = _find_next_part(self._find_earliest(op, self.again), FORWARD)
         if op.index in self.effects:
             self.part[op.index] = self._place_effect(op, early)
         elif op.index in self.held or op.index in self.once:
-            self.part[op.index] = _next(early, UPDATE)
+            self.part[op.index] = _find_next_part(early, UPDATE)
         elif op.index in self.batch and op.index not in self.pure:
             forward = op.index in self.leading or op.index in self.targets or op.stage is not None
             once = late_sum or (not forward and (early % 3 == UPDATE or self._accumulates(op)))
-            self.part[op.index] = _next(early, UPDATE if once else FORWARD)
+            self.part[op.index] = _find_next_part(early, UPDATE if once else FORWARD)
         elif early or late_sum:
-            self.part[op.index] = _next(early, UPDATE) if late_sum else early
+            self.part[op.index] = _find_next_part(early, UPDATE) if late_sum else early
 
     def _may_wait(self, op: Op) -> bool:
         """Whether an op of the forward without readers there may run once, after the micro-batches."""
@@ -290,7 +300,7 @@ class _Splitter:
         """Whether an op makes numbers that neither a stage nor rows need (a metric's sum, a returned loss)."""
         given = [value for value in op.inputs if value.op in self.batch and value.op not in self.pure]
         specs = [self.program.graph.spec(value) for value in given or op.values]
-        few = all(map(has_known_size, specs)) and sum(spec.nbytes() for spec in specs) <= SMALL
+        few = all(map(has_known_size, specs)) and sum(spec.nbytes() for spec in specs) <= MAX_SMALL_BYTES
         return few and op.index not in self.row_made
 
     def _find_row_made(self) -> set[int]:
@@ -321,18 +331,18 @@ class _Splitter:
 
     def _place_effect(self, op: Op, early: int) -> int:
         asked = [self.phase_of[request.index] for request in self.program.requests if request.start <= op.index]
-        update = _next(max(early, 3 * max(asked, default=0) + UPDATE), UPDATE)
+        update = _find_next_part(max(early, 3 * max(asked, default=0) + UPDATE), UPDATE)
         leads = op.index in self.leading
         if op.index in self.held:
-            return _next(early, UPDATE)
+            return _find_next_part(early, UPDATE)
         if self._is_seed_write(op):
-            return _next(early, FORWARD)
+            return _find_next_part(early, FORWARD)
         if op.index in self.batch:
             stays = self._stays(op) or (leads and not self._asserts_merged(op.index))
-            return _next(early, FORWARD) if stays else update
+            return _find_next_part(early, FORWARD) if stays else update
         if asked or not leads:
             return update
-        return _next(early, FORWARD if early % 3 == FORWARD else PROLOGUE)
+        return _find_next_part(early, FORWARD if early % 3 == FORWARD else PROLOGUE)
 
     def _collect_parts(self) -> Parts:
         graph = self.program.graph
@@ -353,12 +363,12 @@ class _Splitter:
             latest=latest,
             leading=frozenset(self.leading | self.targets),
             late=self.late,
-            forward_written=frozenset(handle for op in forward for handle in resources(graph.ops[op], graph)),
+            forward_written=frozenset(handle for op in forward for handle in list_resources(graph.ops[op], graph)),
             again=self.again,
             asserted=frozenset(op for op in self.effects if self._asserts_merged(op)),
         )
 
 
-def _next(early: int, kind: int) -> int:
+def _find_next_part(early: int, kind: int) -> int:
     """The first part of a kind that is not before `early`."""
     return early + (kind - early) % 3

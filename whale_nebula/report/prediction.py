@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from whale_nebula.ir.routing import take_counts
+from whale_nebula.ir.routing import count_turns
 from whale_nebula.report.records import Beside, duration, size
-from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
+from whale_nebula.schedule.lines import Hop, Hops, Line, Work, compute_pace
 from whale_nebula.schedule.simulate import Timeline, simulate
 
 Pair = tuple[int, int]
@@ -221,8 +221,8 @@ class Prediction:
 def predict(basis: Basis) -> Prediction:
     """Simulate a step.
 
-    >>> from whale_nebula.schedule.lines import Work, uniform
-    >>> phase = PhaseBasis((Work(1.0, 2.0), Work(0.0, 3.0)), (False, True), uniform(2, seconds=3.0))
+    >>> from whale_nebula.schedule.lines import Work, make_uniform_hops
+    >>> phase = PhaseBasis((Work(1.0, 2.0), Work(0.0, 3.0)), (False, True), make_uniform_hops(2, seconds=3.0))
     >>> found = predict(Basis(("gpu", "npu"), (phase,), 16, 8, "eager-1f1b", once=1.0))
     >>> found.seconds, found.stages["gpu"], found.links["0->1"].seconds
     (58.0, StagePrediction(compute_seconds=48.0, wait_seconds=9.0, codec_seconds=0.0), 48.0)
@@ -253,7 +253,7 @@ def _sum_seconds(basis: Basis, timelines: Iterable[Timeline]) -> float:
 
 def _timelines(basis: Basis) -> Iterator[Timeline]:
     for phase in basis.phases:
-        found = pace(phase.works, phase.hops)
+        found = compute_pace(phase.works, phase.hops)
         yield simulate(
             phase.works, phase.hops, basis.micro_batches, name=basis.schedule, in_flight=basis.in_flight,
             fused=phase.fused, pace=found if basis.paced else found.cautious, recompute=basis.recompute,
@@ -263,7 +263,7 @@ def _timelines(basis: Basis) -> Iterator[Timeline]:
 def _stage(basis: Basis, timelines: Sequence[Timeline], number: int) -> StagePrediction:
     """Seconds of a stage in all phases, with coding separately."""
     works = (phase.works[number] for phase in basis.phases)
-    codecs = sum(max(take_counts(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
+    codecs = sum(max(count_turns(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
     busy = [timeline.busy(number) for timeline in timelines]
     ends = (max((span.end for span in timeline.of(number)), default=0.0) for timeline in timelines)
     waits = sum(end - own for end, own in zip(ends, busy, strict=True))

@@ -142,49 +142,48 @@ class Hop:
     @property
     def round_trip(self) -> float:
         """Seconds that a message and its gradient in return take on idle lines."""
-        return _time_alone(self.there, self.forward) + _time_alone(self.back, self.backward or 0.0)
+        return _idle_seconds(self.there, self.forward) + _idle_seconds(self.back, self.backward or 0.0)
 
 
-def _time_alone(line: Line | None, size: float) -> float:
+def _idle_seconds(line: Line | None, size: float) -> float:
     return 0.0 if line is None else line.seconds(size) + line.delay
 
 
 Hops = Mapping[tuple[int, int], Hop]
 
 
-def hop_of_seconds(name: str, back: str, *, seconds: float = 0.0, delay: float = 0.0) -> Hop:
+def make_hop(name: str, back: str, *, seconds: float = 0.0, delay: float = 0.0) -> Hop:
     """A hop given by the seconds that a message occupies the line, the same in both directions.
 
-    >>> hop_of_seconds("0->1", "1->0", seconds=1.5, delay=0.25).round_trip
+    >>> make_hop("0->1", "1->0", seconds=1.5, delay=0.25).round_trip
     3.5
     """
     return Hop(Line(name, 1.0, delay), Line(back, 1.0, delay), seconds, seconds)
 
 
-def uniform(stages: int, *, seconds: float = 0.0, delay: float = 0.0) -> dict[tuple[int, int], Hop]:
+def make_uniform_hops(stages: int, *, seconds: float = 0.0, delay: float = 0.0) -> dict[tuple[int, int], Hop]:
     """A chain of stages, each in a separate cluster, with a separate line to the next.
 
-    >>> sorted(uniform(3, seconds=1.0))
+    >>> sorted(make_uniform_hops(3, seconds=1.0))
     [(0, 1), (1, 2)]
     """
     return {
-        (s, s + 1): hop_of_seconds(f"{s}->{s + 1}", f"{s + 1}->{s}", seconds=seconds, delay=delay)
-        for s in range(stages - 1)
+        (s, s + 1): make_hop(f"{s}->{s + 1}", f"{s + 1}->{s}", seconds=seconds, delay=delay) for s in range(stages - 1)
     }
 
 
-def pace(works: Sequence[Work], hops: Hops) -> Pace:
+def compute_pace(works: Sequence[Work], hops: Hops) -> Pace:
     """The pace of stages and hops for one micro-batch, as `limits` needs it.
 
-    >>> pace([Work(1.0, 2.0)] * 3, uniform(3, seconds=1.0))
+    >>> compute_pace([Work(1.0, 2.0)] * 3, make_uniform_hops(3, seconds=1.0))
     Pace(compute=3.0, trips=(2.0, 2.0), held=1.0)
     """
-    away = _time_away(len(works), hops)
+    away = _round_trip_seconds(len(works), hops)
     trips = tuple(max(here - next_, 0.0) for here, next_ in pairwise(away))
-    return Pace(max(work.seconds * work.most_slow for work in works), trips, _busiest(hops))
+    return Pace(max(work.seconds * work.most_slow for work in works), trips, _busiest_seconds(hops))
 
 
-def _time_away(stages: int, hops: Hops) -> list[float]:
+def _round_trip_seconds(stages: int, hops: Hops) -> list[float]:
     """The longest round-trip time on lines from each stage to the last one and back."""
     away = [0.0] * stages
     for source, destination in sorted(hops, reverse=True):
@@ -192,7 +191,7 @@ def _time_away(stages: int, hops: Hops) -> list[float]:
     return away
 
 
-def _busiest(hops: Hops) -> float:
+def _busiest_seconds(hops: Hops) -> float:
     held: defaultdict[str, float] = defaultdict(float)
     for hop in hops.values():
         for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):

@@ -15,11 +15,11 @@ from tests.processes import zygote
 from tests.unit.ir.example_plans import PLANS, everything, plan
 from tests.unit.passes.examples import EXAMPLES
 from tests.unit.passes.programs import parse_program
-from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference, program_digest
+from whale_nebula.ir.canonical import canonical_lines, describe_first_difference, digest_lines, program_digest
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.graph import INPUT, Graph, Op
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, PartKey, Program, Request, Variable
-from whale_nebula.ir.sizes import Exchanged
+from whale_nebula.ir.sizes import ExchangeSizes
 from whale_nebula.ir.text import from_text
 from whale_nebula.spec import Spec, Value
 
@@ -82,7 +82,7 @@ def test_digests_are_equal_in_another_process() -> None:
 def test_change_of_a_program_changes_its_digest_and_is_described(change: dict[str, object], words: str) -> None:
     one, other = plan_unchanged(), everything(**change)  # type: ignore[arg-type]
     assert one.program_digest != other.program_digest
-    difference = first_difference(one.lines, other.lines)
+    difference = describe_first_difference(one.lines, other.lines)
     assert re.search(words, difference), difference
 
 
@@ -160,7 +160,7 @@ def test_digest_identifies_functions_by_content() -> None:
     )
     assert program_digest(one) == program_digest(renamed)
     assert [line for line in canonical_lines(one) if line.startswith("func")] == ["func f0(%0)"]
-    assert first_difference(one, other) == (
+    assert describe_first_difference(one, other) == (
         "op 2: PartitionedCall[f0](%1) float32[] here, PartitionedCall[f1](%1) float32[] there"
     )
 
@@ -190,17 +190,17 @@ def test_digest_ignores_texts_of_assertions() -> None:
 
 def test_first_difference_prefers_an_op_to_later_numbers() -> None:
     lines = [["arguments %0, %2", "%1 = Exp(%0)"], ["arguments %0, %3", "%1 = Log(%0)"]]
-    assert first_difference(*lines) == "op 1: Exp(%0) here, Log(%0) there"
+    assert describe_first_difference(*lines) == "op 1: Exp(%0) here, Log(%0) there"
 
 
 def test_first_difference_of_an_extra_line() -> None:
-    assert first_difference(["returns (%1)"], ["returns (%1)", "weights (%2)"]) == (
+    assert describe_first_difference(["returns (%1)"], ["returns (%1)", "weights (%2)"]) == (
         "the loss weights ((%2)) exists only there"
     )
 
 
 def test_first_difference_of_lines_of_different_kinds() -> None:
-    assert first_difference(["stage 1 b cluster=b"], ["input x float32[?] batched"]) == (
+    assert describe_first_difference(["stage 1 b cluster=b"], ["input x float32[?] batched"]) == (
         "stage 1 (b cluster=b) here is in the position of input x (float32[?] batched) there"
     )
 
@@ -247,7 +247,7 @@ VALUES, INDICES = (
 
 
 def test_sparse_gradient_size_counts_all_indices() -> None:
-    sizes = Exchanged(make_cut())
+    sizes = ExchangeSizes(make_cut())
     assert sizes.nbytes(VALUES, (3, 2)) == 5 * 5 * 4 * 4
     assert sizes.nbytes(INDICES, (3, 2)) == 5 * 5 * 4
     assert not sizes.at_most(VALUES)
@@ -255,24 +255,25 @@ def test_sparse_gradient_size_counts_all_indices() -> None:
 
 def test_dense_gradient_has_the_size_of_its_variable() -> None:
     assert (
-        Exchanged(make_cut()).nbytes(make_part_exchange(DENSE_KEY, 0, Spec("float32", None)), (3, 2)) == TABLE.nbytes()
+        ExchangeSizes(make_cut()).nbytes(make_part_exchange(DENSE_KEY, 0, Spec("float32", None)), (3, 2))
+        == TABLE.nbytes()
     )
-    assert not Exchanged(make_cut()).at_most(make_part_exchange(DENSE_KEY, 0, TABLE))
+    assert not ExchangeSizes(make_cut()).at_most(make_part_exchange(DENSE_KEY, 0, TABLE))
 
 
 def test_size_uses_the_shapes_of_a_given_batch() -> None:
-    assert Exchanged(make_cut("int32[?,?]")).nbytes(VALUES, (3,)) is None
-    assert Exchanged(make_cut("int32[?,?]"), [(3, 7)]).nbytes(VALUES, (3,)) == 3 * 7 * 4 * 4
+    assert ExchangeSizes(make_cut("int32[?,?]")).nbytes(VALUES, (3,)) is None
+    assert ExchangeSizes(make_cut("int32[?,?]"), [(3, 7)]).nbytes(VALUES, (3,)) == 3 * 7 * 4 * 4
 
 
 @pytest.mark.parametrize("op", ["Unique(%0)", "Where(%0)"])
 def test_size_of_a_data_dependent_selection_is_an_upper_bound(op: str) -> None:
-    assert Exchanged(make_cut("int32[?]", op)).at_most(INDICES)
-    assert Exchanged(make_cut("int32[?]", op)).nbytes(INDICES, (6,)) == 6 * 4
+    assert ExchangeSizes(make_cut("int32[?]", op)).at_most(INDICES)
+    assert ExchangeSizes(make_cut("int32[?]", op)).nbytes(INDICES, (6,)) == 6 * 4
 
 
 @pytest.mark.parametrize(("shape", "size"), [((), 4), ((None, 3), 5 * 3 * 4), ((None, None), None), (None, None)])
 def test_size_of_a_result_follows_the_batch_rows(shape: tuple[int | None, ...] | None, size: int | None) -> None:
     result = Exchange("scalar", 0, 0, 0, "a", "b", Spec("float32", shape), result=True)
-    assert Exchanged(make_cut()).nbytes(result, (3, 2)) == size
-    assert result.what == "results" and not Exchanged(make_cut()).at_most(result)
+    assert ExchangeSizes(make_cut()).nbytes(result, (3, 2)) == size
+    assert result.what == "results" and not ExchangeSizes(make_cut()).at_most(result)

@@ -10,7 +10,7 @@ from keras import layers
 
 from whale_nebula.capture.mirror import mirror, order_operations
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, KnownOp, broadcast, compute_outputs, integers
+from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, KnownOp, broadcast_shapes, compute_integers, compute_outputs
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.models import SwitchFeedForward
 from whale_nebula.plan.flops import Effort
@@ -205,7 +205,7 @@ def make_op(kind: str, *outputs: Spec, **attributes: Any) -> Op:
     ],
 )
 def test_unknown_integers_stay_unknown(kind: str, shapes: Any, numbers: Any) -> None:
-    assert list(integers(KnownOp(make_op(kind), shapes, numbers))) == [None]
+    assert list(compute_integers(KnownOp(make_op(kind), shapes, numbers))) == [None]
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,10 @@ def test_broadcast_gradient_axes_match_tensorflow(
     node = KnownOp(
         make_op("BroadcastGradientArgs", Spec("int32", (None,)), Spec("int32", (None,))), ((), ()), (left, right)
     )
-    assert list(integers(node)) == axes
+    assert list(compute_integers(node)) == axes
     real = tf.raw_ops.BroadcastGradientArgs(s0=list(left), s1=list(right))
     assert [tuple(map(int, each)) for each in real] == axes
-    assert broadcast(left, right) == tuple(np.broadcast_shapes(left, right))
+    assert broadcast_shapes(left, right) == tuple(np.broadcast_shapes(left, right))
 
 
 def test_unknown_axis_of_an_unfollowed_value_has_the_rows() -> None:

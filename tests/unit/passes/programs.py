@@ -41,7 +41,7 @@ from whale_nebula.ir.program import (
     Variable,
 )
 from whale_nebula.ir.text import from_text
-from whale_nebula.passes.label import label
+from whale_nebula.passes.label import label_ops
 from whale_nebula.passes.pipeline import cut_program, list_cut
 from whale_nebula.spec import Spec, Value
 
@@ -130,7 +130,7 @@ class _ProgramParser:
             returns=tuple(self._value_at(value) for value in self.returns),
             pipeline=Pipeline(micro_batch=self.micro),
             compressions=tuple(self.codecs),
-            labels=label(graph, keys, skip=skip),
+            labels=label_ops(graph, keys, skip=skip),
         )
 
     def _build_request(self, number: int, asked: _RequestLines) -> Request:

@@ -3,7 +3,7 @@
 import pytest
 
 from whale_nebula.ir.text import from_text
-from whale_nebula.passes.branches import NOBODY, Branch, Split, split_branches
+from whale_nebula.passes.branches import NO_OWNER, Branch, BranchSplit, split_branches
 
 A, B = frozenset({"a"}), frozenset({"b"})
 CAPTURE_NAMES = {0: "ga", 1: "gb", 2: "va", 3: "vb", 4: "count"}
@@ -53,7 +53,7 @@ NORM_AFTER_WRITE = """
 """
 
 
-def split(text: str) -> tuple[list[frozenset[str]], Split] | None:
+def split(text: str) -> tuple[list[frozenset[str]], BranchSplit] | None:
     branches = [Branch(from_text(ARGUMENTS + text), CAPTURE_NAMES), Branch(from_text("%0 = NoOp\n"), {})]
     found = split_branches(branches, dict(OWNERS))
     return None if found is None else (found[0], found[1][0])
@@ -62,9 +62,11 @@ def split(text: str) -> tuple[list[frozenset[str]], Split] | None:
 @pytest.mark.parametrize(
     ("text", "out", "groups"),
     [
-        pytest.param(SHARED_READ, {5}, {A: {6, 7}, B: {8, 9}, NOBODY: {10, 11}}, id="what all read is taken out"),
+        pytest.param(SHARED_READ, {5}, {A: {6, 7}, B: {8, 9}, NO_OWNER: {10, 11}}, id="what all read is taken out"),
         pytest.param(NORM, {5, 6, 7}, {A: {8, 9}, B: {10, 11}}, id="a norm is taken out with what it is made of"),
-        pytest.param(READ_AFTER_WRITE, set(), {NOBODY: {5, 6}, A: {7, 8, 9}, B: {7, 10, 11}}, id="a write comes first"),
+        pytest.param(
+            READ_AFTER_WRITE, set(), {NO_OWNER: {5, 6}, A: {7, 8, 9}, B: {7, 10, 11}}, id="a write comes first"
+        ),
     ],
 )
 def test_branch_is_split_into_effects_by_cluster(
@@ -75,7 +77,7 @@ def test_branch_is_split_into_effects_by_cluster(
     keys, branch = found
     assert (branch.out, branch.groups) == (out, groups)
     if text == READ_AFTER_WRITE:
-        assert keys[0] == NOBODY
+        assert keys[0] == NO_OWNER
 
 
 def test_slot_is_owned_by_the_cluster_that_writes_it() -> None:

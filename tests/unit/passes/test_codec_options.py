@@ -15,9 +15,9 @@ from tests.unit.passes.programs import assign_one_worker, assign_worker_per_stag
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.codec_options import lane_notes
+from whale_nebula.passes.codec_options import list_state_notes
 from whale_nebula.passes.pipeline import cut_program
-from whale_nebula.passes.readings import check_here, readers_of, readings
+from whale_nebula.passes.readings import check_absent_inputs, find_readers, list_readings
 
 WORKER_A, WORKER_B = "a/0", "b/0"
 IDS = "%1 = input y float32[?,2]\n%50 = input ids int64[?]"
@@ -35,7 +35,7 @@ def plan(program: Program) -> Cut:
 
 
 def read(cut: Cut, worker: str) -> set[str]:
-    return {cut.program.leaves[each.leaf].name for each in readings(cut, worker) if not each.rows}
+    return {cut.program.leaves[each.leaf].name for each in list_readings(cut, worker) if not each.rows}
 
 
 def test_both_ends_of_a_boundary_read_its_ids() -> None:
@@ -43,7 +43,7 @@ def test_both_ends_of_a_boundary_read_its_ids() -> None:
     (boundary,) = cut.boundaries
     assert boundary.ids is not None and cut.program.leaf_ops[boundary.ids.op] == 2
     assert (read(cut, WORKER_A), read(cut, WORKER_B)) == ({"x", "ids"}, {"y", "ids"})
-    assert readers_of(cut, ("x", "y", "ids")) == {"x": {WORKER_A}, "y": {WORKER_B}, "ids": {WORKER_A, WORKER_B}}
+    assert find_readers(cut, ("x", "y", "ids")) == {"x": {WORKER_A}, "y": {WORKER_B}, "ids": {WORKER_A, WORKER_B}}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_both_ends_of_a_boundary_read_its_ids() -> None:
 )
 def test_absent_ids_are_refused(worker: str, reader: str) -> None:
     with pytest.raises(AbsentInputError, match=f"input 'ids' is None in this process, but {reader}"):
-        check_here(plan(make_program()), worker, [2], lambda op: "")
+        check_absent_inputs(plan(make_program()), worker, [2], lambda op: "")
 
 
 def test_ids_are_not_read_without_boundaries() -> None:
@@ -171,7 +171,7 @@ TWO_READERS = (*ONE_READER, Worker("b/1", "b", (1,)))
 def list_lane_notes(codecs: str, workers: tuple[Worker, ...]) -> list[str]:
     text = f"codecs {codecs}\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT
     plan = compile_text(text, assign_worker_per_stage)
-    return list(lane_notes(plan.program, plan.boundaries, workers))
+    return list(list_state_notes(plan.program, plan.boundaries, workers))
 
 
 @pytest.mark.parametrize("codec", ["none", "int8", "topk(0.5)", "fp16"])

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.passes.programs import check_op_texts, list_cases, parse_program
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.label import FREELY, find_far_side, jointly, label
+from whale_nebula.passes.label import NEVER_CUT, find_far_side, label_jointly, label_ops
 
 
 def describe_labels(program: Program):
@@ -28,12 +28,12 @@ def test_fixed_label_is_kept() -> None:
         %2 = Cast(%1) {SrcT="bool", DstT="float32"} float32[?,6]
         %3 = Mul(%2, %2) float32[?,6] @b
     """)
-    assert label(program.graph, ["a", "b"])[2] == 1
-    assert label(program.graph, ["a", "b"], fixed={2: 0})[2] == 0
+    assert label_ops(program.graph, ["a", "b"])[2] == 1
+    assert label_ops(program.graph, ["a", "b"], fixed={2: 0})[2] == 0
 
 
 def test_program_without_stages_has_no_labels() -> None:
-    assert label(parse_program("%0 = input x float32[?]\n%1 = Exp(%0) float32[?]").graph, []) == {}
+    assert label_ops(parse_program("%0 = input x float32[?]\n%1 = Exp(%0) float32[?]").graph, []) == {}
 
 
 # -------------------- Ops that save bytes only together: late ones, as each tensor counts once; and the minimum
@@ -43,7 +43,7 @@ def test_jointly_finds_the_cheapest_labels_of_a_group(seed: int) -> None:
     program = _draw_program(random.Random(seed))
     graph, free = program.graph, [op for op in program.graph.ops if op.stage is None and not op.role]
     early = {op.index: int(op.stage == "b") for op in graph.ops if not op.role}
-    found = {**early, **jointly(graph, early, free, 2)}
+    found = {**early, **label_jointly(graph, early, free, 2)}
     every = ({**early, **dict(zip([op.index for op in free], chosen, strict=True))} for chosen in _list_choices(free))
     least = min(_count_crossing_bytes(graph, each) for each in every if _is_ordered(graph, each))
     assert _is_ordered(graph, found)
@@ -96,8 +96,8 @@ def test_stateful_ops_and_readers_of_gradients_are_not_moved() -> None:
     """)
     graph = program.graph
     free = [graph.ops[n] for n in (2, 3, 6, 7)]
-    assert jointly(graph, {1: 0, 2: 0, 3: 0, 4: 1, 6: 0, 7: 0, 8: 1}, free, 2) == {}
-    assert label(graph, ["a", "b"])[3] == 0
+    assert label_jointly(graph, {1: 0, 2: 0, 3: 0, 4: 1, 6: 0, 7: 0, 8: 1}, free, 2) == {}
+    assert label_ops(graph, ["a", "b"])[3] == 0
 
 
 Edges = dict[tuple[object, object], int]
@@ -122,8 +122,8 @@ def test_far_side_is_the_smallest_minimum_cut(seed: int) -> None:
 
 
 def test_uncuttable_edge_keeps_its_ends_on_one_side() -> None:
-    assert find_far_side({("s", 1): 3, (1, 2): FREELY, (2, "t"): 5}, "s", "t") == {1, 2, "t"}
-    assert find_far_side({("s", 1): 5, (1, 2): FREELY, (2, "t"): 3}, "s", "t") == {"t"}
+    assert find_far_side({("s", 1): 3, (1, 2): NEVER_CUT, (2, "t"): 5}, "s", "t") == {1, 2, "t"}
+    assert find_far_side({("s", 1): 5, (1, 2): NEVER_CUT, (2, "t"): 3}, "s", "t") == {"t"}
 
 
 def test_far_side_of_an_empty_network_is_the_sink() -> None:

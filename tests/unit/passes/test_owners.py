@@ -19,10 +19,10 @@ from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.layout import Layouts
 from whale_nebula.ir.program import Pipeline, Program, Stage
 from whale_nebula.passes.owners import Homes
-from whale_nebula.passes.phases import SMALL, split_parts
+from whale_nebula.passes.phases import MAX_SMALL_BYTES, split_parts
 from whale_nebula.passes.pipeline import cut_program
-from whale_nebula.passes.readings import check_here, readers_of, readings
-from whale_nebula.passes.replicas import devices, orders, speeds, spread
+from whale_nebula.passes.readings import check_absent_inputs, find_readers, list_readings
+from whale_nebula.passes.replicas import find_replica_speeds, list_devices, list_orders, place_stages
 
 
 def find_homes(program: Program) -> Homes:
@@ -57,7 +57,7 @@ def test_effect_without_a_variable_runs_on_one_worker() -> None:
 
 
 def test_small_forward_value_is_sent_everywhere_and_a_large_one_stays() -> None:
-    rows = SMALL // 4 + 1
+    rows = MAX_SMALL_BYTES // 4 + 1
     check_op_texts(
         f"""
         stages a b
@@ -119,26 +119,28 @@ TWO_REPLICATED_STAGES = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replic
 def test_speed_of_a_replica_is_that_of_its_worker(
     stages: list[Stage], workers: dict[str, list[float]], expected: list[tuple[float, ...]]
 ) -> None:
-    assert speeds(stages, workers) == expected
+    assert find_replica_speeds(stages, workers) == expected
 
 
 def test_speeds_match_the_workers_of_the_replicas() -> None:
     names = {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]}
     speed_by_worker = dict(zip(names["gpu"], (1.0, 2.0, 3.0, 4.0), strict=True))
-    found = devices(Program(Graph(()), stages=tuple(TWO_REPLICATED_STAGES)), spread(TWO_REPLICATED_STAGES, names))
+    found = list_devices(
+        Program(Graph(()), stages=tuple(TWO_REPLICATED_STAGES)), place_stages(TWO_REPLICATED_STAGES, names)
+    )
     by_stage = [
         tuple(speed_by_worker[device.worker] for device in found if device.stage == stage) for stage in range(2)
     ]
-    assert by_stage == speeds(TWO_REPLICATED_STAGES, {"gpu": list(speed_by_worker.values())})
+    assert by_stage == find_replica_speeds(TWO_REPLICATED_STAGES, {"gpu": list(speed_by_worker.values())})
 
 
 def test_replicas_of_several_devices_take_adjacent_workers() -> None:
     """Pieces are gathered in TensorFlow's order: task 10 comes before task 8."""
     stages, names = (Stage("a", "gpu", replicas=3, shards=4),), [f"gpu/{letter}" for letter in "abcdefghijkl"]
-    workers = tuple(spread(stages, {"gpu": names}))
+    workers = tuple(place_stages(stages, {"gpu": names}))
     program = Program(Graph(()), stages=stages)
     layouts = {0: Layouts(4, {})}
-    plan = Cut(program, workers, devices(program, workers), (), (), {}, {}, {}, layouts=layouts)
+    plan = Cut(program, workers, list_devices(program, workers), (), (), {}, {}, {}, layouts=layouts)
     assert plan.routing.hosts == (("gpu/a", "gpu/e", "gpu/k"),)
     assert plan.group_of(0, "gpu/i") == ("gpu/k", "gpu/l", "gpu/i", "gpu/j")
     assert plan.routings["gpu/c"].hosts == plan.routings["gpu/i"].hosts == (("gpu/c", "gpu/g", "gpu/i"),)
@@ -148,8 +150,8 @@ def test_replicas_of_several_devices_take_adjacent_workers() -> None:
 def test_orders_exist_only_for_unequal_speeds() -> None:
     plain, uneven = Stage("a", "gpu", replicas=2), Stage("b", "npu", replicas=2, speeds=(1.0, 2.0))
     pipeline = Pipeline(micro_batch=3)
-    assert orders(Program(Graph(()), stages=(plain, uneven), pipeline=pipeline)) == ((), (1, 0, 1))
-    assert orders(Program(Graph(()), stages=(plain, plain), pipeline=pipeline)) == ()
+    assert list_orders(Program(Graph(()), stages=(plain, uneven), pipeline=pipeline)) == ((), (1, 0, 1))
+    assert list_orders(Program(Graph(()), stages=(plain, plain), pipeline=pipeline)) == ()
 
 
 # -------------------- Inputs that only some clusters have: their readers, and the values that cross instead
@@ -186,7 +188,7 @@ def cut_two_inputs(text: str = TWO_INPUTS, names: tuple[str, ...] = BOTH_NAMES, 
 
 
 def read_inputs(cut: Cut, worker: str) -> set[tuple[str, bool]]:
-    return {(cut.program.leaves[each.leaf].name, each.rows) for each in readings(cut, worker)}
+    return {(cut.program.leaves[each.leaf].name, each.rows) for each in list_readings(cut, worker)}
 
 
 def list_crossings(cut: Cut) -> dict[int, tuple[str, tuple[str, ...], int]]:
@@ -224,9 +226,9 @@ class TestInputReaders:
 
     def test_readers_of_an_input_are_the_workers_of_its_stages(self) -> None:
         both = TWO_INPUTS.replace("%5, %1", "%5, %0").replace("[?,4]", "[?,2]")
-        assert readers_of(cut_two_inputs(), BOTH_NAMES) == {"source": {A}, "target": {B}}
-        assert readers_of(cut_two_inputs(), ("target", "nothing")) == {"target": {B}}
-        assert readers_of(cut_two_inputs(both), ("source",)) == {"source": {A, B}}
+        assert find_readers(cut_two_inputs(), BOTH_NAMES) == {"source": {A}, "target": {B}}
+        assert find_readers(cut_two_inputs(), ("target", "nothing")) == {"target": {B}}
+        assert find_readers(cut_two_inputs(both), ("source",)) == {"source": {A, B}}
 
 
 SHAPE_READS = [
@@ -243,29 +245,31 @@ def test_reading_of_a_shape_needs_only_rows_or_the_whole_input(spec: str, line: 
     text = TWO_INPUTS.replace("%0 = input source float32[?,4]", f"%0 = input source {spec}").replace(
         "%14 = StridedSlice(%11, %12, %13, %13) int32[]", line
     )
-    found = {each.rows for each in readings(cut_two_inputs(text), A) if each.op.type == "Shape"}
+    found = {each.rows for each in list_readings(cut_two_inputs(text), A) if each.op.type == "Shape"}
     assert found == {rows}
 
 
 class TestAbsentInputs:
     def test_absent_input_that_a_stage_reads_is_refused(self) -> None:
         with pytest.raises(AbsentInputError) as caught:
-            check_here(cut_two_inputs(), B, [1], lambda op: f"train.py:{op}")
+            check_absent_inputs(cut_two_inputs(), B, [1], lambda op: f"train.py:{op}")
         assert caught.value.what == "input 'target' is None in this process, but stage 'b' of cluster 'b' reads it here"
         assert "Mul" in caught.value.where and "train.py:6" in caught.value.where
         assert "yield 'target' in this cluster as well" in caught.value.mend
 
     @pytest.mark.parametrize(("worker", "absent"), [(A, [1]), (B, [0]), (A, []), (B, [])])
     def test_absent_input_that_no_stage_reads_is_accepted(self, worker: str, absent: list[int]) -> None:
-        check_here(cut_two_inputs(), worker, absent, lambda op: "")
+        check_absent_inputs(cut_two_inputs(), worker, absent, lambda op: "")
 
     def test_absent_input_error_names_an_update_that_reads_it(self) -> None:
         with pytest.raises(AbsentInputError, match="but the update in cluster 'a' reads it here"):
-            check_here(cut_two_inputs(names=()), A, [1], lambda op: "")
+            check_absent_inputs(cut_two_inputs(names=()), A, [1], lambda op: "")
 
     def test_absent_input_error_names_a_return_value(self) -> None:
         with pytest.raises(AbsentInputError, match=r"'target' is None .* the return value of the step reads it here"):
-            check_here(cut_two_inputs(TWO_INPUTS.replace("returns %8", "returns %8, %1")), A, [1], lambda op: "")
+            check_absent_inputs(
+                cut_two_inputs(TWO_INPUTS.replace("returns %8", "returns %8, %1")), A, [1], lambda op: ""
+            )
 
 
 def test_loss_weights_are_computed_where_they_are_used() -> None:
@@ -287,5 +291,5 @@ def test_loss_weights_are_computed_where_they_are_used() -> None:
     program = capture(lambda given: step(*given), layout).program
     plan = cut_program(program, assign_worker_per_stage(program), apart=BOTH_NAMES)
     assert set(plan.weight) == {B} and set(cut_program(program, assign_worker_per_stage(program)).weight) == {A, B}
-    check_here(plan, A, [1], lambda op: "")
-    check_here(plan, B, [0], lambda op: "")
+    check_absent_inputs(plan, A, [1], lambda op: "")
+    check_absent_inputs(plan, B, [0], lambda op: "")

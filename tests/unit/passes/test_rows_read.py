@@ -8,7 +8,7 @@ from whale_nebula.feed.rows import RowsRead
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.program import Pipeline, Program
 from whale_nebula.passes.pipeline import cut_program
-from whale_nebula.passes.readings import rows_read
+from whale_nebula.passes.readings import find_rows_read
 
 WORKERS = [Worker("a/0", "a", (0,)), Worker("a/1", "a", (0,)), Worker("b/0", "b", (1,))]
 
@@ -23,7 +23,7 @@ def make_program() -> Program:
 
 
 def rows_by_input(cut: Cut, worker: str) -> dict[str, RowsRead]:
-    return dict(zip((leaf.name for leaf in cut.program.leaves), rows_read(cut, worker), strict=True))
+    return dict(zip((leaf.name for leaf in cut.program.leaves), find_rows_read(cut, worker), strict=True))
 
 
 def test_replica_reads_the_rows_of_its_micro_batches() -> None:

@@ -23,7 +23,7 @@ from whale_nebula.ir.cut import Worker
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts, count_bytes
 from whale_nebula.models import SwitchFeedForward
 from whale_nebula.passes.completion import Completion, Question, complete_layouts
-from whale_nebula.passes.facts import Step
+from whale_nebula.passes.facts import LayoutChange
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.rules import fold
 from whale_nebula.passes.split import check_devices
@@ -325,5 +325,5 @@ def test_completion_in_steps_equals_completion_at_once(text: str) -> None:
     question = make_question(text)
     run = Completion.start(replace(question, variables={}))
     for variable, layout in question.variables.items():
-        run = run.follow(Step({variable: layout}, {}))
+        run = run.follow(LayoutChange({variable: layout}, {}))
     assert run.list_layouts() == Completion.start(question).list_layouts()

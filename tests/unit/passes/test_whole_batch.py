@@ -18,7 +18,7 @@ import whale_nebula as nb
 from tests.unit.passes.programs import parse_program
 from whale_nebula.errors import BatchCoupledError, NebulaWarning, StaticBatchError
 from whale_nebula.ir.program import Pipeline
-from whale_nebula.passes.batch import divides
+from whale_nebula.passes.batch import is_divisible
 
 X, Y = np.random.default_rng(0).random((8, 4), "float32"), np.ones((8, 1), "float32")
 
@@ -134,14 +134,14 @@ COUPLED_STEP = STEP.replace("%3 = Mean(%1, %2) float32[] @b", "%3 = MatMul(%1, %
 
 
 def test_divides_is_true_for_a_mean_over_rows() -> None:
-    assert divides(parse_program(STEP))
+    assert is_divisible(parse_program(STEP))
 
 
 def test_divides_is_false_for_coupled_rows() -> None:
-    assert not divides(parse_program(COUPLED_STEP))
+    assert not is_divisible(parse_program(COUPLED_STEP))
 
 
 @pytest.mark.parametrize(("coupled", "may"), [("allow", False), ("error", True)])
 def test_divides_depends_on_coupled_for_a_divided_step(coupled: str, may: bool) -> None:
     cut = replace(parse_program(COUPLED_STEP), pipeline=Pipeline(micro_batch=4, coupled=coupled))
-    assert divides(cut) == may
+    assert is_divisible(cut) == may

@@ -19,7 +19,7 @@ from whale_nebula.codec import packing
 from whale_nebula.codec.sizes import extra_bytes, payload_bytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.passes.batch import entries_per_row
+from whale_nebula.passes.batch import count_entries_per_row
 from whale_nebula.runtime.exchange.crossing import Channels
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import AT, ChannelState, Models, Residue, States, Tally
@@ -425,6 +425,6 @@ returns %7
 
 def test_the_entries_of_a_row_are_known_where_a_shape_says_so() -> None:
     values = [Value(number) for number in (0, 3, 4, 5, 7)]
-    found = {value.op: count for value, count in entries_per_row(parse_program(SHAPES), values).items()}
+    found = {value.op: count for value, count in count_entries_per_row(parse_program(SHAPES), values).items()}
     assert {number: found.get(number) for number in (0, 3, 4, 7)} == {0: 1, 3: 1, 4: 6, 7: None}
     assert found.get(5) is None, "sentences have as many words as they have"

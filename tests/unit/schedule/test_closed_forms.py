@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import closed_form as closed
-from whale_nebula.schedule.lines import Work, uniform
+from whale_nebula.schedule.lines import Work, make_uniform_hops
 from whale_nebula.schedule.simulate import Timeline, simulate
 
 Shape = tuple[int, int, float, float, float, float]  # p, m, t_f, t_b, x, λ
@@ -17,7 +17,7 @@ Shape = tuple[int, int, float, float, float, float]  # p, m, t_f, t_b, x, λ
 def simulate_shape(shape: Shape, name: str = "eager-1f1b", *, weights: float | None = None, **options: Any) -> Timeline:
     stages, micro_batches, forward, backward, seconds, delay = shape
     works = [Work(forward, backward - (weights or 0.0), weights=weights)] * stages
-    hops = uniform(stages, seconds=seconds, delay=delay)
+    hops = make_uniform_hops(stages, seconds=seconds, delay=delay)
     return simulate(works, hops, micro_batches, name=name, **options)
 
 
@@ -147,7 +147,7 @@ def test_eager_limit_must_round_up_at_each_hop() -> None:
     """Why `eager_limit` rounds up at each hop: w = p − s + ⌈2·t_c·(p − 1 − s)/c⌉ alone loses a fifth here."""
     shape = (3, 48, 1.0, 2.0, 0.5, 0.0)
     once = [3 - s + math.ceil(2 * 0.5 * (2 - s) / 3.0) for s in range(3)]
-    slower = simulate([Work(1.0, 2.0)] * 3, uniform(3, seconds=0.5), 48, in_flight=once)
+    slower = simulate([Work(1.0, 2.0)] * 3, make_uniform_hops(3, seconds=0.5), 48, in_flight=once)
     assert simulate_shape(shape).seconds == eager_seconds(shape)
     assert slower.seconds > 1.1 * eager_seconds(shape)
 

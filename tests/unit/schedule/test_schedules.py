@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import OptionError
-from whale_nebula.ir.routing import Routing, Seat, enough, order_by_speed
-from whale_nebula.schedule.lines import Work, pace, uniform
+from whale_nebula.ir.routing import Routing, Seat, choose_micro_batches, order_by_speed
+from whale_nebula.schedule.lines import Work, compute_pace, make_uniform_hops
 from whale_nebula.schedule.schedules import (
-    PARTED,
     SCHEDULES,
+    SPLIT_BACKWARD,
     Backward,
     BackwardWeights,
     Forward,
     Fused,
     Pace,
-    delays,
-    instructions,
-    limit_of,
+    choose_delays,
+    find_limit,
     limits,
+    list_instructions,
     to_text,
 )
-from whale_nebula.schedule.simulate import draw, simulate
+from whale_nebula.schedule.simulate import draw_timeline, simulate
 
 
 def uniform_pace(stages: int, compute: float, seconds: float, delay: float = 0.0) -> Pace:
@@ -37,7 +37,7 @@ def uniform_pace(stages: int, compute: float, seconds: float, delay: float = 0.0
 @pytest.mark.parametrize(("wrong", "meant"), [("1F1B", "1f1b"), ("g-pipe", "gpipe"), ("eager_1f1b", "eager-1f1b")])
 def test_unknown_schedule_suggests_a_similar_name(wrong: str, meant: str) -> None:
     with pytest.raises(OptionError, match=f"unknown schedule '{wrong}'") as caught:
-        limit_of(wrong)
+        find_limit(wrong)
     assert caught.value.mend == f"did you mean {meant!r}?"
 
 
@@ -116,7 +116,7 @@ def test_in_flight_of_the_wrong_length_is_refused() -> None:
 def test_limits_descend_and_stay_within_the_batch(
     name: str, stages: int, micro_batches: int, seconds: float, delay: float
 ) -> None:
-    measured = pace([Work(1.0, 2.0)] * stages, uniform(stages, seconds=seconds, delay=delay))
+    measured = compute_pace([Work(1.0, 2.0)] * stages, make_uniform_hops(stages, seconds=seconds, delay=delay))
     made = limits(name, stages, micro_batches, pace=measured)
     assert len(made) == stages
     assert list(made) == sorted(made, reverse=True)
@@ -134,10 +134,10 @@ def list_all_instructions() -> Iterator[str]:
         for stages in range(1, 5):
             for micro_batches in range(1, 7):
                 chosen = [limit(stage, stages, micro_batches) for stage in range(stages)]
-                later = delays(chosen, micro_batches, [stage == stages - 1 for stage in range(stages)])
+                later = choose_delays(chosen, micro_batches, [stage == stages - 1 for stage in range(stages)])
                 for stage in range(stages):
-                    delay = later[stage] if name in PARTED else None
-                    text = to_text(instructions(stage, stages, micro_batches, chosen[stage], delay=delay))
+                    delay = later[stage] if name in SPLIT_BACKWARD else None
+                    text = to_text(list_instructions(stage, stages, micro_batches, chosen[stage], delay=delay))
                     yield f"{name} p={stages} m={micro_batches} s={stage}: {text}"
 
 
@@ -147,18 +147,18 @@ def test_instruction_lists_match_the_golden_file() -> None:
 
 @pytest.mark.parametrize("stage", [0, 2])
 def test_instructions_without_a_backward_are_forwards(stage: int) -> None:
-    assert to_text(instructions(stage, 3, 3, 1, backward=False)) == "F0 F1 F2"
+    assert to_text(list_instructions(stage, 3, 3, 1, backward=False)) == "F0 F1 F2"
 
 
 def test_fused_option_overrides_the_default_of_a_stage() -> None:
-    assert to_text(instructions(1, 2, 3, 1, fused=False)) == "F0 B0 F1 B1 F2 B2"
-    assert to_text(instructions(0, 2, 3, 2, fused=True)) == "FB0 FB1 FB2"
+    assert to_text(list_instructions(1, 2, 3, 1, fused=False)) == "F0 B0 F1 B1 F2 B2"
+    assert to_text(list_instructions(0, 2, 3, 2, fused=True)) == "FB0 FB1 FB2"
 
 
 def test_instructions_have_their_phase() -> None:
-    assert to_text(instructions(0, 2, 2, 2, phase=1)) == "1:F0 1:F1 1:B0 1:B1"
-    assert to_text(instructions(1, 2, 2, 1, phase=1)) == "1:FB0 1:FB1"
-    assert to_text(instructions(1, 2, 2, 1, phase=1, backward=False)) == "1:F0 1:F1"
+    assert to_text(list_instructions(0, 2, 2, 2, phase=1)) == "1:F0 1:F1 1:B0 1:B1"
+    assert to_text(list_instructions(1, 2, 2, 1, phase=1)) == "1:FB0 1:FB1"
+    assert to_text(list_instructions(1, 2, 2, 1, phase=1, backward=False)) == "1:F0 1:F1"
 
 
 def test_instructions_of_different_kinds_are_unequal() -> None:
@@ -177,7 +177,7 @@ def test_instructions_of_different_kinds_are_unequal() -> None:
 )
 def test_invalid_counts_are_refused_before_iteration(counts: tuple[int, int], word: str) -> None:
     with pytest.raises(OptionError, match=f"{word}="):
-        instructions(0, 2, *counts)
+        list_instructions(0, 2, *counts)
 
 
 @given(names, st.integers(1, 6), st.integers(1, 30), st.none() | st.integers(1, 40), st.data())
@@ -185,8 +185,8 @@ def test_instructions_run_each_micro_batch_once_in_order(
     name: str, stages: int, micro_batches: int, in_flight: int | None, data: st.DataObject
 ) -> None:
     stage = data.draw(st.integers(0, stages - 1))
-    limit = limit_of(name)(stage, stages, micro_batches) if in_flight is None else in_flight
-    made = list(instructions(stage, stages, micro_batches, limit))
+    limit = find_limit(name)(stage, stages, micro_batches) if in_flight is None else in_flight
+    made = list(list_instructions(stage, stages, micro_batches, limit))
     for letter in "FB":
         assert [i.micro_batch for i in made if letter in i.letters] == list(range(micro_batches))
     for micro_batch in range(micro_batches):
@@ -200,9 +200,9 @@ def test_micro_batches_in_flight_reach_and_respect_the_limit(
     name: str, stages: int, micro_batches: int, in_flight: int | None, data: st.DataObject
 ) -> None:
     stage = data.draw(st.integers(0, stages - 2))
-    limit = limit_of(name)(stage, stages, micro_batches) if in_flight is None else in_flight
+    limit = find_limit(name)(stage, stages, micro_batches) if in_flight is None else in_flight
     held, most = 0, 0
-    for instruction in instructions(stage, stages, micro_batches, limit):
+    for instruction in list_instructions(stage, stages, micro_batches, limit):
         held += 1 if isinstance(instruction, Forward) else -1
         most = max(most, held)
     assert held == 0
@@ -222,8 +222,8 @@ def test_zero_bubble_keeps_order_and_memory_limits(
     chosen = limits("zero-bubble", stages, micro_batches, in_flight=given_limits)
     stage = data.draw(st.integers(0, stages - 1))
     fused = [each == stages - 1 for each in range(stages)]
-    delay = delays(chosen, micro_batches, fused, in_flight=given_limits)[stage]
-    made = list(instructions(stage, stages, micro_batches, chosen[stage], delay=delay))
+    delay = choose_delays(chosen, micro_batches, fused, in_flight=given_limits)[stage]
+    made = list(list_instructions(stage, stages, micro_batches, chosen[stage], delay=delay))
     for letter in "FBW":
         assert [each.micro_batch for each in made if letter in each.letters] == list(range(micro_batches))
     held, most = 0, 0
@@ -232,22 +232,22 @@ def test_zero_bubble_keeps_order_and_memory_limits(
         most = max(most, held)
     assert most <= (chosen[stage] if isinstance(in_flight, list) else chosen[0])
     assert [each for each in made if each.letters != "W"] == list(
-        instructions(stage, stages, micro_batches, chosen[stage])
+        list_instructions(stage, stages, micro_batches, chosen[stage])
     )
 
 
 # -------------------- Replicas run parts of one list, so they never deadlock
 def test_eight_replicas_keep_one_generator_busy() -> None:
     """Eight replicas of a discriminator keep a generator busy that is eight times as fast."""
-    alone = simulate([Work(1.0, 1.0), Work(8.0, 8.0)], uniform(2), 64)
-    eight = simulate([Work(1.0, 1.0), Work(8.0, 8.0, replicas=8)], uniform(2), 64)
+    alone = simulate([Work(1.0, 1.0), Work(8.0, 8.0)], make_uniform_hops(2), 64)
+    eight = simulate([Work(1.0, 1.0), Work(8.0, 8.0, replicas=8)], make_uniform_hops(2), 64)
     assert alone.seconds / eight.seconds > 6.5
     assert eight.busy(0) / eight.seconds > 0.8
 
 
 def test_drawing_has_a_row_per_replica() -> None:
     works = [Work(1.0, 2.0), Work(1.0, 2.0, replicas=2)]
-    assert draw(simulate(works, uniform(2), 4)).splitlines() == [
+    assert draw_timeline(simulate(works, make_uniform_hops(2), 4)).splitlines() == [
         "stage 0   |F0-F1-F2-F3-B0====B1====B2====B3====|",
         "stage 1.0 |...F0-B0====F2-B2====...............|",
         "stage 1.1 |......F1-B1====F3-B3====............|",
@@ -278,7 +278,9 @@ def test_schedules_finish_for_any_order_of_replicas(
     orders: list[list[int]], micro_batches: int, name: str, seconds: float, in_flight: int | None
 ) -> None:
     works = [Work(1.0, 2.0, replicas=3, order=tuple(order), slowness=(1.0, 3.0, 0.5)) for order in orders]
-    found = simulate(works, uniform(len(works), seconds=seconds), micro_batches, name=name, in_flight=in_flight)
+    found = simulate(
+        works, make_uniform_hops(len(works), seconds=seconds), micro_batches, name=name, in_flight=in_flight
+    )
     for stage, order in enumerate(orders):
         done = sorted((span.micro_batch, span.what) for span in found.of(stage))
         assert done == sorted((m, what) for m in range(micro_batches) for what in "FB")
@@ -287,7 +289,7 @@ def test_schedules_finish_for_any_order_of_replicas(
 
 @pytest.mark.parametrize("speeds", [(1.0, 2.0), (1.0, 3.0), (1.0, 1.0, 4.0), (2.0, 3.0, 5.0)])
 def test_shares_by_speed_are_nearly_optimal(speeds: tuple[float, ...]) -> None:
-    many = enough([speeds], len(speeds))
+    many = choose_micro_batches([speeds], len(speeds))
     order, slowness = order_by_speed(speeds, many), tuple(1.0 / speed for speed in speeds)
     shared = simulate([Work(0.0, 1.0, replicas=len(speeds), order=order, slowness=slowness)], {}, many)
     in_turn = simulate([Work(0.0, 1.0, replicas=len(speeds), slowness=slowness)], {}, many)
@@ -300,7 +302,10 @@ def test_pipeline_of_uneven_replicas_is_as_fast_as_gpipe(speeds: tuple[float, ..
     many = int(8 * sum(speeds))
     slowness = tuple(max(speeds) / speed for speed in speeds)
     works = [Work(1.0, 2.0, replicas=len(speeds), order=order_by_speed(speeds, many), slowness=slowness)] * 2
-    assert simulate(works, uniform(2), many).seconds == simulate(works, uniform(2), many, name="gpipe").seconds
+    assert (
+        simulate(works, make_uniform_hops(2), many).seconds
+        == simulate(works, make_uniform_hops(2), many, name="gpipe").seconds
+    )
 
 
 @given(order=st.permutations([0, 0, 0, 0, 1]), chosen=st.integers(1, 6), many=st.integers(5, 30))

@@ -20,9 +20,9 @@ computes the states of its outputs from those of its inputs. Ops without a rule 
 'sum'
 """
 
-from whale_nebula.passes.rules import control, elementwise, layout, linear, creation, reductions, slicing
-from whale_nebula.passes.rules.interpret import SHAPED, Edge, Folding, fold
+from whale_nebula.passes.rules import control, creation, elementwise, layout, linear, reductions, slicing
 from whale_nebula.passes.rules.creation import SAME_SEED
+from whale_nebula.passes.rules.interpret import SHAPE_ONLY_OPS, Edge, Folding, fold
 from whale_nebula.passes.rules.registry import COUPLED, ROWS, WHOLE, Fold
 from whale_nebula.passes.rules.verdict import merge_rule, verdict
 
@@ -34,7 +34,7 @@ __all__ = [
     "FAMILIES",
     "ROWS",
     "SAME_SEED",
-    "SHAPED",
+    "SHAPE_ONLY_OPS",
     "WHOLE",
     "Edge",
     "Fold",

@@ -58,10 +58,10 @@ def add_folds(node: Node, folds: Sequence[Fold]) -> Fold:
 
 def multiply_folds(node: Node, folds: Sequence[Fold]) -> Fold:
     """The state of a product, which is linear in each factor: that of the one factor that is not whole."""
-    return reduce(lambda left, right: _product(node, left, right), folds)
+    return reduce(lambda left, right: _multiply_two(node, left, right), folds)
 
 
-def _product(node: Node, left: Fold, right: Fold) -> Fold:
+def _multiply_two(node: Node, left: Fold, right: Fold) -> Fold:
     if left.kind == WHOLE and right.kind == WHOLE:
         return whole()
     if WHOLE in (left.kind, right.kind):
@@ -78,10 +78,10 @@ def divide_folds(node: Node, folds: Sequence[Fold]) -> Fold:
     """The state of a quotient, a product with the divisor's inverse."""
     above, below = folds
     kind = _INVERTED.get(below.kind)
-    return node.nonlinear(folds) if kind is None else _product(node, above.bare, Fold(kind, per=UNKNOWN))
+    return node.nonlinear(folds) if kind is None else _multiply_two(node, above.bare, Fold(kind, per=UNKNOWN))
 
 
-def extreme(node: Node, folds: Sequence[Fold]) -> Fold:
+def fold_extremum(node: Node, folds: Sequence[Fold]) -> Fold:
     """The maximum or minimum of two: for numbers of rows a number of rows, as every batch has at least one row."""
     larger = node.op.type in ("Maximum", "Max")
     known = [fold.per for fold in folds if fold.kind == COUNT]
@@ -138,10 +138,10 @@ def _join(node: Node, left: Fold, right: Fold) -> Fold:
     return add_folds(node, [left, right])
 
 
-_MANY = 64
+_MAX_ENTRIES = 64
 
 
-def entries(node: Node, place: int) -> tuple[Fold, ...] | None:
+def list_entries(node: Node, place: int) -> tuple[Fold, ...] | None:
     """The states of the entries of an input in row-major order; None if they cannot be distinguished."""
     fold, shape = node.folds[place], node.spec(place).shape
     if fold.kind == ROWS or shape is None or None in shape:
@@ -153,7 +153,7 @@ def entries(node: Node, place: int) -> tuple[Fold, ...] | None:
         return tuple(whole(number) for number in fold.literal)
     if fold.parts is not None and len(fold.parts) == count:
         return fold.parts
-    return (whole(),) * count if fold.kind == WHOLE and 0 < count <= _MANY else None
+    return (whole(),) * count if fold.kind == WHOLE and 0 < count <= _MAX_ENTRIES else None
 
 
 def move_entries(node: Node, data: Sequence[int]) -> Result | None:
@@ -163,7 +163,7 @@ def move_entries(node: Node, data: Sequence[int]) -> Result | None:
     for place in range(len(node.folds)):
         numbers: Sequence[int] | None = node.ints(place)
         if place in data:
-            lane = entries(node, place)
+            lane = list_entries(node, place)
             numbers = None if lane is None else range(len(known), len(known) + len(lane))
             known.extend(lane or ())
         if numbers is None:

@@ -37,7 +37,7 @@ from whale_nebula.passes.rules.registry import (
 )
 
 TWO_AXES = "every row is combined with every other row: the batch is along two axes"
-APART = "a tensor that is not part of the batch has entries along the batch axis"
+FOREIGN_ROWS = "a tensor that is not part of the batch has entries along the batch axis"
 
 
 def axes(
@@ -96,7 +96,7 @@ def fold_axes(
     met = functools.reduce(lambda one, fold: match_rows(one, fold._replace(axis=one.axis)), [f for f, _ in rows])
     for place, labels in operands:
         if node.folds[place].kind == WHOLE and batch in labels and node.size(place, list(labels).index(batch)) != 1:
-            return node.couple(APART)
+            return node.couple(FOREIGN_ROWS)
     if batch in found.mixed:
         return node.couple(found.mixed[batch])
     if any(fold.kind != WHOLE for fold in node.folds[len(found.inputs) :]):
@@ -108,7 +108,7 @@ def fold_axes(
     )
 
 
-def first_of(result: Result) -> Fold:
+def select_first(result: Result) -> Fold:
     """The state of an op's one output."""
     return result if isinstance(result, Fold) else result[0]
 

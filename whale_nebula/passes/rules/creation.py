@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whale_nebula.passes.rules.algebra import entries, join_folds, move_by_wholes, move_entries
-from whale_nebula.passes.rules.axes import APART, axes, describe_entries, list_axes, match_rows, number_axes
+from whale_nebula.passes.rules.algebra import join_folds, list_entries, move_by_wholes, move_entries
+from whale_nebula.passes.rules.axes import FOREIGN_ROWS, axes, describe_entries, list_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -136,7 +136,7 @@ def broadcast_to(node: Node) -> Result:
     if data.kind == ROWS:
         return match_rows(data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
     axis = made.axis - (long - rank)
-    return made if axis < 0 or node.size(0, axis) == 1 else node.couple(APART)
+    return made if axis < 0 or node.size(0, axis) == 1 else node.couple(FOREIGN_ROWS)
 
 
 def _describe_tile(node: Node) -> Axes:
@@ -203,7 +203,7 @@ def _pad_whole(node: Node, folds: Sequence[Fold]) -> Fold:
 @axes("Pad PadV2 MirrorPad MirrorPadGrad", rest=_pad_whole)
 def pad(node: Node) -> Axes:
     """Padding with constants or reflections, except along the batch."""
-    widths, labels = entries(node, 1), list_axes(node)
+    widths, labels = list_entries(node, 1), list_axes(node)
     if widths is None:
         raise Undecided("the padding of rows is not known")
     around = [label for axis, label in enumerate(labels) if not all(w.zero for w in widths[2 * axis : 2 * axis + 2])]

@@ -10,12 +10,12 @@ from whale_nebula.ir.integers import ELEMENTWISE
 from whale_nebula.passes.rules.algebra import (
     add_folds,
     divide_folds,
-    extreme,
+    fold_extremum,
     join_folds,
     multiply_folds,
     pack_entries,
 )
-from whale_nebula.passes.rules.axes import describe_entries, first_of, fold_axes
+from whale_nebula.passes.rules.axes import describe_entries, fold_axes, select_first
 from whale_nebula.passes.rules.registry import (
     COUNT,
     ROWS,
@@ -143,7 +143,7 @@ def compare_entries(node: Node) -> Result:
     limit = _find_only_value(node)
     if limit is not None:
         return whole(limit)
-    return find_bad_input(node) or _lift_entries(node, extreme)
+    return find_bad_input(node) or _lift_entries(node, fold_extremum)
 
 
 def _find_only_value(node: Node) -> int | None:
@@ -218,7 +218,7 @@ def _lift_entries(node: Node, rest: Join) -> Fold:
     """The state of vectors of counts and known numbers, entry by entry."""
     lanes = _lanes(node)
     if lanes is None:
-        return first_of(fold_axes(node, describe_entries, rest))
+        return select_first(fold_axes(node, describe_entries, rest))
     length = max(len(lane) for lane in lanes)
     columns = [[lane[at if len(lane) > 1 else 0] for lane in lanes] for at in range(length)]
     found = tuple(_reckon(node, column, rest) for column in columns)

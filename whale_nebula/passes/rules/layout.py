@@ -18,10 +18,10 @@ from whale_nebula.passes.rules.axes import (
     add_axis,
     axes,
     check_mixed,
-    first_of,
     fold_axes,
     match_rows,
     number_axes,
+    select_first,
 )
 from whale_nebula.passes.rules.registry import (
     BESIDE,
@@ -75,7 +75,7 @@ def _describe_expanded(node: Node) -> Axes:
 def expand(node: Node) -> Result:
     """Add an axis of size one; as the last axis it makes a column of rows."""
     data = node.folds[0]
-    found = first_of(fold_axes(node, _describe_expanded, follow_entries(0)))
+    found = select_first(fold_axes(node, _describe_expanded, follow_entries(0)))
     column = data.kind == found.kind == ROWS and node.int_at(1) in (-1, node.rank(0))
     return found._replace(parts=(data.bare,)) if column else found
 
@@ -102,7 +102,7 @@ _DROPPED = "the batch axis may be removed: name the axes to squeeze"
 @rule("Squeeze", axes=_describe_squeezed, literal=True, positions=True)
 def squeeze(node: Node) -> Result:
     """Remove axes of size one; a known column of rows keeps its one entry."""
-    found = first_of(fold_axes(node, _describe_squeezed, follow_entries(0)))
+    found = select_first(fold_axes(node, _describe_squeezed, follow_entries(0)))
     named = node.attribute("squeeze_dims", ())
     known = found.kind == ROWS and isinstance(named, tuple) and len(named) == 1 and isinstance(named[0], int)
     column = node.columns(0, int(named[0])) if known and isinstance(named, tuple) else None  # type: ignore[arg-type]

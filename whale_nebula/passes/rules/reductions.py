@@ -6,7 +6,7 @@ from functools import reduce
 
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
 from whale_nebula.ir.integers import FOLDS
-from whale_nebula.passes.rules.algebra import add_folds, extreme, move_by_wholes, multiply_folds
+from whale_nebula.passes.rules.algebra import add_folds, fold_extremum, move_by_wholes, multiply_folds
 from whale_nebula.passes.rules.axes import axes, fold_axes, list_axes, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
@@ -127,7 +127,7 @@ def _reduce_shape(node: Node) -> Fold:
     if node.op.type == "Prod":
         return multiply_folds(node, parts)
     if node.op.type in ("Max", "Min"):
-        return reduce(lambda left, right: extreme(node, (left, right)), parts)
+        return reduce(lambda left, right: fold_extremum(node, (left, right)), parts)
     return add_folds(node, parts) if node.op.type == "Sum" else node.nonlinear(parts)
 
 
