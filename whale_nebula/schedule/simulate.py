@@ -153,7 +153,7 @@ def run_lists(
 ) -> Timeline:
     """Simulate instruction lists as given. Each replica of a stage runs its part of the stage's list.
 
-    >>> run_lists([instructions(0, 2, 2, in_flight=2)], [Work(1.0, 2.0)], {}).seconds
+    >>> run_lists([list_instructions(0, 2, 2, in_flight=2)], [Work(1.0, 2.0)], {}).seconds
     6.0
     """
     return _Run(lists, works, hops, blocking).finish()
