@@ -159,7 +159,7 @@ def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
     kinds: list[str] = []
     lines = list_batch_fixes(trace.met.pipeline.micro_batch, copied=trace.met.replicas.several)
     for value in values:
-        state = folding.of(value)
+        state = folding.fold_of(value)
         one = Fold(AFTER, blame=value.op, reason=_MIXED) if state.kind == SHAPE else state
         refusal = verdict(one, graph, where=lambda number: find_origin(operations[number]), lines=lines)
         if refusal is not None and trace.met.pipeline.coupled != "allow":

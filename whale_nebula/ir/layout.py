@@ -147,7 +147,7 @@ class Layouts:
         """The layout of a value."""
         return self.of.get(value, WHOLE_LAYOUT)
 
-    def gives_pieces(self, value: Value) -> bool:
+    def returns_pieces(self, value: Value) -> bool:
         """Whether a function returns a value in pieces, though it may be used whole."""
         return value in self.handed_on and all(each.value != value for each in self.reshards.get(-1, ()))
 

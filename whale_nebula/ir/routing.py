@@ -157,7 +157,7 @@ class Routing:
     orders: tuple[Order, ...] = ()
 
     @classmethod
-    def plain(cls, hosts: Iterable[str]) -> Routing:
+    def from_hosts(cls, hosts: Iterable[str]) -> Routing:
         """One host for each stage."""
         return cls(tuple((host,) for host in hosts))
 
@@ -170,7 +170,7 @@ class Routing:
         """The host of a stage for a micro-batch."""
         return self.hosts[stage][self.replica(stage, micro_batch)]
 
-    def of(self, stage: int) -> tuple[str, ...]:
+    def hosts_of(self, stage: int) -> tuple[str, ...]:
         """The hosts of a stage, each once, the first replica's first."""
         return tuple(dict.fromkeys(self.hosts[stage]))
 
@@ -198,11 +198,11 @@ class Routing:
     @cached_property
     def replicated(self) -> frozenset[int]:
         """The stages on several hosts."""
-        return frozenset(stage for stage in range(len(self.hosts)) if len(self.of(stage)) > 1)
+        return frozenset(stage for stage in range(len(self.hosts)) if len(self.hosts_of(stage)) > 1)
 
     def pair_hosts(self, source: int, readers: Sequence[int]) -> tuple[tuple[str, str], ...]:
         """The (sending, receiving) hosts between which a stage's tensors may cross in any order."""
-        found = ((a, b) for reader in readers for a in self.of(source) for b in self.of(reader) if a != b)
+        found = ((a, b) for reader in readers for a in self.hosts_of(source) for b in self.hosts_of(reader) if a != b)
         return tuple(dict.fromkeys(found))
 
     def pairs(self, source: int, readers: Sequence[int], count: int) -> tuple[tuple[str, str], ...]:

@@ -81,7 +81,7 @@ class BackwardSplitter:
         ]
         staying = {value for gradient in gradients for value in gradient.part.values} - flows
         self.first = self._ascend([v for v in self.draft.fetches if v not in staying], self._find_fixed())
-        together = [gradient for gradient in gradients if self._is_made(gradient.part)]
+        together = [gradient for gradient in gradients if self._is_computed(gradient.part)]
         apart = [gradient for gradient in gradients if gradient not in together]
         weights = sum(gradient.weights for gradient in gradients)
         if sum(gradient.weights for gradient in apart) < MIN_SHARE * max(weights, 1):
@@ -100,10 +100,10 @@ class BackwardSplitter:
         """
         for number in self.draft.ops:
             op = self.program.graph.ops[number]
-            if number in self.draft.roots or op.type == REPLICA_SUM or (op.stateful and not self._is_lasting(op)):
+            if number in self.draft.roots or op.type == REPLICA_SUM or (op.stateful and not self._can_reread(op)):
                 yield number
 
-    def _is_lasting(self, op: Op) -> bool:
+    def _can_reread(self, op: Op) -> bool:
         """Whether an op reads a variable that no forward writes, so that it can be read again."""
         return is_read(op) and self.parts.forward_written.isdisjoint(list_resources(op, self.program.graph))
 
@@ -111,7 +111,7 @@ class BackwardSplitter:
         """The ops of the draft that make values, or that these ops need."""
         return find_predecessors(self.program.graph, [*(value.op for value in values), *ops], self.draft.ops)
 
-    def _is_made(self, part: GradientPart) -> bool:
+    def _is_computed(self, part: GradientPart) -> bool:
         """Whether the first part has already computed a gradient."""
         return is_movement(self.program.graph, self._ascend(part.values) - self.first)
 
@@ -150,7 +150,7 @@ class BackwardSplitter:
             op = graph.ops[value.op]
             if op.role == CAPTURE or op.index in second.ops or value in second.feeds:
                 continue
-            again = op.type == "Const" or (op.type == "ReadVariableOp" and self._is_lasting(op))
+            again = op.type == "Const" or (op.type == "ReadVariableOp" and self._can_reread(op))
             if op.index not in self.draft.ops or (op.index in self.first and not again):
                 second.feeds[value] = None
                 given |= {value: None} if op.index in self.first else {}

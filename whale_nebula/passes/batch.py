@@ -55,7 +55,7 @@ def _merge_slices(part: GradientPart, request: Request, folds: BatchFolds, foldi
     """
     if not part.sparse:
         return part
-    state = folding.of(part.values[1])
+    state = folding.fold_of(part.values[1])
     if state.kind == WHOLE:
         return replace(part, merge=ADDED)
     if state.kind != ROWS or state.position:
@@ -71,8 +71,8 @@ def _choose_merge(program: Program, folds: BatchFolds, folding: Folding, request
     if origin < 0 or program.graph.ops[origin].role == CAPTURE or not parts:
         return ADDED
     value, *others = program.graph.ops[origin].values
-    state = folding.of(value)
-    alike = all(folding.of(other).bare == state.bare for other in others)
+    state = folding.fold_of(value)
+    alike = all(folding.fold_of(other).bare == state.bare for other in others)
     sparse = not alike or any(part.sparse for part in parts)
     if state.kind in _MERGES_BY_KIND and not (sparse and state.kind != WHOLE):
         return _MERGES_BY_KIND[state.kind]
@@ -117,12 +117,12 @@ def _holds_for_batch(graph: Graph, op: Op, folding: Folding) -> bool:
         return True
     if op.type == "Assert" or _ASSERT_GUARD in op.name:
         return _holds_for_each(graph, op.inputs[0], folding)
-    return all(folding.of(value).kind in (ROWS, WHOLE) for value in op.inputs)
+    return all(folding.fold_of(value).kind in (ROWS, WHOLE) for value in op.inputs)
 
 
 def _holds_for_each(graph: Graph, value: Value, folding: Folding) -> bool:
     op = graph.ops[value.op]
-    if folding.of(value).kind in (ROWS, WHOLE):
+    if folding.fold_of(value).kind in (ROWS, WHOLE):
         return True
     if op.type in _CONJUNCTIONS:
         return _holds_for_each(graph, op.inputs[0], folding) and (
@@ -132,16 +132,16 @@ def _holds_for_each(graph: Graph, value: Value, folding: Folding) -> bool:
     if op.type in _LESS_OPS | _GREATER_OPS:
         low, high = op.inputs if op.type in _LESS_OPS else reversed(op.inputs)
         least = 1 if op.type.endswith("Equal") else 0
-        if folding.of(high).kind == "count" and max(folding.of(low).literal or (least + 1,)) <= least:
+        if folding.fold_of(high).kind == "count" and max(folding.fold_of(low).literal or (least + 1,)) <= least:
             return True  # no micro-batch is empty
         return _is_extremum(graph, low, "Max", folding) and _is_extremum(graph, high, "Min", folding)
-    return op.type == "Equal" and _have_equal_counts(*(folding.of(each) for each in op.inputs))
+    return op.type == "Equal" and _have_equal_counts(*(folding.fold_of(each) for each in op.inputs))
 
 
 def _is_extremum(graph: Graph, value: Value, kind: str, folding: Folding) -> bool:
     """Whether a value is the maximum (minimum) over rows, or the same in every micro-batch."""
-    state, op = folding.of(value), graph.ops[value.op]
-    return state.kind == WHOLE or (op.type == kind and folding.of(op.inputs[0]).kind == ROWS)
+    state, op = folding.fold_of(value), graph.ops[value.op]
+    return state.kind == WHOLE or (op.type == kind and folding.fold_of(op.inputs[0]).kind == ROWS)
 
 
 def _have_equal_counts(left: Fold, right: Fold) -> bool:
@@ -156,7 +156,7 @@ def _have_equal_counts(left: Fold, right: Fold) -> bool:
 
 def _assertion_refusal(graph: Graph, check: int, folding: Folding) -> Fold | None:
     """The reason why an assertion cannot be made on merged values, or None if it can."""
-    states = [folding.of(value) for value in graph.ops[check].inputs]
+    states = [folding.fold_of(value) for value in graph.ops[check].inputs]
     bad = next((state for state in states if state.kind == COUPLED), None)
     rows = any(state.kind == ROWS for state in states)
     return bad or (Fold(COUPLED, blame=check, reason=_ROWS_REASON) if rows else None)
@@ -175,7 +175,7 @@ def find_rereads(
     deferred. A write that does not run `once` precedes the reads of the next micro-batch, at any place in the trace.
     """
     for write in own:
-        if is_effect(write, graph) and any(folding.of(value).kind != WHOLE for value in write.inputs):
+        if is_effect(write, graph) and any(folding.fold_of(value).kind != WHOLE for value in write.inputs):
             handles = set(find_written_handles(write, graph))
             touching = (op for op in graph.ops if op.outputs and op is not write)
             readers = [op for op in touching if handles.intersection(list_resources(op, graph))]
@@ -220,7 +220,7 @@ class BatchFolds:
             return "only"
         if self.program.weights and value in self.targets:
             return "mean"
-        state = self.folding.of(value)
+        state = self.folding.fold_of(value)
         rule = merge_rule(state)
         if rule not in ("coupled", "after", "whole"):
             return rule
@@ -247,7 +247,7 @@ class BatchFolds:
         """How a boundary tensor relates to the micro-batches: by rows, replicated, or a partial sum."""
         if self.folding is None:
             return "rows"
-        kind, shape = self.folding.of(value).kind, self.program.graph.spec(value).shape
+        kind, shape = self.folding.fold_of(value).kind, self.program.graph.spec(value).shape
         if kind == "coupled" and shape and shape[0] is None:  # allowed: each micro-batch has its own rows
             return "rows"
         return kind if kind in ("rows", "whole") else "partial"
@@ -289,7 +289,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     allowed = program.pipeline.coupled == "allow"
     if allowed and not all(state.good for state in folding.folds.values()):
         folding = _fold_program(program, checks=checks, apart=True)
-    loss = next((folding.of(target) for target in targets if not folding.of(target).good), None)
+    loss = next((folding.fold_of(target) for target in targets if not folding.fold_of(target).good), None)
     means: Collection[Value] = ()
     if loss is not None and allowed:
         means = _find_loss_terms(program, folding, targets)
@@ -301,7 +301,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found = BatchFolds(program, folding, frozenset(), checks, wholes, where, frozenset(value.op for value in added))
     found.note(None if loss is None else verdict(loss, graph, where=where))
     for value, op in added.items():
-        found.refuse(coupled.of(value), *_describe_write(op, program))
+        found.refuse(coupled.fold_of(value), *_describe_write(op, program))
     forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
     found.notes += [DRAWS_NOTE] * any(is_stateful_draw(op) or is_seeded_draw(op) for op in graph.with_bodies(forward))
     each = graph.ascend(value.op for value in targets)
@@ -341,7 +341,7 @@ def _find_added_values(own: Sequence[Op], graph: Graph, folding: Folding) -> dic
             value = _find_addend(graph, write)
             if value is None:
                 others.update(find_written_handles(write, graph))
-            elif folding.of(value).kind == COUPLED and not folding.of(value).inputs:
+            elif folding.fold_of(value).kind == COUPLED and not folding.fold_of(value).inputs:
                 added[value] = write
     return {value: write for value, write in added.items() if others.isdisjoint(find_written_handles(write, graph))}
 
@@ -385,7 +385,7 @@ def count_entries_per_row(program: Program, values: Collection[Value]) -> Mappin
     if not values:
         return {}
     folding = _fold_program(program)
-    found = {value: folding.of(value) for value in values}
+    found = {value: folding.fold_of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
     return {n: found[n].per for n in alike if found[n].per > 0}  # 0: known only at run time
 
@@ -403,7 +403,7 @@ def _find_loss_terms(program: Program, folding: Folding, targets: Iterable[Value
     while stack:
         value = stack.pop()
         spec, op = program.graph.spec(value), program.graph.ops[value.op]
-        if value in found or not (spec.scalar and spec.floating) or folding.of(value).good:
+        if value in found or not (spec.scalar and spec.floating) or folding.fold_of(value).good:
             continue
         found.add(value)
         stack.extend(op.inputs if op.type in _LINEAR_OPS else ())
@@ -416,11 +416,11 @@ def _must_wait(op: Op, program: Program, folding: Folding) -> bool:
         return bool(list_resources(op, program.graph)) and all(
             state.kind in _MERGEABLE_KINDS for state in _list_input_folds(op, folding)
         )
-    return any(folding.of(value).kind in _WAITING_KINDS for value in op.values)
+    return any(folding.fold_of(value).kind in _WAITING_KINDS for value in op.values)
 
 
 def _list_input_folds(op: Op, folding: Folding) -> list[Fold]:
-    return [folding.of(value) for value in op.inputs]
+    return [folding.fold_of(value) for value in op.inputs]
 
 
 def _find_writes_of_coupled_means(own: list[Op], once: Collection[int], graph: Graph, folding: Folding) -> set[int]:
@@ -432,7 +432,7 @@ def _find_writes_of_coupled_means(own: list[Op], once: Collection[int], graph: G
     coupled = [op for op in writes if op.index not in once and not all(s.good for s in _list_input_folds(op, folding))]
 
     def other(op: int) -> bool:
-        return any(folding.of(value).kind != "mean" for value in graph.ops[op].values)
+        return any(folding.fold_of(value).kind != "mean" for value in graph.ops[op].values)
 
     means = [op for op in graph.ascend(op.index for op in coupled) if graph.ops[op].outputs and not other(op)]
     return graph.descend(means, skip=other) & {op.index for op in writes} if means else set()
@@ -488,7 +488,7 @@ def _find_refusals(own: list[Op], once: Collection[int], program: Program, foldi
             state = Fold(COUPLED, blame=number, reason="the backward writes a variable, once for each micro-batch")
             yield state, "a variable that the step writes", ()
     for value in (value for request in program.requests for value in request.given):
-        state = folding.of(value)
+        state = folding.fold_of(value)
         if state.kind == WHOLE or (state.kind == ROWS and not state.misplaced):
             continue
         reason = state.misplaced or f"output_gradients is {state.spoken}"
@@ -530,7 +530,7 @@ def explain_coupling(program: Program, where: Where = lambda op: "") -> str:
     """
     tried = replace(program, pipeline=replace(program.pipeline, micro_batch=max(2, program.pipeline.micro_batch)))
     folding = _fold_program(tried)
-    losses = [folding.of(value) for request in program.requests for value in request.targets]
+    losses = [folding.fold_of(value) for request in program.requests for value in request.targets]
     if any(not each.good and each.kind != COUPLED for each in losses):
         return ""
     try:
@@ -547,5 +547,5 @@ def _are_uncoupled(folds: BatchFolds) -> bool:
     if folding is None or program.weights:
         return True
     returned = [value for value in program.returns if value.op in program.of_batch]
-    kept = all(merge_rule(folding.of(value)._replace(inputs=False)) != "coupled" for value in returned)
-    return kept and all(folding.of(target).good for target in folds.targets)
+    kept = all(merge_rule(folding.fold_of(value)._replace(inputs=False)) != "coupled" for value in returned)
+    return kept and all(folding.fold_of(target).good for target in folds.targets)

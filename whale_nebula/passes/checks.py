@@ -141,7 +141,7 @@ def check_draws(program: Program, parts: Parts, folds: BatchFolds, workers: Sequ
 
     for op in graph.ops:
         drawn = is_seeded_draw(op) and parts.part.get(op.index, 0) % 3 == FORWARD
-        rows = drawn and any(folds.folding.of(value).kind == ROWS for value in op.values)
+        rows = drawn and any(folds.folding.fold_of(value).kind == ROWS for value in op.values)
         if rows and not any(moves(graph.ops[before]) for before in find_seed_ops(op, graph)):
             folds.refuse(Fold(COUPLED, blame=op.index, reason=SAME_SEED), "random numbers")
 

@@ -162,7 +162,7 @@ class Completion:
         before = [self.of.pop(value, None) for value in op.values]
         key = (op.index, *map(self.layout, op.inputs), *map(self.wanted.get, op.values))
         if key not in self.ways:
-            self.ways[key] = tuple(self.weigh(op, each) for each in self.list_strategies(op))
+            self.ways[key] = tuple(self.price_strategy(op, each) for each in self.list_strategies(op))
         ways = self.ways[key]
         best = min(ways, key=lambda each: self.cost(each, place)).strategy if len(ways) > 1 else ways[0].strategy
         inputs = zip(op.inputs, best.inputs, strict=True)
@@ -172,7 +172,7 @@ class Completion:
         changed |= {value for value, was in zip(op.values, before, strict=True) if self.of.get(value) != was}
         return chain.from_iterable(map(self.question.facts.readers, changed))
 
-    def weigh(self, op: Op, way: Strategy) -> CostedStrategy:
+    def price_strategy(self, op: Op, way: Strategy) -> CostedStrategy:
         """The bytes of communication of a strategy, with those of a later all-reduce of a partial sum."""
         size, count = self.question.facts.size, self.question.count
         crossing: list[tuple[tuple[Value, Layout] | None, float]] = []
@@ -211,7 +211,7 @@ class Completion:
         found, before = self.list_reshards(needs), self.reshards.pop(op.index, ())
         if found:
             self.reshards[op.index] = found
-        now, was = ({(each.value, each.target) for each in every} for every in (found, before))
+        now, was = ({(each.value, each.target) for each in reshards} for reshards in (found, before))
         for each in now - was:
             self.needs[each] = tuple(sorted((*self.needs.get(each, ()), place)))
         for each in was - now:
@@ -230,7 +230,7 @@ class Completion:
         return tuple(found)
 
     @cached_property
-    def every(self) -> Mapping[int, tuple[Reshard, ...]]:
+    def all_reshards(self) -> Mapping[int, tuple[Reshard, ...]]:
         """Reshards by the op that needs them, in the order of visits; -1 at the end."""
         places, found = self.question.facts.places, self.reshards
         ends = self.list_reshards([(value, WHOLE_LAYOUT) for value in sorted(self.question.wholes)])
@@ -239,20 +239,20 @@ class Completion:
     @cached_property
     def nbytes(self) -> float:
         """Bytes that each device sends."""
-        return fsum(each.nbytes for each in list_collectives(self.every))
+        return fsum(each.nbytes for each in list_collectives(self.all_reshards))
 
     def list_layouts(self) -> Layouts:
         """The resulting layouts."""
         question, facts = self.question, self.question.facts
-        every = ((value, self.layout(value)) for value in (*facts.values, *sorted(question.wholes)))
-        pieces = {value: layout for value, layout in every if layout != WHOLE_LAYOUT}
+        layouts = ((value, self.layout(value)) for value in (*facts.values, *sorted(question.wholes)))
+        pieces = {value: layout for value, layout in layouts if layout != WHOLE_LAYOUT}
         ops = [op for op in map(question.graph.ops.__getitem__, question.ops) if op.inputs]
         touched = [op for op in ops if not pieces.keys().isdisjoint((*op.inputs, *op.values))]
         alone = {op.index: note for op in touched if (note := self.explain(op))}
         return Layouts(
             question.count,
             pieces,
-            self.every,
+            self.all_reshards,
             dict(self.variables),
             frozenset(self.together),
             frozenset(op.index for op in touched),
@@ -291,7 +291,9 @@ class Completion:
         if op.type in ASSIGNS:
             return Strategy((None, variable, *any_way[2:]), ())
         if op.type in SCATTERS:
-            return Strategy((None, WHOLE_LAYOUT, self.lay_updates(op, variable)), (), variable != WHOLE_LAYOUT)
+            return Strategy(
+                (None, WHOLE_LAYOUT, self.choose_updates_layout(op, variable)), (), variable != WHOLE_LAYOUT
+            )
         if op.type == "ReadVariableOp":
             return Strategy(any_way, (variable,))
         if op.type == "IdentityN":
@@ -375,7 +377,7 @@ class Completion:
         found = self.question.facts.spec(value)
         return Spec(found.dtype, None) if found.dtype == "resource" else found
 
-    def lay_updates(self, op: Op, variable: Layout) -> Layout:
+    def choose_updates_layout(self, op: Op, variable: Layout) -> Layout:
         """The layout of rows that are scattered into a variable: a device receives all of its own rows, or a piece of
         each.
         """
@@ -424,11 +426,11 @@ def _follow_pieces(question: Question) -> Layouts:
 def _list_steps(run: Completion) -> Iterator[LayoutChange]:
     """The variables and values that could be sharded in addition."""
     known = {*run.question.settled, *run.variables}
-    for variable, layout in find_pieces(run.question.graph, run.every).items():
+    for variable, layout in find_pieces(run.question.graph, run.all_reshards).items():
         if variable not in known:
             yield LayoutChange({variable: layout}, {})
     for step in find_wanted_pieces(
-        run.question.facts, run.every, known, lambda value: run.layout(value) == WHOLE_LAYOUT
+        run.question.facts, run.all_reshards, known, lambda value: run.layout(value) == WHOLE_LAYOUT
     ):
         if not step.wanted.keys() <= run.wanted.keys():
             yield step

@@ -203,10 +203,10 @@ class Dependences:
 
     program: Program
 
-    def of(self, value: Value) -> Mapping[str, str]:
+    def inputs_of(self, value: Value) -> Mapping[str, str]:
         """The dependence of a value on inputs, by their names."""
         found: dict[str, str] = {}
-        kinds = self._known[value.op]
+        kinds = self._kinds_by_op[value.op]
         scalar = self.program.graph.spec(value).scalar
         for number, leaf in enumerate(self.program.leaves):
             how = next((DEPENDS[kind] for kind in range(3) if kinds[kind] >> number & 1), None)
@@ -215,7 +215,7 @@ class Dependences:
         return found
 
     @cached_property
-    def _known(self) -> Sequence[_Kinds]:
+    def _kinds_by_op(self) -> Sequence[_Kinds]:
         """The dependences of each op, as a fixed point over values from later stages and variables kept for the next
         step.
         """
@@ -224,12 +224,12 @@ class Dependences:
         if not program.leaves:
             return found
         weighted = graph.descend(op.index for op in graph.ops if op.role in (CAPTURE, FEED, HOLDER))
-        arriving = {feed: [*self._flows(*arrival)] for feed, arrival in self._arrivals.items()}
+        arriving = {feed: [*self._list_flows(*arrival)] for feed, arrival in self._arrivals.items()}
         writers: dict[int, list[Op]] = {}
         for op in graph.ops:
             for handle in find_written_handles(op, graph) if is_effect(op, graph) else ():
                 writers.setdefault(handle, []).append(op)
-        outside = self._outside
+        outside = self._external_state
         known = dict.fromkeys(outside, _NONE)
         changed = True
         while changed:
@@ -240,7 +240,7 @@ class Dependences:
                     now = _merge_kinds(each for each in given if not each[2])
                 else:
                     read = [known[cluster] for cluster, (_, readers) in outside.items() if op.index in readers]
-                    now = self._look(op, found, op.index in weighted, arriving, read)
+                    now = self._find_kinds(op, found, op.index in weighted, arriving, read)
                 changed = changed or (now != found[op.index] and (op.index in arriving or op.index in writers))
                 found[op.index] = now
             before = known
@@ -251,7 +251,7 @@ class Dependences:
         return found
 
     @cached_property
-    def _outside(self) -> Mapping[str, tuple[Sequence[Value], frozenset[int]]]:
+    def _external_state(self) -> Mapping[str, tuple[Sequence[Value], frozenset[int]]]:
         """By cluster: the inputs of ops that read or write state outside the graph, and these ops. Those without stage
         may run in any cluster.
         """
@@ -264,7 +264,7 @@ class Dependences:
             found[cluster] = [value for op in own for value in op.inputs], frozenset(op.index for op in own)
         return found
 
-    def _look(
+    def _find_kinds(
         self,
         op: Op,
         found: Sequence[_Kinds],
@@ -295,7 +295,7 @@ class Dependences:
         held = ((op, number, each) for op, (number, holder) in program.holders.items() for each in holder.values)
         return {**found, **{op: (number, each) for op, number, each in held if each.op == op}}
 
-    def _flows(self, request: int, value: Value) -> Iterator[Value]:
+    def _list_flows(self, request: int, value: Value) -> Iterator[Value]:
         """The values that a gradient's placeholder is filled with."""
         asked = self.program.requests[request]
         yield from (flow.gradient for flow in asked.flows if flow.boundary == value)
@@ -353,18 +353,18 @@ def _list_crossings(
     for boundary in cut.boundaries:
         name, source = f"b{boundary.slot}", home[boundary.source]
         for stage in boundary.destinations:
-            yield name, source, home[stage], dependences.of(boundary.value)
+            yield name, source, home[stage], dependences.inputs_of(boundary.value)
         for flow in flows if boundary.backward else ():
             if flow.boundary == boundary.value:
-                yield f"gradient of {name}", home[flow.stage], source, dependences.of(flow.gradient)
+                yield f"gradient of {name}", home[flow.stage], source, dependences.inputs_of(flow.gradient)
     for phase in cut.phases:
         for shared in list_shared_parts(cut, phase):
             part = program.gradient_parts[shared.key]
             for destination in shared.destinations:
                 ends = clusters[shared.source], clusters[destination]
-                yield "gradients of tied variables", *ends, dependences.of(part.values[shared.piece])
+                yield "gradients of tied variables", *ends, dependences.inputs_of(part.values[shared.piece])
         for each in phase.crossings:
             for destination in each.destinations:
                 scalar = program.graph.spec(each.value).scalar
                 what = "losses, metrics and other numbers" if scalar else "results and other tensors"
-                yield what, clusters[each.source], clusters[destination], dependences.of(each.value)
+                yield what, clusters[each.source], clusters[destination], dependences.inputs_of(each.value)

@@ -204,7 +204,7 @@ class Facts:
         return Node(self.graph, op, folds, Bodies(), op.index, specs)
 
     def _count_size(self, value: Value) -> float:
-        spec, shape = self.spec(value), self._forms.shape(value)
+        spec, shape = self.spec(value), self._assumed_sizes.shape(value)
         if spec.dtype == "resource":
             return math.inf
         if spec.rank == len(shape):
@@ -212,7 +212,7 @@ class Facts:
         return Spec(spec.dtype, shape).nbytes()
 
     @cached_property
-    def _forms(self) -> Sizes:
+    def _assumed_sizes(self) -> Sizes:
         """The sizes of values in a batch of `ASSUMED_ROWS` rows."""
         return Sizes(self.graph, ASSUMED_ROWS).follow(sorted(self.graph.ascend(self.ops)))
 

@@ -213,10 +213,10 @@ class _Labeler:
         free = [op for op in self.graph.ops if not self._is_settled(op)]
         self.free = frozenset(op.index for op in free)
         self.alone = find_ops_of_variables(self.graph)
-        owners = self._owners()
-        earliest, self.needed = self._earliest(free, owners), self._earliest(free, {})
+        owners = self._find_owners()
+        earliest, self.needed = self._find_earliest(free, owners), self._find_earliest(free, {})
         for op in reversed(free):
-            self._settle(op, earliest, self.needed)
+            self._label_op(op, earliest, self.needed)
         each = [op for op in free if op.index not in self.alone]
         self.labels.update(label_jointly(self.graph, self.labels, each, len(self.numbers)))
         return self.labels
@@ -230,7 +230,7 @@ class _Labeler:
         self.labels[op.index] = self.numbers[op.stage]
         return True
 
-    def _owners(self) -> dict[int, int]:
+    def _find_owners(self) -> dict[int, int]:
         """The owner of each captured variable: the first stage that touches it."""
         owners: dict[int, int] = {}
         for op in self.graph.ops:
@@ -240,7 +240,7 @@ class _Labeler:
                     owners[value.op] = min(owners.get(value.op, stage or 0), stage or 0)
         return owners
 
-    def _earliest(self, free: Sequence[Op], owners: Mapping[int, int]) -> dict[int, int]:
+    def _find_earliest(self, free: Sequence[Op], owners: Mapping[int, int]) -> dict[int, int]:
         """For each op, the latest stage among its inputs; ops of the user's inputs alone have none."""
         found: dict[int, int] = {}
         for op in free:
@@ -250,7 +250,7 @@ class _Labeler:
                 found[op.index] = max(stages)
         return found
 
-    def _settle(self, op: Op, earliest: Mapping[int, int], needed: Mapping[int, int]) -> None:
+    def _label_op(self, op: Op, earliest: Mapping[int, int], needed: Mapping[int, int]) -> None:
         """Label an op, after its readers (in reverse trace order), so that its latest possible stage is known.
 
         An op that a reader needs in a stage before the variable's owner runs there: both stages hold the variable.

@@ -79,18 +79,18 @@ class _Builder:
             devices=list_devices(program, self.workers),
             phases=phases,
             boundaries=self._build_boundaries(),
-            merges={value: self.folds.merge(value) for value in self.cutter.demanded},
-            held={each.path: self._names(self.homes.variables[op]) for op, each in variables.items()},
+            merges={value: self.folds.merge(value) for value in self.cutter.update_readers},
+            held={each.path: self._list_names(self.homes.variables[op]) for op, each in variables.items()},
             whole=self._finish_once("whole"),
             weight=self._finish_once("weight"),
             forward_written=tuple(sorted(variables[op].path for op in self.parts.forward_written if op in variables)),
             updates=any(find_written_handles(graph.ops[op], graph) for op in self.parts.effects),
             notes=(*self.folds.notes, *([str(program.apart)] if program.apart else ())),
-            owners={value: self._names(owned) for value, owned in self.cutter.owned.items()},
+            owners={value: self._list_names(owned) for value, owned in self.cutter.owned.items()},
             orders=list_orders(program),
         )
 
-    def _names(self, workers: Collection[int]) -> tuple[str, ...]:
+    def _list_names(self, workers: Collection[int]) -> tuple[str, ...]:
         return tuple(self.workers[worker].name for worker in sorted(workers))
 
     def _finish_once(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
@@ -123,7 +123,7 @@ class _Builder:
             first, second = self._fuse(first or Draft(second.key), second), None
         weights: Draft | None = None
         if self.program.pipeline.schedule in SPLIT_BACKWARD:
-            first, second, weights = self._part(first, second)
+            first, second, weights = self._separate_weights(first, second)
         worker = self.workers[self.homes.worker_of(stage)].name
         forward, backward, later = (None if d is None else d.finish(worker) for d in (first, second, weights))
         skipped: Fragment | None = None
@@ -132,7 +132,9 @@ class _Builder:
             skipped, drifting = _find_skipped_part(self.program, forward)
         return StagePhase(stage, phase, forward, backward, fused, skipped, drifting, later)
 
-    def _part(self, first: Draft | None, second: Draft | None) -> tuple[Draft | None, Draft | None, Draft | None]:
+    def _separate_weights(
+        self, first: Draft | None, second: Draft | None
+    ) -> tuple[Draft | None, Draft | None, Draft | None]:
         """Separate gradients of weights from a backward, or from a function with forward and backward."""
         whole = second or first
         if whole is None or whole.key.kind == "forward":
@@ -146,7 +148,7 @@ class _Builder:
 
     def _fuse(self, forward: Draft, backward: Draft) -> Draft:
         """Merge a forward and a backward without gradients from other stages into one function, which keeps nothing."""
-        own, kept = backward.key, self.cutter.demanded.keys() | self.cutter.masks
+        own, kept = backward.key, self.cutter.update_readers.keys() | self.cutter.masks
         merged = Draft(own._replace(kind="fused"), ops={**forward.ops, **backward.ops})
         merged.roots = {**forward.roots, **backward.roots}
         merged.feeds = {v: None for v in [*forward.feeds, *backward.feeds] if v.op not in merged.ops}
@@ -162,7 +164,7 @@ class _Builder:
         for (value, source, destination), at in self.cutter.crossings.items():
             if at == phase:
                 found.setdefault((value, source), []).append(self.workers[destination].name)
-        early = self.cutter.demanded.keys() | self.cutter.early
+        early = self.cutter.update_readers.keys() | self.cutter.early
         rounds = {key: -1 if key[0] in early else self.homes.round_of(key[0].op, key[1]) for key in found}
         return tuple(
             Crossing(value, phase, self.workers[source].name, tuple(sorted(to)), rounds[value, source])
@@ -189,12 +191,12 @@ class _Builder:
                 ids=find_ids(program, value, layout, readers), where=find_scope_line(program, scope),
             )  # fmt: skip
             found.append(boundary)
-        notes.extend(self._repetition_notes(found))
+        notes.extend(self._list_repetition_notes(found))
         notes.extend(list_scope_notes(program, found))
         notes.extend(list_state_notes(program, found, self.workers))
         return tuple(found)
 
-    def _repetition_notes(self, boundaries: Sequence[Boundary]) -> Iterator[str]:
+    def _list_repetition_notes(self, boundaries: Sequence[Boundary]) -> Iterator[str]:
         """Notes on boundaries with the same value in each micro-batch, which is computed and sent for each."""
         count, graph = self.program.pipeline.micro_batch, self.program.graph
         for boundary in boundaries if self.folds.folding is not None else ():

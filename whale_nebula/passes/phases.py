@@ -187,13 +187,13 @@ class _Splitter:
         self.seeds = self._find_seed_variables()
         self.pure = self._find_pure()
         self.each = self.batch - self.pure - self.effects - self.held
-        self.row_made = self._find_row_made()
+        self.row_sources = self._find_row_sources()
         self._find_levels()
         single = max(self.phase_of, default=0) == 0
-        self.late = find_late_sums(program, self._may_wait, self._runs_with_each) if single else Late()
+        self.late = find_late_sums(program, self._can_wait, self._runs_with_micro_batch) if single else Late()
         self.checked = graph.ascend(self.checks) & self.once - self.held - self.effects
         for op in self.own:
-            self._place(op)
+            self._place_op(op)
         return self._collect_parts()
 
     def _find_seed_variables(self) -> dict[int, int]:
@@ -228,13 +228,13 @@ class _Splitter:
         for op in reversed(self.own):
             staged = op.stage is not None and op.index not in self.effects and op.type != "Const"
             leads = op.index in self.targets or staged or op.index in found or op.index in self.added
-            if leads or self._stays(op):
+            if leads or self._runs_per_micro_batch(op):
                 found.update(value.op for value in op.inputs)
             if leads:
                 found.update(op.control)
         return found | self.added
 
-    def _stays(self, op: Op) -> bool:
+    def _runs_per_micro_batch(self, op: Op) -> bool:
         """Whether an effect runs with each micro-batch: it prints, checks, or writes a value that cannot be merged."""
         each = op.index in self.effects and op.index in self.batch and op.index not in self.once
         return each and (self.program.pipeline.micro_batch > 1 or not list_resources(op, self.program.graph))
@@ -256,23 +256,23 @@ class _Splitter:
         waiting = list(self.program.requests)
         for op in self.own:
             while waiting and op.index >= waiting[0].start:
-                self._enter(waiting.pop(0))
-            level = max((self._level(each) for each in (*(v.op for v in op.inputs), *op.control)), default=-1)
+                self._assign_phase(waiting.pop(0))
+            level = max((self._find_level(each) for each in (*(v.op for v in op.inputs), *op.control)), default=-1)
             late = op.index in self.effects and op.index not in self.batch and not self._is_seed_write(op)
             self.level[op.index] = max(level, self.phase_of[-1]) if late and self.phase_of else level
         for request in waiting:
-            self._enter(request)
+            self._assign_phase(request)
 
-    def _level(self, op: int) -> int:
+    def _find_level(self, op: int) -> int:
         if op in self.program.holders:
             return self.phase_of[self.program.holders[op][0]]
         return self.level.get(op, -1)
 
-    def _enter(self, request: Request) -> None:
+    def _assign_phase(self, request: Request) -> None:
         above = self.program.graph.ascend(v.op for v in request.targets)
-        self.phase_of.append(1 + max((self._level(op) for op in above), default=-1))
+        self.phase_of.append(1 + max((self._find_level(op) for op in above), default=-1))
 
-    def _place(self, op: Op) -> None:
+    def _place_op(self, op: Op) -> None:
         early = self._find_earliest(op, self.again if op.index in self.checks else {})
         late_sum = op.index in self.late.sums
         if op.index in self.checked:
@@ -288,22 +288,22 @@ class _Splitter:
         elif early or late_sum:
             self.part[op.index] = _find_next_part(early, UPDATE) if late_sum else early
 
-    def _may_wait(self, op: Op) -> bool:
+    def _can_wait(self, op: Op) -> bool:
         """Whether an op of the forward without readers there may run once, after the micro-batches."""
         return op.stage is None and op.index in self.each and self._accumulates(op)
 
-    def _runs_with_each(self, op: Op) -> bool:
+    def _runs_with_micro_batch(self, op: Op) -> bool:
         """Whether an op runs with each micro-batch."""
-        return op.index in self.leading or op.stage is not None or self._stays(op)
+        return op.index in self.leading or op.stage is not None or self._runs_per_micro_batch(op)
 
     def _accumulates(self, op: Op) -> bool:
         """Whether an op makes numbers that neither a stage nor rows need (a metric's sum, a returned loss)."""
         given = [value for value in op.inputs if value.op in self.batch and value.op not in self.pure]
         specs = [self.program.graph.spec(value) for value in given or op.values]
         few = all(map(has_known_size, specs)) and sum(spec.nbytes() for spec in specs) <= MAX_SMALL_BYTES
-        return few and op.index not in self.row_made
+        return few and op.index not in self.row_sources
 
-    def _find_row_made(self) -> set[int]:
+    def _find_row_sources(self) -> set[int]:
         """Ops on which rows of the batch depend, including the shape to which a sample weight is broadcast."""
         found: set[int] = set()
         for op in reversed(self.own):
@@ -322,10 +322,10 @@ class _Splitter:
             found.append(again.get(value.op, asked or self.part.get(value.op, 0)))
         if op.index in self.effects or is_read(op) or op.functions:
             done = (each for each in op.control if each in self.effects and each in self.part)
-            found += [self.part[each] for each in done if not self._asserts_merged(each)]
+            found += [self.part[each] for each in done if not self._is_merged_assertion(each)]
         return max(found)
 
-    def _asserts_merged(self, op: int) -> bool:
+    def _is_merged_assertion(self, op: int) -> bool:
         """Whether an op is an assertion on merged values; ops after it need not wait."""
         return op in self.once and op in self.batch and is_check(self.program.graph.ops[op], self.program.graph)
 
@@ -338,7 +338,7 @@ class _Splitter:
         if self._is_seed_write(op):
             return _find_next_part(early, FORWARD)
         if op.index in self.batch:
-            stays = self._stays(op) or (leads and not self._asserts_merged(op.index))
+            stays = self._runs_per_micro_batch(op) or (leads and not self._is_merged_assertion(op.index))
             return _find_next_part(early, FORWARD) if stays else update
         if asked or not leads:
             return update
@@ -365,7 +365,7 @@ class _Splitter:
             late=self.late,
             forward_written=frozenset(handle for op in forward for handle in list_resources(graph.ops[op], graph)),
             again=self.again,
-            asserted=frozenset(op for op in self.effects if self._asserts_merged(op)),
+            asserted=frozenset(op for op in self.effects if self._is_merged_assertion(op)),
         )
 
 

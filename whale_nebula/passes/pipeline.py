@@ -54,7 +54,7 @@ def list_folds(folds: BatchFolds) -> Iterator[str]:
     if folds.folding is not None:
         for op in folds.program.graph.ops:
             if op.outputs:
-                yield f"%{op.index} {op.type}: {' | '.join(str(folds.folding.of(value)) for value in op.values)}"
+                yield f"%{op.index} {op.type}: {' | '.join(str(folds.folding.fold_of(value)) for value in op.values)}"
     yield from (f"note: {note}" for note in folds.notes)
 
 
@@ -152,7 +152,7 @@ class Compilation:
     phases: Parts | None = None
     cut: Cut | None = None
 
-    def known(self, what: str) -> Any:
+    def require(self, what: str) -> Any:
         """The result of an earlier pass; raises if it has not run."""
         found = getattr(self, what)
         if found is None:
@@ -195,7 +195,7 @@ def _fold_batch(given: Compilation) -> Compilation:
 
 def _split_phases(given: Compilation) -> Compilation:
     """Assign a phase, and a part of it, to each op; check that random draws keep their order."""
-    folds = given.known("folds")
+    folds = given.require("folds")
     phases = split_parts(given.program, folds.once, folds.checks, folds.added)
     check_draws(given.program, phases, folds, given.workers)
     return replace(given, phases=phases)
@@ -203,7 +203,7 @@ def _split_phases(given: Compilation) -> Compilation:
 
 def _check_stages(given: Compilation) -> Compilation:
     """Refuse cycles of stages, and variables or seeds that workers would disagree on."""
-    program, phases = given.program, given.known("phases")
+    program, phases = given.program, given.require("phases")
     check_order(program.graph, program.labels, program.stages, phase_of=phases.phase, where=given.where)
     check_shared_state(program, phases, [set(worker.stages) for worker in given.workers], given.where)
     return given
@@ -211,7 +211,7 @@ def _check_stages(given: Compilation) -> Compilation:
 
 def _cut_program(given: Compilation) -> Compilation:
     """Cut the program into fragments for workers, with the boundaries between them."""
-    phases, folds = given.known("phases"), given.known("folds")
+    phases, folds = given.require("phases"), given.require("folds")
     cut = map_workers(given.program, given.workers, phases, folds, given.results, given.apart)
     check_crossable(cut, given.where)
     return replace(given, cut=cut)
@@ -219,7 +219,7 @@ def _cut_program(given: Compilation) -> Compilation:
 
 def _complete_layouts(given: Compilation) -> Compilation:
     """Complete the layouts of stages that are split over devices."""
-    cut = given.known("cut")
+    cut = given.require("cut")
     found = complete_stages(cut, given.where, given.held)
     layouts = {stage: each for stage, each in found.items() if each.of or each.sums}
     notes = chain.from_iterable(each.notes for each in found.values())
@@ -228,8 +228,8 @@ def _complete_layouts(given: Compilation) -> Compilation:
 
 def _list_exchange(given: Compilation) -> Compilation:
     """List the exchanges between clusters for updates and, on request, the dependences of crossing values on inputs."""
-    cut = given.known("cut")
-    parted = divide_clusters(cut, given.known("phases"), given.known("folds"), given.results, given.apart)
+    cut = given.require("cut")
+    parted = divide_clusters(cut, given.require("phases"), given.require("folds"), given.results, given.apart)
     crossings = list_crossings(parted) if given.follows_inputs else ()
     return replace(given, cut=replace(cut, exchange=list_exchanges(parted), input_crossings=crossings))
 
@@ -240,23 +240,23 @@ PIPELINE: tuple[Pass, ...] = (
         lambda given: replace(given, program=limit_in_flight(given.program)),
         lambda found: [f"in flight: {found.program.pipeline.in_flight or 'by schedule'}"],
     ),
-    BuiltinPass("fold", _fold_batch, lambda found: list_folds(found.known("folds"))),
-    BuiltinPass("phases", _split_phases, lambda found: list_fields(found.known("phases"))),
+    BuiltinPass("fold", _fold_batch, lambda found: list_folds(found.require("folds"))),
+    BuiltinPass("phases", _split_phases, lambda found: list_fields(found.require("phases"))),
     BuiltinPass(
         "merges",
-        lambda given: replace(given, program=add_merges(given.program, given.known("folds"))),
+        lambda given: replace(given, program=add_merges(given.program, given.require("folds"))),
         lambda found: [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests],
     ),
     BuiltinPass("order", _check_stages, lambda found: ()),
-    BuiltinPass("cut", _cut_program, lambda found: list_cut(found.known("cut"))),
+    BuiltinPass("cut", _cut_program, lambda found: list_cut(found.require("cut"))),
     BuiltinPass(
         "layouts",
         _complete_layouts,
         lambda found: chain.from_iterable(
-            list_layouts(found.known("cut"), stage) for stage in found.known("cut").layouts
+            list_layouts(found.require("cut"), stage) for stage in found.require("cut").layouts
         ),
     ),
-    BuiltinPass("exchange", _list_exchange, lambda found: map(str, found.known("cut").exchange)),
+    BuiltinPass("exchange", _list_exchange, lambda found: map(str, found.require("cut").exchange)),
 )
 """All passes, in their order."""
 
@@ -282,7 +282,7 @@ def cut_program(
     held: Mapping[int, Layout] | None = None,
 ) -> Cut:
     """Map a program to workers; for the options see Compilation."""
-    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart, held or {})).known("cut")
+    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart, held or {})).require("cut")
     return found
 
 

@@ -145,7 +145,11 @@ def find_batch_sum_error(program: Program, where: Where) -> BatchCoupledError | 
 def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> None:
     """Verify that, between processes, each replica has its own, and that its `worker` has collectives."""
     for stage, ops in find_replica_sums(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
-        key, replicas, hosts = cut.program.stages[stage].key, cut.program.stages[stage].replicas, cut.routing.of(stage)
+        key, replicas, hosts = (
+            cut.program.stages[stage].key,
+            cut.program.stages[stage].replicas,
+            cut.routing.hosts_of(stage),
+        )
         if len(hosts) < replicas:
             why = f"stage {key!r} has {replicas} replicas, which need a worker each, but {len(hosts)} worker(s) exist"
             raise _batch_sum_error(cut.program, stage, ops[0], where, why)

@@ -117,12 +117,12 @@ class PhaseTimes:
     def rows(self, *, lines: bool) -> list[Row]:
         """The rows of the drawing: one for each replica of a stage and, on request, for each link."""
         found = [
-            Row(row_name(stage.name, stage.replicas, replica), stage, self.timeline.of(place, replica))
+            Row(row_name(stage.name, stage.replicas, replica), stage, self.timeline.spans_of(place, replica))
             for place, stage in enumerate(self.stages)
             for replica in self.timeline.replicas(place)
         ]
         shown = self.timeline.lines if lines else ()
-        return [*found, *(Row(line, None, self.timeline.of(line)) for line in shown)]
+        return [*found, *(Row(line, None, self.timeline.spans_of(line)) for line in shown)]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,11 @@ def assumptions_of(plan: Plan) -> Assumed:
 def _takes_time(plan: Plan) -> bool:
     """Whether the transfer of a micro-batch takes time on any link."""
     every = [stage.name for stage in plan.stages.values() if any(stage.runs)]
-    ways = [way for hop in _hops(plan, every).values() for way in ((hop.there, hop.forward), (hop.back, hop.backward))]
+    ways = [
+        way
+        for hop in _hops(plan, every).values()
+        for way in ((hop.forward_line, hop.forward), (hop.backward_line, hop.backward))
+    ]
     return any(line is not None and size and line.delay + line.seconds(size) for line, size in ways)
 
 

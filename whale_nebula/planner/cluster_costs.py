@@ -70,7 +70,7 @@ def problem_of(
     """
     costs = tuple(_find_costs(layers, each, options, (measured or {}).get(each.name)) for each in clusters.clusters)
     pairs = permutations(enumerate(clusters.names), 2)
-    lines = {(a, b): Line.of(clusters.between(one, other)) for (a, one), (b, other) in pairs}
+    lines = {(a, b): Line.from_link(clusters.between(one, other)) for (a, one), (b, other) in pairs}
     coded = code_crossings(compress, layers.tensors, layers.rows, clusters.codecs)
     return Problem(replace(layers.chain, coded=coded), costs, layers.rows, lines, options)
 
@@ -106,7 +106,7 @@ def _find_costs(
         update += VARIABLE * empty * np.array([len(each) for each in layers.variables]) * (update > 0.0)
     return ClusterCosts(
         cluster.name, max(1, len(devices)), forward, backward, update, call,
-        float(min(memory, options.memory)), Line.of(cluster.ring), adding, fused, crossing, message, step,
+        float(min(memory, options.memory)), Line.from_link(cluster.ring), adding, fused, crossing, message, step,
         backward * share_later,
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     hops = {(n, n + 1): _hop(problem, parts, n, there, back, costs) for n, (there, back, _) in enumerate(crossing)}
     sharing = _find_sharing(problem, parts)
     copies = [min(part.replicas, problem.clusters[part.cluster].workers) for part in parts]
-    holding = _Holding(schedule, works, copies, compute_pace(works, hops).cautious, count, shape.recompute)
+    holding = _Holding(schedule, works, copies, compute_pace(works, hops).conservative, count, shape.recompute)
     fit = _fit_in_memory(problem, shape, costs, holding, sharing)
     if isinstance(fit, Excess):
         return fit
@@ -106,7 +106,10 @@ def _estimate(works: Sequence[Work], hops: Hops, count: int, in_flight: int | No
         own = ceil(count / work.replicas) * work.seconds + once[place]
         hop = hops.get((place, place + 1))
         if hop is not None:
-            held = max(_holding_seconds(hop.there, hop.forward), _holding_seconds(hop.back, hop.backward or 0.0))
+            held = max(
+                _holding_seconds(hop.forward_line, hop.forward),
+                _holding_seconds(hop.backward_line, hop.backward or 0.0),
+            )
             single += hop.round_trip
             step = max(step + hop.round_trip, single + (count - 1) * held)
         step, single = max(own, work.seconds + step), single + work.seconds

@@ -191,7 +191,7 @@ class _Simulated:
         """The name of the link with the longest transfer of a micro-batch, or of several equal ones."""
         away: dict[str, float] = {}
         for hop in (hop for phase in self.basis.phases for hop in phase.hops.values()):
-            for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
+            for line, size in ((hop.forward_line, hop.forward), (hop.backward_line, hop.backward)):
                 if line is not None and size is not None:
                     away[line.name] = away.get(line.name, line.delay) + line.seconds(size)
         worst = sorted(name for name, each in away.items() if each >= (1.0 - NOTHING) * max(away.values()))

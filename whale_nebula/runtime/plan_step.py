@@ -129,7 +129,7 @@ def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequ
 def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
     run = current_run()
     given = prepare_compilation(captured, run, follows_inputs=True)
-    cut: Cut = run_passes(given).known("cut")
+    cut: Cut = run_passes(given).require("cut")
     rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
     if not run.alone:
         check_absent_inputs(cut, run.here().worker, absent_in(example), given.where)

@@ -30,13 +30,13 @@ class Timetable:
 
     def sends(self, step: int) -> tuple[int, ...]:
         """The fragment that is sent after a step."""
-        return tuple(f for f in range(self.fragments) if step > 0 and (step - self._turn(f)) % self.every == 0)
+        return tuple(f for f in range(self.fragments) if step > 0 and (step - self._find_turn(f)) % self.every == 0)
 
     def takes(self, step: int) -> tuple[int, ...]:
         """The fragment that was sent `delay` steps ago, and is applied now."""
         return self.sends(step - self.delay)
 
-    def _turn(self, fragment: int) -> int:
+    def _find_turn(self, fragment: int) -> int:
         return (fragment + 1) * self.every // self.fragments
 
 

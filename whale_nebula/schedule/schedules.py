@@ -130,7 +130,7 @@ class Pace:
         return max(self.compute, self.held)
 
     @property
-    def cautious(self) -> Pace:
+    def conservative(self) -> Pace:
         """The pace with round trips at least as long as the computation of a micro-batch, for use before they are
         measured. When each process measures separately on machines with other load, too few micro-batches in flight
         cost time; one too many costs no more memory than without a measurement.

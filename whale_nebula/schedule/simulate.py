@@ -63,20 +63,20 @@ class Timeline:
         """The time at which the last stage stops computing."""
         return max((span.end for span in self.spans if isinstance(span.place, int)), default=0.0)
 
-    def of(self, place: int | str, replica: int | None = None) -> tuple[Span, ...]:
+    def spans_of(self, place: int | str, replica: int | None = None) -> tuple[Span, ...]:
         """The spans of one stage, or of one of its replicas, or of one line."""
         own = (span for span in self.spans if span.place == place)
         return tuple(span for span in own if replica in (None, span.replica))
 
     def replicas(self, stage: int) -> range:
         """The replicas of a stage that have any work."""
-        return range(1 + max((span.replica for span in self.of(stage)), default=0))
+        return range(1 + max((span.replica for span in self.spans_of(stage)), default=0))
 
     def busy(self, place: int | str) -> float:
         """Seconds that a stage computed (the busiest of its replicas), or that a line was held."""
         if isinstance(place, str):
-            return sum(span.seconds for span in self.of(place))
-        return max(sum(span.seconds for span in self.of(place, replica)) for replica in self.replicas(place))
+            return sum(span.seconds for span in self.spans_of(place))
+        return max(sum(span.seconds for span in self.spans_of(place, replica)) for replica in self.replicas(place))
 
     def wait(self, stage: int) -> float:
         """Seconds of the step in which a stage did not compute."""
@@ -130,7 +130,7 @@ def simulate(
     """
     stages = len(works)
     if name not in SPLIT_BACKWARD:
-        works = [work.joined for work in works]
+        works = [work.undivided for work in works]
     own = pace_of(works, hops) if pace is None else pace
     chosen = limits(
         name, stages, micro_batches, pace=own, in_flight=in_flight, replicas=[work.replicas for work in works],
@@ -209,7 +209,7 @@ class _Run:
         self.next[seat] += 1
         self.holds[seat] += 1
         for what in instruction.letters:
-            start, now = now, now + self.works[stage].of(what) * self.works[stage].slow(replica)
+            start, now = now, now + self.works[stage].seconds_of(what) * self.works[stage].slowdown(replica)
             self.spans.append(Span(stage, what, instruction.micro_batch, start, now, replica))
         self.at(now, partial(self.finish_instruction, seat, instruction))
 
@@ -259,9 +259,9 @@ class _Message:
 def _list_messages(works: Sequence[Work], hops: Hops) -> Mapping[tuple[int, str], list[_Message]]:
     sends: defaultdict[tuple[int, str], list[_Message]] = defaultdict(list)
     for (source, destination), hop in sorted(hops.items()):
-        sends[source, "F"].append(_Message(destination, "F", hop.there, hop.forward))
+        sends[source, "F"].append(_Message(destination, "F", hop.forward_line, hop.forward))
         if hop.backward is not None and works[source].has_backward and works[destination].has_backward:
-            sends[destination, "B"].append(_Message(source, "B", hop.back, hop.backward))
+            sends[destination, "B"].append(_Message(source, "B", hop.backward_line, hop.backward))
     return sends
 
 

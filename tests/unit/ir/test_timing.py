@@ -104,7 +104,7 @@ def test_boundary_for_two_stages_of_a_cluster_crosses_once() -> None:
     stages = {**plan.stages, "c": replace(make_stage("c"), cluster="b")}
     found = times(replace(plan, stages=stages, boundaries=(both,)))
     (phase,) = found.phases
-    assert len([span for span in phase.timeline.of("a->b") if span.seconds]) == 4
+    assert len([span for span in phase.timeline.spans_of("a->b") if span.seconds]) == 4
 
 
 # -------------------- The stages of a plan to which codec times are charged

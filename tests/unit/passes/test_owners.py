@@ -35,11 +35,11 @@ def describe_home(program: Program) -> Callable[[int], str]:
     found, keys = find_homes(program), [stage.key for stage in program.stages]
 
     def describe(op: int) -> str:
-        if found.of(op) == found.everywhere:
+        if found.home_of(op) == found.all_workers:
             where = "everywhere"
         else:
-            where = ", ".join(keys[worker] for worker in sorted(found.of(op)))
-        rounds = {found.round_of(op, worker) for worker in found.of(op)}
+            where = ", ".join(keys[worker] for worker in sorted(found.home_of(op)))
+        rounds = {found.round_of(op, worker) for worker in found.home_of(op)}
         return where if rounds == {0} else f"{where}, round {max(rounds)}"
 
     return describe
@@ -53,7 +53,7 @@ def test_effect_without_a_variable_runs_on_one_worker() -> None:
         %2 = PrintV2(%1) stateful
         %3 = Exp(%0) float32[?] @b
     """)
-    assert find_homes(program).of_effect(program.graph.ops[2]) == frozenset({0})
+    assert find_homes(program).home_of_effect(program.graph.ops[2]) == frozenset({0})
 
 
 def test_small_forward_value_is_sent_everywhere_and_a_large_one_stays() -> None:
@@ -85,7 +85,7 @@ def test_write_waits_on_every_holder_for_a_value_of_one_worker() -> None:
         %5 = AssignSubVariableOp(%0, %4) stateful
     """)
     found = Homes(program, split_parts(program), [frozenset({0, 1}), frozenset({0})])
-    assert found.of(4) == {0} and found.of_effect(program.graph.ops[5]) == {0, 1}
+    assert found.home_of(4) == {0} and found.home_of_effect(program.graph.ops[5]) == {0, 1}
     assert [found.round_of(5, worker) for worker in (0, 1)] == [0, 1]
 
 
@@ -97,7 +97,7 @@ def test_all_devices_of_a_split_stage_update_their_shards(shards: int, expected:
     program = replace(original, stages=(replace(first, shards=shards), second))
     found = Homes(program, split_parts(program), [frozenset({0, 1}), frozenset({0})])
     scaled, _ = [op.index for op in program.graph.ops if op.type == "Mul"][-2:]
-    assert found.of(scaled) == expected
+    assert found.home_of(scaled) == expected
     assert {found.round_of(scaled, worker) for worker in expected} == {shards - 1}
 
 

@@ -31,7 +31,7 @@ def replace_op(number: int, **changed: object) -> Compilation:
 
 
 def replace_forward(**changed: object) -> Compilation:
-    cut = COMPILED.known("cut")
+    cut = COMPILED.require("cut")
     stage = cut.phases[0].stages[0]
     stage = replace(stage, forward=replace(stage.forward, **changed))
     return replace(COMPILED, cut=replace(cut, phases=(replace(cut.phases[0], stages=(stage,)),)))
@@ -53,7 +53,7 @@ INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
     "boundary 0 goes from stage 0 to (0,)": lambda: replace(
         COMPILED,
         cut=replace(
-            COMPILED.known("cut"), boundaries=(replace(COMPILED.known("cut").boundaries[0], destinations=(0,)),)
+            COMPILED.require("cut"), boundaries=(replace(COMPILED.require("cut").boundaries[0], destinations=(0,)),)
         ),
     ),
 }

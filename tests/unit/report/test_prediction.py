@@ -65,9 +65,9 @@ def test_what_is_small_already_or_no_number_stays_as_it_is() -> None:
 
 def test_lines_can_be_taken_away() -> None:
     given = basis(rate=1e5, delay=0.02)
-    (line,) = {hop.there for hop in given.over(free).phases[0].hops.values()}
+    (line,) = {hop.forward_line for hop in given.over(free).phases[0].hops.values()}
     assert line == Line(THERE)
-    (line,) = {hop.back for hop in given.over(wide).phases[0].hops.values()}
+    (line,) = {hop.backward_line for hop in given.over(wide).phases[0].hops.values()}
     assert line == Line(BACK, delay=0.02)
 
 

@@ -85,7 +85,9 @@ def test_the_ends_of_a_program_are_those_that_take_more_than_a_cast() -> None:
     found = compile_text(SKIP, assign_worker_per_stage)
     ways = ("rank(2) >> int8", "fp16")
     boundaries = tuple(replace(b, codec=ways[b.slot], backward_codec="int8") for b in found.boundaries)
-    crossings = Crossings(replace(found, boundaries=boundaries), Routing.plain(worker.name for worker in found.workers))
+    crossings = Crossings(
+        replace(found, boundaries=boundaries), Routing.from_hosts(worker.name for worker in found.workers)
+    )
     of = {host: crossings.ends(host.__eq__) for (host,) in crossings.routing.hosts}
     everything = set(crossings.ends(lambda host: True))
     assert set().union(*of.values()) == everything
@@ -94,7 +96,7 @@ def test_the_ends_of_a_program_are_those_that_take_more_than_a_cast() -> None:
     coded = [each for each in crossings.of_boundaries if each.way.coded]
     assert len(everything) == len(coded) < len(crossings.of_boundaries)
     assert crossings.ends(lambda host: False) == ()
-    together = Crossings(crossings.cut, Routing.plain(["one"] * len(crossings.routing.hosts)))
+    together = Crossings(crossings.cut, Routing.from_hosts(["one"] * len(crossings.routing.hosts)))
     assert together.ends(lambda host: True) == (), "within a host nothing crosses"
 
 

@@ -8,7 +8,7 @@ from whale_nebula.schedule.lines import Hop, Line, Work, compute_pace, make_hop,
 def test_work_without_a_backward_has_no_backward_seconds() -> None:
     work = Work(1.0)
     assert not work.has_backward
-    assert (work.of("B"), work.seconds) == (0.0, 1.0)
+    assert (work.seconds_of("B"), work.seconds) == (0.0, 1.0)
     assert Work(1.0, 0.0).has_backward
 
 

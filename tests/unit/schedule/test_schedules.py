@@ -282,9 +282,9 @@ def test_schedules_finish_for_any_order_of_replicas(
         works, make_uniform_hops(len(works), seconds=seconds), micro_batches, name=name, in_flight=in_flight
     )
     for stage, order in enumerate(orders):
-        done = sorted((span.micro_batch, span.what) for span in found.of(stage))
+        done = sorted((span.micro_batch, span.what) for span in found.spans_of(stage))
         assert done == sorted((m, what) for m in range(micro_batches) for what in "FB")
-        assert all(span.replica == order[span.micro_batch % 6] for span in found.of(stage))
+        assert all(span.replica == order[span.micro_batch % 6] for span in found.spans_of(stage))
 
 
 @pytest.mark.parametrize("speeds", [(1.0, 2.0), (1.0, 3.0), (1.0, 1.0, 4.0), (2.0, 3.0, 5.0)])

@@ -18,7 +18,7 @@ EVEN = Work(1.0, 2.0)
 
 
 def list_spans(timeline: Timeline, place: int | str) -> list[tuple[str, int, float, float]]:
-    return [(s.what, s.micro_batch, s.start, s.end) for s in timeline.of(place)]
+    return [(s.what, s.micro_batch, s.start, s.end) for s in timeline.spans_of(place)]
 
 
 def test_timeline_of_two_stages_over_a_slow_link() -> None:
@@ -63,8 +63,8 @@ def test_gradients_may_share_a_link_with_activations() -> None:
         (1, 2): make_hop("b->a", "a->b", seconds=3.0),
     }
     timeline = simulate([EVEN] * 3, hops, 4)
-    assert {span.what for span in timeline.of("b->a")} == {"F", "B"}
-    held = timeline.of("b->a")
+    assert {span.what for span in timeline.spans_of("b->a")} == {"F", "B"}
+    held = timeline.spans_of("b->a")
     assert all(a.end <= b.start for a, b in pairwise(held))
     assert timeline.busy("b->a") == 24.0
 
@@ -86,7 +86,7 @@ def test_no_gradient_crosses_to_a_frozen_stage() -> None:
     timeline = simulate([Work(1.0), EVEN, EVEN], make_uniform_hops(3, seconds=0.5), 3)
     assert "1->0" not in timeline.lines
     assert "2->1" in timeline.lines
-    assert {span.what for span in timeline.of(0)} == {"F"}
+    assert {span.what for span in timeline.spans_of(0)} == {"F"}
 
 
 def test_no_gradient_crosses_a_hop_that_has_none() -> None:
@@ -159,7 +159,7 @@ def test_simulated_work_runs_once_without_a_deadlock(
     chosen = in_flight[: len(stages)] if isinstance(in_flight, list) else in_flight
     timeline = simulate(stages, hops, micro_batches, name=name, in_flight=chosen, blocking=blocking, fused=fused)
     for stage, work in enumerate(stages):
-        ran = timeline.of(stage)
+        ran = timeline.spans_of(stage)
         expected = {(what, m) for what in ("FB" if work.has_backward else "F") for m in range(micro_batches)}
         assert sorted((span.what, span.micro_batch) for span in ran) == sorted(expected)
         assert all(a.end <= b.start + 1e-9 for a, b in pairwise(ran))
@@ -175,11 +175,11 @@ def test_stage_starts_after_its_inputs_arrive(pipeline: tuple[list[Work], Hops],
     at = {(span.place, span.what, span.micro_batch): span for span in timeline.spans}
     for (source, destination), hop_ in hops.items():
         for m in range(micro_batches):
-            there = hop_.there.seconds(hop_.forward) + hop_.there.delay if hop_.there else 0.0
+            there = hop_.forward_line.seconds(hop_.forward) + hop_.forward_line.delay if hop_.forward_line else 0.0
             assert at[destination, "F", m].start >= at[source, "F", m].end + there - 1e-9
             if hop_.backward is None or not (stages[source].has_backward and stages[destination].has_backward):
                 continue
-            back = hop_.back.seconds(hop_.backward) + hop_.back.delay if hop_.back else 0.0
+            back = hop_.backward_line.seconds(hop_.backward) + hop_.backward_line.delay if hop_.backward_line else 0.0
             assert at[source, "B", m].start >= at[destination, "B", m].end + back - 1e-9
 
 

@@ -14,9 +14,9 @@ computes the states of its outputs from those of its inputs. Ops without a rule 
 ... %5 = Sum(%4, %3) float32[4]
 ... ''')
 >>> folding = fold(graph, {0: 0})
->>> [str(folding.of(Value(op))) for op in (2, 4, 5)]
+>>> [str(folding.fold_of(Value(op))) for op in (2, 4, 5)]
 ['rows(0)', 'rows(0)', 'sum']
->>> merge_rule(folding.of(Value(5)))
+>>> merge_rule(folding.fold_of(Value(5)))
 'sum'
 """
 

@@ -184,7 +184,7 @@ class Folding:
     grows: tuple[Edge, ...] = ()
     recounts: tuple[Recount, ...] = ()
 
-    def of(self, value: Value) -> Fold:
+    def fold_of(self, value: Value) -> Fold:
         """The state of a value; whole for an op that is omitted."""
         return self.folds.get(value, whole())
 

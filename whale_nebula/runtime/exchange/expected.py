@@ -150,7 +150,7 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
             if message.kind == "numbers":
                 most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in message.specs)
                 bound = Bound("uint8", (most,))
-            alike = {cut.routings[worker].of(message.stage) for worker in cut.workers_of(message.stage)}
+            alike = {cut.routings[worker].hosts_of(message.stage) for worker in cut.workers_of(message.stage)}
             for ends in chain.from_iterable(permutations(mates, 2) for mates in alike):
                 yield Slot("result", phase.index, message.slot, *ends), bound
         for bundle in list_bundles(cut, phase):

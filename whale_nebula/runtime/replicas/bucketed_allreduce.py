@@ -127,7 +127,7 @@ class BucketedAllReduce:
         if not dense or shape is None or None in shape:
             return None
         layouts = self.cut.layouts.get(each.stage)
-        if layouts is not None and layouts.gives_pieces(each.values[0]):
+        if layouts is not None and layouts.returns_pieces(each.values[0]):
             index = self.cut.group_of(each.stage, self.worker).index(self.worker)
             spec = Spec(each.specs[0].dtype, shape)
             shape = find_local_spec(spec, layouts.layout(each.values[0]), layouts.count, index).shape or ()

@@ -318,7 +318,7 @@ class Lowering:
     def fetch(self, value: Value) -> Any:
         """A value in the layout in which it is passed on."""
         part = self.part_of(value)
-        if part is None or not part.layouts.gives_pieces(value):
+        if part is None or not part.layouts.returns_pieces(value):
             return self.take(value)
         return Pieces(tuple(part.values[value]))
 

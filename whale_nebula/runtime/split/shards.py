@@ -248,7 +248,7 @@ class Shards:
         """By variable, the workers that hold the same shard as this one."""
         found: dict[str, Sequence[str]] = {}
         for stage in self.stages:
-            alike = self.cut.routings[self.worker].of(stage) if stage in self.split_stages else (self.worker,)
+            alike = self.cut.routings[self.worker].hosts_of(stage) if stage in self.split_stages else (self.worker,)
             for op in self.cut.layouts[stage].variables.keys() & self.pieces.keys():
                 found[self.cut.program.variable_ops[op].path] = alike
         return found

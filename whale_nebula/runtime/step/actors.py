@@ -319,7 +319,7 @@ def _seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
     stages, own = compiled.cut.program.stages, compiled.worker
     found: dict[Seat, Stage] = {}
     for number in compiled.stages:
-        host = own if own in routing.of(number) else routing.first(number)
+        host = own if own in routing.hosts_of(number) else routing.first(number)
         found |= dict.fromkeys(routing.seats(number, host), stages[number])
     return found
 

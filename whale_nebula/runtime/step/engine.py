@@ -315,7 +315,7 @@ def engine(
     given = prepare_compilation(captured, run, follows_inputs=bool(run.config.forbid))
     program, watch = captured.program, _watch_plan(captured, run, name)
     run.programs += 1
-    cut: Cut = run_passes(given).known("cut")
+    cut: Cut = run_passes(given).require("cut")
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else make_cluster_copy(program.apart, captured, run, name, models)
     notes = notes if copied is None else (*notes, *copied.notes)

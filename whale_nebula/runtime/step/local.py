@@ -334,7 +334,7 @@ def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mappin
     """Bytes of each boundary direction that is cast, for micro-batches of these rows; sizes known only in a step are
     omitted.
     """
-    crossings = Crossings(cut, Routing.plain(hosts))
+    crossings = Crossings(cut, Routing.from_hosts(hosts))
     found: dict[str, BoundaryReport] = {}
     for each in crossings.of_boundaries:
         cast, spec = each.way.cast, each.spec

@@ -224,7 +224,7 @@ def _pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
 
     trips = tuple(first(stage, "away") - first(stage + 1, "kept") for stage in range(stages - 1))
     held = max(first(stage, "held") for stage in range(stages))
-    return Pace(compute, trips, held).cautious
+    return Pace(compute, trips, held).conservative
 
 
 _RECENT = 10  # steps
@@ -379,7 +379,7 @@ def parse_speeds(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
     """Parse the speeds reported by all processes, for stages whose replicas are all known; invalid ones are dropped."""
     found = {}
     for stage in sorted(cut.routing.replicated):
-        received = {worker: sheets.get(worker, {}).get("speeds") for worker in cut.routing.of(stage)}
+        received = {worker: sheets.get(worker, {}).get("speeds") for worker in cut.routing.hosts_of(stage)}
         known = {worker: _number(each.get(str(stage))) for worker, each in received.items() if isinstance(each, dict)}
         if len(known) == len(received) and all(known.values()):
             found[stage] = known

@@ -190,7 +190,7 @@ class Wires(Peers):
     def _turns(self, run: StageRun) -> Mapping[str, tuple[int, ...]]:
         """The micro-batches that each replica of a stage took, by its worker, the first replica's first."""
         routing, count = self.compiled.cut.routings[self.compiled.worker], len(run.batch.slices)
-        return {host: routing.turns(run.stage, host, count) for host in routing.of(run.stage)}
+        return {host: routing.turns(run.stage, host, count) for host in routing.hosts_of(run.stage)}
 
 
 def _order(parts: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:

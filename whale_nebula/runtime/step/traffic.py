@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
     """The messages between hosts for a micro-batch of `rows` rows; sizes known only in a step are omitted."""
-    for each in Crossings(cut, Routing.plain(hosts)).by_value.values():
+    for each in Crossings(cut, Routing.from_hosts(hosts)).by_value.values():
         spec, boundary = each.spec, each.boundary
         if not _is_sized(spec):
             continue
@@ -125,7 +125,7 @@ class Traffic:
     def is_known(self, counts: tuple[int, ...]) -> bool:
         """Whether the sizes of all crossings are known before a step, given its rows."""
         if counts not in self._known:
-            crossing = Crossings(self.cut, Routing.plain(self.hosts)).by_value.values()
+            crossing = Crossings(self.cut, Routing.from_hosts(self.hosts)).by_value.values()
             once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchange)
             self._known[counts] = all(_is_sized(each.spec) for each in crossing) and all(once)
         return self._known[counts]

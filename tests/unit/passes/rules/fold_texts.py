@@ -47,7 +47,7 @@ def check_folds(text: str) -> None:
     expected, got = [], []
     for op, line in zip(graph.ops, lines, strict=True):
         expected_states = [state.strip() for state in line.partition("=>")[2].split("|")]
-        states = [found.of(value) for value in op.values]
+        states = [found.fold_of(value) for value in op.values]
         if expected_states != [""]:
             expected.append(f"%{op.index} {op.type} => {' | '.join(expected_states)}")
             pairs = zip(states, expected_states, strict=True)

@@ -37,7 +37,8 @@ class Traced:
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{op.index} {op.type} {' | '.join(str(self.folding.of(v)) for v in op.values)}" for op in self.graph.ops
+            f"{op.index} {op.type} {' | '.join(str(self.folding.fold_of(v)) for v in op.values)}"
+            for op in self.graph.ops
         )
 
 
@@ -56,7 +57,7 @@ def trace(
     if folding.grows:
         _insert_growth(wrapped.graph, folding, placeholders)
         graph, folding, values = _fold_trace(wrapped, len(arrays), places, target, placeholders)
-    chosen = [folding.of(value) for value in values]
+    chosen = [folding.fold_of(value) for value in values]
     return Traced(wrapped, graph, folding, chosen, placeholders, first)
 
 
@@ -105,11 +106,11 @@ def check_values(
     operations = order_operations(traced.wrapped.graph.get_operations())
     drawn = traced.graph.descend(op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM_OPS))
     promised = {
-        Value(i, out): traced.folding.of(Value(i, out))
+        Value(i, out): traced.folding.fold_of(Value(i, out))
         for i, op in enumerate(operations)
         if i not in drawn and op.type != "Placeholder"
         for out, tensor in enumerate(op.outputs)
-        if tensor.dtype.name in _NUMERIC_TYPES and traced.folding.of(Value(i, out)).good
+        if tensor.dtype.name in _NUMERIC_TYPES and traced.folding.fold_of(Value(i, out)).good
     }
     rows = next(len(a) for i, a in enumerate(arrays) if i not in whole and a.ndim)
     named = [f"{operations[v.op].name}:{v.out}" for v in promised]

@@ -28,4 +28,4 @@ ROW_COUNTS = """
 
 def test_unequal_row_counts_are_unknown_after_packing() -> None:
     found = fold_text(ROW_COUNTS)
-    assert [found.of(Value(op)).per for op in (5, 6, 8)] == [2, UNKNOWN, UNKNOWN]
+    assert [found.fold_of(Value(op)).per for op in (5, 6, 8)] == [2, UNKNOWN, UNKNOWN]

@@ -17,7 +17,7 @@ def test_skipped_ops_are_whole() -> None:
         %4 = Exp(%3) float32[]
     """
     found = fold_text(text, skip=[3])
-    assert [str(found.of(Value(op))) for op in (3, 4)] == ["whole", "whole"]
+    assert [str(found.fold_of(Value(op))) for op in (3, 4)] == ["whole", "whole"]
 
 
 SHAPED_BY_MODEL = """

@@ -220,5 +220,5 @@ def test_metric_updates_are_not_coupled(metric: Callable[[], Any]) -> None:
     traced = trace(step, [VECTORS, labels], target=0)
     assert list_output_folds(traced) == ["mean"]
     assert traced.first.wholes == ()
-    assert not any(traced.folding.of(v).kind == "coupled" for op in traced.graph.ops for v in op.values)
+    assert not any(traced.folding.fold_of(v).kind == "coupled" for op in traced.graph.ops for v in op.values)
     check_values(traced, [VECTORS, labels])

@@ -69,7 +69,7 @@ CENTERED_ROWS = (
 
 def judge(op: int) -> BatchCoupledError | None:
     return verdict(
-        fold_text(CENTERED_ROWS).of(Value(op)), parse_graph(CENTERED_ROWS), where=lambda index: f"train.py:{index}"
+        fold_text(CENTERED_ROWS).fold_of(Value(op)), parse_graph(CENTERED_ROWS), where=lambda index: f"train.py:{index}"
     )
 
 
@@ -89,7 +89,7 @@ def test_error_names_the_op_that_couples_the_rows() -> None:
 
 def test_error_names_a_keras_layer_and_its_replacement() -> None:
     origin = Origin("train.py:5", layer="encoder/norm", kind="BatchNormalization")
-    error = verdict(fold_text(CENTERED_ROWS).of(Value(8)), parse_graph(CENTERED_ROWS), where=lambda index: origin)
+    error = verdict(fold_text(CENTERED_ROWS).fold_of(Value(8)), parse_graph(CENTERED_ROWS), where=lambda index: origin)
     assert error is not None
     assert "BatchNormalization 'encoder/norm' makes its rows depend on each other" in error.what
     assert error.where == "train.py:5"
@@ -106,7 +106,7 @@ def test_function_of_a_mean_is_refused_as_loss() -> None:
 
 def test_fix_for_rows_plus_a_mean_averages_the_rows() -> None:
     text = CENTERED_ROWS.replace("Sub(%2, %4)", "AddV2(%2, %4)")
-    error = verdict(fold_text(text).of(Value(8)), parse_graph(text))
+    error = verdict(fold_text(text).fold_of(Value(8)), parse_graph(text))
     assert error is not None
     assert "tf.reduce_mean(rows) + mean" in error.mend
 
@@ -161,7 +161,7 @@ STATIC_BATCH = """
 def test_static_batch_error_names_the_reshape() -> None:
     """The reshaped rows depend on inputs alone, so they are read whole; the error arises where they meet the labels."""
     error = verdict(
-        fold_text(STATIC_BATCH).of(Value(8)), parse_graph(STATIC_BATCH), where=lambda index: f"train.py:{index}"
+        fold_text(STATIC_BATCH).fold_of(Value(8)), parse_graph(STATIC_BATCH), where=lambda index: f"train.py:{index}"
     )
     assert isinstance(error, StaticBatchError)
     assert error.where == "flat (Reshape), train.py:2"
@@ -170,7 +170,7 @@ def test_static_batch_error_names_the_reshape() -> None:
 
 def test_fixed_size_without_a_reshape_is_no_static_batch() -> None:
     text = STATIC_BATCH.replace('%2 = Reshape(%0, %1) float32[32,8] "flat"', "%2 = capture flat float32[32,8]")
-    assert isinstance(verdict(fold_text(text).of(Value(8)), parse_graph(text)), BatchCoupledError)
+    assert isinstance(verdict(fold_text(text).fold_of(Value(8)), parse_graph(text)), BatchCoupledError)
 
 
 MAXIMUM_OF_MEAN = (
@@ -184,4 +184,6 @@ MAXIMUM_OF_MEAN = (
 
 def test_constant_combined_with_a_mean_is_no_static_batch() -> None:
     """Four constants and a mean of four entries: neither has the size of the batch."""
-    assert isinstance(verdict(fold_text(MAXIMUM_OF_MEAN).of(Value(6)), parse_graph(MAXIMUM_OF_MEAN)), BatchCoupledError)
+    assert isinstance(
+        verdict(fold_text(MAXIMUM_OF_MEAN).fold_of(Value(6)), parse_graph(MAXIMUM_OF_MEAN)), BatchCoupledError
+    )
