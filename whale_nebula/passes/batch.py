@@ -60,8 +60,10 @@ def _merge_slices(part: GradientPart, request: Request, folds: BatchFolds, foldi
         return replace(part, merge=ADDED)
     if state.kind != ROWS or state.position:
         name = request.sources[part.source]
-        if state.good:
-            state = Fold(COUPLED, blame=part.values[1].op, reason=f"rows of {name!r} are looked up by {state.spoken}")
+        if state.is_mergeable:
+            state = Fold(
+                COUPLED, blame=part.values[1].op, reason=f"rows of {name!r} are looked up by {state.description}"
+            )
         folds.refuse(state, f"the gradient of {name!r}")
     return part
 
@@ -72,14 +74,14 @@ def _choose_merge(program: Program, folds: BatchFolds, folding: Folding, request
         return ADDED
     value, *others = program.graph.ops[origin].values
     state = folding.fold_of(value)
-    alike = all(folding.fold_of(other).bare == state.bare for other in others)
+    alike = all(folding.fold_of(other).without_numbers == state.without_numbers for other in others)
     sparse = not alike or any(part.sparse for part in parts)
     if state.kind in _MERGES_BY_KIND and not (sparse and state.kind != WHOLE):
         return _MERGES_BY_KIND[state.kind]
-    if state.kind == ROWS and not (state.axis or state.misplaced or sparse):
+    if state.kind == ROWS and not (state.axis or state.order_problem or sparse):
         return ROWS
-    if state.good:
-        reason = state.misplaced or f"the gradient of {state.spoken} is requested"
+    if state.is_mergeable:
+        reason = state.order_problem or f"the gradient of {state.description} is requested"
         along = f" along axis {state.axis}" if state.kind == ROWS and state.axis else ""
         state = Fold(COUPLED, blame=value.op, reason=reason + along)
     folds.refuse(state, "a requested gradient")
@@ -224,8 +226,8 @@ class BatchFolds:
         rule = merge_rule(state)
         if rule not in ("coupled", "after", "whole"):
             return rule
-        if state.good:  # the micro-batches' values together are not those of the batch
-            reason = state.misplaced or f"it is {state.spoken}, computed from one micro-batch"
+        if state.is_mergeable:  # the micro-batches' values together are not those of the batch
+            reason = state.order_problem or f"it is {state.description}, computed from one micro-batch"
             state = Fold(COUPLED, blame=value.op, reason=reason)
         self.refuse(state, "a value that is used after the micro-batches", allowed=bool(self.program.weights))
         spec = self.program.graph.spec(value)
@@ -287,9 +289,9 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     targets = [value for request in program.requests for value in request.targets]
     folding = _fold_program(program, checks=checks)
     allowed = program.pipeline.coupled == "allow"
-    if allowed and not all(state.good for state in folding.folds.values()):
+    if allowed and not all(state.is_mergeable for state in folding.folds.values()):
         folding = _fold_program(program, checks=checks, apart=True)
-    loss = next((folding.fold_of(target) for target in targets if not folding.fold_of(target).good), None)
+    loss = next((folding.fold_of(target) for target in targets if not folding.fold_of(target).is_mergeable), None)
     means: Collection[Value] = ()
     if loss is not None and allowed:
         means = _find_loss_terms(program, folding, targets)
@@ -403,7 +405,7 @@ def _find_loss_terms(program: Program, folding: Folding, targets: Iterable[Value
     while stack:
         value = stack.pop()
         spec, op = program.graph.spec(value), program.graph.ops[value.op]
-        if value in found or not (spec.scalar and spec.floating) or folding.fold_of(value).good:
+        if value in found or not (spec.scalar and spec.floating) or folding.fold_of(value).is_mergeable:
             continue
         found.add(value)
         stack.extend(op.inputs if op.type in _LINEAR_OPS else ())
@@ -429,7 +431,9 @@ def _find_writes_of_coupled_means(own: list[Op], once: Collection[int], graph: G
     BatchNormalization's variance is coupled, and its mean is not; averages of both are updated equally often.
     """
     writes = [op for op in own if is_effect(op, graph) and list_resources(op, graph)]
-    coupled = [op for op in writes if op.index not in once and not all(s.good for s in _list_input_folds(op, folding))]
+    coupled = [
+        op for op in writes if op.index not in once and not all(s.is_mergeable for s in _list_input_folds(op, folding))
+    ]
 
     def other(op: int) -> bool:
         return any(folding.fold_of(value).kind != "mean" for value in graph.ops[op].values)
@@ -489,10 +493,10 @@ def _find_refusals(own: list[Op], once: Collection[int], program: Program, foldi
             yield state, "a variable that the step writes", ()
     for value in (value for request in program.requests for value in request.given):
         state = folding.fold_of(value)
-        if state.kind == WHOLE or (state.kind == ROWS and not state.misplaced):
+        if state.kind == WHOLE or (state.kind == ROWS and not state.order_problem):
             continue
-        reason = state.misplaced or f"output_gradients is {state.spoken}"
-        state = Fold(COUPLED, blame=value.op, reason=reason) if state.good else state
+        reason = state.order_problem or f"output_gradients is {state.description}"
+        state = Fold(COUPLED, blame=value.op, reason=reason) if state.is_mergeable else state
         yield state, "a given output gradient", ()
 
 
@@ -531,7 +535,7 @@ def explain_coupling(program: Program, where: Where = lambda op: "") -> str:
     tried = replace(program, pipeline=replace(program.pipeline, micro_batch=max(2, program.pipeline.micro_batch)))
     folding = _fold_program(tried)
     losses = [folding.fold_of(value) for request in program.requests for value in request.targets]
-    if any(not each.good and each.kind != COUPLED for each in losses):
+    if any(not each.is_mergeable and each.kind != COUPLED for each in losses):
         return ""
     try:
         fold_batch(tried, where)
@@ -548,4 +552,4 @@ def _are_uncoupled(folds: BatchFolds) -> bool:
         return True
     returned = [value for value in program.returns if value.op in program.of_batch]
     kept = all(merge_rule(folding.fold_of(value)._replace(inputs=False)) != "coupled" for value in returned)
-    return kept and all(folding.fold_of(target).good for target in folds.targets)
+    return kept and all(folding.fold_of(target).is_mergeable for target in folds.targets)

@@ -41,7 +41,7 @@ _INVERTED = {WHOLE: WHOLE, COUNT: INVERSE, INVERSE: COUNT}
 
 def add_folds(node: Node, folds: Sequence[Fold]) -> Fold:
     """The state of a sum: only two sums, or means with means and wholes, keep their state."""
-    kinds = {fold.kind for fold in folds if not fold.zero}
+    kinds = {fold.kind for fold in folds if not fold.is_zero}
     if not kinds:
         return whole()
     if kinds == {COUNT}:
@@ -67,7 +67,7 @@ def _multiply_two(node: Node, left: Fold, right: Fold) -> Fold:
     if WHOLE in (left.kind, right.kind):
         other, factor = (left, right) if right.kind == WHOLE else (right, left)
         if other.kind != COUNT:
-            return node.nonlinear([other]) if other.kind == SHAPE else other.bare
+            return node.nonlinear([other]) if other.kind == SHAPE else other.without_numbers
         scale = factor.literal[0] if factor.literal is not None and len(factor.literal) == 1 else UNKNOWN
         return count(other.per * scale if isinstance(scale, int) and scale > 0 else UNKNOWN)
     kind = _PRODUCTS.get(frozenset({left.kind, right.kind}))
@@ -78,7 +78,9 @@ def divide_folds(node: Node, folds: Sequence[Fold]) -> Fold:
     """The state of a quotient, a product with the divisor's inverse."""
     above, below = folds
     kind = _INVERTED.get(below.kind)
-    return node.nonlinear(folds) if kind is None else _multiply_two(node, above.bare, Fold(kind, per=UNKNOWN))
+    return (
+        node.nonlinear(folds) if kind is None else _multiply_two(node, above.without_numbers, Fold(kind, per=UNKNOWN))
+    )
 
 
 def fold_extremum(node: Node, folds: Sequence[Fold]) -> Fold:
@@ -103,7 +105,7 @@ def pack_entries(node: Node, parts: tuple[Fold, ...]) -> Fold:
 def move_by_wholes(node: Node, folds: Sequence[Fold]) -> Fold:
     """Entries of the first operand are moved, omitted or repeated by whole indices: its state is kept."""
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
-        return folds[0].bare
+        return folds[0].without_numbers
     return node.nonlinear(folds)
 
 
@@ -120,19 +122,19 @@ def _join(node: Node, left: Fold, right: Fold) -> Fold:
         return right
     for fold in (left, right):
         if fold.kind == COUPLED:
-            return fold.bare
+            return fold.without_numbers
     if left.parts is not None and right.parts is not None and len(left.parts) == len(right.parts):
         pairs = zip(left.parts, right.parts, strict=True)
         parts = tuple(_join(node, one, other) for one, other in pairs)
-        return left.bare._replace(kind=left.kind if left.kind == right.kind else SHAPE, parts=parts)
+        return left.without_numbers._replace(kind=left.kind if left.kind == right.kind else SHAPE, parts=parts)
     if left.kind == right.kind == ROWS:
         try:
-            both = match_rows(left.bare, right.bare)
+            both = match_rows(left.without_numbers, right.without_numbers)
         except Undecided as error:
             return node.couple(str(error))
         return both if left.per == right.per else both._replace(per=UNKNOWN)
     if ROWS in (left.kind, right.kind):
-        return node.couple(f"one case gives {left.spoken}, the other {right.spoken}")
+        return node.couple(f"one case gives {left.description}, the other {right.description}")
     if left.kind == right.kind == COUNT:
         return count(UNKNOWN)
     return add_folds(node, [left, right])

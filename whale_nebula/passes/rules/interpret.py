@@ -217,7 +217,7 @@ def fold(
     ... %1 = Const {value=(0, 1)} int32[2]
     ... %2 = Mean(%0, %1) float32[]
     ... ''')
-    >>> str(fold(graph, {0: 0}).of(Value(2)))
+    >>> str(fold(graph, {0: 0}).fold_of(Value(2)))
     'mean of inputs'
     """
     closure = graph.ascend({value.op for value in targets})
@@ -302,7 +302,7 @@ class _Run:
                 held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
                 outcome = self._source_folds(op) if held else self._output_folds(op)
                 for value, found in zip(op.values, outcome, strict=True):
-                    found = Fold(self.said[value]) if value in self.said and not found.good else found
+                    found = Fold(self.said[value]) if value in self.said and not found.is_mergeable else found
                     self.folds[value] = self._feed_once(value, found) if value in self.fed else found
 
     def _feed_once(self, value: Value, found: Fold) -> Fold:

@@ -197,7 +197,7 @@ def merge_rule(fold: Fold) -> str:
     """
     if fold.kind == SHAPE and fold.parts is not None and not fold.inputs:
         return f"vector:{','.join(merge_rule(part) for part in fold.parts)}"
-    rule = _RULES.get(fold.kind) or ("coupled" if fold.misplaced else f"concat:{fold.axis}")
+    rule = _RULES.get(fold.kind) or ("coupled" if fold.order_problem else f"concat:{fold.axis}")
     return "whole" if fold.inputs and rule in ("after", "coupled") else rule
 
 
@@ -219,7 +219,7 @@ def verdict(
     >>> verdict(Fold(SUM), Graph(())) is None
     True
     """
-    if fold.good:
+    if fold.is_mergeable:
         return None
     static = static_batch_error(fold, graph, where, lines.alone)
     if static is not None:
@@ -272,10 +272,10 @@ def _list_fixes(op: Op | None, what: str, origin: str, fold: Fold, lines: BatchF
             found.append(f"{origin.kind}(synchronized=True), which computes moments over all replicas")
     if SAME_SEED in fold.reason:
         found.append(_MOVING)
-    if op is not None and "compile_loss" in op.name and Fold(AFTER).spoken in fold.reason:
+    if op is not None and "compile_loss" in op.name and Fold(AFTER).description in fold.reason:
         found.append(_MASK)
     added = op is not None and op.type == "AddV2" and what == LOSS
-    if added and fold.reason.endswith(f"mixed with {Fold(MEAN).spoken}"):
+    if added and fold.reason.endswith(f"mixed with {Fold(MEAN).description}"):
         found.append(_AVERAGED)
     return tuple(found)
 

@@ -110,7 +110,7 @@ def check_values(
         for i, op in enumerate(operations)
         if i not in drawn and op.type != "Placeholder"
         for out, tensor in enumerate(op.outputs)
-        if tensor.dtype.name in _NUMERIC_TYPES and traced.folding.fold_of(Value(i, out)).good
+        if tensor.dtype.name in _NUMERIC_TYPES and traced.folding.fold_of(Value(i, out)).is_mergeable
     }
     rows = next(len(a) for i, a in enumerate(arrays) if i not in whole and a.ndim)
     named = [f"{operations[v.op].name}:{v.out}" for v in promised]

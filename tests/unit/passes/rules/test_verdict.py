@@ -136,9 +136,9 @@ def test_reason_for_mixed_rows_describes_the_other_fold(kind: str, description: 
 
 
 def test_fold_kinds_all_have_a_description() -> None:
-    kinds = set(registry._SPOKEN)
+    kinds = set(registry._DESCRIPTIONS)
     assert kinds == {value for name, value in vars(registry).items() if name.isupper() and value == name.lower()}
-    assert all(Fold(kind).spoken.split()[0] in ("a", "an", "one", "rows") for kind in kinds)
+    assert all(Fold(kind).description.split()[0] in ("a", "an", "one", "rows") for kind in kinds)
 
 
 def test_reason_for_a_function_of_a_mean() -> None:
