@@ -38,7 +38,7 @@ def test_program_without_stages_has_no_labels() -> None:
 
 # -------------------- Ops that save bytes only together: late ones, as each tensor counts once; and the minimum
 @pytest.mark.parametrize("seed", range(40))
-def test_jointly_finds_the_cheapest_labels_of_a_group(seed: int) -> None:
+def test_label_jointly_finds_the_cheapest_labels(seed: int) -> None:
     """Of small programs whose free ops all start early, every labelling is tried."""
     program = _draw_program(random.Random(seed))
     graph, free = program.graph, [op for op in program.graph.ops if op.stage is None and not op.role]
