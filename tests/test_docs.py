@@ -143,14 +143,14 @@ def test_the_units_of_the_page_are_those_that_are_read() -> None:
 
 
 def test_the_pictures_of_schedules_are_what_is_drawn() -> None:
-    from whale_nebula.schedule.simulate import picture
+    from whale_nebula.schedule.simulate import draw_schedule
 
     page = (DOCS / "how-a-step-crosses.md").read_text()
     for name in ("gpipe", "1f1b", "eager-1f1b", "zero-bubble"):
-        assert picture(name, stages=2, micro_batches=4, seconds=1.0, width=90) in page, name
+        assert draw_schedule(name, stages=2, micro_batches=4, seconds=1.0, width=90) in page, name
     page = (DOCS / "scopes" / "pipeline.md").read_text()
     for name in ("eager-1f1b", "zero-bubble"):
-        assert picture(name, stages=4, micro_batches=6) in page, name
+        assert draw_schedule(name, stages=4, micro_batches=6) in page, name
 
 
 def test_the_site_builds(tmp_path: Path) -> None:

@@ -57,14 +57,14 @@ class Deep(tf.Module):
         for stage in range(STAGES):
             mine = self.weights[stage * each : (stage + 1) * each]
             if not self.scoped:
-                hidden = _layers(hidden, mine)
+                hidden = _apply_layers(hidden, mine)
                 continue
             with nb.stage(cluster=f"c{stage}"):
-                hidden = _layers(hidden, mine)
+                hidden = _apply_layers(hidden, mine)
         return hidden
 
 
-def _layers(hidden: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+def _apply_layers(hidden: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
     for weight in weights:
         inner = tf.nn.gelu(hidden @ weight)
         hidden = hidden + inner * tf.nn.sigmoid(inner)
@@ -81,8 +81,8 @@ def measure(layers: int, micro_batch: int) -> dict[str, Any]:
         with nb.cluster(), nb.pipeline(micro_batch):
             return own.step(x, y)
 
-    traced, concrete = _seconds(lambda: tf.function(plain.step, autograph=False).get_concrete_function(*batch))
-    planned, plan = _seconds(lambda: nb.plan(step, *batch))
+    traced, concrete = _time_call(lambda: tf.function(plain.step, autograph=False).get_concrete_function(*batch))
+    planned, plan = _time_call(lambda: nb.plan(step, *batch))
     ops = len(concrete.graph.get_operations())
     return {
         "layers": layers,
@@ -95,7 +95,7 @@ def measure(layers: int, micro_batch: int) -> dict[str, Any]:
     }
 
 
-def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+def _time_call(work: Callable[[], Any]) -> tuple[float, Any]:
     """Seconds of this process's computing, independent of other programs."""
     gc.collect()
     start = time.process_time()
@@ -103,21 +103,21 @@ def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, found
 
 
-def exponent(rows: list[dict[str, Any]], seconds: Callable[[dict[str, Any]], float]) -> float:
+def fit_exponent(rows: list[dict[str, Any]], seconds: Callable[[dict[str, Any]], float]) -> float:
     """The slope of log(seconds) over log(ops), by least squares."""
     x = [math.log(row["ops"]) for row in rows]
     return float(np.polyfit(x, [math.log(max(1e-3, seconds(row))) for row in rows], 1)[0])
 
 
-def exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def fit_exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each number of micro-batches: the growth of the trace alone, and of trace and plan together."""
     found = []
     for micro_batch in MICRO_BATCHES:
         own = [row for row in rows if row["micro_batch"] == micro_batch]
-        whole = exponent(own, lambda row: row["plan_s"])
+        whole = fit_exponent(own, lambda row: row["plan_s"])
         found.append({
             "micro_batch": micro_batch,
-            "trace": round(exponent(own, lambda row: row["trace_s"]), 3),
+            "trace": round(fit_exponent(own, lambda row: row["trace_s"]), 3),
             "trace_to_plan": round(whole, 3),
             "bar": BAR,
             "verdict": verdict(whole, BAR),
@@ -147,17 +147,17 @@ def main() -> int:
         for layers in LAYERS[:2] if quick else LAYERS:
             rows.append(measure(layers, micro_batch))
             print(rows[-1], flush=True)
-    found = exponents(rows)
+    found = fit_exponents(rows)
     for row in found:
         print(row)
     if not quick:
         keys = ("ops", "micro_batch", "trace_s", "plan_s", "ratio")
         plot(rows, Path(__file__).with_name("planning.png"))
-        write(__file__, {"machine": machine(), "rows": rows, "exponents": found}, [keys, *_table(rows, keys)])
+        write(__file__, {"machine": machine(), "rows": rows, "exponents": found}, [keys, *_format_table(rows, keys)])
     return 0
 
 
-def _table(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> list[list[object]]:
+def _format_table(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> list[list[object]]:
     return [[row[key] for key in keys] for row in rows]
 
 

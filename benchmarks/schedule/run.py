@@ -42,18 +42,18 @@ FASTER_BAR, SIMULATOR_BAR = 1.55, 0.15
 Stage = Callable[[Any], Any]
 
 
-def waiting_stage() -> tuple[Stage, list[Any]]:
+def make_waiting_stage() -> tuple[Stage, list[Any]]:
     """A stage that takes a fixed time on any machine."""
     scale = tf.Variable(1.0)
 
     @tf.custom_gradient
     def slow(x: Any) -> Any:
-        return _after(FORWARD, x), lambda gradient: _after(BACKWARD, gradient)
+        return _pass_after(FORWARD, x), lambda gradient: _pass_after(BACKWARD, gradient)
 
     return lambda x: slow(x * scale), [scale]
 
 
-def _after(seconds: float, x: Any) -> Any:
+def _pass_after(seconds: float, x: Any) -> Any:
     """The same tensor, after `seconds`."""
 
     def wait(array: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ def _after(seconds: float, x: Any) -> Any:
     return later
 
 
-def working_stage() -> tuple[Stage, list[Any]]:
+def make_working_stage() -> tuple[Stage, list[Any]]:
     """A stage that multiplies matrices."""
     random = np.random.default_rng(0)
     values = random.standard_normal((LAYERS, WIDTH, WIDTH)).astype("float32") / WIDTH**0.5
@@ -79,10 +79,10 @@ def working_stage() -> tuple[Stage, list[Any]]:
     return stage, kernels
 
 
-KINDS = {"waits": waiting_stage, "works": working_stage}
+KINDS = {"waits": make_waiting_stage, "works": make_working_stage}
 
 
-def training_step(kind: str, schedule: str) -> Callable[[Any], Any]:
+def make_training_step(kind: str, schedule: str) -> Callable[[Any], Any]:
     """A step of gradient descent through two stages."""
     (first, some), (second, others) = KINDS[kind](), KINDS[kind]()
     # the effect of a Python function on the rows of a batch is unknown: hence coupled="allow"
@@ -107,7 +107,7 @@ def run_steps(kind: str, over: str, steps: int) -> dict[str, list[nb.Report]]:
     """Run both schedules alternately over the same kind of line; the first steps only set the limits."""
     x = np.random.default_rng(1).standard_normal((ROWS * MICRO_BATCHES, WIDTH)).astype("float32")
     with nb.init(links=over):
-        trained = {schedule: training_step(kind, schedule) for schedule in SCHEDULES}
+        trained = {schedule: make_training_step(kind, schedule) for schedule in SCHEDULES}
         found: dict[str, list[nb.Report]] = {schedule: [] for schedule in SCHEDULES}
         for _ in range(WARM + steps):
             for schedule, step in trained.items():
@@ -116,7 +116,7 @@ def run_steps(kind: str, over: str, steps: int) -> dict[str, list[nb.Report]]:
     return {schedule: reports[WARM:] for schedule, reports in found.items()}
 
 
-def compute_seconds(reports: Sequence[nb.Report]) -> float:
+def find_compute_seconds(reports: Sequence[nb.Report]) -> float:
     """The computing time of the slower stage for a micro-batch."""
     medians = [
         statistics.median(report.stages[name].compute_seconds or 0.0 for report in reports)
@@ -125,7 +125,7 @@ def compute_seconds(reports: Sequence[nb.Report]) -> float:
     return max(medians) / MICRO_BATCHES
 
 
-def line(compute: float) -> str:
+def make_link(compute: float) -> str:
     """A line that a message occupies for this time."""
     return f"{8 * MESSAGE / compute / 1e6:.6f}mbit,0ms"
 
@@ -134,9 +134,9 @@ def measure(kind: str, steps: int) -> dict[str, Any]:
     """Steps over a line that a message occupies for as long as a stage computes."""
     compute = FORWARD + BACKWARD
     for _ in range(3 if kind == "works" else 0):
-        compute = compute_seconds(run_steps(kind, line(compute), 4)["eager-1f1b"])
-    reports = run_steps(kind, line(compute), steps)
-    rows = {schedule: _row(own) for schedule, own in reports.items()}
+        compute = find_compute_seconds(run_steps(kind, make_link(compute), 4)["eager-1f1b"])
+    reports = run_steps(kind, make_link(compute), steps)
+    rows = {schedule: _summarize_reports(own) for schedule, own in reports.items()}
     ideal = {
         "1f1b": one_f_one_b_seconds(MICRO_BATCHES, compute, compute),
         "eager-1f1b": eager_seconds(2, MICRO_BATCHES, compute, compute),
@@ -155,19 +155,19 @@ def measure(kind: str, steps: int) -> dict[str, Any]:
     }
 
 
-def _row(reports: Sequence[nb.Report]) -> dict[str, Any]:
+def _summarize_reports(reports: Sequence[nb.Report]) -> dict[str, Any]:
     step = statistics.median(report.step_seconds for report in reports)
     simulated = statistics.median(report.predicted_seconds or 0.0 for report in reports)
     return {
         "step_s": round(step, 4),
-        "compute_ms": round(1e3 * compute_seconds(reports), 2),
+        "compute_ms": round(1e3 * find_compute_seconds(reports), 2),
         "simulator_s": round(simulated, 4),
         "off_simulator": round(step / simulated - 1.0, 4),
         "verdict": verdict(abs(step / simulated - 1.0), SIMULATOR_BAR),
     }
 
 
-def table(results: list[dict[str, Any]]) -> list[list[object]]:
+def format_table(results: list[dict[str, Any]]) -> list[list[object]]:
     """The rows of the README's table."""
     rows: list[list[object]] = [["stages", "1f1b", "eager-1f1b", "eager is faster by", "ideal", "bar", ""]]
     for row in results:
@@ -189,7 +189,7 @@ def main() -> None:
         print(results[-1], flush=True)
     if not quick:
         about = {"machine": here, "micro_batches": MICRO_BATCHES, "steps": STEPS}
-        write(__file__, {**about, "results": results}, table(results))
+        write(__file__, {**about, "results": results}, format_table(results))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from itertools import pairwise
 
 import tensorflow as tf
-from task import FEATURES, HIDDEN, INPUTS, RATE, ROWS, loss_of, make_batch, peak_mib, serve
+from task import FEATURES, HIDDEN, INPUTS, RATE, ROWS, compute_loss, make_batch, measure_peak_mib, serve
 
 classes, door, index = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -17,7 +17,7 @@ options = tf.distribute.experimental.CommunicationOptions(
     implementation=tf.distribute.experimental.CommunicationImplementation.RING
 )
 strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-before = peak_mib()
+before = measure_peak_mib()
 with strategy.scope():
     widths = [INPUTS, *HIDDEN]
     shapes = [*pairwise(widths), (FEATURES, classes)]
@@ -31,7 +31,7 @@ def replica(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         hidden = x
         for weight in weights[:-1]:
             hidden = tf.nn.relu(hidden @ weight)
-        loss = loss_of(hidden @ weights[-1], y) / 2
+        loss = compute_loss(hidden @ weights[-1], y) / 2
     context = tf.distribute.get_replica_context()
     gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, tape.gradient(loss, weights), options)
 

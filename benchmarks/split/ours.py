@@ -11,7 +11,7 @@ import sys
 
 import keras
 import tensorflow as tf
-from task import RATE, loss_of, make_batch, make_body, peak_mib, serve
+from task import RATE, compute_loss, make_batch, make_body, measure_peak_mib, serve
 
 import whale_nebula as nb
 
@@ -20,7 +20,7 @@ tf.config.threading.set_intra_op_parallelism_threads(1)
 if kind != "uncut":
     nb.init()
 x, y = make_batch(classes)
-before = peak_mib()
+before = measure_peak_mib()
 body, head = make_body(), keras.layers.Dense(classes, use_bias=False, name="head")
 optimizer = keras.optimizers.SGD(RATE, momentum=0.9)
 none = contextlib.nullcontext
@@ -33,10 +33,10 @@ def train(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
             for layer in body:
                 hidden = layer(hidden)
             if kind == "replica":
-                loss = loss_of(head(hidden), y)
+                loss = compute_loss(head(hidden), y)
         if kind != "replica":
             with none() if kind == "uncut" else nb.split():
-                loss = loss_of(head(hidden), y)
+                loss = compute_loss(head(hidden), y)
     weights = [weight for layer in (*body, head) for weight in layer.trainable_variables]
     optimizer.apply(tape.gradient(loss, weights), weights)
     return loss

@@ -33,7 +33,7 @@ from whale_nebula.launch.placement import free_port  # noqa: E402
 
 CONTENDERS = ("split", "alone", "replica", "mwms", "uncut")
 OURS = ("split", "alone", "replica")
-SAID = {
+LABELS = {
     "split": "`nb.replica()` beside `nb.split()`", "alone": "`nb.split()` alone",
     "replica": "`nb.replica()` around all",
     "mwms": "MultiWorkerMirroredStrategy, own loop", "uncut": "one process, uncut",
@@ -128,10 +128,10 @@ def main() -> None:
         print(name, round(median(told["seconds"]), 3), "s,", round(told["peak"]), "MiB", flush=True)
     short = {n: {"seconds": round(median(e["seconds"]), 3), "peak": round(max(e["peak"]))} for n, e in found.items()}
     rows: list[list[object]] = [["", "a step, s", "peak of a worker, MiB"]]
-    rows += [[SAID[name], each["seconds"], each["peak"]] for name, each in short.items()]
+    rows += [[LABELS[name], each["seconds"], each["peak"]] for name, each in short.items()]
     for what, other, bar in BARS if {"split", "replica"} <= set(short) else ():
         ratio = short["split"][what] / short[other][what]
-        rows.append([f"{what} beside {SAID[other]}", f"{ratio:.2f}", common.verdict(ratio, bar)])
+        rows.append([f"{what} beside {LABELS[other]}", f"{ratio:.2f}", common.verdict(ratio, bar)])
     for row in rows:
         print(*row, sep=" | ")
     if not (asked.quick or asked.only or asked.rate) and asked.classes == 100_000:

@@ -71,7 +71,7 @@ def count_sent() -> int:
     return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text("ascii"))
 
 
-def work(port: int) -> None:
+def run_worker(port: int) -> None:
     """Run blocks of steps on request, and report the results of each variant."""
     import tensorflow as tf
 
@@ -96,7 +96,7 @@ def work(port: int) -> None:
 
 # ---------------------------------------------------------------------- the benchmark
 @contextlib.contextmanager
-def started() -> Iterator[Callable[[int], list[dict[str, Any]]]]:
+def start_workers() -> Iterator[Callable[[int], list[dict[str, Any]]]]:
     """The four processes; yields a function that runs a block in all of them and returns their reports."""
     with contextlib.ExitStack() as stack:
         door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -138,10 +138,10 @@ def main() -> None:
     parser.add_argument("--work", type=int, metavar="PORT", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.work is not None:
-        work(asked.work)
+        run_worker(asked.work)
         return
     machine, steps = common.machine(), 3 if asked.quick else 15
-    with started() as ask:
+    with start_workers() as ask:
         ask(2)
         found = summarize(ask(steps))
     rows: list[list[object]] = [["", "a step, s", "slots of a worker, MiB", "a worker sends a step, MiB"]]

@@ -29,16 +29,16 @@ def make_batch(classes: int, rows: int = ROWS, seed: int = 0) -> tuple[Any, Any]
     return tf.constant(x), tf.constant(draw.integers(0, classes, rows))
 
 
-def loss_of(logits: Any, y: Any) -> Any:
+def compute_loss(logits: Any, y: Any) -> Any:
     """The mean loss over the rows."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
 
 
-def peak_mib() -> float:
+def measure_peak_mib() -> float:
     """The peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def serve(door: str, name: str, step: Callable[[], object], before: float) -> None:
     """Run every requested block; `before` is the peak of memory before the model was created."""
-    turns.serve(door, name, step, lambda seconds: {"seconds": seconds, "peak": peak_mib(), "before": before})
+    turns.serve(door, name, step, lambda seconds: {"seconds": seconds, "peak": measure_peak_mib(), "before": before})

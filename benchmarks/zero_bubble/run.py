@@ -27,7 +27,7 @@ import tensorflow as tf
 from common import machine, parser, verdict, write
 
 import whale_nebula as nb
-from whale_nebula.schedule.lines import Work, uniform
+from whale_nebula.schedule.lines import Work, make_uniform_hops
 from whale_nebula.schedule.simulate import simulate
 from whale_nebula.wire.frame import count_wire_bytes
 
@@ -41,7 +41,7 @@ LINES = {"free": f"{1e6:.0f}mbit,0ms", "as slow as a stage": f"{8 * MESSAGE / CO
 BAR = 0.15
 
 
-def _after(device: threading.Lock, seconds: float, x: Any) -> Any:
+def _pass_after(device: threading.Lock, seconds: float, x: Any) -> Any:
     """The same tensor, after a device was busy for `seconds`; a device does one thing at a time."""
 
     def wait(array: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ def _after(device: threading.Lock, seconds: float, x: Any) -> Any:
     return later
 
 
-def slow_product(back: float, weights: float) -> Callable[[Any, Any], Any]:
+def make_slow_product(back: float, weights: float) -> Callable[[Any, Any], Any]:
     """A product on a separate device with gradients that take fixed times: of its input, and of its kernel."""
     device = threading.Lock()
 
@@ -63,19 +63,19 @@ def slow_product(back: float, weights: float) -> Callable[[Any, Any], Any]:
         def gradients(upstream: Any) -> Any:
             of_input = tf.matmul(upstream, kernel, transpose_b=True)
             of_kernel = tf.matmul(x, upstream, transpose_a=True)
-            return _after(device, back, of_input), _after(device, weights, of_kernel)
+            return _pass_after(device, back, of_input), _pass_after(device, weights, of_kernel)
 
-        return _after(device, PART, x @ kernel), gradients
+        return _pass_after(device, PART, x @ kernel), gradients
 
     return product
 
 
-def training_step(stages: int, micro_batches: int, schedule: str) -> Callable[[Any], Any]:
+def make_training_step(stages: int, micro_batches: int, schedule: str) -> Callable[[Any], Any]:
     """A step of gradient descent through these stages; the first has no input gradient, so its weight's takes both
     times.
     """
     kernels = [tf.Variable(tf.eye(WIDTH)) for _ in range(stages)]
-    products = [slow_product(0.0, 2 * PART), *(slow_product(PART, PART) for _ in range(stages - 1))]
+    products = [make_slow_product(0.0, 2 * PART), *(make_slow_product(PART, PART) for _ in range(stages - 1))]
 
     @nb.function
     def step(x: Any) -> Any:
@@ -97,7 +97,7 @@ def run_steps(stages: int, micro_batches: int, over: str, steps: int) -> dict[st
     """Run both schedules alternately over the same kind of line; the first steps only set the limits."""
     x = np.random.default_rng(1).standard_normal((ROWS * micro_batches, WIDTH)).astype("float32")
     with nb.init(links=over):
-        trained = {schedule: training_step(stages, micro_batches, schedule) for schedule in SCHEDULES}
+        trained = {schedule: make_training_step(stages, micro_batches, schedule) for schedule in SCHEDULES}
         found: dict[str, list[nb.Report]] = {schedule: [] for schedule in SCHEDULES}
         losses: dict[str, list[float]] = {schedule: [] for schedule in SCHEDULES}
         for _ in range(WARM + steps):
@@ -109,18 +109,18 @@ def run_steps(stages: int, micro_batches: int, over: str, steps: int) -> dict[st
     return {schedule: reports[WARM:] for schedule, reports in found.items()}
 
 
-def ideal_seconds(stages: int, micro_batches: int, schedule: str, line: str) -> float:
+def compute_ideal_seconds(stages: int, micro_batches: int, schedule: str, line: str) -> float:
     """The simulator's prediction for stages with exactly these times."""
     works = [Work(PART, 2 * PART), *[Work(PART, PART, weights=PART)] * (stages - 1)]
-    hops = uniform(stages, seconds=0.0 if line == "free" else COMPUTE)
+    hops = make_uniform_hops(stages, seconds=0.0 if line == "free" else COMPUTE)
     return simulate(works, hops, micro_batches, name=schedule).seconds
 
 
 def measure(stages: int, micro_batches: int, line: str, steps: int) -> dict[str, Any]:
     """One case."""
     reports = run_steps(stages, micro_batches, LINES[line], steps)
-    rows = {schedule: _row(own) for schedule, own in reports.items()}
-    ideal = {schedule: ideal_seconds(stages, micro_batches, schedule, line) for schedule in SCHEDULES}
+    rows = {schedule: _summarize_reports(own) for schedule, own in reports.items()}
+    ideal = {schedule: compute_ideal_seconds(stages, micro_batches, schedule, line) for schedule in SCHEDULES}
     for schedule, row in rows.items():
         row["ideal_s"] = round(ideal[schedule], 4)
     eager, zero = (rows[schedule] for schedule in SCHEDULES)
@@ -137,7 +137,7 @@ def measure(stages: int, micro_batches: int, line: str, steps: int) -> dict[str,
     }
 
 
-def _row(reports: Sequence[nb.Report]) -> dict[str, Any]:
+def _summarize_reports(reports: Sequence[nb.Report]) -> dict[str, Any]:
     step = statistics.median(report.step_seconds for report in reports)
     simulated = statistics.median(report.predicted_seconds or 0.0 for report in reports)
     return {
@@ -147,7 +147,7 @@ def _row(reports: Sequence[nb.Report]) -> dict[str, Any]:
     }
 
 
-def table(results: list[dict[str, Any]]) -> list[list[object]]:
+def format_table(results: list[dict[str, Any]]) -> list[list[object]]:
     """The rows of the README's table."""
     rows: list[list[object]] = [
         ["stages", "micro-batches", "line", *SCHEDULES, "faster by", "to the dot", "bar: off the simulator", ""]
@@ -170,7 +170,7 @@ def main() -> None:
         results.append(measure(*case, 4 if quick else STEPS))
         print(results[-1], flush=True)
     if not quick:
-        write(__file__, {"machine": here, "steps": STEPS, "part_s": PART, "results": results}, table(results))
+        write(__file__, {"machine": here, "steps": STEPS, "part_s": PART, "results": results}, format_table(results))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def describe_call(call: ast.Call, classes: dict[str, str], constants: dict[str, 
     if name not in classes and "mend" not in keywords:
         return None
     parts = {key: template(value, constants) for key, value in keywords.items()}
-    if name in WARNERS:  # their first argument is the line, and where a warning is unless it says otherwise
+    if name in WARNERS:  # their first argument is the line of the warning, unless `where` is given
         name, args, parts = "NebulaWarning", args[1:], {"where": HOLE, **parts}
     what = " | ".join(template(argument, constants) for argument in args) or HOLE
     if all(not text.strip("{}| ") for text in (what, *parts.values())):

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.ir.traced import adversaries, everything, inference, parted, skipping, tied
+from tests.unit.ir.example_plans import adversaries, everything, inference, parted, skipping, tied
 
 layers = keras.layers
 

@@ -51,8 +51,8 @@ def describe(way: str, x: np.ndarray, decoded: np.ndarray, payload: Any) -> str:
     data = payload_bytes(payload)
     if not way.startswith(LINEAR_ALGEBRA):
         return f"{data.nbytes} bytes {digest(data)}, decoded {digest(decoded)}"
-    given, got = x.astype("float64"), decoded.astype("float64")
-    error = float(np.linalg.norm(got - given) / (np.linalg.norm(given) or 1.0))
+    original, got = x.astype("float64"), decoded.astype("float64")
+    error = float(np.linalg.norm(got - original) / (np.linalg.norm(original) or 1.0))
     size = "about" if "coded" in way else "exactly"
     nbytes = round(data.nbytes, -2) if "coded" in way else data.nbytes
     return f"{size} {nbytes} bytes, relative error {error:.1f}"
@@ -84,10 +84,10 @@ def list_payloads(way: str) -> list[str]:
     return [f"{way}: {name}: {line}" for name, x in inputs.items() for line in cross(way, x)]
 
 
-def test_payloads_are_the_golden_ones(request: pytest.FixtureRequest) -> None:
+def test_payloads_match_the_golden_file(request: pytest.FixtureRequest) -> None:
     check_golden(request, "payloads.txt", "\n".join(line for way in WAYS for line in list_payloads(way)))
 
 
-def test_every_codec_has_a_payload() -> None:
+def test_payloads_cover_all_codecs() -> None:
     written = {part.partition("(")[0] for way in WAYS for part in way.replace(",", " >> ").split(" >> ")}
     assert {name for name, kind in CODECS.items() if kind.__module__.startswith("whale_nebula.")} - {"bits"} <= written

@@ -23,9 +23,9 @@ def list_passes(make: Callable[[], nb.Plan]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_text_after_every_pass_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
+def test_texts_after_all_passes_match_the_golden_file(name: str, request: pytest.FixtureRequest) -> None:
     check_golden(request, f"programs/{name}.txt", "\n".join(list_passes(PROGRAMS[name])))
 
 
-def test_no_golden_file_is_left_over() -> None:
+def test_program_golden_files_all_belong_to_a_program() -> None:
     assert {path.stem for path in (FOLDER / "programs").iterdir()} == set(PROGRAMS)

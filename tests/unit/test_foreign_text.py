@@ -23,7 +23,7 @@ from whale_nebula.errors import (
 from whale_nebula.errors.text import LIMIT, escape_foreign_text
 from whale_nebula.gateway import control
 from whale_nebula.gateway.control import ControlStreams
-from whale_nebula.ir.canonical import first_difference
+from whale_nebula.ir.canonical import describe_first_difference
 from whale_nebula.launch.ending import Departure, Leaving
 from whale_nebula.launch.link_advice import LineFound
 from whale_nebula.launch.link_measurement import table
@@ -62,7 +62,7 @@ def said_to(call: Callable[[Session], Any], **message: Any) -> str:
 
 
 def agreed(session: Session) -> None:
-    session.agree("p", "digest", ["returns"], first_difference)
+    session.agree("p", "digest", ["returns"], describe_first_difference)
 
 
 def lines(**theirs: Any) -> str:

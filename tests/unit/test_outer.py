@@ -7,7 +7,7 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.errors import OptionError
-from whale_nebula.ir.outer_optimizer import NAMED, Average, Nesterov, text
+from whale_nebula.ir.outer_optimizer import OUTER_BY_NAME, Average, Nesterov, format_outer
 
 
 def test_the_average_of_differences_is_the_average_of_weights() -> None:
@@ -46,4 +46,7 @@ def test_numbers_out_of_range_are_refused(options: dict[str, float]) -> None:
 
 def test_they_are_public_and_have_names() -> None:
     assert nb.outer.Nesterov is Nesterov
-    assert {name: text(each) for name, each in NAMED.items()} == {"nesterov": "nesterov", "average": "average"}
+    assert {name: format_outer(each) for name, each in OUTER_BY_NAME.items()} == {
+        "nesterov": "nesterov",
+        "average": "average",
+    }

@@ -30,8 +30,8 @@ from whale_nebula.capture.projection import check_nested
 from whale_nebula.capture.tracing import LiveRequest, Tracing, current
 from whale_nebula.errors import GradientError, PlanError
 from whale_nebula.ir.graph import Graph
-from whale_nebula.passes.checks import backwards, check_order
-from whale_nebula.passes.label import label
+from whale_nebula.passes.checks import backward_flow_error, check_order
+from whale_nebula.passes.label import label_ops
 from whale_nebula.passes.readings import bind_readers
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
@@ -86,7 +86,7 @@ def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     numbers = {op.name: index for index, op in enumerate(operations)}
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     skip = frozenset(numbers[name] for r in trace.requests for name in r.backward)
-    found = label(graph, list(trace.met.stages), fixed=fixed, skip=skip, bound=bound_ops(trace, graph, numbers))
+    found = label_ops(graph, list(trace.met.stages), fixed=fixed, skip=skip, bound=bound_ops(trace, graph, numbers))
     if not trace.requests:  # later requests may belong to another phase, which may begin at the first stage again
         check_order(graph, found, tuple(trace.met.stages.values()), where=lambda op: find_origin(operations[op]))
     names = [op.name for op in operations]
@@ -195,7 +195,7 @@ class _Region:
         ref = boundary.ref()
         if self._stage(boundary) > stage:  # that stage is already differentiated: the gradient would be lost
             stages = list(self.trace.met.stages.values())
-            raise backwards(stages[self._stage(boundary)], stages[stage], find_origin(boundary.op))
+            raise backward_flow_error(stages[self._stage(boundary)], stages[stage], find_origin(boundary.op))
         if ref in self.known:
             gradient = gradient + incoming.pop(ref)
             self.known.remove(ref)

@@ -20,10 +20,10 @@ from whale_nebula.capture.tracing import Tracing, current_here
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.replicas import Where, refusal
-from whale_nebula.passes.rules import SHAPED, Fold, Folding, fold, verdict
+from whale_nebula.passes.replicas import Where, find_batch_sum_error
+from whale_nebula.passes.rules import SHAPE_ONLY_OPS, Fold, Folding, fold, verdict
 from whale_nebula.passes.rules.registry import AFTER, SHAPE
-from whale_nebula.passes.rules.verdict import mends
+from whale_nebula.passes.rules.verdict import list_batch_fixes
 from whale_nebula.site import script_site
 from whale_nebula.spec import Value
 from whale_nebula.tf import patch as tf_patch
@@ -94,7 +94,7 @@ def _suspects(graph: Graph, leaves: list[int]) -> bool:
         above = {value.op for value in op.inputs}
         if op.type == "Reshape" and op.inputs[0].op in pure and op.inputs[1].op not in pure:
             return True
-        if op.type in SHAPED and not above <= pure:
+        if op.type in SHAPE_ONLY_OPS and not above <= pure:
             like.add(op.index)
         elif (above or op.type == "Const") and not op.stateful and above - pure <= like:
             if above & fed and not above <= pure:
@@ -135,7 +135,7 @@ def check_overwritten(trace: Tracing, sources: Sequence[Any]) -> None:
             where=str(script_site()),
             why="the gradients of micro-batches are added up, and this one is no gradient but the variable's next "
             "value, which its layer makes of the rows of a batch (overwrite_with_gradient=True, as float8 has)",
-            mends=(mends(trace.met.pipeline.micro_batch, copied=trace.met.replicas.several).alone,),
+            mends=(list_batch_fixes(trace.met.pipeline.micro_batch, copied=trace.met.replicas.several).alone,),
         )
 
 
@@ -157,9 +157,9 @@ def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
             tf_private.set_input(operations[consumer], position, grown)
         folding, graph, operations, values = _fold_targets(trace, targets)
     kinds: list[str] = []
-    lines = mends(trace.met.pipeline.micro_batch, copied=trace.met.replicas.several)
+    lines = list_batch_fixes(trace.met.pipeline.micro_batch, copied=trace.met.replicas.several)
     for value in values:
-        state = folding.of(value)
+        state = folding.fold_of(value)
         one = Fold(AFTER, blame=value.op, reason=_MIXED) if state.kind == SHAPE else state
         refusal = verdict(one, graph, where=lambda number: find_origin(operations[number]), lines=lines)
         if refusal is not None and trace.met.pipeline.coupled != "allow":
@@ -212,7 +212,7 @@ def synchronize_moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[An
 
 def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:
     """Decide on each sum over replicas in a traced program: it is kept, reduced to micro-batches, or refused."""
-    refused = refusal(program, where)
+    refused = find_batch_sum_error(program, where)
     if not trace.summed or (refused is None and program.pipeline.micro_batch > 1):
         return program
     if refused is not None and program.pipeline.coupled != "allow":

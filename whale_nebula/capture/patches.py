@@ -30,8 +30,8 @@ import tensorflow as tf
 from whale_nebula.capture import differentiate, keras_scopes, loss_weights, placed, projection
 from whale_nebula.capture.mirror import Donor, mirror, order_operations, plant
 from whale_nebula.capture.tracing import Stamper, Tracing, current, current_here
-from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
-from whale_nebula.passes.phases import SMALL
+from whale_nebula.passes.branches import NO_OWNER, Branch, Owners, find_bundle_aliases, rewire, split_branches
+from whale_nebula.passes.phases import MAX_SMALL_BYTES
 from whale_nebula.scopes.frames import Frame, Watcher, add_watcher, watchers
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
@@ -117,7 +117,7 @@ class _Tree:
     def __post_init__(self) -> None:
         around = tf.compat.v1.get_default_graph()
         plain = mirror(self.graph)
-        aliases = bundle_aliases(plain, lambda op: True)
+        aliases = find_bundle_aliases(plain, lambda op: True)
         self.donor = Donor(self.graph)
         self.donor.rename(aliases)
         self.outer = {internal.name: around.capture(external) for external, internal in self.graph.captures}
@@ -160,13 +160,13 @@ def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
         stage = trace.labels.get(op.name)
         for tensor in op.inputs if stage is not None else ():
             if tensor.dtype == tf.resource and (tf_private.resource_spec(tensor) or ("", ()))[1] != ():
-                found[tensor.name] = found.get(tensor.name, NOBODY) | {clusters[stage or 0]}
+                found[tensor.name] = found.get(tensor.name, NO_OWNER) | {clusters[stage or 0]}
     for op in operations:
         if not op.inputs or op.name in trace.labels:
             continue
-        each = [found.get(tensor.name, NOBODY) for tensor in op.inputs]
+        each = [found.get(tensor.name, NO_OWNER) for tensor in op.inputs]
         for number, tensor in enumerate(op.outputs):
-            own = each[number] if op.type == "IdentityN" else NOBODY.union(*each)
+            own = each[number] if op.type == "IdentityN" else NO_OWNER.union(*each)
             if own and (len(own) == 1 or not _is_small(tensor)):
                 found[tensor.name] = own
     return found
@@ -174,7 +174,7 @@ def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
 
 def _is_small(tensor: Any) -> bool:
     count = tensor.shape.num_elements()
-    return count is not None and count * max(1, tensor.dtype.size) <= SMALL
+    return count is not None and count * max(1, tensor.dtype.size) <= MAX_SMALL_BYTES
 
 
 # ---------------------------------------------------------------------- all patches

@@ -14,11 +14,11 @@ from typing import Any
 from whale_nebula.codec.way import mirror_options
 from whale_nebula.errors import NestingError, OptionError
 from whale_nebula.ir.graph import Graph
-from whale_nebula.ir.program import Apart, Assignment, Constraints, Pipeline, Program, Stage, Written
-from whale_nebula.ir.routing import enough
+from whale_nebula.ir.program import Assignment, Constraints, LocalSgd, Pipeline, Program, ScopedStage, Stage
+from whale_nebula.ir.routing import choose_micro_batches
 from whale_nebula.passes.checks import order_stages
 from whale_nebula.passes.effects import is_read
-from whale_nebula.passes.replicas import speeds
+from whale_nebula.passes.replicas import find_replica_speeds
 from whale_nebula.scopes.compressing import find_apart
 from whale_nebula.scopes.frames import Frame, cluster_block_of, open_frames, replica_of, stage_of
 from whale_nebula.scopes.identity import (
@@ -167,9 +167,11 @@ class ScopesMet:
         stages = self.replicas.settle(list(self.stages.values()))
         asked, most = self.pipeline.micro_batch, max(stage.replicas for stage in stages)
         alike = self.replicas.apart or (summed and asked <= most)
-        known = [()] * len(stages) if alike else speeds(stages, worker_speeds())
+        known = [()] * len(stages) if alike else find_replica_speeds(stages, worker_speeds())
         self.stages = {stage.key: replace(stage, speeds=each) for stage, each in zip(stages, known, strict=True)}
-        self.pipeline = replace(self.pipeline, micro_batch=max(asked, most) if asked > 1 else enough(known, most))
+        self.pipeline = replace(
+            self.pipeline, micro_batch=max(asked, most) if asked > 1 else choose_micro_batches(known, most)
+        )
 
 
 def _describe_stage(frame: Frame) -> str:
@@ -206,7 +208,7 @@ class Replicas:
     splits: dict[str, Frame] = field(default_factory=dict)
     holding: set[Frame] = field(default_factory=set)
     home: str = "local"
-    apart: Apart | None = None
+    apart: LocalSgd | None = None
     slow: Frame | None = None
     decided: set[str] = field(default_factory=set)
 
@@ -380,7 +382,7 @@ def list_constraints(met: ScopesMet, program: Program) -> Constraints:
     stages = []
     for key, (words, clusters) in met.entered.items():
         frame = frames[key]
-        stages.append(Written(key, words, clusters, None if frame is None else frame.options["count"]))
+        stages.append(ScopedStage(key, words, clusters, None if frame is None else frame.options["count"]))
     layouts = [block.options["layout"] for block in met.blocks]
     open_layout = not layouts or "all" in layouts
     return Constraints(

@@ -21,7 +21,7 @@ from whale_nebula.errors import OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program, Split, Stage
 from whale_nebula.passes.effects import is_read
-from whale_nebula.passes.replicas import speeds
+from whale_nebula.passes.replicas import find_replica_speeds
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.scopes.identity import has_other_processes, worker_speeds, workers_in
 from whale_nebula.site import script_site, warn_once
@@ -186,7 +186,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         where = stage.where or next((str(frame.site) for frame in inside), "")
         stages[number] = replace(stage, shards=_count(stage, inside, len(beside)), where=where)
     if any(stage.speeds for stage in stages):
-        found_speeds = speeds(stages, worker_speeds())
+        found_speeds = find_replica_speeds(stages, worker_speeds())
         stages = [replace(stage, speeds=each) for stage, each in zip(stages, found_speeds, strict=True)]
     for frame in met:
         if all(frame is not each for each in caught):

@@ -44,9 +44,9 @@ from whale_nebula.ir.program import (
     Request,
     Variable,
 )
-from whale_nebula.passes.branches import Aliases, unbundle
+from whale_nebula.passes.branches import Aliases, remove_bundles
 from whale_nebula.passes.effects import is_effect
-from whale_nebula.passes.label import label
+from whale_nebula.passes.label import label_ops
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import begin_step, watched_anew
 from whale_nebula.site import script_site, warn_once
@@ -290,7 +290,7 @@ def capture(
         warn_if_stageless(trace)
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
     returned = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
-    program, aliases = unbundle(assemble(trace, returned, layout.names, paths(), metrics()))
+    program, aliases = remove_bundles(assemble(trace, returned, layout.names, paths(), metrics()))
     check_crossed(trace, program)
     check_listed(trace.bottlenecks)
     variables |= _find_variables(graph, program)
@@ -378,7 +378,7 @@ def assemble(
     backward = frozenset(op for request in requests for op in request.backward)
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     bound = bound_ops(trace, graph, numbers)
-    labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward, bound=bound)
+    labels = label_ops(graph, [stage.key for stage in stages], fixed=fixed, skip=backward, bound=bound)
     if bound:  # these ops run nowhere else
         graph = graph.stamp({op: stages[labels[op]].key for op in bound if op in labels})
     codecs = [ways(frame.options, training=bool(requests)) for frame in trace.met.compressions]

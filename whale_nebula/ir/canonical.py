@@ -19,9 +19,11 @@ from whale_nebula.ir.program import Program
 from whale_nebula.ir.text import to_text
 from whale_nebula.spec import Value
 
-_LOCAL = frozenset({"shared_name", "container", "config_proto", "config", "executor_type", "token", "debug_name"})
+_LOCAL_ATTRIBUTES = frozenset(
+    {"shared_name", "container", "config_proto", "config", "executor_type", "token", "debug_name"}
+)
 """Attributes for where and how an op runs, not what it computes; so are all that start with _."""
-_TALKERS = frozenset({"Assert", "Print", "PrintV2", "StringFormat"})
+_TEXT_OPS = frozenset({"Assert", "Print", "PrintV2", "StringFormat"})
 """Ops with texts for people, which contain names of the trace."""
 _NO_NUMBER = Value(-1)
 
@@ -42,10 +44,10 @@ def canonical_lines(program: Program) -> tuple[str, ...]:
     """
     functions = _Functions(program.graph.functions)
     ordered = _order_ops(program.graph, functions, _find_roots(program), _Forms(program))
-    return (*_header(program), *to_text(ordered.graph).splitlines(), *_footer(program, ordered))
+    return (*_list_header(program), *to_text(ordered.graph).splitlines(), *_list_footer(program, ordered))
 
 
-def _header(program: Program) -> Iterator[str]:
+def _list_header(program: Program) -> Iterator[str]:
     pipe = program.pipeline
     yield (
         f"pipeline micro_batch={pipe.micro_batch} schedule={pipe.schedule} in_flight={pipe.in_flight} "
@@ -97,7 +99,7 @@ class _Functions:
             graph = self.source[original]
             stateful = (op.index for op in graph.ops if op.stateful)
             roots = (*graph.arguments, *(value.op for value in graph.returns), *stateful)
-            body = _order_ops(graph, self, roots, lambda op: _Form(attributes=_attributes(graph, op))).graph
+            body = _order_ops(graph, self, roots, lambda op: _Form(attributes=_select_attributes(graph, op))).graph
             text = to_text(replace(body, functions=self.graphs))
             self._names[original] = self._by_text.setdefault(text, f"f{len(self._by_text)}")
             self.graphs[self._names[original]] = body
@@ -161,11 +163,11 @@ def _renumber_op(op: Op, form: _Form, numbers: Mapping[int, int], functions: _Fu
     )
 
 
-def _attributes(graph: Graph, op: Op) -> dict[str, Attribute]:
-    found = {k: v for k, v in op.attributes.items() if not k.startswith("_") and k not in _LOCAL}
+def _select_attributes(graph: Graph, op: Op) -> dict[str, Attribute]:
+    found = {k: v for k, v in op.attributes.items() if not k.startswith("_") and k not in _LOCAL_ATTRIBUTES}
     if op.type == "Const" and "content" in found:
         readers = {reader.type for reader in graph.consumers(Value(op.index))}
-        if readers and readers <= _TALKERS:
+        if readers and readers <= _TEXT_OPS:
             del found["content"]
     return found
 
@@ -184,7 +186,7 @@ class _Forms:
     """The canonical forms of a step's own ops, with the capture's annotations."""
 
     def __init__(self, program: Program) -> None:
-        self.program, self.names = program, _held_names(program)
+        self.program, self.names = program, _name_placeholders(program)
 
     def __call__(self, op: Op) -> _Form:
         """The annotations of an op: whether it is stamped by a scope, part of a backward, and after which requests."""
@@ -200,31 +202,31 @@ class _Forms:
         if op.stage is not None:
             marks["_stamped"] = True
         stage = None if label is None else program.stages[label].key
-        return _Form(name, stage, op.compress, _attributes(program.graph, op) | marks)
+        return _Form(name, stage, op.compress, _select_attributes(program.graph, op) | marks)
 
 
-def _footer(program: Program, ordered: _Ordered) -> Iterator[str]:
+def _list_footer(program: Program, ordered: _Ordered) -> Iterator[str]:
     """Requests and results."""
     value, numbers = ordered.value, ordered.numbers
     for request in program.requests:
         sources = [str(Value(numbers[op])) if op in numbers else "-" for op in request.origins]
         flows = [f"{f.stage}: {value(f.boundary)} {value(f.gradient)}" for f in request.flows]
-        parts = [f"{p.stage}: {p.source} {_list(map(value, p.values))}" for p in request.parts]
+        parts = [f"{p.stage}: {p.source} {_join(map(value, p.values))}" for p in request.parts]
         kinds = [f"{h.source} {'slices' if h.sparse else 'dense'}" for h in request.holders]
         yield (
-            f"request {request.index} targets {_list(map(value, request.targets))} sources {_list(sources)} "
-            f"flows {_list(flows, '; ')} parts {_list(parts, '; ')} gives {_list(kinds, '; ')}"
+            f"request {request.index} targets {_join(map(value, request.targets))} sources {_join(sources)} "
+            f"flows {_join(flows, '; ')} parts {_join(parts, '; ')} gives {_join(kinds, '; ')}"
         )
-    yield f"returns {_list(map(value, program.returns))}"
+    yield f"returns {_join(map(value, program.returns))}"
     if program.weights:
-        yield f"weights {_list(map(value, program.weights))}"
+        yield f"weights {_join(map(value, program.weights))}"
 
 
-def _list(items: Iterable[object], between: str = ", ") -> str:
+def _join(items: Iterable[object], between: str = ", ") -> str:
     return "(" + between.join(map(str, items)) + ")"
 
 
-def _held_names(program: Program) -> dict[int, str]:
+def _name_placeholders(program: Program) -> dict[int, str]:
     """Names, independent of the trace, for the ops that are placeholders."""
     found = {op.index: "constant" for op in program.graph.ops if op.role == CAPTURE}
     found |= {op.index: op.name for op in program.graph.ops if op.role in (FEED, INPUT, HOLDER)}
@@ -271,13 +273,13 @@ def digest_lines(lines: Iterable[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
-def subgraph_text(graph: Graph, ops: Sequence[int], feeds: Sequence[Value], fetches: Sequence[Value]) -> str:
+def format_subgraph(graph: Graph, ops: Sequence[int], feeds: Sequence[Value], fetches: Sequence[Value]) -> str:
     """Canonical text of a subgraph: equal for all that compute the same in the same order, independent of names.
 
     >>> from whale_nebula.ir.text import from_text
     >>> lines = ["%0 = input x float32[?]", *(f"%{n} = Neg(%{n - 1}) float32[?]" for n in (1, 2))]
     >>> graph = from_text(chr(10).join(lines))
-    >>> one, two = (subgraph_text(graph, [n], [Value(n - 1)], [Value(n)]) for n in (1, 2))
+    >>> one, two = (format_subgraph(graph, [n], [Value(n - 1)], [Value(n)]) for n in (1, 2))
     >>> one == two
     True
     """
@@ -291,65 +293,68 @@ def subgraph_text(graph: Graph, ops: Sequence[int], feeds: Sequence[Value], fetc
     made = [
         Op(
             places[op.index], op.type, tuple(numbers[value] for value in op.inputs), op.outputs, stateful=op.stateful,
-            attributes=_attributes(graph, op), constant=op.constant, functions=tuple(map(functions.name, op.functions)),
+            attributes=_select_attributes(graph, op), constant=op.constant,
+            functions=tuple(map(functions.name, op.functions)),
         )
         for op in (graph.ops[index] for index in ops)
     ]  # fmt: skip
     text = to_text(Graph((*ends, *made), functions.graphs))
-    return f"{text}\nreturn {_list(map(str, (numbers[value] for value in fetches)))}"
+    return f"{text}\nreturn {_join(map(str, (numbers[value] for value in fetches)))}"
 
 
-HERE, THERE = "here", "there"
-Words = tuple[str, str]
+OWN_SIDE, OTHER_SIDE = "here", "there"
+SideNames = tuple[str, str]
 """The names of the two sides in the description of a difference."""
 
 
-def first_difference(
-    here: Program | Sequence[str], there: Program | Sequence[str], words: Words = (HERE, THERE)
+def describe_first_difference(
+    here: Program | Sequence[str], there: Program | Sequence[str], words: SideNames = (OWN_SIDE, OTHER_SIDE)
 ) -> str:
     """The first difference between two programs (or their lines) in words; "" if they are equal.
 
-    >>> first_difference(["variable w float32[2] trainable"], ["variable w float32[3] trainable"])
+    >>> describe_first_difference(["variable w float32[2] trainable"], ["variable w float32[3] trainable"])
     'variable w: float32[2] trainable here, float32[3] trainable there'
     """
     # the "arguments" line follows from the ops
-    one, two = ([line for line in _lines(each) if not line.startswith("arguments ")] for each in (here, there))
+    one, two = ([line for line in _list_lines(each) if not line.startswith("arguments ")] for each in (here, there))
     pairs = list(zip_longest(one, two))
-    at = first_unlike(one, two)
+    at = find_first_difference(one, two)
     if at == len(pairs):
         return ""
     mine, theirs = pairs[at]
     inside = next((line for line, _ in reversed(pairs[:at]) if line and line.startswith("func ")), "")
     indented = (mine or theirs or "").startswith("  ")
-    return _describe_difference(mine, theirs, words) + (f" (in {_split(inside)[0]})" if indented and inside else "")
+    return _describe_difference(mine, theirs, words) + (
+        f" (in {_split_line(inside)[0]})" if indented and inside else ""
+    )
 
 
-def first_unlike(here: Sequence[str], there: Sequence[str]) -> int:
+def find_first_difference(here: Sequence[str], there: Sequence[str]) -> int:
     """The index of the first line that differs; the number of lines if none does.
 
-    >>> first_unlike(["a", "b"], ["a", "c"]), first_unlike(["a"], ["a", "b"]), first_unlike(["a"], ["a"])
-    (1, 1, 1)
+    >>> [find_first_difference(*pair) for pair in (("ab", "ac"), ("a", "ab"), ("a", "a"))]
+    [1, 1, 1]
     """
     pairs = list(zip_longest(here, there))
     return next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), len(pairs))
 
 
-def _lines(program: Program | Sequence[str]) -> Sequence[str]:
+def _list_lines(program: Program | Sequence[str]) -> Sequence[str]:
     return canonical_lines(program) if isinstance(program, Program) else program
 
 
-def _describe_difference(mine: str | None, theirs: str | None, words: Words) -> str:
+def _describe_difference(mine: str | None, theirs: str | None, words: SideNames) -> str:
     here, there = words
     if mine is None or theirs is None:
-        what, rest = _split(mine or theirs or "")
+        what, rest = _split_line(mine or theirs or "")
         return f"{what} ({rest}) exists only {there if mine is None else here}"
-    (what, rest), (other, others) = _split(mine), _split(theirs)
+    (what, rest), (other, others) = _split_line(mine), _split_line(theirs)
     if what == other:
         return f"{what}: {rest} {here}, {others} {there}"
     return f"{what} ({rest}) {here} is in the position of {other} ({others}) {there}"
 
 
-def _split(line: str) -> tuple[str, str]:
+def _split_line(line: str) -> tuple[str, str]:
     """Split a line into its subject and its content."""
     line = line.strip()
     op = _OP.fullmatch(line)

@@ -136,7 +136,7 @@ class Worker:
     stages: tuple[int, ...]
 
 
-EVERY = "*"
+ALL_CLUSTERS = "*"
 """The destination of values that go to every other cluster."""
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from whale_nebula.spec import Spec, Value
 
 Attribute = bool | int | float | str | tuple["Attribute", ...]
-_NONE: Mapping[str, Attribute] = MappingProxyType({})
+_NO_ATTRIBUTES: Mapping[str, Attribute] = MappingProxyType({})
 
 INPUT = "input"
 """Role of an op that holds a leaf of the user's batch."""
@@ -46,7 +46,7 @@ class Op:
     stage: str | None = None
     compress: int | None = None
     stateful: bool = False
-    attributes: Mapping[str, Attribute] = field(default_factory=lambda: _NONE)
+    attributes: Mapping[str, Attribute] = field(default_factory=lambda: _NO_ATTRIBUTES)
     constant: tuple[int, ...] | None = None
     functions: tuple[str, ...] = ()
 

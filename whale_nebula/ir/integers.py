@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 Numbers = tuple[int, ...]
 """The entries of a tensor, flat; a scalar that may be fractional is a float."""
 Array: TypeAlias = npt.NDArray[Any]
-MOST = 256
+MAX_ENTRIES = 256
 """Tensors with more entries than this are not evaluated."""
 
 
@@ -39,11 +39,11 @@ class KnownOp:
         return _number(self.op, name)
 
 
-def integers(node: KnownOp) -> Sequence[Numbers | None]:
+def compute_integers(node: KnownOp) -> Sequence[Numbers | None]:
     """The integers in each output of an op, flat; None for unknown ones.
 
     >>> from whale_nebula.spec import Spec
-    >>> integers(KnownOp(Op(1, "Shape", outputs=(Spec("int32", (2,)),)), ((8, 64),), (None,)))
+    >>> compute_integers(KnownOp(Op(1, "Shape", outputs=(Spec("int32", (2,)),)), ((8, 64),), (None,)))
     [(8, 64)]
     """
     found: list[Numbers | None] = []
@@ -53,7 +53,9 @@ def integers(node: KnownOp) -> Sequence[Numbers | None]:
         elif node.op.type in COMPUTE and None not in node.numbers:
             made = compute_outputs(node.op, _arrays(node))
             pairs = zip(made, node.op.outputs, strict=True)
-            found = [round_numbers(each.ravel().tolist(), spec) if each.size <= MOST else None for each, spec in pairs]
+            found = [
+                round_numbers(each.ravel().tolist(), spec) if each.size <= MAX_ENTRIES else None for each, spec in pairs
+            ]
     except (ArithmeticError, LookupError, TypeError, ValueError):
         found = []
     return found or [None] * len(node.op.outputs)
@@ -127,11 +129,11 @@ def _gather(op: Op, table: Array, places: Array, axis: Array) -> Array:
 
 
 def _range(_: Op, start: Array, limit: Array, delta: Array) -> Array:
-    return np.asarray(range(int(start), int(limit), int(delta))[: MOST + 1])
+    return np.asarray(range(int(start), int(limit), int(delta))[: MAX_ENTRIES + 1])
 
 
 def _fill(_: Op, dims: Array, value: Array) -> Array:
-    if math.prod(dims.tolist()) > MOST:
+    if math.prod(dims.tolist()) > MAX_ENTRIES:
         raise ValueError("too many entries")
     return np.full(dims, value)
 
@@ -189,7 +191,7 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
     "Fill": _fill,
     "InvertPermutation": lambda _, order: np.argsort(order),
     "DynamicStitch": _stitch,
-    "BroadcastArgs": lambda _, left, right: np.asarray(broadcast(tuple(left), tuple(right))),
+    "BroadcastArgs": lambda _, left, right: np.asarray(broadcast_shapes(tuple(left), tuple(right))),
     **{name: _reduce(fold) for name, fold in FOLDS.items()},
     **{name: _apply_elementwise(combine) for name, combine in ELEMENTWISE.items()},
 }  # fmt: skip
@@ -214,7 +216,7 @@ def _find_reduced_axes(node: KnownOp) -> list[Numbers | None]:
         return [None, None]
     if left == right:
         return [(), ()]
-    whole = broadcast(left, right)
+    whole = broadcast_shapes(left, right)
     found: list[Numbers | None] = []
     for shape in (left, right):
         missing = len(whole) - len(shape)
@@ -223,10 +225,10 @@ def _find_reduced_axes(node: KnownOp) -> list[Numbers | None]:
     return found
 
 
-def broadcast(left: Shape, right: Shape) -> Shape:
+def broadcast_shapes(left: Shape, right: Shape) -> Shape:
     """The broadcast shape of two shapes.
 
-    >>> broadcast((8, 1, 64), (32, 1))
+    >>> broadcast_shapes((8, 1, 64), (32, 1))
     (8, 32, 64)
     """
     rank = max(len(left), len(right))

@@ -78,7 +78,7 @@ def choose_collective(source: Layout, target: Layout) -> str | None:
     return {SPLIT: ALL_TO_ALL, PARTIAL: PAD}.get(target.kind, ALL_GATHER)
 
 
-_SHARES = {SLICE: 0.0, MASK: 0.0, PAD: 0.0, ALL_GATHER: 1.0, REDUCE_SCATTER: 1.0, ALL_REDUCE: 2.0}
+_SENT_SHARES = {SLICE: 0.0, MASK: 0.0, PAD: 0.0, ALL_GATHER: 1.0, REDUCE_SCATTER: 1.0, ALL_REDUCE: 2.0}
 
 
 def count_bytes(kind: str | None, size: float, count: int) -> float:
@@ -89,14 +89,14 @@ def count_bytes(kind: str | None, size: float, count: int) -> float:
     """
     if kind is None or count < 2:
         return 0.0
-    share = 1 / count if kind == ALL_TO_ALL else _SHARES[kind]
+    share = 1 / count if kind == ALL_TO_ALL else _SENT_SHARES[kind]
     return share * size * (count - 1) / count
 
 
-def local_shape(spec: Spec, layout: Layout, count: int, device: int) -> Spec:
+def find_local_spec(spec: Spec, layout: Layout, count: int, device: int) -> Spec:
     """The form of one device's part; a split axis of unknown size stays unknown.
 
-    >>> print(local_shape(Spec("float32", (None, 10)), Layout(SPLIT, 1), 3, 0))
+    >>> print(find_local_spec(Spec("float32", (None, 10)), Layout(SPLIT, 1), 3, 0))
     float32[?,4]
     """
     if layout.kind != SPLIT or spec.shape is None:
@@ -116,7 +116,7 @@ class Reshard(NamedTuple):
     nbytes: float
 
 
-def list_crossing(reshards: Mapping[int, Sequence[Reshard]]) -> tuple[Reshard, ...]:
+def list_collectives(reshards: Mapping[int, Sequence[Reshard]]) -> tuple[Reshard, ...]:
     """The reshards of ops that move bytes, each only once."""
     every = dict.fromkeys(reshard for found in reshards.values() for reshard in found)
     return tuple(reshard for reshard in every if reshard.nbytes)
@@ -147,14 +147,14 @@ class Layouts:
         """The layout of a value."""
         return self.of.get(value, WHOLE_LAYOUT)
 
-    def gives_pieces(self, value: Value) -> bool:
+    def returns_pieces(self, value: Value) -> bool:
         """Whether a function returns a value in pieces, though it may be used whole."""
         return value in self.handed_on and all(each.value != value for each in self.reshards.get(-1, ()))
 
     @property
     def collectives(self) -> tuple[Reshard, ...]:
         """The collectives in one run of all ops, without repetitions."""
-        return list_crossing(self.reshards)
+        return list_collectives(self.reshards)
 
     @property
     def nbytes(self) -> float:

@@ -89,16 +89,16 @@ class Nesterov(Outer):
         return weights - rate * (gradient + factor * state), state
 
 
-NAMED: dict[str, Outer] = {"nesterov": Nesterov(), "average": Average()}
+OUTER_BY_NAME: dict[str, Outer] = {"nesterov": Nesterov(), "average": Average()}
 """Outer optimizers by their names in `nb.replica(outer=...)`."""
 
 
-def text(outer: Outer) -> str:
+def format_outer(outer: Outer) -> str:
     """The text of an outer optimizer: its name, if it equals a named one.
 
-    >>> text(Nesterov()), text(Nesterov(rate=0.5))
+    >>> format_outer(Nesterov()), format_outer(Nesterov(rate=0.5))
     ('nesterov', 'Nesterov(rate=0.5, momentum=0.9)')
     """
     plain = type(outer).__repr__ is object.__repr__
     said = f"{type(outer).__name__}({vars(outer)})" if plain else repr(outer)
-    return next((name for name, known in NAMED.items() if known == outer), said)
+    return next((name for name, known in OUTER_BY_NAME.items() if known == outer), said)

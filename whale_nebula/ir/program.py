@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from whale_nebula.ir.graph import Graph
-from whale_nebula.ir.outer_optimizer import NAMED, Outer, text
+from whale_nebula.ir.outer_optimizer import OUTER_BY_NAME, Outer, format_outer
 from whale_nebula.spec import Spec, Value
 
 SYNC, ASYNC = "sync", "async"
-OPEN = -1
+UNDECIDED = -1
 """The interval, or the delay, of local SGD that is still to be chosen."""
 
 
 @dataclass(frozen=True)
-class Apart:
+class LocalSgd:
     """The options of `nb.replica(sync_every=...)` with defaults filled in. `clusters` are those of its layout, empty if
     it names none; `codec` is the encoding of weights, as text.
 
@@ -29,14 +29,14 @@ class Apart:
     is more than `staleness` rounds ahead of the slowest. With an `exchange` all clusters exchange their momenta after
     each step; if there is one cluster, each of its `copies` trains a copy, where these are several.
 
-    >>> print(Apart(every=100, delay=10, codec="int4"))
+    >>> print(LocalSgd(every=100, delay=10, codec="int4"))
     each cluster trains a copy, differences are exchanged every 100 steps with 10 steps to arrive, int4, average
     """
 
     every: int
     fragments: int = 0
     delay: int = 0
-    outer: Outer = NAMED["average"]
+    outer: Outer = OUTER_BY_NAME["average"]
     codec: str = "none"
     clusters: tuple[str, ...] = ()
     mode: str = SYNC
@@ -49,7 +49,7 @@ class Apart:
     @property
     def open(self) -> bool:
         """Whether the interval is still to be chosen."""
-        return self.every == OPEN
+        return self.every == UNDECIDED
 
     @property
     def option(self) -> str:
@@ -60,7 +60,7 @@ class Apart:
 
     def __str__(self) -> str:
         if self.open:
-            return f'each cluster trains a copy, sync_every="auto", {self.codec}, {text(self.outer)}'
+            return f'each cluster trains a copy, sync_every="auto", {self.codec}, {format_outer(self.outer)}'
         if self.exchange:
             who = f"each of {self.copies} workers" if self.copies > 1 else "each cluster"
             return f"{who} trains a copy, momenta are exchanged after each step, {self.exchange}"
@@ -68,19 +68,19 @@ class Apart:
             how = f"each sends its difference every {self.every} steps, at most {self.staleness} rounds ahead"
         elif self.fragments > 1:
             pieces = f" in {self.fragments} fragments"
-            how = f"differences are exchanged every {_steps(self.every)}{pieces}"
-            how += f" with {_count(self.delay)} each to arrive" * bool(self.delay)
+            how = f"differences are exchanged every {_format_interval(self.every)}{pieces}"
+            how += f" with {_format_steps(self.delay)} each to arrive" * bool(self.delay)
         else:
-            how = f"differences are exchanged every {_steps(self.every)}"
-            how += f" with {_count(self.delay)} to arrive" * bool(self.delay)
-        return f"each cluster trains a copy, {how}, {self.codec}, {text(self.outer)}"
+            how = f"differences are exchanged every {_format_interval(self.every)}"
+            how += f" with {_format_steps(self.delay)} to arrive" * bool(self.delay)
+        return f"each cluster trains a copy, {how}, {self.codec}, {format_outer(self.outer)}"
 
 
-def _steps(count: int) -> str:
+def _format_interval(count: int) -> str:
     return f"{count} steps" if count > 1 else "step"
 
 
-def _count(count: int) -> str:
+def _format_steps(count: int) -> str:
     return f"{count} step{'s' * (count > 1)}"
 
 
@@ -273,7 +273,7 @@ class Program:
     labels: dict[int, int] = field(default_factory=dict)
     masks: dict[Value, Value] = field(default_factory=dict)
     sites: tuple[str, ...] = ()
-    apart: Apart | None = None
+    apart: LocalSgd | None = None
     splits: tuple[Split, ...] = ()
 
     @cached_property
@@ -316,7 +316,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Written:
+class ScopedStage:
     """A stage defined by scopes: on one of `clusters` (empty: any), with `replicas` (None: any). `said` is the text of
     its scope, with its line.
     """
@@ -333,7 +333,7 @@ class Constraints:
     nb.pipeline and of an nb.replica around all. `unplanned` is the reason why a planner leaves the step unchanged.
     """
 
-    stages: tuple[Written, ...] = ()
+    stages: tuple[ScopedStage, ...] = ()
     clusters: tuple[str, ...] = ()
     pipeline: Pipeline = field(default_factory=Pipeline)
     micro_batch: int | None = None
@@ -343,7 +343,7 @@ class Constraints:
     def words(self) -> list[str]:
         """The effective constraints in words.
 
-        >>> Constraints((Written("a", "nb.stage() at train.py:3", ("gpu",), 2),), micro_batch=4).words()
+        >>> Constraints((ScopedStage("a", "nb.stage() at train.py:3", ("gpu",), 2),), micro_batch=4).words()
         ['nb.stage() at train.py:3 (gpu, 2 replicas)', '4 micro-batches']
         """
         found = []

@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 Order = tuple[int, ...]
 
-MOST = 8
+MAX_PER_REPLICA = 8
 """The most micro-batches for each replica into which a batch is cut to balance shares."""
 
-NEAR = 1.05
+TOLERANCE = 1.05
 """A stage within this factor of the ideal time gets no further micro-batches."""
 
 
-def shares(speeds: Sequence[float], count: int) -> tuple[int, ...]:
+def compute_shares(speeds: Sequence[float], count: int) -> tuple[int, ...]:
     """The number of micro-batches of each replica, out of `count`, that minimizes the finishing time.
 
     Each is assigned to the replica that would finish it first. Every replica has at least one, if there are enough.
 
-    >>> shares([1, 2], 3), shares([1, 2], 4), shares([1, 1, 8], 20)
+    >>> compute_shares([1, 2], 3), compute_shares([1, 2], 4), compute_shares([1, 1, 8], 20)
     ((1, 2), (1, 3), (2, 2, 16))
     """
     found = [int(replica < count) for replica in range(len(speeds))]
@@ -31,10 +31,10 @@ def shares(speeds: Sequence[float], count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def order(given: Sequence[int]) -> Order:
+def order_by_shares(given: Sequence[int]) -> Order:
     """A period in which each replica has its share, spread evenly; round robin if all shares are equal.
 
-    >>> order([1, 2]), order([2, 4]), order([3, 3]), order([1, 3, 1])
+    >>> order_by_shares([1, 2]), order_by_shares([2, 4]), order_by_shares([3, 3]), order_by_shares([1, 3, 1])
     ((1, 0, 1), (1, 0, 1), (), (1, 0, 1, 2, 1))
     """
     if len(set(given)) <= 1:
@@ -57,13 +57,13 @@ def order_by_speed(speeds: Sequence[float], count: int) -> Order:
     >>> order_by_speed([1, 2], 3), order_by_speed([2, 2], 3), order_by_speed([], 3)
     ((1, 0, 1), (), ())
     """
-    return order(shares(speeds, count)) if len(set(speeds)) > 1 else ()
+    return order_by_shares(compute_shares(speeds, count)) if len(set(speeds)) > 1 else ()
 
 
-def take_counts(given: Order, replicas: int, count: int) -> tuple[int, ...]:
+def count_turns(given: Order, replicas: int, count: int) -> tuple[int, ...]:
     """How many of `count` micro-batches each replica takes by an order.
 
-    >>> take_counts((1, 0, 1), 2, 4), take_counts((), 3, 4)
+    >>> count_turns((1, 0, 1), 2, 4), count_turns((), 3, 4)
     ((1, 3), (2, 1, 1))
     """
     turns = given or tuple(range(replicas))
@@ -73,47 +73,49 @@ def take_counts(given: Order, replicas: int, count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def spacing(given: Order, replicas: int, *, least: bool = False) -> float:
+def compute_spacing(given: Order, replicas: int, *, least: bool = False) -> float:
     """The number of micro-batches of an order for each one of the replica that has the fewest of them; with `least`, of
     the one that has most.
 
-    >>> spacing((1, 0, 1), 2), spacing((1, 0, 1), 2, least=True), spacing((), 4)
+    >>> compute_spacing((1, 0, 1), 2), compute_spacing((1, 0, 1), 2, least=True), compute_spacing((), 4)
     (3.0, 1.5, 4.0)
     """
-    found = take_counts(given, replicas, len(given) or replicas)
+    found = count_turns(given, replicas, len(given) or replicas)
     return sum(found) / (max(found) if least else min(found))
 
 
-def times_of_shares(given: Sequence[int], speeds: Sequence[float]) -> tuple[float, ...]:
+def compute_share_times(given: Sequence[int], speeds: Sequence[float]) -> tuple[float, ...]:
     """The time of each replica for its share; a replica of speed 1 takes a second for a micro-batch.
 
-    >>> times_of_shares([1, 3], [1, 2])
+    >>> compute_share_times([1, 3], [1, 2])
     (1.0, 1.5)
     """
     return tuple(share / speed for share, speed in zip(given, speeds, strict=True))
 
 
-def excess(speeds: Sequence[float], count: int) -> float:
+def compute_excess(speeds: Sequence[float], count: int) -> float:
     """The time of a stage relative to the ideal, as micro-batches are indivisible.
 
-    >>> excess([1, 2], 3), excess([1, 2], 2)
+    >>> compute_excess([1, 2], 3), compute_excess([1, 2], 2)
     (1.0, 1.5)
     """
-    return max(times_of_shares(shares(speeds, count), speeds)) * sum(speeds) / count
+    return max(compute_share_times(compute_shares(speeds, count), speeds)) * sum(speeds) / count
 
 
-def enough(stages: Sequence[Sequence[float]], least: int = 1) -> int:
+def choose_micro_batches(stages: Sequence[Sequence[float]], least: int = 1) -> int:
     """The smallest number of micro-batches from `least` on with which the shares of all stages are close enough to
     their speeds; otherwise the closest within reason.
 
-    >>> enough([[1, 2]]), enough([[1, 8]]), enough([[1, 2], [1, 3]]), enough([[1, 1]], least=2), enough([])
-    (3, 9, 9, 2, 1)
+    >>> [choose_micro_batches(stages) for stages in ([[1, 2]], [[1, 8]], [[1, 2], [1, 3]], [])]
+    [3, 9, 9, 1]
+    >>> choose_micro_batches([[1, 1]], least=2)
+    2
     """
     uneven = [speeds for speeds in stages if len(set(speeds)) > 1]
     first = max([least, *map(len, uneven)])
-    tries = range(first, 1 + max([first, *(MOST * len(speeds) for speeds in uneven)]))
-    worst = {count: max((excess(speeds, count) for speeds in uneven), default=1.0) for count in tries}
-    near = (count for count in tries if worst[count] <= NEAR)
+    tries = range(first, 1 + max([first, *(MAX_PER_REPLICA * len(speeds) for speeds in uneven)]))
+    worst = {count: max((compute_excess(speeds, count) for speeds in uneven), default=1.0) for count in tries}
+    near = (count for count in tries if worst[count] <= TOLERANCE)
     return next(near, min(tries, key=lambda count: worst[count]))
 
 
@@ -140,7 +142,7 @@ class Routing:
 
     The micro-batches of a step are numbered, and replica m mod R takes micro-batch m, independent of the number of
     replicas of the stage before it: so results do not depend on these numbers. A stage with an order of its own
-    (`shares`), as its replicas are not equally fast, assigns micro-batch m by that order.
+    (`compute_shares`), as its replicas are not equally fast, assigns micro-batch m by that order.
 
     >>> routing = Routing((("gpu/0", "gpu/1", "gpu/2"), ("npu/0", "npu/1")))
     >>> [(routing.host(0, m), routing.host(1, m)) for m in range(4)]
@@ -155,7 +157,7 @@ class Routing:
     orders: tuple[Order, ...] = ()
 
     @classmethod
-    def plain(cls, hosts: Iterable[str]) -> Routing:
+    def from_hosts(cls, hosts: Iterable[str]) -> Routing:
         """One host for each stage."""
         return cls(tuple((host,) for host in hosts))
 
@@ -168,7 +170,7 @@ class Routing:
         """The host of a stage for a micro-batch."""
         return self.hosts[stage][self.replica(stage, micro_batch)]
 
-    def of(self, stage: int) -> tuple[str, ...]:
+    def hosts_of(self, stage: int) -> tuple[str, ...]:
         """The hosts of a stage, each once, the first replica's first."""
         return tuple(dict.fromkeys(self.hosts[stage]))
 
@@ -196,11 +198,11 @@ class Routing:
     @cached_property
     def replicated(self) -> frozenset[int]:
         """The stages on several hosts."""
-        return frozenset(stage for stage in range(len(self.hosts)) if len(self.of(stage)) > 1)
+        return frozenset(stage for stage in range(len(self.hosts)) if len(self.hosts_of(stage)) > 1)
 
     def pair_hosts(self, source: int, readers: Sequence[int]) -> tuple[tuple[str, str], ...]:
         """The (sending, receiving) hosts between which a stage's tensors may cross in any order."""
-        found = ((a, b) for reader in readers for a in self.of(source) for b in self.of(reader) if a != b)
+        found = ((a, b) for reader in readers for a in self.hosts_of(source) for b in self.hosts_of(reader) if a != b)
         return tuple(dict.fromkeys(found))
 
     def pairs(self, source: int, readers: Sequence[int], count: int) -> tuple[tuple[str, str], ...]:

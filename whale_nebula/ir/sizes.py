@@ -16,14 +16,22 @@ import numpy as np
 
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.integers import MOST, KnownOp, Numbers, Shape, broadcast, index_strided, integers
+from whale_nebula.ir.integers import (
+    MAX_ENTRIES,
+    KnownOp,
+    Numbers,
+    Shape,
+    broadcast_shapes,
+    compute_integers,
+    index_strided,
+)
 from whale_nebula.ir.program import GradientPart, Leaf, PartKey, Variable
 from whale_nebula.spec import Spec, Value
 
 Rule = Callable[[KnownOp], Shape | list[Shape] | None]
 """The shape of an op's output, or those of all its outputs; None if unknown."""
 
-_WHOLE = frozenset({"int32", "int64", "bool"})
+_COUNTING_TYPES = frozenset({"int32", "int64", "bool"})
 
 
 @dataclass
@@ -73,11 +81,13 @@ class Sizes:
         if _is_settled(op):
             return
         node = self.node(op)
-        for value, spec, shape in zip(op.values, op.outputs, _shapes(node, self._open(op), self.rows), strict=True):
+        for value, spec, shape in zip(
+            op.values, op.outputs, _infer_shapes(node, self._open(op), self.rows), strict=True
+        ):
             self.shapes.setdefault(value, shape if _fits(spec, shape) else spec.sized(self.rows))
         if not any(map(_is_followed, op.outputs)):
             return
-        for value, spec, numbers in zip(op.values, op.outputs, integers(node), strict=False):
+        for value, spec, numbers in zip(op.values, op.outputs, compute_integers(node), strict=False):
             if numbers is not None and _is_followed(spec):
                 self.numbers[value] = numbers
                 if spec.rank == 1:
@@ -95,13 +105,13 @@ class Sizes:
 
 def _is_followed(spec: Spec) -> bool:
     """Whether a size may be computed from tensors of this form."""
-    return spec.dtype in _WHOLE or (spec.scalar and spec.floating)
+    return spec.dtype in _COUNTING_TYPES or (spec.scalar and spec.floating)
 
 
 def _is_settled(op: Op) -> bool:
     """Whether nothing has to be inferred: all sizes are static, and no op computes with them."""
     for spec in op.outputs:
-        if spec.shape is None or None in spec.shape or (_is_followed(spec) and math.prod(spec.sized(0)) <= MOST):
+        if spec.shape is None or None in spec.shape or (_is_followed(spec) and math.prod(spec.sized(0)) <= MAX_ENTRIES):
             return False
     return True
 
@@ -113,7 +123,7 @@ def _fits(spec: Spec, shape: Shape) -> bool:
 
 
 # ---------------------------------------------------------------------- shapes
-def _shapes(node: KnownOp, open_size: int | None, rows: int) -> Sequence[Shape]:
+def _infer_shapes(node: KnownOp, open_size: int | None, rows: int) -> Sequence[Shape]:
     """The shapes of an op's outputs: by its rule, else by likeness."""
     rule = RULES.get(node.op.type)
     if rule is not None:
@@ -174,7 +184,7 @@ def _product(node: KnownOp, left: Shape, right: Shape) -> Shape:
     turned = ("transpose_a", "transpose_b") if node.op.type == "MatMul" else ("adj_x", "adj_y")
     rows = left[-1] if node.attribute(turned[0]) else left[-2]
     columns = right[-2] if node.attribute(turned[1]) else right[-1]
-    return (*broadcast(left[:-2], right[:-2]), rows, columns)
+    return (*broadcast_shapes(left[:-2], right[:-2]), rows, columns)
 
 
 def _gather(node: KnownOp) -> Shape | None:
@@ -225,12 +235,12 @@ def _einsum(node: KnownOp) -> Shape:
     return tuple(sizes[label] for label in (*before, *hidden_labels, *after))
 
 
-def _keep(node: KnownOp) -> list[Shape] | None:
+def _keep_shapes(node: KnownOp) -> list[Shape] | None:
     known = [shape for shape in node.shapes if shape is not None]
     return known if len(known) == len(node.op.outputs) else None
 
 
-def _top(_: KnownOp, given: Shape, count: Numbers) -> list[Shape]:
+def _top_k(_: KnownOp, given: Shape, count: Numbers) -> list[Shape]:
     return [(*given[:-1], count[0])] * 2
 
 
@@ -268,13 +278,13 @@ def _pad(_: KnownOp, given: Shape, around: Numbers) -> Shape:
     return tuple(size + before + after for size, (before, after) in zip(given, pairs, strict=True))
 
 
-_SUMS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
-_BOTH = (
+_REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
+_BINARY_OPS = (
     "Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "Maximum", "Minimum", "Pow", "SquaredDifference",
     "FloorDiv", "FloorMod", "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd",
     "LogicalOr",
 )  # fmt: skip
-_DRAWN = (
+_RANDOM_OPS = (
     "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "StatelessRandomUniformV2",
     "StatelessRandomNormalV2", "StatelessTruncatedNormalV2", "StatelessRandomUniform", "StatelessRandomNormal",
 )  # fmt: skip
@@ -284,9 +294,9 @@ RULES: Mapping[str, Rule] = {
     "BroadcastTo": _shape_from_input(1),
     "Fill": _shape_from_input(0),
     "Tile": _require_known(_tile, 1, 1),
-    **dict.fromkeys(_DRAWN, _shape_from_input(0)),
-    **dict.fromkeys(_SUMS, _require_known(_reduce, 1, 1)),
-    **dict.fromkeys(_BOTH, _require_known(lambda _, left, right: broadcast(left, right), 2)),
+    **dict.fromkeys(_RANDOM_OPS, _shape_from_input(0)),
+    **dict.fromkeys(_REDUCTIONS, _require_known(_reduce, 1, 1)),
+    **dict.fromkeys(_BINARY_OPS, _require_known(lambda _, left, right: broadcast_shapes(left, right), 2)),
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _require_known(_product, 2)),
     "Transpose": _require_known(lambda _, given, order: tuple(given[axis] for axis in order), 1, 1),
     "GatherV2": _gather,
@@ -297,19 +307,21 @@ RULES: Mapping[str, Rule] = {
     "OneHot": _require_known(_one_hot, 1, 1),
     "Range": _require_known(_range, 0, 0, 1, 2),
     "Einsum": _einsum,
-    "TopKV2": _require_known(_top, 1, 1),
+    "TopKV2": _require_known(_top_k, 1, 1),
     "ExpandDims": _require_known(_expand, 1, 1),
     "Squeeze": _require_known(_squeeze, 1),
     "Pack": _stack,
     "Slice": _require_known(_slice, 1, 1, 2),
     "StridedSlice": _require_known(_take_strided, 1, 1, 2, 3),
     **dict.fromkeys(("Pad", "PadV2"), _require_known(_pad, 1, 1)),
-    **dict.fromkeys(("SelectV2", "Select"), _require_known(lambda _, *all_of: functools.reduce(broadcast, all_of), 3)),
-    **dict.fromkeys(("Identity", "IdentityN", "StopGradient", "Cast"), _keep),
+    **dict.fromkeys(
+        ("SelectV2", "Select"), _require_known(lambda _, *all_of: functools.reduce(broadcast_shapes, all_of), 3)
+    ),
+    **dict.fromkeys(("Identity", "IdentityN", "StopGradient", "Cast"), _keep_shapes),
 }
 
 
-def is_sized(cut: Cut) -> bool:
+def has_known_crossings(cut: Cut) -> bool:
     """Whether the sizes of all crossings between stages are known, given the rows."""
     return not _open_crossings(cut)
 
@@ -344,7 +356,7 @@ def _open_crossings(cut: Cut) -> dict[Value, Value]:
     return {value: of for value, of in crossing.items() if (shape := shapes[value]) is None or None in shape[1:]}
 
 
-_CHOOSES = frozenset({
+_SELECTIONS = frozenset({
     "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where", "DynamicPartition", "ListDiff",
     "StringSplitV2", "SparseFillEmptyRows",
 })  # fmt: skip
@@ -352,7 +364,7 @@ _CHOOSES = frozenset({
 
 
 @dataclass
-class Exchanged:
+class ExchangeSizes:
     """Sizes of a Cut's exchanges; `shapes` are those of a batch's leaves, if known."""
 
     cut: Cut
@@ -378,7 +390,7 @@ class Exchanged:
             return False
         part, _ = self._part(each.part)
         graph = self.cut.program.graph
-        return part.sparse and any(graph.ops[op].type in _CHOOSES for op in graph.ascend([part.values[1].op]))
+        return part.sparse and any(graph.ops[op].type in _SELECTIONS for op in graph.ascend([part.values[1].op]))
 
     def _part(self, key: PartKey) -> tuple[GradientPart, Variable | None]:
         program, (request, source, *_) = self.cut.program, key

@@ -162,18 +162,18 @@ def to_text(graph: Graph, *, names: bool = True) -> str:
     %1 = Neg(%0) float32[?] @gpu
     return %1
     """
-    called = tuple(_called_functions(graph))
+    called = tuple(_list_called_functions(graph))
     aliases = {name: name if names else f"f{number}" for number, name in enumerate(called)}
     lines = [f"arguments {_join(f'%{index}' for index in graph.arguments)}"] if graph.arguments else []
-    lines += _body_lines(graph, aliases, names)
+    lines += _list_body_lines(graph, aliases, names)
     for name in called:
         body = graph.functions[name]
-        lines.append(f"func {_word(aliases[name])}({_join(f'%{index}' for index in body.arguments)})")
-        lines += [f"  {line}" for line in _body_lines(body, aliases, names)]
+        lines.append(f"func {_format_word(aliases[name])}({_join(f'%{index}' for index in body.arguments)})")
+        lines += [f"  {line}" for line in _list_body_lines(body, aliases, names)]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _called_functions(graph: Graph) -> Iterator[str]:
+def _list_called_functions(graph: Graph) -> Iterator[str]:
     """Every function that a graph calls, directly or not, each once, callers first."""
     seen: set[str] = set()
     queue = [graph]
@@ -185,45 +185,45 @@ def _called_functions(graph: Graph) -> Iterator[str]:
                 queue.append(graph.functions[name])
 
 
-def _body_lines(graph: Graph, aliases: Mapping[str, str], names: bool) -> Iterator[str]:
-    yield from (" ".join(_op_parts(op, aliases, names)) for op in graph.ops)
+def _list_body_lines(graph: Graph, aliases: Mapping[str, str], names: bool) -> Iterator[str]:
+    yield from (" ".join(_list_op_parts(op, aliases, names)) for op in graph.ops)
     if graph.returns:
         yield f"return {_join(map(str, graph.returns))}"
 
 
-def _op_parts(op: Op, aliases: Mapping[str, str], names: bool) -> Iterator[str]:
+def _list_op_parts(op: Op, aliases: Mapping[str, str], names: bool) -> Iterator[str]:
     held = op.role in _ROLES and op.type == "Placeholder" and not op.inputs and not op.functions
-    bodies = f"[{_join(_word(aliases[name]) for name in op.functions)}]" if op.functions else ""
+    bodies = f"[{_join(_format_word(aliases[name]) for name in op.functions)}]" if op.functions else ""
     inputs = f"({_join(map(str, op.inputs))})" if op.inputs or bodies else ""
     yield f"%{op.index} ="
-    yield f"{op.role} {_word(op.name)}" if held else f"{op.type}{bodies}{inputs}"
+    yield f"{op.role} {_format_word(op.name)}" if held else f"{op.type}{bodies}{inputs}"
     attributes: dict[str, Attribute] = {} if op.constant is None else {"value": op.constant}
     attributes |= {key: op.attributes[key] for key in sorted(op.attributes)}
     if attributes:
-        yield f"{{{_join(f'{_word(key)}={_attribute(value)}' for key, value in attributes.items())}}}"
+        yield f"{{{_join(f'{_format_word(key)}={_format_attribute(value)}' for key, value in attributes.items())}}}"
     if op.outputs:
-        yield _specs(op.outputs)
+        yield _format_specs(op.outputs)
     hidden = ("role", "name") if held else () if names or op.role else ("name",)
     marks = (mark.write(getattr(op, field)) for field, mark in _MARKS.items() if field not in hidden)
     yield from filter(None, marks)
 
 
-def _attribute(value: Attribute) -> str:
+def _format_attribute(value: Attribute) -> str:
     if isinstance(value, tuple):
-        return f"({_join(map(_attribute, value))})"
+        return f"({_join(map(_format_attribute, value))})"
     if isinstance(value, bool | str):
         return json.dumps(value)
     return repr(value)
 
 
 @lru_cache(4096)
-def _specs(outputs: tuple[Spec, ...]) -> str:
+def _format_specs(outputs: tuple[Spec, ...]) -> str:
     """The text of an op's outputs, cached as many ops have the same few forms."""
     return _join(map(str, outputs))
 
 
 @lru_cache(4096)
-def _word(text: str) -> str:
+def _format_word(text: str) -> str:
     return text if re.fullmatch(_BARE, text) else json.dumps(text)
 
 
@@ -241,7 +241,7 @@ class _Mark(NamedTuple):
 
 _MARKS = {
     "stage": _Mark(
-        rf"@{_WORD}", lambda key: "" if key is None else f"@{_word(key)}", lambda text: _read_word(text[1:])
+        rf"@{_WORD}", lambda key: "" if key is None else f"@{_format_word(key)}", lambda text: _read_word(text[1:])
     ),
     "control": _Mark(
         r"\^%\d+(?:\s+\^%\d+)*",
@@ -256,7 +256,7 @@ _MARKS = {
     ),
     "role": _Mark(
         rf"role={_WORD}",
-        lambda role: role and f"role={_word(role)}",
+        lambda role: role and f"role={_format_word(role)}",
         lambda text: _read_word(text.removeprefix("role=")),
     ),
     "name": _Mark(_TEXT, lambda name: name and json.dumps(name), _read_word),

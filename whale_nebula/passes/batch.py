@@ -19,13 +19,20 @@ from typing import Any, NamedTuple
 from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaError
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import ADDED, GradientPart, Program, Request
-from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written_handles
+from whale_nebula.passes.effects import (
+    find_written_handles,
+    is_check,
+    is_effect,
+    is_seeded_draw,
+    is_stateful_draw,
+    list_resources,
+)
 from whale_nebula.passes.rules import COUPLED, ROWS, WHOLE, Fold, Folding, fold, merge_rule, verdict
-from whale_nebula.passes.rules.verdict import Mends, mends
+from whale_nebula.passes.rules.verdict import BatchFixes, list_batch_fixes
 from whale_nebula.spec import Value
 
 SAME = "same"
-_RULES = {WHOLE: ADDED, "mean": ADDED, "sum": SAME}
+_MERGES_BY_KIND = {WHOLE: ADDED, "mean": ADDED, "sum": SAME}
 
 
 def add_merges(program: Program, folds: BatchFolds) -> Program:
@@ -34,7 +41,7 @@ def add_merges(program: Program, folds: BatchFolds) -> Program:
         return program
     requests = []
     for request in program.requests:
-        merges = tuple(_merge(program, folds, folds.folding, request, n) for n in range(len(request.origins)))
+        merges = tuple(_choose_merge(program, folds, folds.folding, request, n) for n in range(len(request.origins)))
         parts = tuple(_merge_slices(part, request, folds, folds.folding) for part in request.parts)
         requests.append(replace(request, merges=merges, parts=parts))
     return replace(program, requests=tuple(requests))
@@ -48,31 +55,33 @@ def _merge_slices(part: GradientPart, request: Request, folds: BatchFolds, foldi
     """
     if not part.sparse:
         return part
-    state = folding.of(part.values[1])
+    state = folding.fold_of(part.values[1])
     if state.kind == WHOLE:
         return replace(part, merge=ADDED)
     if state.kind != ROWS or state.position:
         name = request.sources[part.source]
-        if state.good:
-            state = Fold(COUPLED, blame=part.values[1].op, reason=f"rows of {name!r} are looked up by {state.spoken}")
+        if state.is_mergeable:
+            state = Fold(
+                COUPLED, blame=part.values[1].op, reason=f"rows of {name!r} are looked up by {state.description}"
+            )
         folds.refuse(state, f"the gradient of {name!r}")
     return part
 
 
-def _merge(program: Program, folds: BatchFolds, folding: Folding, request: Request, source: int) -> str:
+def _choose_merge(program: Program, folds: BatchFolds, folding: Folding, request: Request, source: int) -> str:
     origin, parts = request.origins[source], [part for part in request.parts if part.source == source]
     if origin < 0 or program.graph.ops[origin].role == CAPTURE or not parts:
         return ADDED
     value, *others = program.graph.ops[origin].values
-    state = folding.of(value)
-    alike = all(folding.of(other).bare == state.bare for other in others)
+    state = folding.fold_of(value)
+    alike = all(folding.fold_of(other).without_numbers == state.without_numbers for other in others)
     sparse = not alike or any(part.sparse for part in parts)
-    if state.kind in _RULES and not (sparse and state.kind != WHOLE):
-        return _RULES[state.kind]
-    if state.kind == ROWS and not (state.axis or state.misplaced or sparse):
+    if state.kind in _MERGES_BY_KIND and not (sparse and state.kind != WHOLE):
+        return _MERGES_BY_KIND[state.kind]
+    if state.kind == ROWS and not (state.axis or state.order_problem or sparse):
         return ROWS
-    if state.good:
-        reason = state.misplaced or f"the gradient of {state.spoken} is requested"
+    if state.is_mergeable:
+        reason = state.order_problem or f"the gradient of {state.description} is requested"
         along = f" along axis {state.axis}" if state.kind == ROWS and state.axis else ""
         state = Fold(COUPLED, blame=value.op, reason=reason + along)
     folds.refuse(state, "a requested gradient")
@@ -80,14 +89,14 @@ def _merge(program: Program, folds: BatchFolds, folding: Folding, request: Reque
     return ROWS if shape and shape[0] is None else ADDED
 
 
-_ALL = frozenset({"All", "LogicalAnd", "Identity", "StopGradient", "Reshape", "Squeeze", "ExpandDims", "Pack"})
-_BELOW = frozenset({"Less", "LessEqual"})
-_ABOVE = frozenset({"Greater", "GreaterEqual"})
-_GUARD = "AssertGuard"
+_CONJUNCTIONS = frozenset({"All", "LogicalAnd", "Identity", "StopGradient", "Reshape", "Squeeze", "ExpandDims", "Pack"})
+_LESS_OPS = frozenset({"Less", "LessEqual"})
+_GREATER_OPS = frozenset({"Greater", "GreaterEqual"})
+_ASSERT_GUARD = "AssertGuard"
 """A part of the name of TensorFlow's branch for an assertion; its condition is the asserted one."""
 
 
-class Asserted(NamedTuple):
+class AssertionSplit(NamedTuple):
     """Assertions of a forward: `once` are those that wait for merged values; `refused` has the reasons against the
     others.
     """
@@ -96,68 +105,69 @@ class Asserted(NamedTuple):
     refused: tuple[Fold, ...]
 
 
-def split_assertions(graph: Graph, checks: Collection[int], folding: Folding) -> Asserted:
+def split_assertions(graph: Graph, checks: Collection[int], folding: Folding) -> AssertionSplit:
     """Find the checks that a micro-batch cannot make on its own rows, and the reasons to refuse some."""
     of_all = [op for op in sorted(checks) if not _holds_for_batch(graph, graph.ops[op], folding)]
     refused = [_assertion_refusal(graph, op, folding) for op in of_all]
     good = frozenset(op for op, why in zip(of_all, refused, strict=True) if why is None)
-    return Asserted(good, tuple(why for why in refused if why is not None))
+    return AssertionSplit(good, tuple(why for why in refused if why is not None))
 
 
 def _holds_for_batch(graph: Graph, op: Op, folding: Folding) -> bool:
     """Whether an assertion holds for the batch if and only if it holds for each micro-batch."""
     if op.type.startswith("CheckNumerics"):
         return True
-    if op.type == "Assert" or _GUARD in op.name:
-        return _holds(graph, op.inputs[0], folding)
-    return all(folding.of(value).kind in (ROWS, WHOLE) for value in op.inputs)
+    if op.type == "Assert" or _ASSERT_GUARD in op.name:
+        return _holds_for_each(graph, op.inputs[0], folding)
+    return all(folding.fold_of(value).kind in (ROWS, WHOLE) for value in op.inputs)
 
 
-def _holds(graph: Graph, value: Value, folding: Folding) -> bool:
+def _holds_for_each(graph: Graph, value: Value, folding: Folding) -> bool:
     op = graph.ops[value.op]
-    if folding.of(value).kind in (ROWS, WHOLE):
+    if folding.fold_of(value).kind in (ROWS, WHOLE):
         return True
-    if op.type in _ALL:
-        return _holds(graph, op.inputs[0], folding) and (
-            op.type not in ("LogicalAnd", "Pack") or all(_holds(graph, each, folding) for each in op.inputs[1:])
+    if op.type in _CONJUNCTIONS:
+        return _holds_for_each(graph, op.inputs[0], folding) and (
+            op.type not in ("LogicalAnd", "Pack")
+            or all(_holds_for_each(graph, each, folding) for each in op.inputs[1:])
         )
-    if op.type in _BELOW | _ABOVE:
-        low, high = op.inputs if op.type in _BELOW else reversed(op.inputs)
+    if op.type in _LESS_OPS | _GREATER_OPS:
+        low, high = op.inputs if op.type in _LESS_OPS else reversed(op.inputs)
         least = 1 if op.type.endswith("Equal") else 0
-        if folding.of(high).kind == "count" and max(folding.of(low).literal or (least + 1,)) <= least:
+        if folding.fold_of(high).kind == "count" and max(folding.fold_of(low).literal or (least + 1,)) <= least:
             return True  # no micro-batch is empty
         return _is_extremum(graph, low, "Max", folding) and _is_extremum(graph, high, "Min", folding)
-    return op.type == "Equal" and _counts_alike(*(folding.of(each) for each in op.inputs))
+    return op.type == "Equal" and _have_equal_counts(*(folding.fold_of(each) for each in op.inputs))
 
 
 def _is_extremum(graph: Graph, value: Value, kind: str, folding: Folding) -> bool:
     """Whether a value is the maximum (minimum) over rows, or the same in every micro-batch."""
-    state, op = folding.of(value), graph.ops[value.op]
-    return state.kind == WHOLE or (op.type == kind and folding.of(op.inputs[0]).kind == ROWS)
+    state, op = folding.fold_of(value), graph.ops[value.op]
+    return state.kind == WHOLE or (op.type == kind and folding.fold_of(op.inputs[0]).kind == ROWS)
 
 
-def _counts_alike(left: Fold, right: Fold) -> bool:
+def _have_equal_counts(left: Fold, right: Fold) -> bool:
     """Whether two shapes scale with the rows in the same way, so that they are equal for a micro-batch if they are
     equal for the batch.
     """
     if left.parts is not None and right.parts is not None and len(left.parts) == len(right.parts):
-        return all(_counts_alike(*pair) for pair in zip(left.parts, right.parts, strict=True))
+        return all(_have_equal_counts(*pair) for pair in zip(left.parts, right.parts, strict=True))
     counts = left.kind == right.kind == "count" and left.per == right.per > 0
     return counts or (left.kind == right.kind == WHOLE)
 
 
 def _assertion_refusal(graph: Graph, check: int, folding: Folding) -> Fold | None:
     """The reason why an assertion cannot be made on merged values, or None if it can."""
-    states = [folding.of(value) for value in graph.ops[check].inputs]
+    states = [folding.fold_of(value) for value in graph.ops[check].inputs]
     bad = next((state for state in states if state.kind == COUPLED), None)
     rows = any(state.kind == ROWS for state in states)
-    return bad or (Fold(COUPLED, blame=check, reason=_ROWS) if rows else None)
+    return bad or (Fold(COUPLED, blame=check, reason=_ROWS_REASON) if rows else None)
 
 
-_ROWS = "it checks all rows at once and reports values of each row, which would have to be sent as well"
+_ROWS_REASON = "it checks all rows at once and reports values of each row, which would have to be sent as well"
 
 
-def rereads(
+def find_rereads(
     graph: Graph, own: Sequence[Op], each: Collection[int], once: Collection[int], folding: Folding
 ) -> Iterator[tuple[Op, Op]]:
     """Every write whose value depends on the batch, with the first op that reads its variable afterwards in `each`
@@ -167,10 +177,10 @@ def rereads(
     deferred. A write that does not run `once` precedes the reads of the next micro-batch, at any place in the trace.
     """
     for write in own:
-        if is_effect(write, graph) and any(folding.of(value).kind != WHOLE for value in write.inputs):
-            handles = set(written_handles(write, graph))
+        if is_effect(write, graph) and any(folding.fold_of(value).kind != WHOLE for value in write.inputs):
+            handles = set(find_written_handles(write, graph))
             touching = (op for op in graph.ops if op.outputs and op is not write)
-            readers = [op for op in touching if handles.intersection(resources(op, graph))]
+            readers = [op for op in touching if handles.intersection(list_resources(op, graph))]
             after = graph.descend([write.index], control=True) if readers and write.index in once else None
             due = (op for op in readers if after is None or op.index in after)
             later = (op for op in due if not graph.descend([op.index]).isdisjoint(each))
@@ -179,11 +189,11 @@ def rereads(
                 yield write, read
 
 
-_ONCE = frozenset({"after", "inverse"})
-_MERGED = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole"})
+_WAITING_KINDS = frozenset({"after", "inverse"})
+_MERGEABLE_KINDS = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole"})
 Where = Callable[[int], str]
 
-DRAWN_ANEW = (
+DRAWS_NOTE = (
     "each micro-batch draws its own random numbers (dropout): results are reproducible, but differ from the uncut step"
 )
 """The note on a cut step that draws random numbers."""
@@ -212,12 +222,12 @@ class BatchFolds:
             return "only"
         if self.program.weights and value in self.targets:
             return "mean"
-        state = self.folding.of(value)
+        state = self.folding.fold_of(value)
         rule = merge_rule(state)
         if rule not in ("coupled", "after", "whole"):
             return rule
-        if state.good:  # the micro-batches' values together are not those of the batch
-            reason = state.misplaced or f"it is {state.spoken}, computed from one micro-batch"
+        if state.is_mergeable:  # the micro-batches' values together are not those of the batch
+            reason = state.order_problem or f"it is {state.description}, computed from one micro-batch"
             state = Fold(COUPLED, blame=value.op, reason=reason)
         self.refuse(state, "a value that is used after the micro-batches", allowed=bool(self.program.weights))
         spec = self.program.graph.spec(value)
@@ -226,9 +236,9 @@ class BatchFolds:
         return "concat:0" if spec.shape and spec.shape[0] is None else "last"
 
     @cached_property
-    def lines(self) -> Mends:
+    def lines(self) -> BatchFixes:
         """The lines of the script that would leave the batch whole, including those of replicas."""
-        return lines_of(self.program)
+        return find_batch_fixes(self.program)
 
     @cached_property
     def targets(self) -> frozenset[Value]:
@@ -239,7 +249,7 @@ class BatchFolds:
         """How a boundary tensor relates to the micro-batches: by rows, replicated, or a partial sum."""
         if self.folding is None:
             return "rows"
-        kind, shape = self.folding.of(value).kind, self.program.graph.spec(value).shape
+        kind, shape = self.folding.fold_of(value).kind, self.program.graph.spec(value).shape
         if kind == "coupled" and shape and shape[0] is None:  # allowed: each micro-batch has its own rows
             return "rows"
         return kind if kind in ("rows", "whole") else "partial"
@@ -258,11 +268,11 @@ class BatchFolds:
             self.notes.append(refusal.what)
 
 
-def lines_of(program: Program) -> Mends:
+def find_batch_fixes(program: Program) -> BatchFixes:
     """The lines that a user writes so that the batch of a program stays whole."""
     copied = max((stage.replicas for stage in program.stages), default=1)
     count = program.pipeline.micro_batch
-    return mends(count if count > copied else 1, copied=copied > 1)
+    return list_batch_fixes(count if count > copied else 1, copied=copied > 1)
 
 
 def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
@@ -279,49 +289,49 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     targets = [value for request in program.requests for value in request.targets]
     folding = _fold_program(program, checks=checks)
     allowed = program.pipeline.coupled == "allow"
-    if allowed and not all(state.good for state in folding.folds.values()):
+    if allowed and not all(state.is_mergeable for state in folding.folds.values()):
         folding = _fold_program(program, checks=checks, apart=True)
-    loss = next((folding.of(target) for target in targets if not folding.of(target).good), None)
+    loss = next((folding.fold_of(target) for target in targets if not folding.fold_of(target).is_mergeable), None)
     means: Collection[Value] = ()
     if loss is not None and allowed:
-        means = _terms(program, folding, targets)
+        means = _find_loss_terms(program, folding, targets)
         folding = _fold_program(program, checks=checks, means=means, apart=True)
-    coupled, added = folding, _find_added(own, graph, folding) if allowed else {}
+    coupled, added = folding, _find_added_values(own, graph, folding) if allowed else {}
     if added:
         folding = _fold_program(program, checks=checks, means=means, sums=added, apart=True)
     wholes = frozenset() if program.weights else frozenset(folding.wholes)
     found = BatchFolds(program, folding, frozenset(), checks, wholes, where, frozenset(value.op for value in added))
     found.note(None if loss is None else verdict(loss, graph, where=where))
     for value, op in added.items():
-        found.refuse(coupled.of(value), *_describe_write(op, program))
+        found.refuse(coupled.fold_of(value), *_describe_write(op, program))
     forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
-    found.notes += [DRAWN_ANEW] * any(draws(op) or is_random(op) for op in graph.with_bodies(forward))
+    found.notes += [DRAWS_NOTE] * any(is_stateful_draw(op) or is_seeded_draw(op) for op in graph.with_bodies(forward))
     each = graph.ascend(value.op for value in targets)
-    found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
+    found.once = frozenset(op.index for op in own if op.index not in each and _must_wait(op, program, folding))
     about_all = split_assertions(graph, checks, folding)
     for state in about_all.refused:
         found.refuse(state, "an assertion", ("return the numbers from the step and check them outside",))
     found.once, found.checks = found.once | about_all.once, checks - about_all.once
     for refusal in _find_refusals(own, found.once, program, folding):
         found.refuse(*refusal)
-    found.once -= _describe_coupled(own, found.once, graph, folding)
+    found.once -= _find_writes_of_coupled_means(own, found.once, graph, folding)
     # Writes that each micro-batch reads after its own write.
     run = ({op.index for op in own if op.index in program.of_batch} - found.once) | {
         op for request in program.requests for op in request.backward
     }
-    again = list(rereads(graph, own, run, found.once, folding))
+    again = list(find_rereads(graph, own, run, found.once, folding))
     for write, read in again:
-        state = Fold(COUPLED, blame=read.index, reason=f"{_written_by(write, read, program)} {_REREAD}")
-        found.refuse(state, "a result of the step", (_BEFORE,) if write.index in found.once else ())
+        state = Fold(COUPLED, blame=read.index, reason=f"{_describe_resource(write, read, program)} {_REREAD_REASON}")
+        found.refuse(state, "a result of the step", (_REREAD_FIX,) if write.index in found.once else ())
     found.once -= graph.ascend(write.index for write, _ in again)
     return found
 
 
-_ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
-_PLUS = frozenset({"AddV2", "Add", "Sub"})
+_ACCUMULATIONS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
+_ADDITIONS = frozenset({"AddV2", "Add", "Sub"})
 
 
-def _find_added(own: Sequence[Op], graph: Graph, folding: Folding) -> dict[Value, Op]:
+def _find_added_values(own: Sequence[Op], graph: Graph, folding: Folding) -> dict[Value, Op]:
     """The coupled values that are added to variables with no other writes, each with its write.
 
     Their sum over micro-batches equals adding one after the other, and is the same in all processes.
@@ -329,23 +339,23 @@ def _find_added(own: Sequence[Op], graph: Graph, folding: Folding) -> dict[Value
     added: dict[Value, Op] = {}
     others: set[int] = set()
     for write in own:
-        if is_effect(write, graph) and resources(write, graph):
+        if is_effect(write, graph) and list_resources(write, graph):
             value = _find_addend(graph, write)
             if value is None:
-                others.update(written_handles(write, graph))
-            elif folding.of(value).kind == COUPLED and not folding.of(value).inputs:
+                others.update(find_written_handles(write, graph))
+            elif folding.fold_of(value).kind == COUPLED and not folding.fold_of(value).inputs:
                 added[value] = write
-    return {value: write for value, write in added.items() if others.isdisjoint(written_handles(write, graph))}
+    return {value: write for value, write in added.items() if others.isdisjoint(find_written_handles(write, graph))}
 
 
 def _find_addend(graph: Graph, write: Op) -> Value | None:
     """The value that a write adds to its variable or subtracts from it; Keras assigns the sum of a
     read and that value.
     """
-    if write.type in _ADDS:
+    if write.type in _ACCUMULATIONS:
         return write.inputs[1]
     made = _skip_identities(graph, write.inputs[1]) if write.type == "AssignVariableOp" else write
-    for place, value in enumerate(made.inputs if made.type in _PLUS else ()):
+    for place, value in enumerate(made.inputs if made.type in _ADDITIONS else ()):
         read = _skip_identities(graph, value)
         if read.type == "ReadVariableOp" and read.inputs[0] == write.inputs[0] and not (place and made.type == "Sub"):
             return made.inputs[1 - place]
@@ -372,20 +382,20 @@ def _fold_program(program: Program, **options: Any) -> Folding:
     return fold(program.graph, batched, targets=targets, skip=skip, **options)
 
 
-def entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Value, int]:
+def count_entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Value, int]:
     """The entries along the first axis for each row of the batch, of those values that have equally many for each."""
     if not values:
         return {}
     folding = _fold_program(program)
-    found = {value: folding.of(value) for value in values}
+    found = {value: folding.fold_of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
     return {n: found[n].per for n in alike if found[n].per > 0}  # 0: known only at run time
 
 
-_LINEAR = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})
+_LINEAR_OPS = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})
 
 
-def _terms(program: Program, folding: Folding, targets: Iterable[Value]) -> frozenset[Value]:
+def _find_loss_terms(program: Program, folding: Folding, targets: Iterable[Value]) -> frozenset[Value]:
     """The terms of a loss with coupled rows, and the loss itself: each is the mean over the micro-batches.
 
     So writes of them, such as Keras's metric of the loss, are made once.
@@ -395,52 +405,58 @@ def _terms(program: Program, folding: Folding, targets: Iterable[Value]) -> froz
     while stack:
         value = stack.pop()
         spec, op = program.graph.spec(value), program.graph.ops[value.op]
-        if value in found or not (spec.scalar and spec.floating) or folding.of(value).good:
+        if value in found or not (spec.scalar and spec.floating) or folding.fold_of(value).is_mergeable:
             continue
         found.add(value)
-        stack.extend(op.inputs if op.type in _LINEAR else ())
+        stack.extend(op.inputs if op.type in _LINEAR_OPS else ())
     return frozenset(found)
 
 
-def _waits(op: Op, program: Program, folding: Folding) -> bool:
+def _must_wait(op: Op, program: Program, folding: Folding) -> bool:
     """Whether an op must wait for merged values: a function of them, or a write of one."""
     if is_effect(op, program.graph):
-        return bool(resources(op, program.graph)) and all(state.kind in _MERGED for state in _input_folds(op, folding))
-    return any(folding.of(value).kind in _ONCE for value in op.values)
+        return bool(list_resources(op, program.graph)) and all(
+            state.kind in _MERGEABLE_KINDS for state in _list_input_folds(op, folding)
+        )
+    return any(folding.fold_of(value).kind in _WAITING_KINDS for value in op.values)
 
 
-def _input_folds(op: Op, folding: Folding) -> list[Fold]:
-    return [folding.of(value) for value in op.inputs]
+def _list_input_folds(op: Op, folding: Folding) -> list[Fold]:
+    return [folding.fold_of(value) for value in op.inputs]
 
 
-def _describe_coupled(own: list[Op], once: Collection[int], graph: Graph, folding: Folding) -> set[int]:
+def _find_writes_of_coupled_means(own: list[Op], once: Collection[int], graph: Graph, folding: Folding) -> set[int]:
     """Writes of a mean on which a coupled write depends, too: like that one they run for each micro-batch.
 
     BatchNormalization's variance is coupled, and its mean is not; averages of both are updated equally often.
     """
-    writes = [op for op in own if is_effect(op, graph) and resources(op, graph)]
-    coupled = [op for op in writes if op.index not in once and not all(s.good for s in _input_folds(op, folding))]
+    writes = [op for op in own if is_effect(op, graph) and list_resources(op, graph)]
+    coupled = [
+        op for op in writes if op.index not in once and not all(s.is_mergeable for s in _list_input_folds(op, folding))
+    ]
 
     def other(op: int) -> bool:
-        return any(folding.of(value).kind != "mean" for value in graph.ops[op].values)
+        return any(folding.fold_of(value).kind != "mean" for value in graph.ops[op].values)
 
     means = [op for op in graph.ascend(op.index for op in coupled) if graph.ops[op].outputs and not other(op)]
     return graph.descend(means, skip=other) & {op.index for op in writes} if means else set()
 
 
-def _written_by(write: Op, read: Op, program: Program) -> str:
+def _describe_resource(write: Op, read: Op, program: Program) -> str:
     """The resource that an op writes and another one reads: a variable by its name, or a lookup
     table, which has none.
     """
     graph = program.graph
-    known = (program.variable_ops.get(handle) for handle in written_handles(write, graph))
+    known = (program.variable_ops.get(handle) for handle in find_written_handles(write, graph))
     path = next((variable.path for variable in known if variable is not None), None)
     table = any(op.type.startswith("LookupTable") for op in graph.with_bodies((write, read)))
     return f"variable {path!r}" if path is not None else "a lookup table" if table else "a resource"
 
 
-_REREAD = "is written from the batch and read afterwards: a micro-batch would read it before the others have written it"
-_BEFORE = "read the variable before it is written"
+_REREAD_REASON = (
+    "is written from the batch and read afterwards: a micro-batch would read it before the others have written it"
+)
+_REREAD_FIX = "read the variable before it is written"
 
 
 def _explain_write(op: Op, given: list[Fold]) -> str | None:
@@ -465,29 +481,29 @@ def _find_refusals(own: list[Op], once: Collection[int], program: Program, foldi
     """Reasons to refuse: writes of values that a micro-batch has alone, and `output_gradients` that are not by rows."""
     graph = program.graph
     for op in own:
-        if is_effect(op, graph) and resources(op, graph) and op.index not in once:
+        if is_effect(op, graph) and list_resources(op, graph) and op.index not in once:
             what, ways = _describe_write(op, program)
-            given = _input_folds(op, folding)
+            given = _list_input_folds(op, folding)
             reason = _explain_write(op, given)
             states = given if reason is None else [Fold(COUPLED, blame=op.index, reason=reason)]
             yield from ((state, what, ways) for state in states)
     for number in sorted(op for request in program.requests for op in request.backward):
-        if is_effect(graph.ops[number], graph) and resources(graph.ops[number], graph):
+        if is_effect(graph.ops[number], graph) and list_resources(graph.ops[number], graph):
             state = Fold(COUPLED, blame=number, reason="the backward writes a variable, once for each micro-batch")
             yield state, "a variable that the step writes", ()
     for value in (value for request in program.requests for value in request.given):
-        state = folding.of(value)
-        if state.kind == WHOLE or (state.kind == ROWS and not state.misplaced):
+        state = folding.fold_of(value)
+        if state.kind == WHOLE or (state.kind == ROWS and not state.order_problem):
             continue
-        reason = state.misplaced or f"output_gradients is {state.spoken}"
-        state = Fold(COUPLED, blame=value.op, reason=reason) if state.good else state
+        reason = state.order_problem or f"output_gradients is {state.description}"
+        state = Fold(COUPLED, blame=value.op, reason=reason) if state.is_mergeable else state
         yield state, "a given output gradient", ()
 
 
 def _describe_write(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
     """A description of what a write affects, and its specific fixes."""
     known = program.variable_ops
-    variables = [known[handle] for handle in resources(op, program.graph) if handle in known]
+    variables = [known[handle] for handle in list_resources(op, program.graph) if handle in known]
     metric = next((variable.metric for variable in variables if variable.metric), "")
     if not metric:
         return "a variable that the step writes", ()
@@ -497,7 +513,7 @@ def _describe_write(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def divides(program: Program) -> bool:
+def is_divisible(program: Program) -> bool:
     """Whether rows are independent: nothing differentiated, written or returned couples them.
 
     For a step that is already cut, without `coupled="allow"`, this was verified before.
@@ -518,8 +534,8 @@ def explain_coupling(program: Program, where: Where = lambda op: "") -> str:
     """
     tried = replace(program, pipeline=replace(program.pipeline, micro_batch=max(2, program.pipeline.micro_batch)))
     folding = _fold_program(tried)
-    losses = [folding.of(value) for request in program.requests for value in request.targets]
-    if any(not each.good and each.kind != COUPLED for each in losses):
+    losses = [folding.fold_of(value) for request in program.requests for value in request.targets]
+    if any(not each.is_mergeable and each.kind != COUPLED for each in losses):
         return ""
     try:
         fold_batch(tried, where)
@@ -535,5 +551,5 @@ def _are_uncoupled(folds: BatchFolds) -> bool:
     if folding is None or program.weights:
         return True
     returned = [value for value in program.returns if value.op in program.of_batch]
-    kept = all(merge_rule(folding.of(value)._replace(inputs=False)) != "coupled" for value in returned)
-    return kept and all(folding.of(target).good for target in folds.targets)
+    kept = all(merge_rule(folding.fold_of(value)._replace(inputs=False)) != "coupled" for value in returned)
+    return kept and all(folding.fold_of(target).is_mergeable for target in folds.targets)

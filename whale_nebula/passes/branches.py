@@ -14,13 +14,13 @@ from graphlib import CycleError, TopologicalSorter
 
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.effects import is_effect, is_read, written_inputs
+from whale_nebula.passes.effects import find_written_inputs, is_effect, is_read
 from whale_nebula.passes.phases import is_small
 from whale_nebula.spec import Value
 
 Owners = frozenset[str]
 """The clusters that a value depends on; empty for values that every cluster has."""
-NOBODY: Owners = frozenset()
+NO_OWNER: Owners = frozenset()
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Branch:
 
 
 @dataclass
-class Split:
+class BranchSplit:
     """Decomposition of one branch: the ops to remove from it, and the ops of each group."""
 
     out: frozenset[int] = frozenset()
@@ -40,18 +40,20 @@ class Split:
     after: dict[Owners, set[Owners]] = field(default_factory=dict)
 
 
-def split_branches(branches: Sequence[Branch], owners: dict[str, Owners]) -> tuple[list[Owners], list[Split]] | None:
+def split_branches(
+    branches: Sequence[Branch], owners: dict[str, Owners]
+) -> tuple[list[Owners], list[BranchSplit]] | None:
     """Groups of ops in an order that preserves the order of effects, and the decomposition of each branch.
 
     `owners` has the owners of outer values and variables; variables that only the branches touch are added. None if
     there is nothing to split, or if it is not possible.
     """
-    while any(_learn(branch, owners) for branch in branches):
+    while any(_assign_owners(branch, owners) for branch in branches):
         pass
-    splits = [_split(branch, _walk(branch, owners)) for branch in branches]
+    splits = [_split_branch(branch, _find_ownership(branch, owners)) for branch in branches]
     found = [split for split in splits if split is not None]
     keys = {key for split in found for key in split.groups}
-    if len(found) < len(branches) or len(keys - {NOBODY}) < 2:
+    if len(found) < len(branches) or len(keys - {NO_OWNER}) < 2:
         return None
     after: dict[Owners, set[Owners]] = {key: set() for key in sorted(keys, key=sorted)}
     for split in found:
@@ -64,7 +66,7 @@ def split_branches(branches: Sequence[Branch], owners: dict[str, Owners]) -> tup
 
 
 @dataclass
-class _Owned:
+class _Ownership:
     """The owner of each value of a branch, and the shared ones: reads of variables without owner, small mixtures."""
 
     of: dict[Value, Owners] = field(default_factory=dict)
@@ -72,49 +74,49 @@ class _Owned:
     shared: set[int] = field(default_factory=set)
 
 
-def _walk(branch: Branch, owners: Mapping[str, Owners]) -> _Owned:
-    found = _Owned()
+def _find_ownership(branch: Branch, owners: Mapping[str, Owners]) -> _Ownership:
+    found = _Ownership()
     for op in branch.graph.ops:
         if op.index in branch.given:
-            found.of[Value(op.index)] = owners.get(branch.given[op.index], NOBODY)
+            found.of[Value(op.index)] = owners.get(branch.given[op.index], NO_OWNER)
         else:
-            _enter(op, branch.graph, found)
+            _add_op(op, branch.graph, found)
     return found
 
 
-def _enter(op: Op, graph: Graph, found: _Owned) -> None:
-    each = [found.of.get(value, NOBODY) for value in op.inputs]
-    together = NOBODY.union(*each)
+def _add_op(op: Op, graph: Graph, found: _Ownership) -> None:
+    each = [found.of.get(value, NO_OWNER) for value in op.inputs]
+    together = NO_OWNER.union(*each)
     if is_effect(op, graph):
         found.effects[op.index] = together
     elif is_read(op) and not together:
         found.shared.add(op.index)
     elif op.inputs and together not in each and all(map(is_small, op.outputs)):
         found.shared.add(op.index)
-        together = NOBODY
+        together = NO_OWNER
     found.of.update(dict.fromkeys(op.values, together))
 
 
-def _learn(branch: Branch, owners: dict[str, Owners]) -> bool:
+def _assign_owners(branch: Branch, owners: dict[str, Owners]) -> bool:
     """Assign a variable to the cluster whose values are written into it, such as an optimizer's slot."""
-    found, changed = _walk(branch, owners), False
+    found, changed = _find_ownership(branch, owners), False
     for index, own in found.effects.items():
         op = branch.graph.ops[index]
-        for position in written_inputs(op, branch.graph):
+        for position in find_written_inputs(op, branch.graph):
             name = branch.given.get(op.inputs[position].op)
-            if name is not None and not own <= owners.get(name, NOBODY):
-                owners[name] = owners.get(name, NOBODY) | own
+            if name is not None and not own <= owners.get(name, NO_OWNER):
+                owners[name] = owners.get(name, NO_OWNER) | own
                 changed = True
     return changed
 
 
-def _split(branch: Branch, found: _Owned) -> Split | None:
+def _split_branch(branch: Branch, found: _Ownership) -> BranchSplit | None:
     graph = branch.graph
-    wanted = {op for op in found.shared if not is_read(graph.ops[op]) or _movable(graph.ops[op], found)}
+    wanted = {op for op in found.shared if not is_read(graph.ops[op]) or _is_movable(graph.ops[op], found)}
     out = graph.ascend(wanted) - branch.given.keys()
-    if any(index in found.effects or not _movable(graph.ops[index], found) for index in out):
+    if any(index in found.effects or not _is_movable(graph.ops[index], found) for index in out):
         return None
-    split = Split(frozenset(out))
+    split = BranchSplit(frozenset(out))
     for key in set(found.effects.values()):
         own = {index for index, owner in found.effects.items() if owner == key}
         inside = graph.ascend(own, stop=lambda op: op in out or op in branch.given)
@@ -129,7 +131,7 @@ def _list_before(graph: Graph, key: Owners, groups: Mapping[Owners, frozenset[in
     return {other for other, ops in groups.items() if other != key and not waits.isdisjoint(ops)}
 
 
-def _movable(op: Op, found: _Owned) -> bool:
+def _is_movable(op: Op, found: _Ownership) -> bool:
     """Whether an op has the same result outside its branch: it has no effect, and reads nothing written in it."""
     return (is_read(op) or not op.stateful) and not any(before in found.effects for before in op.control)
 
@@ -137,22 +139,22 @@ def _movable(op: Op, found: _Owned) -> bool:
 Aliases = Mapping[Value, Value]
 
 
-def unbundle(program: Program) -> tuple[Program, Aliases]:
+def remove_bundles(program: Program) -> tuple[Program, Aliases]:
     """The program without bundles of gradients, and the replacement of each bundled value.
 
     >>> from whale_nebula.ir.text import from_text
-    >>> unbundle(Program(from_text("%0 = Const {value=(1,)} int32[]")))[1]
+    >>> remove_bundles(Program(from_text("%0 = Const {value=(1,)} int32[]")))[1]
     {}
     """
     held = program.graph.descend(program.holders) if program.holders else set()
-    aliases = bundle_aliases(program.graph, lambda op: op in held and program.request_of(op) is None)
+    aliases = find_bundle_aliases(program.graph, lambda op: op in held and program.request_of(op) is None)
     if not aliases:
         return program, {}
     returns = tuple(aliases.get(value, value) for value in program.returns)
     return replace(program, graph=rewire(program.graph, aliases), returns=returns), aliases
 
 
-def bundle_aliases(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
+def find_bundle_aliases(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
     """The replacement of each output of the chosen bundles."""
     found: dict[Value, Value] = {}
     for op in graph.ops:

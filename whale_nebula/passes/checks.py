@@ -10,7 +10,7 @@ from whale_nebula.ir.cut import Worker
 from whale_nebula.ir.graph import LAYER, Graph, Op
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.passes.batch import BatchFolds
-from whale_nebula.passes.effects import is_random, is_read, resources, seeded_by, written_handles
+from whale_nebula.passes.effects import find_seed_ops, find_written_handles, is_read, is_seeded_draw, list_resources
 from whale_nebula.passes.phases import FORWARD, UPDATE, Parts
 from whale_nebula.passes.rules import COUPLED, ROWS, SAME_SEED, Fold
 from whale_nebula.site import Origin
@@ -31,7 +31,7 @@ def order_stages(graph: Graph, stages: Sequence[str]) -> list[str]:
     >>> order_stages(graph, ["head", "trunk"])
     ['trunk', 'head']
     """
-    feeding = _feeding(graph, stages)
+    feeding = _find_feeding_stages(graph, stages)
     ordered: list[str] = []
     while len(ordered) < len(stages):
         ready = [key for key in stages if key not in ordered and feeding[key].issubset(ordered)]
@@ -41,7 +41,7 @@ def order_stages(graph: Graph, stages: Sequence[str]) -> list[str]:
     return ordered
 
 
-def _feeding(graph: Graph, stages: Sequence[str]) -> dict[str, set[str]]:
+def _find_feeding_stages(graph: Graph, stages: Sequence[str]) -> dict[str, set[str]]:
     """The stages whose tensors each stage reads, directly or through unstamped ops."""
     feeding: dict[str, set[str]] = {key: set() for key in stages}
     above: dict[int, frozenset[str]] = {}
@@ -85,7 +85,7 @@ def check_order(
             )
 
 
-def backwards(later: Stage, earlier: Stage, where: str) -> StageOrderError:
+def backward_flow_error(later: Stage, earlier: Stage, where: str) -> StageOrderError:
     """The error for a gradient that would have to flow from an earlier stage into a later one."""
     return StageOrderError(
         f"a gradient flows from stage {earlier.key!r} back into {later.key!r}, which comes after it",
@@ -132,25 +132,25 @@ def check_draws(program: Program, parts: Parts, folds: BatchFolds, workers: Sequ
     stages = [stage for worker in workers for stage in set(worker.stages)]
     for number in sorted(moving):
         if graph.ops[number].type == "RngReadAndSkip" and stages.count(program.labels.get(number, -1)) > 1:
-            folds.refuse(Fold(COUPLED, blame=number, reason=_EACH), "random numbers", (_FOR_ONE_ANOTHER,))
-    moved = {handle for number in moving for handle in resources(graph.ops[number], graph)}
+            folds.refuse(Fold(COUPLED, blame=number, reason=_OWN_DRAWS_REASON), "random numbers", (_GENERATOR_FIX,))
+    moved = {handle for number in moving for handle in list_resources(graph.ops[number], graph)}
 
     def moves(op: Op) -> bool:
         """Whether an op's result differs between micro-batches: it advances a state, or reads one that advances."""
-        return op.index in moving or (is_read(op) and not moved.isdisjoint(resources(op, graph)))
+        return op.index in moving or (is_read(op) and not moved.isdisjoint(list_resources(op, graph)))
 
     for op in graph.ops:
-        drawn = is_random(op) and parts.part.get(op.index, 0) % 3 == FORWARD
-        rows = drawn and any(folds.folding.of(value).kind == ROWS for value in op.values)
-        if rows and not any(moves(graph.ops[before]) for before in seeded_by(op, graph)):
+        drawn = is_seeded_draw(op) and parts.part.get(op.index, 0) % 3 == FORWARD
+        rows = drawn and any(folds.folding.fold_of(value).kind == ROWS for value in op.values)
+        if rows and not any(moves(graph.ops[before]) for before in find_seed_ops(op, graph)):
             folds.refuse(Fold(COUPLED, blame=op.index, reason=SAME_SEED), "random numbers")
 
 
-_EACH = "each replica would count only its own draws, so all replicas would draw the same rows"
-_FOR_ONE_ANOTHER = "draw with keras.random.SeedGenerator(...), or with a layer such as keras.layers.Dropout"
+_OWN_DRAWS_REASON = "each replica would count only its own draws, so all replicas would draw the same rows"
+_GENERATOR_FIX = "draw with keras.random.SeedGenerator(...), or with a layer such as keras.layers.Dropout"
 
 
-def check_shared(
+def check_shared_state(
     program: Program, parts: Parts, workers: Sequence[Collection[int]], where: Callable[[int], str] = lambda op: ""
 ) -> None:
     """Raise if one stage's forward writes a variable that another's reads: a seed generator in two stages.
@@ -165,10 +165,10 @@ def check_shared(
         if op.index in labels and part.get(op.index, 0) % 3 != UPDATE and program.request_of(op.index) is None
     ]
     writes = (op for op in forward if op.index in parts.effects and part.get(op.index, 0) % 3 == FORWARD)
-    writers = {(handle, labels[op.index]) for op in writes for handle in written_handles(op, graph)}
+    writers = {(handle, labels[op.index]) for op in writes for handle in find_written_handles(op, graph)}
     for op in forward:
         reader = labels[op.index]
-        for handle in resources(op, graph) if op.index in parts.leading and op.outputs else ():
+        for handle in list_resources(op, graph) if op.index in parts.leading and op.outputs else ():
             for writer in sorted(stage for other, stage in writers if other == handle and stage != reader):
                 together = any(writer in stages and reader in stages for stages in workers)
                 if program.pipeline.micro_batch > 1 or not together:
@@ -185,10 +185,10 @@ def check_shared(
                     )
 
 
-_CALLED = {"EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFuncStateless": "tf.numpy_function"}
+_PYTHON_CALLS = {"EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFuncStateless": "tf.numpy_function"}
 
 
-def one_in_flight(program: Program) -> Program:
+def limit_in_flight(program: Program) -> Program:
     """The program with one micro-batch in flight if the gradient of a `tf.py_function` requires it."""
     graph, pipeline = program.graph, program.pipeline
     python = (op for op in graph.with_bodies(graph.ops) if op.type == "EagerPyFunc")
@@ -198,12 +198,12 @@ def one_in_flight(program: Program) -> Program:
     return replace(program, pipeline=replace(pipeline, in_flight=1))
 
 
-def python_notes(program: Program, where: Callable[[int], str]) -> list[str]:
+def list_python_notes(program: Program, where: Callable[[int], str]) -> list[str]:
     """A line for each place where a step calls Python."""
     found: dict[str, None] = {}
     for op in program.graph.ops:
         types = (each.type for each in program.graph.with_bodies([op]))
-        called = next((_CALLED[each] for each in types if each in _CALLED), None)
+        called = next((_PYTHON_CALLS[each] for each in types if each in _PYTHON_CALLS), None)
         if called is None or program.request_of(op.index) is not None:
             continue
         moved = "cannot be moved: it runs Python in the process that traced it"

@@ -11,12 +11,12 @@ from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.ir.cut import Boundary, Cut, Worker
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.replicas import running
+from whale_nebula.passes.replicas import list_stage_workers
 from whale_nebula.spec import Value
 from whale_nebula.wire.tensor import DTYPE_NAMES
 
 
-def _scopes_of(program: Program, value: Value, readers: Collection[int] | None = None) -> Iterator[int]:
+def _list_scopes(program: Program, value: Value, readers: Collection[int] | None = None) -> Iterator[int]:
     """The compress scopes of a value: those around its producer, else around a consumer (in these stages if given),
     else the planner's choice for the first of these stages.
     """
@@ -32,17 +32,17 @@ def _scopes_of(program: Program, value: Value, readers: Collection[int] | None =
         yield planned
 
 
-def scope_of(program: Program, value: Value, readers: Collection[int] | None = None) -> int | None:
+def find_scope(program: Program, value: Value, readers: Collection[int] | None = None) -> int | None:
     """The effective compress scope: the innermost around the producer, else around the first consumer."""
-    return next(_scopes_of(program, value, readers), None)
+    return next(_list_scopes(program, value, readers), None)
 
 
-def site_of(program: Program, scope: int | None) -> str:
+def find_scope_line(program: Program, scope: int | None) -> str:
     """The line of a compress scope."""
     return "" if scope is None else next(iter(program.sites[scope : scope + 1]), "")
 
 
-def codec_of(program: Program, value: Value, scope: int | None, direction: int, mask: Value | None) -> str:
+def choose_codec(program: Program, value: Value, scope: int | None, direction: int, mask: Value | None) -> str:
     """The codec of a value in a compress scope, forward (0) or backward (1)."""
     if scope is None:
         return "none"
@@ -61,8 +61,8 @@ def find_mask(
     """The mask of a boundary: the input that the scope names, or the tensor's Keras mask. If one was requested but is
     missing, the reason.
     """
-    name, spec = _asked_mask(program, value, readers), program.graph.spec
-    mask = None if name is None else _input_named(program, "mask", name) if name else program.masks.get(value)
+    name, spec = _find_requested_mask(program, value, readers), program.graph.spec
+    mask = None if name is None else _find_input(program, "mask", name) if name else program.masks.get(value)
     if mask is not None and _marks_rows(program, mask, value):
         return mask, None
     if name is None or not spec(value).floating:
@@ -73,32 +73,32 @@ def find_mask(
     return None, f"{whose} is {spec(mask)}, which does not have one value per row of {spec(value)}"
 
 
-def _asked_mask(program: Program, value: Value, readers: Collection[int] | None) -> str | None:
+def _find_requested_mask(program: Program, value: Value, readers: Collection[int] | None) -> str | None:
     """The mask that `mask=` requests for a boundary: the name of an input, "" for Keras's mask, None for none.
 
     A prediction step may lack inputs of training.
     """
-    ways = (parse_way(program.compressions[scope][0]) for scope in _scopes_of(program, value, readers))
+    ways = (parse_way(program.compressions[scope][0]) for scope in _list_scopes(program, value, readers))
     name = next((way.mask for way in ways if way.mask is not None), None)
     absent = name and not program.requests and all(leaf.name != name for leaf in program.leaves)
     return None if absent else name
 
 
-def _input_named(program: Program, option: str, name: str) -> Value:
+def _find_input(program: Program, option: str, name: str) -> Value:
     """The input that an option of `nb.compress` names."""
     named = {leaf.name: leaf for leaf in program.leaves}
     if name not in named:
         inner = [each for each in named if each.endswith(f"/{name}")]
         raise OptionError(
             f"nb.compress({option}={name!r}): the step has no input {name!r}",
-            where=_line_of(program, option, name),
+            where=_find_option_line(program, option, name),
             why=f"its inputs are {', '.join(named)}",
             mend=f'{option}="{inner[0]}"' if inner else did_you_mean(name, list(named)),
         )
     return Value(named[name].op)
 
 
-def _line_of(program: Program, option: str, name: str) -> str | None:
+def _find_option_line(program: Program, option: str, name: str) -> str | None:
     """The line of the compress scope with this option."""
     ways = (parse_way(there) for there, _ in program.compressions)
     return next((site for way, site in zip(ways, program.sites, strict=False) if getattr(way, option) == name), None)
@@ -110,19 +110,19 @@ def _marks_rows(program: Program, mask: Value, value: Value) -> bool:
     return marked.floating and marks.rank is not None and marked.rank is not None and marks.rank == marked.rank - 1
 
 
-def ids_of(program: Program, value: Value, layout: str, readers: Collection[int] | None = None) -> Value | None:
+def find_ids(program: Program, value: Value, layout: str, readers: Collection[int] | None = None) -> Value | None:
     """The input with an id for each row of a boundary whose differences a training step sends; otherwise None."""
-    scope = scope_of(program, value, readers)
+    scope = find_scope(program, value, readers)
     name = None if scope is None else parse_way(program.compressions[scope][0]).delta
     if name is None or not program.requests:
         return None
-    ids = _input_named(program, "delta", name)
+    ids = _find_input(program, "delta", name)
     leaf = program.leaves[program.leaf_ops[ids.op]]
     shape = leaf.spec.shape if leaf.batched else ()
     if not leaf.spec.dtype.startswith(("int", "uint")) or not shape or shape[1:] not in ((), (1,)):
         raise OptionError(
             f"nb.compress(delta={leaf.name!r}): input {leaf.spec} does not contain ids",
-            where=_line_of(program, "delta", name),
+            where=_find_option_line(program, "delta", name),
             why="an id is one integer per row of the batch",
             mend=f"pass {leaf.name!r} as int64 of shape [batch]",
         )
@@ -130,19 +130,19 @@ def ids_of(program: Program, value: Value, layout: str, readers: Collection[int]
     return ids if spec.floating and layout == "rows" and (spec.rank is None or spec.rank > 1) else None
 
 
-def compress_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator[str]:
+def list_scope_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator[str]:
     """Notes of a plan on compress scopes without effect: they are overridden, or nothing crosses under them."""
     used: set[str] = set()
     overruled: dict[str, str] = {}
     for each in boundaries:
-        counting = scope_of(program, each.value, each.destinations)
+        counting = find_scope(program, each.value, each.destinations)
         if counting is None:
             continue
-        used.add(here := site_of(program, counting))
+        used.add(here := find_scope_line(program, counting))
         readers = (
             op for op in program.graph.consumers(each.value) if program.labels.get(op.index) in each.destinations
         )
-        around = {site_of(program, op.compress) for op in readers if op.compress is not None}
+        around = {find_scope_line(program, op.compress) for op in readers if op.compress is not None}
         for site in sorted(around - {here}):
             overruled[site] = (
                 f"b{each.slot}: nb.compress at {site} is ignored: the tensor is produced in nb.compress at {here}"
@@ -153,25 +153,25 @@ def compress_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator
             yield f"nb.compress at {site} has no effect: it contains no tensor that crosses"
 
 
-def lane_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequence[Worker]) -> Iterator[str]:
+def list_state_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequence[Worker]) -> Iterator[str]:
     """Notes on boundaries whose results depend on how many workers share a stage, as each pair of them has its own
     codec state.
     """
-    several = [len(names) > 1 for names in running(len(program.stages), workers)]
+    several = [len(names) > 1 for names in list_stage_workers(len(program.stages), workers)]
     for each in boundaries:
         dims = program.graph.spec(each.value).sized(unknown=1) or (1, 1)
-        kept = dict.fromkeys(_describe_memory(text, dims) for text in (each.codec, each.backward_codec))
+        kept = dict.fromkeys(_describe_state(text, dims) for text in (each.codec, each.backward_codec))
         for what in filter(None, kept) if any(several[stage] for stage in (each.source, *each.destinations)) else ():
-            yield f"b{each.slot}: each pair of workers has {what}, so {_SO}"
+            yield f"b{each.slot}: each pair of workers has {what}, so {_CONSEQUENCE}"
 
 
-_SO = "results depend on the number of workers"
+_CONSEQUENCE = "results depend on the number of workers"
 
 
-def _describe_memory(text: str, dims: tuple[int, ...]) -> str:
+def _describe_state(text: str, dims: tuple[int, ...]) -> str:
     """The codec state between micro-batches in words; "" for a stateless codec.
 
-    >>> _describe_memory("rank(4) >> int8", (8, 16)), _describe_memory("topk(0.5)", (8, 16))
+    >>> _describe_state("rank(4) >> int8", (8, 16)), _describe_state("topk(0.5)", (8, 16))
     ('its own basis', '')
     """
     way = parse_way(text)

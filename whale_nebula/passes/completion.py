@@ -31,21 +31,29 @@ from whale_nebula.ir.layout import (
     Reshard,
     choose_collective,
     count_bytes,
-    list_crossing,
+    list_collectives,
 )
-from whale_nebula.passes.effects import SHAPES
-from whale_nebula.passes.facts import ASSIGNS, COOPERATIVE, SCATTERS, Facts, Step, find_pieces, find_wanted
+from whale_nebula.passes.effects import SHAPE_OPS
+from whale_nebula.passes.facts import (
+    ASSIGNS,
+    COOPERATIVE,
+    SCATTERS,
+    Facts,
+    LayoutChange,
+    find_pieces,
+    find_wanted_pieces,
+)
 from whale_nebula.passes.rules.registry import Axes, Fold, Labels
 from whale_nebula.spec import Spec, Value
 
-_LINEAR = frozenset({
+_LINEAR_OPS = frozenset({
     "Identity", "StopGradient", "PreventGradient", "Snapshot", "Neg", "Cast", "Transpose", "Reshape", "ExpandDims",
     "Squeeze", "Sum", "BroadcastTo", "AddV2", "Add", "AddN", "Sub", "Pack", "ConcatV2", "Tile", "Split", "Unpack",
 })  # fmt: skip
 """Ops that are linear in all inputs together: partial sums of these give a partial sum."""
-_PRODUCTS = frozenset({"Mul", "MatMul", "BatchMatMulV2", "RealDiv", "Einsum"})
+_PRODUCT_OPS = frozenset({"Mul", "MatMul", "BatchMatMulV2", "RealDiv", "Einsum"})
 """Ops that are linear in one input if the others are whole; a quotient in its first."""
-_LOOKUPS = frozenset({"GatherV2", "ResourceGather"})
+_LOOKUP_OPS = frozenset({"GatherV2", "ResourceGather"})
 
 
 class Strategy(NamedTuple):
@@ -58,7 +66,7 @@ class Strategy(NamedTuple):
     together: bool = False
 
 
-class Way(NamedTuple):
+class CostedStrategy(NamedTuple):
     """A strategy for an op and the bytes of communication that it causes: for an input in a layout, or None for a
     partial sum. It `repeats` work if devices compute the same, or if one adds a whole value to its part.
     """
@@ -115,7 +123,7 @@ class Completion:
     reshards: dict[int, tuple[Reshard, ...]] = field(default_factory=dict)
     needs: dict[tuple[Value, Layout], tuple[int, ...]] = field(default_factory=dict)
     together: set[int] = field(default_factory=set)
-    ways: dict[tuple[Any, ...], tuple[Way, ...]] = field(default_factory=dict)
+    ways: dict[tuple[Any, ...], tuple[CostedStrategy, ...]] = field(default_factory=dict)
 
     @classmethod
     def start(cls, question: Question) -> Completion:
@@ -124,7 +132,7 @@ class Completion:
         found.revise(range(len(question.ops)))
         return found
 
-    def follow(self, step: Step) -> Completion:
+    def follow(self, step: LayoutChange) -> Completion:
         """A copy with variables and materialized values in the pieces of a step."""
         copies = {name: getattr(self, name).copy() for name in ("of", "reshards", "needs", "together")}
         variables, wanted = {**self.variables, **step.variables}, {**self.wanted, **step.wanted}
@@ -154,7 +162,7 @@ class Completion:
         before = [self.of.pop(value, None) for value in op.values]
         key = (op.index, *map(self.layout, op.inputs), *map(self.wanted.get, op.values))
         if key not in self.ways:
-            self.ways[key] = tuple(self.weigh(op, each) for each in self.list_strategies(op))
+            self.ways[key] = tuple(self.price_strategy(op, each) for each in self.list_strategies(op))
         ways = self.ways[key]
         best = min(ways, key=lambda each: self.cost(each, place)).strategy if len(ways) > 1 else ways[0].strategy
         inputs = zip(op.inputs, best.inputs, strict=True)
@@ -164,7 +172,7 @@ class Completion:
         changed |= {value for value, was in zip(op.values, before, strict=True) if self.of.get(value) != was}
         return chain.from_iterable(map(self.question.facts.readers, changed))
 
-    def weigh(self, op: Op, way: Strategy) -> Way:
+    def price_strategy(self, op: Op, way: Strategy) -> CostedStrategy:
         """The bytes of communication of a strategy, with those of a later all-reduce of a partial sum."""
         size, count = self.question.facts.size, self.question.count
         crossing: list[tuple[tuple[Value, Layout] | None, float]] = []
@@ -178,9 +186,9 @@ class Completion:
         for value, layout in zip(op.values, way.outputs, strict=True):
             if layout.kind == PARTIAL:
                 crossing.append((None, count_bytes("all-reduce", size(value), count)))
-        return Way(way, tuple(crossing), masked or WHOLE_LAYOUT in way.outputs)
+        return CostedStrategy(way, tuple(crossing), masked or WHOLE_LAYOUT in way.outputs)
 
-    def cost(self, way: Way, place: int) -> tuple[float, bool]:
+    def cost(self, way: CostedStrategy, place: int) -> tuple[float, bool]:
         """Cost of a strategy: bytes of communication, then whether it repeats work. Reshards that an earlier op has
         made are free.
         """
@@ -203,7 +211,7 @@ class Completion:
         found, before = self.list_reshards(needs), self.reshards.pop(op.index, ())
         if found:
             self.reshards[op.index] = found
-        now, was = ({(each.value, each.target) for each in every} for every in (found, before))
+        now, was = ({(each.value, each.target) for each in reshards} for reshards in (found, before))
         for each in now - was:
             self.needs[each] = tuple(sorted((*self.needs.get(each, ()), place)))
         for each in was - now:
@@ -222,7 +230,7 @@ class Completion:
         return tuple(found)
 
     @cached_property
-    def every(self) -> Mapping[int, tuple[Reshard, ...]]:
+    def all_reshards(self) -> Mapping[int, tuple[Reshard, ...]]:
         """Reshards by the op that needs them, in the order of visits; -1 at the end."""
         places, found = self.question.facts.places, self.reshards
         ends = self.list_reshards([(value, WHOLE_LAYOUT) for value in sorted(self.question.wholes)])
@@ -231,20 +239,20 @@ class Completion:
     @cached_property
     def nbytes(self) -> float:
         """Bytes that each device sends."""
-        return fsum(each.nbytes for each in list_crossing(self.every))
+        return fsum(each.nbytes for each in list_collectives(self.all_reshards))
 
     def list_layouts(self) -> Layouts:
         """The resulting layouts."""
         question, facts = self.question, self.question.facts
-        every = ((value, self.layout(value)) for value in (*facts.values, *sorted(question.wholes)))
-        pieces = {value: layout for value, layout in every if layout != WHOLE_LAYOUT}
+        layouts = ((value, self.layout(value)) for value in (*facts.values, *sorted(question.wholes)))
+        pieces = {value: layout for value, layout in layouts if layout != WHOLE_LAYOUT}
         ops = [op for op in map(question.graph.ops.__getitem__, question.ops) if op.inputs]
         touched = [op for op in ops if not pieces.keys().isdisjoint((*op.inputs, *op.values))]
         alone = {op.index: note for op in touched if (note := self.explain(op))}
         return Layouts(
             question.count,
             pieces,
-            self.every,
+            self.all_reshards,
             dict(self.variables),
             frozenset(self.together),
             frozenset(op.index for op in touched),
@@ -283,7 +291,9 @@ class Completion:
         if op.type in ASSIGNS:
             return Strategy((None, variable, *any_way[2:]), ())
         if op.type in SCATTERS:
-            return Strategy((None, WHOLE_LAYOUT, self.lay_updates(op, variable)), (), variable != WHOLE_LAYOUT)
+            return Strategy(
+                (None, WHOLE_LAYOUT, self.choose_updates_layout(op, variable)), (), variable != WHOLE_LAYOUT
+            )
         if op.type == "ReadVariableOp":
             return Strategy(any_way, (variable,))
         if op.type == "IdentityN":
@@ -297,7 +307,7 @@ class Completion:
             pulls = len(op.outputs) > 1  # ids, places and rows; else zeros for the variable
             given = (WHOLE_LAYOUT,) * (len(op.inputs) - 2)
             return Strategy((*given, None, WHOLE_LAYOUT), (*whole, PARTIAL_LAYOUT) if pulls else (held,), True)
-        if op.type in SHAPES:
+        if op.type in SHAPE_OPS:
             return Strategy(any_way, (WHOLE_LAYOUT,) * len(op.outputs))
         return None
 
@@ -308,9 +318,9 @@ class Completion:
         outputs = (PARTIAL_LAYOUT,) * len(op.outputs)
         if not partial or not all(spec.floating for spec in op.outputs):
             return
-        if op.type in _LINEAR:
+        if op.type in _LINEAR_OPS:
             yield Strategy(tuple(PARTIAL_LAYOUT if number else WHOLE_LAYOUT for number in floating), outputs)
-        elif op.type in _PRODUCTS and (op.type != "RealDiv" or partial == [0]):
+        elif op.type in _PRODUCT_OPS and (op.type != "RealDiv" or partial == [0]):
             for place in partial:
                 needs = [PARTIAL_LAYOUT if at == place else WHOLE_LAYOUT for at in range(len(op.inputs))]
                 yield Strategy(tuple(needs), outputs)
@@ -327,18 +337,20 @@ class Completion:
         """The strategy of an op in which one axis is cut in all operands that have it."""
         goes = not any(label in (side or ()) for side in found.outputs)
         together = label in found.mixed or (goes and found.folded in ("max", "min"))
-        if together and op.type not in COOPERATIVE | _LOOKUPS:
+        if together and op.type not in COOPERATIVE | _LOOKUP_OPS:
             return
         sides = [*found.inputs, *[None] * (len(op.inputs) - len(found.inputs))]
         units = self.count_units(op, [*sides, *found.outputs], label)
         if 0 < units < self.question.count:
             return  # a device would have an empty piece, which not every kernel supports
         specs = [self.spec(value) for value in op.inputs]
-        inputs = [_lay(side or (), label, spec, units) for side, spec in zip(sides, specs, strict=True)]
+        inputs = [
+            _choose_operand_layout(side or (), label, spec, units) for side, spec in zip(sides, specs, strict=True)
+        ]
         outputs = []
         for spec, side in zip(map(self.spec, op.values), found.outputs, strict=True):
             if side is not None and label in side:
-                outputs.append(_lay(side, label, spec, units))
+                outputs.append(_choose_operand_layout(side, label, spec, units))
             elif together and op.type in COOPERATIVE:
                 outputs.append(WHOLE_LAYOUT)
             elif side is not None and spec.floating and (together or found.folded in ("sum", "mean")):
@@ -365,7 +377,7 @@ class Completion:
         found = self.question.facts.spec(value)
         return Spec(found.dtype, None) if found.dtype == "resource" else found
 
-    def lay_updates(self, op: Op, variable: Layout) -> Layout:
+    def choose_updates_layout(self, op: Op, variable: Layout) -> Layout:
         """The layout of rows that are scattered into a variable: a device receives all of its own rows, or a piece of
         each.
         """
@@ -375,7 +387,7 @@ class Completion:
         return replace(variable, axis=variable.axis + numbers - 1)
 
 
-def _lay(side: Labels, label: str, spec: Spec, units: int) -> Layout:
+def _choose_operand_layout(side: Labels, label: str, spec: Spec, units: int) -> Layout:
     """The layout of an operand with these labels if an axis is split; an operand with a single entry there is whole."""
     axis = list(side).index(label) if label in side else -1
     size = None if spec.shape is None or axis < 0 else spec.shape[axis]
@@ -384,7 +396,7 @@ def _lay(side: Labels, label: str, spec: Spec, units: int) -> Layout:
     return Layout(SPLIT, axis, 0 if size == units else units)
 
 
-_NUMBERS = 64
+_EXTRA_BYTES = 64
 """Additional bytes, of norms for example, that may cross if a value is made in pieces instead of whole."""
 
 
@@ -402,21 +414,23 @@ def _follow_pieces(question: Question) -> Layouts:
     run = Completion.start(question)
     while True:
         steps = list(_list_steps(run))
-        for step in [Step.join(steps), *steps] if len(steps) > 1 else steps:
+        for step in [LayoutChange.join(steps), *steps] if len(steps) > 1 else steps:
             other = run.follow(step)
-            if other.nbytes <= run.nbytes + (_NUMBERS if step.wanted else 0):
+            if other.nbytes <= run.nbytes + (_EXTRA_BYTES if step.wanted else 0):
                 run = other
                 break
         else:
             return run.list_layouts()
 
 
-def _list_steps(run: Completion) -> Iterator[Step]:
+def _list_steps(run: Completion) -> Iterator[LayoutChange]:
     """The variables and values that could be sharded in addition."""
     known = {*run.question.settled, *run.variables}
-    for variable, layout in find_pieces(run.question.graph, run.every).items():
+    for variable, layout in find_pieces(run.question.graph, run.all_reshards).items():
         if variable not in known:
-            yield Step({variable: layout}, {})
-    for step in find_wanted(run.question.facts, run.every, known, lambda value: run.layout(value) == WHOLE_LAYOUT):
+            yield LayoutChange({variable: layout}, {})
+    for step in find_wanted_pieces(
+        run.question.facts, run.all_reshards, known, lambda value: run.layout(value) == WHOLE_LAYOUT
+    ):
         if not step.wanted.keys() <= run.wanted.keys():
             yield step

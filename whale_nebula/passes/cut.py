@@ -16,38 +16,40 @@ from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.graph import CAPTURE, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.codec_options import find_mask
-from whale_nebula.passes.effects import SHAPES, is_read, resources
+from whale_nebula.passes.effects import SHAPE_OPS, is_read, list_resources
 from whale_nebula.passes.owners import Homes
 from whale_nebula.passes.phases import FORWARD, PROLOGUE, UPDATE, Parts, is_small
-from whale_nebula.passes.readings import asks_rows
+from whale_nebula.passes.readings import needs_only_rows
 from whale_nebula.spec import Value
 
-Numbers = frozenset[int]
+WorkerNumbers = frozenset[int]
 
 
 @dataclass
-class Apart:
+class RestrictedInputs:
     """The workers that can compute values of inputs only, given that not all workers have the inputs `names`."""
 
     program: Program
     parts: Parts
     names: Collection[str]
-    stage_workers: Sequence[Numbers]
+    stage_workers: Sequence[WorkerNumbers]
 
     def __post_init__(self) -> None:
         apart = {leaf.op for leaf in self.program.leaves if leaf.name in self.names}
-        self._touched: dict[int, Numbers] = {op: frozenset({op}) for op in apart}
+        self._inputs_by_op: dict[int, WorkerNumbers] = {op: frozenset({op}) for op in apart}
         self._readers: dict[int, set[int]] = {op: set() for op in apart}
         for op in self.program.graph.ops if apart else ():
-            self._look(op)
+            self._record_inputs(op)
 
-    def _look(self, op: Op) -> None:
+    def _record_inputs(self, op: Op) -> None:
         """Record the restricted inputs that an op depends on, directly or indirectly."""
-        given = [value.op for value in op.inputs if value.op in self._touched]
-        rows_alone = asks_rows(self.program.graph, op)
-        found = Numbers().union(*(self._touched[v] for v in given if v not in self._readers or not rows_alone))
+        given = [value.op for value in op.inputs if value.op in self._inputs_by_op]
+        rows_alone = needs_only_rows(self.program.graph, op)
+        found = WorkerNumbers().union(
+            *(self._inputs_by_op[v] for v in given if v not in self._readers or not rows_alone)
+        )
         if found and op.index in self.parts.pure:
-            self._touched[op.index] = found
+            self._inputs_by_op[op.index] = found
         if op.index not in self.parts.pure or op.stage is not None:
             staged = op.stage is not None or self.parts.part.get(op.index, 0) % 3 == FORWARD
             label = self.program.labels.get(op.index) if staged else None
@@ -63,10 +65,10 @@ class Apart:
         needed = makers and worker not in makers and is_small(self.program.graph.spec(value))
         return min(makers) if needed else None
 
-    def makers(self, value: Value) -> Numbers:
+    def makers(self, value: Value) -> WorkerNumbers:
         """The workers that read all restricted inputs of a value; empty if it depends on none."""
-        each = [frozenset(self._readers[leaf]) for leaf in self._touched.get(value.op, ())]
-        return each[0].intersection(*each[1:]) if each else Numbers()
+        each = [frozenset(self._readers[leaf]) for leaf in self._inputs_by_op.get(value.op, ())]
+        return each[0].intersection(*each[1:]) if each else WorkerNumbers()
 
 
 class Key(NamedTuple):
@@ -83,7 +85,7 @@ class Key(NamedTuple):
         return self.kind in ("forward", "backward", "fused", "weights")
 
 
-FIRST = -1
+FIRST_ROUND = -1
 """The round of an update with only the assertions on merged values of the micro-batches."""
 
 
@@ -121,16 +123,16 @@ class Cutter:
     wholes: frozenset[Value] = frozenset()
     owner: bool = False
     apart: Collection[str] = ()
-    owned: dict[Value, Numbers] = field(default_factory=dict)
+    owned: dict[Value, WorkerNumbers] = field(default_factory=dict)
     drafts: dict[Key, Draft] = field(default_factory=dict)
     crossings: dict[tuple[Value, int, int], int] = field(default_factory=dict)
-    demanded: dict[Value, set[int]] = field(default_factory=dict)
+    update_readers: dict[Value, set[int]] = field(default_factory=dict)
     early: set[Value] = field(default_factory=set)
     masks: set[Value] = field(default_factory=set)
 
     def run(self) -> dict[Key, Draft]:
         """Draft everything, last part first."""
-        self._apart = Apart(self.program, self.parts, self.apart, self.homes.stage_workers)
+        self._apart = RestrictedInputs(self.program, self.parts, self.apart, self.homes.stage_workers)
         self._workers = range(self.homes.workers)
         for phase in reversed(range(self.parts.phases)):
             self._draft_updates(phase)
@@ -139,9 +141,11 @@ class Cutter:
                     self._draft_stage(Key(kind, phase, stage))
             for worker in self._workers:
                 key = Key("prologue", phase, worker)
-                self._root(key, [op for op in self._effects(phase, PROLOGUE) if worker in self.homes.of_effect(op)])
+                self._add_roots(
+                    key, [op for op in self._effects(phase, PROLOGUE) if worker in self.homes.home_of_effect(op)]
+                )
                 self._walk(key)
-        weighing = [worker for worker in self._workers if not self.apart or self._weighs(worker)]
+        weighing = [worker for worker in self._workers if not self.apart or self._needs_weights(worker)]
         for worker in self._workers:
             if worker in weighing:
                 self._draft_weights(worker)
@@ -157,7 +161,7 @@ class Cutter:
         part = 3 * phase + kind
         return [self.program.graph.ops[e] for e in sorted(self.parts.effects) if self.parts.part[e] == part]
 
-    def _root(self, key: Key, effects: Sequence[Op]) -> None:
+    def _add_roots(self, key: Key, effects: Sequence[Op]) -> None:
         if effects:
             self.draft(key).roots.update({op.index: None for op in effects})
 
@@ -168,26 +172,26 @@ class Cutter:
         for worker in self._workers:
             last = self.homes.rounds(phase, worker)
             for op in self._effects(phase, UPDATE):
-                if worker in self.homes.of_effect(op):
-                    number = FIRST if self._asserts_first(op, worker) else last
-                    self._root(Key("update", phase, worker, number), [op])
+                if worker in self.homes.home_of_effect(op):
+                    number = FIRST_ROUND if self._can_assert_early(op, worker) else last
+                    self._add_roots(Key("update", phase, worker, number), [op])
             if phase == self.parts.phases - 1:
-                self._ask_results(self.draft(Key("update", phase, worker, last)))
+                self._request_results(self.draft(Key("update", phase, worker, last)))
         rounds = 1 + max(self.homes.rounds(phase, worker) for worker in self._workers)
-        for number in (*reversed(range(rounds)), FIRST):
+        for number in (*reversed(range(rounds)), FIRST_ROUND):
             for worker in self._workers:
                 self._walk(Key("update", phase, worker, number))
 
-    def _asserts_first(self, check: Op, worker: int) -> bool:
+    def _can_assert_early(self, check: Op, worker: int) -> bool:
         """Whether a worker can make an assertion before an update begins, as it has all inputs by then."""
         graph, part = self.program.graph, self.parts.part
         if check.index not in self.parts.asserted:
             return False
         above = graph.ascend([check.index], stop=lambda op: part.get(op, UPDATE) % 3 != UPDATE) - {check.index}
         made = [op for op in above if part.get(op, UPDATE) % 3 == UPDATE and not graph.ops[op].role]
-        return all(worker in self.homes.of(op) and op not in self.parts.effects for op in made)
+        return all(worker in self.homes.home_of(op) and op not in self.parts.effects for op in made)
 
-    def _ask_results(self, draft: Draft) -> None:
+    def _request_results(self, draft: Draft) -> None:
         """Request the same results from every worker's last update."""
         _, phase, worker, _ = draft.key
         for value in self.program.returns:
@@ -195,28 +199,28 @@ class Cutter:
             if op.role == INPUT or worker not in self._find_owners(op, value):
                 continue
             home: Key | None = None
-            if op.role == HOLDER and worker not in self.homes.of(op.index):
+            if op.role == HOLDER and worker not in self.homes.home_of(op.index):
                 home = self._cross(value, phase, worker)
             elif not op.role and op.type != "Const":
                 home = self._place_in_update(draft.key, op, value)
             self.draft(home or draft.key).fetches[value] = None
             if home is not None and home.kind == "forward":
-                self.demanded.setdefault(value, set()).add(worker)
+                self.update_readers.setdefault(value, set()).add(worker)
 
-    def _find_owners(self, op: Op, value: Value) -> Numbers:
+    def _find_owners(self, op: Op, value: Value) -> WorkerNumbers:
         """The workers that return a value to the user."""
         pure = op.index in self.parts.pure
-        makers = self._apart.makers(value) if pure else Numbers()
+        makers = self._apart.makers(value) if pure else WorkerNumbers()
         if not self.owner or self.program.graph.spec(value).scalar or (pure and not makers):
-            return self.homes.everywhere
-        part = self._time(op, 3 * self.parts.phases - 3 + UPDATE)
+            return self.homes.all_workers
+        part = self._find_part(op, 3 * self.parts.phases - 3 + UPDATE)
         if pure:
             found = makers
         elif not op.role and part % 3 == FORWARD:
-            found = self.homes.stage_workers[self._label(op.index)]
+            found = self.homes.stage_workers[self._find_stage(op.index)]
         else:
-            found = self.homes.of(op.index)
-        if found == self.homes.everywhere:
+            found = self.homes.home_of(op.index)
+        if found == self.homes.all_workers:
             found = self.homes.stage_workers[len(self.program.stages) - 1]
         self.owned[value] = found
         return found
@@ -229,7 +233,9 @@ class Cutter:
                 if mask.op not in self.program.leaf_ops and self._include(draft, mask):
                     draft.fetches[mask] = None
                     self.masks.add(mask)
-            self._root(key, [op for op in self._effects(key.phase, FORWARD) if self._label(op.index) == key.place])
+            self._add_roots(
+                key, [op for op in self._effects(key.phase, FORWARD) if self._find_stage(op.index) == key.place]
+            )
         else:
             for request in self.program.requests:
                 if self.parts.phase_of[request.index] == key.phase:
@@ -239,14 +245,14 @@ class Cutter:
                     draft.roots.update({op: None for stage, op in request.effects if stage == key.place})
         self._walk(key)
 
-    def _weighs(self, worker: int) -> bool:
+    def _needs_weights(self, worker: int) -> bool:
         """Whether a worker needs the weights of micro-batches, for its ops or for merging."""
         stage_workers, scaled = self.homes.stage_workers, {self.program.share, self.program.grow}
         for key, draft in self.drafts.items():
             runs = worker in stage_workers[key.place] if key.staged else worker == key.place
             if runs and scaled & draft.feeds.keys():
                 return True
-        return any(worker in stage_workers[self._label(value.op)] for value in self.demanded)
+        return any(worker in stage_workers[self._find_stage(value.op)] for value in self.update_readers)
 
     def _draft_weights(self, worker: int) -> None:
         """Draft the fragment of nb.loss_weight for each micro-batch, before the first one starts."""
@@ -328,11 +334,11 @@ class Cutter:
 
     def _place_in_forward(self, op: Op, phase: int, stage: int) -> Key | None:
         """The fragment of the forward that computes a value; None for the requesting one."""
-        label, worker, at = self._label(op.index, stage), self.homes.worker_of(stage), 3 * phase + FORWARD
+        label, worker, at = self._find_stage(op.index, stage), self.homes.worker_of(stage), 3 * phase + FORWARD
         if op.index in self.parts.pure:
             return None if op.stage is None or label == stage else Key("forward", phase, label)
         part = self.parts.again.get(op.index, -1)
-        home, kind = divmod(part if part // 3 == phase else self._time(op, at), 3)
+        home, kind = divmod(part if part // 3 == phase else self._find_part(op, at), 3)
         if kind == UPDATE:
             return Key("update", home, worker, self.homes.rounds(home, worker))
         if kind == PROLOGUE:
@@ -346,12 +352,12 @@ class Cutter:
         passes the size on.
         """
         graph, own = self.program.graph, key._replace(kind="forward")
-        if op.type not in SHAPES or any(graph.ops[value.op].role for value in op.inputs):
+        if op.type not in SHAPE_OPS or any(graph.ops[value.op].role for value in op.inputs):
             return False
         readers = (reader for value in op.inputs for reader in graph.consumers(value))
         behind = [each for each in readers if self.program.request_of(each.index) is not None]
         makers = [self._place_in_stage(key, graph.ops[value.op], value) for value in op.inputs]
-        return all(each.type in SHAPES for each in behind) and all(home == own for home in makers)
+        return all(each.type in SHAPE_OPS for each in behind) and all(home == own for home in makers)
 
     def _is_recomputed(self, op: Op) -> bool:
         """Whether a backward recomputes a value instead of keeping it from the forward."""
@@ -362,12 +368,12 @@ class Cutter:
         """Whether a backward reads a variable again instead of keeping the value that its forward has read."""
         return (
             op.type == "ReadVariableOp"
-            and self.parts.forward_written.isdisjoint(resources(op, self.program.graph))
+            and self.parts.forward_written.isdisjoint(list_resources(op, self.program.graph))
             and self.parts.phase(op.index) in (0, phase)
             and not self._is_pinned(op, 3 * phase + FORWARD)
         )
 
-    def _time(self, op: Op, at: int) -> int:
+    def _find_part(self, op: Op, at: int) -> int:
         """The part of the step in which a value is computed when `at` needs it: as late as possible."""
         own = self.parts.part.get(op.index, 0)
         if op.index in self.parts.batch or op.index in self.parts.effects or own % 3 == UPDATE:
@@ -380,16 +386,16 @@ class Cutter:
     def _place_in_update(self, key: Key, op: Op, value: Value) -> Key | None:
         _, phase, worker, number = key
         at = 3 * phase + UPDATE
-        homes = self.homes.of(op.index)
+        homes = self.homes.home_of(op.index)
         if op.index in self.parts.pure:  # in place, except for scalars of inputs that only others have
             maker = self._apart.home(value, worker)
             return None if maker is None else self._make_early("whole", 0, value, maker, key)
         if op.index in self.parts.late.terms:
             return self._make_early("prologue", phase, value, worker if worker in homes else min(homes), key)
-        part = self._time(op, at)
+        part = self._find_part(op, at)
         if part % 3 == FORWARD:  # requested from its stage, and sent if that is on another worker
-            stage = self._label(op.index)
-            self.demanded.setdefault(value, set()).add(worker)
+            stage = self._find_stage(op.index)
+            self.update_readers.setdefault(value, set()).add(worker)
             if worker not in self.homes.stage_workers[stage]:
                 self.crossings[value, self.homes.worker_of(stage), worker] = phase
             return Key("forward", part // 3, stage)
@@ -401,7 +407,7 @@ class Cutter:
             return Key("prologue", part // 3, worker)
         made = self.homes.round_of(op.index, worker)
         # Reads are repeated in each round: nothing is written before the last.
-        here = number in (FIRST, made) or is_read(op) or not op.inputs
+        here = number in (FIRST_ROUND, made) or is_read(op) or not op.inputs
         return None if here else Key("update", phase, worker, made)
 
     def _make_early(self, kind: str, phase: int, value: Value, maker: int, reader: Key) -> Key:
@@ -413,15 +419,15 @@ class Cutter:
 
     def _find_update(self, op: Op, value: Value, phase: int, worker: int) -> Key:
         """The home of a value of an earlier phase's update: this worker, or one that sends it."""
-        if worker not in self.homes.of(op.index):
+        if worker not in self.homes.home_of(op.index):
             return self._cross(value, phase, worker)
         return Key("update", phase, worker, self.homes.rounds(phase, worker))
 
     def _cross(self, value: Value, phase: int, worker: int) -> Key:
         """Let the update of a worker that has a value send it to another; returns the key of that update."""
-        home = min(self.homes.of(value.op))
+        home = min(self.homes.home_of(value.op))
         self.crossings[value, home, worker] = phase
         return Key("update", phase, home, self.homes.round_of(value.op, home))
 
-    def _label(self, op: int, default: int = 0) -> int:
+    def _find_stage(self, op: int, default: int = 0) -> int:
         return self.program.labels.get(op, default)

@@ -16,19 +16,19 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from whale_nebula.config.schema import DEPENDS, GRADIENT, ITSELF, NUMBER
-from whale_nebula.ir.cut import EVERY, Crossing, Cut, Exchange, InputCrossing, PhasePlan, Worker
+from whale_nebula.ir.cut import ALL_CLUSTERS, Crossing, Cut, Exchange, InputCrossing, PhasePlan, Worker
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, Op
 from whale_nebula.ir.program import GradientPart, PartKey, Program
-from whale_nebula.passes.effects import SHAPES, is_effect, touches_outside, written_handles
-from whale_nebula.passes.readings import readings
-from whale_nebula.passes.replicas import spread
+from whale_nebula.passes.effects import SHAPE_OPS, find_written_handles, is_effect, touches_external_state
+from whale_nebula.passes.readings import list_readings
+from whale_nebula.passes.replicas import place_stages
 from whale_nebula.spec import Spec, Value
 
-PARTS = -2
+PARTS_ROUND = -2
 """The round of gradient parts, which are sent before the first scalars."""
 
 
-class Shared(NamedTuple):
+class SharedPart(NamedTuple):
     """A tensor of a partial gradient that crosses: number, place, kind, and the workers that have and need it."""
 
     slot: int
@@ -59,7 +59,7 @@ class Bundle(NamedTuple):
         return self.specs[0] if len(self.specs) == 1 else Spec("uint8", (sum(spec.nbytes() for spec in self.specs),))
 
 
-def clusters_apart(program: Program) -> list[Worker]:
+def list_cluster_workers(program: Program) -> list[Worker]:
     """The workers if each cluster were a process of its own, named like the cluster; a cluster with replicated stages
     has as many as its stage with most replicas.
     """
@@ -69,34 +69,34 @@ def clusters_apart(program: Program) -> list[Worker]:
     names = {
         name: [name if count == 1 else f"{name}/{number}" for number in range(count)] for name, count in most.items()
     }
-    return spread(program.stages, names)
+    return place_stages(program.stages, names)
 
 
-def exchanges(cut: Cut) -> tuple[Exchange, ...]:
+def list_exchanges(cut: Cut) -> tuple[Exchange, ...]:
     """All exchanges between clusters for the updates of a step, in the order of sending."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
     seen: Counter[Exchange] = Counter()
     found: list[Exchange] = []
-    for each in (exchange for phase in cut.phases for exchange in _phase_exchanges(cut, phase, clusters)):
+    for each in (exchange for phase in cut.phases for exchange in _list_phase_exchanges(cut, phase, clusters)):
         if each.source != each.destination:
             found.append(replace(each, copy=seen[each]))
             seen[each] += 1
     return tuple(found)
 
 
-def _phase_exchanges(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:
-    for part in shared_parts(cut, phase):
+def _list_phase_exchanges(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:
+    for part in list_shared_parts(cut, phase):
         for destination in part.destinations:
             ends = clusters[part.source], clusters[destination]
-            yield Exchange("part", phase.index, PARTS, part.slot, *ends, part.spec, part.key, part.piece)
+            yield Exchange("part", phase.index, PARTS_ROUND, part.slot, *ends, part.spec, part.key, part.piece)
     returned = frozenset(cut.program.returns)
-    for bundle in sorted(bundles(cut, phase), key=lambda each: each.round):
+    for bundle in sorted(list_bundles(cut, phase), key=lambda each: each.round):
         ends = clusters[bundle.source], clusters[bundle.destination]
         result = all(crossing.value in returned for crossing in bundle.crossings)
         yield Exchange("scalar", phase.index, bundle.round, bundle.number, *ends, bundle.spec, result=result)
 
 
-def bundles(cut: Cut, phase: PhasePlan) -> tuple[Bundle, ...]:
+def list_bundles(cut: Cut, phase: PhasePlan) -> tuple[Bundle, ...]:
     """The messages between the updates of a phase, numbered identically in every process."""
     together: dict[tuple[int, str, str, int | None], list[Crossing]] = {}
     for slot, crossing in enumerate(phase.crossings):
@@ -110,7 +110,7 @@ def bundles(cut: Cut, phase: PhasePlan) -> tuple[Bundle, ...]:
     )
 
 
-def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
+def list_shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[SharedPart]:
     """Every gradient part's tensor that another worker also needs, numbered identically in every process."""
     program = cut.program
     slot = 0
@@ -123,7 +123,7 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
             others = tuple(worker for worker in holders if worker not in makers)
             for piece, value in enumerate(part.values):
                 if others:
-                    yield Shared(slot, request.key_of(part), piece, program.graph.spec(value), makers[0], others)
+                    yield SharedPart(slot, request.key_of(part), piece, program.graph.spec(value), makers[0], others)
                 slot += 1
 
 
@@ -145,7 +145,7 @@ class ReplicaMessage(NamedTuple):
     path: str = ""
 
 
-def replica_messages(cut: Cut, phase: PhasePlan) -> tuple[ReplicaMessage, ...]:
+def list_replica_messages(cut: Cut, phase: PhasePlan) -> tuple[ReplicaMessage, ...]:
     """All messages between replicas of stages in a phase."""
     every = [each for stage in sorted(cut.routing.replicated) for each in _list_messages(cut, phase, stage)]
     return tuple(each._replace(slot=slot) for slot, each in enumerate(every))
@@ -164,7 +164,7 @@ def _list_messages(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[ReplicaMe
     for value in kept:
         if value not in numbers:
             yield ReplicaMessage(0, "tensor", stage, (spec(value),), (value,))
-    for key, part in parts_of(cut, phase, stage):
+    for key, part in list_gradient_parts(cut, phase, stage):
         for piece, value in enumerate(part.values):
             yield ReplicaMessage(0, "sum", stage, (spec(value),), (value,), key, piece)
     for path in plan.drifting:
@@ -172,7 +172,7 @@ def _list_messages(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[ReplicaMe
         yield ReplicaMessage(0, "drift", stage, (variable.spec,), path=path)
 
 
-def parts_of(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[PartKey, GradientPart]]:
+def list_gradient_parts(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[PartKey, GradientPart]]:
     """The gradients that a stage computes in a phase, in the same order in every process."""
     for number in phase.requests:
         request = cut.program.requests[number]
@@ -182,7 +182,7 @@ def parts_of(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[PartKey, 
 
 
 # ---------------------------------------------------------------------- dependences on inputs
-_MOVES = frozenset(
+_MOVEMENTS = frozenset(
     {
         *("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "ReadVariableOp", "Cast", "Bitcast"),
         *("Reshape", "Squeeze", "ExpandDims", "Transpose", "ConcatV2", "Concat", "Pack", "Unpack", "Split", "SplitV"),
@@ -190,7 +190,7 @@ _MOVES = frozenset(
     }
 )
 """Ops that only move numbers."""
-_SIZES = SHAPES | {"ZerosLike", "OnesLike", "VariableShape", "BroadcastGradientArgs"}
+_SIZE_READERS = SHAPE_OPS | {"ZerosLike", "OnesLike", "VariableShape", "BroadcastGradientArgs"}
 """Ops that read only the size of a tensor."""
 _Kinds = tuple[int, int, int]
 """Sets of inputs that a value consists of, is derived from, and is a gradient of: bit n is input n."""
@@ -203,10 +203,10 @@ class Dependences:
 
     program: Program
 
-    def of(self, value: Value) -> Mapping[str, str]:
+    def inputs_of(self, value: Value) -> Mapping[str, str]:
         """The dependence of a value on inputs, by their names."""
         found: dict[str, str] = {}
-        kinds = self._known[value.op]
+        kinds = self._kinds_by_op[value.op]
         scalar = self.program.graph.spec(value).scalar
         for number, leaf in enumerate(self.program.leaves):
             how = next((DEPENDS[kind] for kind in range(3) if kinds[kind] >> number & 1), None)
@@ -215,7 +215,7 @@ class Dependences:
         return found
 
     @cached_property
-    def _known(self) -> Sequence[_Kinds]:
+    def _kinds_by_op(self) -> Sequence[_Kinds]:
         """The dependences of each op, as a fixed point over values from later stages and variables kept for the next
         step.
         """
@@ -224,37 +224,39 @@ class Dependences:
         if not program.leaves:
             return found
         weighted = graph.descend(op.index for op in graph.ops if op.role in (CAPTURE, FEED, HOLDER))
-        arriving = {feed: [*self._flows(*arrival)] for feed, arrival in self._arrivals.items()}
+        arriving = {feed: [*self._list_flows(*arrival)] for feed, arrival in self._arrivals.items()}
         writers: dict[int, list[Op]] = {}
         for op in graph.ops:
-            for handle in written_handles(op, graph) if is_effect(op, graph) else ():
+            for handle in find_written_handles(op, graph) if is_effect(op, graph) else ():
                 writers.setdefault(handle, []).append(op)
-        outside = self._outside
+        outside = self._external_state
         known = dict.fromkeys(outside, _NONE)
         changed = True
         while changed:
             changed = False
             for op in graph.ops:
                 if op.index in writers:
-                    given = (_merge(found[value.op] for value in writer.inputs) for writer in writers[op.index])
-                    now = _merge(each for each in given if not each[2])
+                    given = (_merge_kinds(found[value.op] for value in writer.inputs) for writer in writers[op.index])
+                    now = _merge_kinds(each for each in given if not each[2])
                 else:
                     read = [known[cluster] for cluster, (_, readers) in outside.items() if op.index in readers]
-                    now = self._look(op, found, op.index in weighted, arriving, read)
+                    now = self._find_kinds(op, found, op.index in weighted, arriving, read)
                 changed = changed or (now != found[op.index] and (op.index in arriving or op.index in writers))
                 found[op.index] = now
             before = known
-            known = {cluster: _merge(found[value.op] for value in given) for cluster, (given, _) in outside.items()}
+            known = {
+                cluster: _merge_kinds(found[value.op] for value in given) for cluster, (given, _) in outside.items()
+            }
             changed = changed or known != before
         return found
 
     @cached_property
-    def _outside(self) -> Mapping[str, tuple[Sequence[Value], frozenset[int]]]:
+    def _external_state(self) -> Mapping[str, tuple[Sequence[Value], frozenset[int]]]:
         """By cluster: the inputs of ops that read or write state outside the graph, and these ops. Those without stage
         may run in any cluster.
         """
         graph, program = self.program.graph, self.program
-        touching = [op for op in graph.ops if touches_outside(op, graph)]
+        touching = [op for op in graph.ops if touches_external_state(op, graph)]
         found = {}
         for cluster in {stage.cluster for stage in program.stages} if touching else ():
             stages = {number for number, stage in enumerate(program.stages) if stage.cluster == cluster}
@@ -262,7 +264,7 @@ class Dependences:
             found[cluster] = [value for op in own for value in op.inputs], frozenset(op.index for op in own)
         return found
 
-    def _look(
+    def _find_kinds(
         self,
         op: Op,
         found: Sequence[_Kinds],
@@ -273,13 +275,13 @@ class Dependences:
         number = self.program.leaf_ops.get(op.index)
         if number is not None:
             return 1 << number, 0, 0
-        if op.type in _SIZES:
+        if op.type in _SIZE_READERS:
             return _NONE
         given = (found[value.op] for value in (*op.inputs, *arriving.get(op.index, ())))
-        itself, derived, gradient = _merge([*given, *read])
+        itself, derived, gradient = _merge_kinds([*given, *read])
         if op.index in arriving:  # the indices of a sparse gradient may be an input
             return (itself, 0, derived | gradient) if op.role == HOLDER else (0, 0, itself | derived | gradient)
-        if op.type in _MOVES or not weighted:
+        if op.type in _MOVEMENTS or not weighted:
             return itself, derived, gradient
         if self.program.request_of(op.index) is not None:
             return 0, 0, itself | derived | gradient
@@ -293,7 +295,7 @@ class Dependences:
         held = ((op, number, each) for op, (number, holder) in program.holders.items() for each in holder.values)
         return {**found, **{op: (number, each) for op, number, each in held if each.op == op}}
 
-    def _flows(self, request: int, value: Value) -> Iterator[Value]:
+    def _list_flows(self, request: int, value: Value) -> Iterator[Value]:
         """The values that a gradient's placeholder is filled with."""
         asked = self.program.requests[request]
         yield from (flow.gradient for flow in asked.flows if flow.boundary == value)
@@ -301,17 +303,17 @@ class Dependences:
             for place, own in enumerate(holder.values):
                 if own == value:
                     parts = (part for part in asked.parts if part.source == holder.source)
-                    yield from (_piece(part, place) for part in parts)
+                    yield from (_select_piece(part, place) for part in parts)
 
 
-def _merge(each: Iterable[_Kinds]) -> _Kinds:
+def _merge_kinds(each: Iterable[_Kinds]) -> _Kinds:
     itself = derived = gradient = 0
     for one in each:
         itself, derived, gradient = itself | one[0], derived | one[1], gradient | one[2]
     return itself, derived, gradient
 
 
-def _piece(part: GradientPart, place: int) -> Value:
+def _select_piece(part: GradientPart, place: int) -> Value:
     return part.values[min(place, len(part.values) - 1)]
 
 
@@ -323,7 +325,9 @@ def list_crossings(cut: Cut) -> tuple[InputCrossing, ...]:
     apart = cut.program.apart
     if apart is not None and apart.copies == 1 and cut.program.requests:
         return (
-            InputCrossing("differences of weights", "", EVERY, {leaf.name: GRADIENT for leaf in cut.program.leaves}),
+            InputCrossing(
+                "differences of weights", "", ALL_CLUSTERS, {leaf.name: GRADIENT for leaf in cut.program.leaves}
+            ),
         )
     if len(set(clusters.values())) < 2:
         return ()
@@ -341,7 +345,7 @@ def _list_crossings(
 ) -> Iterator[tuple[str, str, str, Mapping[str, str]]]:
     program, home = cut.program, [stage.cluster for stage in cut.program.stages]
     for worker, cluster in clusters.items():
-        for reading in readings(cut, worker):
+        for reading in list_readings(cut, worker):
             if not reading.rows:
                 name = program.leaves[reading.leaf].name
                 yield f"input {name}", "", cluster, {name: ITSELF}
@@ -349,18 +353,18 @@ def _list_crossings(
     for boundary in cut.boundaries:
         name, source = f"b{boundary.slot}", home[boundary.source]
         for stage in boundary.destinations:
-            yield name, source, home[stage], dependences.of(boundary.value)
+            yield name, source, home[stage], dependences.inputs_of(boundary.value)
         for flow in flows if boundary.backward else ():
             if flow.boundary == boundary.value:
-                yield f"gradient of {name}", home[flow.stage], source, dependences.of(flow.gradient)
+                yield f"gradient of {name}", home[flow.stage], source, dependences.inputs_of(flow.gradient)
     for phase in cut.phases:
-        for shared in shared_parts(cut, phase):
+        for shared in list_shared_parts(cut, phase):
             part = program.gradient_parts[shared.key]
             for destination in shared.destinations:
                 ends = clusters[shared.source], clusters[destination]
-                yield "gradients of tied variables", *ends, dependences.of(part.values[shared.piece])
+                yield "gradients of tied variables", *ends, dependences.inputs_of(part.values[shared.piece])
         for each in phase.crossings:
             for destination in each.destinations:
                 scalar = program.graph.spec(each.value).scalar
                 what = "losses, metrics and other numbers" if scalar else "results and other tensors"
-                yield what, clusters[each.source], clusters[destination], dependences.of(each.value)
+                yield what, clusters[each.source], clusters[destination], dependences.inputs_of(each.value)

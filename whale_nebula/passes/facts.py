@@ -1,7 +1,7 @@
 """Facts on a stage's ops that hold in all visits: axes, forms and sizes of values, readers; and which variables and
 materialized values could be sharded in addition.
 
-Sizes known only at run time are equal if they derive from the same size (`SameSizes`). The gradient of a residual
+Sizes known only at run time are equal if they derive from the same size (`SymbolicSizes`). The gradient of a residual
 `x + f(x)` allows for different shapes, by sums over the axes along which either operand was broadcast. If `f` ends in a
 reshape to the sizes of `x`, there are none.
 """
@@ -25,13 +25,13 @@ from whale_nebula.spec import Spec, Value
 
 Size = int | tuple[str, Value, int]
 """A number, or a name for one known only at run time: equal names are equal sizes."""
-REPEATED = "BroadcastGradientArgs"
+BROADCAST_AXES_OP = "BroadcastGradientArgs"
 """The op that returns the axes along which either of two shapes was broadcast."""
-_SAME = frozenset({"Identity", "StopGradient", "Cast", "Snapshot"})
+_IDENTITIES = frozenset({"Identity", "StopGradient", "Cast", "Snapshot"})
 
 
 @dataclass(frozen=True)
-class SameSizes:
+class SymbolicSizes:
     """Symbolic sizes of values' axes, propagated through the `followed` ops in order; `spec` and `describe` return
     their known forms and axes.
     """
@@ -50,7 +50,7 @@ class SameSizes:
                     self.size(value, axis)
 
     def find_repeated(self, value: Value) -> tuple[int, ...] | None:
-        """The numbers in an output of `REPEATED`; None if unknown."""
+        """The numbers in an output of `BROADCAST_AXES_OP`; None if unknown."""
         op = self.graph.ops[value.op]
         left, right = (self._list_entries(shape) for shape in op.inputs)
         if left is None or right is None:
@@ -106,14 +106,14 @@ class SameSizes:
             return self.size(op.inputs[0], place)
         if op.type == "Pack" and all(self.spec(value).scalar for value in op.inputs):
             return self._number(op.inputs[place])
-        return self._entry(op.inputs[0], place) if op.type in _SAME else ("entry", vector, place)
+        return self._entry(op.inputs[0], place) if op.type in _IDENTITIES else ("entry", vector, place)
 
     def _number(self, value: Value) -> Size:
         """The size held by a scalar."""
         op = self.graph.ops[value.op]
         if op.constant is not None:
             return int(op.constant[0])
-        if op.type in _SAME:
+        if op.type in _IDENTITIES:
             return self._number(op.inputs[0])
         begin = self.graph.ops[op.inputs[1].op].constant if op.type == "StridedSlice" else None
         if begin is not None and len(begin) == 1 and op.attributes.get("shrink_axis_mask") == 1 and begin[0] >= 0:
@@ -129,10 +129,10 @@ COOPERATIVE = frozenset({
     "InTopK", "InTopKV2", "TopKV2", "Max", "Min",
 })  # fmt: skip
 """Ops that devices compute together along an axis that cannot be cut: by sums and maxima over them."""
-_UNLIKE = "DepthwiseConv2dNative"
+_RESIZING_OP = "DepthwiseConv2dNative"
 """The op that gives an axis another size than it has in its operands."""
 _NO_RULE = "no rule describes its effect on axes"
-ROWS_COUNTED = 32
+ASSUMED_ROWS = 32
 """The assumed number of rows of a batch for comparing bytes."""
 
 
@@ -204,7 +204,7 @@ class Facts:
         return Node(self.graph, op, folds, Bodies(), op.index, specs)
 
     def _count_size(self, value: Value) -> float:
-        spec, shape = self.spec(value), self._forms.shape(value)
+        spec, shape = self.spec(value), self._assumed_sizes.shape(value)
         if spec.dtype == "resource":
             return math.inf
         if spec.rank == len(shape):
@@ -212,22 +212,22 @@ class Facts:
         return Spec(spec.dtype, shape).nbytes()
 
     @cached_property
-    def _forms(self) -> Sizes:
-        """The sizes of values in a batch of `ROWS_COUNTED` rows."""
-        return Sizes(self.graph, ROWS_COUNTED).follow(sorted(self.graph.ascend(self.ops)))
+    def _assumed_sizes(self) -> Sizes:
+        """The sizes of values in a batch of `ASSUMED_ROWS` rows."""
+        return Sizes(self.graph, ASSUMED_ROWS).follow(sorted(self.graph.ascend(self.ops)))
 
     @cached_property
     def specs(self) -> Mapping[Value, Spec]:
         """Refined forms of values: sizes that were unknown in the trace but follow from an operand."""
         found: dict[Value, Spec] = {}
         ops = [self.graph.ops[op] for op in self.ops]
-        asked = {value for op in ops if op.type == REPEATED for value in op.values}
+        asked = {value for op in ops if op.type == BROADCAST_AXES_OP for value in op.values}
         asked = {value for value in asked if self.folds.get(value, whole()).literal is None}
-        same = SameSizes(
+        same = SymbolicSizes(
             self.graph,
             self.places,
             lambda value: found.get(value) or self.graph.spec(value),
-            lambda op: _NO_RULE if op.type == _UNLIKE else self._describe(op, found),
+            lambda op: _NO_RULE if op.type == _RESIZING_OP else self._describe(op, found),
         )
         for op in ops:
             self._refine(op, found)
@@ -240,7 +240,7 @@ class Facts:
 
     def _refine(self, op: Op, found: dict[Value, Spec]) -> None:
         """Refine the sizes of an op's outputs by those of its operands."""
-        if op.type == _UNLIKE or all(spec.shape is None or None not in spec.shape[1:] for spec in op.outputs):
+        if op.type == _RESIZING_OP or all(spec.shape is None or None not in spec.shape[1:] for spec in op.outputs):
             return
         if op.type == "Reshape":
             target = read_target(self._node(op, found))
@@ -264,18 +264,18 @@ class Facts:
                 found[value] = spec._replace(shape=tuple(shape))
 
 
-DEALS = "UnsortedSegmentSum"
+SEGMENT_SUM = "UnsortedSegmentSum"
 """The op that adds up rows by index: from whole rows, a device can compute its own piece of the sums."""
 
 
-class Step(NamedTuple):
+class LayoutChange(NamedTuple):
     """Variables and materialized values, and the pieces in which they could be."""
 
     variables: Mapping[int, Layout]
     wanted: Mapping[Value, Layout]
 
     @classmethod
-    def join(cls, steps: Iterable[Step]) -> Step:
+    def join(cls, steps: Iterable[LayoutChange]) -> LayoutChange:
         """The union of steps."""
         variables, wanted = dict[int, Layout](), dict[Value, Layout]()
         for step in steps:
@@ -297,9 +297,9 @@ def find_pieces(graph: Graph, needed: Mapping[int, Sequence[Reshard]]) -> dict[i
     return {variable: layouts.pop() for variable, layouts in pieces.items() if len(layouts) == 1}
 
 
-def find_wanted(
+def find_wanted_pieces(
     facts: Facts, needed: Mapping[int, Sequence[Reshard]], known: Collection[int], is_whole: Callable[[Value], bool]
-) -> Iterator[Step]:
+) -> Iterator[LayoutChange]:
     """For each value that is made whole and then cut: itself and the values that it is computed from elementwise, if
     these begin with a variable that is not `known` or with rows that are added up by index. Then none of them is needed
     whole.
@@ -316,11 +316,11 @@ def find_wanted(
                 variables |= {} if op.inputs[0].op in known else {op.inputs[0].op: layout}
                 continue
             axes = facts.describe(op)
-            if not isinstance(axes, str) and (op.type == DEALS or _is_by_entry(axes, value.out)):
+            if not isinstance(axes, str) and (op.type == SEGMENT_SUM or _is_by_entry(axes, value.out)):
                 wanted[value] = layout
                 left += _list_sources(graph, op, axes, value.out, layout)
-        if variables or any(graph.ops[value.op].type == DEALS for value in wanted):
-            yield Step(variables, wanted)
+        if variables or any(graph.ops[value.op].type == SEGMENT_SUM for value in wanted):
+            yield LayoutChange(variables, wanted)
 
 
 def _is_by_entry(axes: Axes, out: int) -> bool:

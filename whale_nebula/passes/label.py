@@ -1,10 +1,10 @@
 """Assign a stage to every op that no scope has stamped.
 
 An op between two stages may run in any stage from the latest of its inputs to the earliest of its readers; the one with
-the fewest crossing bytes is chosen, jointly for ops that save bytes only together (see `jointly`). Ops of variables
-alone run in their owner's stage, so that an L2 penalty crosses as a scalar and not as a matrix; if the bytes are equal
-they run early, so that the penalties of one stage are scaled and added up there. Ops that read and write one variable
-run in one stage.
+the fewest crossing bytes is chosen, jointly for ops that save bytes only together (see `label_jointly`). Ops of
+variables alone run in their owner's stage, so that an L2 penalty crosses as a scalar and not as a matrix; if the bytes
+are equal they run early, so that the penalties of one stage are scaled and added up there. Ops that read and write one
+variable run in one stage.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
-from whale_nebula.passes.effects import is_effect, is_random, is_read, resources, written_handles
+from whale_nebula.passes.effects import find_written_handles, is_effect, is_read, is_seeded_draw, list_resources
 from whale_nebula.spec import Value
 
 Edges = Mapping[tuple[Hashable, Hashable], int]
-FREELY = 1 << 62
+NEVER_CUT = 1 << 62
 """The capacity of an edge that is never cut."""
 
 
@@ -64,7 +64,7 @@ _Edge = tuple[tuple[object, object], int]
 _EARLY, _LATE = "early", "late"
 
 
-def jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages: int) -> dict[int, int]:
+def label_jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages: int) -> dict[int, int]:
     """New labels of `free` ops that should run later than they are labelled, as fewer bytes cross then.
 
     A tensor that crosses to a stage is counted once for all its readers there. Ops keep their label if the bytes are
@@ -78,7 +78,7 @@ def jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages:
     ... %3 = Cast(%1) bool[?,6]
     ... %4 = SelectV2(%3, %2) float32[?,6]
     ... ''')
-    >>> jointly(graph, {0: 0, 1: 0, 2: 0, 3: 0, 4: 1}, graph.ops[1:4], 2)
+    >>> label_jointly(graph, {0: 0, 1: 0, 2: 0, 3: 0, 4: 1}, graph.ops[1:4], 2)
     {1: 1, 2: 1, 3: 1}
     """
     descended = graph.descend(op.index for op in graph.ops if op.role == HOLDER)
@@ -86,13 +86,13 @@ def jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages:
     found: dict[int, int] = {}
     for stage in reversed(range(1, stages)):
         known = {**labels, **found}
-        region = _region(graph, known, movable, stage)
-        late = find_far_side(dict(_edges(graph, known, region, stage)), _EARLY, _LATE) if region else set()
+        region = _find_region(graph, known, movable, stage)
+        late = find_far_side(dict(_list_edges(graph, known, region, stage)), _EARLY, _LATE) if region else set()
         found.update(dict.fromkeys(sorted(region & late), stage))
     return found
 
 
-def _region(graph: Graph, labels: Mapping[int, int], movable: Sequence[Op], stage: int) -> set[int]:
+def _find_region(graph: Graph, labels: Mapping[int, int], movable: Sequence[Op], stage: int) -> set[int]:
     """The unstamped ops that could run in a stage and run before it: all their readers are in it, later, or movable
     too.
     """
@@ -104,7 +104,7 @@ def _region(graph: Graph, labels: Mapping[int, int], movable: Sequence[Op], stag
     return found
 
 
-def _edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], stage: int) -> Iterator[_Edge]:
+def _list_edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], stage: int) -> Iterator[_Edge]:
     """Edges of the cut: a tensor costs its bytes if it is made early and read late; readers of a late op are late."""
     made = [value for index in region for value in graph.ops[index].values]
     given = {value: None for index in sorted(region) for value in graph.ops[index].inputs if value.op not in region}
@@ -115,11 +115,11 @@ def _edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], sta
         if inside or (labels.get(value.op, stage) < stage and not there):
             yield ((value.op if inside else _EARLY), value), count_crossing(graph, value)
             for reader in (each for each in readers if each in region):
-                yield (value, reader), FREELY
+                yield (value, reader), NEVER_CUT
                 if inside:
-                    yield (reader, value.op), FREELY
+                    yield (reader, value.op), NEVER_CUT
             if there:
-                yield (value, _LATE), FREELY
+                yield (value, _LATE), NEVER_CUT
 
 
 def join_states(
@@ -141,12 +141,14 @@ def join_states(
     {1: 0, 3: 0}
     """
     writes = (op for op in graph.ops if op.index in free and is_effect(op, graph))
-    touching: dict[int, list[Op]] = {handle: [] for op in writes for handle in written_handles(op, graph)}
+    touching: dict[int, list[Op]] = {handle: [] for op in writes for handle in find_written_handles(op, graph)}
     for op in graph.ops if touching else ():
-        for handle in set(resources(op, graph)) & touching.keys() if op.index in labels else ():
+        for handle in set(list_resources(op, graph)) & touching.keys() if op.index in labels else ():
             touching[handle].append(op)
     found: dict[int, int] = {}
-    forward = graph.ascend(op.index for op in graph.ops if op.stage is not None or is_random(op)) if touching else ()
+    forward = (
+        graph.ascend(op.index for op in graph.ops if op.stage is not None or is_seeded_draw(op)) if touching else ()
+    )
     for ops in touching.values():
         first = min(labels[op.index] for op in ops)
         movable = all(op.index in free and earliest.get(op.index, first) <= first for op in ops)
@@ -162,17 +164,17 @@ def count_crossing(graph: Graph, value: Value) -> int:
     while graph.ops[value.op].type == "Reshape":
         value = graph.ops[value.op].inputs[0]
     spec = graph.spec(value)
-    return FREELY if spec.dtype == "variant" else spec.nbytes()
+    return NEVER_CUT if spec.dtype == "variant" else spec.nbytes()
 
 
 def _reads_capture(graph: Graph, op: Op) -> bool:
     return any(graph.ops[value.op].role == CAPTURE for value in op.inputs)
 
 
-_NOWHERE = frozenset({INPUT, CAPTURE, HOLDER, FEED})
+_UNLABELLED_ROLES = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 
 
-def label(
+def label_ops(
     graph: Graph,
     stages: Sequence[str],
     *,
@@ -188,17 +190,17 @@ def label(
     if not stages:
         return {}
     numbers = {key: number for number, key in enumerate(stages)}
-    found = _Labelling(graph, numbers, dict(fixed or {}), skip)
+    found = _Labeler(graph, numbers, dict(fixed or {}), skip)
     labels = found.run()
     moved = join_states(graph, labels, found.free, found.needed)
     for op, allowed in (bound or {}).items():
         if allowed and op in found.free and labels[op] not in allowed:
             moved[op] = max((each for each in allowed if each < labels[op]), default=min(allowed))
-    return _Labelling(graph, numbers, {**(fixed or {}), **moved}, skip).run() if moved else labels
+    return _Labeler(graph, numbers, {**(fixed or {}), **moved}, skip).run() if moved else labels
 
 
 @dataclass
-class _Labelling:
+class _Labeler:
     graph: Graph
     numbers: Mapping[str, int]
     labels: dict[int, int]
@@ -210,25 +212,25 @@ class _Labelling:
     def run(self) -> dict[int, int]:
         free = [op for op in self.graph.ops if not self._is_settled(op)]
         self.free = frozenset(op.index for op in free)
-        self.alone = made_of_variables(self.graph)
-        owners = self._owners()
-        earliest, self.needed = self._earliest(free, owners), self._earliest(free, {})
+        self.alone = find_ops_of_variables(self.graph)
+        owners = self._find_owners()
+        earliest, self.needed = self._find_earliest(free, owners), self._find_earliest(free, {})
         for op in reversed(free):
-            self._settle(op, earliest, self.needed)
+            self._label_op(op, earliest, self.needed)
         each = [op for op in free if op.index not in self.alone]
-        self.labels.update(jointly(self.graph, self.labels, each, len(self.numbers)))
+        self.labels.update(label_jointly(self.graph, self.labels, each, len(self.numbers)))
         return self.labels
 
     def _is_settled(self, op: Op) -> bool:
         """Whether an op needs no decision: it is stamped or fixed, or has no label."""
-        if op.index in self.skip or op.role in _NOWHERE or op.type == "Const" or op.index in self.labels:
+        if op.index in self.skip or op.role in _UNLABELLED_ROLES or op.type == "Const" or op.index in self.labels:
             return True
         if op.stage is None or op.stage not in self.numbers:
             return False
         self.labels[op.index] = self.numbers[op.stage]
         return True
 
-    def _owners(self) -> dict[int, int]:
+    def _find_owners(self) -> dict[int, int]:
         """The owner of each captured variable: the first stage that touches it."""
         owners: dict[int, int] = {}
         for op in self.graph.ops:
@@ -238,7 +240,7 @@ class _Labelling:
                     owners[value.op] = min(owners.get(value.op, stage or 0), stage or 0)
         return owners
 
-    def _earliest(self, free: Sequence[Op], owners: Mapping[int, int]) -> dict[int, int]:
+    def _find_earliest(self, free: Sequence[Op], owners: Mapping[int, int]) -> dict[int, int]:
         """For each op, the latest stage among its inputs; ops of the user's inputs alone have none."""
         found: dict[int, int] = {}
         for op in free:
@@ -248,7 +250,7 @@ class _Labelling:
                 found[op.index] = max(stages)
         return found
 
-    def _settle(self, op: Op, earliest: Mapping[int, int], needed: Mapping[int, int]) -> None:
+    def _label_op(self, op: Op, earliest: Mapping[int, int], needed: Mapping[int, int]) -> None:
         """Label an op, after its readers (in reverse trace order), so that its latest possible stage is known.
 
         An op that a reader needs in a stage before the variable's owner runs there: both stages hold the variable.
@@ -287,7 +289,7 @@ class _Labelling:
         return all(self.labels.get(other, -1) != latest for other in others)
 
 
-def made_of_variables(graph: Graph) -> frozenset[int]:
+def find_ops_of_variables(graph: Graph) -> frozenset[int]:
     """The ops that depend on variables and constants alone, and on at least one variable: a weight's penalty."""
     found: set[int] = set()
     constant: set[int] = set()

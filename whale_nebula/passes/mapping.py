@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.cut import Boundary, Crossing, Cut, Fragment, PhasePlan, StagePhase, Worker
 from whale_nebula.ir.program import Program
+from whale_nebula.passes.backward_split import BackwardSplitter
 from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.codec_options import (
-    codec_of,
-    compress_notes,
+    choose_codec,
+    find_ids,
     find_mask,
-    ids_of,
-    lane_notes,
-    scope_of,
-    site_of,
+    find_scope,
+    find_scope_line,
+    list_scope_notes,
+    list_state_notes,
 )
 from whale_nebula.passes.cut import Cutter, Draft, Key
-from whale_nebula.passes.effects import is_effect, written_handles
-from whale_nebula.passes.exchange import clusters_apart
+from whale_nebula.passes.effects import find_written_handles, is_effect
+from whale_nebula.passes.exchange import list_cluster_workers
 from whale_nebula.passes.owners import Homes
-from whale_nebula.passes.parting import Parting
 from whale_nebula.passes.phases import Parts
-from whale_nebula.passes.replicas import devices, orders, running
-from whale_nebula.schedule.schedules import PARTED
+from whale_nebula.passes.replicas import list_devices, list_orders, list_stage_workers
+from whale_nebula.schedule.schedules import SPLIT_BACKWARD
 from whale_nebula.spec import Value
 
 EVERYWHERE = "everywhere"
@@ -42,14 +42,14 @@ def map_workers(
     apart: Collection[str],
 ) -> Cut:
     """Make the fragments of each worker, the boundaries between stages and the values that updates exchange."""
-    homes = Homes(program, parts, running(len(program.stages), workers), len(workers))
+    homes = Homes(program, parts, list_stage_workers(len(program.stages), workers), len(workers))
     cutter = Cutter(program, parts, homes, folds.wholes, owner=results != EVERYWHERE, apart=apart)
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
 def divide_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> Cut:
     """The cut with a process for each cluster, if one has several; unchanged if that is not supported for this step."""
-    workers = clusters_apart(cut.program)
+    workers = list_cluster_workers(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):
             return map_workers(cut.program, workers, parts, folds, results, apart)
@@ -76,21 +76,21 @@ class _Builder:
         return Cut(
             program=program,
             workers=self.workers,
-            devices=devices(program, self.workers),
+            devices=list_devices(program, self.workers),
             phases=phases,
             boundaries=self._build_boundaries(),
-            merges={value: self.folds.merge(value) for value in self.cutter.demanded},
-            held={each.path: self._names(self.homes.variables[op]) for op, each in variables.items()},
+            merges={value: self.folds.merge(value) for value in self.cutter.update_readers},
+            held={each.path: self._list_names(self.homes.variables[op]) for op, each in variables.items()},
             whole=self._finish_once("whole"),
             weight=self._finish_once("weight"),
             forward_written=tuple(sorted(variables[op].path for op in self.parts.forward_written if op in variables)),
-            updates=any(written_handles(graph.ops[op], graph) for op in self.parts.effects),
+            updates=any(find_written_handles(graph.ops[op], graph) for op in self.parts.effects),
             notes=(*self.folds.notes, *([str(program.apart)] if program.apart else ())),
-            owners={value: self._names(owned) for value, owned in self.cutter.owned.items()},
-            orders=orders(program),
+            owners={value: self._list_names(owned) for value, owned in self.cutter.owned.items()},
+            orders=list_orders(program),
         )
 
-    def _names(self, workers: Collection[int]) -> tuple[str, ...]:
+    def _list_names(self, workers: Collection[int]) -> tuple[str, ...]:
         return tuple(self.workers[worker].name for worker in sorted(workers))
 
     def _finish_once(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
@@ -122,22 +122,24 @@ class _Builder:
         if second is not None and fused:
             first, second = self._fuse(first or Draft(second.key), second), None
         weights: Draft | None = None
-        if self.program.pipeline.schedule in PARTED:
-            first, second, weights = self._part(first, second)
+        if self.program.pipeline.schedule in SPLIT_BACKWARD:
+            first, second, weights = self._separate_weights(first, second)
         worker = self.workers[self.homes.worker_of(stage)].name
         forward, backward, later = (None if d is None else d.finish(worker) for d in (first, second, weights))
         skipped: Fragment | None = None
         drifting: tuple[str, ...] = ()
         if forward is not None and self.program.stages[stage].replicas > 1:
-            skipped, drifting = _split_skipped(self.program, forward)
+            skipped, drifting = _find_skipped_part(self.program, forward)
         return StagePhase(stage, phase, forward, backward, fused, skipped, drifting, later)
 
-    def _part(self, first: Draft | None, second: Draft | None) -> tuple[Draft | None, Draft | None, Draft | None]:
+    def _separate_weights(
+        self, first: Draft | None, second: Draft | None
+    ) -> tuple[Draft | None, Draft | None, Draft | None]:
         """Separate gradients of weights from a backward, or from a function with forward and backward."""
         whole = second or first
         if whole is None or whole.key.kind == "forward":
             return first, second, None
-        parting = Parting(self.program, self.parts, whole, self.folds.where)
+        parting = BackwardSplitter(self.program, self.parts, whole, self.folds.where)
         found = parting.run()
         self.folds.notes.extend([parting.note] * bool(parting.note))
         if found is None:
@@ -146,7 +148,7 @@ class _Builder:
 
     def _fuse(self, forward: Draft, backward: Draft) -> Draft:
         """Merge a forward and a backward without gradients from other stages into one function, which keeps nothing."""
-        own, kept = backward.key, self.cutter.demanded.keys() | self.cutter.masks
+        own, kept = backward.key, self.cutter.update_readers.keys() | self.cutter.masks
         merged = Draft(own._replace(kind="fused"), ops={**forward.ops, **backward.ops})
         merged.roots = {**forward.roots, **backward.roots}
         merged.feeds = {v: None for v in [*forward.feeds, *backward.feeds] if v.op not in merged.ops}
@@ -162,7 +164,7 @@ class _Builder:
         for (value, source, destination), at in self.cutter.crossings.items():
             if at == phase:
                 found.setdefault((value, source), []).append(self.workers[destination].name)
-        early = self.cutter.demanded.keys() | self.cutter.early
+        early = self.cutter.update_readers.keys() | self.cutter.early
         rounds = {key: -1 if key[0] in early else self.homes.round_of(key[0].op, key[1]) for key in found}
         return tuple(
             Crossing(value, phase, self.workers[source].name, tuple(sorted(to)), rounds[value, source])
@@ -178,23 +180,23 @@ class _Builder:
             readers = {each.place for each in self.fed.get(value, ()) if each.staged} - {key.place}
             if not readers:
                 continue
-            layout, scope = self.folds.layout(value), scope_of(program, value, readers)
+            layout, scope = self.folds.layout(value), find_scope(program, value, readers)
             mask, reason = find_mask(program, value, readers)
-            codec, backward_codec = (codec_of(program, value, scope, way, mask) for way in (0, 1))
+            codec, backward_codec = (choose_codec(program, value, scope, way, mask) for way in (0, 1))
             if reason is not None:
                 notes.append(f"b{len(found)}: all rows are sent: {reason}")
             boundary = Boundary(
                 slot=len(found), value=value, phase=key.phase, source=key.place, destinations=tuple(sorted(readers)),
                 backward=value in returning, codec=codec, backward_codec=backward_codec, layout=layout, mask=mask,
-                ids=ids_of(program, value, layout, readers), where=site_of(program, scope),
+                ids=find_ids(program, value, layout, readers), where=find_scope_line(program, scope),
             )  # fmt: skip
             found.append(boundary)
-        notes.extend(self._repetition_notes(found))
-        notes.extend(compress_notes(program, found))
-        notes.extend(lane_notes(program, found, self.workers))
+        notes.extend(self._list_repetition_notes(found))
+        notes.extend(list_scope_notes(program, found))
+        notes.extend(list_state_notes(program, found, self.workers))
         return tuple(found)
 
-    def _repetition_notes(self, boundaries: Sequence[Boundary]) -> Iterator[str]:
+    def _list_repetition_notes(self, boundaries: Sequence[Boundary]) -> Iterator[str]:
         """Notes on boundaries with the same value in each micro-batch, which is computed and sent for each."""
         count, graph = self.program.pipeline.micro_batch, self.program.graph
         for boundary in boundaries if self.folds.folding is not None else ():
@@ -209,7 +211,7 @@ class _Builder:
             )
 
 
-def _split_skipped(program: Program, fragment: Fragment) -> tuple[Fragment | None, tuple[str, ...]]:
+def _find_skipped_part(program: Program, fragment: Fragment) -> tuple[Fragment | None, tuple[str, ...]]:
     """The part of a stage's forward that does not depend on the rows, with its writes; and the paths of the variables
     that the stage writes from its rows.
     """
@@ -223,9 +225,11 @@ def _split_skipped(program: Program, fragment: Fragment) -> tuple[Fragment | Non
         or value.op in program.arrivals
         or program.labels.get(value.op, fragment.stage) != fragment.stage
     }
-    writes = [op for op in fragment.ops if is_effect(graph.ops[op], graph) and written_handles(graph.ops[op], graph)]
+    writes = [
+        op for op in fragment.ops if is_effect(graph.ops[op], graph) and find_written_handles(graph.ops[op], graph)
+    ]
     free = [op for op in writes if differing.isdisjoint(_ascend_within(program, own, [op]))]
-    bound = {handle for op in writes if op not in free for handle in written_handles(graph.ops[op], graph)}
+    bound = {handle for op in writes if op not in free for handle in find_written_handles(graph.ops[op], graph)}
     drifting = tuple(sorted(variables[handle].path for handle in bound if handle in variables))
     if not free:
         return None, drifting

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.effects import is_read, resources, written_handles
+from whale_nebula.passes.effects import find_written_handles, is_read, list_resources
 from whale_nebula.passes.phases import FORWARD, PROLOGUE, UPDATE, Parts, is_small
 from whale_nebula.spec import Value
 
-Where = frozenset[int]
+WorkerSet = frozenset[int]
 
 
 @dataclass
@@ -32,21 +32,21 @@ class Homes:
 
     program: Program
     parts: Parts
-    stage_workers: Sequence[Where]
+    stage_workers: Sequence[WorkerSet]
     least: int = 1
-    variables: dict[int, Where] = field(default_factory=dict)
-    _of: dict[int, Where] = field(default_factory=dict)
-    _round: dict[tuple[int, int], int] = field(default_factory=dict)
-    _last: dict[tuple[int, int], int] = field(default_factory=dict)
+    variables: dict[int, WorkerSet] = field(default_factory=dict)
+    _homes_by_op: dict[int, WorkerSet] = field(default_factory=dict)
+    _rounds_by_op: dict[tuple[int, int], int] = field(default_factory=dict)
+    _last_rounds: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.workers = max([self.least, *(1 + max(where) for where in self.stage_workers)])
-        self.everywhere: Where = frozenset(range(self.workers))
+        self.all_workers: WorkerSet = frozenset(range(self.workers))
         pairs = zip(self.program.stages, self.stage_workers, strict=False)
         self._split = [where for stage, where in pairs if stage.shards > 1]
         self.common = self._find_common_variables()
         self.slots = self._find_slots()
-        while self._spread():
+        while self._narrow_common_variables():
             pass
         self._number_rounds()
 
@@ -54,16 +54,16 @@ class Homes:
         """The worker that sends a stage's results to others."""
         return min(self.stage_workers[stage])
 
-    def of(self, op: int) -> Where:
+    def home_of(self, op: int) -> WorkerSet:
         """The workers that can compute an op of an update by themselves."""
-        return self._of.get(op, self.everywhere)
+        return self._homes_by_op.get(op, self.all_workers)
 
-    def of_effect(self, op: Op) -> Where:
+    def home_of_effect(self, op: Op) -> WorkerSet:
         """The workers that run an effect: all holders of the written variables, or just one if it writes none."""
-        handles = written_handles(op, self.program.graph)
+        handles = find_written_handles(op, self.program.graph)
         if not handles:
-            return frozenset({min(self._meet(op))})
-        found = self.everywhere.intersection(*(self.variables.get(handle, self.everywhere) for handle in handles))
+            return frozenset({min(self._find_common_home(op))})
+        found = self.all_workers.intersection(*(self.variables.get(handle, self.all_workers) for handle in handles))
         if not found:
             raise NotYetError(
                 "an op that writes variables of several clusters",
@@ -75,11 +75,11 @@ class Homes:
 
     def rounds(self, phase: int, worker: int) -> int:
         """The number of the last round of a phase's update."""
-        return self._last.get((phase, worker), 0)
+        return self._last_rounds.get((phase, worker), 0)
 
     def round_of(self, op: int, worker: int) -> int:
         """The round in which a worker computes an op of an update."""
-        return self._round.get((op, worker), 0)
+        return self._rounds_by_op.get((op, worker), 0)
 
     def _find_common_variables(self) -> set[int]:
         """The variables that no stage touches; the others are held by the workers of their stages.
@@ -93,24 +93,24 @@ class Homes:
         found: dict[int, set[int]] = {}
         for index in graph.ascend(forward, stop=lambda op: part.get(op, 0) % 3 == UPDATE and op not in late):
             label = program.labels.get(index)
-            for handle in resources(graph.ops[index], graph) if label is not None else ():
+            for handle in list_resources(graph.ops[index], graph) if label is not None else ():
                 found.setdefault(handle, set()).update(self.stage_workers[label or 0])
         common = {op.index for op in graph.ops if op.role == CAPTURE} - found.keys()
         self.variables = {handle: frozenset(where) for handle, where in found.items()}
-        self.variables.update(dict.fromkeys(common, self.everywhere))
+        self.variables.update(dict.fromkeys(common, self.all_workers))
         return common
 
-    def _spread(self) -> bool:
+    def _narrow_common_variables(self) -> bool:
         """Find the homes of ops, then restrict common variables to the homes of the values written into them."""
         for op in self.program.graph.ops:
-            self._of[op.index] = self._find_home(op)
+            self._homes_by_op[op.index] = self._find_home(op)
         changed = False
         for index in self.parts.effects:
             op = self.program.graph.ops[index]
-            if self._is_number_of_all(op):
+            if self._is_shared_scalar(op):
                 continue
-            together = self._meet(op) & self.of_effect(op)
-            for handle in self.common.intersection(written_handles(op, self.program.graph)):
+            together = self._find_common_home(op) & self.home_of_effect(op)
+            for handle in self.common.intersection(find_written_handles(op, self.program.graph)):
                 narrow = self.variables[handle] & together
                 if narrow and narrow != self.variables[handle]:
                     self.variables[handle], changed = narrow, True
@@ -119,18 +119,20 @@ class Homes:
     def _find_slots(self) -> set[int]:
         """The common variables that are read for a write of a stage's variable."""
         graph = self.program.graph
-        effects = [op for op in self.parts.effects if not self.common.issuperset(written_handles(graph.ops[op], graph))]
+        effects = [
+            op for op in self.parts.effects if not self.common.issuperset(find_written_handles(graph.ops[op], graph))
+        ]
         feeding = (graph.ops[index] for index in graph.ascend(effects))
         return self.common & {op.inputs[0].op for op in feeding if is_read(op)}
 
-    def _is_number_of_all(self, op: Op) -> bool:
+    def _is_shared_scalar(self, op: Op) -> bool:
         """Whether an effect writes scalars, which can cross, into variables that all workers hold."""
         specs = [self.program.graph.spec(value) for value in op.inputs]
         numbers = all(spec.scalar for spec in specs if spec.dtype != "resource")
-        handles = written_handles(op, self.program.graph)
+        handles = find_written_handles(op, self.program.graph)
         return numbers and bool(handles) and self.slots.isdisjoint(handles) and self.common.issuperset(handles)
 
-    def _find_home(self, op: Op) -> Where:
+    def _find_home(self, op: Op) -> WorkerSet:
         program = self.program
         if op.role == HOLDER:
             number, holder = program.holders[op.index]
@@ -140,20 +142,20 @@ class Homes:
         if op.role == CAPTURE:
             return self.variables[op.index]
         if op.index in self.parts.pure or op.index in self.parts.late.sums or not op.inputs:
-            return self.everywhere
+            return self.all_workers
         if self.parts.part.get(op.index, 0) % 3 == FORWARD:
             return (
-                self.everywhere
+                self.all_workers
                 if all(map(is_small, op.outputs))
                 else self.stage_workers[program.labels.get(op.index, 0)]
             )
         if is_read(op):
-            return self.variables.get(op.inputs[0].op, self.everywhere)
-        if op.index in self.parts.effects and self._is_number_of_all(op):
-            return self.of_effect(op)
-        return self._meet(op)
+            return self.variables.get(op.inputs[0].op, self.all_workers)
+        if op.index in self.parts.effects and self._is_shared_scalar(op):
+            return self.home_of_effect(op)
+        return self._find_common_home(op)
 
-    def _meet(self, op: Op) -> Where:
+    def _find_common_home(self, op: Op) -> WorkerSet:
         """The workers at which all inputs are available. Scalars cross if necessary; all workers if that does not help.
 
         They also cross if only some devices of a split stage would compute with values that all of them have, as these
@@ -161,38 +163,42 @@ class Homes:
         """
         spec = self.program.graph.spec
         given = [value for value in op.inputs if spec(value).dtype != "resource"]
-        homes = [self.of(value.op) for value in given]
-        common = self.everywhere.intersection(*homes)
-        own = {home for home in homes if home != self.everywhere or self.everywhere in self._split}
+        homes = [self.home_of(value.op) for value in given]
+        common = self.all_workers.intersection(*homes)
+        own = {home for home in homes if home != self.all_workers or self.all_workers in self._split}
         torn = any(stage <= home and not stage <= common for stage in self._split for home in own)
         if common and not torn:
             return common
-        tensors = (self.of(value.op) for value in given if not spec(value).scalar)
-        return self.everywhere.intersection(*tensors) or self.everywhere
+        tensors = (self.home_of(value.op) for value in given if not spec(value).scalar)
+        return self.all_workers.intersection(*tensors) or self.all_workers
 
     def _number_rounds(self) -> None:
         """Number the rounds of an update: effects, and ops that follow one (a metric's result), wait for the last
         round. Workers of a split stage run the same ops in the same round.
         """
-        graph, mates = self.program.graph, self._find_mates()
+        graph, mates = self.program.graph, self._find_joint_workers()
         for op in graph.ops:
             phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
-            where = self.of(op.index) | (self.of_effect(op) if op.index in self.parts.effects else frozenset())
+            where = self.home_of(op.index) | (
+                self.home_of_effect(op) if op.index in self.parts.effects else frozenset()
+            )
             ready = {
-                worker: max((self._ready(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0)
+                worker: max(
+                    (self._find_ready_round(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0
+                )
                 for worker in (where if kind == UPDATE else ())
             }
             for worker in ready:
-                self._round[op.index, worker] = max(ready.get(mate, 0) for mate in mates[worker])
+                self._rounds_by_op[op.index, worker] = max(ready.get(mate, 0) for mate in mates[worker])
                 for mate in mates[worker]:
-                    last = self._last.get((phase, mate), 0)
-                    self._last[phase, mate] = max(last, self._round[op.index, worker])
+                    last = self._last_rounds.get((phase, mate), 0)
+                    self._last_rounds[phase, mate] = max(last, self._rounds_by_op[op.index, worker])
         late = graph.descend(self.parts.effects, control=True)
-        for index, worker in self._round:
+        for index, worker in self._rounds_by_op:
             if index in late:
-                self._round[index, worker] = self._last[self.parts.phase(index), worker]
+                self._rounds_by_op[index, worker] = self._last_rounds[self.parts.phase(index), worker]
 
-    def _find_mates(self) -> list[Where]:
+    def _find_joint_workers(self) -> list[WorkerSet]:
         """By worker, the workers that run split stages together with it, transitively."""
         mates = [frozenset({worker}) for worker in range(self.workers)]
         for stage in self._split:
@@ -200,11 +206,11 @@ class Homes:
             mates = [joined if worker in joined else own for worker, own in enumerate(mates)]
         return mates
 
-    def _ready(self, value: Value, part: int, worker: int) -> int:
+    def _find_ready_round(self, value: Value, part: int, worker: int) -> int:
         """The first round in which a worker has a value."""
         if value.op in self.parts.late.terms:
             return 0
-        own, home = self.parts.part.get(value.op, PROLOGUE), self.of(value.op)
+        own, home = self.parts.part.get(value.op, PROLOGUE), self.home_of(value.op)
         if own != part:
             return int(own % 3 == PROLOGUE and worker not in home and not self.program.graph.ops[value.op].role)
         return self.round_of(value.op, worker) if worker in home else self.round_of(value.op, min(home)) + 1

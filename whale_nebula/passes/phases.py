@@ -22,15 +22,23 @@ from typing import NamedTuple
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program, Request
-from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, is_read, resources, seeded_by
-from whale_nebula.passes.label import made_of_variables
+from whale_nebula.passes.effects import (
+    find_seed_ops,
+    is_check,
+    is_effect,
+    is_read,
+    is_seeded_draw,
+    is_stateful_draw,
+    list_resources,
+)
+from whale_nebula.passes.label import find_ops_of_variables
 from whale_nebula.spec import Spec
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
-SMALL = 4096
+MAX_SMALL_BYTES = 4096
 """The most bytes of a forward's value that may be sent to every worker, such as a metric's inputs."""
-_HOLDS = frozenset({INPUT, CAPTURE, HOLDER, FEED})
-_ADDS = frozenset({"Add", "AddV2", "AddN", "Pack"})
+_HELD_ROLES = frozenset({INPUT, CAPTURE, HOLDER, FEED})
+_SUM_OPS = frozenset({"Add", "AddV2", "AddN", "Pack"})
 
 
 def has_known_size(spec: Spec) -> bool:
@@ -40,7 +48,7 @@ def has_known_size(spec: Spec) -> bool:
 
 def is_small(spec: Spec) -> bool:
     """Whether a tensor has few numbers, independent of the batch."""
-    return has_known_size(spec) and spec.nbytes() <= SMALL
+    return has_known_size(spec) and spec.nbytes() <= MAX_SMALL_BYTES
 
 
 class Late(NamedTuple):
@@ -66,7 +74,7 @@ def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable
     sums, terms = set[int](), set[int]()
     for op in graph.ops:
         own = {program.labels.get(op.index, -1)}
-        adds = op.type in _ADDS and any(homes.get(value.op, own) - own for value in op.inputs)
+        adds = op.type in _SUM_OPS and any(homes.get(value.op, own) - own for value in op.inputs)
         if op.index in waiting and (adds or any(value.op in sums for value in op.inputs)):
             sums.add(op.index)
     stack = [value.op for op in sums for value in graph.ops[op].inputs if value.op in homes]
@@ -83,7 +91,7 @@ def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable
 def _find_penalties(program: Program) -> dict[int, set[int]]:
     """For each op that depends on variables only, the stages of these variables."""
     found: dict[int, set[int]] = {}
-    for index in sorted(made_of_variables(program.graph)):
+    for index in sorted(find_ops_of_variables(program.graph)):
         above = [found[value.op] for value in program.graph.ops[index].inputs if value.op in found]
         own = program.labels.get(index)
         found[index] = set().union(*above) or ({own} if own is not None else set())
@@ -169,23 +177,23 @@ class _Splitter:
         """Collect the constraints of the rules, then assign each op a time."""
         program, graph = self.program, self.program.graph
         self.backward = {op for request in program.requests for op in request.backward}
-        self.own = [op for op in graph.ops if op.index not in self.backward and op.role not in _HOLDS]
+        self.own = [op for op in graph.ops if op.index not in self.backward and op.role not in _HELD_ROLES]
         self.batch = graph.descend(program.leaf_ops, skip=self.backward.__contains__)
         self.held = graph.descend(program.holders, skip=self.backward.__contains__)
-        drawn = {op.index for op in self.own if draws(op)} - self.batch
+        drawn = {op.index for op in self.own if is_stateful_draw(op)} - self.batch
         self.effects = drawn | {op.index for op in self.own if is_effect(op, graph)}
         self.targets = graph.ascend(v.op for request in program.requests for v in request.targets)
         self.leading = self._find_leading()
         self.seeds = self._find_seed_variables()
         self.pure = self._find_pure()
         self.each = self.batch - self.pure - self.effects - self.held
-        self.row_made = self._find_row_made()
+        self.row_sources = self._find_row_sources()
         self._find_levels()
         single = max(self.phase_of, default=0) == 0
-        self.late = find_late_sums(program, self._may_wait, self._runs_with_each) if single else Late()
+        self.late = find_late_sums(program, self._can_wait, self._runs_with_micro_batch) if single else Late()
         self.checked = graph.ascend(self.checks) & self.once - self.held - self.effects
         for op in self.own:
-            self._place(op)
+            self._place_op(op)
         return self._collect_parts()
 
     def _find_seed_variables(self) -> dict[int, int]:
@@ -197,16 +205,16 @@ class _Splitter:
         counts = {handle for handle, variable in variables.items() if variable.spec.scalar}
         found: dict[int, int] = {}
         for op in self.own:
-            for each in seeded_by(op, graph) if is_random(op) and op.index in self.leading else ():
+            for each in find_seed_ops(op, graph) if is_seeded_draw(op) and op.index in self.leading else ():
                 if is_read(graph.ops[each]):
                     found.update(
-                        (handle, op.index) for handle in resources(graph.ops[each], graph) if handle not in counts
+                        (handle, op.index) for handle in list_resources(graph.ops[each], graph) if handle not in counts
                     )
         return found
 
     def _is_seed_write(self, op: Op) -> bool:
         """Whether an op touches a seed as a part of a draw: in a stage, or before a draw from it."""
-        seeds = [handle for handle in resources(op, self.program.graph) if handle in self.seeds]
+        seeds = [handle for handle in list_resources(op, self.program.graph) if handle in self.seeds]
         return any(op.stage is not None or op.index < self.seeds[handle] for handle in seeds)
 
     def _find_leading(self) -> set[int]:
@@ -214,20 +222,22 @@ class _Splitter:
         that the backward reads afterwards.
         """
         graph = self.program.graph
-        found = {before for op in self.backward if resources(graph.ops[op], graph) for before in graph.ops[op].control}
+        found = {
+            before for op in self.backward if list_resources(graph.ops[op], graph) for before in graph.ops[op].control
+        }
         for op in reversed(self.own):
             staged = op.stage is not None and op.index not in self.effects and op.type != "Const"
             leads = op.index in self.targets or staged or op.index in found or op.index in self.added
-            if leads or self._stays(op):
+            if leads or self._runs_per_micro_batch(op):
                 found.update(value.op for value in op.inputs)
             if leads:
                 found.update(op.control)
         return found | self.added
 
-    def _stays(self, op: Op) -> bool:
+    def _runs_per_micro_batch(self, op: Op) -> bool:
         """Whether an effect runs with each micro-batch: it prints, checks, or writes a value that cannot be merged."""
         each = op.index in self.effects and op.index in self.batch and op.index not in self.once
-        return each and (self.program.pipeline.micro_batch > 1 or not resources(op, self.program.graph))
+        return each and (self.program.pipeline.micro_batch > 1 or not list_resources(op, self.program.graph))
 
     def _find_pure(self) -> set[int]:
         """Ops of the user's inputs alone: they can be computed at any time, from the whole batch. From a stage only
@@ -246,54 +256,54 @@ class _Splitter:
         waiting = list(self.program.requests)
         for op in self.own:
             while waiting and op.index >= waiting[0].start:
-                self._enter(waiting.pop(0))
-            level = max((self._level(each) for each in (*(v.op for v in op.inputs), *op.control)), default=-1)
+                self._assign_phase(waiting.pop(0))
+            level = max((self._find_level(each) for each in (*(v.op for v in op.inputs), *op.control)), default=-1)
             late = op.index in self.effects and op.index not in self.batch and not self._is_seed_write(op)
             self.level[op.index] = max(level, self.phase_of[-1]) if late and self.phase_of else level
         for request in waiting:
-            self._enter(request)
+            self._assign_phase(request)
 
-    def _level(self, op: int) -> int:
+    def _find_level(self, op: int) -> int:
         if op in self.program.holders:
             return self.phase_of[self.program.holders[op][0]]
         return self.level.get(op, -1)
 
-    def _enter(self, request: Request) -> None:
+    def _assign_phase(self, request: Request) -> None:
         above = self.program.graph.ascend(v.op for v in request.targets)
-        self.phase_of.append(1 + max((self._level(op) for op in above), default=-1))
+        self.phase_of.append(1 + max((self._find_level(op) for op in above), default=-1))
 
-    def _place(self, op: Op) -> None:
+    def _place_op(self, op: Op) -> None:
         early = self._find_earliest(op, self.again if op.index in self.checks else {})
         late_sum = op.index in self.late.sums
         if op.index in self.checked:
-            self.again[op.index] = _next(self._find_earliest(op, self.again), FORWARD)
+            self.again[op.index] = _find_next_part(self._find_earliest(op, self.again), FORWARD)
         if op.index in self.effects:
             self.part[op.index] = self._place_effect(op, early)
         elif op.index in self.held or op.index in self.once:
-            self.part[op.index] = _next(early, UPDATE)
+            self.part[op.index] = _find_next_part(early, UPDATE)
         elif op.index in self.batch and op.index not in self.pure:
             forward = op.index in self.leading or op.index in self.targets or op.stage is not None
             once = late_sum or (not forward and (early % 3 == UPDATE or self._accumulates(op)))
-            self.part[op.index] = _next(early, UPDATE if once else FORWARD)
+            self.part[op.index] = _find_next_part(early, UPDATE if once else FORWARD)
         elif early or late_sum:
-            self.part[op.index] = _next(early, UPDATE) if late_sum else early
+            self.part[op.index] = _find_next_part(early, UPDATE) if late_sum else early
 
-    def _may_wait(self, op: Op) -> bool:
+    def _can_wait(self, op: Op) -> bool:
         """Whether an op of the forward without readers there may run once, after the micro-batches."""
         return op.stage is None and op.index in self.each and self._accumulates(op)
 
-    def _runs_with_each(self, op: Op) -> bool:
+    def _runs_with_micro_batch(self, op: Op) -> bool:
         """Whether an op runs with each micro-batch."""
-        return op.index in self.leading or op.stage is not None or self._stays(op)
+        return op.index in self.leading or op.stage is not None or self._runs_per_micro_batch(op)
 
     def _accumulates(self, op: Op) -> bool:
         """Whether an op makes numbers that neither a stage nor rows need (a metric's sum, a returned loss)."""
         given = [value for value in op.inputs if value.op in self.batch and value.op not in self.pure]
         specs = [self.program.graph.spec(value) for value in given or op.values]
-        few = all(map(has_known_size, specs)) and sum(spec.nbytes() for spec in specs) <= SMALL
-        return few and op.index not in self.row_made
+        few = all(map(has_known_size, specs)) and sum(spec.nbytes() for spec in specs) <= MAX_SMALL_BYTES
+        return few and op.index not in self.row_sources
 
-    def _find_row_made(self) -> set[int]:
+    def _find_row_sources(self) -> set[int]:
         """Ops on which rows of the batch depend, including the shape to which a sample weight is broadcast."""
         found: set[int] = set()
         for op in reversed(self.own):
@@ -312,27 +322,27 @@ class _Splitter:
             found.append(again.get(value.op, asked or self.part.get(value.op, 0)))
         if op.index in self.effects or is_read(op) or op.functions:
             done = (each for each in op.control if each in self.effects and each in self.part)
-            found += [self.part[each] for each in done if not self._asserts_merged(each)]
+            found += [self.part[each] for each in done if not self._is_merged_assertion(each)]
         return max(found)
 
-    def _asserts_merged(self, op: int) -> bool:
+    def _is_merged_assertion(self, op: int) -> bool:
         """Whether an op is an assertion on merged values; ops after it need not wait."""
         return op in self.once and op in self.batch and is_check(self.program.graph.ops[op], self.program.graph)
 
     def _place_effect(self, op: Op, early: int) -> int:
         asked = [self.phase_of[request.index] for request in self.program.requests if request.start <= op.index]
-        update = _next(max(early, 3 * max(asked, default=0) + UPDATE), UPDATE)
+        update = _find_next_part(max(early, 3 * max(asked, default=0) + UPDATE), UPDATE)
         leads = op.index in self.leading
         if op.index in self.held:
-            return _next(early, UPDATE)
+            return _find_next_part(early, UPDATE)
         if self._is_seed_write(op):
-            return _next(early, FORWARD)
+            return _find_next_part(early, FORWARD)
         if op.index in self.batch:
-            stays = self._stays(op) or (leads and not self._asserts_merged(op.index))
-            return _next(early, FORWARD) if stays else update
+            stays = self._runs_per_micro_batch(op) or (leads and not self._is_merged_assertion(op.index))
+            return _find_next_part(early, FORWARD) if stays else update
         if asked or not leads:
             return update
-        return _next(early, FORWARD if early % 3 == FORWARD else PROLOGUE)
+        return _find_next_part(early, FORWARD if early % 3 == FORWARD else PROLOGUE)
 
     def _collect_parts(self) -> Parts:
         graph = self.program.graph
@@ -353,12 +363,12 @@ class _Splitter:
             latest=latest,
             leading=frozenset(self.leading | self.targets),
             late=self.late,
-            forward_written=frozenset(handle for op in forward for handle in resources(graph.ops[op], graph)),
+            forward_written=frozenset(handle for op in forward for handle in list_resources(graph.ops[op], graph)),
             again=self.again,
-            asserted=frozenset(op for op in self.effects if self._asserts_merged(op)),
+            asserted=frozenset(op for op in self.effects if self._is_merged_assertion(op)),
         )
 
 
-def _next(early: int, kind: int) -> int:
+def _find_next_part(early: int, kind: int) -> int:
     """The first part of a kind that is not before `early`."""
     return early + (kind - early) % 3

@@ -25,13 +25,13 @@ from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Leaf, Program, Variable
 from whale_nebula.ir.text import to_text
 from whale_nebula.passes.batch import BatchFolds, add_merges, fold_batch
-from whale_nebula.passes.checks import check_draws, check_order, check_shared, one_in_flight, python_notes
+from whale_nebula.passes.checks import check_draws, check_order, check_shared_state, limit_in_flight, list_python_notes
 from whale_nebula.passes.codec_options import check_crossable
-from whale_nebula.passes.exchange import exchanges, list_crossings
+from whale_nebula.passes.exchange import list_crossings, list_exchanges
 from whale_nebula.passes.mapping import EVERYWHERE, divide_clusters, map_workers
 from whale_nebula.passes.phases import Parts, split_parts
 from whale_nebula.passes.readings import list_fragments
-from whale_nebula.passes.replicas import notes as sum_notes
+from whale_nebula.passes.replicas import list_batch_sum_notes as sum_notes
 from whale_nebula.passes.split import complete_stages
 from whale_nebula.spec import Value
 
@@ -54,7 +54,7 @@ def list_folds(folds: BatchFolds) -> Iterator[str]:
     if folds.folding is not None:
         for op in folds.program.graph.ops:
             if op.outputs:
-                yield f"%{op.index} {op.type}: {' | '.join(str(folds.folding.of(value)) for value in op.values)}"
+                yield f"%{op.index} {op.type}: {' | '.join(str(folds.folding.fold_of(value)) for value in op.values)}"
     yield from (f"note: {note}" for note in folds.notes)
 
 
@@ -127,7 +127,7 @@ CAPTURED = "capture"
 """The name of the program before the first pass."""
 
 
-def _nowhere(op: int) -> str:
+def _find_no_line(op: int) -> str:
     return ""
 
 
@@ -143,7 +143,7 @@ class Compilation:
 
     program: Program
     workers: tuple[Worker, ...]
-    where: Callable[[int], str] = _nowhere
+    where: Callable[[int], str] = _find_no_line
     results: str = EVERYWHERE
     apart: Collection[str] = ()
     held: Mapping[int, Layout] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Compilation:
     phases: Parts | None = None
     cut: Cut | None = None
 
-    def known(self, what: str) -> Any:
+    def require(self, what: str) -> Any:
         """The result of an earlier pass; raises if it has not run."""
         found = getattr(self, what)
         if found is None:
@@ -178,7 +178,7 @@ class Pass(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class BuiltinPass:
     """A built-in pass, defined by its functions."""
 
     name: str
@@ -189,13 +189,13 @@ class Step:
 def _fold_batch(given: Compilation) -> Compilation:
     """Determine how each value depends on the batch; refuse programs whose results would change by micro-batches."""
     folds = fold_batch(given.program, given.where)
-    folds.notes.extend([*python_notes(given.program, given.where), *sum_notes(given.program)])
+    folds.notes.extend([*list_python_notes(given.program, given.where), *sum_notes(given.program)])
     return replace(given, folds=folds)
 
 
 def _split_phases(given: Compilation) -> Compilation:
     """Assign a phase, and a part of it, to each op; check that random draws keep their order."""
-    folds = given.known("folds")
+    folds = given.require("folds")
     phases = split_parts(given.program, folds.once, folds.checks, folds.added)
     check_draws(given.program, phases, folds, given.workers)
     return replace(given, phases=phases)
@@ -203,15 +203,15 @@ def _split_phases(given: Compilation) -> Compilation:
 
 def _check_stages(given: Compilation) -> Compilation:
     """Refuse cycles of stages, and variables or seeds that workers would disagree on."""
-    program, phases = given.program, given.known("phases")
+    program, phases = given.program, given.require("phases")
     check_order(program.graph, program.labels, program.stages, phase_of=phases.phase, where=given.where)
-    check_shared(program, phases, [set(worker.stages) for worker in given.workers], given.where)
+    check_shared_state(program, phases, [set(worker.stages) for worker in given.workers], given.where)
     return given
 
 
-def _cut(given: Compilation) -> Compilation:
+def _cut_program(given: Compilation) -> Compilation:
     """Cut the program into fragments for workers, with the boundaries between them."""
-    phases, folds = given.known("phases"), given.known("folds")
+    phases, folds = given.require("phases"), given.require("folds")
     cut = map_workers(given.program, given.workers, phases, folds, given.results, given.apart)
     check_crossable(cut, given.where)
     return replace(given, cut=cut)
@@ -219,7 +219,7 @@ def _cut(given: Compilation) -> Compilation:
 
 def _complete_layouts(given: Compilation) -> Compilation:
     """Complete the layouts of stages that are split over devices."""
-    cut = given.known("cut")
+    cut = given.require("cut")
     found = complete_stages(cut, given.where, given.held)
     layouts = {stage: each for stage, each in found.items() if each.of or each.sums}
     notes = chain.from_iterable(each.notes for each in found.values())
@@ -228,35 +228,35 @@ def _complete_layouts(given: Compilation) -> Compilation:
 
 def _list_exchange(given: Compilation) -> Compilation:
     """List the exchanges between clusters for updates and, on request, the dependences of crossing values on inputs."""
-    cut = given.known("cut")
-    parted = divide_clusters(cut, given.known("phases"), given.known("folds"), given.results, given.apart)
+    cut = given.require("cut")
+    parted = divide_clusters(cut, given.require("phases"), given.require("folds"), given.results, given.apart)
     crossings = list_crossings(parted) if given.follows_inputs else ()
-    return replace(given, cut=replace(cut, exchange=exchanges(parted), input_crossings=crossings))
+    return replace(given, cut=replace(cut, exchange=list_exchanges(parted), input_crossings=crossings))
 
 
 PIPELINE: tuple[Pass, ...] = (
-    Step(
+    BuiltinPass(
         "in-flight",
-        lambda given: replace(given, program=one_in_flight(given.program)),
+        lambda given: replace(given, program=limit_in_flight(given.program)),
         lambda found: [f"in flight: {found.program.pipeline.in_flight or 'by schedule'}"],
     ),
-    Step("fold", _fold_batch, lambda found: list_folds(found.known("folds"))),
-    Step("phases", _split_phases, lambda found: list_fields(found.known("phases"))),
-    Step(
+    BuiltinPass("fold", _fold_batch, lambda found: list_folds(found.require("folds"))),
+    BuiltinPass("phases", _split_phases, lambda found: list_fields(found.require("phases"))),
+    BuiltinPass(
         "merges",
-        lambda given: replace(given, program=add_merges(given.program, given.known("folds"))),
+        lambda given: replace(given, program=add_merges(given.program, given.require("folds"))),
         lambda found: [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests],
     ),
-    Step("order", _check_stages, lambda found: ()),
-    Step("cut", _cut, lambda found: list_cut(found.known("cut"))),
-    Step(
+    BuiltinPass("order", _check_stages, lambda found: ()),
+    BuiltinPass("cut", _cut_program, lambda found: list_cut(found.require("cut"))),
+    BuiltinPass(
         "layouts",
         _complete_layouts,
         lambda found: chain.from_iterable(
-            list_layouts(found.known("cut"), stage) for stage in found.known("cut").layouts
+            list_layouts(found.require("cut"), stage) for stage in found.require("cut").layouts
         ),
     ),
-    Step("exchange", _list_exchange, lambda found: map(str, found.known("cut").exchange)),
+    BuiltinPass("exchange", _list_exchange, lambda found: map(str, found.require("cut").exchange)),
 )
 """All passes, in their order."""
 
@@ -275,14 +275,14 @@ def run_passes(given: Compilation, passes: Sequence[Pass] | None = None) -> Comp
 def cut_program(
     program: Program,
     workers: Sequence[Worker],
-    where: Callable[[int], str] = _nowhere,
+    where: Callable[[int], str] = _find_no_line,
     *,
     results: str = EVERYWHERE,
     apart: Collection[str] = (),
     held: Mapping[int, Layout] | None = None,
 ) -> Cut:
     """Map a program to workers; for the options see Compilation."""
-    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart, held or {})).known("cut")
+    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart, held or {})).require("cut")
     return found
 
 
@@ -317,14 +317,14 @@ def verify(given: Compilation, name: str) -> None:
 
 def find_faults(given: Compilation) -> Iterator[str]:
     """All faults, one sentence each."""
-    yield from _program_faults(given.program)
+    yield from _find_program_faults(given.program)
     if given.phases is not None:
-        yield from _phase_faults(given.program, given.phases)
+        yield from _find_phase_faults(given.program, given.phases)
     if given.cut is not None:
-        yield from _cut_faults(given.cut)
+        yield from _find_cut_faults(given.cut)
 
 
-def _program_faults(program: Program) -> Iterator[str]:
+def _find_program_faults(program: Program) -> Iterator[str]:
     graph, stages = program.graph, range(len(program.stages))
     for number, op in enumerate(graph.ops):
         if op.index != number:
@@ -355,7 +355,7 @@ def _exists(graph: Graph, value: Value) -> bool:
     return 0 <= value.op < len(graph) and 0 <= value.out < len(graph.ops[value.op].outputs)
 
 
-def _phase_faults(program: Program, phases: Parts) -> Iterator[str]:
+def _find_phase_faults(program: Program, phases: Parts) -> Iterator[str]:
     if len(phases.phase_of) != len(program.requests):
         yield f"{len(program.requests)} requests, and phases of {len(phases.phase_of)}"
     if list(phases.phase_of) != sorted(phases.phase_of):
@@ -365,13 +365,13 @@ def _phase_faults(program: Program, phases: Parts) -> Iterator[str]:
             yield f"op {op} runs in part {part} of {phases.phases} phases"
 
 
-def _cut_faults(cut: Cut) -> Iterator[str]:
+def _find_cut_faults(cut: Cut) -> Iterator[str]:
     workers = {worker.name for worker in cut.workers}
     skipped = (stage.skip for phase in cut.phases for stage in phase.stages if stage.skip is not None)
     for fragment in (*list_fragments(cut), *skipped):
-        yield from _fragment_faults(cut.program.graph, fragment)
+        yield from _find_fragment_faults(cut.program.graph, fragment)
         if fragment.worker not in workers:
-            yield f"{_name(fragment)} runs on {fragment.worker}, which does not exist"
+            yield f"{_name_fragment(fragment)} runs on {fragment.worker}, which does not exist"
     for boundary in cut.boundaries:
         if not boundary.destinations or boundary.source in boundary.destinations:
             yield f"boundary {boundary.slot} goes from stage {boundary.source} to {boundary.destinations}"
@@ -386,22 +386,23 @@ def _cut_faults(cut: Cut) -> Iterator[str]:
             readers = (fragment for worker in each.destinations for fragment in phase.updates.get(worker, ()))
             for fragment in readers:
                 if each.value in fragment.feeds and fragment.round <= each.round:
-                    yield f"{_name(fragment)} reads {each.value} before it has crossed, in round {fragment.round}"
+                    name = _name_fragment(fragment)
+                    yield f"{name} reads {each.value} before it has crossed, in round {fragment.round}"
 
 
-def _fragment_faults(graph: Graph, fragment: Fragment) -> Iterator[str]:
+def _find_fragment_faults(graph: Graph, fragment: Fragment) -> Iterator[str]:
     inside, fed = set(fragment.ops), set(fragment.feeds)
     if len(inside) != len(fragment.ops):
-        yield f"{_name(fragment)} has an op twice"
+        yield f"{_name_fragment(fragment)} has an op twice"
     for op in fragment.ops:
         for value in graph.ops[op].inputs:
             if value.op not in inside and value not in fed and graph.ops[value.op].role != CAPTURE:
-                yield f"{_name(fragment)} reads {value} for op {op}, which it neither computes nor is fed"
+                yield f"{_name_fragment(fragment)} reads {value} for op {op}, which it neither computes nor is fed"
     for value in fragment.fetches:
         if value.op not in inside and value not in fed:
-            yield f"{_name(fragment)} returns {value}, which it neither computes nor is fed"
+            yield f"{_name_fragment(fragment)} returns {value}, which it neither computes nor is fed"
 
 
-def _name(fragment: Fragment) -> str:
+def _name_fragment(fragment: Fragment) -> str:
     stage = "" if fragment.stage is None else f" of stage {fragment.stage}"
     return f"the {fragment.kind}{stage} in phase {fragment.phase} on {fragment.worker}"

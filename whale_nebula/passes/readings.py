@@ -25,23 +25,23 @@ class Reading(NamedTuple):
     rows: bool
 
 
-def readings(cut: Cut, worker: str) -> Iterator[Reading]:
+def list_readings(cut: Cut, worker: str) -> Iterator[Reading]:
     """All reads of the user's batch by a worker."""
     program, graph = cut.program, cut.program.graph
     here = frozenset(stage for each in cut.workers if each.name == worker for stage in each.stages)
     fragments = [
         each for each in list_fragments(cut) if each.stage in here or (each.stage, each.worker) == (None, worker)
     ]
-    yield from _marks_and_ids(cut, fragments)
+    yield from _list_mask_and_id_readings(cut, fragments)
     for fragment in fragments:
         own = frozenset(fragment.ops)
         for value in fragment.feeds:
             for op in graph.consumers(value) if value.op in program.leaf_ops else ():
                 if op.index in own:
-                    yield Reading(program.leaf_ops[value.op], op, fragment, asks_rows(graph, op))
+                    yield Reading(program.leaf_ops[value.op], op, fragment, needs_only_rows(graph, op))
 
 
-def _marks_and_ids(cut: Cut, fragments: Sequence[Fragment]) -> Iterator[Reading]:
+def _list_mask_and_id_readings(cut: Cut, fragments: Sequence[Fragment]) -> Iterator[Reading]:
     """The inputs that are masks of the rows that a stage of a worker sends, and those with the ids of samples whose
     differences it sends or receives.
     """
@@ -59,11 +59,11 @@ def _marks_and_ids(cut: Cut, fragments: Sequence[Fragment]) -> Iterator[Reading]
                 yield Reading(leaves[boundary.ids.op], op, fragment, False)
 
 
-def readers_of(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]:
+def find_readers(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]:
     """The workers that read values of each of the named inputs; they must not be sent to others."""
     readers: dict[str, set[str]] = {leaf.name: set() for leaf in cut.program.leaves if leaf.name in names}
     for worker in cut.workers:
-        for reading in readings(cut, worker.name):
+        for reading in list_readings(cut, worker.name):
             name = cut.program.leaves[reading.leaf].name
             if not reading.rows and name in readers:
                 readers[name].add(worker.name)
@@ -79,7 +79,7 @@ def list_fragments(cut: Cut) -> Iterator[Fragment]:
         yield from chain.from_iterable(phase.updates.values())
 
 
-def asks_rows(graph: Graph, op: Op) -> bool:
+def needs_only_rows(graph: Graph, op: Op) -> bool:
     """Whether an op needs a shape only for its first axis."""
     if op.type != "Shape":
         return False
@@ -101,15 +101,15 @@ def bind_readers(
     for number, own in homes.items():
         allowed = frozenset(stage for stage, cluster in enumerate(clusters) if cluster in own)
         for op in graph.consumers(Value(leaves[number])):
-            if not asks_rows(graph, op):
+            if not needs_only_rows(graph, op):
                 found[op.index] = found.get(op.index, allowed) & allowed
     return found
 
 
-def check_here(cut: Cut, worker: str, absent: Collection[int], where: Callable[[int], str]) -> None:
+def check_absent_inputs(cut: Cut, worker: str, absent: Collection[int], where: Callable[[int], str]) -> None:
     """Refuse a plan in which a worker reads an input that it does not have: its number is in `absent`."""
     program, gone = cut.program, frozenset(absent)
-    for reading in readings(cut, worker) if gone else ():
+    for reading in list_readings(cut, worker) if gone else ():
         if reading.leaf in gone and not reading.rows:
             op, reader = reading.op, _describe_reader(cut, reading.fragment, worker)
             raise absent_error(program.leaves[reading.leaf].name, reader, f"{op.name} ({op.type}), {where(op.index)}")
@@ -124,20 +124,20 @@ def _describe_reader(cut: Cut, fragment: Fragment, worker: str) -> str:
         stage = cut.program.stages[fragment.stage]
         return f"stage {stage.key!r} of cluster {stage.cluster!r}"
     cluster = next(each.cluster for each in cut.workers if each.name == worker)
-    return f"the {_ONCE.get(fragment.kind, fragment.kind)} in cluster {cluster!r}"
+    return f"the {_FRAGMENT_NAMES.get(fragment.kind, fragment.kind)} in cluster {cluster!r}"
 
 
-_ONCE = {"whole": "part that is computed from the whole batch", "weight": "weight of a micro-batch"}
+_FRAGMENT_NAMES = {"whole": "part that is computed from the whole batch", "weight": "weight of a micro-batch"}
 
 
-def rows_read(cut: Cut, worker: str) -> tuple[RowsRead, ...]:
+def find_rows_read(cut: Cut, worker: str) -> tuple[RowsRead, ...]:
     """The rows that a worker reads of each input: those of its micro-batches, if only stages read the input.
 
     Values that are computed once from the whole batch (a denominator from a mask) read all of it.
     """
     program = cut.program
     readers: dict[int, list[Fragment]] = {}
-    for reading in readings(cut, worker):
+    for reading in list_readings(cut, worker):
         if not reading.rows:
             readers.setdefault(reading.leaf, []).append(reading.fragment)
     returned = {program.leaf_ops[value.op] for value in program.returns if value.op in program.leaf_ops}

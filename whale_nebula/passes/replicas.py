@@ -10,11 +10,11 @@ from whale_nebula.ir.graph import REPLICA_SUM
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.ir.routing import Order, order_by_speed
 from whale_nebula.passes.readings import list_fragments
-from whale_nebula.passes.rules.verdict import mends
+from whale_nebula.passes.rules.verdict import list_batch_fixes
 from whale_nebula.site import Origin
 
 
-def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> list[Worker]:
+def place_stages(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> list[Worker]:
     """The workers of `clusters` (a cluster's name to those of its workers), each with the stages that it runs.
 
     The stages inside one replica of an `nb.replica` are on adjacent workers: with two stages in two replicas on four
@@ -23,28 +23,28 @@ def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> li
     split stage are workers as well: shard s of replica r is on the worker at r * shards + s.
 
     >>> two = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
-    >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
+    >>> [worker.stages for worker in place_stages(two, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
     [(0,), (1,), (0,), (1,)]
-    >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1"]})]
+    >>> [worker.stages for worker in place_stages(two, {"gpu": ["gpu/0", "gpu/1"]})]
     [(0, 1), (0, 1)]
-    >>> [worker.stages for worker in spread([Stage("a", "gpu", first=1)], {"gpu": ["gpu/0", "gpu/1"]})]
+    >>> [worker.stages for worker in place_stages([Stage("a", "gpu", first=1)], {"gpu": ["gpu/0", "gpu/1"]})]
     [(), (0,)]
     >>> split = [Stage("a", "gpu"), Stage("b", "gpu", shards=2)]
-    >>> [worker.stages for worker in spread(split, {"gpu": ["gpu/0", "gpu/1", "gpu/2"]})]
+    >>> [worker.stages for worker in place_stages(split, {"gpu": ["gpu/0", "gpu/1", "gpu/2"]})]
     [(0, 1), (1,), ()]
     >>> both = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2, shards=2)]
-    >>> [worker.stages for worker in spread(both, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
+    >>> [worker.stages for worker in place_stages(both, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
     [(0, 1), (1,), (0, 1), (1,)]
     """
     runs: dict[str, list[int]] = {worker: [] for workers in clusters.values() for worker in workers}
     for number, stage in enumerate(stages):
         workers = clusters[stage.cluster]
         for seat in range(min(stage.replicas * stage.shards, len(workers))):
-            runs[workers[_place(stages, number, seat, len(workers))]].append(number)
+            runs[workers[_find_place(stages, number, seat, len(workers))]].append(number)
     return [Worker(worker, cluster, tuple(runs[worker])) for cluster, workers in clusters.items() for worker in workers]
 
 
-def _place(stages: Sequence[Stage], number: int, seat: int, workers: int) -> int:
+def _find_place(stages: Sequence[Stage], number: int, seat: int, workers: int) -> int:
     """The place among its cluster's workers of a replica, or of a device, of stage `number`."""
     stage = stages[number]
     seats = stage.replicas * stage.shards
@@ -57,12 +57,12 @@ def _place(stages: Sequence[Stage], number: int, seat: int, workers: int) -> int
     return seat * room + min(alike.index(number), room - 1)
 
 
-def running(stages: int, workers: Sequence[Worker]) -> list[frozenset[int]]:
+def list_stage_workers(stages: int, workers: Sequence[Worker]) -> list[frozenset[int]]:
     """For each stage, the numbers of the workers that run it."""
     return [frozenset(n for n, worker in enumerate(workers) if stage in worker.stages) for stage in range(stages)]
 
 
-def devices(program: Program, workers: Sequence[Worker]) -> tuple[VirtualDevice, ...]:
+def list_devices(program: Program, workers: Sequence[Worker]) -> tuple[VirtualDevice, ...]:
     """A virtual device for each shard of each replica of each stage, assigned round robin to the
     workers that run it.
     """
@@ -78,21 +78,21 @@ def devices(program: Program, workers: Sequence[Worker]) -> tuple[VirtualDevice,
     return tuple(found)
 
 
-def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> list[tuple[float, ...]]:
+def find_replica_speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> list[tuple[float, ...]]:
     """For each stage the speeds of its replicas, if the speeds in `workers` of its cluster's workers differ. Replicas
     on one worker share its speed; one on several workers is as fast as the slowest.
 
     >>> three = [Stage("a", "gpu", replicas=3), Stage("b", "npu", replicas=2)]
-    >>> speeds(three, {"gpu": [1.0, 2.0]})
+    >>> find_replica_speeds(three, {"gpu": [1.0, 2.0]})
     [(0.5, 2.0, 0.5), ()]
-    >>> speeds([Stage("a", "gpu", replicas=2, shards=2)], {"gpu": [1.0, 2.0, 3.0, 4.0]})
+    >>> find_replica_speeds([Stage("a", "gpu", replicas=2, shards=2)], {"gpu": [1.0, 2.0, 3.0, 4.0]})
     [(1.0, 3.0)]
     """
     found: list[tuple[float, ...]] = []
     for number, stage in enumerate(stages):
         own = workers.get(stage.cluster, ())
         homes = min(stage.replicas, len(own) // stage.shards)
-        places = [_place(stages, number, seat, len(own)) for seat in range(homes * stage.shards)]
+        places = [_find_place(stages, number, seat, len(own)) for seat in range(homes * stage.shards)]
         groups = [places[n * stage.shards : (n + 1) * stage.shards] for n in range(homes)]
         taken = [groups[replica % homes] for replica in range(stage.replicas if homes else 0)]
         unlike = homes > 1 and len(set(own)) > 1
@@ -100,7 +100,7 @@ def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> l
     return found
 
 
-def orders(program: Program) -> tuple[Order, ...]:
+def list_orders(program: Program) -> tuple[Order, ...]:
     """For each stage, the replica of each micro-batch; empty if all take turns."""
     found = tuple(order_by_speed(stage.speeds, program.pipeline.micro_batch) for stage in program.stages)
     return found if any(found) else ()
@@ -109,7 +109,7 @@ def orders(program: Program) -> tuple[Order, ...]:
 Where = Callable[[int], str]
 
 
-def sums_of(program: Program) -> Mapping[int, tuple[int, ...]]:
+def find_replica_sums(program: Program) -> Mapping[int, tuple[int, ...]]:
     """The sums over replicas of a program's forward, by their stage."""
     found: dict[int, tuple[int, ...]] = {}
     for op in program.graph.ops:
@@ -119,19 +119,19 @@ def sums_of(program: Program) -> Mapping[int, tuple[int, ...]]:
     return found
 
 
-def pieces_here(program: Program) -> int:
+def count_local_micro_batches(program: Program) -> int:
     """The number of micro-batches that one process computes in a step; replicas that add up sums during the forward
     count as one.
     """
-    return 1 if sums_of(program) else program.pipeline.micro_batch
+    return 1 if find_replica_sums(program) else program.pipeline.micro_batch
 
 
-def refusal(program: Program, where: Where) -> BatchCoupledError | None:
+def find_batch_sum_error(program: Program, where: Where) -> BatchCoupledError | None:
     """The reason why a program's sums over replicas cannot be computed from micro-batches; None if they can,
     or if there are none.
     """
     count = program.pipeline.micro_batch
-    for stage, ops in sums_of(program).items() if count > 1 else ():
+    for stage, ops in find_replica_sums(program).items() if count > 1 else ():
         own = program.stages[stage]
         if own.replicas != count:
             why = (
@@ -144,35 +144,40 @@ def refusal(program: Program, where: Where) -> BatchCoupledError | None:
 
 def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> None:
     """Verify that, between processes, each replica has its own, and that its `worker` has collectives."""
-    for stage, ops in sums_of(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
-        key, replicas, hosts = cut.program.stages[stage].key, cut.program.stages[stage].replicas, cut.routing.of(stage)
+    for stage, ops in find_replica_sums(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
+        key, replicas, hosts = (
+            cut.program.stages[stage].key,
+            cut.program.stages[stage].replicas,
+            cut.routing.hosts_of(stage),
+        )
         if len(hosts) < replicas:
             why = f"stage {key!r} has {replicas} replicas, which need a worker each, but {len(hosts)} worker(s) exist"
             raise _batch_sum_error(cut.program, stage, ops[0], where, why)
         if worker in hosts and not collectives:
-            raise _batch_sum_error(cut.program, stage, ops[0], where, _STARTED)
+            raise _batch_sum_error(cut.program, stage, ops[0], where, _STARTED_REASON)
         unstaged = (each for each in list_fragments(cut) if each.stage is None and each.kind != "whole")
         outside = next((op for fragment in unstaged for op in fragment.ops if op in ops), None)
         if outside is not None:
-            raise _batch_sum_error(cut.program, stage, outside, where, _ELSEWHERE)
+            raise _batch_sum_error(cut.program, stage, outside, where, _OUTSIDE_REASON)
 
 
-_ELSEWHERE = "they are computed outside of stages, where no replica runs"
-_STARTED = (
+_OUTSIDE_REASON = "they are computed outside of stages, where no replica runs"
+_STARTED_REASON = (
     "its replicas use TensorFlow's collectives, which cannot be enabled after TensorFlow has started: call "
     "nb.init() before anything that creates a tensor, a variable or a layer"
 )
 
 
-SHARED = "synchronized moments are computed over all replicas of stage "
+SHARED_NOTE = "synchronized moments are computed over all replicas of stage "
 """The beginning of the note on a step with such sums."""
 
 
-def notes(program: Program) -> list[str]:
+def list_batch_sum_notes(program: Program) -> list[str]:
     """Notes on a program's sums over replicas."""
-    stages = sums_of(program) if program.pipeline.micro_batch > 1 else ()
+    stages = find_replica_sums(program) if program.pipeline.micro_batch > 1 else ()
     return [
-        f"{SHARED}{program.stages[stage].key!r}; one process computes them over the entire batch" for stage in stages
+        f"{SHARED_NOTE}{program.stages[stage].key!r}; one process computes them over the entire batch"
+        for stage in stages
     ]
 
 
@@ -183,7 +188,7 @@ def _batch_sum_error(program: Program, stage: int, op: int, where: Where, why: s
     as_many = f"use nb.replica({count}) around stage {own.key!r}, so each replica has one micro-batch"
     if own.replicas == most > 1:
         as_many = f"use nb.pipeline(micro_batch={own.replicas}), one for each replica"
-    others = mends(count if count > most else 1, copied=most > 1)
+    others = list_batch_fixes(count if count > most else 1, copied=most > 1)
     return BatchCoupledError(
         f"micro-batches would change the synchronized moments{f' of {layer}' if layer else ''}",
         op=f"{program.graph.ops[op].name} ({program.graph.ops[op].type})",

@@ -33,7 +33,7 @@ from whale_nebula.ir.program import GradientPart, Program, Request, Stage
 from whale_nebula.passes.completion import Question, complete_layouts
 from whale_nebula.passes.facts import ASSIGNS
 from whale_nebula.passes.readings import list_fragments
-from whale_nebula.passes.replicas import sums_of
+from whale_nebula.passes.replicas import find_replica_sums
 from whale_nebula.passes.rules import Fold, fold
 from whale_nebula.spec import Spec, Value
 
@@ -96,8 +96,8 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
         ]
         own |= dict.fromkeys(opaque, WHOLE_LAYOUT)
         question = replace(question, variables=own)
-        layouts, given, unlike = _complete_alike(cut, number, question)
-        notes += [_UNLIKE.format(len(unlike), stage.key)] * bool(unlike)
+        layouts, given, unlike = _complete_consistently(cut, number, question)
+        notes += [_DIFFERENT_UPDATES.format(len(unlike), stage.key)] * bool(unlike)
         vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held.keys()
         vectors -= program.graph.ascend(program.graph.ops[op].inputs[-2].op for op in question.row_calls)
         if vectors and vectors < own.keys() and stage.shards > 1:
@@ -133,7 +133,9 @@ def _find_opaque_readers(cut: Cut, question: Question) -> Mapping[int, str]:
     return {} if divided <= found.keys() else {op: kind for op, kind in found.items() if op in divided}
 
 
-def _complete_alike(cut: Cut, stage: int, question: Question) -> tuple[Layouts, Mapping[Value, Layout], set[Value]]:
+def _complete_consistently(
+    cut: Cut, stage: int, question: Question
+) -> tuple[Layouts, Mapping[Value, Layout], set[Value]]:
     """The layouts of a stage, its gradients that arrive in pieces, and the slots and gradients that are whole because
     not all of its workers run the same ops on them.
 
@@ -163,8 +165,8 @@ def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, i
             yield from ((phase.index, fragment.round, True, op) for op in given)
 
 
-_READS = frozenset({"ReadVariableOp", "ResourceGather"})
-_UNLIKE = "{} slots and gradients of {!r} are not sharded: its replicas run different updates"
+_VARIABLE_READS = frozenset({"ReadVariableOp", "ResourceGather"})
+_DIFFERENT_UPDATES = "{} slots and gradients of {!r} are not sharded: its replicas run different updates"
 
 
 def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) -> tuple[dict[Value, Layout], list[str]]:
@@ -268,7 +270,7 @@ def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]
 def _find_whole_reader(cut: Cut, variable: int) -> str:
     """The type of an op that reads or writes a variable and cannot be sharded; "" if there is none."""
     readers = (op.type for op in cut.program.graph.consumers(Value(variable)))
-    return next((kind for kind in readers if kind not in ASSIGNS | _READS), "")
+    return next((kind for kind in readers if kind not in ASSIGNS | _VARIABLE_READS), "")
 
 
 def _is_of_stage(cut: Cut, stage: int, variable: int) -> bool:
@@ -276,12 +278,12 @@ def _is_of_stage(cut: Cut, stage: int, variable: int) -> bool:
     return set(cut.held[cut.program.variable_ops[variable].path]) <= set(cut.workers_of(stage))
 
 
-def hosts_of_splits(cut: Cut) -> frozenset[str]:
+def list_split_workers(cut: Cut) -> frozenset[str]:
     """The workers that run devices of split stages."""
     return frozenset(worker for stage in cut.layouts for worker in cut.workers_of(stage))
 
 
-def check_held(cut: Cut, held: Mapping[int, Layout]) -> None:
+def check_held_layouts(cut: Cut, held: Mapping[int, Layout]) -> None:
     """Refuse a program that would read variables whole that an earlier one has left in pieces."""
     program = cut.program
     known = {op for layouts in cut.layouts.values() for op in layouts.variables}
@@ -306,8 +308,8 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
         stage, workers = cut.program.stages[number], cut.workers_of(number)
         where = next((split.where for split in cut.program.splits if split.stage == number), stage.where)
         if stage.shards > 1 and len(workers) < stage.replicas * stage.shards:
-            raise _too_few(stage, len(workers), where)
-        summed = stage.shards > 1 and number in sums_of(cut.program) and cut.program.pipeline.micro_batch > 1
+            raise _worker_count_error(stage, len(workers), where)
+        summed = stage.shards > 1 and number in find_replica_sums(cut.program) and cut.program.pipeline.micro_batch > 1
         built = {
             "nb.split of layers with synchronized moments, in nb.replica between processes": summed,
             "nb.split inside nb.replica(shard=) between processes": stage.shards > 1 and stage.shared_slots,
@@ -326,7 +328,7 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
             )
 
 
-def _too_few(stage: Stage, there: int, where: str) -> OptionError:
+def _worker_count_error(stage: Stage, there: int, where: str) -> OptionError:
     """The error for a split stage with more devices than its cluster has workers."""
     said, fewer = f"{stage.shards} devices", f"nb.split({there}), or nb.split() for all workers"
     if stage.replicas > 1:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.integers import KnownOp, Numbers, Shape, integers
+from whale_nebula.ir.integers import KnownOp, Numbers, Shape, compute_integers
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.spec import Value
 
@@ -163,7 +163,7 @@ def _evaluate(graph: Graph, values: Sequence[Value], state: Sequence[Numbers | N
     for index in sorted(graph.ascend(value.op for value in values)):
         op = graph.ops[index]
         shapes = tuple(None if v not in known else (len(known[v]),) for v in op.inputs)
-        found = integers(KnownOp(op, shapes, tuple(known.get(value) for value in op.inputs)))
+        found = compute_integers(KnownOp(op, shapes, tuple(known.get(value) for value in op.inputs)))
         known.update((value, each) for value, each in zip(op.values, found, strict=False) if each is not None)
     return [known.get(value) for value in values]
 

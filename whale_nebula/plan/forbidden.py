@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from whale_nebula.config.schema import DEPENDS, ITSELF, Forbid
 from whale_nebula.errors import ForbiddenCrossingError, NebulaWarning
-from whale_nebula.ir.cut import EVERY, InputCrossing
+from whale_nebula.ir.cut import ALL_CLUSTERS, InputCrossing
 
 _LISTED = 4
 _ALL = "*"
@@ -33,7 +33,7 @@ def describe_crossing(crossing: InputCrossing) -> str:
     'b0, gpu -> npu'
     """
     if not crossing.source:
-        who = "every other cluster" if crossing.destination == EVERY else crossing.destination
+        who = "every other cluster" if crossing.destination == ALL_CLUSTERS else crossing.destination
         return f"{crossing.name}, in {who}"
     return f"{crossing.name}, {crossing.source} -> {crossing.destination}"
 
@@ -55,7 +55,7 @@ def find_breaches(crossings: Collection[InputCrossing], rules: Sequence[Forbid])
     """All crossings that a rule forbids."""
     for rule in rules:
         for each in crossings:
-            if each.destination in (rule.cluster, EVERY):
+            if each.destination in (rule.cluster, ALL_CLUSTERS):
                 for name, how in each.depends.items():
                     if _is_about(rule, name) and how not in rule.allow:
                         yield Breach(rule, each, name, how)

@@ -18,7 +18,7 @@ from whale_nebula.codec.way import NONE, has_open_size, parse_way
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan
 from whale_nebula.ir.program import GradientPart, Request, Variable
-from whale_nebula.ir.sizes import Exchanged
+from whale_nebula.ir.sizes import ExchangeSizes
 from whale_nebula.plan import splits
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
@@ -253,9 +253,9 @@ class Overview:
         return Work(self.cut, self.holdings, self.rows[0], shapes, self.subject)
 
     @cached_property
-    def exchanged(self) -> Exchanged:
+    def exchanged(self) -> ExchangeSizes:
         """Sizes of the exchanges between clusters once per step."""
-        return Exchanged(self.cut, self.shapes)
+        return ExchangeSizes(self.cut, self.shapes)
 
     def stages(self) -> dict[str, PlanStage]:
         """The stages by name, in their order."""

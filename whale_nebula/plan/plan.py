@@ -13,7 +13,7 @@ from typing import Any
 from whale_nebula.config.schema import Forbid
 from whale_nebula.errors import OptionError, PlanError, StateError
 from whale_nebula.errors.text import Named, did_you_mean
-from whale_nebula.ir.canonical import HERE, THERE, Words, digest_lines, first_difference
+from whale_nebula.ir.canonical import OTHER_SIDE, OWN_SIDE, SideNames, describe_first_difference, digest_lines
 from whale_nebula.ir.cut import InputCrossing
 from whale_nebula.plain import from_plain, to_plain
 from whale_nebula.plan.records import (
@@ -125,7 +125,7 @@ class Plan:
         yield from (f"version {name} {version}" for name, version in sorted(self.versions.items()))
         yield from (f"threads {name} {count}" for name, count in sorted(self.threads.items()))
 
-    def difference(self, other: Plan, words: Words = (HERE, THERE)) -> str | None:
+    def difference(self, other: Plan, words: SideNames = (OWN_SIDE, OTHER_SIDE)) -> str | None:
         """The first difference between this plan ("here") and another ("there") in words, causes before consequences;
         None if they are equal.
 
@@ -153,7 +153,7 @@ class Plan:
                     return f"{name} exists {there}, but not {not_there}"
                 if own[name] != theirs[name]:
                     return f"{name} is {own[name]} {words[0]}, {theirs[name]} {words[1]}"
-        found = first_difference(self.lines, other.lines, words)
+        found = describe_first_difference(self.lines, other.lines, words)
         for one, two in zip(self.boundaries, other.boundaries, strict=True):
             if found and one.maker != two.maker:  # a different name alone is ignored, as Keras numbers models
                 return f"boundary {one.name} is produced by {one.maker!r} {words[0]}, {two.maker!r} {words[1]}; {found}"

@@ -10,9 +10,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from whale_nebula.ir.cut import Cut, Fragment
-from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, SPLIT, Layouts, count_bytes, local_shape
+from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, SPLIT, Layouts, count_bytes, find_local_spec
 from whale_nebula.ir.program import Variable
-from whale_nebula.ir.routing import take_counts
+from whale_nebula.ir.routing import count_turns
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.split import list_own_fragments, list_sums
 from whale_nebula.plan.records import PlanCollective, PlanStage
@@ -94,7 +94,7 @@ def list_collectives(
     with most micro-batches. `rings` are the links between neighbors inside clusters, by cluster.
     """
     orders, stages = cut.orders or [()] * len(cut.program.stages), cut.program.stages
-    taken = {stage: max(take_counts(orders[stage], stages[stage].replicas, count)) for stage in cut.layouts}
+    taken = {stage: max(count_turns(orders[stage], stages[stage].replicas, count)) for stage in cut.layouts}
     found: list[PlanCollective] = []
     for stage, layouts in cut.layouts.items():
         ring = (rings or {}).get(stages[stage].cluster)
@@ -232,7 +232,7 @@ def slot_bytes(cut: Cut, stage: int, slot: Variable) -> int:
     layouts = cut.layouts.get(stage)
     if layouts is None or not cut.program.stages[stage].shared_slots:
         return slot.spec.nbytes()
-    return local_shape(slot.spec, layouts.layout(Value(slot.op)), layouts.count, 0).nbytes()
+    return find_local_spec(slot.spec, layouts.layout(Value(slot.op)), layouts.count, 0).nbytes()
 
 
 def shard_bytes(cut: Cut, stage: int, own: Iterable[Variable]) -> int:
@@ -241,4 +241,4 @@ def shard_bytes(cut: Cut, stage: int, own: Iterable[Variable]) -> int:
     pieces = [op for op, layout in layouts.variables.items() if layout.kind == SPLIT]
     held = dict.fromkeys([*(variable.op for variable in own), *pieces])
     specs = ((program.variable_ops[op].spec, layouts.layout(Value(op))) for op in held)
-    return sum(local_shape(spec, layout, layouts.count, 0).nbytes() for spec, layout in specs)
+    return sum(find_local_spec(spec, layout, layouts.count, 0).nbytes() for spec, layout in specs)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
 from whale_nebula.errors.text import align_columns
-from whale_nebula.ir.routing import take_counts, times_of_shares
+from whale_nebula.ir.routing import compute_share_times, count_turns
 from whale_nebula.plan.forbidden import find_breaches
 from whale_nebula.plan.records import Considered, PlanBoundary, PlanLink, PlanOnce, PlanStage
 from whale_nebula.plan.splits import describe_seconds, list_device_facts
 from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
 from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
 from whale_nebula.report.records import size
-from whale_nebula.schedule.simulate import draw
+from whale_nebula.schedule.simulate import draw_timeline
 from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:
@@ -131,11 +131,11 @@ def _share_lines(plan: Plan) -> Iterator[str]:
     for stage in plan.stages.values():
         if not stage.order and not stage.speeds:
             continue
-        shares = take_counts(stage.order, stage.replicas, count)
+        shares = count_turns(stage.order, stage.replicas, count)
         by = f" (speeds {_ratio(stage.speeds)})" if stage.speeds else ""
         order = f", in the order {' '.join(map(str, stage.order))}" if stage.order else " in turn"
         yield f"{stage.name}: replicas take {_ratio(shares)} of {count} micro-batches{order}{by}"
-        took = times_of_shares(shares, stage.speeds) if stage.speeds else ()
+        took = compute_share_times(shares, stage.speeds) if stage.speeds else ()
         if waits(took) > WORTH * max(took, default=0.0):
             idle = f"{100 * waits(took) / max(took):.0f} % of that time"
             yield straggler_text(stage.name, took, idle, mend(stage.speeds, count, rows))
@@ -366,7 +366,7 @@ def _draw_phase(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
     """Draw a phase: a row for each stage and, with `lines`, for each link."""
     shown = phase.timeline.lines if lines else ()
     own = max([len("stage 0") + 2 * any(stage.replicas > 1 for stage in phase.stages), *map(len, shown)])
-    rows = draw(phase.timeline, width=WIDTH - 2 - margin + own, lines=lines).splitlines()
+    rows = draw_timeline(phase.timeline, width=WIDTH - 2 - margin + own, lines=lines).splitlines()
     names = phase.rows(lines=lines)
     return [f"{name.name:<{margin}} {row[row.index('|') :]}" for name, row in zip(names, rows, strict=True)]
 

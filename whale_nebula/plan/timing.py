@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from whale_nebula.ir.routing import row_name, take_counts
+from whale_nebula.ir.routing import count_turns, row_name
 from whale_nebula.plan.records import PlanStage
-from whale_nebula.schedule.lines import Hop, Line, Work, pace
-from whale_nebula.schedule.schedules import delays, limits
+from whale_nebula.schedule.lines import Hop, Line, Work, compute_pace
+from whale_nebula.schedule.schedules import choose_delays, limits
 from whale_nebula.schedule.simulate import Span, Timeline, simulate
 from whale_nebula.wire.frame import count_wire_bytes
 
@@ -117,12 +117,12 @@ class PhaseTimes:
     def rows(self, *, lines: bool) -> list[Row]:
         """The rows of the drawing: one for each replica of a stage and, on request, for each link."""
         found = [
-            Row(row_name(stage.name, stage.replicas, replica), stage, self.timeline.of(place, replica))
+            Row(row_name(stage.name, stage.replicas, replica), stage, self.timeline.spans_of(place, replica))
             for place, stage in enumerate(self.stages)
             for replica in self.timeline.replicas(place)
         ]
         shown = self.timeline.lines if lines else ()
-        return [*found, *(Row(line, None, self.timeline.of(line)) for line in shown)]
+        return [*found, *(Row(line, None, self.timeline.spans_of(line)) for line in shown)]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,11 @@ def assumptions_of(plan: Plan) -> Assumed:
 def _takes_time(plan: Plan) -> bool:
     """Whether the transfer of a micro-batch takes time on any link."""
     every = [stage.name for stage in plan.stages.values() if any(stage.runs)]
-    ways = [way for hop in _hops(plan, every).values() for way in ((hop.there, hop.forward), (hop.back, hop.backward))]
+    ways = [
+        way
+        for hop in _hops(plan, every).values()
+        for way in ((hop.forward_line, hop.forward), (hop.backward_line, hop.backward))
+    ]
     return any(line is not None and size and line.delay + line.seconds(size) for line, size in ways)
 
 
@@ -183,7 +187,7 @@ def count_held(plan: Plan) -> dict[str, int]:
             if held and (stage is not phase.stages[-1] or "W" in runs):
                 own = (1 if stage is phase.stages[-1] else limit) + later * ("W" in runs)
                 period = len(stage.order) or stage.replicas
-                held = ceil(min(own, len(plan.rows)) * max(take_counts(stage.order, stage.replicas, period)) / period)
+                held = ceil(min(own, len(plan.rows)) * max(count_turns(stage.order, stage.replicas, period)) / period)
             found[stage.name] = max(found[stage.name], held)
     return found
 
@@ -208,13 +212,13 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
     if not given.timed:
         hops = {pair: Hop(None, None, 0.0, None if hop.backward is None else 0.0) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight, recompute=plan.recompute)
-    own, last = pace(works, hops), len(stages) - 1
+    own, last = compute_pace(works, hops), len(stages) - 1
     chosen = limits(
         plan.schedule, len(stages), len(plan.rows), pace=own, in_flight=plan.in_flight,
         replicas=[work.replicas for work in works], orders=[work.order for work in works],
     )  # fmt: skip
     fused = [place == last for place in range(len(stages))]
-    later = delays(chosen, len(plan.rows), fused, pace=own, in_flight=plan.in_flight, recompute=plan.recompute)
+    later = choose_delays(chosen, len(plan.rows), fused, pace=own, in_flight=plan.in_flight, recompute=plan.recompute)
     return PhaseTimes(phase, stages, timeline, chosen, later)
 
 

@@ -13,7 +13,7 @@ from whale_nebula.ir.cut import Cut, Fragment, StagePhase
 from whale_nebula.ir.graph import CAPTURE, HOLDER, Graph, Op
 from whale_nebula.ir.program import Variable
 from whale_nebula.ir.sizes import Sizes
-from whale_nebula.passes.effects import SHAPES
+from whale_nebula.passes.effects import SHAPE_OPS
 from whale_nebula.plan.flops import Effort
 from whale_nebula.plan.records import PlanLayer
 from whale_nebula.spec import Spec, Value
@@ -295,7 +295,7 @@ class Work:
         else:
             ops = made_in(piece.fragments)
             behind = (op for op in ops if program.request_of(op) is not None)
-            inside = [op for op in behind if program.graph.ops[op].type not in SHAPES]
+            inside = [op for op in behind if program.graph.ops[op].type not in SHAPE_OPS]
             read = dict.fromkeys(value for op in inside for value in program.graph.ops[op].inputs)
             values = [value for value in read if program.request_of(value.op) is None and value.op in ops]
         counted: dict[Value, Value] = {}

@@ -17,9 +17,9 @@ import numpy as np
 from whale_nebula.ir.graph import Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.sizes import Sizes
-from whale_nebula.passes.effects import SHAPES, is_effect, is_random, is_read, written_handles
-from whale_nebula.passes.parting import ascend, is_movement
-from whale_nebula.passes.readings import asks_rows
+from whale_nebula.passes.backward_split import find_predecessors, is_movement
+from whale_nebula.passes.effects import SHAPE_OPS, find_written_handles, is_effect, is_read, is_seeded_draw
+from whale_nebula.passes.readings import needs_only_rows
 from whale_nebula.plan.flops import Effort
 from whale_nebula.plan.work import memory_of
 from whale_nebula.planner.problem import Array, Chain
@@ -169,7 +169,7 @@ class _Chaining:
         ops = self._list_ops(homes, variables, count)
         forward, backward = self._work(ops.forward), self._work(ops.backward, later)
         update = [float(weights[n] + slots[n] + gradients[n]) * bool(self.requests) for n in range(count)]
-        draws = any(is_random(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
+        draws = any(is_seeded_draw(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
         return Layers(
             chain, self.rows, variables, forward, backward, tuple(update), draws, ops, written, tensors,
             self._list_readers(),
@@ -375,7 +375,7 @@ class _Chaining:
         """By the number of an input, the blocks that read more of it than its number of rows."""
         found = {}
         for number, leaf in enumerate(self.program.leaves):
-            readers = [op for op in self.graph.consumers(Value(leaf.op)) if not asks_rows(self.graph, op)]
+            readers = [op for op in self.graph.consumers(Value(leaf.op)) if not needs_only_rows(self.graph, op)]
             found[number] = frozenset(self.block[op.index] for op in readers if op.index in self.block)
         return found
 
@@ -394,7 +394,7 @@ class _Chaining:
         asked = [value.op for request in self.program.requests for part in request.parts for value in part.values]
         asked += [flow.gradient.op for request in self.program.requests for flow in request.flows]
         asked += [op for request in self.program.requests for _, op in request.effects]
-        behind = {op for op in self.graph.ascend(asked) & self.behind if self.graph.ops[op].type not in SHAPES}
+        behind = {op for op in self.graph.ascend(asked) & self.behind if self.graph.ops[op].type not in SHAPE_OPS}
         counted: set[Value] = set()
         for op, block in self.block.items():
             for value in self.graph.ops[op].values:
@@ -416,7 +416,7 @@ class _Chaining:
         """Forbid cuts between two blocks that share a variable that the forward writes: a seed, or statistics."""
         written = {
             handle for op in self.graph.ops if op.index not in self.behind and is_effect(op, self.graph)
-            for handle in written_handles(op, self.graph)
+            for handle in find_written_handles(op, self.graph)
         }  # fmt: skip
         for handle in written:
             variable = self.program.variable_ops.get(handle)
@@ -488,7 +488,7 @@ class _Chaining:
 
     def _find_later(self, homes: Mapping[int, int], count: int) -> tuple[set[int], Array]:
         """The ops of the backward that only gradients of weights depend on; and by block the bytes of these gradients.
-        They are those that `passes.parting` defers in a stage that begins with their block or an earlier one.
+        They are those that `passes.backward_split` defers in a stage that begins with their block or an earlier one.
         """
         graph, lowest = self.graph, dict.fromkeys(homes, count)  # the first block that an op is computed for
         for index in sorted(homes, reverse=True):
@@ -502,7 +502,7 @@ class _Chaining:
         for request in self.requests:
             for part in request.parts:
                 variable = self.program.variable_ops.get(request.origins[part.source])
-                made = ascend(graph, (value.op for value in part.values), rest)
+                made = find_predecessors(graph, (value.op for value in part.values), rest)
                 if variable is not None and not is_movement(graph, made):
                     later |= made
                     parted[homes[max(made)]] += variable.spec.nbytes()
@@ -512,7 +512,7 @@ class _Chaining:
         """By block, bytes per row of the deferred ops' inputs from other ops, which are kept until they run."""
         found, seen = np.zeros(count), set[tuple[int, Value]]()
         for op in later:
-            for value in self.graph.ops[op].inputs if self.graph.ops[op].type not in SHAPES else ():
+            for value in self.graph.ops[op].inputs if self.graph.ops[op].type not in SHAPE_OPS else ():
                 memory = memory_of(self.graph, value)
                 made = memory.op in self.block or memory.op in homes
                 if made and memory.op not in later and (homes[op], memory) not in seen:

@@ -19,12 +19,12 @@ from whale_nebula.codec.sizes import cost, payload_bytes, used_codec
 from whale_nebula.codec.way import AUTO, AUTO_LADDER, Way, mirror_options, ways
 from whale_nebula.hardware import ClusterInfo, Clusters, Device, WorkerInfo
 from whale_nebula.hardware.measured import fit_line
-from whale_nebula.ir.canonical import subgraph_text
+from whale_nebula.ir.canonical import format_subgraph
 from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.graph import CAPTURE, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.sizes import Sizes
-from whale_nebula.passes.effects import is_check, is_effect, written_handles
+from whale_nebula.passes.effects import find_written_handles, is_check, is_effect
 from whale_nebula.plain import to_plain
 from whale_nebula.plan.timing import CALL, SPEED
 from whale_nebula.planner.chain import BlockOps, Layers, OpWork, Tensor
@@ -70,7 +70,7 @@ def problem_of(
     """
     costs = tuple(_find_costs(layers, each, options, (measured or {}).get(each.name)) for each in clusters.clusters)
     pairs = permutations(enumerate(clusters.names), 2)
-    lines = {(a, b): Line.of(clusters.between(one, other)) for (a, one), (b, other) in pairs}
+    lines = {(a, b): Line.from_link(clusters.between(one, other)) for (a, one), (b, other) in pairs}
     coded = code_crossings(compress, layers.tensors, layers.rows, clusters.codecs)
     return Problem(replace(layers.chain, coded=coded), costs, layers.rows, lines, options)
 
@@ -106,7 +106,7 @@ def _find_costs(
         update += VARIABLE * empty * np.array([len(each) for each in layers.variables]) * (update > 0.0)
     return ClusterCosts(
         cluster.name, max(1, len(devices)), forward, backward, update, call,
-        float(min(memory, options.memory)), Line.of(cluster.ring), adding, fused, crossing, message, step,
+        float(min(memory, options.memory)), Line.from_link(cluster.ring), adding, fused, crossing, message, step,
         backward * share_later,
     )  # fmt: skip
 
@@ -360,7 +360,7 @@ class _Making:
         """The subgraph of these ops, if they can be run."""
         fragment = self._fragment(kind, own)
         if fragment is not None:
-            text = subgraph_text(self.program.graph, fragment.ops, fragment.feeds, fragment.fetches)
+            text = format_subgraph(self.program.graph, fragment.ops, fragment.feeds, fragment.fetches)
             yield Subgraph(kind, block, fragment, text)
 
     def _fragment(self, kind: str, own: Sequence[int]) -> Fragment | None:
@@ -393,7 +393,7 @@ class _Making:
         graph = self.program.graph
         if not is_effect(op, graph) or is_check(op, graph):
             return False
-        handles = written_handles(op, graph)
+        handles = find_written_handles(op, graph)
         return not handles or any(handle not in self.program.variable_ops for handle in handles)
 
     def _is_wanted(self, value: Value, inside: set[int]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from whale_nebula.passes.parting import LEAST
+from whale_nebula.passes.backward_split import MIN_SHARE
 from whale_nebula.planner.problem import Array, Part, Problem, Way
 from whale_nebula.schedule.lines import Line
 
@@ -73,7 +73,7 @@ class Costs:
         none = np.zeros((2, len(chain)))
         given = [none if cluster.later is None else cluster.later for cluster in clusters]
         later = np.stack([each[0] + self.rows * each[1] for each in given])
-        return _sums(later), _sums((0.0 if chain.apart is None else chain.apart) - LEAST * chain.gradients)
+        return _sums(later), _sums((0.0 if chain.apart is None else chain.apart) - MIN_SHARE * chain.gradients)
 
     @cached_property
     def _calls(self) -> tuple[Array, Array]:
@@ -335,8 +335,8 @@ class Costs:
         return share * (forward + cluster.call) + there, (share * (backward + call) + back) * self.trains
 
     def part_later(self, part: Part) -> float:
-        """Seconds of a stage's backward that may be deferred, if it is divided (see `passes.parting`). The first stage
-        sends no gradient back, so its backward is not divided; neither is that of a sharded stage.
+        """Seconds of a stage's backward that may be deferred, if it is divided (see `passes.backward_split`). The first
+        stage sends no gradient back, so its backward is not divided; neither is that of a sharded stage.
         """
         seconds, beyond = self._later
         if part.begin == 0 or part.shards > 1 or beyond[part.end] < beyond[part.begin]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Array, Binding, Candidate, Excess, Part, Problem, Shape
-from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import PARTED, Pace, delays, eager_limit, limit_of, limits
+from whale_nebula.schedule.lines import Hop, Hops, Line, Work, compute_pace
+from whale_nebula.schedule.schedules import SPLIT_BACKWARD, Pace, choose_delays, eager_limit, find_limit, limits
 from whale_nebula.schedule.simulate import Timeline, simulate
 
 Crossing = tuple[float, float, Array]
@@ -49,13 +49,13 @@ def _least_seconds(shape: Shape, costs: Costs, known: Candidate) -> float:
 def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulated: bool) -> Candidate | Excess:
     parts, count = shape.parts, shape.micro_batches
     crossing = [costs.crossing(one, other) for one, other in pairwise(parts)]
-    works = [_work(costs, part, schedule in PARTED) for part in parts]
+    works = [_work(costs, part, schedule in SPLIT_BACKWARD) for part in parts]
     compute = tuple(work.seconds for work in works)
     works = [_add_coding(work, crossing, place, costs.part_handling(parts[place])) for place, work in enumerate(works)]
     hops = {(n, n + 1): _hop(problem, parts, n, there, back, costs) for n, (there, back, _) in enumerate(crossing)}
     sharing = _find_sharing(problem, parts)
     copies = [min(part.replicas, problem.clusters[part.cluster].workers) for part in parts]
-    holding = _Holding(schedule, works, copies, pace(works, hops).cautious, count, shape.recompute)
+    holding = _Holding(schedule, works, copies, compute_pace(works, hops).conservative, count, shape.recompute)
     fit = _fit_in_memory(problem, shape, costs, holding, sharing)
     if isinstance(fit, Excess):
         return fit
@@ -106,7 +106,10 @@ def _estimate(works: Sequence[Work], hops: Hops, count: int, in_flight: int | No
         own = ceil(count / work.replicas) * work.seconds + once[place]
         hop = hops.get((place, place + 1))
         if hop is not None:
-            held = max(_holding_seconds(hop.there, hop.forward), _holding_seconds(hop.back, hop.backward or 0.0))
+            held = max(
+                _holding_seconds(hop.forward_line, hop.forward),
+                _holding_seconds(hop.backward_line, hop.backward or 0.0),
+            )
             single += hop.round_trip
             step = max(step + hop.round_trip, single + (count - 1) * held)
         step, single = max(own, work.seconds + step), single + work.seconds
@@ -173,7 +176,7 @@ class _Holding:
             orders=[()] * stages,
         )  # fmt: skip
         whole = [place == stages - 1 for place in range(stages)]
-        later = delays(own, self.count, whole, pace=self.pace, in_flight=in_flight, recompute=self.recompute)
+        later = choose_delays(own, self.count, whole, pace=self.pace, in_flight=in_flight, recompute=self.recompute)
         return [
             (ceil((1 if last else limit) / copies), ceil(delay * (work.weights is not None) / copies))
             for limit, delay, work, copies, last in zip(own, later, self.works, self.copies, whole, strict=True)
@@ -214,7 +217,7 @@ def _fit_in_memory(
         return all(has >= needs for has, needs in zip(allowed, memory, strict=True)), memory
 
     fits, memory = needed(None)
-    if fits and (limit_of(holding.schedule) is not eager_limit or needed(shape.micro_batches)[0]):
+    if fits and (find_limit(holding.schedule) is not eager_limit or needed(shape.micro_batches)[0]):
         return None, memory
     limit = bisect_left(range(1, shape.micro_batches + 1), True, key=lambda limit: not needed(limit)[0])
     fits, memory = needed(max(limit, 1))

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from whale_nebula.errors import PlanError
-from whale_nebula.ir.program import Constraints, Written
+from whale_nebula.ir.program import Constraints, ScopedStage
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Array, Bound, Candidate, Chain, ClusterCosts, Fixed, Part, Problem, Shape
@@ -149,7 +149,7 @@ def bind_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection
     return replace(problem, bound=tuple(sorted(bound)))
 
 
-def _find_clusters(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
+def _find_clusters(stage: ScopedStage, names: Sequence[str]) -> tuple[int, ...]:
     """The numbers of the clusters that may run a stage; empty for any."""
     found = tuple(names.index(name) for name in stage.clusters if name in names)
     if stage.clusters and not found:

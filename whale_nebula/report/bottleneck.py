@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 from whale_nebula.codec.objects import Precision
 from whale_nebula.codec.precisions import FP16, INT4, INT8
 from whale_nebula.codec.sizes import cost
-from whale_nebula.ir.routing import NEAR, enough, excess, row_name, shares, take_counts, times_of_shares
+from whale_nebula.ir.routing import (
+    TOLERANCE,
+    choose_micro_batches,
+    compute_excess,
+    compute_share_times,
+    compute_shares,
+    count_turns,
+    row_name,
+)
 from whale_nebula.report.prediction import Basis, Prediction, free, predict, seconds, wide
 from whale_nebula.report.records import ALONE, duration
 
@@ -183,7 +191,7 @@ class _Simulated:
         """The name of the link with the longest transfer of a micro-batch, or of several equal ones."""
         away: dict[str, float] = {}
         for hop in (hop for phase in self.basis.phases for hop in phase.hops.values()):
-            for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
+            for line, size in ((hop.forward_line, hop.forward), (hop.backward_line, hop.backward)):
                 if line is not None and size is not None:
                     away[line.name] = away.get(line.name, line.delay) + line.seconds(size)
         worst = sorted(name for name, each in away.items() if each >= (1.0 - NOTHING) * max(away.values()))
@@ -270,8 +278,8 @@ def mend(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -
     >>> mend([1, 2], 2), mend([1, 2], 3), mend([1, 2], 2, rows=2)
     ('with micro_batch=3 shares could match speeds', '', '')
     """
-    wanted = enough([speeds], micro_batches)
-    helps = excess(speeds, wanted) * NEAR < excess(speeds, micro_batches)
+    wanted = choose_micro_batches([speeds], micro_batches)
+    helps = compute_excess(speeds, wanted) * TOLERANCE < compute_excess(speeds, micro_batches)
     fits = rows is None or wanted <= rows
     return f"with micro_batch={wanted} shares could match speeds" if helps and fits else ""
 
@@ -301,11 +309,11 @@ def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:
     basis, count = report.basis, report.micro_batches
     if basis is None or stage not in basis.stages or report.worker == ALONE or not all(computed):
         return ""
-    own = take_counts(basis.phases[0].works[basis.stages.index(stage)].order, len(computed), count)
+    own = count_turns(basis.phases[0].works[basis.stages.index(stage)].order, len(computed), count)
     if not all(own):
         return ""
     speeds = [share / took for share, took in zip(own, computed, strict=True)]
-    if max(times_of_shares(shares(speeds, count), speeds)) < (1.0 - HELD) * max(computed):
+    if max(compute_share_times(compute_shares(speeds, count), speeds)) < (1.0 - HELD) * max(computed):
         ratio = " : ".join(f"{speed / min(speeds):.2g}" for speed in speeds)
         return f"measured speeds are {ratio}; set them in the config: workers: [{{address: ..., speed: ...}}]"
     return mend(speeds, count, basis.rows * count) if basis.divides else ""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from whale_nebula.ir.routing import take_counts
+from whale_nebula.ir.routing import count_turns
 from whale_nebula.report.records import Beside, duration, size
-from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
+from whale_nebula.schedule.lines import Hop, Hops, Line, Work, compute_pace
 from whale_nebula.schedule.simulate import Timeline, simulate
 
 Pair = tuple[int, int]
@@ -101,7 +101,12 @@ class Basis:
     @property
     def lines(self) -> frozenset[str]:
         """The names of all links in use; transfers inside a cluster have none."""
-        ways = (line for phase in self.phases for hop in phase.hops.values() for line in (hop.there, hop.back))
+        ways = (
+            line
+            for phase in self.phases
+            for hop in phase.hops.values()
+            for line in (hop.forward_line, hop.backward_line)
+        )
         joined = {line.name for line in ways if line is not None}
         ends = (each.line.name for together in self.exchange for each in together)
         return frozenset(joined | {name for name in ends if len(set(name.split("->"))) == 2})
@@ -124,8 +129,8 @@ class Basis:
         """The step with changed links."""
 
         def changed(hop: Hop) -> Hop:
-            there, back = (None if line is None else change(line) for line in (hop.there, hop.back))
-            return replace(hop, there=there, back=back)
+            there, back = (None if line is None else change(line) for line in (hop.forward_line, hop.backward_line))
+            return replace(hop, forward_line=there, backward_line=back)
 
         rounds = tuple(tuple(replace(one, line=change(one.line)) for one in together) for together in self.exchange)
         found = self._phases(lambda phase: replace(phase, hops={pair: changed(h) for pair, h in phase.hops.items()}))
@@ -221,8 +226,8 @@ class Prediction:
 def predict(basis: Basis) -> Prediction:
     """Simulate a step.
 
-    >>> from whale_nebula.schedule.lines import Work, uniform
-    >>> phase = PhaseBasis((Work(1.0, 2.0), Work(0.0, 3.0)), (False, True), uniform(2, seconds=3.0))
+    >>> from whale_nebula.schedule.lines import Work, make_uniform_hops
+    >>> phase = PhaseBasis((Work(1.0, 2.0), Work(0.0, 3.0)), (False, True), make_uniform_hops(2, seconds=3.0))
     >>> found = predict(Basis(("gpu", "npu"), (phase,), 16, 8, "eager-1f1b", once=1.0))
     >>> found.seconds, found.stages["gpu"], found.links["0->1"].seconds
     (58.0, StagePrediction(compute_seconds=48.0, wait_seconds=9.0, codec_seconds=0.0), 48.0)
@@ -253,19 +258,19 @@ def _sum_seconds(basis: Basis, timelines: Iterable[Timeline]) -> float:
 
 def _timelines(basis: Basis) -> Iterator[Timeline]:
     for phase in basis.phases:
-        found = pace(phase.works, phase.hops)
+        found = compute_pace(phase.works, phase.hops)
         yield simulate(
             phase.works, phase.hops, basis.micro_batches, name=basis.schedule, in_flight=basis.in_flight,
-            fused=phase.fused, pace=found if basis.paced else found.cautious, recompute=basis.recompute,
+            fused=phase.fused, pace=found if basis.paced else found.conservative, recompute=basis.recompute,
         )  # fmt: skip
 
 
 def _stage(basis: Basis, timelines: Sequence[Timeline], number: int) -> StagePrediction:
     """Seconds of a stage in all phases, with coding separately."""
     works = (phase.works[number] for phase in basis.phases)
-    codecs = sum(max(take_counts(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
+    codecs = sum(max(count_turns(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
     busy = [timeline.busy(number) for timeline in timelines]
-    ends = (max((span.end for span in timeline.of(number)), default=0.0) for timeline in timelines)
+    ends = (max((span.end for span in timeline.spans_of(number)), default=0.0) for timeline in timelines)
     waits = sum(end - own for end, own in zip(ends, busy, strict=True))
     return StagePrediction(max(sum(busy) - codecs, 0.0), max(waits, 0.0), codecs)
 

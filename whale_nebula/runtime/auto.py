@@ -165,7 +165,7 @@ def _check_cut(found: Captured, decision: Decision, shapes: Sequence[tuple[int, 
     """
     if decision.chosen.shape.micro_batches == 1 and not decision.splits and decision.replaces is None:
         return decision
-    cut: Cut = run_passes(prepare_compilation(found, run)).known("cut")
+    cut: Cut = run_passes(prepare_compilation(found, run)).require("cut")
     if not decision.splits:
         return decision
     if not run.alone:

@@ -78,7 +78,7 @@ def find_rings(run: Run) -> dict[str, Line]:
     configured, (found, _) = find_configured(run), read_kept()
     known = configured if found is None else found.complete(configured, is_local)
     rings = {each.name: each.ring for each in known.clusters}
-    return {name: Line.of(ring) for name, ring in rings.items() if ring.rate_bytes_per_s or ring.delay_s}
+    return {name: Line.from_link(ring) for name, ring in rings.items() if ring.rate_bytes_per_s or ring.delay_s}
 
 
 def add_kept(known: Clusters, config: str | os.PathLike[str]) -> Clusters:

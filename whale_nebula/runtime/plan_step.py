@@ -17,9 +17,9 @@ from whale_nebula.feed.checks import Missing, absent_in
 from whale_nebula.feed.inputs import micro_batches
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
-from whale_nebula.ir.program import Apart, Program
+from whale_nebula.ir.program import LocalSgd, Program
 from whale_nebula.passes.pipeline import run_passes, text_after
-from whale_nebula.passes.readings import check_here
+from whale_nebula.passes.readings import check_absent_inputs
 from whale_nebula.plan.forbidden import forbidden_inputs
 from whale_nebula.plan.overview import Overview, fallbacks
 from whale_nebula.plan.plan import Plan
@@ -74,7 +74,7 @@ def _describe_sent(crosses: int, rate: float | None) -> str:
 
 
 def _describe_momenta(
-    apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any], run: Run
+    apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any], run: Run
 ) -> Sequence[str]:
     """Sentences on the exchange of momenta: the bytes of a step in the warm-up, and after it."""
     exchanged, own = find_exchanged(weights, variables, apart.where), participants.find_own(run)
@@ -129,10 +129,10 @@ def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequ
 def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
     run = current_run()
     given = prepare_compilation(captured, run, follows_inputs=True)
-    cut: Cut = run_passes(given).known("cut")
+    cut: Cut = run_passes(given).require("cut")
     rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
     if not run.alone:
-        check_here(cut, run.here().worker, absent_in(example), given.where)
+        check_absent_inputs(cut, run.here().worker, absent_in(example), given.where)
     example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     plan = replace(plan, passes=functools.partial(text_after, given=given))

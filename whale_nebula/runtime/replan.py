@@ -231,4 +231,4 @@ class PlanWatch:
 def _computes(basis: Basis, place: int) -> float:
     """Seconds that a stage computes for a micro-batch, in all phases; with replicas, in the slowest."""
     works = [phase.works[place] for phase in basis.phases]
-    return sum((work.seconds - work.codecs - work.overhead) * work.most_slow for work in works)
+    return sum((work.seconds - work.codecs - work.overhead) * work.max_slowdown for work in works)

@@ -25,9 +25,9 @@ from whale_nebula.capture.step import Signature, plainly, signature
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.feed.inputs import Partial
-from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
-from whale_nebula.passes.effects import draws, is_random
-from whale_nebula.passes.replicas import SHARED
+from whale_nebula.passes.batch import DRAWS_NOTE, find_batch_fixes
+from whale_nebula.passes.effects import is_seeded_draw, is_stateful_draw
+from whale_nebula.passes.replicas import SHARED_NOTE
 from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States
@@ -256,16 +256,16 @@ def _incomparable(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]
     """The reasons why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
-    others = (DRAWN_ANEW, SHARED)
+    others = (DRAWS_NOTE, SHARED_NOTE)
     coupled = [note for note in engine.cut.notes if not note.startswith(others) and "nb.compress at " not in note]
     allowed = coupled if program.pipeline.coupled == "allow" else []
-    alone = lines_of(program).alone
+    alone = find_batch_fixes(program).alone
     found = [_Reason(note, f"{alone} for the check") for note in allowed]
     counted = any(STATE in variable.path for variable in program.variables)
-    if counted or any(draws(op) for op in ops):
+    if counted or any(is_stateful_draw(op) for op in ops):
         why = "the step draws random numbers without a state in a variable of the uncut step: they differ in each run"
         found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or draw none for the check"))
-    elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
+    elif program.pipeline.micro_batch > 1 and any(is_seeded_draw(op) for op in ops):
         why = "each micro-batch draws its own random numbers: reproducible, but not those of the uncut step"
         found.append(_Reason(why, f"{alone}, or a dropout rate of zero, for the check"))
     found += _lossy(engine)

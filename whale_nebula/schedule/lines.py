@@ -26,12 +26,12 @@ class Work:
     `coding_back` are the seconds of the stage's codecs: it decodes the inputs of a forward (a backward) before it
     computes, and encodes the outputs before its next instruction.
 
-    >>> Work(1.0, 2.0, overhead=0.5).seconds, Work(1.0, 2.0, coding=0.25, coding_back=0.5).of("B")
+    >>> Work(1.0, 2.0, overhead=0.5).seconds, Work(1.0, 2.0, coding=0.25, coding_back=0.5).seconds_of("B")
     (3.5, 2.5)
     >>> Work(1.0, 1.0, weights=0.5).seconds
     2.5
     >>> uneven = Work(1.0, 2.0, replicas=2, order=(1, 0, 1), slowness=(2.0, 1.0))
-    >>> [uneven.replica(m) for m in range(4)], uneven.slow(0)
+    >>> [uneven.replica(m) for m in range(4)], uneven.slowdown(0)
     ([1, 0, 1, 1], 2.0)
     """
 
@@ -49,12 +49,12 @@ class Work:
         """The replica that takes a micro-batch."""
         return self.order[micro_batch % len(self.order)] if self.order else micro_batch % self.replicas
 
-    def slow(self, replica: int) -> float:
+    def slowdown(self, replica: int) -> float:
         """The slowdown factor of a replica."""
         return self.slowness[replica] if self.slowness else 1.0
 
     @property
-    def most_slow(self) -> float:
+    def max_slowdown(self) -> float:
         """The slowdown factor of the slowest replica."""
         return max(self.slowness, default=1.0)
 
@@ -63,7 +63,7 @@ class Work:
         """Whether the stage has a backward."""
         return self.backward is not None
 
-    def of(self, what: str) -> float:
+    def seconds_of(self, what: str) -> float:
         """Seconds of the forward ("F") or backward ("B"), including codecs; or of the gradients of weights ("W")."""
         if what == "F":
             return self.forward + self.overhead + self.coding
@@ -74,7 +74,7 @@ class Work:
     @property
     def seconds(self) -> float:
         """The total seconds of one micro-batch."""
-        return self.of("F") + self.of("B") + self.of("W")
+        return self.seconds_of("F") + self.seconds_of("B") + self.seconds_of("W")
 
     def times(self, factor: float, codecs: float = 1.0) -> Work:
         """The work scaled by `factor`, and its codecs by `codecs`."""
@@ -85,16 +85,16 @@ class Work:
         )  # fmt: skip
 
     @property
-    def joined(self) -> Work:
+    def undivided(self) -> Work:
         """The work with the backward in one part.
 
-        >>> Work(1.0, 2.0, weights=1.5).joined.backward
+        >>> Work(1.0, 2.0, weights=1.5).undivided.backward
         3.5
         """
         return (
             self
             if self.weights is None
-            else replace(self, backward=self.of("W") + (self.backward or 0.0), weights=None)
+            else replace(self, backward=self.seconds_of("W") + (self.backward or 0.0), weights=None)
         )
 
     @property
@@ -117,7 +117,7 @@ class Line:
     delay: float = 0.0
 
     @classmethod
-    def of(cls, link: LinkRate) -> Line:
+    def from_link(cls, link: LinkRate) -> Line:
         """Convert the record of a link; without a rate transfers take no time."""
         return cls(rate=link.rate_bytes_per_s or math.inf, delay=link.delay_s)
 
@@ -134,57 +134,56 @@ class Hop:
     crosses back.
     """
 
-    there: Line | None = None
-    back: Line | None = None
+    forward_line: Line | None = None
+    backward_line: Line | None = None
     forward: float = 0.0
     backward: float | None = 0.0
 
     @property
     def round_trip(self) -> float:
         """Seconds that a message and its gradient in return take on idle lines."""
-        return _time_alone(self.there, self.forward) + _time_alone(self.back, self.backward or 0.0)
+        return _idle_seconds(self.forward_line, self.forward) + _idle_seconds(self.backward_line, self.backward or 0.0)
 
 
-def _time_alone(line: Line | None, size: float) -> float:
+def _idle_seconds(line: Line | None, size: float) -> float:
     return 0.0 if line is None else line.seconds(size) + line.delay
 
 
 Hops = Mapping[tuple[int, int], Hop]
 
 
-def hop_of_seconds(name: str, back: str, *, seconds: float = 0.0, delay: float = 0.0) -> Hop:
+def make_hop(name: str, back: str, *, seconds: float = 0.0, delay: float = 0.0) -> Hop:
     """A hop given by the seconds that a message occupies the line, the same in both directions.
 
-    >>> hop_of_seconds("0->1", "1->0", seconds=1.5, delay=0.25).round_trip
+    >>> make_hop("0->1", "1->0", seconds=1.5, delay=0.25).round_trip
     3.5
     """
     return Hop(Line(name, 1.0, delay), Line(back, 1.0, delay), seconds, seconds)
 
 
-def uniform(stages: int, *, seconds: float = 0.0, delay: float = 0.0) -> dict[tuple[int, int], Hop]:
+def make_uniform_hops(stages: int, *, seconds: float = 0.0, delay: float = 0.0) -> dict[tuple[int, int], Hop]:
     """A chain of stages, each in a separate cluster, with a separate line to the next.
 
-    >>> sorted(uniform(3, seconds=1.0))
+    >>> sorted(make_uniform_hops(3, seconds=1.0))
     [(0, 1), (1, 2)]
     """
     return {
-        (s, s + 1): hop_of_seconds(f"{s}->{s + 1}", f"{s + 1}->{s}", seconds=seconds, delay=delay)
-        for s in range(stages - 1)
+        (s, s + 1): make_hop(f"{s}->{s + 1}", f"{s + 1}->{s}", seconds=seconds, delay=delay) for s in range(stages - 1)
     }
 
 
-def pace(works: Sequence[Work], hops: Hops) -> Pace:
+def compute_pace(works: Sequence[Work], hops: Hops) -> Pace:
     """The pace of stages and hops for one micro-batch, as `limits` needs it.
 
-    >>> pace([Work(1.0, 2.0)] * 3, uniform(3, seconds=1.0))
+    >>> compute_pace([Work(1.0, 2.0)] * 3, make_uniform_hops(3, seconds=1.0))
     Pace(compute=3.0, trips=(2.0, 2.0), held=1.0)
     """
-    away = _time_away(len(works), hops)
+    away = _round_trip_seconds(len(works), hops)
     trips = tuple(max(here - next_, 0.0) for here, next_ in pairwise(away))
-    return Pace(max(work.seconds * work.most_slow for work in works), trips, _busiest(hops))
+    return Pace(max(work.seconds * work.max_slowdown for work in works), trips, _busiest_seconds(hops))
 
 
-def _time_away(stages: int, hops: Hops) -> list[float]:
+def _round_trip_seconds(stages: int, hops: Hops) -> list[float]:
     """The longest round-trip time on lines from each stage to the last one and back."""
     away = [0.0] * stages
     for source, destination in sorted(hops, reverse=True):
@@ -192,10 +191,10 @@ def _time_away(stages: int, hops: Hops) -> list[float]:
     return away
 
 
-def _busiest(hops: Hops) -> float:
+def _busiest_seconds(hops: Hops) -> float:
     held: defaultdict[str, float] = defaultdict(float)
     for hop in hops.values():
-        for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
+        for line, size in ((hop.forward_line, hop.forward), (hop.backward_line, hop.backward)):
             if line is not None and size is not None:
                 held[line.name] += line.seconds(size)
     return max(held.values(), default=0.0)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 GRAIN = 4096
 """Fragments begin at multiples of this many numbers, the size of the rows in which weights are encoded."""
-_WORTH = 1 << 16
-MOST_STEPS = 500
+_MIN_FRAGMENT = 1 << 16
+MAX_INTERVAL = 500
 """The largest interval that is chosen for `sync_every="auto"`."""
 
 
@@ -30,48 +30,48 @@ class Timetable:
 
     def sends(self, step: int) -> tuple[int, ...]:
         """The fragment that is sent after a step."""
-        return tuple(f for f in range(self.fragments) if step > 0 and (step - self._turn(f)) % self.every == 0)
+        return tuple(f for f in range(self.fragments) if step > 0 and (step - self._find_turn(f)) % self.every == 0)
 
     def takes(self, step: int) -> tuple[int, ...]:
         """The fragment that was sent `delay` steps ago, and is applied now."""
         return self.sends(step - self.delay)
 
-    def _turn(self, fragment: int) -> int:
+    def _find_turn(self, fragment: int) -> int:
         return (fragment + 1) * self.every // self.fragments
 
 
-def time_to_arrive(every: int) -> int:
+def choose_delay(every: int) -> int:
     """The default delay of a fragment: a tenth of the steps between two synchronisations.
 
-    >>> time_to_arrive(100), time_to_arrive(4), time_to_arrive(1)
+    >>> choose_delay(100), choose_delay(4), choose_delay(1)
     (10, 1, 0)
     """
     return min(every - 1, max(1, every // 10))
 
 
-def pieces(total: int, every: int) -> int:
+def choose_fragments(total: int, every: int) -> int:
     """The default number of fragments: up to eight, each large enough for a message.
 
-    >>> pieces(20_000_000, 100), pieces(20_000_000, 5), pieces(1000, 100)
+    >>> choose_fragments(20_000_000, 100), choose_fragments(20_000_000, 5), choose_fragments(1000, 100)
     (8, 5, 1)
     """
-    return max(1, min(every, 8, total // _WORTH))
+    return max(1, min(every, 8, total // _MIN_FRAGMENT))
 
 
-def ranges(total: int, fragments: int) -> tuple[tuple[int, int], ...]:
+def list_ranges(total: int, fragments: int) -> tuple[tuple[int, int], ...]:
     """The begin and end of each fragment of `total` numbers: of equal sizes, rounded to `GRAIN`.
 
-    >>> ranges(10_000, 2), ranges(100, 2)
+    >>> list_ranges(10_000, 2), list_ranges(100, 2)
     (((0, 4096), (4096, 10000)), ((0, 0), (0, 100)))
     """
     ends = [total * (number + 1) // fragments // GRAIN * GRAIN for number in range(fragments - 1)]
     return tuple(zip([0, *ends], [*ends, total], strict=True))
 
 
-def shared_out(rows: int, speeds: tuple[float, ...]) -> tuple[tuple[int, int], ...]:
+def share_rows(rows: int, speeds: tuple[float, ...]) -> tuple[tuple[int, int], ...]:
     """The begin and end of each cluster's rows of a batch: in proportion to their speeds, at least one row each.
 
-    >>> shared_out(9, (1.0, 2.0)), shared_out(4, (1.0, 1.0)), shared_out(3, (1.0, 100.0))
+    >>> share_rows(9, (1.0, 2.0)), share_rows(4, (1.0, 1.0)), share_rows(3, (1.0, 100.0))
     (((0, 3), (3, 9)), ((0, 2), (2, 4)), ((0, 1), (1, 3)))
     """
     spare, whole = rows - len(speeds), sum(speeds)

@@ -4,15 +4,15 @@ The schedules differ in how many micro-batches a stage may have in flight; one o
 
 "gpipe" runs all forwards, then all backwards: each stage but the last holds the activations of the whole batch.
 
->>> from whale_nebula.schedule.simulate import picture
->>> print(picture("gpipe", stages=3, micro_batches=4))
+>>> from whale_nebula.schedule.simulate import draw_schedule
+>>> print(draw_schedule("gpipe", stages=3, micro_batches=4))
 stage 0 |F0-F1-F2-F3-.........B0====...B1====...B2====...B3====|
 stage 1 |...F0-F1-F2-F3-B0====...B1====...B2====...B3====......|
 stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
 
 "1f1b" fills the pipeline, then runs one backward for each forward: as fast, with fewer activations held.
 
->>> print(picture("1f1b", stages=3, micro_batches=4))
+>>> print(draw_schedule("1f1b", stages=3, micro_batches=4))
 stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
 stage 1 |...F0-F1-......B0====F2-B1====F3-B2====...B3====......|
 stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
@@ -20,21 +20,21 @@ stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
 Over a slow line its first stage waits for gradients. "eager-1f1b" has more in flight, enough to hide the line's
 round trip:
 
->>> print(picture("1f1b", stages=2, micro_batches=5, seconds=2.0))
+>>> print(draw_schedule("1f1b", stages=2, micro_batches=5, seconds=2.0))
 stage 0 |F0-F1-..................B0====F2-B1====F3-............B2====F4-B3====...............B4====|
 stage 1 |.........F0-B0====F1-B1====............F2-B2====F3-B3====............F4-B4====............|
->>> print(picture("eager-1f1b", stages=2, micro_batches=5, seconds=2.0))
+>>> print(draw_schedule("eager-1f1b", stages=2, micro_batches=5, seconds=2.0))
 stage 0 |F0-F1-F2-F3-............B0====F4-B1====...B2====...B3====...B4====|
 stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
 
 "zero-bubble" holds as many as "eager-1f1b". A backward that other stages wait for computes only the gradient that is
 sent back; the gradients of weights ("W") are computed later, when the stage would otherwise wait:
 
->>> print(picture("1f1b", stages=3, micro_batches=4))
+>>> print(draw_schedule("1f1b", stages=3, micro_batches=4))
 stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
 stage 1 |...F0-F1-......B0====F2-B1====F3-B2====...B3====......|
 stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
->>> print(picture("zero-bubble", stages=3, micro_batches=4))
+>>> print(draw_schedule("zero-bubble", stages=3, micro_batches=4))
 stage 0 |F0-F1-F2-......B0====F3-B1====B2====B3====|
 stage 1 |...F0-F1-...B0=F2-B1=W0~F3-B2=W1~B3=W2~W3~|
 stage 2 |......F0-B0=F1-B1=F2-B2=W0~F3-B3=W1~W2~W3~|
@@ -51,7 +51,7 @@ from typing import ClassVar, Protocol
 
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.ir.routing import Order, spacing
+from whale_nebula.ir.routing import Order, compute_spacing
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Pace:
         return max(self.compute, self.held)
 
     @property
-    def cautious(self) -> Pace:
+    def conservative(self) -> Pace:
         """The pace with round trips at least as long as the computation of a micro-batch, for use before they are
         measured. When each process measures separately on machines with other load, too few micro-batches in flight
         cost time; one too many costs no more memory than without a measurement.
@@ -188,13 +188,13 @@ def _cover_trips(pace: Pace) -> tuple[int, ...]:
     return tuple(accumulate(map(pace.covers, reversed(pace.trips)), initial=0))[::-1]
 
 
-def descending(values: Iterable[int]) -> list[int]:
+def limit_descending(values: Iterable[int]) -> list[int]:
     """Give no stage more in flight than a stage before it. It could not use more, because the earlier stage limits its
     inputs, and a list that requires more would deadlock. Descending limits w exclude a deadlock: ordered by (m, stage)
     for forwards and (m + w − ½, −stage) for backwards, every instruction follows all that it depends on, in its own
     list and in the others'.
 
-    >>> descending([3, 5, 2])
+    >>> limit_descending([3, 5, 2])
     [3, 3, 2]
     """
     return list(accumulate(values, min))
@@ -225,13 +225,13 @@ SCHEDULES: dict[str, Limit] = {
 }
 """The schedules by name; a custom one is another entry."""
 DEFAULT = "eager-1f1b"
-PARTED = frozenset({"zero-bubble"})
+SPLIT_BACKWARD = frozenset({"zero-bubble"})
 """The schedules in which gradients of weights are separate instructions."""
 
-Chosen = int | list[int] | tuple[int, ...]  # in_flight, as passed by the user
+InFlight = int | list[int] | tuple[int, ...]  # in_flight, as passed by the user
 
 
-def instructions(
+def list_instructions(
     stage: int,
     stages: int,
     micro_batches: int,
@@ -248,11 +248,11 @@ def instructions(
     separate instructions, each after this many later backwards.
 
     >>> from whale_nebula.schedule.schedules import to_text
-    >>> to_text(instructions(0, 2, 4, in_flight=2))
+    >>> to_text(list_instructions(0, 2, 4, in_flight=2))
     'F0 F1 B0 F2 B1 F3 B2 B3'
-    >>> to_text(instructions(1, 3, 4, in_flight=2, delay=1))
+    >>> to_text(list_instructions(1, 3, 4, in_flight=2, delay=1))
     'F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3'
-    >>> to_text(instructions(1, 2, 3, in_flight=1, delay=1))
+    >>> to_text(list_instructions(1, 2, 3, in_flight=1, delay=1))
     'FB0 FB1 W0 FB2 W1 W2'
     """
     check_count("micro_batch", micro_batches)
@@ -272,13 +272,13 @@ def instructions(
     return found
 
 
-def delays(
+def choose_delays(
     limits: Sequence[int],
     micro_batches: int,
     fused: Sequence[bool],
     *,
     pace: Pace | None = None,
-    in_flight: Chosen | None = None,
+    in_flight: InFlight | None = None,
     recompute: bool = False,
 ) -> tuple[int, ...]:
     """For each stage, the number of backwards between a backward and its deferred gradients of weights.
@@ -291,9 +291,9 @@ def delays(
     weights are assumed to take half of a micro-batch's computation: they take a third if each of a product's two
     gradients costs as much as the product.
 
-    >>> delays((4, 3, 2, 1), 8, [False, False, False, True])
+    >>> choose_delays((4, 3, 2, 1), 8, [False, False, False, True])
     (0, 1, 2, 3)
-    >>> [delays((4, 1), 8, [False, True], pace=Pace(3.0, (4.0,), held=held))[1] for held in (0.0, 2.7, 3.0)]
+    >>> [choose_delays((4, 1), 8, [False, True], pace=Pace(3.0, (4.0,), held=held))[1] for held in (0.0, 2.7, 3.0)]
     [3, 1, 0]
     """
     spare = 1.0 if pace is None or not pace.compute else max(1.0 - pace.held / pace.compute, 0.0)
@@ -303,10 +303,10 @@ def delays(
     return tuple(min(room - own, most) for room, own in zip(kept, held, strict=True))
 
 
-def limit_of(name: str) -> Limit:
+def find_limit(name: str) -> Limit:
     """Find a schedule by its name; raises an error with a suggestion if it is unknown.
 
-    >>> limit_of("1f1b")(0, 3, 8)
+    >>> find_limit("1f1b")(0, 3, 8)
     3
     """
     found = SCHEDULES.get(name)
@@ -321,11 +321,11 @@ def limits(
     micro_batches: int,
     *,
     pace: Pace | None = None,
-    in_flight: Chosen | None = None,
+    in_flight: InFlight | None = None,
     replicas: Sequence[int] = (),
     orders: Sequence[Order] = (),
 ) -> tuple[int, ...]:
-    """The limits of all stages, none of which exceeds that of an earlier stage (see `descending`).
+    """The limits of all stages, none of which exceeds that of an earlier stage (see `limit_descending`).
 
     `pace` is the measured pace. `in_flight` is the user's option, for all stages or for each, and replaces the
     schedule's limit. It applies to one replica: with `replicas`, the limit of a stage is multiplied by the largest
@@ -342,19 +342,19 @@ def limits(
     >>> limits("1f1b", 3, 8), limits("1f1b", 3, 8, in_flight=5), limits("gpipe", 3, 8, in_flight=[4, 6, 1])
     ((3, 2, 1), (5, 5, 5), (4, 4, 1))
     """
-    own = limit_of(name)
+    own = find_limit(name)
     check_count("micro_batch", micro_batches)
     if in_flight is None:
-        found = descending(own(stage, stages, micro_batches, pace) for stage in range(stages))
+        found = limit_descending(own(stage, stages, micro_batches, pace) for stage in range(stages))
     else:
-        found = descending(_choose_limits(in_flight, stages, micro_batches))
+        found = limit_descending(_list_user_limits(in_flight, stages, micro_batches))
     pairs = zip(orders or [()] * len(replicas), replicas, strict=True)
-    wide = [spacing(*each, least=in_flight is not None) for each in pairs]
+    wide = [compute_spacing(*each, least=in_flight is not None) for each in pairs]
     most = list(accumulate(reversed(wide or [1.0] * stages), max))[::-1]
     return tuple(min(int(limit * copies), micro_batches) for limit, copies in zip(found, most, strict=True))
 
 
-def _choose_limits(in_flight: Chosen, stages: int, micro_batches: int) -> Iterator[int]:
+def _list_user_limits(in_flight: InFlight, stages: int, micro_batches: int) -> Iterator[int]:
     chosen = in_flight if isinstance(in_flight, list | tuple) else [in_flight] * stages
     if len(chosen) != stages:
         raise OptionError(

@@ -15,9 +15,18 @@ from functools import partial
 from itertools import count
 
 from whale_nebula.errors import OptionError
-from whale_nebula.schedule.lines import Hops, Line, Work, uniform
-from whale_nebula.schedule.lines import pace as pace_of
-from whale_nebula.schedule.schedules import DEFAULT, PARTED, Chosen, Instruction, Pace, delays, instructions, limits
+from whale_nebula.schedule.lines import Hops, Line, Work, make_uniform_hops
+from whale_nebula.schedule.lines import compute_pace as pace_of
+from whale_nebula.schedule.schedules import (
+    DEFAULT,
+    SPLIT_BACKWARD,
+    InFlight,
+    Instruction,
+    Pace,
+    choose_delays,
+    limits,
+    list_instructions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +63,20 @@ class Timeline:
         """The time at which the last stage stops computing."""
         return max((span.end for span in self.spans if isinstance(span.place, int)), default=0.0)
 
-    def of(self, place: int | str, replica: int | None = None) -> tuple[Span, ...]:
+    def spans_of(self, place: int | str, replica: int | None = None) -> tuple[Span, ...]:
         """The spans of one stage, or of one of its replicas, or of one line."""
         own = (span for span in self.spans if span.place == place)
         return tuple(span for span in own if replica in (None, span.replica))
 
     def replicas(self, stage: int) -> range:
         """The replicas of a stage that have any work."""
-        return range(1 + max((span.replica for span in self.of(stage)), default=0))
+        return range(1 + max((span.replica for span in self.spans_of(stage)), default=0))
 
     def busy(self, place: int | str) -> float:
         """Seconds that a stage computed (the busiest of its replicas), or that a line was held."""
         if isinstance(place, str):
-            return sum(span.seconds for span in self.of(place))
-        return max(sum(span.seconds for span in self.of(place, replica)) for replica in self.replicas(place))
+            return sum(span.seconds for span in self.spans_of(place))
+        return max(sum(span.seconds for span in self.spans_of(place, replica)) for replica in self.replicas(place))
 
     def wait(self, stage: int) -> float:
         """Seconds of the step in which a stage did not compute."""
@@ -94,7 +103,7 @@ def simulate(
     micro_batches: int,
     *,
     name: str = DEFAULT,
-    in_flight: Chosen | None = None,
+    in_flight: InFlight | None = None,
     blocking: bool = False,
     fused: bool | Sequence[bool] = True,
     pace: Pace | None = None,
@@ -107,30 +116,30 @@ def simulate(
     and `pace`, from which limits are derived, if it is not that of these works and hops. With `recompute` forwards are
     computed again, and gradients of weights, which some schedules separate, are not deferred.
 
-    >>> from whale_nebula.schedule.lines import uniform
+    >>> from whale_nebula.schedule.lines import make_uniform_hops
     >>> works = [Work(1.0, 2.0)] * 2
-    >>> simulate(works, uniform(2, seconds=3.0), 16).seconds
+    >>> simulate(works, make_uniform_hops(2, seconds=3.0), 16).seconds
     57.0
-    >>> simulate(works, uniform(2, seconds=3.0), 16, name="1f1b").seconds
+    >>> simulate(works, make_uniform_hops(2, seconds=3.0), 16, name="1f1b").seconds
     99.0
-    >>> simulate([Work(1.0, 2.0), Work(3.0, 6.0, replicas=3)], uniform(2), 12).seconds
+    >>> simulate([Work(1.0, 2.0), Work(3.0, 6.0, replicas=3)], make_uniform_hops(2), 12).seconds
     43.0
     >>> parted = [Work(1.0, 1.0, weights=1.0)] * 4
-    >>> [simulate(parted, uniform(4), 8, name=name).seconds for name in ("1f1b", "zero-bubble")]
+    >>> [simulate(parted, make_uniform_hops(4), 8, name=name).seconds for name in ("1f1b", "zero-bubble")]
     [33.0, 27.0]
     """
     stages = len(works)
-    if name not in PARTED:
-        works = [work.joined for work in works]
+    if name not in SPLIT_BACKWARD:
+        works = [work.undivided for work in works]
     own = pace_of(works, hops) if pace is None else pace
     chosen = limits(
         name, stages, micro_batches, pace=own, in_flight=in_flight, replicas=[work.replicas for work in works],
         orders=[work.order for work in works],
     )  # fmt: skip
     whole = [fused and stage == stages - 1 for stage in range(stages)] if isinstance(fused, bool) else fused
-    later = delays(chosen, micro_batches, whole, pace=own, in_flight=in_flight, recompute=recompute)
+    later = choose_delays(chosen, micro_batches, whole, pace=own, in_flight=in_flight, recompute=recompute)
     lists = [
-        instructions(
+        list_instructions(
             stage, stages, micro_batches, chosen[stage], backward=work.has_backward, fused=whole[stage],
             delay=None if work.weights is None else later[stage],
         )
@@ -144,7 +153,7 @@ def run_lists(
 ) -> Timeline:
     """Simulate instruction lists as given. Each replica of a stage runs its part of the stage's list.
 
-    >>> run_lists([instructions(0, 2, 2, in_flight=2)], [Work(1.0, 2.0)], {}).seconds
+    >>> run_lists([list_instructions(0, 2, 2, in_flight=2)], [Work(1.0, 2.0)], {}).seconds
     6.0
     """
     return _Run(lists, works, hops, blocking).finish()
@@ -163,7 +172,7 @@ class _Run:
             [each for each in lists[stage] if works[stage].replica(each.micro_batch) == replica]
             for stage, replica in self.seats
         ]
-        self.sends = _sends(works, hops)
+        self.sends = _list_messages(works, hops)
         self.needed = Counter((m.stage, m.what) for messages in self.sends.values() for m in messages)
         self.blocking = blocking
         self.next = [0] * len(self.lists)
@@ -182,7 +191,7 @@ class _Run:
             now, _, event = heapq.heappop(self.events)
             event(now)
         if stuck := [seat for seat, instructions in enumerate(self.lists) if self.next[seat] < len(instructions)]:
-            raise _deadlock([self.seats[seat][0] for seat in stuck], [self.lists[s][self.next[s]] for s in stuck])
+            raise _deadlock_error([self.seats[seat][0] for seat in stuck], [self.lists[s][self.next[s]] for s in stuck])
         return Timeline(len(self.works), tuple(sorted(self.spans, key=lambda span: span.start)))
 
     def at(self, when: float, event: Event) -> None:
@@ -200,7 +209,7 @@ class _Run:
         self.next[seat] += 1
         self.holds[seat] += 1
         for what in instruction.letters:
-            start, now = now, now + self.works[stage].of(what) * self.works[stage].slow(replica)
+            start, now = now, now + self.works[stage].seconds_of(what) * self.works[stage].slowdown(replica)
             self.spans.append(Span(stage, what, instruction.micro_batch, start, now, replica))
         self.at(now, partial(self.finish_instruction, seat, instruction))
 
@@ -247,16 +256,16 @@ class _Message:
     size: float
 
 
-def _sends(works: Sequence[Work], hops: Hops) -> Mapping[tuple[int, str], list[_Message]]:
+def _list_messages(works: Sequence[Work], hops: Hops) -> Mapping[tuple[int, str], list[_Message]]:
     sends: defaultdict[tuple[int, str], list[_Message]] = defaultdict(list)
     for (source, destination), hop in sorted(hops.items()):
-        sends[source, "F"].append(_Message(destination, "F", hop.there, hop.forward))
+        sends[source, "F"].append(_Message(destination, "F", hop.forward_line, hop.forward))
         if hop.backward is not None and works[source].has_backward and works[destination].has_backward:
-            sends[destination, "B"].append(_Message(source, "B", hop.back, hop.backward))
+            sends[destination, "B"].append(_Message(source, "B", hop.backward_line, hop.backward))
     return sends
 
 
-def _deadlock(stuck: Sequence[int], instructions: Sequence[Instruction]) -> OptionError:
+def _deadlock_error(stuck: Sequence[int], instructions: Sequence[Instruction]) -> OptionError:
     waits = ", ".join(f"stage {stage} at {each}" for stage, each in zip(stuck, instructions, strict=True))
     return OptionError(
         f"the lists of instructions wait for each other: {waits}",
@@ -273,7 +282,7 @@ Row = tuple[int | str, int]
 """The key of a row: a replica of a stage, or a line."""
 
 
-def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
+def draw_timeline(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
     """Draw a timeline: "F0-" is a forward, "B0==" a backward, "W0~" gradients of weights in a function of their own,
     dots are waiting; `lines` adds a row for each line.
 
@@ -281,8 +290,8 @@ def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
     digit (10 is "a"): "0-" is a forward, "0=" a backward, "0~" gradients of weights. A block is at least one column
     wide.
 
-    >>> timeline = simulate([Work(1.0, 2.0)] * 2, uniform(2, seconds=1.0), 2)
-    >>> print(draw(timeline, lines=True))
+    >>> timeline = simulate([Work(1.0, 2.0)] * 2, make_uniform_hops(2, seconds=1.0), 2)
+    >>> print(draw_timeline(timeline, lines=True))
     stage 0 |F0-F1-............B0====...B1====|
     stage 1 |......F0-B0====F1-B1====.........|
     0->1    |...F0-F1-........................|
@@ -290,98 +299,100 @@ def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
     """
     own = [(stage, replica) for stage in range(timeline.stages) for replica in timeline.replicas(stage)]
     rows_of: list[Row] = [*own, *((line, 0) for line in timeline.lines if lines)]
-    names = [_title(*row, timeline) for row in rows_of]
+    names = [_format_title(*row, timeline) for row in rows_of]
     margin = max(map(len, names))
-    shown = [span for span in timeline.spans if _row(span) in rows_of and (span.seconds or _message(span))]
+    shown = [span for span in timeline.spans if _row_key(span) in rows_of and (span.seconds or _is_message(span))]
     room = max(width - margin - 3, 1)
-    scale = _scale(shown, room)
-    rows = _rows(shown, rows_of, scale, min(_columns(shown, scale), room))
+    scale = _choose_scale(shown, room)
+    rows = _draw_rows(shown, rows_of, scale, min(_count_columns(shown, scale), room))
     return "\n".join(f"{name:<{margin}} |{row}|" for name, row in zip(names, rows, strict=True))
 
 
-def _row(span: Span) -> Row:
+def _row_key(span: Span) -> Row:
     return span.place, span.replica
 
 
-def _title(place: int | str, replica: int, timeline: Timeline) -> str:
+def _format_title(place: int | str, replica: int, timeline: Timeline) -> str:
     if isinstance(place, str):
         return place
     return f"stage {place}.{replica}" if len(timeline.replicas(place)) > 1 else f"stage {place}"
 
 
-def picture(name: str, *, stages: int, micro_batches: int, seconds: float = 0.0, width: int = 100) -> str:
+def draw_schedule(name: str, *, stages: int, micro_batches: int, seconds: float = 0.0, width: int = 100) -> str:
     """Draw a schedule where a forward takes 1, a backward 2, and a message holds the line for `seconds`. Each part
     of a divided backward takes 1; the first stage sends no gradient back, so its backward is not divided.
 
-    >>> print(picture("1f1b", stages=2, micro_batches=3))
+    >>> print(draw_schedule("1f1b", stages=2, micro_batches=3))
     stage 0 |F0-F1-......B0====F2-B1====...B2====|
     stage 1 |...F0-B0====F1-B1====F2-B2====......|
     """
     works = [Work(1.0, 2.0), *[Work(1.0, 1.0, weights=1.0)] * (stages - 1)]
-    return draw(simulate(works, uniform(stages, seconds=seconds), micro_batches, name=name), width=width)
+    return draw_timeline(
+        simulate(works, make_uniform_hops(stages, seconds=seconds), micro_batches, name=name), width=width
+    )
 
 
-def _message(span: Span) -> bool:
+def _is_message(span: Span) -> bool:
     return isinstance(span.place, str)
 
 
-def _scale(spans: Sequence[Span], columns: int) -> float:
+def _choose_scale(spans: Sequence[Span], columns: int) -> float:
     """Columns a second: whole columns for the shortest span, up to its name and one more.
 
     If messages are too short for that, for the shortest span of a stage.
     """
     room = columns / (max((span.end for span in spans), default=0.0) or 1.0)
-    for own in (spans, [span for span in spans if not _message(span)]):
+    for own in (spans, [span for span in spans if not _is_message(span)]):
         shortest = min((span.seconds for span in own if span.seconds), default=0.0)
-        whole = min(math.floor(room * shortest + _ROUNDING), _longest(spans) + 1)
+        whole = min(math.floor(room * shortest + _ROUNDING), _longest_name(spans) + 1)
         if whole:
             return whole / shortest
     return room
 
 
-def _columns(spans: Sequence[Span], scale: float) -> int:
+def _count_columns(spans: Sequence[Span], scale: float) -> int:
     """The number of columns: as the time requires, or the row with the most blocks."""
-    blocks = Counter(map(_row, spans)).values()
-    return max([0, *blocks, *(_column(span.end, scale) for span in spans)])
+    blocks = Counter(map(_row_key, spans)).values()
+    return max([0, *blocks, *(_find_column(span.end, scale) for span in spans)])
 
 
-def _rows(spans: Sequence[Span], places: Sequence[Row], scale: float, columns: int) -> Iterator[str]:
+def _draw_rows(spans: Sequence[Span], places: Sequence[Row], scale: float, columns: int) -> Iterator[str]:
     """Draw the rows; names of blocks are shown in all rows of stages or in none, and likewise for lines."""
-    enough = _longest(spans) - _ROUNDING
-    named = {kind: all(s.seconds * scale >= enough for s in spans if _message(s) is kind) for kind in (False, True)}
+    enough = _longest_name(spans) - _ROUNDING
+    named = {kind: all(s.seconds * scale >= enough for s in spans if _is_message(s) is kind) for kind in (False, True)}
     for place in places:
-        own = sorted((span for span in spans if _row(span) == place), key=lambda span: span.start)
+        own = sorted((span for span in spans if _row_key(span) == place), key=lambda span: span.start)
         row = [IDLE] * columns
-        for span, (start, stop) in zip(own, _blocks(own, scale, columns), strict=True):
+        for span, (start, stop) in zip(own, _place_blocks(own, scale, columns), strict=True):
             room = stop - start
-            row[start:stop] = _block(span, room, named[_message(span)] and room >= len(_name(span)))
+            row[start:stop] = _draw_block(span, room, named[_is_message(span)] and room >= len(_format_name(span)))
         yield "".join(row)
 
 
-def _blocks(spans: Sequence[Span], scale: float, columns: int) -> Iterator[tuple[int, int]]:
+def _place_blocks(spans: Sequence[Span], scale: float, columns: int) -> Iterator[tuple[int, int]]:
     """The columns of each span of a row: at least one each, without overlap as long as there is room."""
     after = 0
     for left, span in zip(range(len(spans), 0, -1), spans, strict=True):
-        start = max(min(max(_column(span.start, scale), after), columns - left), 0)
-        after = min(max(_column(span.end, scale), start + 1), columns)
+        start = max(min(max(_find_column(span.start, scale), after), columns - left), 0)
+        after = min(max(_find_column(span.end, scale), start + 1), columns)
         yield start, after
 
 
-def _column(seconds: float, scale: float) -> int:
+def _find_column(seconds: float, scale: float) -> int:
     return math.floor(seconds * scale + 0.5 + _ROUNDING)
 
 
-def _block(span: Span, width: int, named: bool) -> str:
+def _draw_block(span: Span, width: int, named: bool) -> str:
     fill = FILL[span.what]
     if named:
-        return _name(span).ljust(width, fill)[:width]
+        return _format_name(span).ljust(width, fill)[:width]
     digit = DIGITS[span.micro_batch] if span.micro_batch < len(DIGITS) else fill
     return (fill if width == 1 and span.what != "F" else digit).ljust(width, fill)[:width]
 
 
-def _longest(spans: Sequence[Span]) -> int:
-    return max((len(_name(span)) for span in spans), default=0)
+def _longest_name(spans: Sequence[Span]) -> int:
+    return max((len(_format_name(span)) for span in spans), default=0)
 
 
-def _name(span: Span) -> str:
+def _format_name(span: Span) -> str:
     return f"{span.what}{span.micro_batch}"

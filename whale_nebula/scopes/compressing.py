@@ -9,9 +9,9 @@ from whale_nebula import codec as codecs
 from whale_nebula.codec import Codec, Rank
 from whale_nebula.codec.way import AUTO, NONFINITE, Way, ways
 from whale_nebula.errors import OptionError
-from whale_nebula.ir.outer_optimizer import NAMED, Average, Outer
-from whale_nebula.ir.program import ASYNC, OPEN, SYNC, Apart
-from whale_nebula.schedule.rounds import MOST_STEPS, time_to_arrive
+from whale_nebula.ir.outer_optimizer import OUTER_BY_NAME, Average, Outer
+from whale_nebula.ir.program import ASYNC, SYNC, UNDECIDED, LocalSgd
+from whale_nebula.schedule.rounds import MAX_INTERVAL, choose_delay
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.frames import Frame, cluster_block_of, compress_of, replica_of
 from whale_nebula.site import calling_site
@@ -170,7 +170,7 @@ def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
     if mode == SYNC and staleness is not None:
         why = "in mode='sync' all clusters wait for each other"
         raise values.refuse(f"staleness={staleness!r} has no effect without mode='async'", why=why, mend='mode="async"')
-    most = MOST_STEPS if every == AUTO else every
+    most = MAX_INTERVAL if every == AUTO else every
     return {
         "sync_every": every,
         "outer": _check_outer(given["outer"], mode),
@@ -213,7 +213,7 @@ def _check_most(option: str, value: int, most: int) -> int:
 def _check_outer(value: Any, mode: str) -> Outer | str:
     """Validate `outer`: a known name, or an object of `nb.outer`."""
     if isinstance(value, str):
-        values.choice("outer", value, NAMED)
+        values.choice("outer", value, OUTER_BY_NAME)
     elif not isinstance(value, Outer):
         raise values.refuse(
             f"outer={value!r} is not an outer optimizer", mend='outer="nesterov", or nb.outer.Nesterov()'
@@ -224,7 +224,7 @@ def _check_outer(value: Any, mode: str) -> Outer | str:
     return value
 
 
-def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | None:
+def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> LocalSgd | None:
     """The local SGD options in effect inside these scopes, if any; `frame` is the replica scope, if known."""
     frame = frame or replica_of(frames)
     if frame is None or frame.options.get("sync_every") is None:
@@ -232,7 +232,7 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | N
     options, block, squeeze = frame.options, cluster_block_of(frames), compress_of(frames)
     layout = block.options["layout"] if block is not None else "all"
     every, delay, outer = options["sync_every"], options["delay"], options["outer"]
-    every = OPEN if every == AUTO else every
+    every = UNDECIDED if every == AUTO else every
     shared: dict[str, Any] = {
         "every": every,
         "codec": str(_way(squeeze)) if squeeze is not None else "none",
@@ -246,14 +246,14 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | N
             raise OptionError(
                 what, where=shared["where"], why='exchange="1bit" is a codec itself', mend="remove nb.compress"
             )
-        return Apart(fragments=1, exchange=ONE_BIT, **shared)
+        return LocalSgd(fragments=1, exchange=ONE_BIT, **shared)
     if options["mode"] == ASYNC:  # a server adds each difference as it arrives, which averages
         staleness = 1 if options["staleness"] is None else int(options["staleness"])
-        return Apart(fragments=1, delay=0, outer=Average(), staleness=staleness, **shared)
-    return Apart(
+        return LocalSgd(fragments=1, delay=0, outer=Average(), staleness=staleness, **shared)
+    return LocalSgd(
         fragments=options["fragments"] or 0,
-        delay=delay if delay is not None else OPEN if every == OPEN else time_to_arrive(every),
-        outer=NAMED[outer] if isinstance(outer, str) else outer,
+        delay=delay if delay is not None else UNDECIDED if every == UNDECIDED else choose_delay(every),
+        outer=OUTER_BY_NAME[outer] if isinstance(outer, str) else outer,
         staleness=0,
         **shared,
     )

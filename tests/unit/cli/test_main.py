@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ir.traced import inference
+from tests.unit.ir.example_plans import inference
 from tests.unit.report.making import full
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, split

@@ -14,7 +14,7 @@ layers = keras.layers
 X, Y = keras.KerasTensor((8, 4)), keras.KerasTensor((8, 1))
 
 
-def plan(
+def make_plan(
     *,
     width: int = 6,
     inputs: int = 4,
@@ -27,7 +27,7 @@ def plan(
     clip: float | None = None,
     **pipeline: Any,
 ) -> nb.Plan:
-    """The plan of a small model in which one thing may be otherwise."""
+    """Make the plan of a small model, with one change."""
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     first = keras.Input((inputs,))
@@ -46,11 +46,11 @@ def plan(
 
 
 @pytest.fixture(scope="module")
-def base() -> nb.Plan:
-    return plan()
+def base_plan() -> nb.Plan:
+    return make_plan()
 
 
-EXACTLY = [
+FIELD_CHANGES = [
     (
         {"places": {"a": "gpu", "b": nb.stage(cluster="tpu", name="npu")}},
         "stage 'npu' is on cluster 'npu' here, on cluster 'tpu' there",
@@ -63,54 +63,63 @@ EXACTLY = [
     ({"fp16": True}, "the codec of boundary b0, from gpu to npu, is none here, fp16 there"),
     ({"metrics": ["mae"]}, "variable mean_absolute_error/count exists there, but not here"),
 ]
-OPS = [
+OP_CHANGES = [
     ({"activation": "tanh"}, "Relu", "Tanh"),
     ({"epsilon": 0.25}, "0.0010000000474974513", "0.25"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "difference"),
     [
         pytest.param(*each, marks=pytest.mark.grid if {*each[0]} & {"inputs", "width", "metrics"} else ())
-        for each in EXACTLY
+        for each in FIELD_CHANGES
     ],
-    ids=[" ".join(other) for other, _ in EXACTLY],
+    ids=[" ".join(other) for other, _ in FIELD_CHANGES],
 )
-def test_the_first_difference_is_told(base: nb.Plan, other: dict[str, Any], said: str) -> None:
-    given = plan(**other)
-    assert base.difference(given) == said
-    assert given.program_digest != base.program_digest
+def test_difference_describes_the_first_changed_field(
+    base_plan: nb.Plan, other: dict[str, Any], difference: str
+) -> None:
+    changed = make_plan(**other)
+    assert base_plan.difference(changed) == difference
+    assert changed.program_digest != base_plan.program_digest
 
 
-def test_a_cut_at_another_layer_is_told_by_the_layers() -> None:
-    before, after = (plan(places={first: "gpu", second: "npu"}) for first, second in (("a|norm", "b"), ("a", "norm|b")))
+def test_difference_names_the_layers_of_a_moved_boundary() -> None:
+    before, after = (
+        make_plan(places={first: "gpu", second: "npu"}) for first, second in (("a|norm", "b"), ("a", "norm|b"))
+    )
     assert (before.difference(after) or "").startswith("boundary b0 is produced by 'norm' here, 'a' there; op ")
 
 
-@pytest.mark.parametrize(("other", "ours", "theirs"), OPS, ids=[" ".join(each[0]) for each in OPS])
-def test_the_first_line_of_the_program_that_differs_is_told(
-    base: nb.Plan, other: dict[str, Any], ours: str, theirs: str
+@pytest.mark.parametrize(("other", "ours", "theirs"), OP_CHANGES, ids=[" ".join(each[0]) for each in OP_CHANGES])
+def test_difference_quotes_the_first_changed_op(
+    base_plan: nb.Plan, other: dict[str, Any], ours: str, theirs: str
 ) -> None:
-    found = base.difference(plan(**other)) or ""
+    found = base_plan.difference(make_plan(**other)) or ""
     assert re.fullmatch(rf"op \d+: .*{re.escape(ours)}.* here.*{re.escape(theirs)}.* there", found), found
 
 
-def test_the_same_plan_has_no_difference_wherever_it_was_made(base: nb.Plan, tmp_path: Path) -> None:
-    base.save(tmp_path / "plan.json")
-    assert base.difference(nb.Plan.load(tmp_path / "plan.json")) is None
-    assert base.difference(plan()) is None
-    assert base.difference(replace(base, rows=(3,), notes=("other",))) is None
+def test_equal_plans_have_no_difference(base_plan: nb.Plan, tmp_path: Path) -> None:
+    base_plan.save(tmp_path / "plan.json")
+    assert base_plan.difference(nb.Plan.load(tmp_path / "plan.json")) is None
+    assert base_plan.difference(make_plan()) is None
+    assert base_plan.difference(replace(base_plan, rows=(3,), notes=("other",))) is None
 
 
-def test_versions_threads_and_workers(base: nb.Plan) -> None:
-    other = replace(base, versions={**base.versions, "tensorflow": "2.21.9"})
-    assert f"the version of tensorflow is {base.versions['tensorflow']} here, 2.21.9 there" == base.difference(other)
-    other = replace(base, threads={**base.threads, "intra_op": 77})
-    assert "the number of threads intra_op" in (base.difference(other) or "")
-    apart = replace(base, stages={name: replace(s, worker=f"{name}/0") for name, s in base.stages.items()})
-    moved = replace(base, stages={name: replace(s, worker=f"{name}/1") for name, s in base.stages.items()})
-    assert base.difference(apart) is None
+def test_difference_of_versions_threads_and_workers(base_plan: nb.Plan) -> None:
+    other = replace(base_plan, versions={**base_plan.versions, "tensorflow": "2.21.9"})
+    assert (
+        f"the version of tensorflow is {base_plan.versions['tensorflow']} here, 2.21.9 there"
+        == base_plan.difference(other)
+    )
+    other = replace(base_plan, threads={**base_plan.threads, "intra_op": 77})
+    assert "the number of threads intra_op" in (base_plan.difference(other) or "")
+    apart = replace(base_plan, stages={name: replace(s, worker=f"{name}/0") for name, s in base_plan.stages.items()})
+    moved = replace(base_plan, stages={name: replace(s, worker=f"{name}/1") for name, s in base_plan.stages.items()})
+    assert base_plan.difference(apart) is None
     assert apart.difference(moved) == "the worker of stage 'gpu' is gpu/0 here, gpu/1 there"
-    found = base.difference(replace(base, in_flight=None, lines=(base.lines[0], "%9 = ???")), ("now", "then"))
+    found = base_plan.difference(
+        replace(base_plan, in_flight=None, lines=(base_plan.lines[0], "%9 = ???")), ("now", "then")
+    )
     assert found is not None and found.endswith(" exists now, but not then")

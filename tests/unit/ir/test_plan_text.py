@@ -18,55 +18,55 @@ import pytest
 
 import whale_nebula as nb
 from tests.golden.files import FOLDER, check_golden
-from tests.unit.ir.traced import PLANS, plan
+from tests.unit.ir.example_plans import PLANS, plan
 from whale_nebula.plan.html.graph import WIDTH, layout
 from whale_nebula.plan.records import PlanLayer, PlanStage, PlanTied
 
-VOID = {"meta", "input", "br", "link"}
+VOID_ELEMENTS = {"meta", "input", "br", "link"}
 
 
-def without_digests(text: str) -> str:
-    """Digests name the versions, and programs change with those."""
+def mask_digests(text: str) -> str:
+    """Replace digests by zeros, as they depend on versions."""
     return re.sub(r"\b[0-9a-f]{12}\b", "0" * 12, text)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_text_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
-    check_golden(request, f"plans/{name}.txt", without_digests(plan(name).to_text()))
+def test_plan_text_matches_the_golden_file(name: str, request: pytest.FixtureRequest) -> None:
+    check_golden(request, f"plans/{name}.txt", mask_digests(plan(name).to_text()))
 
 
 @pytest.mark.parametrize("name", ["skipping", "adversaries", "divided"])
-def test_the_flowchart_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
+def test_flowchart_matches_the_golden_file(name: str, request: pytest.FixtureRequest) -> None:
     check_golden(request, f"plans/{name}.mmd", plan(name).to_mermaid())
 
 
-def test_no_golden_file_is_left_over() -> None:
+def test_plan_golden_files_all_belong_to_a_plan() -> None:
     assert {path.stem for path in (FOLDER / "plans").iterdir()} == set(PLANS)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_text_fits_a_page(name: str) -> None:
+def test_plan_text_has_at_most_110_columns(name: str) -> None:
     assert max(map(len, plan(name).to_text().splitlines())) <= 110
 
 
-def test_its_repr_is_a_line() -> None:
-    said = re.sub(r"\b[0-9a-f]{12}\b", "", repr(plan("tied")))
-    assert re.fullmatch(r"<plan  of \w+: \d stages? and \d boundar(y|ies); print\(\) shows it>", said), said
+def test_plan_repr_is_one_line() -> None:
+    text = re.sub(r"\b[0-9a-f]{12}\b", "", repr(plan("tied")))
+    assert re.fullmatch(r"<plan  of \w+: \d stages? and \d boundar(y|ies); print\(\) shows it>", text), text
 
 
-def over_a_line(name: str) -> nb.Plan:
-    """The plan as it would be over lines of 60 Mbit/s and 20 ms."""
+def assume_slow_links(name: str) -> nb.Plan:
+    """Return a plan with links of 60 Mbit/s and 20 ms."""
     given = plan(name)
     links = {key: replace(link, line="60mbit, 20ms", rate=60e6, delay=0.02) for key, link in given.links.items()}
     return replace(given, links=links, exchange_seconds=0.02)
 
 
-def variants() -> Iterator[tuple[str, nb.Plan, nb.Plan]]:
-    """Plans as they are, and with something in them that no trace has."""
+def list_variants() -> Iterator[tuple[str, nb.Plan, nb.Plan]]:
+    """List plans, each with a variant that no trace has."""
     skipping, tied, alone = plan("skipping"), plan("tied"), plan("inference")
     yield "many micro-batches are drawn in part", skipping, replace(skipping, micro_batch=40, rows=(1,) * 40)
     yield "fewer rows than micro-batches", tied, replace(tied, micro_batch=8, rows=(1,))
-    line = over_a_line("tied")
+    line = assume_slow_links("tied")
     yield "over a line: the busiest", tied, line
     at_most = {name: replace(link, at_most=True) for name, link in line.links.items()}
     yield "of a line that may carry less nothing is concluded", line, replace(line, links=at_most)
@@ -80,18 +80,18 @@ def variants() -> Iterator[tuple[str, nb.Plan, nb.Plan]]:
     yield "a note and a limit", alone, replace(alone, notes=("rows are coupled",), in_flight=3)
 
 
-def test_what_is_said_of_variants_is_golden(request: pytest.FixtureRequest) -> None:
-    said = ["# Texts of plans: the lines in which a variant differs from its plan."]
-    for title, before, after in variants():
-        texts = [without_digests(each.to_text()).splitlines() for each in (before, after)]
+def test_plan_texts_of_variants_match_the_golden_file(request: pytest.FixtureRequest) -> None:
+    lines = ["# Texts of plans: the lines in which a variant differs from its plan."]
+    for title, before, after in list_variants():
+        texts = [mask_digests(each.to_text()).splitlines() for each in (before, after)]
         changed = [each for each in difflib.ndiff(*texts) if each[0] in "-+"]
-        said += ["", f"== {title}", *(each.rstrip() for each in changed)]
-    check_golden(request, "plan_variants.txt", "\n".join(said) + "\n")
+        lines += ["", f"== {title}", *(each.rstrip() for each in changed)]
+    check_golden(request, "plan_variants.txt", "\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_over_a_line_every_message_is_drawn_and_the_page_is_kept_to(name: str) -> None:
-    given = over_a_line(name)
+def test_schedule_over_a_slow_link_draws_all_messages(name: str) -> None:
+    given = assume_slow_links(name)
     text = given.to_text()
     assert max(map(len, text.splitlines())) <= 110
     drawn = text[text.index("\nschedule\n") :]
@@ -101,7 +101,7 @@ def test_over_a_line_every_message_is_drawn_and_the_page_is_kept_to(name: str) -
         assert all(str(number) in rows for number in range(len(given.rows))), (key, drawn)
 
 
-def test_names_that_mermaid_would_misread_are_spelled_out() -> None:
+def test_flowchart_escapes_names() -> None:
     given = plan("inference")
     stage = replace(given.stages["gpu"], name="a-b", cluster='say "x"')
     chart = replace(given, stages={"a-b": stage}, boundaries=()).to_mermaid()
@@ -111,7 +111,7 @@ def test_names_that_mermaid_would_misread_are_spelled_out() -> None:
 
 # ------------------------------------------------------------------ the page
 class Page(HTMLParser):
-    """Checks that elements are closed in order, and gathers what is in them."""
+    """A parsed page: checks that elements are closed in order, and collects their content."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Page(HTMLParser):
         self.tags.append(tag)
         self.attributes += attrs
         self.ids += [value for name, value in attrs if name == "id" and value]
-        if tag not in VOID:
+        if tag not in VOID_ELEMENTS:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -138,7 +138,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_it_is_well_formed_and_says_everything(name: str) -> None:
+def test_html_is_well_formed_and_complete(name: str) -> None:
     given = plan(name)
     page = Page(given.to_html())
     assert len(page.ids) == len(set(page.ids))
@@ -154,14 +154,14 @@ def test_it_is_well_formed_and_says_everything(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_gradients_of_weights_are_told_apart_where_they_are(name: str) -> None:
+def test_html_marks_gradients_of_weights(name: str) -> None:
     page = Page(plan(name).to_html())
     found = ("class", "w") in page.attributes, "gradients of weights" in page.words
     assert found == (name == "parted",) * 2
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_it_needs_nothing_but_itself(name: str) -> None:
+def test_html_is_self_contained(name: str) -> None:
     text = plan(name).to_html()
     page = Page(text)
     assert not {"img", "link", "iframe", "object"} & set(page.tags)
@@ -171,7 +171,7 @@ def test_it_needs_nothing_but_itself(name: str) -> None:
     assert "default-src 'none'" in text
 
 
-def test_names_from_outside_stay_text() -> None:
+def test_html_escapes_names() -> None:
     given = plan("inference")
     evil = '</script><script>alert("1")</script>'
     stage = replace(given.stages["gpu"], name=evil, cluster=evil, inputs=(evil,), layers=(PlanLayer(evil),))
@@ -181,15 +181,15 @@ def test_names_from_outside_stay_text() -> None:
     assert "alert(" in page.words
 
 
-def test_the_drawing_is_for_everybody() -> None:
-    """Stages and arrows are reached by Tab, have a role, and say in words what they are."""
+def test_drawing_is_accessible() -> None:
+    """Stages and arrows can be focused, and have a role and a label."""
     text = plan("skipping").to_html()
     for kind in ("stage", "arrow"):
         for element in re.findall(rf'<g class="{kind}[^>]*>', text):
             assert 'tabindex="0"' in element and 'role="button"' in element and 'aria-label="' in element
 
 
-def test_layers_open_as_a_tree() -> None:
+def test_html_lists_layers_as_a_tree() -> None:
     given = plan("inference")
     layers = (PlanLayer("block", flops=5), PlanLayer("block/dense", parameters=1234), PlanLayer("", forward_ops=3))
     stages = {"gpu": replace(given.stages["gpu"], layers=layers)}
@@ -199,8 +199,8 @@ def test_layers_open_as_a_tree() -> None:
     assert all(words in page.words for words in ("block", "dense", "1,234", "the rest", "outside layers"))
 
 
-def large(blocks: int, stages: int) -> nb.Plan:
-    """A plan as large as that of a transformer with so many blocks, in so many stages."""
+def make_large_plan(blocks: int, stages: int) -> nb.Plan:
+    """Make a plan of the size of a transformer with `blocks` blocks in `stages` stages."""
     given = plan("inference")
     parts = ("attention_norm", "attention/query", "attention/key", "attention/value", "attention", "wide", "narrow")
     made: dict[str, PlanStage] = {}
@@ -219,14 +219,14 @@ def large(blocks: int, stages: int) -> nb.Plan:
 
 
 @pytest.mark.parametrize(("blocks", "stages"), [(100, 2), (100, 100)])
-def test_a_hundred_layers_are_under_two_megabytes(blocks: int, stages: int) -> None:
-    assert len(large(blocks, stages).to_html().encode()) < 2_000_000
+def test_html_of_a_large_plan_is_under_two_megabytes(blocks: int, stages: int) -> None:
+    assert len(make_large_plan(blocks, stages).to_html().encode()) < 2_000_000
 
 
 # ---------------------------------------------------------------------- layout
 @pytest.mark.parametrize("name", [*PLANS, "large"])
-def test_nothing_lies_on_anything_else(name: str) -> None:
-    found = layout(large(20, 20) if name == "large" else plan(name))
+def test_layout_has_no_overlaps(name: str) -> None:
+    found = layout(make_large_plan(20, 20) if name == "large" else plan(name))
     for a, b in combinations(found.nodes, 2):
         assert abs(a.x - b.x) >= WIDTH or abs(a.y - b.y) >= found.tall
     for a, b in combinations(found.boxes, 2):
@@ -236,7 +236,7 @@ def test_nothing_lies_on_anything_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_each_stage_stands_in_its_cluster_and_after_what_it_reads(name: str) -> None:
+def test_layout_places_stages_in_clusters_and_in_order(name: str) -> None:
     given = plan(name)
     found = layout(given)
     boxes = {box.cluster: box for box in found.boxes}
@@ -247,14 +247,14 @@ def test_each_stage_stands_in_its_cluster_and_after_what_it_reads(name: str) -> 
     assert all(found.nodes[arrow.source].x < found.nodes[arrow.destination].x for arrow in found.arrows)
 
 
-def test_what_passes_by_a_stage_passes_above_it() -> None:
+def test_layout_routes_skip_connections_above_stages() -> None:
     found = layout(plan("skipping"))
     passing = [arrow for arrow in found.arrows if arrow.channel is not None]
     assert [(arrow.source, arrow.destination) for arrow in passing] == [(0, 2)]
     assert passing[0].channel is not None and 40 < passing[0].channel < found.nodes[1].y
 
 
-def test_ties_are_drawn_below() -> None:
+def test_layout_draws_ties_below_stages() -> None:
     given = plan("tied")
     more = PlanTied("other", "float32", (2,), ("embed", "mix"), 8)
     found = layout(replace(given, tied=(*given.tied, more)))
@@ -263,7 +263,7 @@ def test_ties_are_drawn_below() -> None:
     assert all(tie.channel > node.y + found.tall for tie in found.ties for node in found.nodes)
 
 
-def test_its_style_and_script_are_installed_with_it() -> None:
+def test_style_and_script_are_package_data() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))
     assert {"*.css", "*.js"} <= set(project["tool"]["setuptools"]["package-data"]["*"])
 
@@ -273,16 +273,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_it_is_well_formed_and_names_every_stage(name: str) -> None:
+def test_svg_is_well_formed_and_names_all_stages(name: str) -> None:
     drawn: nb.Plan = plan(name)
     root = ElementTree.fromstring(drawn.to_svg())
-    said = "".join(root.itertext())
+    text = "".join(root.itertext())
     assert root.tag == f"{SVG}svg" and float(root.get("width")) > 0
-    assert all(stage in said for stage in drawn.stages)
+    assert all(stage in text for stage in drawn.stages)
     assert drawn._repr_svg_() == drawn.to_svg()
 
 
-def test_every_rule_of_its_style_lies_inside_it() -> None:
+def test_svg_style_is_scoped() -> None:
     style = ElementTree.fromstring(plan(next(iter(PLANS))).to_svg()).find(f"{SVG}style").text
     style = re.sub(r"/\*.*?\*/", "", style, flags=re.S)
     depth = 0

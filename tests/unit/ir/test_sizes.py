@@ -10,7 +10,7 @@ from keras import layers
 
 from whale_nebula.capture.mirror import mirror, order_operations
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, KnownOp, broadcast, compute_outputs, integers
+from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, KnownOp, broadcast_shapes, compute_integers, compute_outputs
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.models import SwitchFeedForward
 from whale_nebula.plan.flops import Effort
@@ -32,7 +32,7 @@ def pictures(x: Any) -> Any:
     return layers.Flatten()(layers.MaxPooling2D()(layers.Conv2D(3, 3, padding="same")(x)))
 
 
-def pieces(x: Any) -> Any:
+def rearrange(x: Any) -> Any:
     flat = tf.reshape(x, [-1, 8])
     pairs = tf.reshape(flat, [tf.shape(x)[0] * 3, 2, 8])
     turned = tf.transpose(pairs, [1, 0, 2])
@@ -49,9 +49,9 @@ def classes(x: Any) -> Any:
     return tf.squeeze(tf.stack([marks, tf.where(marks > 0.5, marks, 0.1)], 1)[..., tf.newaxis], [-1])
 
 
-@pytest.mark.parametrize("make", [attention, dense, pictures, pieces, experts, classes])
-def test_every_tensor_has_the_size_that_it_has_when_it_runs(make: Callable[[Any], Any]) -> None:
-    """Forward and gradients; the graph is run by a session, which gives any of its tensors."""
+@pytest.mark.parametrize("make", [attention, dense, pictures, rearrange, experts, classes])
+def test_sizes_match_the_shapes_at_run_time(make: Callable[[Any], Any]) -> None:
+    """The graph contains forward and gradients; a session computes all its tensors."""
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.float32, [None, 6, 8])
         loss = tf.reduce_mean(make(x))
@@ -63,77 +63,77 @@ def test_every_tensor_has_the_size_that_it_has_when_it_runs(make: Callable[[Any]
         mirrored = mirror(graph)
     sizes = Sizes(mirrored, ROWS).follow(range(len(mirrored)))
     numbers = {op.name: index for index, op in enumerate(operations)}
-    told = {t.name: sizes.shape(Value(numbers[t.op.name], t.value_index)) for t in tensors}
+    computed = {t.name: sizes.shape(Value(numbers[t.op.name], t.value_index)) for t in tensors}
     real = {t.name: np.shape(value) for t, value in zip(tensors, found, strict=True)}
-    assert {name: (told[name], real[name]) for name in told if told[name] != real[name]} == {}
+    assert {name: (computed[name], real[name]) for name in computed if computed[name] != real[name]} == {}
 
 
-def traced(function: Callable[..., Any], *specs: Any) -> Effort:
+def trace_effort(function: Callable[..., Any], *specs: Any) -> Effort:
     graph = mirror(tf.function(function).get_concrete_function(*specs).graph)
     return Effort(Sizes(graph, ROWS).follow(range(len(graph))))
 
 
-def loops(effort: Effort) -> list[int]:
+def list_trip_counts(effort: Effort) -> list[int]:
     ops = [op for op in effort.sizes.graph.ops if op.type in ("While", "StatelessWhile")]
     effort.flops(op.index for op in ops)
     return [effort.trips[op.index] for op in ops]
 
 
-def test_a_loop_of_autograph_is_counted() -> None:
+def test_trip_count_of_an_autograph_loop() -> None:
     def total(x: Any) -> Any:
         i = tf.constant(0)
         while i < 7:
             x, i = x * 2.0, i + 2
         return x
 
-    assert loops(traced(total, tf.TensorSpec([None, 3]))) == [4]
+    assert list_trip_counts(trace_effort(total, tf.TensorSpec([None, 3]))) == [4]
 
 
-def test_the_gradient_of_a_loop_turns_as_often_as_the_loop() -> None:
+def test_trip_count_of_the_gradient_of_a_loop() -> None:
     def step(x: Any) -> Any:
         body = lambda i, h: (i + 1, tf.tanh(h))  # noqa: E731
         hidden = tf.while_loop(lambda i, h: i < 3, body, [tf.constant(0), x], maximum_iterations=9)[1]
         return tf.gradients(hidden, x)
 
-    effort = traced(step, tf.TensorSpec([None, 3]))
-    assert loops(effort) == [9, 9]  # what TensorFlow is told of a loop's length is believed
+    effort = trace_effort(step, tf.TensorSpec([None, 3]))
+    assert list_trip_counts(effort) == [9, 9]  # `maximum_iterations` is the trip count
     assert effort.open_loops == set()
 
 
-def test_a_limit_is_believed() -> None:
+def test_trip_count_is_maximum_iterations() -> None:
     def step(x: Any) -> Any:
         return tf.while_loop(lambda h: tf.reduce_sum(h) < 9.0, lambda h: [h + 1.0], [x], maximum_iterations=6)
 
-    effort = traced(step, tf.TensorSpec([None, 3]))
-    assert loops(effort) == [6]
+    effort = trace_effort(step, tf.TensorSpec([None, 3]))
+    assert list_trip_counts(effort) == [6]
     assert effort.flops(range(len(effort.sizes.graph))) == 6 * ROWS * 3
 
 
-def test_a_loop_that_waits_for_a_value_is_open() -> None:
+def test_data_dependent_loop_is_open() -> None:
     def step(x: Any) -> Any:
         return tf.while_loop(lambda h: tf.reduce_sum(h) < 9.0, lambda h: [h + 1.0], [x])
 
-    effort = traced(step, tf.TensorSpec([None, 3]))
-    assert (loops(effort), len(effort.open_loops)) == ([1], 1)
+    effort = trace_effort(step, tf.TensorSpec([None, 3]))
+    assert (list_trip_counts(effort), len(effort.open_loops)) == ([1], 1)
 
 
-def test_of_two_branches_the_dearer_counts() -> None:
+def test_flops_of_a_cond_are_those_of_the_larger_branch() -> None:
     def step(x: Any) -> Any:
         return tf.cond(x[0, 0] > 0.0, lambda: x, lambda: tf.tanh(tf.tanh(x)))
 
-    effort = traced(step, tf.TensorSpec([None, 3]))
+    effort = trace_effort(step, tf.TensorSpec([None, 3]))
     (branch,) = (op for op in effort.sizes.graph.ops if op.functions)
     assert effort.of(branch) == 2 * ROWS * 3
 
 
-def test_what_a_loop_lists_is_measured() -> None:
+def test_bytes_of_a_tensor_list_of_a_loop() -> None:
     def step(x: Any) -> Any:
         rows = tf.TensorArray(tf.float32, 4)
         for i in tf.range(4):
             rows = rows.write(i, x * 2.0)
         return rows.stack()
 
-    effort = traced(step, tf.TensorSpec([None, 3]))
+    effort = trace_effort(step, tf.TensorSpec([None, 3]))
     (loop,) = (op for op in effort.sizes.graph.ops if op.functions)
     lists = [value for value in loop.values if effort.sizes.graph.spec(value).dtype == "variant"]
     assert [effort.nbytes(value) for value in lists] == [4 * ROWS * 3 * 4]
@@ -141,7 +141,7 @@ def test_what_a_loop_lists_is_measured() -> None:
 
 # ---------------------------------------------------------------------- numbers are TensorFlow's
 GRID = np.arange(1, 7).reshape(2, 3)
-COMPUTED: dict[str, tuple[list[Any], dict[str, Any]]] = {
+SAMPLES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Ceil": ([2.25], {}),
     "Floor": ([2.75], {}),
     "Transpose": ([GRID, [1, 0]], {}),
@@ -168,13 +168,13 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     **{kind: ([GRID, [1]], {"keep_dims": kind == "Sum"}) for kind in ("Prod", "Sum", "Max", "Min")},
 }
 for _kind in ELEMENTWISE:
-    COMPUTED.setdefault(_kind, ([GRID, [4, 2, 2]], {}))
+    SAMPLES.setdefault(_kind, ([GRID, [4, 2, 2]], {}))
 
 
 @pytest.mark.parametrize("kind", COMPUTE)
-def test_what_is_computed_is_what_tensorflow_computes(kind: str) -> None:
+def test_computed_integers_match_tensorflow(kind: str) -> None:
     """A tuple among the operands is a list of tensors."""
-    operands, attributes = COMPUTED[kind]
+    operands, attributes = SAMPLES[kind]
     raw, options = (
         getattr(tf.raw_ops, kind),
         {name.replace("squeeze_dims", "axis"): v for name, v in attributes.items()},
@@ -183,13 +183,13 @@ def test_what_is_computed_is_what_tensorflow_computes(kind: str) -> None:
     called = raw(**dict(zip(names, operands, strict=False)), **options)
     expected = [np.asarray(each) for each in tf.nest.flatten(called)]
     given = [np.asarray(each) for part in operands for each in (part if isinstance(part, tuple) else [part])]
-    found = compute_outputs(op(kind, *[Spec("int32", None)] * len(expected), **attributes), given)
+    found = compute_outputs(make_op(kind, *[Spec("int32", None)] * len(expected), **attributes), given)
     for each, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(each, other)
 
 
 # ---------------------------------------------------------------------- what is not known stays unknown
-def op(kind: str, *outputs: Spec, **attributes: Any) -> Op:
+def make_op(kind: str, *outputs: Spec, **attributes: Any) -> Op:
     return Op(0, kind, outputs=outputs or (Spec("int32", (1,)),), attributes=attributes)
 
 
@@ -204,8 +204,8 @@ def op(kind: str, *outputs: Spec, **attributes: Any) -> Op:
         ("ConcatV2", ((1,), (1,), ()), ((1,), None, (0,))),
     ],
 )
-def test_what_cannot_be_told_is_not_told(kind: str, shapes: Any, numbers: Any) -> None:
-    assert list(integers(KnownOp(op(kind), shapes, numbers))) == [None]
+def test_unknown_integers_stay_unknown(kind: str, shapes: Any, numbers: Any) -> None:
+    assert list(compute_integers(KnownOp(make_op(kind), shapes, numbers))) == [None]
 
 
 @pytest.mark.parametrize(
@@ -218,15 +218,19 @@ def test_what_cannot_be_told_is_not_told(kind: str, shapes: Any, numbers: Any) -
         ((1, 3, 8), (1, 3, 1), [(0,), (0, 2)]),
     ],
 )
-def test_the_axes_of_a_gradient(left: tuple[int, ...], right: tuple[int, ...], axes: list[tuple[int, ...]]) -> None:
-    node = KnownOp(op("BroadcastGradientArgs", Spec("int32", (None,)), Spec("int32", (None,))), ((), ()), (left, right))
-    assert list(integers(node)) == axes
+def test_broadcast_gradient_axes_match_tensorflow(
+    left: tuple[int, ...], right: tuple[int, ...], axes: list[tuple[int, ...]]
+) -> None:
+    node = KnownOp(
+        make_op("BroadcastGradientArgs", Spec("int32", (None,)), Spec("int32", (None,))), ((), ()), (left, right)
+    )
+    assert list(compute_integers(node)) == axes
     real = tf.raw_ops.BroadcastGradientArgs(s0=list(left), s1=list(right))
     assert [tuple(map(int, each)) for each in real] == axes
-    assert broadcast(left, right) == tuple(np.broadcast_shapes(left, right))
+    assert broadcast_shapes(left, right) == tuple(np.broadcast_shapes(left, right))
 
 
-def test_a_value_that_was_not_followed_has_the_rows_where_it_is_open() -> None:
-    graph = Graph((op("Placeholder", Spec("float32", (None, 3))),))
+def test_unknown_axis_of_an_unfollowed_value_has_the_rows() -> None:
+    graph = Graph((make_op("Placeholder", Spec("float32", (None, 3))),))
     assert Sizes(graph, ROWS).shape(Value(0)) == (ROWS, 3)
     assert Spec("float32", None).sized(ROWS) == ()

@@ -33,11 +33,11 @@ func "body of it"(%0)
 """
 
 
-def test_the_golden_text_is_read_and_written() -> None:
+def test_golden_text_round_trips() -> None:
     assert to_text(from_text(GOLDEN)) == GOLDEN
 
 
-def test_what_is_read_is_what_stands_there() -> None:
+def test_parsed_graph_has_the_fields_of_its_text() -> None:
     graph = from_text(GOLDEN)
     matmul, constant, loop, feed = graph.ops[3], graph.ops[4], graph.ops[6], graph.ops[8]
     assert (matmul.type, matmul.stage, matmul.control, matmul.name) == (
@@ -61,7 +61,7 @@ def test_what_is_read_is_what_stands_there() -> None:
     assert graph.functions["body of it"].returns == (Value(0), Value(0))
 
 
-def test_without_names_functions_are_numbered_and_ops_are_bare() -> None:
+def test_text_without_names_numbers_functions() -> None:
     text = to_text(from_text(GOLDEN), names=False)
     assert "While[f0, f1](%4, %3)" in text
     assert "func f1(%0)" in text
@@ -69,7 +69,7 @@ def test_without_names_functions_are_numbered_and_ops_are_bare() -> None:
     assert "capture dense/kernel" in text
 
 
-def test_numbers_with_gaps_are_made_dense() -> None:
+def test_op_numbers_with_gaps_are_renumbered() -> None:
     graph = from_text("%3 = input x float32[?]\n\n# a remark\n%9 = Neg(%3) float32[?] ^%3\nreturn %9")
     assert [(op.index, op.inputs, op.control) for op in graph.ops] == [(0, (), ()), (1, (Value(0),), (0,))]
     assert graph.returns == (Value(1),)
@@ -86,7 +86,7 @@ def test_numbers_with_gaps_are_made_dense() -> None:
         ("\nreturn %0 extra", "cannot parse line 2: 'return %0 extra'"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(text: str, why: str) -> None:
+def test_invalid_line_is_refused_with_its_reason(text: str, why: str) -> None:
     with pytest.raises(TextError) as caught:
         from_text(text)
     assert why in str(caught.value)
@@ -149,16 +149,16 @@ def bodies(draw: st.DrawFn, names: tuple[str, ...], functions: Mapping[str, Grap
 
 @given(graphs())
 @settings(max_examples=100, deadline=None)
-def test_every_graph_comes_back_as_it_was(graph: Graph) -> None:
-    again = from_text(to_text(graph))
-    assert to_text(again) == to_text(graph)
-    assert [fields(op) for op in again.ops] == [fields(op) for op in graph.ops]
-    assert (again.arguments, again.returns) == (graph.arguments, graph.returns)
-    for name, function in again.functions.items():
-        assert [fields(op) for op in function.ops] == [fields(op) for op in graph.functions[name].ops]
+def test_generated_graphs_round_trip(graph: Graph) -> None:
+    parsed = from_text(to_text(graph))
+    assert to_text(parsed) == to_text(graph)
+    assert [list_fields(op) for op in parsed.ops] == [list_fields(op) for op in graph.ops]
+    assert (parsed.arguments, parsed.returns) == (graph.arguments, graph.returns)
+    for name, function in parsed.functions.items():
+        assert [list_fields(op) for op in function.ops] == [list_fields(op) for op in graph.functions[name].ops]
 
 
-def fields(op: Op) -> list[object]:
-    """All of an op, in a form in which nan equals nan and true is not 1."""
+def list_fields(op: Op) -> list[object]:
+    """List the fields of an op as text, in which nan equals nan and true differs from 1."""
     values = [getattr(op, name) for name in Op.__dataclass_fields__ if name != "attributes"]
     return [repr(values), {key: repr(value) for key, value in op.attributes.items()}]

@@ -9,14 +9,14 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.ir.traced import skipping, tied
+from tests.unit.ir.example_plans import skipping, tied
 from whale_nebula.plan.work import Names
 
 ROWS, WIDTH = 8, 16
 
 
 @functools.cache
-def plan(
+def make_plan(
     *,
     micro_batch: int = 1,
     recompute: bool = False,
@@ -24,7 +24,7 @@ def plan(
     norm: bool = False,
     line: str | None = None,
 ) -> nb.Plan:
-    """Two dense layers with stages; what comes before and after them stands in none."""
+    """Plan two dense layers with stages, and layers before and after them without a stage."""
     keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((4,))
     before = keras.layers.Dense(WIDTH, activation="tanh", name="before")(inputs)
@@ -42,8 +42,8 @@ def plan(
         return nb.plan(model, np.zeros((ROWS, 4)), np.zeros((ROWS, 1)))
 
 
-def test_a_layer_outside_scopes_belongs_to_the_stage_that_runs_it() -> None:
-    gpu, npu = plan().stages.values()
+def test_layer_outside_scopes_belongs_to_the_stage_that_runs_it() -> None:
+    gpu, npu = make_plan().stages.values()
     assert gpu.variables == ("before/kernel", "before/bias", "first/kernel", "first/bias")
     assert npu.variables == ("second/kernel", "second/bias", "after/kernel", "after/bias")
     assert gpu.parameters == 4 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH
@@ -51,15 +51,15 @@ def test_a_layer_outside_scopes_belongs_to_the_stage_that_runs_it() -> None:
 
 
 @pytest.mark.grid
-def test_moving_averages_of_a_layer_outside_scopes_too() -> None:
-    gpu = plan(norm=True).stages["gpu"]
+def test_moving_averages_outside_scopes_belong_to_the_stage() -> None:
+    gpu = make_plan(norm=True).stages["gpu"]
     names = {path for path in gpu.variables if path.startswith("norm/")}
     assert names == {"norm/gamma", "norm/beta", "norm/moving_mean", "norm/moving_variance"}
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
-def test_flops_are_those_of_the_products_and_a_little_more(micro_batch: int) -> None:
-    gpu, npu = plan(micro_batch=micro_batch).stages.values()
+def test_flops_are_slightly_more_than_those_of_the_products(micro_batch: int) -> None:
+    gpu, npu = make_plan(micro_batch=micro_batch).stages.values()
     forward = 2 * ROWS * (4 * WIDTH + WIDTH * WIDTH)
     assert forward < gpu.forward_flops < 1.2 * forward
     backward = 2 * ROWS * (4 * WIDTH + 2 * WIDTH * WIDTH)  # the inputs need no gradient
@@ -67,15 +67,15 @@ def test_flops_are_those_of_the_products_and_a_little_more(micro_batch: int) -> 
     assert npu.flops > npu.backward_flops > npu.forward_flops > 0
 
 
-def test_recomputing_costs_the_forward_again_and_keeps_less() -> None:
-    usual, again = plan(micro_batch=2).stages["gpu"], plan(micro_batch=2, recompute=True).stages["gpu"]
-    assert again.backward_flops == usual.backward_flops + usual.forward_flops
+def test_recompute_adds_forward_flops_and_stores_no_activations() -> None:
+    usual, recomputed = make_plan(micro_batch=2).stages["gpu"], make_plan(micro_batch=2, recompute=True).stages["gpu"]
+    assert recomputed.backward_flops == usual.backward_flops + usual.forward_flops
     assert usual.activation_bytes == 2 * ROWS // 2 * WIDTH * 4  # what both activations gave
-    assert again.activation_bytes == 0
+    assert recomputed.activation_bytes == 0
 
 
-def test_what_is_kept_is_what_the_gradients_read() -> None:
-    gpu = plan().stages["gpu"]
+def test_activation_bytes_are_those_read_by_gradients() -> None:
+    gpu = make_plan().stages["gpu"]
     assert gpu.activation_bytes == 2 * ROWS * WIDTH * 4
     assert {layer.name: layer.activation_bytes for layer in gpu.layers}["first"] == ROWS * WIDTH * 4
 
@@ -90,16 +90,16 @@ def test_what_is_kept_is_what_the_gradients_read() -> None:
     ],
     ids=["sgd", "momentum", "adamw", "ema"],
 )
-def test_slots_are_counted_with_their_variables(optimizer: Any, times: int) -> None:
-    found = plan(optimizer=optimizer() if callable(optimizer) else optimizer)
+def test_memory_counts_variables_gradients_and_slots(optimizer: Any, times: int) -> None:
+    found = make_plan(optimizer=optimizer() if callable(optimizer) else optimizer)
     for stage in found.stages.values():
         assert stage.variable_bytes == stage.gradient_bytes == 4 * stage.parameters
         assert stage.slot_bytes == times * stage.variable_bytes
-        kept = stage.activation_bytes * stage.in_flight
-        assert stage.memory_bytes == kept + (2 + times) * stage.variable_bytes
+        activations = stage.activation_bytes * stage.in_flight
+        assert stage.memory_bytes == activations + (2 + times) * stage.variable_bytes
 
 
-def test_layers_add_up_to_their_stage() -> None:
+def test_layer_counts_add_up_to_their_stage() -> None:
     for stage in skipping().stages.values():
         for count in ("forward_ops", "backward_ops", "parameters"):
             assert sum(getattr(layer, count) for layer in stage.layers) == getattr(stage, count)
@@ -108,7 +108,7 @@ def test_layers_add_up_to_their_stage() -> None:
         assert sum(layer.activation_bytes for layer in stage.layers) == stage.activation_bytes
 
 
-def test_what_evaluates_holds_no_metric() -> None:
+def test_stage_that_only_evaluates_holds_no_metric() -> None:
     weight = tf.Variable(tf.ones((4, 2)), name="weight")
     total = tf.Variable(0.0, name="total")
 
@@ -124,7 +124,7 @@ def test_what_evaluates_holds_no_metric() -> None:
     assert stage.memory_bytes == 32
 
 
-def test_the_price_of_a_tied_variable() -> None:
+def test_link_bytes_of_a_tied_variable() -> None:
     found = tied()
     (table,) = found.tied
     assert table.bytes == 50 * 8 * 4
@@ -133,8 +133,8 @@ def test_the_price_of_a_tied_variable() -> None:
     assert {stage.name for stage in found.stages.values() if "table" in stage.variables} == {"embed", "project"}
 
 
-def test_a_line_with_a_rate_is_held() -> None:
-    found = plan(micro_batch=2, line="8mbit,5ms")
+def test_link_seconds_follow_the_rate() -> None:
+    found = make_plan(micro_batch=2, line="8mbit,5ms")
     (boundary,) = found.boundaries
     assert boundary.step_bytes == boundary.backward_step_bytes == ROWS * WIDTH * 4
     assert boundary.seconds == found.links["gpu->npu"].seconds
@@ -155,5 +155,5 @@ def test_a_line_with_a_rate_is_held() -> None:
         ("AddN", ""),
     ],
 )
-def test_names_of_layers(name: str, layer: str) -> None:
+def test_layer_is_found_in_an_op_name(name: str, layer: str) -> None:
     assert Names("model", {"first", "block"}).layer(name) == layer

@@ -3,10 +3,10 @@
 import pytest
 
 from whale_nebula.ir.text import from_text
-from whale_nebula.passes.branches import NOBODY, Branch, Split, split_branches
+from whale_nebula.passes.branches import NO_OWNER, Branch, BranchSplit, split_branches
 
 A, B = frozenset({"a"}), frozenset({"b"})
-GIVEN = {0: "ga", 1: "gb", 2: "va", 3: "vb", 4: "count"}
+CAPTURE_NAMES = {0: "ga", 1: "gb", 2: "va", 3: "vb", 4: "count"}
 OWNERS = {"ga": A, "gb": B, "va": A, "vb": B}
 ARGUMENTS = """
 %0 = Placeholder float32[64,64]
@@ -15,7 +15,7 @@ ARGUMENTS = """
 %3 = Placeholder resource[]
 %4 = Placeholder resource[]
 """
-PLAIN = """
+SHARED_READ = """
 %5 = ReadVariableOp(%4) float32[] stateful
 %6 = Mul(%0, %5) float32[64,64]
 %7 = AssignSubVariableOp(%2, %6) stateful
@@ -33,7 +33,7 @@ NORM = """
 %10 = Mul(%1, %7) float32[64,64]
 %11 = AssignSubVariableOp(%3, %10) stateful
 """
-AFTER_A_WRITE = """
+READ_AFTER_WRITE = """
 %5 = Const float32[]
 %6 = AssignAddVariableOp(%4, %5) stateful
 %7 = ReadVariableOp(%4) float32[] stateful ^%6
@@ -42,7 +42,7 @@ AFTER_A_WRITE = """
 %10 = Mul(%1, %7) float32[64,64]
 %11 = AssignSubVariableOp(%3, %10) stateful
 """
-NORM_AFTER_A_WRITE = """
+NORM_AFTER_WRITE = """
 %5 = AssignSubVariableOp(%2, %0) stateful
 %6 = ReadVariableOp(%2) float32[64,64] stateful ^%5
 %7 = L2Loss(%6) float32[]
@@ -53,8 +53,8 @@ NORM_AFTER_A_WRITE = """
 """
 
 
-def split(text: str) -> tuple[list[frozenset[str]], Split] | None:
-    branches = [Branch(from_text(ARGUMENTS + text), GIVEN), Branch(from_text("%0 = NoOp\n"), {})]
+def split(text: str) -> tuple[list[frozenset[str]], BranchSplit] | None:
+    branches = [Branch(from_text(ARGUMENTS + text), CAPTURE_NAMES), Branch(from_text("%0 = NoOp\n"), {})]
     found = split_branches(branches, dict(OWNERS))
     return None if found is None else (found[0], found[1][0])
 
@@ -62,27 +62,31 @@ def split(text: str) -> tuple[list[frozenset[str]], Split] | None:
 @pytest.mark.parametrize(
     ("text", "out", "groups"),
     [
-        pytest.param(PLAIN, {5}, {A: {6, 7}, B: {8, 9}, NOBODY: {10, 11}}, id="what all read is taken out"),
+        pytest.param(SHARED_READ, {5}, {A: {6, 7}, B: {8, 9}, NO_OWNER: {10, 11}}, id="what all read is taken out"),
         pytest.param(NORM, {5, 6, 7}, {A: {8, 9}, B: {10, 11}}, id="a norm is taken out with what it is made of"),
-        pytest.param(AFTER_A_WRITE, set(), {NOBODY: {5, 6}, A: {7, 8, 9}, B: {7, 10, 11}}, id="a write comes first"),
+        pytest.param(
+            READ_AFTER_WRITE, set(), {NO_OWNER: {5, 6}, A: {7, 8, 9}, B: {7, 10, 11}}, id="a write comes first"
+        ),
     ],
 )
-def test_each_cluster_gets_its_own_effects(text: str, out: set[int], groups: dict[frozenset[str], set[int]]) -> None:
+def test_branch_is_split_into_effects_by_cluster(
+    text: str, out: set[int], groups: dict[frozenset[str], set[int]]
+) -> None:
     found = split(text)
     assert found is not None
     keys, branch = found
     assert (branch.out, branch.groups) == (out, groups)
-    if text == AFTER_A_WRITE:
-        assert keys[0] == NOBODY
+    if text == READ_AFTER_WRITE:
+        assert keys[0] == NO_OWNER
 
 
-def test_a_slot_goes_to_the_cluster_that_writes_it() -> None:
+def test_slot_is_owned_by_the_cluster_that_writes_it() -> None:
     owners = dict(OWNERS)
     graph = from_text(ARGUMENTS + "%5 = AssignVariableOp(%4, %0) stateful\n%6 = AssignVariableOp(%3, %1) stateful\n")
-    assert split_branches([Branch(graph, GIVEN)], owners) is not None
+    assert split_branches([Branch(graph, CAPTURE_NAMES)], owners) is not None
     assert owners["count"] == A
 
 
-@pytest.mark.parametrize("text", [NORM_AFTER_A_WRITE, "%5 = AssignSubVariableOp(%2, %0) stateful\n"])
-def test_a_norm_after_a_write_and_the_effects_of_one_cluster_stay_where_they_are(text: str) -> None:
+@pytest.mark.parametrize("text", [NORM_AFTER_WRITE, "%5 = AssignSubVariableOp(%2, %0) stateful\n"])
+def test_branch_with_norm_after_write_or_one_cluster_is_not_split(text: str) -> None:
     assert split(text) is None

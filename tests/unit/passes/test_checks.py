@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.passes.programs import alone, cut, program_of
+from tests.unit.passes.programs import assign_one_worker, compile_text, parse_program
 from whale_nebula.capture.mirror import mirror
 from whale_nebula.errors import BatchCoupledError, PlacementError, StageOrderError
 from whale_nebula.ir.graph import Graph
@@ -23,35 +23,35 @@ from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.rules import fold
 
 
-def traced(body: object) -> Graph:
+def trace_body(body: object) -> Graph:
     return mirror(tf.function(body).get_concrete_function(tf.TensorSpec([], tf.float32)).graph)
 
 
-def less(x: tf.Tensor) -> None:
+def assert_less_than_one(x: tf.Tensor) -> None:
     tf.debugging.assert_less(x, 1.0)
 
 
-def nested(x: tf.Tensor) -> None:
+def assert_in_branch(x: tf.Tensor) -> None:
     if x > 0.0:
         tf.debugging.assert_less(x, 1.0)
 
 
-def finite(x: tf.Tensor) -> None:
+def assert_finite(x: tf.Tensor) -> None:
     tf.debugging.assert_all_finite(x, "no number")
 
 
-def prints(x: tf.Tensor) -> None:
+def print_in_branch(x: tf.Tensor) -> None:
     if x > 0.0:
         tf.print(x)
 
 
-def prints_and_asserts(x: tf.Tensor) -> None:
+def print_and_assert_in_branch(x: tf.Tensor) -> None:
     if x > 0.0:
         tf.print(x)
         tf.debugging.assert_less(x, 1.0)
 
 
-def gives(x: tf.Tensor) -> tf.Tensor:
+def assert_in_branch_and_return(x: tf.Tensor) -> tf.Tensor:
     if x > 0.0:
         tf.debugging.assert_less(x, 1.0)
         x = x * 2.0
@@ -60,17 +60,17 @@ def gives(x: tf.Tensor) -> tf.Tensor:
 
 @pytest.mark.parametrize(
     ("body", "checks"),
-    [(less, True), (nested, True), (finite, True), (prints, False), (prints_and_asserts, False),
-     (gives, False)],
+    [(assert_less_than_one, True), (assert_in_branch, True), (assert_finite, True), (print_in_branch, False),
+     (print_and_assert_in_branch, False), (assert_in_branch_and_return, False)],
 )  # fmt: skip
-def test_a_check_asserts_and_does_nothing_else(body: object, checks: bool) -> None:
-    graph = traced(body)
+def test_check_is_an_effect_that_only_asserts(body: object, checks: bool) -> None:
+    graph = trace_body(body)
     effects = [op for op in graph.ops if is_effect(op, graph)]
     assert effects
     assert [is_check(op, graph, graph.returns) for op in effects] == [checks] * len(effects)
 
 
-ALONE = """
+ASSERTION = """
     %0 = input x float32[?]
     %1 = Const {value=(0)} int32[1]
     %2 = capture limit float32[]
@@ -95,14 +95,14 @@ ALONE = """
     ("condition", "found"),
     [(8, "each"), (10, "each"), (14, "each"), (15, "each"), (9, "once"), (11, "refused")],
 )
-def test_each_micro_batch_asserts_what_holds_of_all_where_it_holds_of_each(condition: int, found: str) -> None:
-    graph = from_text(ALONE.replace("CONDITION", str(condition)))
+def test_assertion_runs_per_micro_batch_or_once_or_is_refused(condition: int, found: str) -> None:
+    graph = from_text(ASSERTION.replace("CONDITION", str(condition)))
     once, refused = split_assertions(graph, {16}, fold(graph, {0: 0}, checks={16}))
     assert (16 in once, len(refused)) == (found == "once", int(found == "refused"))
 
 
-def test_rows_are_not_sent_to_be_printed_by_an_assertion_of_all_of_them() -> None:
-    graph = from_text(ALONE.replace("CONDITION", "9, %4"))
+def test_batch_assertion_that_reports_rows_is_refused() -> None:
+    graph = from_text(ASSERTION.replace("CONDITION", "9, %4"))
     once, (refused,) = split_assertions(graph, {16}, fold(graph, {0: 0}, checks={16}))
     assert not once and "reports values of each row" in refused.reason
 
@@ -117,8 +117,8 @@ BACK_AND_FORTH = """
 """
 
 
-def test_going_back_to_an_earlier_stage_names_both_and_the_mend() -> None:
-    program = program_of(BACK_AND_FORTH)
+def test_stage_order_error_names_both_stages_and_the_fix() -> None:
+    program = parse_program(BACK_AND_FORTH)
     with pytest.raises(StageOrderError) as caught:
         check_order(program.graph, program.labels, program.stages, where=lambda op: f"train.py:{op}")
     assert caught.value.what == "stage 'a' reads from stage 'b', which comes after it"
@@ -127,19 +127,19 @@ def test_going_back_to_an_earlier_stage_names_both_and_the_mend() -> None:
     assert caught.value.mend == "give the second one its own name: nb.stage(cluster='a', name='a_2')"
 
 
-def test_without_a_line_the_op_is_named() -> None:
+def test_stage_order_error_names_the_op_if_no_line_is_known() -> None:
     with pytest.raises(StageOrderError) as caught:
-        cut(BACK_AND_FORTH)
+        compile_text(BACK_AND_FORTH)
     assert caught.value.where == "last/Sin"
 
 
-def test_another_phase_may_go_back() -> None:
-    program = program_of(BACK_AND_FORTH)
+def test_stage_order_may_differ_between_phases() -> None:
+    program = parse_program(BACK_AND_FORTH)
     check_order(program.graph, program.labels, program.stages, phase_of=lambda op: int(op == 3))
 
 
-def test_what_nb_place_gave_names_its_layers() -> None:
-    program = program_of("""
+def test_stage_order_error_names_layers_placed_by_nb_place() -> None:
+    program = parse_program("""
         stages a b=npu
         %0 = input x float32[?,4]
         %1 = Exp(%0) {_nebula_layer="layer 'x' to 'a' by 'x'"} float32[?,4] @a
@@ -176,12 +176,12 @@ SIDE_BY_SIDE = """
     [(DECODER_FIRST, ["encoder", "decoder", "loss"]), (SIDE_BY_SIDE, ["b", "a", "c"]), (BACK_AND_FORTH, ["a", "b"])],
     ids=["as a functional model runs its nodes", "as entered where none feeds another", "as entered in a circle"],
 )
-def test_stages_are_put_in_the_order_of_the_flow(text: str, order: list[str]) -> None:
-    program = program_of(text)
+def test_order_stages_follows_the_data_flow(text: str, order: list[str]) -> None:
+    program = parse_program(text)
     assert order_stages(program.graph, [stage.key for stage in program.stages]) == order
 
 
-# -------------------- Seeds: writes that are a part of a draw, and draws that would repeat in each micro-batch
+# -------------------- Seeds: their writes, and draws that would repeat in each micro-batch
 DRAW = """
     stages a
     micro 3
@@ -201,71 +201,73 @@ DRAW = """
 WRITE = "%{0} = AssignVariableOp(%1, %4) stateful {1} ^%2"
 
 
-def drawing(before: str = "", after: str = "") -> str:
+def draw_program(before: str = "", after: str = "") -> str:
     return DRAW.replace("{before}", before).replace("{after}", after)
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        (drawing(before=WRITE.format(5, "")), FORWARD),
-        (drawing(before=WRITE.format(5, "@a")), FORWARD),
-        (drawing(after=WRITE.format(10, "@a")), FORWARD),
-        (drawing(after=WRITE.format(10, "")), UPDATE),
+        (draw_program(before=WRITE.format(5, "")), FORWARD),
+        (draw_program(before=WRITE.format(5, "@a")), FORWARD),
+        (draw_program(after=WRITE.format(10, "@a")), FORWARD),
+        (draw_program(after=WRITE.format(10, "")), UPDATE),
     ],
     ids=["before the draw", "in the stage", "in the stage after it", "after it"],
 )
-def test_a_write_belongs_to_a_draw_in_a_stage_or_before_it(text: str, kind: int) -> None:
-    program = program_of(text)
+def test_seed_write_in_a_stage_or_before_the_draw_runs_in_the_forward(text: str, kind: int) -> None:
+    program = parse_program(text)
     (write,) = (op.index for op in program.graph.ops if op.type == "AssignVariableOp")
     assert split_parts(program).part[write] % 3 == kind
 
 
 @pytest.mark.parametrize("before", [WRITE.format(5, ""), WRITE.format(5, "@a")])
-def test_a_seed_that_moves_on_draws_other_rows(before: str) -> None:
-    program = program_of(drawing(before=before))
-    assert not any("seed" in note for note in cut_program(program, alone(program)).notes)
+def test_seed_advanced_in_each_micro_batch_gives_no_note(before: str) -> None:
+    program = parse_program(draw_program(before=before))
+    assert not any("seed" in note for note in cut_program(program, assign_one_worker(program)).notes)
 
 
-def counted(delta: str) -> Program:
-    """A program that draws from a generator, which moves on by this much."""
-    text = drawing().replace("ReadVariableOp(%1) int64[2] stateful @a", "RngReadAndSkip(%1, %5) int64[2] stateful @a")
+def generator_program(delta: str) -> Program:
+    """A program that draws from a generator and advances it by `delta`."""
+    text = draw_program().replace(
+        "ReadVariableOp(%1) int64[2] stateful @a", "RngReadAndSkip(%1, %5) int64[2] stateful @a"
+    )
     lines = text.splitlines()
-    return program_of("\n".join([*lines[:5], f"    %5 = {delta}", *lines[5:]]))
+    return parse_program("\n".join([*lines[:5], f"    %5 = {delta}", *lines[5:]]))
 
 
-def test_a_generator_moves_on_by_what_each_micro_batch_draws() -> None:
-    program = counted("Shape(%0) int32[2] @a")
-    assert cut_program(program, alone(program)).phases
-    program = counted("Const {value=(8, 4)} int32[2]")
+def test_generator_advanced_by_a_constant_is_refused() -> None:
+    program = generator_program("Shape(%0) int32[2] @a")
+    assert cut_program(program, assign_one_worker(program)).phases
+    program = generator_program("Const {value=(8, 4)} int32[2]")
     with pytest.raises(BatchCoupledError, match="the seed is the same"):
-        cut_program(program, alone(program))
+        cut_program(program, assign_one_worker(program))
 
 
-def test_replicas_in_several_processes_cannot_count_one_anothers_draws() -> None:
-    program = counted("Shape(%0) int32[2] @a")
-    (worker,) = alone(program)
+def test_generator_is_refused_with_replicas_in_several_processes() -> None:
+    program = generator_program("Shape(%0) int32[2] @a")
+    (worker,) = assign_one_worker(program)
     with pytest.raises(BatchCoupledError, match="each replica would count only its own draws") as caught:
         cut_program(program, [worker, replace(worker, name="local/1")])
     assert "SeedGenerator" in caught.value.mend
 
 
 @pytest.mark.parametrize("after", ["", WRITE.format(10, "")], ids=["never written", "written afterwards"])
-def test_a_seed_that_all_micro_batches_share_is_refused(after: str) -> None:
-    one = program_of(drawing(after=after).replace("micro 3", "micro 1"))
-    assert cut_program(one, alone(one)).phases
-    program = program_of(drawing(after=after))
+def test_seed_shared_by_all_micro_batches_is_refused(after: str) -> None:
+    one = parse_program(draw_program(after=after).replace("micro 3", "micro 1"))
+    assert cut_program(one, assign_one_worker(one)).phases
+    program = parse_program(draw_program(after=after))
     with pytest.raises(BatchCoupledError, match="the seed is the same") as caught:
-        cut_program(program, alone(program))
+        cut_program(program, assign_one_worker(program))
     assert "SeedGenerator" in caught.value.mend
 
 
-# -------------------- A seed generator in two stages: correct with one micro-batch in one place, refused where t
+# -------------------- A seed generator that two stages share
 ROWS = np.ones((4, 3), "float32")
 
 
-def noisy(micro_batches: int, *, shared: bool, draw: Any) -> Any:
-    """A step whose two stages draw from one generator, or from one each."""
+def make_noisy_step(micro_batches: int, *, shared: bool, draw: Any) -> Any:
+    """Return a step whose two stages draw from a shared generator, or from one each."""
     one, other = (keras.random.SeedGenerator(3) for _ in range(2))
 
     @nb.function
@@ -279,24 +281,24 @@ def noisy(micro_batches: int, *, shared: bool, draw: Any) -> Any:
     return step
 
 
-def added(x: Any, seed: Any) -> Any:
+def add_noise(x: Any, seed: Any) -> Any:
     return x + keras.random.normal(tf.shape(x), seed=seed)
 
 
-def test_two_stages_cannot_share_one_with_micro_batches() -> None:
+def test_generator_shared_by_two_stages_is_refused_with_micro_batches() -> None:
     with pytest.raises(PlacementError, match="seed_generator") as caught:
-        noisy(2, shared=True, draw=added)(ROWS)
+        make_noisy_step(2, shared=True, draw=add_noise)(ROWS)
     assert "test_checks.py" in caught.value.where
     assert "SeedGenerator" in caught.value.mend
 
 
 @pytest.mark.parametrize(("micro_batches", "shared"), [(1, True), (2, False)])
-def test_elsewhere_they_can(micro_batches: int, shared: bool) -> None:
-    assert noisy(micro_batches, shared=shared, draw=added)(ROWS).shape == (4, 3)
+def test_generator_works_unshared_or_with_one_micro_batch(micro_batches: int, shared: bool) -> None:
+    assert make_noisy_step(micro_batches, shared=shared, draw=add_noise)(ROWS).shape == (4, 3)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_a_metric_fed_by_two_stages_is_read_before_it_is_added_to(micro_batches: int) -> None:
+def test_metric_updated_by_two_stages_works_only_without_micro_batches(micro_batches: int) -> None:
     mean = keras.metrics.Mean()
 
     @nb.function
@@ -319,7 +321,7 @@ def test_a_metric_fed_by_two_stages_is_read_before_it_is_added_to(micro_batches:
 
 @pytest.mark.parametrize("links", [None, "100mbit,1ms"])
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_a_draw_between_two_stages_is_at_home_in_one(micro_batches: int, links: str | None) -> None:
+def test_draw_between_two_stages_advances_its_seed_per_micro_batch(micro_batches: int, links: str | None) -> None:
     seed = keras.random.SeedGenerator(3)
 
     @nb.function
@@ -327,7 +329,7 @@ def test_a_draw_between_two_stages_is_at_home_in_one(micro_batches: int, links: 
         with nb.cluster(), nb.pipeline(micro_batches):
             with nb.stage(cluster="a"):
                 x = tf.sin(x)
-            x = added(x, seed)
+            x = add_noise(x, seed)
             with nb.stage(cluster="b"):
                 return tf.identity(x)
 

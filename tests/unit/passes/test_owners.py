@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.unit.passes.examples import GLOBAL_NORM, TWO_STAGES
-from tests.unit.passes.programs import apart, check, program_of
+from tests.unit.passes.programs import assign_worker_per_stage, check_op_texts, parse_program
 from whale_nebula.capture.step import capture, signature
 from whale_nebula.errors import AbsentInputError
 from whale_nebula.ir.cut import Cut
@@ -19,46 +19,46 @@ from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.layout import Layouts
 from whale_nebula.ir.program import Pipeline, Program, Stage
 from whale_nebula.passes.owners import Homes
-from whale_nebula.passes.phases import SMALL, split_parts
+from whale_nebula.passes.phases import MAX_SMALL_BYTES, split_parts
 from whale_nebula.passes.pipeline import cut_program
-from whale_nebula.passes.readings import check_here, readers_of, readings
-from whale_nebula.passes.replicas import devices, orders, speeds, spread
+from whale_nebula.passes.readings import check_absent_inputs, find_readers, list_readings
+from whale_nebula.passes.replicas import find_replica_speeds, list_devices, list_orders, place_stages
 
 
-def homes(program: Program) -> Homes:
-    """Each stage on a worker of its own."""
+def find_homes(program: Program) -> Homes:
+    """Find homes with each stage on a worker of its own."""
     return Homes(program, split_parts(program), [frozenset({stage}) for stage in range(len(program.stages))])
 
 
-def said(program: Program) -> Callable[[int], str]:
-    """The stages whose workers can compute an op, and the rounds in which they do."""
-    found, keys = homes(program), [stage.key for stage in program.stages]
+def describe_home(program: Program) -> Callable[[int], str]:
+    """Return a function that lists the stages whose workers can compute an op, and the round."""
+    found, keys = find_homes(program), [stage.key for stage in program.stages]
 
-    def say(op: int) -> str:
-        if found.of(op) == found.everywhere:
+    def describe(op: int) -> str:
+        if found.home_of(op) == found.all_workers:
             where = "everywhere"
         else:
-            where = ", ".join(keys[worker] for worker in sorted(found.of(op)))
-        rounds = {found.round_of(op, worker) for worker in found.of(op)}
+            where = ", ".join(keys[worker] for worker in sorted(found.home_of(op)))
+        rounds = {found.round_of(op, worker) for worker in found.home_of(op)}
         return where if rounds == {0} else f"{where}, round {max(rounds)}"
 
-    return say
+    return describe
 
 
-def test_an_effect_without_a_variable_runs_once() -> None:
-    program = program_of("""
+def test_effect_without_a_variable_runs_on_one_worker() -> None:
+    program = parse_program("""
         stages a b
         %0 = input x float32[?]
         %1 = Const {value=(1)} float32[]
         %2 = PrintV2(%1) stateful
         %3 = Exp(%0) float32[?] @b
     """)
-    assert homes(program).of_effect(program.graph.ops[2]) == frozenset({0})
+    assert find_homes(program).home_of_effect(program.graph.ops[2]) == frozenset({0})
 
 
-def test_a_small_value_of_the_forward_may_go_everywhere_and_a_large_one_stays() -> None:
-    rows = SMALL // 4 + 1
-    check(
+def test_small_forward_value_is_sent_everywhere_and_a_large_one_stays() -> None:
+    rows = MAX_SMALL_BYTES // 4 + 1
+    check_op_texts(
         f"""
         stages a b
         %0 = input x float32[?,4]
@@ -69,13 +69,13 @@ def test_a_small_value_of_the_forward_may_go_everywhere_and_a_large_one_stays() 
         %5 = Sum(%3, %4) float32[4] @a                    => everywhere
         %6 = Fill(%3) float32[{rows}] @a                  => a
         """,
-        said,
+        describe_home,
     )
 
 
-def test_a_write_waits_on_every_holder_for_what_one_of_them_makes() -> None:
-    """The worker of another stage clips what a replica's variable is given: the other replica reads that later."""
-    program = program_of("""
+def test_write_waits_on_every_holder_for_a_value_of_one_worker() -> None:
+    """Another stage's worker computes the update of a replica's variable; the other replica reads it a round later."""
+    program = parse_program("""
         stages a b
         %0 = capture w resource[]
         %1 = capture v resource[]
@@ -85,73 +85,77 @@ def test_a_write_waits_on_every_holder_for_what_one_of_them_makes() -> None:
         %5 = AssignSubVariableOp(%0, %4) stateful
     """)
     found = Homes(program, split_parts(program), [frozenset({0, 1}), frozenset({0})])
-    assert found.of(4) == {0} and found.of_effect(program.graph.ops[5]) == {0, 1}
+    assert found.home_of(4) == {0} and found.home_of_effect(program.graph.ops[5]) == {0, 1}
     assert [found.round_of(5, worker) for worker in (0, 1)] == [0, 1]
 
 
 @pytest.mark.parametrize(("shards", "expected"), [(1, {0}), (2, {0, 1})])
-def test_all_devices_of_a_split_stage_update_what_they_hold(shards: int, expected: set[int]) -> None:
-    """A norm over all gradients crosses to the one that does not run the other stage."""
-    made = program_of(TWO_STAGES + GLOBAL_NORM)
-    first, second = made.stages
-    program = replace(made, stages=(replace(first, shards=shards), second))
+def test_all_devices_of_a_split_stage_update_their_shards(shards: int, expected: set[int]) -> None:
+    """A norm over all gradients crosses to the device that does not run the other stage."""
+    original = parse_program(TWO_STAGES + GLOBAL_NORM)
+    first, second = original.stages
+    program = replace(original, stages=(replace(first, shards=shards), second))
     found = Homes(program, split_parts(program), [frozenset({0, 1}), frozenset({0})])
     scaled, _ = [op.index for op in program.graph.ops if op.type == "Mul"][-2:]
-    assert found.of(scaled) == expected
+    assert found.home_of(scaled) == expected
     assert {found.round_of(scaled, worker) for worker in expected} == {shards - 1}
 
 
-TWO = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
+TWO_REPLICATED_STAGES = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
 
 
 @pytest.mark.parametrize(
     ("stages", "workers", "expected"),
     [
-        (TWO, {"gpu": [1.0, 2.0]}, [(1.0, 2.0), (1.0, 2.0)]),
-        (TWO, {"gpu": [1.0, 2.0, 3.0, 4.0]}, [(1.0, 3.0), (2.0, 4.0)]),
-        (TWO, {"gpu": [2.0, 2.0]}, [(), ()]),
-        (TWO, {}, [(), ()]),
+        (TWO_REPLICATED_STAGES, {"gpu": [1.0, 2.0]}, [(1.0, 2.0), (1.0, 2.0)]),
+        (TWO_REPLICATED_STAGES, {"gpu": [1.0, 2.0, 3.0, 4.0]}, [(1.0, 3.0), (2.0, 4.0)]),
+        (TWO_REPLICATED_STAGES, {"gpu": [2.0, 2.0]}, [(), ()]),
+        (TWO_REPLICATED_STAGES, {}, [(), ()]),
         ([Stage("a", "gpu", replicas=2, shards=2)], {"gpu": [1.0, 2.0, 4.0, 3.0]}, [(1.0, 3.0)]),
         ([Stage("a", "gpu", replicas=4)], {"gpu": [1.0, 2.0]}, [(0.5, 1.0, 0.5, 1.0)]),
         ([Stage("a", "gpu"), Stage("b", "npu", replicas=2)], {"gpu": [1.0, 2.0], "npu": [3.0, 1.0]}, [(), (3.0, 1.0)]),
     ],
 )
-def test_a_replica_is_as_fast_as_its_worker(
+def test_speed_of_a_replica_is_that_of_its_worker(
     stages: list[Stage], workers: dict[str, list[float]], expected: list[tuple[float, ...]]
 ) -> None:
-    assert speeds(stages, workers) == expected
+    assert find_replica_speeds(stages, workers) == expected
 
 
-def test_the_speeds_are_those_of_the_workers_that_the_replicas_are_given_to() -> None:
+def test_speeds_match_the_workers_of_the_replicas() -> None:
     names = {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]}
-    told = dict(zip(names["gpu"], (1.0, 2.0, 3.0, 4.0), strict=True))
-    found = devices(Program(Graph(()), stages=tuple(TWO)), spread(TWO, names))
-    by_stage = [tuple(told[device.worker] for device in found if device.stage == stage) for stage in range(2)]
-    assert by_stage == speeds(TWO, {"gpu": list(told.values())})
+    speed_by_worker = dict(zip(names["gpu"], (1.0, 2.0, 3.0, 4.0), strict=True))
+    found = list_devices(
+        Program(Graph(()), stages=tuple(TWO_REPLICATED_STAGES)), place_stages(TWO_REPLICATED_STAGES, names)
+    )
+    by_stage = [
+        tuple(speed_by_worker[device.worker] for device in found if device.stage == stage) for stage in range(2)
+    ]
+    assert by_stage == find_replica_speeds(TWO_REPLICATED_STAGES, {"gpu": list(speed_by_worker.values())})
 
 
-def test_replicas_of_several_devices_take_neighbours_and_even_out_by_shard() -> None:
+def test_replicas_of_several_devices_take_adjacent_workers() -> None:
     """Pieces are gathered in TensorFlow's order: task 10 comes before task 8."""
     stages, names = (Stage("a", "gpu", replicas=3, shards=4),), [f"gpu/{letter}" for letter in "abcdefghijkl"]
-    workers = tuple(spread(stages, {"gpu": names}))
+    workers = tuple(place_stages(stages, {"gpu": names}))
     program = Program(Graph(()), stages=stages)
     layouts = {0: Layouts(4, {})}
-    plan = Cut(program, workers, devices(program, workers), (), (), {}, {}, {}, layouts=layouts)
+    plan = Cut(program, workers, list_devices(program, workers), (), (), {}, {}, {}, layouts=layouts)
     assert plan.routing.hosts == (("gpu/a", "gpu/e", "gpu/k"),)
     assert plan.group_of(0, "gpu/i") == ("gpu/k", "gpu/l", "gpu/i", "gpu/j")
     assert plan.routings["gpu/c"].hosts == plan.routings["gpu/i"].hosts == (("gpu/c", "gpu/g", "gpu/i"),)
     assert plan.routings["gpu/g"].turns(0, "gpu/g", 6) == (1, 4)
 
 
-def test_orders_are_there_only_where_speeds_are_unlike() -> None:
+def test_orders_exist_only_for_unequal_speeds() -> None:
     plain, uneven = Stage("a", "gpu", replicas=2), Stage("b", "npu", replicas=2, speeds=(1.0, 2.0))
     pipeline = Pipeline(micro_batch=3)
-    assert orders(Program(Graph(()), stages=(plain, uneven), pipeline=pipeline)) == ((), (1, 0, 1))
-    assert orders(Program(Graph(()), stages=(plain, plain), pipeline=pipeline)) == ()
+    assert list_orders(Program(Graph(()), stages=(plain, uneven), pipeline=pipeline)) == ((), (1, 0, 1))
+    assert list_orders(Program(Graph(()), stages=(plain, plain), pipeline=pipeline)) == ()
 
 
 # -------------------- Inputs that only some clusters have: their readers, and the values that cross instead
-SIDES = """
+TWO_INPUTS = """
 stages a b
 %0 = input source float32[?,4]
 %1 = input target float32[?,2]
@@ -172,62 +176,62 @@ stages a b
 %16 = AssignAddVariableOp(%3, %15) stateful
 returns %8, %9
 """
-"""The metric `seen` is everywhere, and counts what is made of the target alone, and the rows of the source."""
+"""The metric `seen` is on all workers. It adds a sum of the target, and the number of rows of the source."""
 
-BOTH = ("source", "target")
+BOTH_NAMES = ("source", "target")
 A, B = "a/0", "b/0"
 
 
-def plan(text: str = SIDES, names: tuple[str, ...] = BOTH, results: str = "everywhere") -> Cut:
-    program = program_of(text)
-    return cut_program(program, apart(program), results=results, apart=names)
+def cut_two_inputs(text: str = TWO_INPUTS, names: tuple[str, ...] = BOTH_NAMES, results: str = "everywhere") -> Cut:
+    program = parse_program(text)
+    return cut_program(program, assign_worker_per_stage(program), results=results, apart=names)
 
 
-def read(cut: Cut, worker: str) -> set[tuple[str, bool]]:
-    return {(cut.program.leaves[each.leaf].name, each.rows) for each in readings(cut, worker)}
+def read_inputs(cut: Cut, worker: str) -> set[tuple[str, bool]]:
+    return {(cut.program.leaves[each.leaf].name, each.rows) for each in list_readings(cut, worker)}
 
 
-def crossed(cut: Cut) -> dict[int, tuple[str, tuple[str, ...], int]]:
+def list_crossings(cut: Cut) -> dict[int, tuple[str, tuple[str, ...], int]]:
     found = [crossing for phase in cut.phases for crossing in phase.crossings]
     return {each.value.op: (each.source, each.destinations, each.round) for each in found}
 
 
-class TestWhoReads:
-    def test_each_cluster_reads_its_side_and_all_may_count_rows(self) -> None:
-        assert read(plan(), A) == {("source", False), ("source", True)}
-        assert read(plan(), B) == {("target", False), ("source", True)}
+class TestInputReaders:
+    def test_cluster_reads_its_own_input_and_the_row_count_of_the_other(self) -> None:
+        assert read_inputs(cut_two_inputs(), A) == {("source", False), ("source", True)}
+        assert read_inputs(cut_two_inputs(), B) == {("target", False), ("source", True)}
 
-    def test_where_all_have_all_everything_is_read_in_place(self) -> None:
-        assert ("target", False) in read(plan(names=()), A)
-        assert 9 not in crossed(plan(names=()))
+    def test_inputs_present_in_all_clusters_are_read_in_place(self) -> None:
+        assert ("target", False) in read_inputs(cut_two_inputs(names=()), A)
+        assert 9 not in list_crossings(cut_two_inputs(names=()))
 
-    def test_a_number_of_one_side_crosses_before_the_update(self) -> None:
-        assert crossed(plan())[9] == (B, (A,), -1)
-        assert plan().whole[B].fetches[0].op == 9
-        assert A not in plan().whole
+    def test_scalar_of_one_input_crosses_before_the_update(self) -> None:
+        assert list_crossings(cut_two_inputs())[9] == (B, (A,), -1)
+        assert cut_two_inputs().whole[B].fetches[0].op == 9
+        assert A not in cut_two_inputs().whole
 
-    def test_what_is_too_large_to_cross_is_read_in_place(self) -> None:
-        large = SIDES.replace("%9 = Sum(%1, %7) float32[]", "%9 = Neg(%1) float32[?,2]").replace(
+    def test_large_value_is_read_in_place(self) -> None:
+        large = TWO_INPUTS.replace("%9 = Sum(%1, %7) float32[]", "%9 = Neg(%1) float32[?,2]").replace(
             "%10 = AssignAddVariableOp(%3, %9) stateful", "%10 = NoOp() stateful"
         )
-        assert ("target", False) in read(plan(large), A)
+        assert ("target", False) in read_inputs(cut_two_inputs(large), A)
 
-    def test_a_tensor_of_one_side_stays_there_with_results_owner(self) -> None:
-        large = SIDES.replace("%9 = Sum(%1, %7) float32[]", "%9 = Neg(%1) float32[?,2]").replace(
+    def test_large_result_stays_at_its_owner_with_results_owner(self) -> None:
+        large = TWO_INPUTS.replace("%9 = Sum(%1, %7) float32[]", "%9 = Neg(%1) float32[?,2]").replace(
             "%10 = AssignAddVariableOp(%3, %9) stateful", "%10 = NoOp() stateful"
         )
-        kept = plan(large, results="owner")
-        assert ("target", False) not in read(kept, A)
-        assert {value.op: owners for value, owners in kept.owners.items()} == {9: (B,)}
+        plan = cut_two_inputs(large, results="owner")
+        assert ("target", False) not in read_inputs(plan, A)
+        assert {value.op: owners for value, owners in plan.owners.items()} == {9: (B,)}
 
-    def test_readers_of_an_input_are_the_workers_whose_stages_read_it(self) -> None:
-        both = SIDES.replace("%5, %1", "%5, %0").replace("[?,4]", "[?,2]")
-        assert readers_of(plan(), BOTH) == {"source": {A}, "target": {B}}
-        assert readers_of(plan(), ("target", "nothing")) == {"target": {B}}
-        assert readers_of(plan(both), ("source",)) == {"source": {A, B}}
+    def test_readers_of_an_input_are_the_workers_of_its_stages(self) -> None:
+        both = TWO_INPUTS.replace("%5, %1", "%5, %0").replace("[?,4]", "[?,2]")
+        assert find_readers(cut_two_inputs(), BOTH_NAMES) == {"source": {A}, "target": {B}}
+        assert find_readers(cut_two_inputs(), ("target", "nothing")) == {"target": {B}}
+        assert find_readers(cut_two_inputs(both), ("source",)) == {"source": {A, B}}
 
 
-ROWS = [
+SHAPE_READS = [
     ("float32[?,4]", "%14 = StridedSlice(%11, %12, %13, %13) int32[]", True),
     ("float32[?,?]", "%14 = StridedSlice(%11, %12, %13, %13) int32[]", True),
     ("float32[?,4]", "%14 = Prod(%11, %12) int32[]", True),
@@ -236,38 +240,40 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "line", "rows"), ROWS)
-def test_asking_for_rows_is_not_reading(spec: str, line: str, rows: bool) -> None:
-    text = SIDES.replace("%0 = input source float32[?,4]", f"%0 = input source {spec}").replace(
+@pytest.mark.parametrize(("spec", "line", "rows"), SHAPE_READS)
+def test_reading_of_a_shape_needs_only_rows_or_the_whole_input(spec: str, line: str, rows: bool) -> None:
+    text = TWO_INPUTS.replace("%0 = input source float32[?,4]", f"%0 = input source {spec}").replace(
         "%14 = StridedSlice(%11, %12, %13, %13) int32[]", line
     )
-    found = {each.rows for each in readings(plan(text), A) if each.op.type == "Shape"}
+    found = {each.rows for each in list_readings(cut_two_inputs(text), A) if each.op.type == "Shape"}
     assert found == {rows}
 
 
-class TestWhatIsNotHere:
-    def test_a_cluster_needs_what_its_stages_read(self) -> None:
+class TestAbsentInputs:
+    def test_absent_input_that_a_stage_reads_is_refused(self) -> None:
         with pytest.raises(AbsentInputError) as caught:
-            check_here(plan(), B, [1], lambda op: f"train.py:{op}")
+            check_absent_inputs(cut_two_inputs(), B, [1], lambda op: f"train.py:{op}")
         assert caught.value.what == "input 'target' is None in this process, but stage 'b' of cluster 'b' reads it here"
         assert "Mul" in caught.value.where and "train.py:6" in caught.value.where
         assert "yield 'target' in this cluster as well" in caught.value.mend
 
     @pytest.mark.parametrize(("worker", "absent"), [(A, [1]), (B, [0]), (A, []), (B, [])])
-    def test_and_no_more(self, worker: str, absent: list[int]) -> None:
-        check_here(plan(), worker, absent, lambda op: "")
+    def test_absent_input_that_no_stage_reads_is_accepted(self, worker: str, absent: list[int]) -> None:
+        check_absent_inputs(cut_two_inputs(), worker, absent, lambda op: "")
 
-    def test_an_update_that_reads_is_named(self) -> None:
+    def test_absent_input_error_names_an_update_that_reads_it(self) -> None:
         with pytest.raises(AbsentInputError, match="but the update in cluster 'a' reads it here"):
-            check_here(plan(names=()), A, [1], lambda op: "")
+            check_absent_inputs(cut_two_inputs(names=()), A, [1], lambda op: "")
 
-    def test_an_input_that_is_given_back_is_read(self) -> None:
+    def test_absent_input_error_names_a_return_value(self) -> None:
         with pytest.raises(AbsentInputError, match=r"'target' is None .* the return value of the step reads it here"):
-            check_here(plan(SIDES.replace("returns %8", "returns %8, %1")), A, [1], lambda op: "")
+            check_absent_inputs(
+                cut_two_inputs(TWO_INPUTS.replace("returns %8", "returns %8, %1")), A, [1], lambda op: ""
+            )
 
 
-def test_weights_of_micro_batches_are_computed_where_they_are_used() -> None:
-    """`nb.loss_weight` of the target's words: the source's cluster has neither the words nor any use for them."""
+def test_loss_weights_are_computed_where_they_are_used() -> None:
+    """`nb.loss_weight` of the target's words, which the cluster of the source neither has nor needs."""
     kernel = tf.Variable([[1.0], [2.0]])
 
     def step(source: Any, target: Any) -> Any:
@@ -283,7 +289,7 @@ def test_weights_of_micro_batches_are_computed_where_they_are_used() -> None:
 
     layout, _ = signature([("source", tf.ones([4, 2])), ("target", tf.ones([4, 1], tf.int32))])
     program = capture(lambda given: step(*given), layout).program
-    kept = cut_program(program, apart(program), apart=BOTH)
-    assert set(kept.weight) == {B} and set(cut_program(program, apart(program)).weight) == {A, B}
-    check_here(kept, A, [1], lambda op: "")
-    check_here(kept, B, [0], lambda op: "")
+    plan = cut_program(program, assign_worker_per_stage(program), apart=BOTH_NAMES)
+    assert set(plan.weight) == {B} and set(cut_program(program, assign_worker_per_stage(program)).weight) == {A, B}
+    check_absent_inputs(plan, A, [1], lambda op: "")
+    check_absent_inputs(plan, B, [0], lambda op: "")

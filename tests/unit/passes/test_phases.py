@@ -1,7 +1,7 @@
 """When each op runs: once before the micro-batches, for each of them, or once after; and in which phase.
 
-Beside what each op is, a case of `phases.txt` may say in a remark what `Parts` holds (`# parts.phase_of 0 1`), and
-which ops wait for merged values (`# parts.once 7`).
+A remark in a case of `phases.txt` gives the expected value of a field of `Parts` (`# parts.phase_of 0 1`), or the ops
+that wait for merged values (`# parts.once 7`).
 """
 
 import re
@@ -10,40 +10,40 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.unit.passes.examples import TWO_DENSE
-from tests.unit.passes.programs import cases, check, program_of
+from tests.unit.passes.programs import check_op_texts, list_cases, parse_program
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.phases import FORWARD, UPDATE, Parts, split_parts
 
 KINDS = ("prologue", "forward", "update")
 
 
-def words(parts: Parts, op: int) -> str:
-    """`-` is any time: the op runs wherever it is read."""
+def describe_part(parts: Parts, op: int) -> str:
+    """Describe the part of an op; `-` is an op that runs wherever it is read."""
     if op not in parts.part:
         return "-"
     phase, kind = divmod(parts.part[op], 3)
     return KINDS[kind] if parts.phases == 1 else f"{KINDS[kind]} {phase}"
 
 
-def describe(value: object) -> str:
-    """A field of `Parts` as a remark says it."""
+def describe_field(value: object) -> str:
+    """Format a field of `Parts` as in a remark."""
     if isinstance(value, Mapping):
         return " ".join(f"{key}:{each}" for key, each in value.items())
     listed = sorted(value) if isinstance(value, frozenset) else value if isinstance(value, tuple) else [value]
     return " ".join(map(str, listed))
 
 
-@pytest.mark.parametrize("text", cases("phases"))
-def test_each_op_has_its_time(text: str) -> None:
-    said = dict(re.findall(r"^# parts\.(\w+) (.*)$", text, re.MULTILINE))
-    once = frozenset(map(int, said.pop("once", "").split()))
-    parts = split_parts(program_of(text), once)
-    check(text, lambda program: lambda op: words(parts, op))
-    assert {name: describe(getattr(parts, name)) for name in said} == said
+@pytest.mark.parametrize("text", list_cases("phases"))
+def test_ops_are_placed_in_the_expected_part(text: str) -> None:
+    fields = dict(re.findall(r"^# parts\.(\w+) (.*)$", text, re.MULTILINE))
+    once = frozenset(map(int, fields.pop("once", "").split()))
+    parts = split_parts(parse_program(text), once)
+    check_op_texts(text, lambda program: lambda op: describe_part(parts, op))
+    assert {name: describe_field(getattr(parts, name)) for name in fields} == fields
 
 
-# -------------------- A loss with another stage's weight penalty is deferred to the update, where the penalty cr
-PENALISED = (
+# -------------------- A loss with a weight penalty of another stage
+PENALIZED_LOSS = (
     TWO_DENSE
     + """\
 %8 = Mean(%6, %7) float32[]                            => forward
@@ -74,14 +74,14 @@ returns %11
 )
 
 
-def said(program: Program) -> Callable[[int], str]:
+def describe_program(program: Program) -> Callable[[int], str]:
     parts = split_parts(program)
     words = {FORWARD: "forward", UPDATE: "update"}
     return lambda op: words.get(parts.part[op], "prologue") if op in parts.part else "any time"
 
 
-def test_the_sum_waits_and_the_loss_does_not() -> None:
-    check(PENALISED, said)
+def test_penalty_sum_is_deferred_to_the_update() -> None:
+    check_op_texts(PENALIZED_LOSS, describe_program)
 
 
 @pytest.mark.parametrize(
@@ -91,23 +91,23 @@ def test_the_sum_waits_and_the_loss_does_not() -> None:
         pytest.param("%12 = Const {value=(1)} float32[]\narrival %15 of %10", id="its gradient arrives from b"),
     ],
 )
-def test_a_sum_that_is_needed_before_the_update_does_not_wait(reader: str) -> None:
-    text = PENALISED.replace("%12 = Const {value=(1)} float32[]", reader.partition("\n")[0])
+def test_penalty_sum_read_before_the_update_is_not_deferred(reader: str) -> None:
+    text = PENALIZED_LOSS.replace("%12 = Const {value=(1)} float32[]", reader.partition("\n")[0])
     text = text.replace("arrival %15 of %4", f"arrival %15 of %4\n{reader.partition(chr(10))[2]}")
-    parts = split_parts(program_of(text))
+    parts = split_parts(parse_program(text))
     assert parts.part[11] == FORWARD
     assert not parts.late.sums
 
 
-def test_the_sum_of_a_stages_own_penalty_stays_in_the_forward() -> None:
-    own = PENALISED.replace("%9 = ReadVariableOp(%1) float32[4,8]", "%9 = ReadVariableOp(%2) float32[8,2]")
-    assert split_parts(program_of(own)).part[11] == FORWARD
+def test_penalty_of_the_same_stage_stays_in_the_forward() -> None:
+    own = PENALIZED_LOSS.replace("%9 = ReadVariableOp(%1) float32[4,8]", "%9 = ReadVariableOp(%2) float32[8,2]")
+    assert split_parts(parse_program(own)).part[11] == FORWARD
 
 
-def test_what_is_made_of_the_sum_waits_with_it() -> None:
-    scaled = PENALISED.replace("request of %11", "%30 = Neg(%11) float32[]\nrequest of %30").replace(
+def test_readers_of_a_deferred_sum_are_deferred() -> None:
+    scaled = PENALIZED_LOSS.replace("request of %11", "%30 = Neg(%11) float32[]\nrequest of %30").replace(
         "returns %11", "returns %30"
     )
-    parts = split_parts(program_of(scaled))
+    parts = split_parts(parse_program(scaled))
     assert (sorted(parts.late.sums), sorted(parts.late.terms)) == ([11, 12], [10])
     assert {parts.part[op] for op in parts.late.sums} == {UPDATE}

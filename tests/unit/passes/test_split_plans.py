@@ -16,14 +16,14 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.passes.programs import cases
-from tests.unit.passes.rules.states import batched, read
+from tests.unit.passes.programs import list_cases
+from tests.unit.passes.rules.fold_texts import list_batched_inputs, parse_graph
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.cut import Worker
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts, count_bytes
 from whale_nebula.models import SwitchFeedForward
 from whale_nebula.passes.completion import Completion, Question, complete_layouts
-from whale_nebula.passes.facts import Step
+from whale_nebula.passes.facts import LayoutChange
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.rules import fold
 from whale_nebula.passes.split import check_devices
@@ -37,59 +37,59 @@ layers, metrics = keras.layers, keras.metrics
 
 
 @pytest.fixture(autouse=True)
-def no_run_is_open() -> Iterator[None]:
+def closed_runs() -> Iterator[None]:
     nb.shutdown()
     yield
     nb.shutdown()
 
 
-def by_number() -> tuple[Any, list[Any]]:
+def with_integer_labels() -> tuple[Any, list[Any]]:
     logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     own = [metrics.SparseTopKCategoricalAccuracy(3), metrics.SparseCategoricalCrossentropy(from_logits=True)]
     return logits, ["accuracy", *own]
 
 
-def one_hot() -> tuple[Any, list[Any]]:
+def with_one_hot_labels() -> tuple[Any, list[Any]]:
     logits = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
     return logits, ["accuracy", metrics.TopKCategoricalAccuracy(3), metrics.CategoricalCrossentropy(from_logits=True)]
 
 
-def probabilities() -> tuple[Any, list[Any]]:
+def with_probabilities() -> tuple[Any, list[Any]]:
     return keras.losses.SparseCategoricalCrossentropy(), ["accuracy", metrics.SparseTopKCategoricalAccuracy(3)]
 
 
-def focal() -> tuple[Any, list[Any]]:
+def with_focal_loss() -> tuple[Any, list[Any]]:
     return keras.losses.CategoricalFocalCrossentropy(from_logits=True), [
-        best_of_all,
+        mean_of_top_three,
         metrics.TopKCategoricalAccuracy(3),
     ]
 
 
-def best_of_all(y_true: Any, y_pred: Any) -> Any:
+def mean_of_top_three(y_true: Any, y_pred: Any) -> Any:
     """The mean of each row's three best, and where they are."""
     values, places = tf.math.top_k(y_pred, 3)
     return tf.reduce_mean(values) + tf.reduce_mean(tf.cast(places, values.dtype))
 
 
 def make_classifier(task: Callable[[], tuple[Any, list[Any]]], count: int = 0) -> tuple[keras.Model, Any, Any]:
-    """Split over so many devices, or a model of Keras, which is not traced for its one step."""
+    """Make a classifier split over `count` devices; with 0, an eager Keras model."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((WIDTH,))
     with nb.cluster() if count else contextlib.nullcontext():
         hidden = layers.Dense(WIDTH, activation="relu")(inputs)
         with nb.split(count) if count else contextlib.nullcontext():
             outputs = layers.Dense(CLASSES)(hidden)
-            outputs = layers.Softmax()(outputs) if task is probabilities else outputs
+            outputs = layers.Softmax()(outputs) if task is with_probabilities else outputs
     model = keras.Model(inputs, outputs)
-    loss, told = task()
+    loss, task_metrics = task()
     rule = keras.optimizers.SGD(1e-2, momentum=0.9, global_clipnorm=1.0)
-    model.compile(rule, loss, metrics=told, run_eagerly=not count)
+    model.compile(rule, loss, metrics=task_metrics, run_eagerly=not count)
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((ROWS, WIDTH)).astype("float32"), draw.integers(0, CLASSES, ROWS)
-    return model, x, np.eye(CLASSES, dtype="float32")[y] if task in (one_hot, focal) else y
+    return model, x, np.eye(CLASSES, dtype="float32")[y] if task in (with_one_hot_labels, with_focal_loss) else y
 
 
-class Counting(LocalGroup):
+class CountingGroup(LocalGroup):
     """A group that adds up what each device sends when it runs, by the formulas of a ring."""
 
     sent: float = 0.0
@@ -97,13 +97,13 @@ class Counting(LocalGroup):
 
     def count_bytes(self, kind: str, tensors: list[Any], share: float = 1.0) -> None:
         def add(entries: Any) -> None:
-            Counting.sent += count_bytes(kind, float(entries) * tensors[0].dtype.size * share, self.count)
+            CountingGroup.sent += count_bytes(kind, float(entries) * tensors[0].dtype.size * share, self.count)
 
-        if not Counting.paused:
+        if not CountingGroup.paused:
             tf.py_function(add, [tf.add_n([tf.size(tensor) for tensor in tensors])], [])
 
     def sum(self, tensors: list[Any]) -> list[Any]:
-        if tensors[0].dtype.is_floating or tensors[0].shape.rank:  # a plan says nothing of sizes that a step asks for
+        if tensors[0].dtype.is_floating or tensors[0].shape.rank:  # a plan does not count sums of integer scalars
             self.count_bytes("all-reduce", tensors, 1 / self.count)
         return super().sum(tensors)
 
@@ -124,50 +124,50 @@ class Counting(LocalGroup):
         return super().exchange(tensors, axis, sizes, other, others)
 
 
-def uncounted(assign: Callable[..., Any]) -> Callable[..., Any]:
-    """In one process a variable is whole, and pieces are put together for it."""
+def pause_counting(assign: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the assignment of a variable: in one process its pieces are gathered, which a plan does not count."""
 
     def do(*args: Any) -> Any:
-        Counting.paused = True
+        CountingGroup.paused = True
         found = assign(*args)
-        Counting.paused = False
+        CountingGroup.paused = False
         return found
 
     return do
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
-    """Gives the bytes that each device has sent in steps."""
-    Counting.sent = 0.0
-    monkeypatch.setattr("whale_nebula.runtime.step.compiled.LocalGroup", Counting)
-    monkeypatch.setattr(Part, "assign", uncounted(Part.assign))
-    return lambda: Counting.sent
+def sent_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """A function that returns the bytes that each device has sent in steps."""
+    CountingGroup.sent = 0.0
+    monkeypatch.setattr("whale_nebula.runtime.step.compiled.LocalGroup", CountingGroup)
+    monkeypatch.setattr(Part, "assign", pause_counting(Part.assign))
+    return lambda: CountingGroup.sent
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("task", [by_number, one_hot, probabilities, focal])
-def test_logits_never_cross_and_what_does_is_as_planned(
-    task: Callable[[], tuple[Any, list[Any]]], sent: Callable[[], float]
+@pytest.mark.parametrize("task", [with_integer_labels, with_one_hot_labels, with_probabilities, with_focal_loss])
+def test_logits_never_cross_and_sent_bytes_match_the_plan(
+    task: Callable[[], tuple[Any, list[Any]]], sent_bytes: Callable[[], float]
 ) -> None:
     model, x, y = make_classifier(task, COUNT)
     plan = nb.plan(model, x, y)
     assert not plan.notes and {each.kind for each in plan.collectives} <= {"all-reduce", "all-gather"}
     assert max(each.bytes for each in plan.collectives) < LOGITS / 20
     planned = sum(each.bytes * each.times for each in plan.collectives)
-    told = model.train_on_batch(x, y, return_dict=True)
-    assert planned == pytest.approx(sent(), rel=0.01)
+    results = model.train_on_batch(x, y, return_dict=True)
+    assert planned == pytest.approx(sent_bytes(), rel=0.01)
     nb.shutdown()
     model, x, y = make_classifier(task)
-    assert told == pytest.approx(model.train_on_batch(x, y, return_dict=True), rel=1e-5)
+    assert results == pytest.approx(model.train_on_batch(x, y, return_dict=True), rel=1e-5)
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize(("groups", "k", "micro_batches"), [(4, 2, 1), (None, 1, 2)])
-def test_places_at_experts_are_counted(
-    groups: int | None, k: int, micro_batches: int, sent: Callable[[], float]
+def test_sent_bytes_of_experts_match_the_plan(
+    groups: int | None, k: int, micro_batches: int, sent_bytes: Callable[[], float]
 ) -> None:
-    """How many there are only a step knows: it has to do with tokens, not rows."""
+    """The number of places depends on tokens, not on rows, so only a step knows it."""
     layer, optimizer = SwitchFeedForward(4, 8, k=k, row_groups=groups), keras.optimizers.SGD(0.1)
 
     def step(x: Any) -> Any:
@@ -184,11 +184,11 @@ def test_places_at_experts_are_counted(
     layer.build(x.shape)
     planned = sum(each.bytes * each.times for each in nb.plan(function, x).collectives)
     function(x)
-    assert planned == pytest.approx(sent(), rel=0.01)
+    assert planned == pytest.approx(sent_bytes(), rel=0.01)
 
 
-def plan_a_pair() -> nb.Plan:
-    """Of dense layers by columns, then by rows; a layer before them takes the gradient."""
+def plan_dense_pair() -> nb.Plan:
+    """Plan a dense layer split by columns and one split by rows, with a layer before them."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((16,))
     with nb.cluster():
@@ -202,18 +202,18 @@ def plan_a_pair() -> nb.Plan:
     return nb.plan(model, np.zeros((ROWS, 16)), np.zeros((ROWS, 16)))
 
 
-def test_a_pair_of_dense_layers_sums_once_each_way() -> None:
-    plan = plan_a_pair()
+def test_dense_pair_needs_one_all_reduce_each_way() -> None:
+    plan = plan_dense_pair()
     one = round(count_bytes("all-reduce", ROWS * 16 * 4, 2))
     assert [(each.kind, each.bytes, each.times) for each in plan.collectives] == [("all-reduce", one, 1)] * 2
     assert {each.seconds for each in plan.collectives} == {None}
 
 
-def test_collectives_take_what_the_line_inside_a_cluster_takes(tmp_path: Path) -> None:
-    """Of two devices an all-reduce has two rounds."""
+def test_collective_seconds_follow_the_link_inside_a_cluster(tmp_path: Path) -> None:
+    """An all-reduce of two devices has two rounds."""
     nb.shutdown()
     nb.init({"clusters": {"gpu": {"inside": {"rate": "8mbit", "delay": "1ms"}}}})
-    plan = plan_a_pair()
+    plan = plan_dense_pair()
     assert [each.seconds for each in plan.collectives] == [each.bytes * 1e-6 + 2e-3 for each in plan.collectives]
     takes = f"{2e3 * (plan.collectives[0].bytes * 1e-6 + 2e-3):.1f} ms"
     assert f"in 2 collectives, which take {takes}" in plan.to_text()
@@ -226,8 +226,8 @@ def test_collectives_take_what_the_line_inside_a_cluster_takes(tmp_path: Path) -
     ("axis", "optimizer", "count"),
     [(0, keras.optimizers.SGD(0.1), 1), (1, keras.optimizers.SGD(0.1), 1), (0, keras.optimizers.Adam(), 3)],
 )
-def test_a_table_and_its_sparse_gradient_never_cross(axis: int, optimizer: keras.Optimizer, count: int) -> None:
-    """Neither they nor slots are whole anywhere: what crosses are rows of the batch."""
+def test_embedding_table_and_its_sparse_gradient_never_cross(axis: int, optimizer: keras.Optimizer, count: int) -> None:
+    """The table, its gradient and its slots are never whole; only rows of the batch cross."""
     inputs = keras.Input((5,), dtype="int32")
     with nb.cluster():
         with nb.split(2, axis=axis):
@@ -241,8 +241,8 @@ def test_a_table_and_its_sparse_gradient_never_cross(axis: int, optimizer: keras
     assert tables.keys() >= {"words/embeddings"} and sum(map(f"split({axis})".__eq__, tables.values())) == count
 
 
-def test_branches_are_not_given_a_variable_in_pieces() -> None:
-    """One process computes them, where the variable is whole; between processes they are refused by their line."""
+def test_branch_that_reads_a_split_variable_is_refused_across_processes() -> None:
+    """Within a process the branches read the whole variable."""
     table = tf.Variable(np.arange(24, dtype="float32").reshape(4, 6), name="table")
 
     @nb.function
@@ -262,7 +262,7 @@ def test_branches_are_not_given_a_variable_in_pieces() -> None:
 
 
 @pytest.mark.grid
-def test_what_a_loop_is_given_stays_whole_beside_what_is_divided() -> None:
+def test_variables_of_a_loop_stay_whole_in_a_split_stage() -> None:
     keras.utils.set_random_seed(0)
     inputs = keras.Input((5, WIDTH))
     with nb.cluster(), nb.split(2):
@@ -280,50 +280,50 @@ def test_what_a_loop_is_given_stays_whole_beside_what_is_divided() -> None:
     assert nb.verify(model, x, y).ok
 
 
-# -------------------- Completion of layouts: the graphs of `layouts.txt`, and behind `=>` the layouts of what ea
-def remarks(text: str) -> dict[str, str]:
+# -------------------- Completion of layouts: the graphs of `layouts.txt`, with expected layouts after `=>`
+def parse_remarks(text: str) -> dict[str, str]:
     return dict(re.findall(r"^# (split|count|wholes|crosses|together|notes) (.*)$", text, re.MULTILINE))
 
 
-def ask(text: str) -> Question:
-    """What is to be completed of a graph."""
-    graph, said = read(text), remarks(text)
-    split = dict(map(int, each.split(":")) for each in said["split"].split())
+def make_question(text: str) -> Question:
+    """Make the question of which layouts a graph has."""
+    graph, remarks = parse_graph(text), parse_remarks(text)
+    split = dict(map(int, each.split(":")) for each in remarks["split"].split())
     variables = {op: Layout(SPLIT, axis) for op, axis in split.items()}
-    ends = [Value(int(op)) for op in said.get("wholes", "").split()]
-    folds = fold(graph, batched(graph)).folds
-    count = int(said.get("count", 2))
+    ends = [Value(int(op)) for op in remarks.get("wholes", "").split()]
+    folds = fold(graph, list_batched_inputs(graph)).folds
+    count = int(remarks.get("count", 2))
     return Question(graph, range(len(graph)), count, variables, folds=folds, wholes=ends)
 
 
-def complete(text: str) -> Layouts:
-    return complete_layouts(ask(text))
+def complete_text(text: str) -> Layouts:
+    return complete_layouts(make_question(text))
 
 
-@pytest.mark.parametrize("text", cases("layouts"))
-def test_each_value_has_the_layout_that_is_said_of_it(text: str) -> None:
-    found, graph, said = complete(text), read(text), remarks(text)
+@pytest.mark.parametrize("text", list_cases("layouts"))
+def test_completed_layouts_match_the_expectations(text: str) -> None:
+    found, graph, remarks = complete_text(text), parse_graph(text), parse_remarks(text)
     lines = [line for line in textwrap.dedent(text).splitlines() if line.startswith("%")]
     for op, line in zip(graph.ops, lines, strict=True):
         crossing = [f"{each.value} {each.kind}" for each in found.reshards.get(op.index, ())]
         got = ", ".join([*(str(found.layout(value)) for value in op.values), *crossing])
         expected = line.partition("=>")[2].strip() or got
         assert f"%{op.index} {op.type} => {got}" == f"%{op.index} {op.type} => {expected}"
-    assert ", ".join(f"{each.value} {each.kind}" for each in found.collectives) == said.get("crosses", "")
-    assert found.together == set(map(int, said.get("together", "").split()))
-    assert "; ".join(found.notes) == said.get("notes", "")
+    assert ", ".join(f"{each.value} {each.kind}" for each in found.collectives) == remarks.get("crosses", "")
+    assert found.together == set(map(int, remarks.get("together", "").split()))
+    assert "; ".join(found.notes) == remarks.get("notes", "")
 
 
-def test_what_crosses_has_its_bytes() -> None:
-    (pair, *_) = (case.values[0] for case in cases("layouts"))
-    assert [each.nbytes for each in complete(pair).collectives] == [count_bytes("all-reduce", 32 * 16 * 4, 2)] * 2
+def test_collectives_have_the_bytes_of_an_all_reduce() -> None:
+    (pair, *_) = (case.values[0] for case in list_cases("layouts"))
+    assert [each.nbytes for each in complete_text(pair).collectives] == [count_bytes("all-reduce", 32 * 16 * 4, 2)] * 2
 
 
-@pytest.mark.parametrize("text", cases("layouts"))
-def test_what_a_change_concerns_is_visited_again(text: str) -> None:
-    """Nothing is divided first, then all that is, one variable after the other."""
-    question = ask(text)
+@pytest.mark.parametrize("text", list_cases("layouts"))
+def test_completion_in_steps_equals_completion_at_once(text: str) -> None:
+    """Start without split variables, and add them one after the other."""
+    question = make_question(text)
     run = Completion.start(replace(question, variables={}))
     for variable, layout in question.variables.items():
-        run = run.follow(Step({variable: layout}, {}))
+        run = run.follow(LayoutChange({variable: layout}, {}))
     assert run.list_layouts() == Completion.start(question).list_layouts()

@@ -17,8 +17,8 @@ WIDE, NARROW = (512, 1024), (4,)
 
 
 def trace_update(optimizer: Any, shapes: list[tuple[int, ...]]) -> tuple[Graph, list[int], list[int]]:
-    """What an optimizer does with gradients of variables of such shapes: the graph, the ops of the update, and the last
-    one that writes each variable.
+    """Trace an optimizer for variables of these shapes; return the graph, the ops of the update, and the op that writes
+    each variable last.
     """
     variables = [keras.Variable(tf.zeros(shape), name=f"v{number}") for number, shape in enumerate(shapes)]
     optimizer.build(variables)
@@ -41,20 +41,20 @@ def trace_update(optimizer: Any, shapes: list[tuple[int, ...]]) -> tuple[Graph, 
      keras.optimizers.SGD, keras.optimizers.RMSprop, lambda: keras.optimizers.Adam(clipnorm=1.0)],
     ids=["adam", "adamw", "momentum", "sgd", "rmsprop", "clipped"],
 )  # fmt: skip
-def test_large_variables_are_written_one_after_the_other(make: Callable[[], Any]) -> None:
+def test_large_variables_are_updated_one_after_the_other(make: Callable[[], Any]) -> None:
     graph, ops, (first, small, second, third) = trace_update(make(), [WIDE, NARROW, WIDE, WIDE])
     waits = order_updates(graph, ops)
     assert set(waits.values()) == {first, second}
     before = {write: graph.order(waits).ascend([write]) & waits.keys() for write in (first, small, second, third)}
     assert not before[first] and not before[small]
     assert {waits[op] for op in before[second]} == {first} and {waits[op] for op in before[third]} == {second}
-    for previous, write in ((first, second), (second, third)):  # nothing large is made for it before
+    for previous, write in ((first, second), (second, third)):  # no large tensor for it is computed before
         late = graph.order(waits).descend([previous], control=True)
         made = [graph.ops[op] for op in graph.ascend([write]) - late if graph.ops[op].outputs]
         assert {op.type for op in made if op.outputs[0].nbytes() >= 1 << 20} <= {"Placeholder", "IdentityN"}
 
 
-def test_what_all_gradients_are_needed_for_does_not_wait() -> None:
+def test_global_norm_is_not_delayed() -> None:
     """A norm of all gradients comes before any write."""
     graph, ops, _ = trace_update(keras.optimizers.Adam(global_clipnorm=1.0), [WIDE, WIDE])
     waits = order_updates(graph, ops)
@@ -62,7 +62,7 @@ def test_what_all_gradients_are_needed_for_does_not_wait() -> None:
     assert waits and not graph.ascend([norm]) & waits.keys()
 
 
-def test_small_variables_and_other_ops_are_left_as_they_are() -> None:
+def test_updates_of_small_variables_are_not_ordered() -> None:
     graph, ops, _ = trace_update(keras.optimizers.Adam(), [NARROW, NARROW])
     assert order_updates(graph, ops) == {}
     assert graph.order({}) is graph

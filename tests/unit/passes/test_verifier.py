@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.passes.programs import alone, program_of
+from tests.unit.passes.programs import assign_one_worker, parse_program
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.passes.pipeline import Compilation, InvalidProgramError, find_faults, run_passes, verify
 from whale_nebula.spec import Value
@@ -20,47 +20,51 @@ TEXT = """
     %3 = Exp(%2) float32[?,4] @b
     returns %3
 """
-GIVEN = Compilation(program_of(TEXT), tuple(alone(program_of(TEXT))))
-DONE = run_passes(GIVEN)
+CAPTURED = Compilation(parse_program(TEXT), tuple(assign_one_worker(parse_program(TEXT))))
+COMPILED = run_passes(CAPTURED)
 
 
-def with_op(number: int, **changed: object) -> Compilation:
-    ops: list[Op] = list(GIVEN.program.graph.ops)
+def replace_op(number: int, **changed: object) -> Compilation:
+    ops: list[Op] = list(CAPTURED.program.graph.ops)
     ops[number] = replace(ops[number], **changed)
-    return replace(GIVEN, program=replace(GIVEN.program, graph=Graph(tuple(ops))))
+    return replace(CAPTURED, program=replace(CAPTURED.program, graph=Graph(tuple(ops))))
 
 
-def with_forward(**changed: object) -> Compilation:
-    cut = DONE.known("cut")
+def replace_forward(**changed: object) -> Compilation:
+    cut = COMPILED.require("cut")
     stage = cut.phases[0].stages[0]
     stage = replace(stage, forward=replace(stage.forward, **changed))
-    return replace(DONE, cut=replace(cut, phases=(replace(cut.phases[0], stages=(stage,)),)))
+    return replace(COMPILED, cut=replace(cut, phases=(replace(cut.phases[0], stages=(stage,)),)))
 
 
-SPOILT: dict[str, Callable[[], Compilation]] = {
-    "op 3 Exp reads %9, which is not computed before it": lambda: with_op(3, inputs=(Value(9),)),
-    "op 2 MatMul reads %3, which is not computed before it": lambda: with_op(2, inputs=(Value(0), Value(3))),
-    "op 3 has the number 7": lambda: with_op(3, index=7),
-    "op 3 is labelled with stage 5 of 2": lambda: replace(GIVEN, program=replace(GIVEN.program, labels={3: 5})),
-    "%9 is named, but does not exist": lambda: replace(GIVEN, program=replace(GIVEN.program, returns=(Value(9),))),
-    "the forward of stage 0 in phase 0 on local/0 reads %0 for op 2": lambda: with_forward(feeds=()),
-    "the forward of stage 0 in phase 0 on local/0 returns %3": lambda: with_forward(fetches=(Value(3),)),
-    "the forward of stage 0 in phase 0 on mars/0 runs on mars/0, which does not exist": lambda: with_forward(
+INVALID_BY_FAULT: dict[str, Callable[[], Compilation]] = {
+    "op 3 Exp reads %9, which is not computed before it": lambda: replace_op(3, inputs=(Value(9),)),
+    "op 2 MatMul reads %3, which is not computed before it": lambda: replace_op(2, inputs=(Value(0), Value(3))),
+    "op 3 has the number 7": lambda: replace_op(3, index=7),
+    "op 3 is labelled with stage 5 of 2": lambda: replace(CAPTURED, program=replace(CAPTURED.program, labels={3: 5})),
+    "%9 is named, but does not exist": lambda: replace(
+        CAPTURED, program=replace(CAPTURED.program, returns=(Value(9),))
+    ),
+    "the forward of stage 0 in phase 0 on local/0 reads %0 for op 2": lambda: replace_forward(feeds=()),
+    "the forward of stage 0 in phase 0 on local/0 returns %3": lambda: replace_forward(fetches=(Value(3),)),
+    "the forward of stage 0 in phase 0 on mars/0 runs on mars/0, which does not exist": lambda: replace_forward(
         worker="mars/0"
     ),
     "boundary 0 goes from stage 0 to (0,)": lambda: replace(
-        DONE,
-        cut=replace(DONE.known("cut"), boundaries=(replace(DONE.known("cut").boundaries[0], destinations=(0,)),)),
+        COMPILED,
+        cut=replace(
+            COMPILED.require("cut"), boundaries=(replace(COMPILED.require("cut").boundaries[0], destinations=(0,)),)
+        ),
     ),
 }
 
 
-@pytest.mark.parametrize("fault", SPOILT)
-def test_what_is_not_valid_is_named(fault: str) -> None:
+@pytest.mark.parametrize("fault", INVALID_BY_FAULT)
+def test_invalid_program_is_refused_with_its_fault(fault: str) -> None:
     with pytest.raises(InvalidProgramError, match="after pass 'mine' the program is not valid") as caught:
-        verify(SPOILT[fault](), "mine")
+        verify(INVALID_BY_FAULT[fault](), "mine")
     assert fault in str(caught.value)
 
 
-def test_what_passes_leave_is_valid() -> None:
-    assert [*find_faults(GIVEN), *find_faults(DONE)] == []
+def test_captured_and_compiled_programs_are_valid() -> None:
+    assert [*find_faults(CAPTURED), *find_faults(COMPILED)] == []

@@ -47,7 +47,7 @@ def inside() -> Basis:
     """Two stages of one cluster in several processes, which exchange something once a step."""
     given = basis(paced=False)
     (phase,) = given.phases
-    hops = {pair: replace(hop, there=None, back=None) for pair, hop in phase.hops.items()}
+    hops = {pair: replace(hop, forward_line=None, backward_line=None) for pair, hop in phase.hops.items()}
     exchange = ((Carried(Line("gpu->gpu"), 100.0, ("results",)),),)
     return replace(given, phases=(replace(phase, hops=hops),), exchange=exchange, bytes={})
 

@@ -8,14 +8,14 @@ import pytest
 
 from tests.unit.report.making import BACK, THERE, basis
 from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, free, predict, seconds, wide
-from whale_nebula.schedule.lines import Hop, Line, Work, uniform
+from whale_nebula.schedule.lines import Hop, Line, Work, make_uniform_hops
 from whale_nebula.schedule.simulate import simulate
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b"])
 @pytest.mark.parametrize("transfer", [0.0, 0.5, 3.0])
 def test_it_is_what_the_simulator_says(schedule: str, transfer: float) -> None:
-    works, hops = (Work(1.0, 2.0), Work(1.0, 2.0), Work(0.0, 3.0)), uniform(3, seconds=transfer)
+    works, hops = (Work(1.0, 2.0), Work(1.0, 2.0), Work(0.0, 3.0)), make_uniform_hops(3, seconds=transfer)
     given = Basis(("a", "b", "c"), (PhaseBasis(works, (False, False, True), hops),), 8, 1, schedule)
     assert predict(given).seconds == seconds(given) == simulate(works, hops, 8, name=schedule).seconds
 
@@ -65,9 +65,9 @@ def test_what_is_small_already_or_no_number_stays_as_it_is() -> None:
 
 def test_lines_can_be_taken_away() -> None:
     given = basis(rate=1e5, delay=0.02)
-    (line,) = {hop.there for hop in given.over(free).phases[0].hops.values()}
+    (line,) = {hop.forward_line for hop in given.over(free).phases[0].hops.values()}
     assert line == Line(THERE)
-    (line,) = {hop.back for hop in given.over(wide).phases[0].hops.values()}
+    (line,) = {hop.backward_line for hop in given.over(wide).phases[0].hops.values()}
     assert line == Line(BACK, delay=0.02)
 
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
-from tests.unit.passes.programs import apart, cut, program_of
+from tests.unit.passes.programs import assign_worker_per_stage, compile_text, parse_program
 from tests.unit.runtime.ends import Pair
 from whale_nebula.codec import packing
 from whale_nebula.codec.sizes import extra_bytes, payload_bytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.passes.batch import entries_per_row
+from whale_nebula.passes.batch import count_entries_per_row
 from whale_nebula.runtime.exchange.crossing import Channels
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import AT, ChannelState, Models, Residue, States, Tally
@@ -363,7 +363,7 @@ MEBIBYTE = 1 << 20
 def begun(micro_batches: int) -> tuple[Post, Value]:
     """The exchange of a step whose one boundary has 8 columns, and as many rows as the batch."""
     head = f"codecs int8 none\nmicro {micro_batches}\n"
-    plan = cut(head + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)
+    plan = compile_text(head + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, assign_worker_per_stage)
     channels = Channels(plan, plan.routing, States())
     return Post(channels, {}, 0, 0, 1.0, rows=ROWS[:micro_batches]), plan.boundaries[0].value
 
@@ -425,6 +425,6 @@ returns %7
 
 def test_the_entries_of_a_row_are_known_where_a_shape_says_so() -> None:
     values = [Value(number) for number in (0, 3, 4, 5, 7)]
-    found = {value.op: count for value, count in entries_per_row(program_of(SHAPES), values).items()}
+    found = {value.op: count for value, count in count_entries_per_row(parse_program(SHAPES), values).items()}
     assert {number: found.get(number) for number in (0, 3, 4, 7)} == {0: 1, 3: 1, 4: 6, 7: None}
     assert found.get(5) is None, "sentences have as many words as they have"

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.unit.passes.examples import DESCENT, SKIP, TWO_STAGES
-from tests.unit.passes.programs import apart, cut
+from tests.unit.passes.programs import assign_worker_per_stage, compile_text
 from whale_nebula.codec import INT8, Rank, parse
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.way import Way, parse_way
@@ -82,10 +82,12 @@ def test_channels_of_another_model_are_left_alone() -> None:
 
 
 def test_the_ends_of_a_program_are_those_that_take_more_than_a_cast() -> None:
-    found = cut(SKIP, apart)
+    found = compile_text(SKIP, assign_worker_per_stage)
     ways = ("rank(2) >> int8", "fp16")
     boundaries = tuple(replace(b, codec=ways[b.slot], backward_codec="int8") for b in found.boundaries)
-    crossings = Crossings(replace(found, boundaries=boundaries), Routing.plain(worker.name for worker in found.workers))
+    crossings = Crossings(
+        replace(found, boundaries=boundaries), Routing.from_hosts(worker.name for worker in found.workers)
+    )
     of = {host: crossings.ends(host.__eq__) for (host,) in crossings.routing.hosts}
     everything = set(crossings.ends(lambda host: True))
     assert set().union(*of.values()) == everything
@@ -94,7 +96,7 @@ def test_the_ends_of_a_program_are_those_that_take_more_than_a_cast() -> None:
     coded = [each for each in crossings.of_boundaries if each.way.coded]
     assert len(everything) == len(coded) < len(crossings.of_boundaries)
     assert crossings.ends(lambda host: False) == ()
-    together = Crossings(crossings.cut, Routing.plain(["one"] * len(crossings.routing.hosts)))
+    together = Crossings(crossings.cut, Routing.from_hosts(["one"] * len(crossings.routing.hosts)))
     assert together.ends(lambda host: True) == (), "within a host nothing crosses"
 
 
@@ -182,7 +184,9 @@ def test_whole_numbers_that_cross_as_they_are_have_not_changed() -> None:
 
 
 # -------------------- Replicas of one process encode in the order of micro-batches, whichever is ready first
-PLAN = cut("codecs int8 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)
+PLAN = compile_text(
+    "codecs int8 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, assign_worker_per_stage
+)
 VALUE = PLAN.boundaries[0].value
 HERE, THERE = (PLAN.routing.first(stage) for stage in (0, 1))
 

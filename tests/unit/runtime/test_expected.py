@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.passes.examples import DESCENT, EXAMPLES, GLOBAL_NORM, TWO_STAGES
-from tests.unit.passes.programs import apart, cut
+from tests.unit.passes.programs import assign_worker_per_stage, compile_text
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.feed.checks import Missing
 from whale_nebula.ir.program import Leaf
@@ -17,7 +17,9 @@ from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.buffers import Bound
 
-PLAN = cut("codecs fp16 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)
+PLAN = compile_text(
+    "codecs fp16 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, assign_worker_per_stage
+)
 FORWARD = Key("forward", 3, step=5, phase=0, micro_batch=1, slot=0, source="a/0", destination="b/0")
 
 
@@ -78,7 +80,7 @@ def test_inputs_of_an_only_micro_batch_may_differ_in_their_rows(
 
 def test_lengths_that_only_a_step_knows_may_be_any() -> None:
     made = Expected()
-    made.add(3, cut("micro 2\n" + TWO_STAGES.replace("[?,8]", "[?,?]") + DESCENT, apart))
+    made.add(3, compile_text("micro 2\n" + TWO_STAGES.replace("[?,8]", "[?,?]") + DESCENT, assign_worker_per_stage))
     made.begin_step(3, 5, [4, 3])
     assert made(FORWARD).due == math.inf
 
@@ -123,7 +125,7 @@ def test_values_of_variables_are_admitted_one_by_one() -> None:
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "norm"])
 def test_all_that_the_plan_exchanges_has_a_slot(name: str) -> None:
-    plan = cut(EXAMPLES.get(name, TWO_STAGES + GLOBAL_NORM), apart)
+    plan = compile_text(EXAMPLES.get(name, TWO_STAGES + GLOBAL_NORM), assign_worker_per_stage)
     found = dict(slots(plan))
     names = {worker.cluster: worker.name for worker in plan.workers}
     for each in plan.exchange:

@@ -15,7 +15,7 @@ from whale_nebula.config import Links, parse_links
 from whale_nebula.ir.cut import Boundary, Cut, VirtualDevice, Worker
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program, Stage
-from whale_nebula.ir.routing import Seat, order, shares, take_counts
+from whale_nebula.ir.routing import Seat, compute_shares, count_turns, order_by_shares
 from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import Elsewhere, LinkReport, Span, StageReport, WorkerReport
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
@@ -37,7 +37,7 @@ from whale_nebula.runtime.step.measured import (
     slowest,
     slowness,
 )
-from whale_nebula.schedule.lines import Work, uniform
+from whale_nebula.schedule.lines import Work, make_uniform_hops
 from whale_nebula.schedule.schedules import Pace, limits
 from whale_nebula.schedule.simulate import simulate
 from whale_nebula.spec import Value
@@ -125,7 +125,7 @@ def test_what_the_config_says_is_not_moved() -> None:
 
 def test_replicas_on_one_worker_share_what_it_does() -> None:
     cut = plan(9, "npu/0", "npu/1", "npu/0")
-    assert take_counts(better_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}})[1], 3, 9)[1] in (4, 5)
+    assert count_turns(better_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}})[1], 3, 9)[1] in (4, 5)
 
 
 @given(
@@ -136,7 +136,7 @@ def test_replicas_on_one_worker_share_what_it_does() -> None:
 def test_what_has_moved_stays_while_little_changes(told: list[float], noise: list[float], micro_batch: int) -> None:
     hosts = [f"npu/{number}" for number in range(len(told))]
     count = max(micro_batch, len(hosts))
-    best = order(shares([1.0 / each for each in told], count))
+    best = order_by_shares(compute_shares([1.0 / each for each in told], count))
     cut = plan(count, *hosts, turns=best)
     shaken = [each * much for each, much in zip(told, noise, strict=False)]
     assert 1.0 / (1.0 - WORTH) > 1.03 / 0.97
@@ -288,7 +288,7 @@ def clocks(stage: int, spans: list[Span], told: list[Span]) -> Clocks:
 def seen_of(compute: float, hold: float, delay: float, count: int = 8, steps: int = 3) -> dict[str, float]:
     """What both processes say after steps as the simulator times them, with three micro-batches in flight."""
     works = [Work(compute / 3, 2 * compute / 3)] * STAGES
-    timeline = simulate(works, uniform(STAGES, seconds=hold, delay=delay), count, in_flight=3)
+    timeline = simulate(works, make_uniform_hops(STAGES, seconds=hold, delay=delay), count, in_flight=3)
     told = {"0.0.forward": compute / 3, "0.0.backward": 2 * compute / 3, "0.1.forward": compute / 3}
     told["0.1.backward"] = 2 * compute / 3
     for stage in range(STAGES):

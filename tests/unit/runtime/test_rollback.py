@@ -23,7 +23,7 @@ from whale_nebula.errors import (
     VerificationError,
 )
 from whale_nebula.errors.text import remove_folders
-from whale_nebula.ir.canonical import digest_lines, first_difference
+from whale_nebula.ir.canonical import describe_first_difference, digest_lines
 from whale_nebula.runtime.session.session import Session, failure_fields
 from whale_nebula.runtime.step.rollback import Guard, Whereabouts
 from whale_nebula.transport import MemoryNetwork
@@ -270,7 +270,7 @@ def test_the_text_of_a_program_stays_in_a_private_run(private: bool) -> None:
         link, post = links[here], links[here].post
         link.post = lambda message: (sent.append(json.dumps(message)), post(message))[1]  # type: ignore[method-assign]
         session = Session(here, {there: link}, 10.0, private=private)
-        failure = failure_of(lambda: session.agree("p", digest_lines(lines), lines, first_difference))
+        failure = failure_of(lambda: session.agree("p", digest_lines(lines), lines, describe_first_difference))
         sent.append(json.dumps(failure_fields(failure, private=private)))
         return failure
 

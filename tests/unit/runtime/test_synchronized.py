@@ -16,7 +16,7 @@ from tests.same import assert_same
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.passes.pipeline import cut_program
-from whale_nebula.passes.replicas import SHARED, check_hosts, sums_of
+from whale_nebula.passes.replicas import SHARED_NOTE, check_hosts, find_replica_sums
 from whale_nebula.runtime.replicas.collectives import Collectives, Group, ReplicaSums
 from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import Engine
@@ -83,7 +83,7 @@ def test_a_stage_of_fewer_replicas_than_another_is_refused() -> None:
 def test_what_is_allowed_runs_micro_batch_by_micro_batch() -> None:
     both = normalised(within((2,), 4, coupled="allow")), eager(normalised(uncut))
     found, whole = (float(model.train_on_batch(X, Y)[0]) for model in both)
-    assert not any(note.startswith(SHARED) for note in nb.last_report().notes)
+    assert not any(note.startswith(SHARED_NOTE) for note in nb.last_report().notes)
     assert abs(found - whole) > 1e-4 * whole
 
 
@@ -178,7 +178,7 @@ def test_a_worker_without_collectives_is_refused(engine: Engine) -> None:
 
 
 def test_a_worker_with_two_replicas_is_refused(engine: Engine) -> None:
-    assert sums_of(engine.captured.program).keys() == {0}
+    assert find_replica_sums(engine.captured.program).keys() == {0}
     with pytest.raises(BatchCoupledError, match=r"which need a worker each, but 1 worker"):
         check_hosts(between(engine, "c0/0"), "c0/0", str, collectives=True)
 

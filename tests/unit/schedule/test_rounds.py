@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.schedule.rounds import GRAIN, Timetable, pieces, ranges, shared_out, time_to_arrive
+from whale_nebula.schedule.rounds import GRAIN, Timetable, choose_delay, choose_fragments, list_ranges, share_rows
 
 
 @st.composite
@@ -15,13 +15,13 @@ def tables(draw: st.DrawFn) -> Timetable:
 
 
 @given(tables(), st.integers(0, 200))
-def test_every_fragment_is_sent_once_from_one_meeting_to_the_next(table: Timetable, begin: int) -> None:
+def test_fragments_are_sent_once_per_round(table: Timetable, begin: int) -> None:
     sent = [f for step in range(begin + 1, begin + table.every + 1) for f in table.sends(step)]
     assert sorted(sent) == list(range(table.fragments))
 
 
 @given(tables())
-def test_what_was_sent_is_taken_before_it_is_sent_again(table: Timetable) -> None:
+def test_fragment_is_received_before_it_is_sent_again(table: Timetable) -> None:
     on_way: set[int] = set()
     for step in range(1, 4 * table.every + 1):
         for fragment in table.sends(step):
@@ -32,8 +32,8 @@ def test_what_was_sent_is_taken_before_it_is_sent_again(table: Timetable) -> Non
 
 
 @given(st.integers(0, 100_000), st.integers(1, 12))
-def test_the_ranges_are_all_numbers_once(total: int, fragments: int) -> None:
-    found = ranges(total, fragments)
+def test_ranges_partition_the_numbers(total: int, fragments: int) -> None:
+    found = list_ranges(total, fragments)
     assert [begin for begin, _ in found] == [0, *[end for _, end in found[:-1]]]
     assert found[-1][1] == total
     assert len(found) == fragments
@@ -41,9 +41,9 @@ def test_the_ranges_are_all_numbers_once(total: int, fragments: int) -> None:
 
 
 @given(st.lists(st.floats(0.1, 50.0), min_size=1, max_size=6), st.integers(0, 300))
-def test_rows_are_shared_out_by_speed(speeds: list[float], more: int) -> None:
+def test_rows_are_distributed_by_speed(speeds: list[float], more: int) -> None:
     rows = len(speeds) + more
-    found = shared_out(rows, tuple(speeds))
+    found = share_rows(rows, tuple(speeds))
     assert [begin for begin, _ in found] == [0, *[end for _, end in found[:-1]]]
     assert found[-1][1] == rows
     for (begin, end), speed in zip(found, speeds, strict=True):
@@ -52,7 +52,7 @@ def test_rows_are_shared_out_by_speed(speeds: list[float], more: int) -> None:
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10**8))
-def test_the_defaults_fit_each_other(every: int, total: int) -> None:
-    table = Timetable(every, pieces(total, every), time_to_arrive(every))
+def test_default_fragments_and_delay_are_valid(every: int, total: int) -> None:
+    table = Timetable(every, choose_fragments(total, every), choose_delay(every))
     assert 1 <= table.fragments <= every
     assert 0 <= table.delay < every

@@ -14,19 +14,19 @@ computes the states of its outputs from those of its inputs. Ops without a rule 
 ... %5 = Sum(%4, %3) float32[4]
 ... ''')
 >>> folding = fold(graph, {0: 0})
->>> [str(folding.of(Value(op))) for op in (2, 4, 5)]
+>>> [str(folding.fold_of(Value(op))) for op in (2, 4, 5)]
 ['rows(0)', 'rows(0)', 'sum']
->>> merge_rule(folding.of(Value(5)))
+>>> merge_rule(folding.fold_of(Value(5)))
 'sum'
 """
 
-from whale_nebula.passes.rules import control, elementwise, layout, linear, making, reductions, slicing
-from whale_nebula.passes.rules.interpret import SHAPED, Edge, Folding, fold
-from whale_nebula.passes.rules.making import SAME_SEED
+from whale_nebula.passes.rules import control, creation, elementwise, layout, linear, reductions, slicing
+from whale_nebula.passes.rules.creation import SAME_SEED
+from whale_nebula.passes.rules.interpret import SHAPE_ONLY_OPS, Edge, Folding, fold
 from whale_nebula.passes.rules.registry import COUPLED, ROWS, WHOLE, Fold
 from whale_nebula.passes.rules.verdict import merge_rule, verdict
 
-FAMILIES = (control, elementwise, layout, linear, making, reductions, slicing)
+FAMILIES = (control, elementwise, layout, linear, creation, reductions, slicing)
 """The modules that hold the rules: importing them registers these."""
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "FAMILIES",
     "ROWS",
     "SAME_SEED",
-    "SHAPED",
+    "SHAPE_ONLY_OPS",
     "WHOLE",
     "Edge",
     "Fold",

@@ -41,7 +41,7 @@ _INVERTED = {WHOLE: WHOLE, COUNT: INVERSE, INVERSE: COUNT}
 
 def add_folds(node: Node, folds: Sequence[Fold]) -> Fold:
     """The state of a sum: only two sums, or means with means and wholes, keep their state."""
-    kinds = {fold.kind for fold in folds if not fold.zero}
+    kinds = {fold.kind for fold in folds if not fold.is_zero}
     if not kinds:
         return whole()
     if kinds == {COUNT}:
@@ -58,16 +58,16 @@ def add_folds(node: Node, folds: Sequence[Fold]) -> Fold:
 
 def multiply_folds(node: Node, folds: Sequence[Fold]) -> Fold:
     """The state of a product, which is linear in each factor: that of the one factor that is not whole."""
-    return reduce(lambda left, right: _product(node, left, right), folds)
+    return reduce(lambda left, right: _multiply_two(node, left, right), folds)
 
 
-def _product(node: Node, left: Fold, right: Fold) -> Fold:
+def _multiply_two(node: Node, left: Fold, right: Fold) -> Fold:
     if left.kind == WHOLE and right.kind == WHOLE:
         return whole()
     if WHOLE in (left.kind, right.kind):
         other, factor = (left, right) if right.kind == WHOLE else (right, left)
         if other.kind != COUNT:
-            return node.nonlinear([other]) if other.kind == SHAPE else other.bare
+            return node.nonlinear([other]) if other.kind == SHAPE else other.without_numbers
         scale = factor.literal[0] if factor.literal is not None and len(factor.literal) == 1 else UNKNOWN
         return count(other.per * scale if isinstance(scale, int) and scale > 0 else UNKNOWN)
     kind = _PRODUCTS.get(frozenset({left.kind, right.kind}))
@@ -78,10 +78,12 @@ def divide_folds(node: Node, folds: Sequence[Fold]) -> Fold:
     """The state of a quotient, a product with the divisor's inverse."""
     above, below = folds
     kind = _INVERTED.get(below.kind)
-    return node.nonlinear(folds) if kind is None else _product(node, above.bare, Fold(kind, per=UNKNOWN))
+    return (
+        node.nonlinear(folds) if kind is None else _multiply_two(node, above.without_numbers, Fold(kind, per=UNKNOWN))
+    )
 
 
-def extreme(node: Node, folds: Sequence[Fold]) -> Fold:
+def fold_extremum(node: Node, folds: Sequence[Fold]) -> Fold:
     """The maximum or minimum of two: for numbers of rows a number of rows, as every batch has at least one row."""
     larger = node.op.type in ("Maximum", "Max")
     known = [fold.per for fold in folds if fold.kind == COUNT]
@@ -103,7 +105,7 @@ def pack_entries(node: Node, parts: tuple[Fold, ...]) -> Fold:
 def move_by_wholes(node: Node, folds: Sequence[Fold]) -> Fold:
     """Entries of the first operand are moved, omitted or repeated by whole indices: its state is kept."""
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
-        return folds[0].bare
+        return folds[0].without_numbers
     return node.nonlinear(folds)
 
 
@@ -120,28 +122,28 @@ def _join(node: Node, left: Fold, right: Fold) -> Fold:
         return right
     for fold in (left, right):
         if fold.kind == COUPLED:
-            return fold.bare
+            return fold.without_numbers
     if left.parts is not None and right.parts is not None and len(left.parts) == len(right.parts):
         pairs = zip(left.parts, right.parts, strict=True)
         parts = tuple(_join(node, one, other) for one, other in pairs)
-        return left.bare._replace(kind=left.kind if left.kind == right.kind else SHAPE, parts=parts)
+        return left.without_numbers._replace(kind=left.kind if left.kind == right.kind else SHAPE, parts=parts)
     if left.kind == right.kind == ROWS:
         try:
-            both = match_rows(left.bare, right.bare)
+            both = match_rows(left.without_numbers, right.without_numbers)
         except Undecided as error:
             return node.couple(str(error))
         return both if left.per == right.per else both._replace(per=UNKNOWN)
     if ROWS in (left.kind, right.kind):
-        return node.couple(f"one case gives {left.spoken}, the other {right.spoken}")
+        return node.couple(f"one case gives {left.description}, the other {right.description}")
     if left.kind == right.kind == COUNT:
         return count(UNKNOWN)
     return add_folds(node, [left, right])
 
 
-_MANY = 64
+_MAX_ENTRIES = 64
 
 
-def entries(node: Node, place: int) -> tuple[Fold, ...] | None:
+def list_entries(node: Node, place: int) -> tuple[Fold, ...] | None:
     """The states of the entries of an input in row-major order; None if they cannot be distinguished."""
     fold, shape = node.folds[place], node.spec(place).shape
     if fold.kind == ROWS or shape is None or None in shape:
@@ -153,7 +155,7 @@ def entries(node: Node, place: int) -> tuple[Fold, ...] | None:
         return tuple(whole(number) for number in fold.literal)
     if fold.parts is not None and len(fold.parts) == count:
         return fold.parts
-    return (whole(),) * count if fold.kind == WHOLE and 0 < count <= _MANY else None
+    return (whole(),) * count if fold.kind == WHOLE and 0 < count <= _MAX_ENTRIES else None
 
 
 def move_entries(node: Node, data: Sequence[int]) -> Result | None:
@@ -163,7 +165,7 @@ def move_entries(node: Node, data: Sequence[int]) -> Result | None:
     for place in range(len(node.folds)):
         numbers: Sequence[int] | None = node.ints(place)
         if place in data:
-            lane = entries(node, place)
+            lane = list_entries(node, place)
             numbers = None if lane is None else range(len(known), len(known) + len(lane))
             known.extend(lane or ())
         if numbers is None:

@@ -21,8 +21,8 @@ from whale_nebula.passes.rules.registry import (
     MEAN,
     NO_RANK,
     ROWS,
-    STRANGE,
     SUM,
+    UNKNOWN_POSITION,
     WHOLE,
     Axes,
     Describe,
@@ -37,7 +37,7 @@ from whale_nebula.passes.rules.registry import (
 )
 
 TWO_AXES = "every row is combined with every other row: the batch is along two axes"
-APART = "a tensor that is not part of the batch has entries along the batch axis"
+FOREIGN_ROWS = "a tensor that is not part of the batch has entries along the batch axis"
 
 
 def axes(
@@ -82,7 +82,7 @@ def fold_axes(
         return rest(node, folds)
     if isinstance(found, str):
         wide = [fold for place, fold in enumerate(node.folds) if node.rank(place) != 0]
-        alone = wide[0].bare if found == NO_RANK and len(wide) == 1 else node.couple(found)
+        alone = wide[0].without_numbers if found == NO_RANK and len(wide) == 1 else node.couple(found)
         check_mixed(folds)
         return alone
     operands = [(place, labels) for place, labels in enumerate(found.inputs) if labels is not None]
@@ -96,7 +96,7 @@ def fold_axes(
     met = functools.reduce(lambda one, fold: match_rows(one, fold._replace(axis=one.axis)), [f for f, _ in rows])
     for place, labels in operands:
         if node.folds[place].kind == WHOLE and batch in labels and node.size(place, list(labels).index(batch)) != 1:
-            return node.couple(APART)
+            return node.couple(FOREIGN_ROWS)
     if batch in found.mixed:
         return node.couple(found.mixed[batch])
     if any(fold.kind != WHOLE for fold in node.folds[len(found.inputs) :]):
@@ -104,11 +104,12 @@ def fold_axes(
     gone = over or _fold_away
     outputs = [list(labels or ()) for labels in found.outputs]
     return tuple(
-        met._replace(axis=labels.index(batch)).bare if batch in labels else gone(node, met, found) for labels in outputs
+        met._replace(axis=labels.index(batch)).without_numbers if batch in labels else gone(node, met, found)
+        for labels in outputs
     )
 
 
-def first_of(result: Result) -> Fold:
+def select_first(result: Result) -> Fold:
     """The state of an op's one output."""
     return result if isinstance(result, Fold) else result[0]
 
@@ -123,7 +124,7 @@ def check_mixed(folds: Sequence[Fold]) -> None:
     """Refuse to combine rows with a value that is folded over a single micro-batch."""
     for fold in folds:
         if fold.kind not in (ROWS, WHOLE):
-            raise Undecided(f"single rows are mixed with {fold.spoken}")
+            raise Undecided(f"single rows are mixed with {fold.description}")
 
 
 def _explain_two_axes(node: Node, found: Axes, operands: Sequence[tuple[int, Labels]]) -> str:
@@ -155,7 +156,7 @@ def match_rows(left: Fold, right: Fold) -> Fold:
     per = left.per if left.per == right.per else max(left.per, right.per)
     position = left.position or right.position
     if left.position and right.position and left.position != right.position:
-        position = STRANGE
+        position = UNKNOWN_POSITION
     return left._replace(per=per, position=position, offset=left.offset or right.offset)
 
 

@@ -19,7 +19,7 @@ from whale_nebula.passes.rules.registry import (
     whole,
 )
 
-_TURNS = 8
+_MAX_ITERATIONS = 8
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall", raw=True, positions=True)
@@ -34,7 +34,7 @@ def branch(node: Node) -> Result:
     test, arguments = node.folds[0], _forget_sources(node.folds[1:])
     if test.kind != WHOLE:
         return (
-            test.bare
+            test.without_numbers
             if test.kind == COUPLED
             else node.couple("micro-batches may take different branches of a condition")
         )
@@ -50,29 +50,29 @@ def loop(node: Node) -> Result:
     """The states of a loop's results, iterated to a fixed point; every micro-batch must iterate equally often."""
     test, body = node.op.functions
     state = _forget_sources(node.folds)
-    for _ in range(_TURNS):
+    for _ in range(_MAX_ITERATIONS):
         turned = _run(node, body, state, len(state))
         found = tuple(join_folds(node, one, two) for one, two in zip(state, turned, strict=True))
         if found == state:
             break
         state = found
     else:
-        return _spoilt(node, state, "a loop whose values depend on the batch differently in each iteration")
+        return _couple_results(node, state, "a loop whose values depend on the batch differently in each iteration")
     end = _run(node, test, state, 1)[0]
     if end.kind == WHOLE:
         return state
-    return _spoilt(node, state, _turning(end, state))
+    return _couple_results(node, state, _explain_iterations(end, state))
 
 
-def _turning(end: Fold, state: tuple[Fold, ...]) -> str:
+def _explain_iterations(end: Fold, state: tuple[Fold, ...]) -> str:
     """Why micro-batches may differ in their number of iterations."""
     if end.kind == AFTER and any(fold.kind == COUNT for fold in state):
         return BY_ROW
-    why = end.reason if end.kind in (AFTER, COUPLED) else f"its condition depends on {end.spoken}"
+    why = end.reason if end.kind in (AFTER, COUPLED) else f"its condition depends on {end.description}"
     return f"micro-batches may run different numbers of loop iterations: {why}"
 
 
-def _spoilt(node: Node, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...]:
+def _couple_results(node: Node, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...]:
     """All results coupled, except those that the loop only passes through."""
     body = node.graph.functions[node.op.functions[1]]
     handed = {place for place, value in enumerate(body.returns) if value.op == body.arguments[place]}
@@ -92,7 +92,7 @@ def _forget_sources(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
 
 
 @rule("TensorListReserve", "EmptyTensorList", literal=True)
-def fresh(node: Node) -> Result:
+def empty_list(node: Node) -> Result:
     """An empty list, whose elements are not yet known."""
     return (
         Fold(EMPTY) if node.folds[1].kind == WHOLE else node.couple("a list has as many elements as the batch has rows")
@@ -100,35 +100,35 @@ def fresh(node: Node) -> Result:
 
 
 @rule("TensorListFromTensor")
-def taken_apart(node: Node) -> Result:
+def list_from_tensor(node: Node) -> Result:
     """A list with one element for each entry of axis 0."""
     data = node.folds[0]
     if data.kind != ROWS:
-        return data.bare
+        return data.without_numbers
     return (
-        data._replace(axis=data.axis - 1).bare
+        data._replace(axis=data.axis - 1).without_numbers
         if data.axis
         else node.couple("a loop iterates over the rows of the batch")
     )
 
 
 @rule("TensorListSetItem", "TensorListPushBack", raw=True)
-def put(node: Node) -> Result:
+def set_element(node: Node) -> Result:
     """The list with an element; all elements share one state."""
     held, item = node.folds[0], node.folds[-1]
     if node.op.type == "TensorListSetItem" and node.folds[1].kind != WHOLE:
-        coupled = next((fold.bare for fold in node.folds if fold.kind == COUPLED), None)
+        coupled = next((fold.without_numbers for fold in node.folds if fold.kind == COUPLED), None)
         return coupled or node.couple("which element is set depends on the batch")
-    return join_folds(node, held, item.bare)
+    return join_folds(node, held, item.without_numbers)
 
 
 @rule("TensorListGetItem")
-def element(node: Node) -> Result:
+def get_element(node: Node) -> Result:
     """One element."""
     held, number = node.folds[:2]
     if number.kind != WHOLE:
         return node.couple("which element is read depends on the batch")
-    return whole() if held.kind == EMPTY else held.bare
+    return whole() if held.kind == EMPTY else held.without_numbers
 
 
 @rule("TensorListStack", "TensorListGather")
@@ -139,28 +139,28 @@ def stack_list(node: Node) -> Result:
         return node.couple("which elements are read depends on the batch")
     if held.kind == EMPTY:
         return whole()
-    return held._replace(axis=held.axis + 1).bare if held.kind == ROWS else held.bare
+    return held._replace(axis=held.axis + 1).without_numbers if held.kind == ROWS else held.without_numbers
 
 
 @rule("TensorListPopBack")
-def pop(node: Node) -> Result:
+def pop_back(node: Node) -> Result:
     """The shorter list and its last element."""
     held = node.folds[0]
-    return held.bare, whole() if held.kind == EMPTY else held.bare
+    return held.without_numbers, whole() if held.kind == EMPTY else held.without_numbers
 
 
 @rule("TensorListResize")
 def resize_list(node: Node) -> Result:
     """The same elements, fewer or more."""
     return (
-        node.folds[0].bare
+        node.folds[0].without_numbers
         if node.folds[1].kind == WHOLE
         else node.couple("a list has as many elements as the batch has rows")
     )
 
 
 @rule("TensorListLength", "TensorListElementShape")
-def length(node: Node) -> Result:
+def list_length(node: Node) -> Result:
     """The length of a list, which is the same in every micro-batch."""
     if node.op.type == "TensorListElementShape" and node.folds[0].kind == ROWS:
         return node.couple("the shape of a list's elements is read")
@@ -168,13 +168,15 @@ def length(node: Node) -> Result:
 
 
 @rule("TensorListConcat", "TensorListConcatV2")
-def put_behind(node: Node) -> Result:
+def concat_list(node: Node) -> Result:
     """The elements concatenated."""
-    return node.couple("rows of a list are concatenated") if node.folds[0].kind == ROWS else node.folds[0].bare
+    return (
+        node.couple("rows of a list are concatenated") if node.folds[0].kind == ROWS else node.folds[0].without_numbers
+    )
 
 
 @rule("EagerPyFunc", "PyFunc", "PyFuncStateless")
-def python(node: Node) -> Result:
+def python_call(node: Node) -> Result:
     """The results of a Python function, which receives one micro-batch at a time."""
     called = "tf.py_function" if node.op.type == "EagerPyFunc" else "tf.numpy_function"
     return node.couple(f"{called} {PYTHON}")

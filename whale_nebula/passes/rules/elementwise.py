@@ -10,16 +10,16 @@ from whale_nebula.ir.integers import ELEMENTWISE
 from whale_nebula.passes.rules.algebra import (
     add_folds,
     divide_folds,
-    extreme,
+    fold_extremum,
     join_folds,
     multiply_folds,
     pack_entries,
 )
-from whale_nebula.passes.rules.axes import describe_entries, first_of, fold_axes
+from whale_nebula.passes.rules.axes import describe_entries, fold_axes, select_first
 from whale_nebula.passes.rules.registry import (
     COUNT,
     ROWS,
-    STRANGE,
+    UNKNOWN_POSITION,
     WHOLE,
     Axes,
     Fold,
@@ -79,7 +79,7 @@ def multiplication(node: Node) -> Result:
     if known and by[0] and found.position > 0:
         return found._replace(position=found.position * by[0])
     once = known and by[0] is None and found.position == 1 and not found.offset
-    return found._replace(position=_count_blocks(node) if once else STRANGE)
+    return found._replace(position=_count_blocks(node) if once else UNKNOWN_POSITION)
 
 
 def _count_blocks(node: Node) -> int:
@@ -91,16 +91,16 @@ def _count_blocks(node: Node) -> int:
     shape = node.graph.ops[op.inputs[0].op] if op.type == "StridedSlice" else op
     begins = node.graph.ops[op.inputs[1].op].constant if op.type == "StridedSlice" else None
     whole_graph = node.owner == node.op.index  # in a body its numbers would refer to other tensors
-    return blocks_of(shape.inputs[0]) if whole_graph and shape.type == "Shape" and begins == (1,) else STRANGE
+    return blocks_of(shape.inputs[0]) if whole_graph and shape.type == "Shape" and begins == (1,) else UNKNOWN_POSITION
 
 
 def _quotient(node: Node, folds: Sequence[Fold]) -> Fold:
     """The state of a quotient: linear in the dividend, unless a remainder is dropped."""
     exact = node.spec(0).floating and node.op.type != "FloorDiv"
-    return divide_folds(node, folds) if exact else _shared_out(node, folds)
+    return divide_folds(node, folds) if exact else _divide_exactly(node, folds)
 
 
-def _shared_out(node: Node, folds: Sequence[Fold]) -> Fold:
+def _divide_exactly(node: Node, folds: Sequence[Fold]) -> Fold:
     above, below = folds
     by = below.literal[0] if below.literal is not None and below.kind == WHOLE else 0
     if above.kind == COUNT and isinstance(by, int) and by > 0 and above.per > 0 and above.per % by == 0:
@@ -112,7 +112,7 @@ def _shared_out(node: Node, folds: Sequence[Fold]) -> Fold:
 
 _JOINS: Mapping[str, Join] = {
     "FloorMod": Node.nonlinear,
-    **dict.fromkeys(("Neg", "Conj", "Real", "Imag"), lambda node, folds: folds[0].bare),
+    **dict.fromkeys(("Neg", "Conj", "Real", "Imag"), lambda node, folds: folds[0].without_numbers),
     **dict.fromkeys(("RealDiv", "Div", "DivNoNan", "FloorDiv"), _quotient),
 }
 _SHIFTS: Mapping[str, Join] = {
@@ -134,7 +134,7 @@ def shift_entries(node: Node) -> Result:
     marked = [fold for fold in node.folds if fold.position]
     if not found.position or len(marked) == len(node.folds) == 1:
         return found
-    return found._replace(offset=True) if len(marked) == 1 else found._replace(position=STRANGE)
+    return found._replace(offset=True) if len(marked) == 1 else found._replace(position=UNKNOWN_POSITION)
 
 
 @rule("Maximum", "Minimum", axes=describe_entries, literal=True, raw=True)
@@ -143,7 +143,7 @@ def compare_entries(node: Node) -> Result:
     limit = _find_only_value(node)
     if limit is not None:
         return whole(limit)
-    return find_bad_input(node) or _lift_entries(node, extreme)
+    return find_bad_input(node) or _lift_entries(node, fold_extremum)
 
 
 def _find_only_value(node: Node) -> int | None:
@@ -179,7 +179,7 @@ _SAME = """
 
 
 @rule(_SAME, axes=describe_entries, literal=True, raw=True, positions=True)
-def same(node: Node) -> Result:
+def identity(node: Node) -> Result:
     """The state of the input."""
     return node.folds[0]
 
@@ -191,7 +191,7 @@ def _describe_each(node: Node) -> Axes:
 
 
 @rule("IdentityN", axes=_describe_each, literal=True, raw=True, positions=True)
-def each_the_same(node: Node) -> Result:
+def identity_n(node: Node) -> Result:
     """The states of the inputs."""
     return node.folds
 
@@ -206,7 +206,7 @@ def _describe_choice(node: Node) -> Axes:
 
 
 @rule("Select", "SelectV2", axes=_describe_choice)
-def choice(node: Node) -> Result:
+def select(node: Node) -> Result:
     """A select; with a whole condition, sums are combined as by an addition."""
     same = node.folds[0].kind == WHOLE
     return fold_axes(
@@ -218,7 +218,7 @@ def _lift_entries(node: Node, rest: Join) -> Fold:
     """The state of vectors of counts and known numbers, entry by entry."""
     lanes = _lanes(node)
     if lanes is None:
-        return first_of(fold_axes(node, describe_entries, rest))
+        return select_first(fold_axes(node, describe_entries, rest))
     length = max(len(lane) for lane in lanes)
     columns = [[lane[at if len(lane) > 1 else 0] for lane in lanes] for at in range(length)]
     found = tuple(_reckon(node, column, rest) for column in columns)

@@ -57,11 +57,11 @@ class Recount(NamedTuple):
 
 
 Outcome = tuple[Fold, ...]
-FED = whole()._replace(inputs=True)
+FED_FOLD = whole()._replace(inputs=True)
 """The state of a value that is computed for the whole batch."""
 
 
-def feed(node: Node, outcome: Outcome, asked: set[Value], *, always: bool, apart: bool) -> tuple[Node, Outcome]:
+def feed_inputs(node: Node, outcome: Outcome, asked: set[Value], *, always: bool, apart: bool) -> tuple[Node, Outcome]:
     """Read values of inputs alone as computed for the whole batch: always, or if that is better.
 
     If micro-batches may be `apart`, a coupled value may consist of rows: then its size is unknown, and each micro-batch
@@ -75,8 +75,8 @@ def feed(node: Node, outcome: Outcome, asked: set[Value], *, always: bool, apart
     ]
     if not places:
         return node, outcome
-    mended, better = _try_fix(node, places, lambda _: FED)
-    if not always and badness(better) >= badness(outcome):
+    mended, better = _try_fix(node, places, lambda _: FED_FOLD)
+    if not always and rank_outcome(better) >= rank_outcome(outcome):
         return node, outcome
     asked.update(node.op.inputs[place] for place in places)
     return mended, better
@@ -99,12 +99,14 @@ def list_check_inputs(node: Node) -> list[Value]:
     return [value for value, fold in folds if fold.inputs and fold.kind in _ONCE and not for_all(fold)]
 
 
-def recount(node: Node, recounts: list[Recount]) -> Node:
+def recount_rows(node: Node, recounts: list[Recount]) -> Node:
     """Replace the number of rows in reshapes of inputs by their own, so that the result depends on inputs only."""
     if node.op.type != "Reshape" or not node.folds[0].inputs or node.folds[1].inputs:
         return node
     data, parts = node.folds[0], node.parts(1)
-    sizes = None if data.kind != ROWS or parts is None else tuple(_size_asked_for(part, data.per) for part in parts)
+    sizes = (
+        None if data.kind != ROWS or parts is None else tuple(_find_requested_size(part, data.per) for part in parts)
+    )
     if sizes is None or sizes.count(None) != 1 or sizes.count(-1) > 1:
         return node
     rows, shape = node.op.inputs
@@ -112,19 +114,19 @@ def recount(node: Node, recounts: list[Recount]) -> Node:
     return replace(node, folds=(data, node.folds[1]._replace(inputs=True)))
 
 
-def _size_asked_for(part: Fold, per: int) -> int | None:
+def _find_requested_size(part: Fold, per: int) -> int | None:
     """A size of a shape: -1 if unknown, None if it counts rows like the data."""
     if part.kind == COUNT and part.per == per > 0:
         return None
     return int(part.literal[0]) if part.kind == WHOLE and part.literal is not None else -1
 
 
-def countable(node: Node) -> tuple[int | None, ...] | None:
+def find_counted_sizes(node: Node) -> tuple[int | None, ...] | None:
     """The sizes of a model's output if an op reads only these, the rows as None; None if one is unknown.
 
     An example is Keras's mask of a `Concatenate` of a masked and an unmasked tensor: ones of the size of the latter.
     """
-    if node.op.type not in SHAPED:
+    if node.op.type not in SHAPE_ONLY_OPS:
         return None
     data, shape = node.folds[0], node.spec(0).shape
     if data.inputs or data.kind != ROWS or data.per != 1 or data.order or data.ragged or shape is None:
@@ -133,24 +135,24 @@ def countable(node: Node) -> tuple[int | None, ...] | None:
     return sizes if sizes.count(None) == 1 else None
 
 
-SHAPED = frozenset({"Shape", "ZerosLike", "OnesLike"})
+SHAPE_ONLY_OPS = frozenset({"Shape", "ZerosLike", "OnesLike"})
 """Ops that read only the shape of a tensor."""
 
 
-def grow(node: Node, outcome: Outcome, edges: list[Edge]) -> Outcome:
+def grow_operands(node: Node, outcome: Outcome, edges: list[Edge]) -> Outcome:
     """Multiply counts, sums or both by rows / rows_m, as a last resort."""
     for kinds in ({COUNT}, {SUM}, {COUNT, SUM}):
         places = [at for at, fold in enumerate(node.folds) if fold.kind in kinds and node.spec(at).floating]
-        if not places or badness(outcome) == 0:
+        if not places or rank_outcome(outcome) == 0:
             continue
         mended, better = _try_fix(node, places, lambda fold: whole() if fold.kind == COUNT else Fold(MEAN))
-        if badness(better) < badness(outcome):
+        if rank_outcome(better) < rank_outcome(outcome):
             edges.extend(Edge(node.op.index, place, node.op.inputs[place]) for place in places)
             node, outcome = mended, better
     return outcome
 
 
-def badness(outcome: Sequence[Fold]) -> int:
+def rank_outcome(outcome: Sequence[Fold]) -> int:
     """The worst state as a number: 0 can be merged, 1 must be computed from merged values, 2 is coupled."""
     return max((_BADNESS.get(fold.kind, 0) for fold in outcome), default=0)
 
@@ -182,7 +184,7 @@ class Folding:
     grows: tuple[Edge, ...] = ()
     recounts: tuple[Recount, ...] = ()
 
-    def of(self, value: Value) -> Fold:
+    def fold_of(self, value: Value) -> Fold:
         """The state of a value; whole for an op that is omitted."""
         return self.folds.get(value, whole())
 
@@ -215,7 +217,7 @@ def fold(
     ... %1 = Const {value=(0, 1)} int32[2]
     ... %2 = Mean(%0, %1) float32[]
     ... ''')
-    >>> str(fold(graph, {0: 0}).of(Value(2)))
+    >>> str(fold(graph, {0: 0}).fold_of(Value(2)))
     'mean of inputs'
     """
     closure = graph.ascend({value.op for value in targets})
@@ -300,7 +302,7 @@ class _Run:
                 held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
                 outcome = self._source_folds(op) if held else self._output_folds(op)
                 for value, found in zip(op.values, outcome, strict=True):
-                    found = Fold(self.said[value]) if value in self.said and not found.good else found
+                    found = Fold(self.said[value]) if value in self.said and not found.is_mergeable else found
                     self.folds[value] = self._feed_once(value, found) if value in self.fed else found
 
     def _feed_once(self, value: Value, found: Fold) -> Fold:
@@ -310,7 +312,7 @@ class _Run:
         self.used.add(value)
         if found.kind != COUNT:  # a number of rows is available in other ways
             self.needed.add(value.op)
-        return FED
+        return FED_FOLD
 
     def all_recounts(self) -> tuple[Recount, ...]:
         """The recounts of reshapes, and of all other values that depend on the shape of a model's output."""
@@ -341,8 +343,8 @@ class _Run:
         node = Node(self.graph, op, folds, self.bodies, op.index, self.specs)
         self.specs |= _refine_specs(node)
         if self.recounting:
-            node = recount(node, self.recounts)
-            sizes = countable(node)
+            node = recount_rows(node, self.recounts)
+            sizes = find_counted_sizes(node)
             if sizes is not None:
                 self.counted[op.index] = sizes
                 return (transfer(node)[0]._replace(inputs=True),)
@@ -361,11 +363,11 @@ class _Run:
             return outcome
         own = all(fold.inputs for fold in node.folds)
         if own or node.op.index not in self.kept:
-            if badness(outcome) and any(fold.kind == ROWS for fold in node.folds):
-                _, outcome = feed(node, outcome, self.asked, always=False, apart=self.apart)
+            if rank_outcome(outcome) and any(fold.kind == ROWS for fold in node.folds):
+                _, outcome = feed_inputs(node, outcome, self.asked, always=False, apart=self.apart)
             return outcome
-        node, outcome = feed(node, outcome, self.asked, always=not self.apart, apart=self.apart)
-        return grow(node, outcome, self.grows) if node.op.index in self.closure else outcome
+        node, outcome = feed_inputs(node, outcome, self.asked, always=not self.apart, apart=self.apart)
+        return grow_operands(node, outcome, self.grows) if node.op.index in self.closure else outcome
 
 
 def _refine_specs(node: Node) -> dict[Value, Spec]:

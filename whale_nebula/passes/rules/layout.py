@@ -18,10 +18,10 @@ from whale_nebula.passes.rules.axes import (
     add_axis,
     axes,
     check_mixed,
-    first_of,
     fold_axes,
     match_rows,
     number_axes,
+    select_first,
 )
 from whale_nebula.passes.rules.registry import (
     BESIDE,
@@ -56,7 +56,7 @@ def transpose(node: Node) -> Axes:
 
 
 @rule("InvertPermutation", literal=True)
-def inverse_order(node: Node) -> Result:
+def invert_permutation(node: Node) -> Result:
     """The inverse of a permutation."""
     order = node.ints(0)
     if order is None or sorted(order) != list(range(len(order))):
@@ -75,9 +75,9 @@ def _describe_expanded(node: Node) -> Axes:
 def expand(node: Node) -> Result:
     """Add an axis of size one; as the last axis it makes a column of rows."""
     data = node.folds[0]
-    found = first_of(fold_axes(node, _describe_expanded, follow_entries(0)))
+    found = select_first(fold_axes(node, _describe_expanded, follow_entries(0)))
     column = data.kind == found.kind == ROWS and node.int_at(1) in (-1, node.rank(0))
-    return found._replace(parts=(data.bare,)) if column else found
+    return found._replace(parts=(data.without_numbers,)) if column else found
 
 
 def _describe_squeezed(node: Node) -> Axes:
@@ -102,7 +102,7 @@ _DROPPED = "the batch axis may be removed: name the axes to squeeze"
 @rule("Squeeze", axes=_describe_squeezed, literal=True, positions=True)
 def squeeze(node: Node) -> Result:
     """Remove axes of size one; a known column of rows keeps its one entry."""
-    found = first_of(fold_axes(node, _describe_squeezed, follow_entries(0)))
+    found = select_first(fold_axes(node, _describe_squeezed, follow_entries(0)))
     named = node.attribute("squeeze_dims", ())
     known = found.kind == ROWS and isinstance(named, tuple) and len(named) == 1 and isinstance(named[0], int)
     column = node.columns(0, int(named[0])) if known and isinstance(named, tuple) else None  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ def _reshape_rows(node: Node, data: Fold) -> Fold:
 def _move_rows(node: Node, data: Fold, move: _Move, per: int) -> Fold:
     """Move rows in sequence: the number of entries before the batch axis must be unchanged, or one."""
     if _is_same_count(*move.heads) or (move.counted == data.per > 0 and _is_same_count(*move.tails)):
-        return data._replace(axis=move.place, per=per).bare
+        return data._replace(axis=move.place, per=per).without_numbers
     if move.place or _count_known(move.heads[0]) == 1:
         return node.couple("a reshape moves the batch below different axes")
     old, new = _count_known(move.tails[0]), _count_known(move.tails[1])
@@ -215,7 +215,7 @@ def _move_rows(node: Node, data: Fold, move: _Move, per: int) -> Fold:
         return node.couple("a reshape merges entries of several rows")
     merged = 1 if _is_same_count(*move.tails) else _count_known(move.tails[0]) if not move.tails[1] else UNKNOWN
     order = (UNDER, data.per * merged) if data.per * merged else (OWN, node.owner, node.op.index)
-    return data._replace(axis=0, per=UNKNOWN, order=order).bare
+    return data._replace(axis=0, per=UNKNOWN, order=order).without_numbers
 
 
 def read_target(node: Node) -> Sizes | None:
@@ -273,11 +273,11 @@ def _from_under(node: Node, data: Fold, move: _Move) -> Fold:
     """Rows that were merged under other axes are restored, if the sizes prove it."""
     inner, more = data.order[1], _count_known(move.tails[0])
     if move.place > 0 and move.counted == inner and _is_same_count(*move.tails):
-        return data._replace(axis=move.place, per=inner, order=()).bare
+        return data._replace(axis=move.place, per=inner, order=()).without_numbers
     if move.place == 0 and _is_same_count(*move.tails):
-        return data.bare
+        return data.without_numbers
     if move.place == 0 and not move.tails[1] and more != UNKNOWN:
-        return data._replace(order=(UNDER, inner * more)).bare
+        return data._replace(order=(UNDER, inner * more)).without_numbers
     return node.couple("a reshape moves the batch below different axes")
 
 
@@ -285,7 +285,7 @@ def _keep_interleaved(node: Node, data: Fold, move: _Move) -> Fold:
     """Reshape interleaved and ragged rows, for which only the axes after them may change."""
     equal = _is_same_count(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
     if equal and _is_same_count(*move.heads):
-        return data._replace(axis=move.place).bare
+        return data._replace(axis=move.place).without_numbers
     return node.couple("rows that are not contiguous are reshaped")
 
 
@@ -309,17 +309,17 @@ def shape(node: Node) -> Result:
 
 def _shape(node: Node, place: int) -> Fold:
     fold, sizes = node.folds[place], node.spec(place).shape
-    if fold.kind not in (ROWS, WHOLE) and (sizes is None or None in sizes) and not fold.good:
+    if fold.kind not in (ROWS, WHOLE) and (sizes is None or None in sizes) and not fold.is_mergeable:
         return node.nonlinear([fold])
     if sizes is None:
         return node.couple("the shape of rows with an unknown number of axes is used") if fold.kind == ROWS else whole()
     parts = [whole() if size is None else whole(size) for size in sizes]
     if fold.kind == ROWS:
-        parts[fold.axis] = long(fold)
+        parts[fold.axis] = count_along_batch(fold)
     return pack_entries(node, tuple(parts))
 
 
-def long(fold: Fold) -> Fold:
+def count_along_batch(fold: Fold) -> Fold:
     """The number of entries along the batch axis."""
     if fold.ragged:
         return Fold(SUM)
@@ -331,8 +331,8 @@ def size(node: Node) -> Result:
     """The number of entries: a multiple of the rows."""
     fold, sizes = node.folds[0], node.spec(0).shape
     if fold.kind != ROWS:
-        return whole() if fold.good else node.nonlinear([fold])
-    number = long(fold)
+        return whole() if fold.is_mergeable else node.nonlinear([fold])
+    number = count_along_batch(fold)
     for axis, each in enumerate(sizes or (None,)):
         if number.kind == COUNT and axis != fold.axis:
             number = count(UNKNOWN if each is None else number.per * each)
@@ -360,7 +360,7 @@ def pack(node: Node) -> Result:
     found, own = _match_all(node.folds), node.need_rank(0, "rows with an unknown number of axes are stacked")
     axis = node.number("axis", 0) % (own + 1)
     put = found._replace(axis=found.axis + (axis <= found.axis))
-    return put._replace(parts=tuple(fold.bare for fold in node.folds)) if axis == own else put
+    return put._replace(parts=tuple(fold.without_numbers for fold in node.folds)) if axis == own else put
 
 
 def _match_all(folds: Sequence[Fold]) -> Fold:
@@ -368,7 +368,7 @@ def _match_all(folds: Sequence[Fold]) -> Fold:
     check_mixed(folds)
     if any(fold.kind == WHOLE for fold in folds):
         raise Undecided(BESIDE)
-    return functools.reduce(match_rows, [fold.bare for fold in folds])
+    return functools.reduce(match_rows, [fold.without_numbers for fold in folds])
 
 
 def _describe_concat(node: Node) -> Axes:
@@ -391,7 +391,9 @@ def concat(node: Node) -> Result:
         pers = tuple(fold.per for fold in folds)
         if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
             return node.couple("rows in different orders are concatenated")
-        return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
+        return (
+            folds[0].without_numbers._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].without_numbers
+        )
     return found._replace(parts=_columns(node, places)) if along % own == own - 1 else found
 
 
@@ -401,7 +403,7 @@ def _columns(node: Node, places: range) -> tuple[Fold, ...] | None:
         fold = node.folds[place]
         if fold.parts is None and node.size(place, -1) != 1:
             return None
-        found.extend(fold.parts or (fold.bare,))
+        found.extend(fold.parts or (fold.without_numbers,))
     return tuple(found)
 
 
@@ -473,7 +475,7 @@ def _find_repeated(pairs: list[tuple[Fold, Fold]]) -> Fold:
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch", literal=True)
-def stitch(node: Node) -> Result:
+def dynamic_stitch(node: Node) -> Result:
     """Entries of vectors by index; for equal indices the later one counts."""
     if any(fold.kind == ROWS for fold in node.folds):
         return node.couple("rows are stacked by number")

@@ -154,7 +154,7 @@ def _describe_samples(node: Node) -> Axes:
 
 
 @rule(_POOLS, _IMAGES, axes=_describe_samples)
-def samples(node: Node) -> Result:
+def pool(node: Node) -> Result:
     """Samples along axis 0; a pool may also return positions, and its regions, which are whole for a fixed seed."""
     found = fold_axes(node, _describe_samples, Node.nonlinear)
     if isinstance(found, Fold) or found[0].kind != ROWS:
@@ -186,7 +186,7 @@ def transform_images(node: Node) -> Axes:
 
 
 @axes(*_DEPTH)
-def inner(node: Node) -> Axes:
+def innermost_axes(node: Node) -> Axes:
     """The innermost axes are mixed, the others are kept; so is the axis of an inserted diagonal."""
     rank, deep = node.need_rank(0, f"{node.op.type} of rows with an unknown number of axes"), _DEPTH[node.op.type]
     outer, mixed = number_axes(rank)[:-deep], number_axes(rank)[-deep:]
@@ -242,7 +242,7 @@ def batch_norm(node: Node) -> Result:
         return node.couple("batch normalization in training: every row is normalized by the mean of its batch")
     if data.axis != 0 or any(fold.kind != WHOLE for fold in node.folds[1:]):
         return node.couple("batch normalization along the batch axis")
-    return (data.bare, *(whole() for _ in node.op.outputs[1:]))
+    return (data.without_numbers, *(whole() for _ in node.op.outputs[1:]))
 
 
 def _rows(node: Node) -> bool:
@@ -250,7 +250,7 @@ def _rows(node: Node) -> bool:
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
-def blocks(node: Node) -> Result:
+def space_to_batch(node: Node) -> Result:
     """The ops of dilated convolutions that move blocks of samples to the batch axis, and back."""
     data, sizes = node.folds[0], node.ints(1)
     if data.kind != ROWS:
@@ -259,10 +259,12 @@ def blocks(node: Node) -> Result:
         return node.couple("the division of samples into blocks is not known")
     order: Fold = data._replace(per=0, order=(-1, data.per, *sizes))
     if node.op.type == "SpaceToBatchND":
-        return order.bare if not data.order and data.per > 0 else node.couple("blocks are divided into blocks")
+        return (
+            order.without_numbers if not data.order and data.per > 0 else node.couple("blocks are divided into blocks")
+        )
     own = data.order[:1] == (-1,) and data.order[2:] == sizes
     return (
-        data._replace(per=data.order[1], order=()).bare
+        data._replace(per=data.order[1], order=()).without_numbers
         if own
         else node.couple("blocks of different samples are combined")
     )

@@ -6,7 +6,7 @@ from functools import reduce
 
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
 from whale_nebula.ir.integers import FOLDS
-from whale_nebula.passes.rules.algebra import add_folds, extreme, move_by_wholes, multiply_folds
+from whale_nebula.passes.rules.algebra import add_folds, fold_extremum, move_by_wholes, multiply_folds
 from whale_nebula.passes.rules.axes import axes, fold_axes, list_axes, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
@@ -127,18 +127,18 @@ def _reduce_shape(node: Node) -> Fold:
     if node.op.type == "Prod":
         return multiply_folds(node, parts)
     if node.op.type in ("Max", "Min"):
-        return reduce(lambda left, right: extreme(node, (left, right)), parts)
+        return reduce(lambda left, right: fold_extremum(node, (left, right)), parts)
     return add_folds(node, parts) if node.op.type == "Sum" else node.nonlinear(parts)
 
 
 @axes("L2Loss")
-def half_square(node: Node) -> Axes:
+def l2_loss(node: Node) -> Axes:
     """Half the sum of squares."""
     return Axes((list_axes(node),), ((),))
 
 
 @axes("ArgMax ArgMin")
-def best(node: Node) -> Axes:
+def arg_extremum(node: Node) -> Axes:
     """The axes of an arg-max: the searched one is removed."""
     before, along = _labels_but_one(node)
     left = [label for label in before if label != along]
@@ -147,7 +147,7 @@ def best(node: Node) -> Axes:
 
 @axes("Cumprod CumulativeLogsumexp")
 @axes("Cumsum", rest=move_by_wholes)
-def running(node: Node) -> Axes:
+def cumulative(node: Node) -> Axes:
     """A running reduction along any axis but the batch."""
     labels, along = _labels_but_one(node)
     return Axes((labels,), (labels,), mixed={along: f"{node.op.type} along the batch"})
@@ -176,7 +176,7 @@ def segments(node: Node) -> Result:
 
 
 @rule("DenseBincount", "Bincount")
-def heights(node: Node) -> Result:
+def bincount(node: Node) -> Result:
     """Counts of each number, or whether it occurs: for each row, or for the batch, where only counts are sums."""
     data, number, weights = node.folds
     if ROWS not in (data.kind, weights.kind):
@@ -184,22 +184,22 @@ def heights(node: Node) -> Result:
     if number.kind != WHOLE or not {data.kind, weights.kind} <= {ROWS, WHOLE}:
         return node.couple(f"{node.op.type} over the batch")
     if node.rank(0) == 2:
-        return data.bare if data.axis == 0 else node.couple("the batch is counted along its axis")
+        return data.without_numbers if data.axis == 0 else node.couple("the batch is counted along its axis")
     if node.flag("binary_output"):
         return node.couple(f"{node.op.type} over the batch")
     return Fold(SUM) if data.kind == ROWS else node.couple("weights correspond to rows, but the counted values do not")
 
 
 @axes("InTopK InTopKV2")
-def among_best(node: Node) -> Axes:
+def in_top_k(node: Node) -> Axes:
     """Scores [rows, classes] and targets [rows]."""
     return Axes(("nc", "n"), ("n",), mixed={"c": "scores and targets do not correspond to rows"})
 
 
 @rule(REPLICA_SUM, literal=True)
-def over_replicas(node: Node) -> Result:
+def replica_sum(node: Node) -> Result:
     """A sum over replicas: a sum or count over the batch becomes that of the whole batch in every micro-batch."""
     part = node.folds[0]
     if part.kind in (SUM, COUNT):
         return whole()
-    return node.couple(f"replicas would sum {part.spoken} instead of parts of a sum over the batch")
+    return node.couple(f"replicas would sum {part.description} instead of parts of a sum over the batch")

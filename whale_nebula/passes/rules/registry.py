@@ -34,7 +34,7 @@ COUPLED = "coupled"
 UNKNOWN = 0
 """`per` for an unknown number of entries a row that is the same for each."""
 
-STRANGE = -1
+UNKNOWN_POSITION = -1
 """`position` for an unknown factor."""
 
 _OUTPUTS = 1024
@@ -42,13 +42,13 @@ _OUTPUTS = 1024
 
 def blocks_of(value: Value) -> int:
     """The `position` of numbers of rows times the size of this tensor's second axis."""
-    return STRANGE - 1 - value.op * _OUTPUTS - value.out
+    return UNKNOWN_POSITION - 1 - value.op * _OUTPUTS - value.out
 
 
 UNDER, OWN = -1, -2
 """First number of an `order`: the batch axis was merged behind other axes; or a unique order."""
 
-_SPOKEN = {
+_DESCRIPTIONS = {
     WHOLE: "a value that is the same in every micro-batch",
     ROWS: "rows of the batch",
     COUNT: "a number of rows of the batch",
@@ -70,9 +70,9 @@ class Fold(NamedTuple):
     `axis` is the axis of the rows; `per` the entries of one row along it (for a count: the number per row). `order` is
     empty if rows are in sequence, so that micro-batches' values only need to be concatenated; `ragged` is the mask by
     which each row has a different number of entries. `position` marks multiples of the index of a row in the batch: it
-    is the factor (or `STRANGE`, or `blocks_of`), `offset` whether a value was added. `inputs` is whether the value
-    depends on the user's inputs alone. `literal` are the known numbers of a whole, `parts` the states along the last
-    axis. `blame` and `reason` are, for after and coupled, the op that caused it and why.
+    is the factor (or `UNKNOWN_POSITION`, or `blocks_of`), `offset` whether a value was added. `inputs` is whether the
+    value depends on the user's inputs alone. `literal` are the known numbers of a whole, `parts` the states along the
+    last axis. `blame` and `reason` are, for after and coupled, the op that caused it and why.
 
     >>> str(Fold(ROWS, axis=1)), str(Fold(SUM, inputs=True))
     ('rows(1)', 'sum of inputs')
@@ -92,12 +92,12 @@ class Fold(NamedTuple):
     reason: str = ""
 
     @property
-    def good(self) -> bool:
+    def is_mergeable(self) -> bool:
         """Whether the values of micro-batches can be merged to that of the whole batch."""
         return self.kind not in (AFTER, COUPLED)
 
     @property
-    def misplaced(self) -> str:
+    def order_problem(self) -> str:
         """Why the concatenated rows of micro-batches are not those of the whole batch; "" if they are."""
         if self.kind == ROWS and self.position:
             return "it contains row numbers, and each micro-batch numbers its rows from zero"
@@ -106,25 +106,25 @@ class Fold(NamedTuple):
         return ""
 
     @property
-    def zero(self) -> bool:
+    def is_zero(self) -> bool:
         """Whether all entries are known to be zero."""
         return self.literal is not None and not any(self.literal)
 
     @property
-    def bare(self) -> Fold:
+    def without_numbers(self) -> Fold:
         """The state without known numbers."""
         return self._replace(literal=None, parts=None)
 
     @property
-    def spoken(self) -> str:
+    def description(self) -> str:
         """The state as a part of a sentence, with its reason if any.
 
-        >>> Fold(MEAN).spoken
+        >>> Fold(MEAN).description
         'a mean over the batch'
-        >>> Fold(AFTER, reason="Sqrt of it is not a mean").spoken
+        >>> Fold(AFTER, reason="Sqrt of it is not a mean").description
         'a value that is known only after the entire batch: Sqrt of it is not a mean'
         """
-        return f"{_SPOKEN[self.kind]}: {self.reason}" if self.reason else _SPOKEN[self.kind]
+        return f"{_DESCRIPTIONS[self.kind]}: {self.reason}" if self.reason else _DESCRIPTIONS[self.kind]
 
     def __str__(self) -> str:
         if self.kind == SHAPE and self.parts is not None:
@@ -289,8 +289,8 @@ class Node:
         folds = tuple(folds)
         for fold in folds:
             if fold.kind == COUPLED or fold.kind == AFTER:
-                return fold.bare
-        names = sorted({fold.spoken for fold in folds if fold.kind != WHOLE})
+                return fold.without_numbers
+        names = sorted({fold.description for fold in folds if fold.kind != WHOLE})
         if not names:
             return whole()
         return self.after(f"{self.op.type} of {' and '.join(names)} is neither a sum nor a mean over it")
@@ -387,7 +387,7 @@ def _result(node: Node) -> Result:
         return whole()
     if entry is None:
         bad = next((fold for fold in node.folds if fold.kind == COUPLED), None)
-        return bad.bare if bad is not None else node.couple(f"{NO_RULE} {node.op.type}")
+        return bad.without_numbers if bad is not None else node.couple(f"{NO_RULE} {node.op.type}")
     bad = None if entry.raw else find_bad_input(node, positions=entry.positions)
     return entry.apply(node) if bad is None else bad
 
@@ -396,7 +396,7 @@ def find_bad_input(node: Node, *, positions: bool = False) -> Fold | None:
     """The state of an op's result where an input has one that hardly any rule can follow; None if none has."""
     for fold in node.folds:
         if fold.kind == COUPLED:
-            return fold.bare
+            return fold.without_numbers
         if fold.position and not positions:
             return node.couple("row numbers (a range over the batch) are different in a micro-batch")
         if fold.kind == EMPTY and not node.op.type.startswith("TensorList"):

@@ -13,8 +13,8 @@ from whale_nebula.passes.rules.registry import (
     COUPLED,
     ROWS,
     SHAPE,
-    STRANGE,
     SUM,
+    UNKNOWN_POSITION,
     WHOLE,
     Axes,
     Describe,
@@ -154,7 +154,7 @@ def _slice_rows(node: Node, data: Fold, taken: Sequence[_Taken]) -> Fold:
     if any(COUNT in taken[place].kinds for place in old if place != own):
         return node.couple(_GROWS)
     kept = sum(not each.dropped for each in taken[:own])
-    return data._replace(axis=kept + max(0, data.axis - len(old))).bare
+    return data._replace(axis=kept + max(0, data.axis - len(old))).without_numbers
 
 
 def _slice(node: Node, taken: Sequence[_Taken] | None) -> Result:
@@ -172,7 +172,7 @@ def slice_strided(node: Node) -> Result:
 
 
 @rule("Slice", axes=_describe_taken(_read_slice), literal=True)
-def plain(node: Node) -> Result:
+def slice_by_size(node: Node) -> Result:
     """A slice by `begin` and `size`, one each an axis."""
     return _slice(node, _read_slice(node, node.rank(0)))
 
@@ -201,9 +201,9 @@ def update_slice(node: Node) -> Result:
         if ROWS in (data.kind, part.kind):
             return node.couple("rows are inserted into a tensor without rows, or the reverse")
         return node.nonlinear(node.folds)
-    if starts is None or any(start.kind != WHOLE for start in starts) or not starts[data.axis].zero:
+    if starts is None or any(start.kind != WHOLE for start in starts) or not starts[data.axis].is_zero:
         return node.couple("the replaced rows depend on the other rows")
-    return match_rows(data, part).bare
+    return match_rows(data, part).without_numbers
 
 
 def _describe_split(node: Node) -> Axes:
@@ -222,9 +222,9 @@ def split(node: Node) -> Result:
         return node.couple(_GROWS)
     along = fold.kind == ROWS and node.int_at(0 if data else 2) in (fold.axis, fold.axis - (node.rank(data) or 0))
     if along and pieces == 1:
-        return fold.bare
+        return fold.without_numbers
     if along and data and len(fold.order) == pieces and fold.order[0] > 0 and len(set(fold.order)) == 1:
-        return fold._replace(per=fold.order[0], order=()).bare
+        return fold._replace(per=fold.order[0], order=()).without_numbers
     return fold_axes(node, _describe_split, follow_entries(data))
 
 
@@ -292,11 +292,11 @@ def _gather_own_rows(node: Node, table: Fold, numbers: Fold, axis: int) -> Fold:
     """Rows gathered by their numbers within the micro-batch."""
     entry_by_entry = numbers.position == 1 and not numbers.offset and numbers.per == table.per
     block_by_block = numbers.per == 1 and numbers.position == table.per > 1
-    unknown_blocks = numbers.per == 1 and numbers.position < STRANGE and _is_blocks(node, numbers.position)
+    unknown_blocks = numbers.per == 1 and numbers.position < UNKNOWN_POSITION and _is_blocks(node, numbers.position)
     in_order = not (table.order or numbers.order or table.ragged)
     if not in_order or not (entry_by_entry or block_by_block or unknown_blocks):
         return node.couple(_ACROSS)
-    return table._replace(axis=axis, per=numbers.per, ragged=numbers.ragged).bare
+    return table._replace(axis=axis, per=numbers.per, ragged=numbers.ragged).without_numbers
 
 
 def _is_blocks(node: Node, position: int) -> bool:
@@ -328,9 +328,13 @@ def gather_nd(node: Node) -> Result:
     if numbers.kind == ROWS and numbers.axis == rank - 1:
         return node.couple("the batch is along the indices of a lookup")
     if table.kind == WHOLE:
-        return node.couple(_ACROSS) if numbers.position else numbers.bare
+        return node.couple(_ACROSS) if numbers.position else numbers.without_numbers
     if numbers.kind == WHOLE:
-        return table._replace(axis=table.axis - depth + rank - 1).bare if table.axis >= depth else node.couple(_ACROSS)
+        return (
+            table._replace(axis=table.axis - depth + rank - 1).without_numbers
+            if table.axis >= depth
+            else node.couple(_ACROSS)
+        )
     parts = numbers.parts or ((numbers,) if depth == 1 else ())
     own = [place for place, part in enumerate(parts) if part.position]
     if own != [table.axis] or len(parts) != depth:
@@ -375,7 +379,7 @@ def scatter(node: Node) -> Result:
     numbers, entries, target = node.folds if node.op.type == "ScatterNd" else (*node.folds[1:], node.folds[0])
     if ROWS not in (numbers.kind, entries.kind, target.kind):
         return move_by_wholes(node, (entries, numbers, target))
-    blank = target.kind == WHOLE and (node.op.type == "ScatterNd" or target.zero)
+    blank = target.kind == WHOLE and (node.op.type == "ScatterNd" or target.is_zero)
     if blank and {numbers.kind, entries.kind} == {ROWS} and numbers.axis == entries.axis:
         return (
             Fold(SUM)
@@ -386,9 +390,9 @@ def scatter(node: Node) -> Result:
 
 
 @rule("LookupTableFindV2", "LookupTableFind")
-def find(node: Node) -> Result:
+def lookup_table_find(node: Node) -> Result:
     """A lookup in a table of the program."""
     table, keys, default = node.folds
     if table.kind == default.kind == WHOLE:
-        return keys.bare if keys.kind == ROWS else node.nonlinear([keys])
+        return keys.without_numbers if keys.kind == ROWS else node.nonlinear([keys])
     return node.couple("the table depends on the batch")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from whale_nebula.errors import BatchCoupledError, CaptureError, StaticBatchError
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.passes.rules.making import SAME_SEED
+from whale_nebula.passes.rules.creation import SAME_SEED
 from whale_nebula.passes.rules.registry import (
     AFTER,
     BESIDE,
@@ -32,7 +32,7 @@ from whale_nebula.spec import Value
 _ALONE, _, _ALLOW = BatchCoupledError.usual_mends
 
 
-class Mends(NamedTuple):
+class BatchFixes(NamedTuple):
     """Lines of a script: one that leaves the batch `alone`, and one that `allow`s rows to depend on each other. If
     each replica may have one micro-batch, moments can be `shared`.
     """
@@ -42,33 +42,33 @@ class Mends(NamedTuple):
     shared: bool = False
 
 
-def mends(asked: int, *, copied: bool) -> Mends:
+def list_batch_fixes(asked: int, *, copied: bool) -> BatchFixes:
     """The fixes for a batch that `nb.pipeline` divides into this number of micro-batches, and that replicas divide if
     the step is `copied`.
 
-    >>> mends(4, copied=False).alone, mends(1, copied=True).alone
+    >>> list_batch_fixes(4, copied=False).alone, list_batch_fixes(1, copied=True).alone
     ('nb.pipeline(micro_batch=1)', 'nb.replica(1), or remove nb.replica')
-    >>> mends(4, copied=True).alone
+    >>> list_batch_fixes(4, copied=True).alone
     'nb.replica(1) and nb.pipeline(micro_batch=1)'
     """
     if not copied:
-        return Mends()
+        return BatchFixes()
     allow = 'nb.pipeline(coupled="allow") inside nb.replica, to run each micro-batch separately'
     if asked > 1:
-        return Mends(f"nb.replica(1) and {_ALONE}", allow)
-    return Mends("nb.replica(1), or remove nb.replica", allow, shared=True)
+        return BatchFixes(f"nb.replica(1) and {_ALONE}", allow)
+    return BatchFixes("nb.replica(1), or remove nb.replica", allow, shared=True)
 
 
 _WHY = "a micro-batch has only its share of the rows, and the last batch of an epoch may also be smaller"
 
 
-class _Found(NamedTuple):
+class _StaticRows(NamedTuple):
     rows: int
     mend: str
 
 
-def baked_error(
-    fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "", alone: str = Mends().alone
+def static_batch_error(
+    fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "", alone: str = BatchFixes().alone
 ) -> StaticBatchError | None:
     """The error for a value that couples the rows because a batch size is a constant; otherwise None. `alone` is the
     line that leaves the batch whole.
@@ -76,7 +76,7 @@ def baked_error(
     if fold.kind != COUPLED or not 0 <= fold.blame < len(graph):
         return None
     op = graph.ops[fold.blame]
-    found = _find_baked(graph, op)
+    found = _find_static_rows(graph, op)
     if found is None:
         op, found = _above(graph, op)
     if found is None:
@@ -86,12 +86,12 @@ def baked_error(
     return StaticBatchError(f"the batch size {found.rows} is baked into the graph", where=place, why=_WHY, mend=mend)
 
 
-def _find_baked(graph: Graph, op: Op) -> _Found | None:
+def _find_static_rows(graph: Graph, op: Op) -> _StaticRows | None:
     finder = _FINDERS.get(op.type)
     return None if finder is None else finder(graph, op)
 
 
-def _above(graph: Graph, op: Op) -> tuple[Op, _Found | None]:
+def _above(graph: Graph, op: Op) -> tuple[Op, _StaticRows | None]:
     """The op before `op` at which rows got a fixed number that does not match others.
 
     Reshaped inputs alone are read whole, so the error appears only when they are combined with cut values.
@@ -99,7 +99,7 @@ def _above(graph: Graph, op: Op) -> tuple[Op, _Found | None]:
     longs = {value: (graph.spec(value).shape or (0,))[0] for value in op.inputs}
     for value, long in longs.items() if None in longs.values() else ():
         for above in sorted(graph.ascend([value.op]) if long else (), reverse=True):
-            found = _find_baked(graph, graph.ops[above]) if graph.ops[above].type in _FIXING else None
+            found = _find_static_rows(graph, graph.ops[above]) if graph.ops[above].type in _FIXING else None
             if found is not None and found.rows == long:
                 return graph.ops[above], found
     return op, None
@@ -123,24 +123,26 @@ def _row(shape: Sequence[int | None]) -> int:
     return math.prod(size or 1 for size in shape[1:])
 
 
-def _reshape(graph: Graph, op: Op) -> _Found | None:
+def _reshape(graph: Graph, op: Op) -> _StaticRows | None:
     sizes = graph.ops[op.inputs[1].op].constant or ()
     shape = graph.spec(op.inputs[0]).shape
     if not sizes or sizes[0] < 2 or not shape or shape[0] is not None:
         return None
     if -1 not in sizes and None not in shape[1:] and math.prod(sizes[1:]) != _row(shape):
         return None  # rows are merged or split, also with -1
-    return _Found(sizes[0], f"tf.reshape(x, {free(sizes, shape)})")
+    return _StaticRows(sizes[0], f"tf.reshape(x, {free(sizes, shape)})")
 
 
-def _operand(graph: Graph, op: Op) -> _Found | None:
+def _operand(graph: Graph, op: Op) -> _StaticRows | None:
     """An operand of constants with the size of a batch, combined with rows."""
     shapes = [graph.spec(value).shape for value in op.inputs]
     beside = any(shape is None or None in shape for shape in shapes)
     for value, shape in zip(op.inputs, shapes, strict=True) if beside else ():
         if shape and shape[0] is not None and shape[0] > 1 and _constant(graph, value):
             rest = "".join(f", {size}" for size in shape[1:])
-            return _Found(shape[0], f"give it as many rows as the batch: tf.zeros([tf.shape(x)[0]{rest}]) for zeros")
+            return _StaticRows(
+                shape[0], f"give it as many rows as the batch: tf.zeros([tf.shape(x)[0]{rest}]) for zeros"
+            )
     return None
 
 
@@ -148,26 +150,26 @@ def _constant(graph: Graph, value: Value) -> bool:
     return all(not graph.ops[op].role and not graph.ops[op].stateful for op in graph.ascend([value.op]))
 
 
-def _unpack(graph: Graph, op: Op) -> _Found | None:
+def _unpack(graph: Graph, op: Op) -> _StaticRows | None:
     number = op.attributes.get("num")
     along = op.attributes.get("axis", 0)
     if not isinstance(number, int) or number < 2 or along != 0:
         return None
-    return _Found(number, "work on all rows at once, or tf.map_fn(f, x)")
+    return _StaticRows(number, "work on all rows at once, or tf.map_fn(f, x)")
 
 
-def _split(graph: Graph, op: Op) -> _Found | None:
+def _split(graph: Graph, op: Op) -> _StaticRows | None:
     sizes = graph.ops[op.inputs[1].op].constant or ()
     axis = graph.ops[op.inputs[2].op].constant or ()
     if axis[:1] != (0,) or not sizes or min(sizes) < 0:
         return None
-    return _Found(sum(sizes), "work on all rows at once, or split another axis: tf.split(x, n, axis=1)")
+    return _StaticRows(sum(sizes), "work on all rows at once, or split another axis: tf.split(x, n, axis=1)")
 
 
 _FIXING = frozenset({"Reshape", "Unpack", "SplitV"})
 """Ops whose result has a fixed number of rows."""
 
-_FINDERS: dict[str, Callable[[Graph, Op], _Found | None]] = {
+_FINDERS: dict[str, Callable[[Graph, Op], _StaticRows | None]] = {
     "Reshape": _reshape,
     "Unpack": _unpack,
     "SplitV": _split,
@@ -195,7 +197,7 @@ def merge_rule(fold: Fold) -> str:
     """
     if fold.kind == SHAPE and fold.parts is not None and not fold.inputs:
         return f"vector:{','.join(merge_rule(part) for part in fold.parts)}"
-    rule = _RULES.get(fold.kind) or ("coupled" if fold.misplaced else f"concat:{fold.axis}")
+    rule = _RULES.get(fold.kind) or ("coupled" if fold.order_problem else f"concat:{fold.axis}")
     return "whole" if fold.inputs and rule in ("after", "coupled") else rule
 
 
@@ -206,7 +208,7 @@ def verdict(
     where: Callable[[int], str] = lambda op: "",
     what: str = LOSS,
     ways: tuple[str, ...] = (),
-    lines: Mends = Mends(),  # noqa: B008 - immutable
+    lines: BatchFixes = BatchFixes(),  # noqa: B008 - immutable
 ) -> CaptureError | None:
     """The error for a value that cannot be computed from micro-batches, or None if it can. `where` returns an op's line
     in the source, `ways` are mends specific to this value, `lines` those that leave the batch whole.
@@ -217,9 +219,9 @@ def verdict(
     >>> verdict(Fold(SUM), Graph(())) is None
     True
     """
-    if fold.good:
+    if fold.is_mergeable:
         return None
-    static = baked_error(fold, graph, where, lines.alone)
+    static = static_batch_error(fold, graph, where, lines.alone)
     if static is not None:
         return static
     op = graph.ops[fold.blame] if 0 <= fold.blame < len(graph) else None
@@ -232,7 +234,7 @@ def verdict(
         line=str(origin),
         where=str(origin) if layer else None,
         why=f"{fold.reason}: op {named}" if layer else fold.reason,
-        mends=(*_mends(op, what, origin, fold, lines), *ways),
+        mends=(*_list_fixes(op, what, origin, fold, lines), *ways),
     )
 
 
@@ -256,7 +258,7 @@ def _describe_fold(fold: Fold, layer: str) -> str:
     return f"{layer} makes its rows depend on each other" if layer else "rows depend on each other"
 
 
-def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
+def _list_fixes(op: Op | None, what: str, origin: str, fold: Fold, lines: BatchFixes) -> tuple[str, ...]:
     """The applicable fixes: a weight declares the divisor of a mean loss, a different layer normalizes single rows."""
     weight = BatchCoupledError.usual_mends[1]
     scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs) and not op.functions
@@ -270,10 +272,10 @@ def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> t
             found.append(f"{origin.kind}(synchronized=True), which computes moments over all replicas")
     if SAME_SEED in fold.reason:
         found.append(_MOVING)
-    if op is not None and "compile_loss" in op.name and Fold(AFTER).spoken in fold.reason:
+    if op is not None and "compile_loss" in op.name and Fold(AFTER).description in fold.reason:
         found.append(_MASK)
     added = op is not None and op.type == "AddV2" and what == LOSS
-    if added and fold.reason.endswith(f"mixed with {Fold(MEAN).spoken}"):
+    if added and fold.reason.endswith(f"mixed with {Fold(MEAN).description}"):
         found.append(_AVERAGED)
     return tuple(found)
 

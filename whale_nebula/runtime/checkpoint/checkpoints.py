@@ -30,7 +30,7 @@ from whale_nebula.checkpoint.parts import Start
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.ending import departure, heed_signal, stop_heeding
-from whale_nebula.passes.effects import DRAWS
+from whale_nebula.passes.effects import STATEFUL_DRAWS
 from whale_nebula.report.records import Goodput, Spent
 from whale_nebula.runtime.checkpoint.at_error import Standing, can_hold, commit_written, save_at_error
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
@@ -208,7 +208,7 @@ class Checkpoints:
 
     def warn_of_draws(self, program: str, types: Collection[str]) -> None:
         """Warn of random ops among these op types of a program whose state is not saved."""
-        found = sorted(DRAWS & set(types))
+        found = sorted(STATEFUL_DRAWS & set(types))
         if found:
             warn_once(
                 script_site(),

@@ -13,7 +13,7 @@ from whale_nebula.codec.registry import parse
 from whale_nebula.codec.way import NONE, SKIP, Way, parse_way
 from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.ir.routing import Routing, Seat
-from whale_nebula.passes.batch import entries_per_row
+from whale_nebula.passes.batch import count_entries_per_row
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.auto import Auto, Direction
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
@@ -263,7 +263,7 @@ class Channels:
         """
         program, boundaries = self.cut.program, self.crossings.of_boundaries
         coded = dict.fromkeys(each.boundary.value for each in boundaries if each.boundary and each.way.coded)
-        return entries_per_row(program, [n for n in coded if (program.graph.spec(n).shape or (0,))[0] is None])
+        return count_entries_per_row(program, [n for n in coded if (program.graph.spec(n).shape or (0,))[0] is None])
 
     @cached_property
     def auto(self) -> Auto:

@@ -13,8 +13,8 @@ from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.feed.checks import Missing
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Leaf
-from whale_nebula.passes.batch import entries_per_row
-from whale_nebula.passes.exchange import bundles, replica_messages, shared_parts
+from whale_nebula.passes.batch import count_entries_per_row
+from whale_nebula.passes.exchange import list_bundles, list_replica_messages, list_shared_parts
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
@@ -142,18 +142,18 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
             same = clusters[ends[0]] == clusters[ends[1]]
             yield Slot(each.kind, each.phase, each.number, *ends), near if same else far
     for phase in cut.phases:
-        for part in shared_parts(cut, phase):
+        for part in list_shared_parts(cut, phase):
             for destination in part.destinations:
                 yield Slot("part", phase.index, part.slot, part.source, destination), _bound_of(part.spec)
-        for message in replica_messages(cut, phase):
+        for message in list_replica_messages(cut, phase):
             bound = _bound_of(message.specs[0])
             if message.kind == "numbers":
                 most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in message.specs)
                 bound = Bound("uint8", (most,))
-            alike = {cut.routings[worker].of(message.stage) for worker in cut.workers_of(message.stage)}
+            alike = {cut.routings[worker].hosts_of(message.stage) for worker in cut.workers_of(message.stage)}
             for ends in chain.from_iterable(permutations(mates, 2) for mates in alike):
                 yield Slot("result", phase.index, message.slot, *ends), bound
-        for bundle in bundles(cut, phase):
+        for bundle in list_bundles(cut, phase):
             ends = bundle.source, bundle.destination
             yield Slot("scalar", phase.index, bundle.number, *ends), _bound_of(bundle.spec)
 
@@ -162,7 +162,7 @@ def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
     """For boundaries whose first axis is known only in a step: the number of entries for each row of the batch."""
     open_first = [each for each in Crossings(cut, cut.routing).of_boundaries if (each.spec.shape or (0,))[0] is None]
     tensors = {each.value: each.boundary.value for each in open_first if each.boundary is not None}
-    found = entries_per_row(cut.program, set(tensors.values()))
+    found = count_entries_per_row(cut.program, set(tensors.values()))
     for each in open_first:
         if (entries := found.get(tensors[each.value])) is not None:
             for ends in cut.routing.pair_hosts(each.source, each.readers):

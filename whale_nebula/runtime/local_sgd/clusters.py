@@ -20,10 +20,10 @@ from whale_nebula.capture.step import Captured
 from whale_nebula.codec.way import parse_way
 from whale_nebula.config import Links
 from whale_nebula.errors import NotYetError, PlanMismatchError
-from whale_nebula.ir.canonical import digest_lines, first_difference
+from whale_nebula.ir.canonical import describe_first_difference, digest_lines
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.ir.program import ASYNC, Apart
+from whale_nebula.ir.program import ASYNC, LocalSgd
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
 from whale_nebula.runtime.local_sgd.members import CollectiveEnds, MemberRounds
 from whale_nebula.runtime.local_sgd.one_bit import Exchanged, OneBitRounds, find_exchanged, make_one_bit_rounds
@@ -45,7 +45,7 @@ from whale_nebula.runtime.local_sgd.topology import (
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner
-from whale_nebula.schedule.rounds import Timetable, pieces
+from whale_nebula.schedule.rounds import Timetable, choose_fragments
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.transport import MemoryNetwork
 
@@ -65,7 +65,7 @@ class Opened:
     run: Run
     copies: Copies = field(default_factory=Copies)
     _known: dict[frozenset[int], Mapping[str, Meetings]] = field(default_factory=dict)
-    _said: dict[frozenset[int], tuple[Apart, Exchanged | None]] = field(default_factory=dict)
+    _said: dict[frozenset[int], tuple[LocalSgd, Exchanged | None]] = field(default_factory=dict)
     _variables: dict[int, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     own_cluster: str = ""
@@ -98,7 +98,7 @@ class Opened:
         return Asked(session.worker, session.links)
 
     def here(
-        self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
+        self, apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Mapping[str, Meetings]:
         """The rounds of these weights in this process, by cluster: of its own cluster, or of all clusters if it runs
         all. `variables` are all variables that the step touches.
@@ -177,7 +177,7 @@ class Opened:
         for each in [each for rounds in self._known.values() for each in rounds.values()]:
             each.close()
 
-    def _check(self, key: frozenset[int], weights: Mapping[str, Any], apart: Apart) -> None:
+    def _check(self, key: frozenset[int], weights: Mapping[str, Any], apart: LocalSgd) -> None:
         """Verify that each weight belongs to only one set of rounds."""
         met = [known for known in self._known if known & key]
         if met:
@@ -191,7 +191,7 @@ class Opened:
 
     # ------------------------------------------------------------------ all clusters in this process
     def _make_all(
-        self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
+        self, apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
         lines = self.run.links if apart.copies == 1 else Links()  # links are between clusters
@@ -217,7 +217,7 @@ class Opened:
 
     # ------------------------------------------------------------------ clusters in other processes
     def _make_own(
-        self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
+        self, apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
         session, own = self.run.ledger.session, participants.find_own(self.run)
@@ -267,7 +267,7 @@ class Opened:
 
 
 def _meetings(
-    apart: Apart, participants: Participants, weights: Mapping[str, Any], ends: Ends, exchanged: Exchanged | None,
+    apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], ends: Ends, exchanged: Exchanged | None,
     waits: bool = False, *, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> Meetings:  # fmt: skip
     """The synchronisation of a cluster between its steps. `models_own` are the model's variables, of which `weights`
@@ -283,7 +283,7 @@ def _meetings(
         serves = ends.worker == ends.server
         server = Server(ends, way, participants.shares, apart.staleness, waits) if serves else None
         return Pushes(flat, ends, Differences(way), every=apart.every, server=server)
-    table = Timetable(apart.every, apart.fragments or pieces(flat.total, apart.every), apart.delay)
+    table = Timetable(apart.every, apart.fragments or choose_fragments(flat.total, apart.every), apart.delay)
     return Rounds(flat, ends, Differences(way), table=table, outer=apart.outer, shares=participants.shares)
 
 
@@ -291,7 +291,7 @@ def _meetings(
 class OfClusters:
     """Training or evaluation of a step on a cluster's own copy of the weights."""
 
-    apart: Apart
+    apart: LocalSgd
     captured: Captured
     run: Run
     participants: Participants
@@ -420,7 +420,7 @@ class OfClusters:
         )
 
 
-def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:
+def make_cluster_copy(apart: LocalSgd, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:
     """The local-SGD view of a step with `sync_every`, after the clusters have agreed on the exchange."""
     if run.rounds is None:
         run.rounds = Opened(run)
@@ -434,7 +434,7 @@ def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, mod
         lines = _lines(apart, captured, models, found.participants)
         session = run.ledger.session
         try:
-            session.agree(name, digest_lines(lines), lines, first_difference)
+            session.agree(name, digest_lines(lines), lines, describe_first_difference)
         except BaseException as failure:
             session.fail(failure)
             raise
@@ -444,7 +444,7 @@ def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, mod
 _BYTES = 4
 
 
-def _warn_alone(apart: Apart, name: str) -> None:
+def _warn_alone(apart: LocalSgd, name: str) -> None:
     """Warn that no other cluster takes part."""
     warn_once(
         script_site(),
@@ -456,7 +456,7 @@ def _warn_alone(apart: Apart, name: str) -> None:
     )
 
 
-def _lines(apart: Apart, captured: Captured, models: Sequence[Any], participants: Participants) -> tuple[str, ...]:
+def _lines(apart: LocalSgd, captured: Captured, models: Sequence[Any], participants: Participants) -> tuple[str, ...]:
     """The settings that must be the same in all clusters: mode, speeds and weights."""
     weights = weights_of(captured.program, captured.variables, models)
     speeds = (f"cluster {name} of speed {speed:g}" for name, speed in participants.speeds.items())

@@ -17,7 +17,7 @@ from whale_nebula.codec.sizes import cost, fitting
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import PlanError
 from whale_nebula.hardware import Clusters, LinkRate
-from whale_nebula.ir.program import ASYNC, Apart
+from whale_nebula.ir.program import ASYNC, LocalSgd
 from whale_nebula.planner.chain import Layers, layers_of
 from whale_nebula.planner.cluster_costs import Measured, problem_of
 from whale_nebula.planner.decision import Unplanned
@@ -36,7 +36,7 @@ from whale_nebula.runtime.local_sgd.topology import (
     weights_of,
 )
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.schedule.rounds import MOST_STEPS, pieces, ranges, time_to_arrive
+from whale_nebula.schedule.rounds import MAX_INTERVAL, choose_delay, choose_fragments, list_ranges
 
 SHARE = 0.5
 """The maximum share of the steps between two rounds that an exchange may take."""
@@ -74,39 +74,41 @@ class Exchange:
         one, other = max(lines, key=lambda ends: lines[ends].seconds(sent))
         return f"{one}->{other}"
 
-    def waits(self, apart: Apart, step: float) -> float:
+    def waits(self, apart: LocalSgd, step: float) -> float:
         """Seconds that steps of `step` seconds wait for the exchange in each interval of these options."""
         if self.answered:
             return max(0.0, self.seconds(self.numbers) - apart.every * step)
-        count = apart.fragments or pieces(self.numbers, apart.every)
-        sizes = (end - begin for begin, end in ranges(self.numbers, count))
+        count = apart.fragments or choose_fragments(self.numbers, apart.every)
+        sizes = (end - begin for begin, end in list_ranges(self.numbers, count))
         return sum(max(0.0, self.seconds(each) - apart.delay * step) for each in sizes if each)
 
-    def hides(self, apart: Apart, step: float) -> bool:
+    def hides(self, apart: LocalSgd, step: float) -> bool:
         """Whether the steps of an interval hide the exchange."""
         between = apart.every * step
         return self.seconds(self.numbers) <= SHARE * between and self.waits(apart, step) <= SLACK * between
 
 
-def set_interval(apart: Apart, every: int) -> Apart:
+def set_interval(apart: LocalSgd, every: int) -> LocalSgd:
     """The options with an interval and its delay."""
-    return replace(apart, every=every, delay=time_to_arrive(every) if apart.delay < 0 else apart.delay)
+    return replace(apart, every=every, delay=choose_delay(every) if apart.delay < 0 else apart.delay)
 
 
-def find_interval(apart: Apart, exchange: Exchange, step: float) -> Apart:
+def find_interval(apart: LocalSgd, exchange: Exchange, step: float) -> LocalSgd:
     """The options with the smallest interval that hides an exchange behind steps of `step` seconds, or the largest one
     allowed.
 
-    >>> from whale_nebula.ir.program import OPEN
+    >>> from whale_nebula.ir.program import UNDECIDED
     >>> slow = Exchange(1_000_000, lines={("gpu", "npu"): LinkRate(7.5e6, 0.02)})
-    >>> find_interval(Apart(OPEN, delay=OPEN), slow, 0.05).every, find_interval(Apart(OPEN), Exchange(9), 0.05).every
-    (23, 1)
+    >>> find_interval(LocalSgd(UNDECIDED, delay=UNDECIDED), slow, 0.05).every
+    23
+    >>> find_interval(LocalSgd(UNDECIDED), Exchange(9), 0.05).every
+    1
     """
-    tried = (set_interval(apart, every) for every in range(_find_least(apart), MOST_STEPS + 1))
-    return next((each for each in tried if exchange.hides(each, step)), set_interval(apart, MOST_STEPS))
+    tried = (set_interval(apart, every) for every in range(_find_least(apart), MAX_INTERVAL + 1))
+    return next((each for each in tried if exchange.hides(each, step)), set_interval(apart, MAX_INTERVAL))
 
 
-def _find_least(apart: Apart) -> int:
+def _find_least(apart: LocalSgd) -> int:
     """The smallest interval in which all fragments are sent, and each arrives."""
     return max(apart.fragments, apart.delay + 1, 1)
 
@@ -141,12 +143,12 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
 def _choose(
     name: str,
     captured: Captured,
-    apart: Apart,
+    apart: LocalSgd,
     layout: Signature,
     tensors: Sequence[Any] | None,
     run: Run,
     participants: Participants,
-) -> Apart:
+) -> LocalSgd:
     """The options with an interval and the reason for it: that of the resumed run, or a new one."""
     saved = None if run.checkpoints is None else run.checkpoints.intervals.get(name)
     if saved is not None and saved >= _find_least(apart):
@@ -172,7 +174,7 @@ def _choose(
 
 
 def _count_exchange(
-    captured: Captured, apart: Apart, clusters: Clusters, participants: Participants, run: Run
+    captured: Captured, apart: LocalSgd, clusters: Clusters, participants: Participants, run: Run
 ) -> Exchange:
     """The exchange of a step's weights. Raises if the rate of a link is not known."""
     names = participants.names
@@ -192,7 +194,7 @@ def _count_exchange(
     return Exchange(count, apart.codec, lines, coding if used is not None else 0.0, apart.mode == ASYNC)
 
 
-def _check_speeds(apart: Apart, clusters: Clusters, measured: Measured) -> None:
+def _check_speeds(apart: LocalSgd, clusters: Clusters, measured: Measured) -> None:
     """Refuse clusters for which neither measurements nor rates are known."""
     for cluster in clusters.clusters:
         known = all(worker.device.flops_per_s is not None for worker in cluster.workers)
@@ -211,7 +213,7 @@ def _check_speeds(apart: Apart, clusters: Clusters, measured: Measured) -> None:
             )
 
 
-def _refuse(apart: Apart, why: str, mend: str = "") -> PlanError:
+def _refuse(apart: LocalSgd, why: str, mend: str = "") -> PlanError:
     others = f"{mend}; or a number: " if mend else ""
     return PlanError(
         'no interval can be chosen for sync_every="auto"',
@@ -244,7 +246,7 @@ def _count_steps(
     return found
 
 
-def _explain(chosen: Apart, exchange: Exchange, cluster: str, step: float) -> str:
+def _explain(chosen: LocalSgd, exchange: Exchange, cluster: str, step: float) -> str:
     takes, between = exchange.seconds(exchange.numbers), chosen.every * step
     how = f"an exchange takes {duration(takes)}" + f" on {exchange.slowest}" * bool(takes)
     how += f" ({size(count_encoded_bytes(exchange.codec, exchange.numbers))})"

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
 from whale_nebula.runtime.local_sgd.topology import Meetings, Range, naming
-from whale_nebula.schedule.rounds import Timetable, ranges
+from whale_nebula.schedule.rounds import Timetable, list_ranges
 
 
 class Sent(NamedTuple):
@@ -119,7 +119,7 @@ class Rounds(Meetings):
     # ------------------------------------------------------------------ exchange of a fragment
     @cached_property
     def _ranges(self) -> Sequence[Range]:
-        return ranges(self.flat.total, self.table.fragments)
+        return list_ranges(self.flat.total, self.table.fragments)
 
     @property
     def _known(self) -> Numbers:

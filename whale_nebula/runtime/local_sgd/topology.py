@@ -22,8 +22,8 @@ from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import ConfigError, OptionError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.ir.program import Apart, Program
-from whale_nebula.schedule.rounds import GRAIN, shared_out
+from whale_nebula.ir.program import LocalSgd, Program
+from whale_nebula.schedule.rounds import GRAIN, share_rows
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.transport import Key, Link, LinkTotals
 from whale_nebula.wire.tensor import Bytes
@@ -179,10 +179,10 @@ class Participants(NamedTuple):
         """
         if rows < len(self.speeds):
             return 0, rows
-        return shared_out(rows, tuple(self.speeds.values()))[self.names.index(cluster)]
+        return share_rows(rows, tuple(self.speeds.values()))[self.names.index(cluster)]
 
 
-def find_participants(apart: Apart, run: Run) -> Participants:
+def find_participants(apart: LocalSgd, run: Run) -> Participants:
     """The clusters of the layout; if it names none, all clusters of the run."""
     names = apart.clusters or tuple(run.config.clusters) or tuple(dict.fromkeys(run.workers.values())) or (LOCAL,)
     if not run.alone and run.here().cluster not in names:
@@ -205,7 +205,7 @@ def find_participants(apart: Apart, run: Run) -> Participants:
     return _find_copies(apart, run, names[0]) if apart.copies > 1 else Participants(speeds, workers)
 
 
-def _find_copies(apart: Apart, run: Run, cluster: str) -> Participants:
+def _find_copies(apart: LocalSgd, run: Run, cluster: str) -> Participants:
     """The workers of the one cluster, each of which trains a copy."""
     workers = [worker for worker, of in run.workers.items() if of == cluster]
     if workers and len(workers) != apart.copies:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from whale_nebula.ir.cut import Cut, Fragment, rank_workers
-from whale_nebula.ir.layout import SPLIT, local_shape
+from whale_nebula.ir.layout import SPLIT, find_local_spec
 from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
 from whale_nebula.runtime.step.compiled import Compiled, Piece
@@ -127,10 +127,10 @@ class BucketedAllReduce:
         if not dense or shape is None or None in shape:
             return None
         layouts = self.cut.layouts.get(each.stage)
-        if layouts is not None and layouts.gives_pieces(each.values[0]):
+        if layouts is not None and layouts.returns_pieces(each.values[0]):
             index = self.cut.group_of(each.stage, self.worker).index(self.worker)
             spec = Spec(each.specs[0].dtype, shape)
-            shape = local_shape(spec, layouts.layout(each.values[0]), layouts.count, index).shape or ()
+            shape = find_local_spec(spec, layouts.layout(each.values[0]), layouts.count, index).shape or ()
         elif not self._adds_alike(each.stage):
             return None
         return tuple(axis for axis in shape if axis is not None)

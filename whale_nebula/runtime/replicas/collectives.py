@@ -357,7 +357,7 @@ def groups(cut: Cut, own: str, collectives: Collectives | None, name: str) -> di
         return {}
     cluster = next(worker.cluster for worker in cut.workers if worker.name == own)
     tasks = sorted(worker.name for worker in cut.workers if worker.cluster == cluster)
-    hosts = {stage: cut.routings[own].of(stage) for stage in sorted(cut.routing.replicated)}
+    hosts = {stage: cut.routings[own].hosts_of(stage) for stage in sorted(cut.routing.replicated)}
     return {
         stage: collectives.group([tasks.index(host) for host in each], f"{name} stage {stage}")
         for stage, each in hosts.items()

@@ -45,7 +45,7 @@ from whale_nebula.errors import (
 from whale_nebula.errors.text import LIMIT, escape_foreign_text, remove_folders
 from whale_nebula.faults import failpoint
 from whale_nebula.feed.checks import is_same
-from whale_nebula.ir.canonical import digest_lines, first_unlike
+from whale_nebula.ir.canonical import digest_lines, find_first_difference
 from whale_nebula.ir.cut import Cut
 from whale_nebula.runtime.exchange.expected import Expected
 from whale_nebula.site import script_site
@@ -188,7 +188,9 @@ class Session:
             if peer in unlike or theirs["program"] != program:
                 if not self.private:
                     raise self._unlike_error(peer, program, theirs, difference(lines, theirs["lines"]))
-                raise self._unlike_line_error(peer, program, theirs, first_unlike(sent, theirs["lines"]), lines)
+                raise self._unlike_line_error(
+                    peer, program, theirs, find_first_difference(sent, theirs["lines"]), lines
+                )
         return {}
 
     def _unlike_line_error(

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts, local_shape
-from whale_nebula.passes.facts import ASSIGNS, DEALS, SCATTERS
+from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts, find_local_spec
+from whale_nebula.passes.facts import ASSIGNS, SCATTERS, SEGMENT_SUM
 from whale_nebula.runtime.split.groups import (
     Group,
     Pieces,
@@ -94,7 +94,7 @@ class Part:
     def set_shapes(self, value: Value, tensors: Tensors) -> None:
         """Set the static shapes of shards, which not every collective infers."""
         for tensor, device in zip(tensors, self.group.here, strict=True):
-            spec = local_shape(self.graph.spec(value), self.layouts.layout(value), self.group.count, device)
+            spec = find_local_spec(self.graph.spec(value), self.layouts.layout(value), self.group.count, device)
             if spec.dtype not in ("resource", "variant"):
                 tensor.set_shape(spec.shape)
 
@@ -111,7 +111,7 @@ class Part:
             "Mean": self.mean,
             "EnsureShape": self.ensure_shape,
             "Squeeze": self.squeeze,
-            DEALS: self.deal,
+            SEGMENT_SUM: self.deal,
         }
         return self.assign if op.type in ASSIGNS else own.get(op.type, self.copy)
 
@@ -203,7 +203,7 @@ class Part:
             return self.copy(op, inputs, layouts)
         asked = tf.TensorShape(self.operations[op.index].get_attr("shape"))
         whole = Spec(op.outputs[0].dtype, None if asked.rank is None else tuple(asked.as_list()))
-        pieces = [local_shape(whole, layouts[0], self.group.count, device) for device in self.group.here]
+        pieces = [find_local_spec(whole, layouts[0], self.group.count, device) for device in self.group.here]
         checked = [tf.ensure_shape(tensor, piece.shape) for tensor, piece in zip(inputs[0], pieces, strict=True)]
         self.made[op.index] = [tensor.op for tensor in checked]
         return [checked]
@@ -318,7 +318,7 @@ class Lowering:
     def fetch(self, value: Value) -> Any:
         """A value in the layout in which it is passed on."""
         part = self.part_of(value)
-        if part is None or not part.layouts.gives_pieces(value):
+        if part is None or not part.layouts.returns_pieces(value):
             return self.take(value)
         return Pieces(tuple(part.values[value]))
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from whale_nebula.capture.step import Captured
 from whale_nebula.errors import NotYetError, StateError
 from whale_nebula.ir.cut import Cut, Fragment
-from whale_nebula.ir.layout import SPLIT, Layout, local_shape
+from whale_nebula.ir.layout import SPLIT, Layout, find_local_spec
 from whale_nebula.ir.program import Variable
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives
@@ -248,7 +248,7 @@ class Shards:
         """By variable, the workers that hold the same shard as this one."""
         found: dict[str, Sequence[str]] = {}
         for stage in self.stages:
-            alike = self.cut.routings[self.worker].of(stage) if stage in self.split_stages else (self.worker,)
+            alike = self.cut.routings[self.worker].hosts_of(stage) if stage in self.split_stages else (self.worker,)
             for op in self.cut.layouts[stage].variables.keys() & self.pieces.keys():
                 found[self.cut.program.variable_ops[op].path] = alike
         return found
@@ -346,7 +346,7 @@ class Parted:
     def shape(self, variable: Variable, stage: int, worker: str) -> tuple[int, ...]:
         """The shape of a worker's piece."""
         layouts, index = self.cut.layouts[stage], self.cut.group_of(stage, worker).index(worker)
-        piece = local_shape(variable.spec, layouts.variables[variable.op], layouts.count, index)
+        piece = find_local_spec(variable.spec, layouts.variables[variable.op], layouts.count, index)
         return tuple(axis or 0 for axis in piece.shape or ())
 
 

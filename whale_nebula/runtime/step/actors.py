@@ -44,9 +44,9 @@ from whale_nebula.schedule.schedules import (
     Fused,
     Instruction,
     Pace,
-    delays,
-    instructions,
+    choose_delays,
     limits,
+    list_instructions,
 )
 from whale_nebula.spec import Value
 from whale_nebula.transport import Link, LinkTotals
@@ -269,11 +269,11 @@ class ActorStep(Runner):
             replicas=[each.replicas for each in program.stages], orders=self.routing.orders,
         )  # fmt: skip
         fused = {each.stage for each in phase.stages if each.fused}
-        later = delays(
+        later = choose_delays(
             chosen, count, [stage in fused for stage in range(stages)], pace=pace, in_flight=pipeline.in_flight,
             recompute=pipeline.recompute,
         )  # fmt: skip
-        every = instructions(
+        every = list_instructions(
             run.stage, stages, count, chosen[run.stage], backward=plan.backward is not None or plan.fused,
             fused=plan.fused, phase=phase.index, delay=None if plan.weights is None else later[run.stage],
         )  # fmt: skip
@@ -319,7 +319,7 @@ def _seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
     stages, own = compiled.cut.program.stages, compiled.worker
     found: dict[Seat, Stage] = {}
     for number in compiled.stages:
-        host = own if own in routing.of(number) else routing.first(number)
+        host = own if own in routing.hosts_of(number) else routing.first(number)
         found |= dict.fromkeys(routing.seats(number, host), stages[number])
     return found
 

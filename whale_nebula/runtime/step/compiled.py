@@ -19,10 +19,10 @@ import tensorflow as tf
 from whale_nebula.capture.mirror import Donor, mirror_spec, plant
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import REPLICA_SUM, Graph, Op
-from whale_nebula.ir.layout import local_shape
+from whale_nebula.ir.layout import find_local_spec
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.branches import Aliases
-from whale_nebula.passes.exchange import Bundle, ReplicaMessage, bundles, replica_messages
+from whale_nebula.passes.exchange import Bundle, ReplicaMessage, list_bundles, list_replica_messages
 from whale_nebula.passes.facts import ASSIGNS
 from whale_nebula.runtime.replicas.collectives import ReplicaSums
 from whale_nebula.runtime.split.groups import Group, LocalGroup, Pieces
@@ -176,7 +176,7 @@ class Workshop:
             return tf.TensorSpec(tensor.shape, tensor.dtype)
         layouts, whole = self._layouts[stage], mirror_spec(tensor)
         here = range(layouts.count) if self._shards is None else [self._shards.index(stage)]
-        shapes = [local_shape(whole, layouts.layout(value), layouts.count, device).shape for device in here]
+        shapes = [find_local_spec(whole, layouts.layout(value), layouts.count, device).shape for device in here]
         return Pieces.Spec(tuple(tf.TensorSpec(shape, tensor.dtype) for shape in shapes))
 
     def _add_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
@@ -294,12 +294,12 @@ class Compiled:
     @cached_property
     def bundles(self) -> Sequence[tuple[Bundle, ...]]:
         """The messages between the updates of each phase."""
-        return [bundles(self.cut, phase) for phase in self.cut.phases]
+        return [list_bundles(self.cut, phase) for phase in self.cut.phases]
 
     @cached_property
     def replica_messages(self) -> Sequence[tuple[ReplicaMessage, ...]]:
         """The messages between replicas of stages in each phase."""
-        return [replica_messages(self.cut, phase) for phase in self.cut.phases]
+        return [list_replica_messages(self.cut, phase) for phase in self.cut.phases]
 
     def updates(self, phase: PhasePlan) -> Sequence[Piece]:
         """The pieces that run once after the micro-batches, in rounds."""

@@ -18,8 +18,8 @@ from whale_nebula.feed.checks import absent_in, fingerprints
 from whale_nebula.feed.inputs import Batch, Given, cut, micro_batches, take_inputs
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.ending import departure
-from whale_nebula.passes.readings import check_here, rows_read
-from whale_nebula.passes.replicas import sums_of
+from whale_nebula.passes.readings import check_absent_inputs, find_rows_read
+from whale_nebula.passes.replicas import find_replica_sums
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport, WorkerReport
 from whale_nebula.runtime.exchange.expected import count_known_rows
 from whale_nebula.runtime.exchange.post import Post
@@ -164,7 +164,7 @@ class DistributedStep(ActorStep):
         self.shared: tuple[str, ...] = ()
         self.held_here = frozenset(v for v in self.variables if here in cut.held.get(v, ()))
         self.held_bytes = count_bytes(self.variables[path] for path in self.held_here)
-        self.reads = rows_read(cut, here)
+        self.reads = find_rows_read(cut, here)
         self.written_here = [v for v in cut.forward_written if here in cut.held.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
@@ -259,7 +259,7 @@ class DistributedStep(ActorStep):
         _LOG.info("%s: %r continues with %s", self.session.worker, self.name, self.shared[0])
         self.compiled.cut = cut
         self.measured.moves(cut)
-        self.reads = rows_read(cut, self.session.worker)
+        self.reads = find_rows_read(cut, self.session.worker)
         self.routing = cut.routings[self.session.worker]
         self.channels = replace(self.channels, routing=cut.routing)
 
@@ -268,13 +268,13 @@ class DistributedStep(ActorStep):
         """Whether the speed of replicas is measured. With all-reduces inside the backward, all replicas are as slow as
         the slowest.
         """
-        return bool(self.routing.replicated) and not sums_of(self.compiled.cut.program)
+        return bool(self.routing.replicated) and not find_replica_sums(self.compiled.cut.program)
 
     def _check_here(self, absent: tuple[int, ...]) -> None:
         """Check inputs that this process reads, because they may be absent in some steps."""
         if absent not in self.checked:
             graph, line = self.compiled.cut.program.graph, self.compiled.whereabouts.line
-            check_here(self.compiled.cut, self.session.worker, absent, lambda op: line(graph.ops[op].name))
+            check_absent_inputs(self.compiled.cut, self.session.worker, absent, lambda op: line(graph.ops[op].name))
             self.checked.add(absent)
 
     def _announce(self, inputs: Given, counts: Sequence[int], medians: Medians, asked: str | None) -> Agreed:

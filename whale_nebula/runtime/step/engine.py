@@ -21,14 +21,14 @@ from whale_nebula.errors import GradientError, StageFailedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.feed.checks import compared_by, refuse_unshared
 from whale_nebula.feed.inputs import micro_batches, take_whole
-from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
+from whale_nebula.ir.canonical import canonical_lines, describe_first_difference, digest_lines
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.passes.pipeline import Compilation, run_passes
-from whale_nebula.passes.readings import check_here, readers_of
-from whale_nebula.passes.replicas import check_hosts, spread, sums_of
-from whale_nebula.passes.split import check_devices, check_held, hosts_of_splits
+from whale_nebula.passes.readings import check_absent_inputs, find_readers
+from whale_nebula.passes.replicas import check_hosts, find_replica_sums, place_stages
+from whale_nebula.passes.split import check_devices, check_held_layouts, list_split_workers
 from whale_nebula.plan.forbidden import check_forbidden, forbidden_inputs
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
@@ -315,7 +315,7 @@ def engine(
     given = prepare_compilation(captured, run, follows_inputs=bool(run.config.forbid))
     program, watch = captured.program, _watch_plan(captured, run, name)
     run.programs += 1
-    cut: Cut = run_passes(given).known("cut")
+    cut: Cut = run_passes(given).require("cut")
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else make_cluster_copy(program.apart, captured, run, name, models)
     notes = notes if copied is None else (*notes, *copied.notes)
@@ -324,12 +324,12 @@ def engine(
         check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
         if not run.alone:  # inputs of this cluster and sums of replicas must be available before any process begins
             here = run.ledger.session.worker
-            check_here(cut, here, layout.absent, given.where)
+            check_absent_inputs(cut, here, layout.absent, given.where)
             opened = run.ledger.collectives is not None
             check_hosts(cut, here, given.where, collectives=opened)
-            able = opened or here not in hosts_of_splits(cut)
+            able = opened or here not in list_split_workers(cut)
             check_devices(cut, given.where, collectives=able)
-            check_held(cut, given.held)
+            check_held_layouts(cut, given.held)
         if copied is not None:
             copied.check(cut)
     if not run.alone and (copied is None or copied.mates):
@@ -392,7 +392,7 @@ def _place_workers(captured: Captured, run: Run) -> list[Worker]:
     for worker, cluster in run.workers.items():
         if own in (None, cluster) and (apart is None or apart.copies == 1 or worker == here.worker):
             clusters.setdefault(cluster, []).append(worker)
-    return sorted(spread(stages, clusters), key=lambda worker: worker.name)
+    return sorted(place_stages(stages, clusters), key=lambda worker: worker.name)
 
 
 def _runner(
@@ -423,7 +423,7 @@ def _runner(
 
 def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted) -> Shards | None:
     """The part of split stages that belongs to this worker."""
-    if worker not in hosts_of_splits(cut) or run.ledger.collectives is None:
+    if worker not in list_split_workers(cut) or run.ledger.collectives is None:
         run.ledger.exchanges += bool(cut.layouts)  # like workers with layouts
         return None
     shards = Shards(cut, worker, run.ledger.collectives, run.programs)
@@ -442,7 +442,7 @@ def _make_distributed(
     session.expected.add(run.programs, cut)
     leaves = [leaf.name for leaf in captured.program.leaves]
     secret = {*run.config.inputs, *forbidden_inputs(run.config.forbid, leaves)}
-    ids, readers = frozenset(compared_by(run.ids)), readers_of(cut, secret)
+    ids, readers = frozenset(compared_by(run.ids)), find_readers(cut, secret)
     try:
         clusters = {worker.name: worker.cluster for worker in cut.workers}
         refuse_unshared(ids, readers, clusters)
@@ -451,7 +451,7 @@ def _make_distributed(
         parted = Parted.of(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
         run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
-        versions = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
+        versions = session.agree(name, digest_lines(lines), lines, describe_first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(versions, ends)):
             _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
@@ -462,7 +462,11 @@ def _make_distributed(
     except BaseException as failure:
         session.fail(failure)
         raise
-    sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
+    sums = (
+        replica_sums(cut, session.worker, run.ledger.collectives, run.programs)
+        if find_replica_sums(cut.program)
+        else None
+    )
     compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases, xla, sums, cut, shards), True)
     variables = dict(captured.variables)
     for op, piece in shards.pieces.items() if shards is not None else ():

@@ -19,9 +19,9 @@ from whale_nebula.ir.cut import Cut, Exchange, PhasePlan
 from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.sizes import Exchanged, fill_cut_sizes, is_sized
-from whale_nebula.passes.batch import lines_of
-from whale_nebula.passes.replicas import pieces_here
+from whale_nebula.ir.sizes import ExchangeSizes, fill_cut_sizes, has_known_crossings
+from whale_nebula.passes.batch import find_batch_fixes
+from whale_nebula.passes.replicas import count_local_micro_batches
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.runtime.exchange.expected import count_known_rows
@@ -37,7 +37,7 @@ from whale_nebula.runtime.step.peers import Parts, Peers
 from whale_nebula.runtime.step.rollback import Guard, unfit
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.runtime.step.traffic import link_reports
-from whale_nebula.schedule.lines import pace
+from whale_nebula.schedule.lines import compute_pace
 from whale_nebula.schedule.schedules import Pace
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
@@ -100,7 +100,7 @@ class EmulatedStep(ActorStep):
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step. A failed step leaves nothing on the links."""
         plan = self.compiled.cut
-        counts = micro_batches(plan.program.leaves, tensors, pieces_here(plan.program))
+        counts = micro_batches(plan.program.leaves, tensors, count_local_micro_batches(plan.program))
         batch = cut(plan.program.leaves, tensors, counts)
         medians = self.measured.medians()
         clocks, before = self._start_clocks(), self._totals()
@@ -133,7 +133,7 @@ class EmulatedStep(ActorStep):
         """
         if not self.measured.traffic.is_known(tuple(rows)):
             return paces_of_trips(self.compiled.cut, medians)
-        return [pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
+        return [compute_pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
 
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
         """Wake all stages that wait for a link."""
@@ -273,7 +273,7 @@ class LocalStep(Runner):
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         program = self.compiled.cut.program
-        counts = tuple(micro_batches(program.leaves, tensors, pieces_here(program)))
+        counts = tuple(micro_batches(program.leaves, tensors, count_local_micro_batches(program)))
         function = self._function(counts)
         current_run().step_now.micro_batches = len(counts)
         plan = self.compiled.cut
@@ -299,7 +299,7 @@ class LocalStep(Runner):
                 with pause_garbage_collection():
                     self._functions[key] = one_function(self.compiled, counts, self._begun)
             except (ValueError, TypeError, tf.errors.OpError) as failure:
-                alone = lines_of(self.compiled.cut.program).alone
+                alone = find_batch_fixes(self.compiled.cut.program).alone
                 raise unfit(counts, failure, self.compiled.whereabouts, alone) from failure
         return self._functions[key]
 
@@ -321,20 +321,20 @@ class LocalStep(Runner):
         if (counts, shapes) not in self._counted:
             plan = self.compiled.cut if self._is_sized else fill_cut_sizes(self.compiled.cut, shapes, max(counts))
             hosts = [stage.cluster for stage in plan.program.stages]
-            links = link_reports(plan, hosts, counts, Exchanged(plan))
+            links = link_reports(plan, hosts, counts, ExchangeSizes(plan))
             self._counted[counts, shapes] = links, count_casts(plan, hosts, counts)
         return self._counted[counts, shapes]
 
     @cached_property
     def _is_sized(self) -> bool:
-        return is_sized(self.compiled.cut)
+        return has_known_crossings(self.compiled.cut)
 
 
 def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:
     """Bytes of each boundary direction that is cast, for micro-batches of these rows; sizes known only in a step are
     omitted.
     """
-    crossings = Crossings(cut, Routing.plain(hosts))
+    crossings = Crossings(cut, Routing.from_hosts(hosts))
     found: dict[str, BoundaryReport] = {}
     for each in crossings.of_boundaries:
         cast, spec = each.way.cast, each.spec

@@ -22,9 +22,9 @@ from typing import Any
 
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, PhasePlan, StagePhase
-from whale_nebula.ir.routing import Order, order, shares, take_counts, times_of_shares
-from whale_nebula.passes.batch import divides
-from whale_nebula.passes.codec_options import lane_notes
+from whale_nebula.ir.routing import Order, compute_share_times, compute_shares, count_turns, order_by_shares
+from whale_nebula.passes.batch import is_divisible
+from whale_nebula.passes.codec_options import list_state_notes
 from whale_nebula.report.prediction import Basis, PhaseBasis
 from whale_nebula.report.records import Span, StageReport, busiest
 from whale_nebula.runtime.exchange.auto import Outlook
@@ -162,7 +162,7 @@ class Measured:
 
     @cached_property
     def _divides(self) -> bool:
-        return divides(self.cut.program)
+        return is_divisible(self.cut.program)
 
 
 def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
@@ -224,7 +224,7 @@ def _pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
 
     trips = tuple(first(stage, "away") - first(stage + 1, "kept") for stage in range(stages - 1))
     held = max(first(stage, "held") for stage in range(stages))
-    return Pace(compute, trips, held).cautious
+    return Pace(compute, trips, held).conservative
 
 
 _RECENT = 10  # steps
@@ -379,7 +379,7 @@ def parse_speeds(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
     """Parse the speeds reported by all processes, for stages whose replicas are all known; invalid ones are dropped."""
     found = {}
     for stage in sorted(cut.routing.replicated):
-        received = {worker: sheets.get(worker, {}).get("speeds") for worker in cut.routing.of(stage)}
+        received = {worker: sheets.get(worker, {}).get("speeds") for worker in cut.routing.hosts_of(stage)}
         known = {worker: _number(each.get(str(stage))) for worker, each in received.items() if isinstance(each, dict)}
         if len(known) == len(received) and all(known.values()):
             found[stage] = known
@@ -400,17 +400,17 @@ def better_orders(cut: Cut, seconds: Speeds) -> tuple[Order, ...]:
     stages, count = cut.program.stages, cut.program.pipeline.micro_batch
     found = list(cut.orders or [()] * len(stages))
     for number in seconds.keys() - _stages_with_memory(cut):
-        speeds, now = _speeds(cut, seconds, number), take_counts(found[number], stages[number].replicas, count)
-        better = shares(speeds, count)
-        gain = 1.0 - max(times_of_shares(better, speeds)) / max(times_of_shares(now, speeds))
+        speeds, now = _speeds(cut, seconds, number), count_turns(found[number], stages[number].replicas, count)
+        better = compute_shares(speeds, count)
+        gain = 1.0 - max(compute_share_times(better, speeds)) / max(compute_share_times(now, speeds))
         if gain > WORTH and not stages[number].speeds:
-            found[number] = order(better)
+            found[number] = order_by_shares(better)
     return tuple(found) if any(found) else ()
 
 
 def _stages_with_memory(cut: Cut) -> set[int]:
     """The stages at a boundary with a stateful codec."""
-    boundaries = (each for each in cut.boundaries if any(lane_notes(cut.program, [each], cut.workers)))
+    boundaries = (each for each in cut.boundaries if any(list_state_notes(cut.program, [each], cut.workers)))
     return {stage for each in boundaries for stage in (each.source, *each.destinations)}
 
 
@@ -424,7 +424,7 @@ def changes(before: Cut, after: Cut) -> Iterator[str]:
     """A description of changed orders."""
     count = before.program.pipeline.micro_batch
     for number, stage in enumerate(before.program.stages):
-        was, now = (take_counts(_order(cut, number), stage.replicas, count) for cut in (before, after))
+        was, now = (count_turns(_order(cut, number), stage.replicas, count) for cut in (before, after))
         if was != now:
             yield f"the replicas of {stage.key} now take {_ratio(now)} micro-batches instead of {_ratio(was)}"
 
@@ -450,6 +450,6 @@ def replicas(cut: Cut, seconds: Speeds, count: int) -> dict[str, StageReport]:
     found = {}
     for number, own in seconds.items():
         stage = cut.program.stages[number]
-        hosts = zip(cut.routing.hosts[number], take_counts(_order(cut, number), stage.replicas, count), strict=True)
+        hosts = zip(cut.routing.hosts[number], count_turns(_order(cut, number), stage.replicas, count), strict=True)
         found[stage.key] = busiest([StageReport(share * own[host], cluster=stage.cluster) for host, share in hosts])
     return found

@@ -11,7 +11,7 @@ import tensorflow as tf
 from whale_nebula.feed.inputs import Batch
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
-from whale_nebula.passes.exchange import Bundle, parts_of
+from whale_nebula.passes.exchange import Bundle, list_gradient_parts
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.step.gradients import Sums, merge, sum_over_stages
@@ -37,7 +37,7 @@ def _one(phase: PhasePlan, runs: Sequence[StageRun]) -> StageRun:
         for value, by_number in run.kept.items():
             kept.setdefault(value, {}).update(by_number)
         run.kept.clear()
-    for key, part in parts_of(first.compiled.cut, phase, first.stage):
+    for key, part in list_gradient_parts(first.compiled.cut, phase, first.stage):
         rows = _rows(key, len(part.values), runs)
         if rows:
             sums.put(key, rows)

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
-from whale_nebula.passes.exchange import Bundle, ReplicaMessage, shared_parts
-from whale_nebula.passes.replicas import sums_of
+from whale_nebula.passes.exchange import Bundle, ReplicaMessage, list_shared_parts
+from whale_nebula.passes.replicas import find_replica_sums
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import sum_in_order
@@ -88,7 +88,7 @@ class Wires(Peers):
     def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
         """Exchange the partial gradients of shared variables with their other holders."""
         here = self.compiled.worker
-        shared = list(shared_parts(self.compiled.cut, phase))
+        shared = list(list_shared_parts(self.compiled.cut, phase))
         for part in shared:
             if part.source == here:
                 array = tf.convert_to_tensor(own[part.key][part.piece]).numpy()
@@ -129,7 +129,7 @@ class Wires(Peers):
         """Whether all replicas already have a value: TensorFlow has reduced it, or everything that it depends on."""
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"
-            return same and run.stage in sums_of(self.compiled.cut.program) and all(self._turns(run).values())
+            return same and run.stage in find_replica_sums(self.compiled.cut.program) and all(self._turns(run).values())
         return self.adder is not None and self.adder.takes(each)
 
     # ------------------------------------------------------------------ the values that are sent
@@ -190,7 +190,7 @@ class Wires(Peers):
     def _turns(self, run: StageRun) -> Mapping[str, tuple[int, ...]]:
         """The micro-batches that each replica of a stage took, by its worker, the first replica's first."""
         routing, count = self.compiled.cut.routings[self.compiled.worker], len(run.batch.slices)
-        return {host: routing.turns(run.stage, host, count) for host in routing.of(run.stage)}
+        return {host: routing.turns(run.stage, host, count) for host in routing.hosts_of(run.stage)}
 
 
 def _order(parts: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:

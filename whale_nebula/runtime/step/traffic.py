@@ -13,7 +13,7 @@ from whale_nebula.codec.way import NONE, has_open_size
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.sizes import Exchanged
+from whale_nebula.ir.sizes import ExchangeSizes
 from whale_nebula.report.prediction import Carried, Numbers
 from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.crossing import Crossings
@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
     """The messages between hosts for a micro-batch of `rows` rows; sizes known only in a step are omitted."""
-    for each in Crossings(cut, Routing.plain(hosts)).by_value.values():
+    for each in Crossings(cut, Routing.from_hosts(hosts)).by_value.values():
         spec, boundary = each.spec, each.boundary
         if not _is_sized(spec):
             continue
@@ -64,14 +64,14 @@ def _is_sized(spec: Spec) -> bool:
     return spec.shape is not None and None not in spec.shape[1:]
 
 
-def bounded_links(cut: Cut, hosts: Sequence[str], exchanged: Exchanged) -> frozenset[str]:
+def bounded_links(cut: Cut, hosts: Sequence[str], exchanged: ExchangeSizes) -> frozenset[str]:
     """The links for which only an upper bound of bytes is known, because the bytes depend on values in the batch."""
     found = {f"{hosts[each.source]}->{hosts[each.destination]}" for each in messages(cut, hosts, 1) if each.bounded}
     return frozenset(found | {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)})
 
 
 def link_reports(
-    cut: Cut, hosts: Sequence[str], counts: Sequence[int], exchanged: Exchanged
+    cut: Cut, hosts: Sequence[str], counts: Sequence[int], exchanged: ExchangeSizes
 ) -> Mapping[str, LinkReport]:
     """The planned load of each link in a step whose micro-batches have `counts` rows; `exchanged` has the sizes of
     exchanges once a step.
@@ -113,9 +113,9 @@ class Traffic:
     _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
     @cached_property
-    def exchanged(self) -> Exchanged:
+    def exchanged(self) -> ExchangeSizes:
         """The sizes of exchanges once a step."""
-        return Exchanged(self.cut, self.shapes)
+        return ExchangeSizes(self.cut, self.shapes)
 
     @cached_property
     def at_most(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class Traffic:
     def is_known(self, counts: tuple[int, ...]) -> bool:
         """Whether the sizes of all crossings are known before a step, given its rows."""
         if counts not in self._known:
-            crossing = Crossings(self.cut, Routing.plain(self.hosts)).by_value.values()
+            crossing = Crossings(self.cut, Routing.from_hosts(self.hosts)).by_value.values()
             once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchange)
             self._known[counts] = all(_is_sized(each.spec) for each in crossing) and all(once)
         return self._known[counts]

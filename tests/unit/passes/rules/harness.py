@@ -1,9 +1,8 @@
-"""Real functions, folded and then run: every value of the trace is checked against what its fold promises.
+"""Functions that are traced, folded and run: every value of the trace is checked against its fold.
 
 A function is traced with an unknown batch size, mirrored and folded. Then it runs once on the whole batch and
 once for each micro-batch (fed with the values that must come from the whole batch, its grown operands
-multiplied), and each number in the graph that was said to be whole, rows, count, sum or mean must be just
-that.
+multiplied), and each number in the graph whose fold is whole, rows, count, sum or mean must be that.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +19,9 @@ from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 
 Arrays = Sequence[np.ndarray]
-CUTS = ((2, 2, 1), (1, 1, 3))
-_NUMBERS = {"float16", "float32", "float64", "int32", "int64", "bool", "uint8", "uint32"}
-_RANDOM = ("Random", "Multinomial", "Dropout")
+SPLITS = ((2, 2, 1), (1, 1, 3))
+_NUMERIC_TYPES = {"float16", "float32", "float64", "int32", "int64", "bool", "uint8", "uint32"}
+_RANDOM_OPS = ("Random", "Multinomial", "Dropout")
 
 
 @dataclass
@@ -38,7 +37,8 @@ class Traced:
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{op.index} {op.type} {' | '.join(str(self.folding.of(v)) for v in op.values)}" for op in self.graph.ops
+            f"{op.index} {op.type} {' | '.join(str(self.folding.fold_of(v)) for v in op.values)}"
+            for op in self.graph.ops
         )
 
 
@@ -52,21 +52,21 @@ def trace(
     wrapped = tf.compat.v1.wrap_function(function, specs)
     places = {i: 0 for i, array in enumerate(arrays) if i not in whole and array.ndim}
     placeholders: dict[str, Any] = {}
-    graph, folding, values = _folded(wrapped, len(arrays), places, target, placeholders)
+    graph, folding, values = _fold_trace(wrapped, len(arrays), places, target, placeholders)
     first = folding
     if folding.grows:
-        _grow(wrapped.graph, folding, placeholders)
-        graph, folding, values = _folded(wrapped, len(arrays), places, target, placeholders)
-    chosen = [folding.of(value) for value in values]
+        _insert_growth(wrapped.graph, folding, placeholders)
+        graph, folding, values = _fold_trace(wrapped, len(arrays), places, target, placeholders)
+    chosen = [folding.fold_of(value) for value in values]
     return Traced(wrapped, graph, folding, chosen, placeholders, first)
 
 
-def folds(traced: Traced) -> list[str]:
-    """How the function's results were folded."""
+def list_output_folds(traced: Traced) -> list[str]:
+    """List the folds of the function's results, as text."""
     return [str(each).removesuffix(" of inputs") for each in traced.outputs]
 
 
-def _folded(
+def _fold_trace(
     wrapped: Any, count: int, places: dict[int, int], target: int | None, placeholders: dict[str, Any]
 ) -> tuple[Graph, Folding, list[Value]]:
     inputs = wrapped.graph.inputs
@@ -74,17 +74,17 @@ def _folded(
     roles |= {tensor.op.name: (FEED, name) for name, tensor in placeholders.items()}
     graph = mirror(wrapped.graph, roles)
     numbers = {op.name: op.index for op in graph.ops}
-    values = [Value(numbers[t.op.name], t.value_index) for t in _outputs(wrapped)]
+    values = [Value(numbers[t.op.name], t.value_index) for t in _list_outputs(wrapped)]
     batched = {numbers[inputs[i].op.name]: axis for i, axis in places.items()}
     return graph, fold(graph, batched, targets=[] if target is None else [values[target]]), values
 
 
-def _outputs(wrapped: Any) -> list[Any]:
+def _list_outputs(wrapped: Any) -> list[Any]:
     return [t for t in tf.nest.flatten(wrapped.graph.structured_outputs) if isinstance(t, tf.Tensor)]
 
 
-def _grow(graph: Any, folding: Folding, placeholders: dict[str, Any]) -> None:
-    """What capture does: each edge that is to be grown reads something of ours."""
+def _insert_growth(graph: Any, folding: Folding, placeholders: dict[str, Any]) -> None:
+    """Multiply the values of grown edges by a placeholder, as capture does."""
     operations = order_operations(graph.get_operations())
     with graph.as_default():
         placeholders["grow"] = tf.compat.v1.placeholder(tf.float32, [], "nebula_grow")
@@ -94,44 +94,44 @@ def _grow(graph: Any, folding: Folding, placeholders: dict[str, Any]) -> None:
             tf_private.set_input(operations[consumer], position, grown)
 
 
-def check(
+def check_values(
     traced: Traced,
     arrays: Arrays,
     *,
     whole: Sequence[int] = (),
     tolerance: float = 2e-5,
-    cuts: Sequence[tuple[int, ...]] = CUTS,
+    cuts: Sequence[tuple[int, ...]] = SPLITS,
 ) -> int:
-    """Run the trace whole and cut; the number of values that kept what was promised of them."""
+    """Run the trace on the whole batch and on micro-batches; return the number of values checked."""
     operations = order_operations(traced.wrapped.graph.get_operations())
-    drawn = traced.graph.descend(op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM))
+    drawn = traced.graph.descend(op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM_OPS))
     promised = {
-        Value(i, out): traced.folding.of(Value(i, out))
+        Value(i, out): traced.folding.fold_of(Value(i, out))
         for i, op in enumerate(operations)
         if i not in drawn and op.type != "Placeholder"
         for out, tensor in enumerate(op.outputs)
-        if tensor.dtype.name in _NUMBERS and traced.folding.of(Value(i, out)).good
+        if tensor.dtype.name in _NUMERIC_TYPES and traced.folding.fold_of(Value(i, out)).is_mergeable
     }
     rows = next(len(a) for i, a in enumerate(arrays) if i not in whole and a.ndim)
     named = [f"{operations[v.op].name}:{v.out}" for v in promised]
     wholes = [f"{operations[v.op].name}:{v.out}" for v in traced.folding.wholes]
-    expected = _pruned(traced, len(arrays), [*named, *wholes], [])(arrays, [], 1.0)
-    once, run = expected[len(named) :], _pruned(traced, len(arrays), named, wholes)
+    expected = _prune(traced, len(arrays), [*named, *wholes], [])(arrays, [], 1.0)
+    once, run = expected[len(named) :], _prune(traced, len(arrays), named, wholes)
     for cut in cuts:
         pieces = []
         for start, size in zip(np.cumsum((0, *cut[:-1])), cut, strict=True):
             part = [a if i in whole or not a.ndim else a[start : start + size] for i, a in enumerate(arrays)]
             pieces.append(run(part, once, rows / size))
-        for number, (value, said) in enumerate(promised.items()):
+        for number, (value, value_fold) in enumerate(promised.items()):
             got = [piece[number] for piece in pieces]
-            _compare(traced, value, said, expected[number], got, cut, tolerance)
+            _compare(traced, value, value_fold, expected[number], got, cut, tolerance)
     return len(promised)
 
 
-def _pruned(
+def _prune(
     traced: Traced, count: int, names: list[str], fed: list[str]
 ) -> Callable[[Arrays, Arrays, float], list[np.ndarray]]:
-    """Gives values by name for so many arrays, for what is fed, and for how much operands grow."""
+    """Return a function that computes values by name from arrays, fed values and the growth of operands."""
     graph = traced.wrapped.graph
     grow = [traced.placeholders["grow"]] if "grow" in traced.placeholders else []
     feeds = [*graph.inputs[:count], *map(graph.get_tensor_by_name, fed), *grow]
@@ -147,31 +147,33 @@ def _pruned(
 def _compare(
     traced: Traced,
     value: Value,
-    said: Fold,
+    value_fold: Fold,
     expected: np.ndarray,
     got: list[np.ndarray],
     cut: tuple[int, ...],
     tolerance: float,
 ) -> None:
-    kind = said.kind
+    kind = value_fold.kind
     if kind == "whole":
         merged: Any = got[0]
         for other in got[1:]:
-            _near(traced, value, said, got[0], other, tolerance)
+            _assert_near(traced, value, value_fold, got[0], other, tolerance)
     elif kind == "rows":
-        if said.order or said.position:
+        if value_fold.order or value_fold.position:
             return
-        merged = np.concatenate(got, said.axis)
+        merged = np.concatenate(got, value_fold.axis)
     elif kind in ("sum", "count"):
         merged = sum(part.astype("float64") for part in got)
     elif kind == "mean":
         merged = sum(part.astype("float64") * size for part, size in zip(got, cut, strict=True)) / sum(cut)
     else:
         return
-    _near(traced, value, said, expected, merged, tolerance)
+    _assert_near(traced, value, value_fold, expected, merged, tolerance)
 
 
-def _near(traced: Traced, value: Value, said: Fold, expected: np.ndarray, merged: np.ndarray, tolerance: float) -> None:
+def _assert_near(
+    traced: Traced, value: Value, value_fold: Fold, expected: np.ndarray, merged: np.ndarray, tolerance: float
+) -> None:
     scale = np.max(np.abs(expected.astype("float64")), initial=0.0) + 1e-3
     try:
         assert expected.shape == merged.shape, f"{expected.shape} != {merged.shape}"
@@ -180,5 +182,5 @@ def _near(traced: Traced, value: Value, said: Fold, expected: np.ndarray, merged
         )
     except AssertionError as error:
         op = traced.graph.ops[value.op]
-        said_of = f"{value} = {op.type} {op.name!r} is said to be {said}"
-        raise AssertionError(f"{error}: {said_of}\n{traced}") from None
+        description = f"{value} = {op.type} {op.name!r} has the fold {value_fold}"
+        raise AssertionError(f"{error}: {description}\n{traced}") from None

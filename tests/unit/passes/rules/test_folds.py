@@ -2,18 +2,18 @@
 
 import pytest
 
-from tests.unit.passes.programs import cases
-from tests.unit.passes.rules.states import check, folding
+from tests.unit.passes.programs import list_cases
+from tests.unit.passes.rules.fold_texts import check_folds, fold_text
 from whale_nebula.passes.rules.registry import UNKNOWN
 from whale_nebula.spec import Value
 
 
-@pytest.mark.parametrize("text", cases("rules/folds"))
-def test_every_value_has_the_state_that_is_said_of_it(text: str) -> None:
-    check(text)
+@pytest.mark.parametrize("text", list_cases("rules/folds"))
+def test_folds_match_the_expectations(text: str) -> None:
+    check_folds(text)
 
 
-PERS = """
+ROW_COUNTS = """
 %0 = input x float32[?,4]
 %1 = Shape(%0) int32[2]
 %2 = Const {value=(0)} int32[]
@@ -26,6 +26,6 @@ PERS = """
 """
 
 
-def test_numbers_of_rows_that_differ_are_not_taken_for_one() -> None:
-    found = folding(PERS)
-    assert [found.of(Value(op)).per for op in (5, 6, 8)] == [2, UNKNOWN, UNKNOWN]
+def test_unequal_row_counts_are_unknown_after_packing() -> None:
+    found = fold_text(ROW_COUNTS)
+    assert [found.fold_of(Value(op)).per for op in (5, 6, 8)] == [2, UNKNOWN, UNKNOWN]

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.unit.passes.rules.states import batched, folding, read
+from tests.unit.passes.rules.fold_texts import fold_text, list_batched_inputs, parse_graph
 from whale_nebula.passes.rules import Edge, fold
 from whale_nebula.passes.rules.interpret import Recount
 from whale_nebula.spec import Value
 
 
-def test_ops_that_are_left_out_are_wholes_to_their_readers() -> None:
+def test_skipped_ops_are_whole() -> None:
     text = """
         %0 = input x float32[?]
         %1 = Const {value=(0)} int32[1]
@@ -16,11 +16,11 @@ def test_ops_that_are_left_out_are_wholes_to_their_readers() -> None:
         %3 = Exp(%2) float32[]
         %4 = Exp(%3) float32[]
     """
-    found = folding(text, skip=[3])
-    assert [str(found.of(Value(op))) for op in (3, 4)] == ["whole", "whole"]
+    found = fold_text(text, skip=[3])
+    assert [str(found.fold_of(Value(op))) for op in (3, 4)] == ["whole", "whole"]
 
 
-SHAPED_BY_THE_MODEL = """
+SHAPED_BY_MODEL = """
     %0 = input mask float32[?,1]
     %1 = input z float32[?,4]
     %2 = capture w float32[4,4]
@@ -37,12 +37,12 @@ SHAPED_BY_THE_MODEL = """
 """
 
 
-def test_what_has_only_its_shape_of_the_model_counts_the_rows_of_the_input_that_it_meets() -> None:
-    graph = read(SHAPED_BY_THE_MODEL)
-    found = fold(graph, batched(graph), targets=[Value(12)], recounting=True)
+def test_tensor_shaped_by_the_model_is_recounted_by_an_input() -> None:
+    graph = parse_graph(SHAPED_BY_MODEL)
+    found = fold(graph, list_batched_inputs(graph), targets=[Value(12)], recounting=True)
     assert found.recounts == (Recount(Edge(6, 0, Value(4)), Value(0), 0, (None, 4)),)
     assert found.wholes == (Value(9),)
-    assert fold(graph, batched(graph), targets=[Value(12)]).recounts == ()
+    assert fold(graph, list_batched_inputs(graph), targets=[Value(12)]).recounts == ()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_what_has_only_its_shape_of_the_model_counts_the_rows_of_the_input_that_
         ("%3 = MatMul(%1, %2) float32[?,4]", "%3 = MatMul(%1, %2) float32[?,?]"),  # not all sizes are known
     ],
 )
-def test_nothing_is_recounted_where_it_would_not_help_or_cannot_be_known(before: str, after: str) -> None:
-    graph = read(SHAPED_BY_THE_MODEL.replace(before, after))
-    assert fold(graph, batched(graph), targets=[Value(12)], recounting=True).recounts == ()
+def test_unknown_or_useless_recounts_are_not_made(before: str, after: str) -> None:
+    graph = parse_graph(SHAPED_BY_MODEL.replace(before, after))
+    assert fold(graph, list_batched_inputs(graph), targets=[Value(12)], recounting=True).recounts == ()

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.passes.rules.states import folding, read
+from tests.unit.passes.rules.fold_texts import fold_text, parse_graph
 from whale_nebula.errors import BatchCoupledError, StaticBatchError
 from whale_nebula.passes.rules import Fold, merge_rule, registry, verdict
 from whale_nebula.passes.rules.axes import check_mixed
@@ -43,19 +43,19 @@ from whale_nebula.spec import Value
         (vector((count(), whole(4)))._replace(inputs=True), "whole"),
     ],
 )
-def test_how_micro_batches_are_merged(fold: Fold, rule: str) -> None:
+def test_merge_rule_of_each_fold(fold: Fold, rule: str) -> None:
     assert merge_rule(fold) == rule
 
 
-CENTRE = """
+MEAN_OVER_ROWS = """
     %0 = input x float32[?,4]
     %1 = capture w float32[4]
     %2 = Mul(%0, %1) float32[?,4]
     %3 = Const {value=(0)} int32[1]
     %4 = Mean(%2, %3) float32[4]
 """
-NORMALISED = (
-    CENTRE
+CENTERED_ROWS = (
+    MEAN_OVER_ROWS
     + """\
     %5 = Sub(%2, %4) float32[?,4] "norm/sub"
     %6 = Const {value=(0, 1)} int32[2]
@@ -67,27 +67,29 @@ NORMALISED = (
 )
 
 
-def judged(op: int) -> BatchCoupledError | None:
-    return verdict(folding(NORMALISED).of(Value(op)), read(NORMALISED), where=lambda index: f"train.py:{index}")
+def judge(op: int) -> BatchCoupledError | None:
+    return verdict(
+        fold_text(CENTERED_ROWS).fold_of(Value(op)), parse_graph(CENTERED_ROWS), where=lambda index: f"train.py:{index}"
+    )
 
 
-def refused(op: int) -> BatchCoupledError:
-    error = judged(op)
+def judge_refused(op: int) -> BatchCoupledError:
+    error = judge(op)
     assert error is not None
     return error
 
 
-def test_the_op_that_couples_is_named_not_the_one_that_is_asked_about() -> None:
-    error = refused(8)
+def test_error_names_the_op_that_couples_the_rows() -> None:
+    error = judge_refused(8)
     assert (error.op, error.line) == ("norm/sub (Sub)", "train.py:5")
     assert "rows depend on each other" in str(error)
     assert "single rows are mixed with a mean over the batch" in str(error)
     assert [mend.partition(",")[0] for mend in error.mends] == ["nb.pipeline(micro_batch=1)", "nb.pipeline(..."]
 
 
-def test_a_keras_layer_is_named_with_what_could_stand_in_its_place() -> None:
+def test_error_names_a_keras_layer_and_its_replacement() -> None:
     origin = Origin("train.py:5", layer="encoder/norm", kind="BatchNormalization")
-    error = verdict(folding(NORMALISED).of(Value(8)), read(NORMALISED), where=lambda index: origin)
+    error = verdict(fold_text(CENTERED_ROWS).fold_of(Value(8)), parse_graph(CENTERED_ROWS), where=lambda index: origin)
     assert error is not None
     assert "BatchNormalization 'encoder/norm' makes its rows depend on each other" in error.what
     assert error.where == "train.py:5"
@@ -95,27 +97,27 @@ def test_a_keras_layer_is_named_with_what_could_stand_in_its_place() -> None:
     assert "LayerNormalization" in error.mend
 
 
-def test_a_loss_that_is_a_function_of_a_mean_is_refused() -> None:
-    error = refused(10)
+def test_function_of_a_mean_is_refused_as_loss() -> None:
+    error = judge_refused(10)
     assert (error.op, error.line) == ("rms (Sqrt)", "train.py:10")
     assert "neither a sum nor a mean" in str(error)
     assert "nb.loss_weight(t)" in error.mend
 
 
-def test_rows_that_a_mean_is_added_to_are_averaged_first() -> None:
-    text = NORMALISED.replace("Sub(%2, %4)", "AddV2(%2, %4)")
-    error = verdict(folding(text).of(Value(8)), read(text))
+def test_fix_for_rows_plus_a_mean_averages_the_rows() -> None:
+    text = CENTERED_ROWS.replace("Sub(%2, %4)", "AddV2(%2, %4)")
+    error = verdict(fold_text(text).fold_of(Value(8)), parse_graph(text))
     assert error is not None
     assert "tf.reduce_mean(rows) + mean" in error.mend
 
 
 @pytest.mark.parametrize("op", [1, 2, 4, 9])
-def test_rows_sums_means_and_wholes_can_be_differentiated(op: int) -> None:
-    assert judged(op) is None
+def test_rows_sums_means_and_wholes_are_accepted(op: int) -> None:
+    assert judge(op) is None
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "description"),
     [
         ("count", "a number of rows of the batch"),
         ("inverse", "one divided by the number of rows of the batch"),
@@ -126,24 +128,24 @@ def test_rows_sums_means_and_wholes_can_be_differentiated(op: int) -> None:
         ("after", "a value that is known only after the entire batch: Sqrt of a sum over the batch is neither"),
     ],
 )
-def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) -> None:
+def test_reason_for_mixed_rows_describes_the_other_fold(kind: str, description: str) -> None:
     other = Fold(kind, reason="Sqrt of a sum over the batch is neither" if kind == "after" else "")
     with pytest.raises(Undecided) as caught:
         check_mixed((rows(0), other))
-    assert str(caught.value) == f"single rows are mixed with {said}"
+    assert str(caught.value) == f"single rows are mixed with {description}"
 
 
-def test_every_state_can_be_spoken_of() -> None:
-    kinds = set(registry._SPOKEN)
+def test_fold_kinds_all_have_a_description() -> None:
+    kinds = set(registry._DESCRIPTIONS)
     assert kinds == {value for name, value in vars(registry).items() if name.isupper() and value == name.lower()}
-    assert all(Fold(kind).spoken.split()[0] in ("a", "an", "one", "rows") for kind in kinds)
+    assert all(Fold(kind).description.split()[0] in ("a", "an", "one", "rows") for kind in kinds)
 
 
-def test_what_a_function_of_a_mean_is_not_is_said_in_words() -> None:
-    assert refused(10).why == "Sqrt of a mean over the batch is neither a sum nor a mean over it"
+def test_reason_for_a_function_of_a_mean() -> None:
+    assert judge_refused(10).why == "Sqrt of a mean over the batch is neither a sum nor a mean over it"
 
 
-BAKED = """
+STATIC_BATCH = """
     %0 = input x float32[?,8]
     %1 = Const {value=(32, 8)} int32[2]
     %2 = Reshape(%0, %1) float32[32,8] "flat"
@@ -156,21 +158,23 @@ BAKED = """
 """
 
 
-def test_rows_with_a_fixed_number_are_blamed_on_what_fixed_it() -> None:
-    """They are inputs alone, so they are read whole: only at the labels they do not fit."""
-    error = verdict(folding(BAKED).of(Value(8)), read(BAKED), where=lambda index: f"train.py:{index}")
+def test_static_batch_error_names_the_reshape() -> None:
+    """The reshaped rows depend on inputs alone, so they are read whole; the error arises where they meet the labels."""
+    error = verdict(
+        fold_text(STATIC_BATCH).fold_of(Value(8)), parse_graph(STATIC_BATCH), where=lambda index: f"train.py:{index}"
+    )
     assert isinstance(error, StaticBatchError)
     assert error.where == "flat (Reshape), train.py:2"
     assert error.mend == "tf.reshape(x, [-1, 8])\nor nb.pipeline(micro_batch=1)"
 
 
-def test_a_length_that_no_reshape_gave_is_no_baked_batch() -> None:
-    text = BAKED.replace('%2 = Reshape(%0, %1) float32[32,8] "flat"', "%2 = capture flat float32[32,8]")
-    assert isinstance(verdict(folding(text).of(Value(8)), read(text)), BatchCoupledError)
+def test_fixed_size_without_a_reshape_is_no_static_batch() -> None:
+    text = STATIC_BATCH.replace('%2 = Reshape(%0, %1) float32[32,8] "flat"', "%2 = capture flat float32[32,8]")
+    assert isinstance(verdict(fold_text(text).fold_of(Value(8)), parse_graph(text)), BatchCoupledError)
 
 
-EXTREME = (
-    CENTRE
+MAXIMUM_OF_MEAN = (
+    MEAN_OVER_ROWS
     + """\
     %5 = Const {value=(1, 2, 3, 4)} float32[4]
     %6 = Maximum(%4, %5) float32[4]
@@ -178,6 +182,8 @@ EXTREME = (
 )
 
 
-def test_a_constant_beside_what_has_no_rows_is_no_batch() -> None:
-    """Four numbers beside a mean of four: nothing is as long as the batch."""
-    assert isinstance(verdict(folding(EXTREME).of(Value(6)), read(EXTREME)), BatchCoupledError)
+def test_constant_combined_with_a_mean_is_no_static_batch() -> None:
+    """Four constants and a mean of four entries: neither has the size of the batch."""
+    assert isinstance(
+        verdict(fold_text(MAXIMUM_OF_MEAN).fold_of(Value(6)), parse_graph(MAXIMUM_OF_MEAN)), BatchCoupledError
+    )

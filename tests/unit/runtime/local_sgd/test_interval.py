@@ -13,10 +13,10 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import PlanError
 from whale_nebula.hardware import LinkRate
-from whale_nebula.ir.program import OPEN, Apart
+from whale_nebula.ir.program import UNDECIDED, LocalSgd
 from whale_nebula.runtime.local_sgd.interval import SHARE, SLACK, Exchange, find_interval
 from whale_nebula.runtime.run import current_run
-from whale_nebula.schedule.rounds import MOST_STEPS
+from whale_nebula.schedule.rounds import MAX_INTERVAL
 
 RNG = np.random.default_rng(0)
 X = RNG.random((44, 8)).astype("float32")
@@ -86,15 +86,15 @@ def test_under_a_planner_it_says_both() -> None:
     made.evaluate(X, Y, verbose=0)
 
 
-def find(rate: float | None, *, codec: str = "none", step: float = 0.05, **options: Any) -> Apart:
+def find(rate: float | None, *, codec: str = "none", step: float = 0.05, **options: Any) -> LocalSgd:
     line = {("gpu", "npu"): LinkRate(rate, 0.02), ("npu", "gpu"): LinkRate(rate)}
     mode = "async" if options.get("staleness") else "sync"
     exchange = Exchange(1_000_000, codec, line, coding=1e-9 * (codec != "none"), answered=mode == "async")
-    apart = Apart(OPEN, codec=codec, mode=mode, **{"delay": OPEN, **options})
+    apart = LocalSgd(UNDECIDED, codec=codec, mode=mode, **{"delay": UNDECIDED, **options})
     found = find_interval(apart, exchange, step)
     between, smaller = found.every * step, find_interval(apart, exchange, 2 * step)
     assert smaller.every <= found.every
-    if found.every < MOST_STEPS:
+    if found.every < MAX_INTERVAL:
         assert exchange.seconds(1_000_000) <= SHARE * between and exchange.waits(found, step) <= SLACK * between
     return found
 
@@ -104,8 +104,8 @@ def test_it_is_the_smallest_that_hides() -> None:
     assert (plain.every, plain.delay) == (23, 2)  # 0.55 s are half of 23 steps
     assert find(7.5e6, codec="int8").every < find(7.5e6, codec="fp16").every < plain.every
     assert find(7.5e6, fragments=40).every >= 40 and find(7.5e6, delay=30).every == 31
-    assert find(7.5e6, delay=0).every == MOST_STEPS > find(7.5e7, delay=0).every  # all of it is waited for
-    assert find(None, step=2.0).every == 1 and find(7.5e3).every == MOST_STEPS
+    assert find(7.5e6, delay=0).every == MAX_INTERVAL > find(7.5e7, delay=0).every  # all of it is waited for
+    assert find(None, step=2.0).every == 1 and find(7.5e3).every == MAX_INTERVAL
     assert find(7.5e6, delay=0, staleness=1, fragments=1).every == 2 * 23 - 1  # there, and the answer
 
 

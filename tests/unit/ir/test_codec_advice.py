@@ -16,42 +16,42 @@ from whale_nebula.plan.overview import Direction, judge_codecs, slowest
 from whale_nebula.plan.timing import duration, times
 from whale_nebula.spec import Spec
 
-PAPERS = Spec("float32", (None, 64, 768))
-LINE = "60mbit,20ms"
+PAPER_TENSOR = Spec("float32", (None, 64, 768))
+LINK = "60mbit,20ms"
 
 
-def directions(
-    codec: str, backward: str = "int8", *, spec: Spec = PAPERS, line: str = LINE, rows: Sequence[int] = (128,)
+def make_directions(
+    codec: str, backward: str = "int8", *, spec: Spec = PAPER_TENSOR, line: str = LINK, rows: Sequence[int] = (128,)
 ) -> tuple[Direction, Direction]:
     there = Direction(spec, codec, rows, [("gpu", "npu")], links=parse_links(line))
     return there, replace(there, way=backward, lines=[("npu", "gpu")], forward=codec)
 
 
-def told(codec: str, backward: str = "int8", **given: Any) -> list[str]:
-    found = judge_codecs(directions(codec, backward, **given), one_after_the_other)
+def list_advice(codec: str, backward: str = "int8", **given: Any) -> list[str]:
+    found = judge_codecs(make_directions(codec, backward, **given), add_codec_seconds)
     return [] if found is None else [found.text(["b0, gpu to npu"], "train.py:12")]
 
 
-def one_after_the_other(ways: Sequence[Direction]) -> float:
-    """A step of one micro-batch in which nothing computes but codecs."""
+def add_codec_seconds(ways: Sequence[Direction]) -> float:
+    """Return the seconds of a step of one micro-batch in which only codecs compute."""
     return sum((way.seconds or 0.0) + (way.cost.seconds if way.cost else 0.0) for way in ways)
 
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
-    # what the papers' own table has: 2.10 s a step, where fp16 alone takes 1.60 s
+    # from the table of the papers: 2.10 s per step; fp16 alone takes 1.60 s
     ("svd(0.9) >> fp16", "int8", {}),
-    # each micro-batch is decomposed anew, whatever it has of rows
+    # each micro-batch is decomposed separately, whatever its number of rows
     ("svd(0.6) >> fp16", "int8", {"rows": [16] * 8}),
     *((codec, "int8", {}) for codec in ("svd(0.6) >> fp16", "svd(0.2)", "fp16", "int8", "int4", "rank(96) >> int8")),
-    # on a fast line no codec is worth it; of gigabits a cast pays
+    # on a fast link no codec pays; at some gigabits a cast does
     ("int8", "int8", {"line": "10gbit,1ms"}),
     *(("fp16", backward, {"line": "5gbit,1ms"}) for backward in ("int8", "fp16", "none")),
     ("fp16", "int8", {"line": "1000gbit,1ms"}),
     # a structure without a precision is compared with the tensor itself
     ("svd(0.95)", "none", {"line": "1gbit,1ms"}),
-    # of so few columns the precision alone is used, and that is worth it
+    # with so few columns only the precision is used, which pays
     ("topk(0.5) >> int8", "int8", {"spec": Spec("float32", (None, 64, 2)), "rows": [2**16]}),
-    # where nothing is known nothing is said
+    # no warning without known times or sizes
     ("svd(0.9) >> fp16", "none", {"line": "free"}),
     ("svd(0.9) >> fp16", "none", {"spec": Spec("float32", None)}),
     ("auto", "auto", {}),
@@ -59,29 +59,29 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def test_what_is_warned_of_is_golden(request: pytest.FixtureRequest) -> None:
-    said = ["# Codecs that cost more than they save, and those that do not."]
+def test_codec_warnings_match_the_golden_file(request: pytest.FixtureRequest) -> None:
+    lines = ["# Codecs that cost more than they save, and those that do not."]
     for codec, backward, given in CASES:
         where = "".join(f", {name} {value}" for name, value in given.items())
-        said += ["", f"== {codec}, back {backward}{where}", *told(codec, backward, **given)]
-    check_golden(request, "codec_advice.txt", "\n".join(said))
+        lines += ["", f"== {codec}, back {backward}{where}", *list_advice(codec, backward, **given)]
+    check_golden(request, "codec_advice.txt", "\n".join(lines))
 
 
 @pytest.mark.parametrize("codec", ["none, mask", "int8, mask tokens", "int8, zstd"])
-def test_what_may_save_more_than_sizes_tell_is_not_warned_of(codec: str) -> None:
-    assert told(codec, codec, line="10gbit,1ms") == []
-    assert told(f"svd(0.9) >> fp16{codec.partition(',')[1]}{codec.partition(',')[2]}", codec) != []
+def test_mask_and_zstd_suppress_the_codec_warning(codec: str) -> None:
+    assert list_advice(codec, codec, line="10gbit,1ms") == []
+    assert list_advice(f"svd(0.9) >> fp16{codec.partition(',')[1]}{codec.partition(',')[2]}", codec) != []
 
 
-def test_what_stays_in_a_cluster_costs_nothing() -> None:
-    there, _ = directions("svd(0.9)")
+def test_codec_inside_a_cluster_has_no_cost() -> None:
+    there, _ = make_directions("svd(0.9)")
     inside = replace(there, lines=[])
     assert inside.cost is None and inside.codec_seconds is None and inside.encode_seconds is None
-    assert judge_codecs([inside], one_after_the_other) is None
+    assert judge_codecs([inside], add_codec_seconds) is None
 
 
-def test_who_sends_encodes_once_and_every_reader_decodes() -> None:
-    there, back = directions("int8")
+def test_codec_cost_counts_one_encoding_and_a_decoding_per_reader() -> None:
+    there, back = make_directions("int8")
     two = replace(there, lines=[("gpu", "npu"), ("gpu", "tpu")])
     shares = replace(back, lines=[("npu", "gpu"), ("tpu", "gpu")])
     one, other = there.cost, two.cost
@@ -90,14 +90,14 @@ def test_who_sends_encodes_once_and_every_reader_decodes() -> None:
     assert first and both and both == (2 * first.encode, 2 * first.decode)
 
 
-def test_the_slowest_is_of_those_that_are_known() -> None:
+def test_slowest_ignores_unknown_times() -> None:
     assert slowest([None, 2.0, 3.0]) == 3.0
     assert slowest([None]) is slowest([]) is None
 
 
 # ---------------------------------------------------------------------- plans
 @functools.cache
-def planned(micro_batch: int = 1, line: str = LINE, masked: bool = False, **options: Any) -> nb.Plan:
+def make_plan(micro_batch: int = 1, line: str = LINK, masked: bool = False, **options: Any) -> nb.Plan:
     keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((64, 768))
     with nb.cluster(), nb.pipeline(micro_batch):
@@ -113,46 +113,44 @@ def planned(micro_batch: int = 1, line: str = LINE, masked: bool = False, **opti
         return nb.plan(model, keras.KerasTensor((128, 64, 768)), keras.KerasTensor((128, 64, 1)))
 
 
-def test_a_plan_warns_with_the_line_to_change_and_says_what_codecs_take() -> None:
-    given = planned(svd=0.9, fp16=True)
-    (boundary,) = given.boundaries
+def test_plan_warning_has_the_line_and_codec_seconds() -> None:
+    plan = make_plan(svd=0.9, fp16=True)
+    (boundary,) = plan.boundaries
     assert boundary.bytes == 4 + 2 * 631 * (8192 + 768)
     assert boundary.codec_seconds and boundary.codec_seconds > 0.1
     assert boundary.backward_codec_seconds and boundary.backward_codec_seconds < boundary.codec_seconds
-    (warning,) = [note for note in given.notes if note.startswith("warning: ")]
+    (warning,) = [note for note in plan.notes if note.startswith("warning: ")]
     assert " without svd; " in warning and f"remove it at {__file__}:" in warning
-    text = given.to_text()
+    text = plan.to_text()
     assert warning in text and "as svd(0.9) >> fp16" in text and "as int8" in text
     assert "b0: encoding and decoding take about 289 ms + 31.4 ms per step on one core" in text
-    assert "svd(0.9)" in given.to_html() and "on one core" in given.to_html()
-    assert '"float32[?,64,768] as svd(0.9) #gt;#gt; fp16"' in given.to_mermaid()
+    assert "svd(0.9)" in plan.to_html() and "on one core" in plan.to_html()
+    assert '"float32[?,64,768] as svd(0.9) #gt;#gt; fp16"' in plan.to_mermaid()
 
 
-def foretold(**options: Any) -> tuple[float, list[str]]:
-    """Seconds of a step as the plan draws it, and its warnings."""
-    found = planned(**options)
+def predict_step(**options: Any) -> tuple[float, list[str]]:
+    """Return the seconds of a planned step, and the warnings of the plan."""
+    found = make_plan(**options)
     return times(found).seconds, [note for note in found.notes if note.startswith("warning: ")]
 
 
 @pytest.mark.parametrize(
     ("micro_batch", "line", "worth"),
-    [(1, LINE, False), (8, LINE, True), pytest.param(8, "600mbit,20ms", False, marks=pytest.mark.grid)],
+    [(1, LINK, False), (8, LINK, True), pytest.param(8, "600mbit,20ms", False, marks=pytest.mark.grid)],
 )
-def test_it_is_warned_of_just_where_the_step_that_is_foretold_gets_longer(
-    micro_batch: int, line: str, worth: bool
-) -> None:
-    """In one micro-batch nothing computes beside the line; in eight a slow line hides eight decompositions, which are
-    more seconds than they save of it, and a fast one does not.
+def test_codec_warning_appears_only_if_the_predicted_step_is_longer(micro_batch: int, line: str, worth: bool) -> None:
+    """With one micro-batch no computation overlaps with the link. With eight, a slow link hides the decompositions,
+    which take longer than the time they save, and a fast link does not.
     """
-    alone, _ = foretold(micro_batch=micro_batch, line=line, fp16=True)
-    both, warnings = foretold(micro_batch=micro_batch, line=line, svd=0.9, fp16=True)
+    alone, _ = predict_step(micro_batch=micro_batch, line=line, fp16=True)
+    both, warnings = predict_step(micro_batch=micro_batch, line=line, svd=0.9, fp16=True)
     assert (both < alone) is worth
     assert len(warnings) == (not worth)
     for warning in warnings:
         assert f"a step takes {duration(both)}, or {duration(alone)} without svd; remove it at " in warning
 
 
-def test_one_line_of_code_is_warned_of_once() -> None:
+def test_codec_warning_appears_once_per_source_line() -> None:
     keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((64, 768))
     with nb.cluster():
@@ -164,22 +162,22 @@ def test_one_line_of_code_is_warned_of_once() -> None:
     model.compile("sgd", "mse")
     nb.shutdown()
     with nb.init(links="100gbit,1ms"):
-        given = nb.plan(model, keras.KerasTensor((16, 64, 768)), keras.KerasTensor((16, 64, 1)))
-    (warning,) = [note for note in given.notes if note.startswith("warning: ")]
+        plan = nb.plan(model, keras.KerasTensor((16, 64, 768)), keras.KerasTensor((16, 64, 1)))
+    (warning,) = [note for note in plan.notes if note.startswith("warning: ")]
     assert (
         warning.endswith((" (also for b1)", " (also for b0)"))
         and f" without nb.compress; remove it at {__file__}:" in warning
     )
 
 
-def test_a_mask_reads_well() -> None:
-    given = planned(masked=True, int8=True, mask=True)
-    text = given.to_text()
+def test_texts_of_a_masked_boundary() -> None:
+    plan = make_plan(masked=True, int8=True, mask=True)
+    text = plan.to_text()
     assert "as none" not in text
     assert "at most 6.2 MiB as int8" in text and "at most 12.4 MiB" in text
     assert "b1: in both directions only marked rows" in text
-    assert all(link.at_most for link in given.links.values())
-    assert "at most 6.2 MiB" in given.to_svg() and given.to_html().count("at most 12.4 MiB") == 2
+    assert all(link.at_most for link in plan.links.values())
+    assert "at most 6.2 MiB" in plan.to_svg() and plan.to_html().count("at most 12.4 MiB") == 2
 
 
 @pytest.mark.parametrize(
@@ -189,31 +187,31 @@ def test_a_mask_reads_well() -> None:
         ("x", "'x' is float32[?,64,768], which does not have one value per row of float32[?,64,768]"),
     ],
 )
-def test_what_no_mask_marks_crosses_whole_and_the_plan_says_so(mask: bool | str, why: str) -> None:
-    given, plain = planned(int8=True, mask=mask), planned(int8=True)
-    assert given.notes[0] == f"b0: all rows are sent: {why}"
-    assert given.boundaries[0].codec == "int8" and given.links == plain.links
+def test_unusable_mask_is_noted_and_all_rows_are_sent(mask: bool | str, why: str) -> None:
+    plan, plain = make_plan(int8=True, mask=mask), make_plan(int8=True)
+    assert plan.notes[0] == f"b0: all rows are sent: {why}"
+    assert plan.boundaries[0].codec == "int8" and plan.links == plain.links
 
 
-def test_a_basis_is_renewed_once_a_step_and_differences_are_kept_of_the_tensor_alone() -> None:
-    one, four = (directions("rank(96) >> int8", rows=rows) for rows in ([128], [32] * 4))
+def test_codec_costs_of_a_basis_per_step_and_of_delta() -> None:
+    one, four = (make_directions("rank(96) >> int8", rows=rows) for rows in ([128], [32] * 4))
     costs = [each.cost for each in (one[0], four[0])]
     assert costs[0] and costs[1]
     calls = 3 * 4 * CALL  # of a structure and a precision, on both sides
     assert costs[1].seconds == pytest.approx(costs[0].seconds + calls)
-    plain, kept = (directions(codec, "int8") for codec in ("int8", "int8, delta ids"))
-    assert plain[0].cost and kept[0].cost and kept[0].cost.seconds > 5 * plain[0].cost.seconds
-    assert kept[1].cost == plain[1].cost
+    plain, deltas = (make_directions(codec, "int8") for codec in ("int8", "int8, delta ids"))
+    assert plain[0].cost and deltas[0].cost and deltas[0].cost.seconds > 5 * plain[0].cost.seconds
+    assert deltas[1].cost == plain[1].cost
 
 
-def test_a_ramp_tells_its_ladder_with_what_each_rung_takes() -> None:
-    given = planned(int4=True, backward="int8", ramp=True)
-    (boundary,) = given.boundaries
+def test_ramp_lists_the_bytes_of_each_rung() -> None:
+    plan = make_plan(int4=True, backward="int8", ramp=True)
+    (boundary,) = plan.boundaries
     whole = 128 * 64 * 768
     assert boundary.rungs == (4 + 2 * whole, 4 + whole + 2 * whole // 64)
     assert boundary.backward_rungs == boundary.rungs[:1]
-    text = " ".join(given.to_text().split())
+    text = " ".join(plan.to_text().split())
     assert "at first" not in text and "b0: first 12.0 MiB as fp16, then 6.2 MiB as int8, each until" in text
     assert "then int4 (the size shown)" in text and "gradient first 12.0 MiB as fp16, each until" in text
-    assert planned(int4=True).boundaries[0].rungs == ()
-    assert directions("int4, ramp fp16 below 0.05", spec=Spec("float32", None))[0].rungs == ()
+    assert make_plan(int4=True).boundaries[0].rungs == ()
+    assert make_directions("int4, ramp fp16 below 0.05", spec=Spec("float32", None))[0].rungs == ()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whale_nebula.passes.rules.algebra import entries, join_folds, move_by_wholes, move_entries
-from whale_nebula.passes.rules.axes import APART, axes, describe_entries, list_axes, match_rows, number_axes
+from whale_nebula.passes.rules.algebra import join_folds, list_entries, move_by_wholes, move_entries
+from whale_nebula.passes.rules.axes import FOREIGN_ROWS, axes, describe_entries, list_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -50,7 +50,7 @@ def fill(node: Node) -> Result:
     value = node.folds[1] if len(node.folds) > 1 else whole()
     made = _make_of_shape(node, 0)
     if made.kind == ROWS and value.kind != WHOLE:
-        return node.couple(f"rows are filled with {value.spoken}")
+        return node.couple(f"rows are filled with {value.description}")
     if made.kind != WHOLE:
         return made
     known = move_entries(node, (1,)) if node.op.type == "Fill" and node.op.outputs[0].rank == 1 else None
@@ -93,7 +93,9 @@ def draw_categories(node: Node) -> Result:
     if scores.kind == ROWS and _is_seeded(node, node.folds[2:]):
         return node.couple(SAME_SEED)
     if scores.kind == ROWS and all(fold.kind == WHOLE for fold in node.folds[1:]):
-        return scores.bare if scores.axis == 0 else node.couple("random numbers are drawn along the batch axis")
+        return (
+            scores.without_numbers if scores.axis == 0 else node.couple("random numbers are drawn along the batch axis")
+        )
     return node.couple("the range of random numbers depends on the batch")
 
 
@@ -128,15 +130,15 @@ def broadcast_to(node: Node) -> Result:
     if made.kind == COUPLED or (made.kind == WHOLE and data.kind != ROWS):
         return made if made.kind == COUPLED else move_by_wholes(node, (data, made))
     if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
-        return node.couple(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
+        return node.couple(FIXED if data.kind == ROWS else f"rows are filled with {data.description}")
     unknown = "rows with an unknown number of axes are repeated"
     rank, long = node.need_rank(0, unknown), node.op.outputs[0].rank
     if long is None:
         raise Undecided(unknown)
     if data.kind == ROWS:
-        return match_rows(data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
+        return match_rows(data._replace(axis=data.axis + long - rank).without_numbers, made._replace(order=data.order))
     axis = made.axis - (long - rank)
-    return made if axis < 0 or node.size(0, axis) == 1 else node.couple(APART)
+    return made if axis < 0 or node.size(0, axis) == 1 else node.couple(FOREIGN_ROWS)
 
 
 def _describe_tile(node: Node) -> Axes:
@@ -155,26 +157,26 @@ def tile(node: Node) -> Result:
             return node.couple("the number of repetitions of rows is the size of the batch")
         often = times_each[data.axis].literal
         if often == (1,):
-            return data.bare
+            return data.without_numbers
         if often is None or data.order or data.per <= 0:
             return node.couple("the batch is repeated along its axis")
         pers = (data.per,) * int(often[0])
-        return data._replace(per=sum(pers), order=pers).bare
+        return data._replace(per=sum(pers), order=pers).without_numbers
     made = _make_of_shape(node, 1)
     if made.kind != ROWS:
         return move_by_wholes(node, (data, made))
     if data.kind != WHOLE:
-        return node.couple(f"rows are filled with {data.spoken}")
+        return node.couple(f"rows are filled with {data.description}")
     size = node.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)
 
 
 @rule("ZerosLike", "OnesLike", axes=describe_entries, positions=True)
-def like(node: Node) -> Result:
+def zeros_like(node: Node) -> Result:
     """A tensor of an input's shape, whose values do not matter."""
     data = node.folds[0]
     if data.kind == ROWS:
-        return data._replace(position=0, offset=False).bare
+        return data._replace(position=0, offset=False).without_numbers
     return whole(0) if node.op.type == "ZerosLike" and node.op.outputs[0].scalar else whole()
 
 
@@ -196,22 +198,22 @@ def number_rows(node: Node) -> Result:
 
 def _pad_whole(node: Node, folds: Sequence[Fold]) -> Fold:
     filled = folds[2] if len(folds) > 2 else whole(0)
-    clean = folds[1].kind == WHOLE and (filled.zero or folds[0].kind != SUM)
-    return join_folds(node, folds[0].bare, filled) if clean else node.nonlinear(folds)
+    clean = folds[1].kind == WHOLE and (filled.is_zero or folds[0].kind != SUM)
+    return join_folds(node, folds[0].without_numbers, filled) if clean else node.nonlinear(folds)
 
 
 @axes("Pad PadV2 MirrorPad MirrorPadGrad", rest=_pad_whole)
 def pad(node: Node) -> Axes:
     """Padding with constants or reflections, except along the batch."""
-    widths, labels = entries(node, 1), list_axes(node)
+    widths, labels = list_entries(node, 1), list_axes(node)
     if widths is None:
         raise Undecided("the padding of rows is not known")
-    around = [label for axis, label in enumerate(labels) if not all(w.zero for w in widths[2 * axis : 2 * axis + 2])]
+    around = [label for axis, label in enumerate(labels) if not all(w.is_zero for w in widths[2 * axis : 2 * axis + 2])]
     return Axes((labels,), (labels,), mixed=dict.fromkeys(around, "the batch axis is padded"))
 
 
 @axes("ReverseV2 Roll", rest=move_by_wholes)
-def turn(node: Node) -> Axes:
+def reverse(node: Node) -> Axes:
     """Reversal along any axis but the batch."""
     along = f"{node.op.type} along the batch axis"
     numbers, labels = node.need_ints(len(node.folds) - 1, along), number_axes(node.need_rank(0, along))
@@ -219,7 +221,7 @@ def turn(node: Node) -> Axes:
 
 
 @axes("ReverseSequence", rest=move_by_wholes)
-def reverse_each(node: Node) -> Axes:
+def reverse_sequence(node: Node) -> Axes:
     """Reversal of each row by its own length."""
     labels, over = number_axes(node.need_rank(0)), node.number("seq_dim", 0)
     lengths = [labels[node.number("batch_dim", 0)]]

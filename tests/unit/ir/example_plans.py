@@ -175,7 +175,7 @@ PLANS = {make.__name__: make for make in (skipping, adversaries, tied, inference
 
 @functools.cache
 def plan(name: str) -> nb.Plan:
-    """One of them, traced once a process; none of those who look at it changes it."""
+    """Return an example plan, traced once per process; callers must not change it."""
     return PLANS[name]()
 
 

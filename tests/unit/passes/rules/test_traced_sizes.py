@@ -10,57 +10,63 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.unit.passes.rules.harness import check, folds, trace
+from tests.unit.passes.rules.harness import check_values, list_output_folds, trace
 
 DRAW = np.random.default_rng(7)
 PICTURES = DRAW.normal(size=(5, 8, 8, 3)).astype("float32")
 SERIES = DRAW.normal(size=(5, 6, 8)).astype("float32")
 VECTORS = DRAW.normal(size=(5, 8)).astype("float32")
-PLACES = DRAW.integers(0, 6, (5, 3, 1)).astype("int32")
+INDICES = DRAW.integers(0, 6, (5, 3, 1)).astype("int32")
 WEIGHT = tf.Variable(DRAW.normal(size=(8, 8)).astype("float32"))
-PLACE = np.array([[[0], [2]]])
-AS_CUT = ((2, 3),)
+FIXED_INDICES = np.array([[[0], [2]]])
+ONE_SPLIT = ((2, 3),)
 """TensorFlow also sums axes along which both of two operands have one entry, so one row has other axes than several."""
 
 
-def size_of(function: Callable[..., Any], *others: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A function of a hidden layer of the series, and of the inputs."""
+def apply_to_hidden(function: Callable[..., Any], *others: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Apply a function to a hidden layer of the series, and to the inputs."""
     return lambda x, *more: function(x @ WEIGHT, x, *more), (SERIES, *others)
 
 
-def best(h: Any) -> Any:
-    """The place of the largest entry along axis 1."""
+def find_largest(h: Any) -> Any:
+    """Return the index of the largest entry along axis 1."""
     return ops.argmax(h, 1, keepdims=True)
 
 
-def rows(x: Any) -> Any:
-    """The number of rows."""
+def count_rows(x: Any) -> Any:
+    """Return the number of rows."""
     return tf.shape(x)[0]
 
 
-def broadcast(h: Any, shape: Any) -> Any:
-    """The first entries of each row, repeated to a shape."""
+def broadcast_first(h: Any, shape: Any) -> Any:
+    """Repeat the first entries of each row to a shape."""
     return tf.broadcast_to(h[:, :1], shape)
 
 
 SIZES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "take along an axis, places given": size_of(lambda h, x, p: ops.take_along_axis(h, p, 1), PLACES),
-    "take along an axis, the same places": size_of(lambda h, x: ops.take_along_axis(h, PLACE, 1)),
-    "take along an axis, from the end": size_of(lambda h, x: ops.take_along_axis(h, -1 - ops.argsort(h, -2), -2)),
-    "take along an axis, the best": size_of(lambda h, x: ops.take_along_axis(h, best(h), 1)),
-    "sorted along the last axis": size_of(lambda h, x: ops.take_along_axis(h, ops.argsort(h, -1)[..., :3], -1)),
-    "the larger of two shapes": size_of(lambda h, x: broadcast(h, tf.maximum(tf.shape(h), tf.shape(x)))),
-    "the smaller of two shapes": size_of(lambda h, x: tf.zeros(tf.minimum(tf.shape(h), tf.shape(x))) + h),
-    "the largest of several sizes": size_of(lambda h, x: h + tf.zeros([tf.reduce_max([rows(h), rows(x)]), 1, 8])),
-    "a broadcast shape": size_of(lambda h, x: broadcast(h, tf.broadcast_dynamic_shape(tf.shape(h), tf.shape(x)))),
-    "no less than one row": size_of(
-        lambda h, x: h * tf.cast(tf.maximum(rows(h), 1), "float32") / tf.cast(rows(x), "float32")
+    "take along an axis, places given": apply_to_hidden(lambda h, x, p: ops.take_along_axis(h, p, 1), INDICES),
+    "take along an axis, the same places": apply_to_hidden(lambda h, x: ops.take_along_axis(h, FIXED_INDICES, 1)),
+    "take along an axis, from the end": apply_to_hidden(
+        lambda h, x: ops.take_along_axis(h, -1 - ops.argsort(h, -2), -2)
     ),
-    "as many rows as the shorter": size_of(lambda h, x: h[: tf.minimum(rows(h), rows(x))]),
-    "padding by numbers": size_of(lambda h, x: tf.pad(h, tf.stack([[0, 0], [tf.shape(x)[1] - 5, 0], [1, 1]]))),
-    "a part of each row replaced": size_of(lambda h, x: ops.slice_update(h, (0, 1, 0), x[:, :2])),
-    "looked for among sorted numbers": size_of(lambda h, x: tf.cast(tf.searchsorted(tf.sort(h), x), "float32")),
-    "cross products": size_of(lambda h, x: ops.cross(h[..., :3], x[..., 1:4])),
+    "take along an axis, the best": apply_to_hidden(lambda h, x: ops.take_along_axis(h, find_largest(h), 1)),
+    "sorted along the last axis": apply_to_hidden(lambda h, x: ops.take_along_axis(h, ops.argsort(h, -1)[..., :3], -1)),
+    "the larger of two shapes": apply_to_hidden(lambda h, x: broadcast_first(h, tf.maximum(tf.shape(h), tf.shape(x)))),
+    "the smaller of two shapes": apply_to_hidden(lambda h, x: tf.zeros(tf.minimum(tf.shape(h), tf.shape(x))) + h),
+    "the largest of several sizes": apply_to_hidden(
+        lambda h, x: h + tf.zeros([tf.reduce_max([count_rows(h), count_rows(x)]), 1, 8])
+    ),
+    "a broadcast shape": apply_to_hidden(
+        lambda h, x: broadcast_first(h, tf.broadcast_dynamic_shape(tf.shape(h), tf.shape(x)))
+    ),
+    "no less than one row": apply_to_hidden(
+        lambda h, x: h * tf.cast(tf.maximum(count_rows(h), 1), "float32") / tf.cast(count_rows(x), "float32")
+    ),
+    "as many rows as the shorter": apply_to_hidden(lambda h, x: h[: tf.minimum(count_rows(h), count_rows(x))]),
+    "padding by numbers": apply_to_hidden(lambda h, x: tf.pad(h, tf.stack([[0, 0], [tf.shape(x)[1] - 5, 0], [1, 1]]))),
+    "a part of each row replaced": apply_to_hidden(lambda h, x: ops.slice_update(h, (0, 1, 0), x[:, :2])),
+    "looked for among sorted numbers": apply_to_hidden(lambda h, x: tf.cast(tf.searchsorted(tf.sort(h), x), "float32")),
+    "cross products": apply_to_hidden(lambda h, x: ops.cross(h[..., :3], x[..., 1:4])),
 }
 
 GRADIENTS: dict[str, tuple[Callable[..., Any], Any]] = {
@@ -90,25 +96,25 @@ GRADIENTS: dict[str, tuple[Callable[..., Any], Any]] = {
     "layer normalization": (layers.LayerNormalization(), SERIES),
     "a recurrent layer, unrolled": (layers.LSTM(4, unroll=True), SERIES),
 }  # fmt: skip
-RARELY = (
+ONLY_IN_GRID = (
     "upsampling", "repetition", "a recurrent layer, unrolled", "the last", "concatenation", "cropping",
     "a dilated convolution", "a causal convolution",
 )  # fmt: skip
-"""Made of ops that others have."""
+"""Samples whose ops other samples cover."""
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_a_size_of_the_batch_is_one_in_each_micro_batch(name: str) -> None:
+def test_sizes_computed_from_the_batch_fold_per_micro_batch(name: str) -> None:
     function, arrays = SIZES[name]
     traced = trace(lambda *given: tf.reduce_mean(function(*given) ** 2), arrays, target=0)
-    assert folds(traced) == ["mean"], f"{traced.outputs[0].reason}\n{traced}"
-    check(traced, arrays)
+    assert list_output_folds(traced) == ["mean"], f"{traced.outputs[0].reason}\n{traced}"
+    check_values(traced, arrays)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.grid] if name in RARELY else []) for name in GRADIENTS]
+    "name", [pytest.param(name, marks=[pytest.mark.grid] if name in ONLY_IN_GRID else []) for name in GRADIENTS]
 )
-def test_a_gradient_of_each_row_is_its_own(name: str) -> None:
+def test_gradient_penalty_is_computed_per_row(name: str) -> None:
     """The penalty of WGAN-GP: the gradient of a forward with respect to its inputs is a part of the loss."""
     function, inputs = GRADIENTS[name]
     scale = tf.Variable(tf.ones(inputs.shape[-1:]))
@@ -122,21 +128,21 @@ def test_a_gradient_of_each_row_is_its_own(name: str) -> None:
         return tf.reduce_mean((tf.norm(tf.reshape(slope, [tf.shape(x)[0], -1]), axis=1) - 1.0) ** 2)
 
     traced = trace(penalty, [inputs], target=0)
-    assert folds(traced) == ["mean"], f"{traced.outputs[0].reason}\n{traced}"
-    check(traced, [inputs], cuts=AS_CUT, tolerance=1e-4)
+    assert list_output_folds(traced) == ["mean"], f"{traced.outputs[0].reason}\n{traced}"
+    check_values(traced, [inputs], cuts=ONE_SPLIT, tolerance=1e-4)
 
 
-COUPLED: dict[str, Callable[..., Any]] = {
-    "the rows of two batches behind each other": lambda h, x: tf.zeros([tf.maximum(rows(h), 8), 8]),
-    "rows of which the first are taken": lambda h, x: h[: tf.minimum(rows(h), 2)],
-    "as many columns as rows": lambda h, x: h[:, : tf.maximum(rows(h), rows(x))],
+ROW_DEPENDENT: dict[str, Callable[..., Any]] = {
+    "the rows of two batches behind each other": lambda h, x: tf.zeros([tf.maximum(count_rows(h), 8), 8]),
+    "rows of which the first are taken": lambda h, x: h[: tf.minimum(count_rows(h), 2)],
+    "as many columns as rows": lambda h, x: h[:, : tf.maximum(count_rows(h), count_rows(x))],
     "the first row of each micro-batch replaced": lambda h, x: ops.slice_update(h, (1, 0, 0), x[:1]),
     "entries put behind the batch": lambda h, x: tf.pad(h, tf.stack([[0, tf.shape(x)[1]], [0, 0], [0, 0]])),
 }
 
 
-@pytest.mark.parametrize("name", COUPLED)
-def test_what_does_depend_on_the_number_of_rows_stays_refused(name: str) -> None:
-    function = COUPLED[name]
+@pytest.mark.parametrize("name", ROW_DEPENDENT)
+def test_result_that_depends_on_the_row_count_is_refused(name: str) -> None:
+    function = ROW_DEPENDENT[name]
     traced = trace(lambda x: tf.reduce_mean(function(x @ WEIGHT, x) ** 2), [SERIES], target=0)
-    assert folds(traced) in (["coupled"], ["after"]), str(traced)
+    assert list_output_folds(traced) in (["coupled"], ["after"]), str(traced)

@@ -1,4 +1,4 @@
-"""Random programs: all states that the pass claims must hold."""
+"""Random programs: the folds of all values must hold."""
 
 import random
 from collections.abc import Callable
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.passes.rules.harness import check, trace
+from tests.unit.passes.rules.harness import check_values, trace
 
 Tensor = Any
 OPS = 40
 
 
-class Chance:
-    """Draws an op and its operands among the tensors made so far; what does not fit is drawn again.
+class RandomProgram:
+    """Draws an op and its operands among the tensors made so far; operands that do not fit are drawn again.
 
     Each op is also run at once on the whole batch and on its pieces, to see whether it fits.
     """
@@ -115,9 +115,9 @@ STEPS: list[Callable[..., Tensor]] = [
 
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.grid) for seed in range(2, 8))])
-def test_what_is_promised_holds(seed: int) -> None:
+def test_folds_of_a_random_program_hold(seed: int) -> None:
     draw = np.random.default_rng(seed)
     arrays = [draw.normal(size=size).astype("float32") for size in ((6, 4), (6, 4, 4), (6,))]
     batches = [arrays] + [[array[:size] for array in arrays] for size in (2, 3, 4)]
-    traced = trace(Chance(seed, batches).program, arrays)
-    assert check(traced, arrays, cuts=((3, 3), (2, 4)), tolerance=3e-4) > OPS / 2
+    traced = trace(RandomProgram(seed, batches).program, arrays)
+    assert check_values(traced, arrays, cuts=((3, 3), (2, 4)), tolerance=3e-4) > OPS / 2

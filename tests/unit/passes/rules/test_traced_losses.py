@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, losses
 
-from tests.unit.passes.rules.harness import Traced, check, folds, trace
+from tests.unit.passes.rules.harness import Traced, check_values, list_output_folds, trace
 
 DRAW = np.random.default_rng(11)
 X = DRAW.normal(size=(5, 4)).astype("float32")
@@ -22,11 +22,11 @@ LENGTHS = np.array([1, 3, 6, 2, 4], "int32")
 SERIES = DRAW.normal(size=(5, 6, 4)).astype("float32")
 
 
-def judged(step: Callable[..., Any], *arrays: np.ndarray) -> Traced:
+def fold_loss(step: Callable[..., Any], *arrays: np.ndarray) -> Traced:
     """Trace a loss and check its numbers."""
     step(*arrays)
     traced = trace(step, arrays, target=0)
-    check(traced, arrays)
+    check_values(traced, arrays)
     return traced
 
 
@@ -43,10 +43,10 @@ def judged(step: Callable[..., Any], *arrays: np.ndarray) -> Traced:
         (None, True, "rows(0)", 0),
     ],
 )
-def test_reductions_of_keras(reduction: str | None, weighted: bool, fold: str, fed: int) -> None:
+def test_keras_loss_reductions_fold_as_expected(reduction: str | None, weighted: bool, fold: str, fed: int) -> None:
     dense, loss = layers.Dense(3), losses.CategoricalCrossentropy(from_logits=True, reduction=reduction)
-    found = judged(lambda x, y, w: loss(y, dense(x), sample_weight=w if weighted else None), X, ONE_HOT, WEIGHTS)
-    assert folds(found) == [fold]
+    found = fold_loss(lambda x, y, w: loss(y, dense(x), sample_weight=w if weighted else None), X, ONE_HOT, WEIGHTS)
+    assert list_output_folds(found) == [fold]
     assert (len(found.first.wholes), found.first.grows) == (fed, ())
 
 
@@ -58,24 +58,24 @@ def test_reductions_of_keras(reduction: str | None, weighted: bool, fold: str, f
         *(pytest.param(name, marks=pytest.mark.grid) for name in ("MeanAbsoluteError", "Huber", "LogCosh")),
     ],
 )
-def test_losses_of_keras(name: str) -> None:
+def test_keras_losses_are_means(name: str) -> None:
     dense, loss = layers.Dense(3, "softmax"), getattr(losses, name)()
-    assert folds(judged(lambda x, y: loss(y, dense(x)), X, ONE_HOT)) == ["mean"]
+    assert list_output_folds(fold_loss(lambda x, y: loss(y, dense(x)), X, ONE_HOT)) == ["mean"]
 
 
-def test_a_mask_of_keras_is_measured_by_the_whole_batch() -> None:
+def test_keras_mask_is_measured_over_the_whole_batch() -> None:
     embed, recur, dense = (
         layers.Embedding(9, 6, mask_zero=True),
         layers.GRU(4, return_sequences=True),
         layers.Dense(9),
     )
     loss = losses.SparseCategoricalCrossentropy(from_logits=True)
-    found = judged(lambda x, y: loss(y, dense(recur(embed(x)))), WORDS, WORDS)
-    assert folds(found) == ["mean"]
+    found = fold_loss(lambda x, y: loss(y, dense(recur(embed(x)))), WORDS, WORDS)
+    assert list_output_folds(found) == ["mean"]
     assert len(found.first.wholes) == 1
 
 
-def test_a_sum_and_a_mean_together_are_grown() -> None:
+def test_sum_plus_mean_is_grown() -> None:
     dense = layers.Dense(3)
     total, mean = losses.CategoricalCrossentropy(from_logits=True, reduction="sum"), losses.MeanSquaredError()
 
@@ -83,12 +83,12 @@ def test_a_sum_and_a_mean_together_are_grown() -> None:
         out = dense(x)
         return total(y, out, sample_weight=w) + mean(y, out) + 1e-3 * tf.reduce_sum(dense.kernel**2)
 
-    found = judged(step, X, ONE_HOT, WEIGHTS)
-    assert folds(found) == ["mean"]
+    found = fold_loss(step, X, ONE_HOT, WEIGHTS)
+    assert list_output_folds(found) == ["mean"]
     assert len(found.first.grows) == 1
 
 
-def test_a_loss_weighted_by_tokens() -> None:
+def test_loss_weighted_by_tokens_is_a_sum() -> None:
     embed, dense = layers.Embedding(9, 6), layers.Dense(9)
 
     def step(x: Any) -> tuple[Any, Any]:
@@ -98,12 +98,12 @@ def test_a_loss_weighted_by_tokens() -> None:
         tokens = tf.reduce_sum(mask)
         return tf.reduce_sum(each * mask) / tokens, tf.reduce_sum(right * mask) / tf.maximum(tokens, 1.0)
 
-    found = judged(step, WORDS)
-    assert folds(found) == ["sum", "sum"]
+    found = fold_loss(step, WORDS)
+    assert list_output_folds(found) == ["sum", "sum"]
     assert len(found.first.wholes) == 1
 
 
-def test_rows_counted_through_the_model() -> None:
+def test_loss_divided_by_counted_rows_is_a_mean() -> None:
     dense = layers.Dense(3)
 
     def step(x: Any, y: Any) -> Any:
@@ -112,12 +112,12 @@ def test_rows_counted_through_the_model() -> None:
         error = tf.reduce_sum((out - y) ** 2)
         return error / rows + error / tf.maximum(rows, 1.0) + error / (2 * rows + 1)
 
-    found = judged(step, X, TARGETS)
-    assert folds(found) == ["mean"]
+    found = fold_loss(step, X, TARGETS)
+    assert list_output_folds(found) == ["mean"]
     assert len(found.first.grows) >= 2
 
 
-def test_words_picked_by_a_mask_or_by_their_place() -> None:
+def test_entries_selected_by_mask_or_position_stay_rows() -> None:
     dense = layers.Dense(4)
 
     def step(x: Any, lengths: Any) -> Any:
@@ -131,11 +131,11 @@ def test_words_picked_by_a_mask_or_by_their_place() -> None:
         loss = tf.reduce_mean(last**2) + tf.reduce_mean(again**2) + tf.reduce_sum(kept**2) / tokens
         return loss, last - again, kept, tf.sequence_mask(lengths)
 
-    found = judged(step, SERIES, LENGTHS)
-    assert folds(found) == ["mean", "rows(0)", "rows(0) ragged", "rows(0)"]
+    found = fold_loss(step, SERIES, LENGTHS)
+    assert list_output_folds(found) == ["mean", "rows(0)", "rows(0) ragged", "rows(0)"]
 
 
-def test_tables_and_weights_of_classes() -> None:
+def test_class_weights_and_confusion_matrix_fold_as_expected() -> None:
     dense, weights = layers.Dense(2, "softmax"), tf.Variable([0.3, 0.7])
     labels = DRAW.integers(0, 2, 5).astype("int32")
 
@@ -145,27 +145,27 @@ def test_tables_and_weights_of_classes() -> None:
         confusion = tf.math.confusion_matrix(y, tf.argmax(out, -1), 2)
         return loss, tf.one_hot(y, 2) @ tf.ones([2, 2]), confusion, tf.math.top_k(out, 1)[1]
 
-    found = judged(step, X, labels)
-    assert folds(found) == ["mean", "rows(0)", "sum", "rows(0)"]
+    found = fold_loss(step, X, labels)
+    assert list_output_folds(found) == ["mean", "rows(0)", "sum", "rows(0)"]
 
 
-def test_inputs_measured_by_their_own_batch() -> None:
+def test_statistics_of_inputs_come_from_the_whole_batch() -> None:
     dense = layers.Dense(3)
 
     def step(x: Any, y: Any) -> Any:
         x = (x - tf.reduce_mean(x, 0)) / tf.math.reduce_std(x, 0)
         return tf.reduce_mean((dense(x) - y / tf.reduce_max(tf.abs(y))) ** 2)
 
-    found = judged(step, X, TARGETS)
-    assert folds(found) == ["mean"]
+    found = fold_loss(step, X, TARGETS)
+    assert list_output_folds(found) == ["mean"]
     assert len(found.first.wholes) >= 3
 
 
-def test_a_loss_in_a_function_of_its_own() -> None:
+def test_loss_in_a_nested_function_is_a_mean() -> None:
     dense = layers.Dense(3)
 
     @tf.function
     def loss(out: Any, y: Any) -> Any:
         return tf.reduce_mean((out - y) ** 2)
 
-    assert folds(judged(lambda x, y: loss(dense(x), y), X, TARGETS)) == ["mean"]
+    assert list_output_folds(fold_loss(lambda x, y: loss(dense(x), y), X, TARGETS)) == ["mean"]

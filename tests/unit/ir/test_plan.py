@@ -12,13 +12,13 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.ir.traced import inference, skipping
+from tests.unit.ir.example_plans import inference, skipping
 from whale_nebula.errors import OptionError, PlanError, StateError
 
 ROWS = 12
 
 
-def model(*, scopes: bool = True, compiled: bool = True) -> Any:
+def make_model(*, scopes: bool = True, compiled: bool = True) -> Any:
     keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((4,))
     if scopes:
@@ -34,7 +34,7 @@ def model(*, scopes: bool = True, compiled: bool = True) -> Any:
     return made
 
 
-def xy() -> tuple[np.ndarray, np.ndarray]:
+def make_arrays() -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((ROWS, 4), "float32"), np.zeros((ROWS, 1), "float32")
 
 
@@ -42,25 +42,25 @@ def xy() -> tuple[np.ndarray, np.ndarray]:
     "example",
     [
         pytest.param((np.zeros((ROWS, 4)), np.zeros((ROWS, 1))), marks=pytest.mark.grid),
-        tuple(map(tf.constant, xy())),
+        tuple(map(tf.constant, make_arrays())),
         (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])),
         pytest.param((tf.TensorSpec([ROWS, 4]), tf.TensorSpec([ROWS, 1])), marks=pytest.mark.grid),
         (keras.KerasTensor((None, 4)), keras.KerasTensor((None, 1))),
-        (tf.data.Dataset.from_tensor_slices(xy()).batch(ROWS),),
+        (tf.data.Dataset.from_tensor_slices(make_arrays()).batch(ROWS),),
     ],
     ids=["doubles", "tensors", "specs", "whole specs", "keras tensors", "dataset"],
 )
-def test_any_example_of_the_same_form_gives_the_same_plan(example: tuple[Any, ...]) -> None:
-    assert nb.plan(model(), *example).digest == digest_of_arrays()
+def test_plan_depends_only_on_the_form_of_the_example(example: tuple[Any, ...]) -> None:
+    assert nb.plan(make_model(), *example).digest == digest_of_arrays()
 
 
 @functools.cache
 def digest_of_arrays() -> str:
-    return nb.plan(model(), *xy()).digest
+    return nb.plan(make_model(), *make_arrays()).digest
 
 
-def test_planning_changes_no_variable_and_a_step_does() -> None:
-    given = model()
+def test_plan_changes_no_variable() -> None:
+    given = make_model()
     before = [np.array(weight) for weight in given.weights]
     nb.plan(given, np.ones((ROWS, 4)), np.ones((ROWS, 1)))
     assert all(np.array_equal(a, b) for a, b in zip(before, given.weights, strict=True))
@@ -69,10 +69,10 @@ def test_planning_changes_no_variable_and_a_step_does() -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(before, given.weights, strict=True))
 
 
-def test_a_plan_says_what_a_step_then_does() -> None:
-    given = model()
-    planned = nb.plan(given, *xy())
-    given.fit(*xy(), batch_size=ROWS, verbose=0)
+def test_planned_stages_and_bytes_match_the_report_of_a_step() -> None:
+    given = make_model()
+    planned = nb.plan(given, *make_arrays())
+    given.fit(*make_arrays(), batch_size=ROWS, verbose=0)
     report = nb.last_report()
     assert list(planned.stages) == list(report.stages)
     assert {name: link.bytes for name, link in planned.links.items()} == {
@@ -80,8 +80,8 @@ def test_a_plan_says_what_a_step_then_does() -> None:
     }
 
 
-def test_the_facts_of_a_small_model() -> None:
-    planned = nb.plan(model(), *xy())
+def test_plan_fields_of_a_small_model() -> None:
+    planned = nb.plan(make_model(), *make_arrays())
     gpu, npu = planned.stages.values()
     assert (gpu.cluster, gpu.worker, gpu.inputs, gpu.outputs) == ("gpu", "local/0", ("x",), ("b0",))
     assert (gpu.variables, gpu.parameters) == (("dense/kernel", "dense/bias"), 15)
@@ -92,13 +92,13 @@ def test_the_facts_of_a_small_model() -> None:
     assert planned.links["gpu->npu"].bytes == ROWS * 12
 
 
-def test_a_model_that_is_not_compiled_shows_how_it_predicts() -> None:
-    planned = nb.plan(model(compiled=False), xy()[0])
+def test_plan_of_an_uncompiled_model_is_its_predict_step() -> None:
+    planned = nb.plan(make_model(compiled=False), make_arrays()[0])
     assert planned.name == "small.predict_step"
     assert [stage.runs for stage in planned.stages.values()] == [("F",), ("F",)]
 
 
-def test_methods_can_be_planned() -> None:
+def test_plan_of_a_method() -> None:
     class Trainer:
         weight = 2.0
 
@@ -111,9 +111,10 @@ def test_methods_can_be_planned() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: (model(scopes=False), *xy()), lambda: (nb.function(lambda x: x + 1), xy()[0])]
+    "make",
+    [lambda: (make_model(scopes=False), *make_arrays()), lambda: (nb.function(lambda x: x + 1), make_arrays()[0])],
 )
-def test_without_scopes_there_is_nothing_to_plan(make: Any) -> None:
+def test_plan_without_scopes_is_refused(make: Any) -> None:
     with pytest.raises(PlanError) as caught:
         nb.plan(*make())
     assert "has no scopes" in caught.value.what
@@ -121,7 +122,7 @@ def test_without_scopes_there_is_nothing_to_plan(make: Any) -> None:
 
 
 # ---------------------------------------------------------------------- digests, files, graphs
-def test_the_digest_of_a_plan_is_that_of_the_program_and_more() -> None:
+def test_plan_digest_covers_more_than_the_program_digest() -> None:
     given = inference()
     moved = {name: replace(stage, worker="elsewhere/0") for name, stage in given.stages.items()}
     coded = tuple(replace(boundary, codec="fp16") for boundary in given.boundaries)
@@ -135,7 +136,7 @@ def test_the_digest_of_a_plan_is_that_of_the_program_and_more() -> None:
     assert len({given.digest, *(other.digest for other in others)}) == 5
 
 
-def test_a_saved_plan_comes_back(tmp_path: Path) -> None:
+def test_saved_plan_loads_equal(tmp_path: Path) -> None:
     given = skipping()
     given.save(tmp_path / "plan.json")
     found = nb.Plan.load(tmp_path / "plan.json")
@@ -143,21 +144,21 @@ def test_a_saved_plan_comes_back(tmp_path: Path) -> None:
     assert (found.digest, found.to_text()) == (given.digest, given.to_text())
 
 
-def test_a_plan_from_a_file_has_no_graphs(tmp_path: Path) -> None:
+def test_loaded_plan_has_no_graphs(tmp_path: Path) -> None:
     inference().save(tmp_path / "plan.json")
     with pytest.raises(StateError):
         nb.Plan.load(tmp_path / "plan.json").graph_def("gpu")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "whale_nebula plan 0"}', '{"format": 1}'])
-def test_another_file_is_no_plan(tmp_path: Path, text: str) -> None:
+def test_file_of_another_format_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(PlanError) as caught:
         nb.Plan.load(tmp_path / "plan.json")
     assert caught.value.where == str(tmp_path / "plan.json")
 
 
-def test_a_plan_that_was_changed_in_its_file_is_refused(tmp_path: Path) -> None:
+def test_modified_plan_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     inference().save(path)
     document = json.loads(path.read_text())
@@ -168,7 +169,7 @@ def test_a_plan_that_was_changed_in_its_file_is_refused(tmp_path: Path) -> None:
     assert "modified after it was saved" in caught.value.what
 
 
-def test_the_graph_of_a_stage() -> None:
+def test_graph_def_of_a_stage() -> None:
     given = inference()
     operations = {node.op for node in given.graph_def("gpu").node}
     assert "MatMul" in operations and "Softmax" not in operations

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.unit.passes.rules.harness import check, folds, trace
+from tests.unit.passes.rules.harness import check_values, list_output_folds, trace
 
 Model = Callable[[Any], Any]
 DRAW = np.random.default_rng(7)
@@ -36,7 +36,7 @@ def transformer() -> Model:
     return call
 
 
-def pictures() -> Model:
+def picture_network() -> Model:
     return keras.Sequential(
         [
             layers.Conv2D(4, 3),
@@ -49,7 +49,7 @@ def pictures() -> Model:
     )
 
 
-def series() -> Model:
+def series_network() -> Model:
     return keras.Sequential(
         [
             layers.Conv1D(4, 3),
@@ -62,22 +62,22 @@ def series() -> Model:
     )
 
 
-def masked_words() -> Model:
+def masked_network() -> Model:
     return keras.Sequential(
         [layers.Embedding(5, 6, mask_zero=True), layers.GRU(4, return_sequences=True), layers.Dense(3)]
     )
 
 
-def norms() -> Model:
+def norm_layers() -> Model:
     return keras.Sequential([layers.LayerNormalization(), layers.GroupNormalization(2), layers.UnitNormalization()])
 
 
-def resting_batch_norm() -> Model:
+def batch_norm_in_inference() -> Model:
     norm = layers.BatchNormalization()
     return lambda x: norm(x, training=False)
 
 
-def operations() -> Model:
+def keras_operations() -> Model:
     ops = keras.ops
 
     def call(x: Any) -> Any:
@@ -90,8 +90,8 @@ def operations() -> Model:
     return call
 
 
-def turned() -> Model:
-    """Each image by a transform of its own, and all by one: what `RandomRotation` and the like run."""
+def affine_transforms() -> Model:
+    """An affine transform per image, and one for all: the ops of `RandomRotation`."""
     turn = np.array([0.8, 0.2, 0.5, -0.2, 0.9, 0.0, 0.0, 0.0], "float32")
 
     def call(x: Any) -> Any:
@@ -123,7 +123,7 @@ def control_flow() -> Model:
     return call
 
 
-def twins() -> Model:
+def split_halves() -> Model:
     dense = layers.Dense(4)
 
     def call(x: Any) -> Any:
@@ -138,23 +138,23 @@ MODELS: dict[str, tuple[Callable[[], Model], np.ndarray]] = {
     "gru": (lambda: layers.GRU(4), SERIES),
     "lstm": (lambda: layers.LSTM(4, return_sequences=True), SERIES),
     "both ways": (lambda: layers.Bidirectional(layers.GRU(3, return_sequences=True)), SERIES),
-    "pictures": (pictures, PICTURES),
-    "series": (series, SERIES),
-    "masked words": (masked_words, WORDS),
-    "norms": (norms, SERIES),
-    "resting batch norm": (resting_batch_norm, VECTORS),
-    "operations": (operations, VECTORS),
+    "pictures": (picture_network, PICTURES),
+    "series": (series_network, SERIES),
+    "masked words": (masked_network, WORDS),
+    "norms": (norm_layers, SERIES),
+    "resting batch norm": (batch_norm_in_inference, VECTORS),
+    "operations": (keras_operations, VECTORS),
     "time major": (time_major, SERIES),
-    "turned": (turned, PICTURES),
+    "turned": (affine_transforms, PICTURES),
     "control flow": (control_flow, VECTORS),
-    "twins": (twins, VECTORS),
+    "twins": (split_halves, VECTORS),
 }
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.grid] if name == "both ways" else []) for name in MODELS]
 )
-def test_rows_go_in_and_rows_come_out(name: str) -> None:
+def test_models_map_rows_to_rows(name: str) -> None:
     build, inputs = MODELS[name]
     model = build()
     model(inputs)
@@ -164,20 +164,20 @@ def test_rows_go_in_and_rows_come_out(name: str) -> None:
         return tf.reduce_mean(y**2), tf.reduce_sum(y**2), y
 
     traced = trace(step, [inputs], target=0)
-    assert folds(traced) == ["mean", "sum", "rows(0)"]
-    assert check(traced, [inputs]) > 0.7 * len(traced.graph) - 10
+    assert list_output_folds(traced) == ["mean", "sum", "rows(0)"]
+    assert check_values(traced, [inputs]) > 0.7 * len(traced.graph) - 10
 
 
-def test_batch_norm_on_inputs_is_fed_with_the_statistics_of_the_whole_batch() -> None:
+def test_batch_norm_of_inputs_uses_whole_batch_statistics() -> None:
     norm, dense = layers.BatchNormalization(), layers.Dense(3)
     dense(norm(VECTORS))
     traced = trace(lambda x: tf.reduce_mean(dense(norm(x, training=True)) ** 2), [VECTORS], target=0)
-    assert folds(traced) == ["mean"]
+    assert list_output_folds(traced) == ["mean"]
     assert len(traced.first.wholes) == 3
-    check(traced, [VECTORS])
+    check_values(traced, [VECTORS])
 
 
-def test_what_is_drawn_keeps_its_rows() -> None:
+def test_random_layers_keep_rows() -> None:
     drop, noise = layers.Dropout(0.5), layers.GaussianNoise(0.1)
     drop(VECTORS, training=True)
 
@@ -185,15 +185,15 @@ def test_what_is_drawn_keeps_its_rows() -> None:
         return tf.reduce_mean(noise(drop(x, training=True), training=True))
 
     traced = trace(step, [VECTORS], target=0)
-    assert folds(traced) == ["mean"]
-    check(traced, [VECTORS])
+    assert list_output_folds(traced) == ["mean"]
+    check_values(traced, [VECTORS])
 
 
-def test_arguments_that_are_no_part_of_the_batch() -> None:
+def test_unbatched_argument_stays_whole() -> None:
     table = DRAW.normal(size=(7, 8)).astype("float32")
     traced = trace(lambda x, t: tf.nn.log_softmax(x @ tf.transpose(t)), [VECTORS, table], whole=(1,))
-    assert folds(traced) == ["rows(0)"]
-    check(traced, [VECTORS, table], whole=(1,))
+    assert list_output_folds(traced) == ["rows(0)"]
+    check_values(traced, [VECTORS, table], whole=(1,))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_arguments_that_are_no_part_of_the_batch() -> None:
         lambda: keras.metrics.F1Score(threshold=0.5),
     ],
 )
-def test_what_metrics_add_up_are_sums(metric: Callable[[], Any]) -> None:
+def test_metric_updates_are_not_coupled(metric: Callable[[], Any]) -> None:
     held, dense = metric(), layers.Dense(1, "sigmoid")
     labels = DRAW.integers(0, 2, (5, 1)).astype("int32")
     held.update_state(labels, dense(VECTORS))
@@ -218,7 +218,7 @@ def test_what_metrics_add_up_are_sums(metric: Callable[[], Any]) -> None:
         return tf.reduce_mean(p)
 
     traced = trace(step, [VECTORS, labels], target=0)
-    assert folds(traced) == ["mean"]
+    assert list_output_folds(traced) == ["mean"]
     assert traced.first.wholes == ()
-    assert not any(traced.folding.of(v).kind == "coupled" for op in traced.graph.ops for v in op.values)
-    check(traced, [VECTORS, labels])
+    assert not any(traced.folding.fold_of(v).kind == "coupled" for op in traced.graph.ops for v in op.values)
+    check_values(traced, [VECTORS, labels])

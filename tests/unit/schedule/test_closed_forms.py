@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import closed_form as closed
-from whale_nebula.schedule.lines import Work, uniform
+from whale_nebula.schedule.lines import Work, make_uniform_hops
 from whale_nebula.schedule.simulate import Timeline, simulate
 
 Shape = tuple[int, int, float, float, float, float]  # p, m, t_f, t_b, x, λ
 
 
-def run(shape: Shape, name: str = "eager-1f1b", *, weights: float | None = None, **options: Any) -> Timeline:
+def simulate_shape(shape: Shape, name: str = "eager-1f1b", *, weights: float | None = None, **options: Any) -> Timeline:
     stages, micro_batches, forward, backward, seconds, delay = shape
     works = [Work(forward, backward - (weights or 0.0), weights=weights)] * stages
-    hops = uniform(stages, seconds=seconds, delay=delay)
+    hops = make_uniform_hops(stages, seconds=seconds, delay=delay)
     return simulate(works, hops, micro_batches, name=name, **options)
 
 
@@ -38,7 +38,7 @@ def shapes(stages: tuple[int, int], load: tuple[float, float]) -> st.SearchStrat
     )
 
 
-def eager(shape: Shape) -> float:
+def eager_seconds(shape: Shape) -> float:
     stages, micro_batches, forward, backward, seconds, delay = shape
     return closed.eager_seconds(stages, micro_batches, forward + backward, seconds, delay)
 
@@ -55,34 +55,36 @@ CASES = pytest.mark.parametrize(
 )
 
 
-def digits(bubble: float) -> str:
+def format_bubble(bubble: float) -> str:
     return f"{bubble:.3f}"[1:]
 
 
 @CASES
-def test_the_table(shape: Shape, formula: str, blocking: str, ordinary: str, eager_: str) -> None:
+def test_bubbles_match_the_research_table(
+    shape: Shape, formula: str, blocking: str, ordinary: str, eager_: str
+) -> None:
     """The bubble is 1 − m·c/T, of formula (2) and of three simulated schedules."""
     stages, micro_batches, forward, backward, seconds, delay = shape
     total = closed.blocking_seconds(stages, micro_batches, forward + backward, seconds + delay)
-    assert digits(closed.bubble(total, micro_batches, forward + backward)) == formula
-    assert digits(run(shape, "1f1b", blocking=True).bubble) == blocking
-    assert digits(run(shape, "1f1b").bubble) == ordinary
-    assert digits(run(shape).bubble) == eager_
+    assert format_bubble(closed.bubble(total, micro_batches, forward + backward)) == formula
+    assert format_bubble(simulate_shape(shape, "1f1b", blocking=True).bubble) == blocking
+    assert format_bubble(simulate_shape(shape, "1f1b").bubble) == ordinary
+    assert format_bubble(simulate_shape(shape).bubble) == eager_
 
 
-def test_what_the_benchmark_is_to_reach() -> None:
+def test_eager_speedup_over_1f1b() -> None:
     """p 2, link time as long as compute: 1.74 × as fast as 1F1B at m 16, 1.55 × at m 8."""
     for micro_batches, ratio in ((16, "1.74"), (8, "1.55")):
         shape = (2, micro_batches, 1.0, 2.0, 3.0, 0.0)
-        assert f"{run(shape, '1f1b').seconds / run(shape).seconds:.2f}" == ratio
+        assert f"{simulate_shape(shape, '1f1b').seconds / simulate_shape(shape).seconds:.2f}" == ratio
 
 
 @settings(max_examples=60, deadline=None)
 @given(shapes((1, 6), (0.0, 0.0)), st.sampled_from(["gpipe", "1f1b"]), st.booleans())
-def test_gpipe_and_one_f_one_b_over_free_links(shape: Shape, name: str, fused: bool) -> None:
+def test_gpipe_and_1f1b_match_the_formula_over_free_links(shape: Shape, name: str, fused: bool) -> None:
     stages, micro_batches, forward, backward, _, _ = shape
     free = (stages, micro_batches, forward, backward, 0.0, 0.0)
-    timeline = run(free, name, fused=fused)
+    timeline = simulate_shape(free, name, fused=fused)
     total = closed.free_link_seconds(stages, micro_batches, forward + backward)
     assert timeline.seconds == pytest.approx(total, rel=1e-9)
     assert timeline.bubble == pytest.approx(closed.free_link_bubble(stages, micro_batches), abs=1e-9)
@@ -90,65 +92,67 @@ def test_gpipe_and_one_f_one_b_over_free_links(shape: Shape, name: str, fused: b
 
 @settings(max_examples=60, deadline=None)
 @given(shapes((2, 2), (0.0, 3.0)))
-def test_blocking_gpipe_on_two_stages(shape: Shape) -> None:
+def test_blocking_gpipe_matches_the_formula_for_two_stages(shape: Shape) -> None:
     _, micro_batches, forward, backward, seconds, delay = shape
     total = closed.blocking_seconds(2, micro_batches, forward + backward, seconds + delay)
-    assert run(shape, "gpipe", blocking=True, fused=False).seconds == pytest.approx(total, rel=1e-9)
+    assert simulate_shape(shape, "gpipe", blocking=True, fused=False).seconds == pytest.approx(total, rel=1e-9)
 
 
 @settings(max_examples=50, deadline=None)
 @given(shapes((3, 6), (0.0, 3.0)))
-def test_blocking_gpipe_on_more_stages_is_no_slower_than_the_formula(shape: Shape) -> None:
+def test_blocking_gpipe_is_no_slower_than_the_formula(shape: Shape) -> None:
     stages, micro_batches, forward, backward, seconds, delay = shape
     total = closed.blocking_seconds(stages, micro_batches, forward + backward, seconds + delay)
-    assert run(shape, "gpipe", blocking=True, fused=False).seconds <= total * (1 + 1e-9)
+    assert simulate_shape(shape, "gpipe", blocking=True, fused=False).seconds <= total * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(shapes((2, 2), (0.0, 1.0)))
-def test_one_f_one_b_on_two_stages(shape: Shape) -> None:
+def test_1f1b_matches_the_formula_for_two_stages(shape: Shape) -> None:
     _, micro_batches, forward, backward, seconds, delay = shape
     total = closed.one_f_one_b_seconds(micro_batches, forward + backward, seconds + delay)
-    assert run(shape, "1f1b").seconds == pytest.approx(total, rel=1e-9)
+    assert simulate_shape(shape, "1f1b").seconds == pytest.approx(total, rel=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(shapes((1, 2), (0.0, 4.0)))
-def test_eager_on_two_stages(shape: Shape) -> None:
-    assert run(shape).seconds == pytest.approx(eager(shape), rel=1e-9)
+def test_eager_matches_the_formula_for_two_stages(shape: Shape) -> None:
+    assert simulate_shape(shape).seconds == pytest.approx(eager_seconds(shape), rel=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(shapes((3, 6), (0.0, 0.75)))
-def test_eager_on_more_stages_with_a_line_that_has_time_to_spare(shape: Shape) -> None:
-    assert run(shape).seconds == pytest.approx(eager(shape), rel=1e-9)
+def test_eager_matches_the_formula_over_idle_links(shape: Shape) -> None:
+    assert simulate_shape(shape).seconds == pytest.approx(eager_seconds(shape), rel=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(shapes((3, 6), (0.75, 4.0)))
-def test_eager_on_more_stages_with_a_busy_line_loses_a_period_a_stage_at_most(shape: Shape) -> None:
+def test_eager_loses_at_most_a_period_per_stage_over_busy_links(shape: Shape) -> None:
     stages, _, forward, backward, seconds, _ = shape
     lost = (stages - 2) * max(forward + backward, seconds)
-    assert eager(shape) * (1 - 1e-9) <= run(shape).seconds <= (eager(shape) + lost) * (1 + 1e-9)
+    assert (
+        eager_seconds(shape) * (1 - 1e-9) <= simulate_shape(shape).seconds <= (eager_seconds(shape) + lost) * (1 + 1e-9)
+    )
 
 
 @settings(max_examples=50, deadline=None)
 @given(shapes((2, 5), (0.0, 2.0)))
-def test_nothing_is_faster_than_eager_can_be(shape: Shape) -> None:
+def test_eager_formula_is_a_lower_bound_of_all_schedules(shape: Shape) -> None:
     for name in ("gpipe", "1f1b", "eager-1f1b"):
-        assert run(shape, name).seconds >= eager(shape) * (1 - 1e-9)
+        assert simulate_shape(shape, name).seconds >= eager_seconds(shape) * (1 - 1e-9)
 
 
-def test_rounding_once_for_all_hops_would_be_too_few() -> None:
+def test_eager_limit_must_round_up_at_each_hop() -> None:
     """Why `eager_limit` rounds up at each hop: w = p − s + ⌈2·t_c·(p − 1 − s)/c⌉ alone loses a fifth here."""
     shape = (3, 48, 1.0, 2.0, 0.5, 0.0)
     once = [3 - s + math.ceil(2 * 0.5 * (2 - s) / 3.0) for s in range(3)]
-    slower = simulate([Work(1.0, 2.0)] * 3, uniform(3, seconds=0.5), 48, in_flight=once)
-    assert run(shape).seconds == eager(shape)
-    assert slower.seconds > 1.1 * eager(shape)
+    slower = simulate([Work(1.0, 2.0)] * 3, make_uniform_hops(3, seconds=0.5), 48, in_flight=once)
+    assert simulate_shape(shape).seconds == eager_seconds(shape)
+    assert slower.seconds > 1.1 * eager_seconds(shape)
 
 
-def brute(total: dict[int, float]) -> int:
+def find_minimum(total: dict[int, float]) -> int:
     return min(total, key=lambda m: (total[m], m))
 
 
@@ -166,35 +170,37 @@ BATCHES = pytest.mark.parametrize(
 
 
 @BATCHES
-def test_the_best_m_by_brute_force(stages: int, compute: float, overhead: float, delay: float, line: float) -> None:
+def test_best_micro_batch_matches_brute_force(
+    stages: int, compute: float, overhead: float, delay: float, line: float
+) -> None:
     """`line` is V/β: seconds that the whole batch holds one direction."""
     blocking, fast = {}, {}
     for m in range(1, 2000):
         c, x = compute / m + overhead, line / m
         blocking[m] = closed.blocking_seconds(stages, m, c, x + delay)
         fast[m] = closed.eager_seconds(stages, m, c, x, delay)
-    assert abs(brute(blocking) - closed.best_blocking(stages, compute, overhead, delay)) < 1
-    assert abs(brute(fast) - closed.best_eager(stages, compute, overhead, line)) < 1
+    assert abs(find_minimum(blocking) - closed.best_blocking(stages, compute, overhead, delay)) < 1
+    assert abs(find_minimum(fast) - closed.best_eager(stages, compute, overhead, line)) < 1
 
 
 @settings(max_examples=60, deadline=None)
 @given(shapes((1, 6), (0.0, 0.0)), st.floats(0.1, 0.5))
-def test_zero_bubble_over_free_links(shape: Shape, share: float) -> None:
+def test_zero_bubble_matches_the_formula_over_free_links(shape: Shape, share: float) -> None:
     """Gradients of weights take what other stages would wait for; of equal parts a third of the bubble is left."""
     stages, micro_batches, forward, backward, _, _ = shape
     free = (stages, max(micro_batches, stages), forward, backward, 0.0, 0.0)
-    timeline = run(free, "zero-bubble", weights=share * backward)
+    timeline = simulate_shape(free, "zero-bubble", weights=share * backward)
     total = closed.zero_bubble_seconds(stages, free[1], forward, (1 - share) * backward, share * backward)
     assert timeline.seconds == pytest.approx(total, rel=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(shapes((1, 6), (0.0, 2.0)), st.floats(0.0, 1.0), st.none() | st.integers(1, 8))
-def test_zero_bubble_is_never_slower_than_eager_with_the_same_limits(
+def test_zero_bubble_is_no_slower_than_eager_with_equal_limits(
     shape: Shape, share: float, in_flight: int | None
 ) -> None:
     """As long as gradients of weights take no more than half of what a stage computes."""
     _, _, forward, backward, _, _ = shape
     weights = share * min(backward, (forward + backward) / 2)
-    found = run(shape, "zero-bubble", weights=weights, in_flight=in_flight)
-    assert found.seconds <= run(shape, in_flight=in_flight).seconds * (1 + 1e-9)
+    found = simulate_shape(shape, "zero-bubble", weights=weights, in_flight=in_flight)
+    assert found.seconds <= simulate_shape(shape, in_flight=in_flight).seconds * (1 + 1e-9)

@@ -15,14 +15,14 @@ from typing import NamedTuple
 from whale_nebula.ir.graph import CAPTURE, REPLICA_SUM, Graph, Op
 from whale_nebula.ir.program import GradientPart, Program, Request
 from whale_nebula.passes.cut import Draft
-from whale_nebula.passes.effects import is_read, resources
+from whale_nebula.passes.effects import is_read, list_resources
 from whale_nebula.passes.phases import Parts
 from whale_nebula.spec import Value
 
-LEAST = 0.1
+MIN_SHARE = 0.1
 """The least share of a stage's weights with separate gradients: with fewer, the backward stays in one function."""
 
-_MOVES = frozenset({
+_MOVEMENTS = frozenset({
     "AddN", "AddV2", "BroadcastTo", "Cast", "ConcatV2", "Const", "ExpandDims", "Fill", "Identity", "Mul", "Neg", "Pack",
     "Pad", "Reshape", "Shape", "Slice", "Split", "Squeeze", "StridedSlice", "TensorListGetItem", "TensorListStack",
     "Transpose", "Unpack",
@@ -30,7 +30,7 @@ _MOVES = frozenset({
 """Ops that do little more than move data."""
 
 
-def ascend(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]:
+def find_predecessors(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]:
     """These ops and their predecessors `within` a set."""
     pending, found = list(ops), set[int]()
     while pending:
@@ -43,7 +43,7 @@ def ascend(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]
 
 def is_movement(graph: Graph, ops: Iterable[int]) -> bool:
     """Whether ops do little more than move data, so that deferring them gains nothing."""
-    return all(graph.ops[number].type in _MOVES for number in ops)
+    return all(graph.ops[number].type in _MOVEMENTS for number in ops)
 
 
 class Gradient(NamedTuple):
@@ -54,7 +54,7 @@ class Gradient(NamedTuple):
 
 
 @dataclass
-class Parting:
+class BackwardSplitter:
     """Divides the draft of a stage's backward, or of its forward and backward in one function."""
 
     program: Program
@@ -81,10 +81,10 @@ class Parting:
         ]
         staying = {value for gradient in gradients for value in gradient.part.values} - flows
         self.first = self._ascend([v for v in self.draft.fetches if v not in staying], self._find_fixed())
-        together = [gradient for gradient in gradients if self._is_made(gradient.part)]
+        together = [gradient for gradient in gradients if self._is_computed(gradient.part)]
         apart = [gradient for gradient in gradients if gradient not in together]
         weights = sum(gradient.weights for gradient in gradients)
-        if sum(gradient.weights for gradient in apart) < LEAST * max(weights, 1):
+        if sum(gradient.weights for gradient in apart) < MIN_SHARE * max(weights, 1):
             self.note = self._explain(together)
             return None
         self.first |= self._ascend(value for gradient in together for value in gradient.part.values)
@@ -100,18 +100,18 @@ class Parting:
         """
         for number in self.draft.ops:
             op = self.program.graph.ops[number]
-            if number in self.draft.roots or op.type == REPLICA_SUM or (op.stateful and not self._is_lasting(op)):
+            if number in self.draft.roots or op.type == REPLICA_SUM or (op.stateful and not self._can_reread(op)):
                 yield number
 
-    def _is_lasting(self, op: Op) -> bool:
+    def _can_reread(self, op: Op) -> bool:
         """Whether an op reads a variable that no forward writes, so that it can be read again."""
-        return is_read(op) and self.parts.forward_written.isdisjoint(resources(op, self.program.graph))
+        return is_read(op) and self.parts.forward_written.isdisjoint(list_resources(op, self.program.graph))
 
     def _ascend(self, values: Iterable[Value], ops: Iterable[int] = ()) -> set[int]:
         """The ops of the draft that make values, or that these ops need."""
-        return ascend(self.program.graph, [*(value.op for value in values), *ops], self.draft.ops)
+        return find_predecessors(self.program.graph, [*(value.op for value in values), *ops], self.draft.ops)
 
-    def _is_made(self, part: GradientPart) -> bool:
+    def _is_computed(self, part: GradientPart) -> bool:
         """Whether the first part has already computed a gradient."""
         return is_movement(self.program.graph, self._ascend(part.values) - self.first)
 
@@ -134,7 +134,7 @@ class Parting:
         rest = self._ascend(part.values) - self.first
         read = {value.op for number in rest for value in self.program.graph.ops[number].inputs}
         for number in (read | {value.op for value in part.values}) & self.first:
-            if self.program.graph.ops[number].type not in _MOVES:
+            if self.program.graph.ops[number].type not in _MOVEMENTS:
                 yield number
 
     def _split(self, staying: list[Value], flows: set[Value]) -> tuple[Draft, Draft]:
@@ -150,7 +150,7 @@ class Parting:
             op = graph.ops[value.op]
             if op.role == CAPTURE or op.index in second.ops or value in second.feeds:
                 continue
-            again = op.type == "Const" or (op.type == "ReadVariableOp" and self._is_lasting(op))
+            again = op.type == "Const" or (op.type == "ReadVariableOp" and self._can_reread(op))
             if op.index not in self.draft.ops or (op.index in self.first and not again):
                 second.feeds[value] = None
                 given |= {value: None} if op.index in self.first else {}
