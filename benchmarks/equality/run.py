@@ -27,7 +27,7 @@ from common import machine, write
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
-from tests.processes.telling import left, sent, told
+from tests.processes.worker_reports import left, sent, told
 from tests.same import Cut
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 import whale_nebula as nb
-from tests.processes.telling import bits, tell
+from tests.processes.worker_reports import bits, tell
 from tests.same import data
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from tests.processes.sites import ROOT, Line, Site, Sites, line_before, sites
-from tests.processes.telling import MARK, told
+from tests.processes.worker_reports import MARK, told
 from whale_nebula.faults import VARIABLE
 
 COURSE = ROOT / "benchmarks" / "faults" / "course.py"

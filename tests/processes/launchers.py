@@ -17,7 +17,7 @@ from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Placement, free_port
 from whale_nebula.launch.restarts import Attempts, Ended, Rule
 
-SCRIPT = str(HERE / "workers" / "restarting.py")
+SCRIPT = str(HERE / "workers" / "restart.py")
 DEADLINE = 60.0
 
 

@@ -25,7 +25,7 @@ import psutil
 import yaml
 
 from tests.processes import zygote
-from tests.processes.telling import told
+from tests.processes.worker_reports import told
 from whale_nebula.cli import certs
 from whale_nebula.launch import placed
 from whale_nebula.launch.placement import free_port

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.processes.running import Ended, beside, run, told_alone
-from tests.processes.workers.planned import KIB, at_home, lesson, scoped
+from tests.processes.worker_runs import Ended, beside, run, told_alone
+from tests.processes.workers.auto_parallel import KIB, at_home, lesson, scoped
 from whale_nebula.hardware import ClusterInfo, Clusters, WorkerInfo
 from whale_nebula.launch.link_advice import path_inside
 from whale_nebula.runtime.clusters import add_kept
@@ -25,13 +25,13 @@ ANEW = ("c1", "c1, c0: 2")
 def both() -> tuple[Ended, dict[str, Any]]:
     """Two clusters that have 1,500 KiB each, and meanwhile one that has enough."""
     alone = partial(told_alone, lesson, "1GiB", config={"measure": "0s"})
-    return beside("planned", 2, f"{KIB}KiB", alone=alone)
+    return beside("auto_parallel", 2, f"{KIB}KiB", alone=alone)
 
 
 @pytest.fixture(scope="module")
 def anew(both: tuple[Ended, dict[str, Any]]) -> Ended:
     """The same, planned anew again and again as it trains."""
-    return run("planned", 2, "1GiB", *ANEW, deadline=240)
+    return run("auto_parallel", 2, "1GiB", *ANEW, deadline=240)
 
 
 def test_one_cluster_does_all_where_it_can(both: tuple[Ended, dict[str, Any]]) -> None:
@@ -54,7 +54,7 @@ def test_collectives_that_nobody_has_said_are_measured_and_kept(tmp_path: Path) 
     """By a plan of two workers of one cluster; both have the same numbers, and the config's folder has them."""
     config = tmp_path / "clusters.yaml"
     config.write_text("measure: 1s\n")
-    found = run("planned", {"c0/0": "c0", "c0/1": "c0"}, "sums", config)
+    found = run("auto_parallel", {"c0/0": "c0", "c0/1": "c0"}, "sums", config)
     (sums,) = found.same("sums")
     kinds = [each.split(":")[0] for each in found.same("kept")]
     assert sums.startswith("Inside c0 an all-reduce of 2: ") and "as measured on" in sums
@@ -72,14 +72,16 @@ def test_collectives_that_nobody_has_said_are_measured_and_kept(tmp_path: Path) 
 def test_inputs_that_one_cluster_has_are_read_there_alone() -> None:
     """Sentences and labels are in c0, which has no memory for all layers: c1 has those between, and reads neither."""
     alone = partial(told_alone, at_home, "1GiB", config={"measure": "0s"})
-    found, alone = beside("planned", 2, "at_home", "1200KiB", alone=alone)
+    found, alone = beside("auto_parallel", 2, "at_home", "1200KiB", alone=alone)
     for name in ("history", "evaluated"):
         np.testing.assert_allclose(*(tf.nest.flatten(told[name]) for told in (found.told["c0/0"], alone)), 1e-5)
 
 
 @pytest.mark.grid
 def test_what_scopes_say_holds_in_every_process() -> None:
-    found, alone = beside("planned", 2, "scoped", alone=partial(told_alone, scoped, "local", config={"measure": "0s"}))
+    found, alone = beside(
+        "auto_parallel", 2, "scoped", alone=partial(told_alone, scoped, "local", config={"measure": "0s"})
+    )
     assert found.same("scoped").items() >= {"c1": "c1"}.items() and "first" in found.same("scoped")
     assert alone["scoped"] == {"first": "local", "local": "local"}
     got, expected = map(tf.nest.flatten, (found.same("scoped history"), alone["scoped history"]))

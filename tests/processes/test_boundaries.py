@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.processes.running import Ended, several, told_alone
+from tests.processes.worker_runs import Ended, several, told_alone
 from tests.processes.workers import train
 from whale_nebula.runtime.step import measured
 

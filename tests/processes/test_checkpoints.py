@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.processes import telling
+from tests.processes import worker_reports
 from tests.processes.launchers import launching
-from tests.processes.running import SEED, Ended, run, told_alone
 from tests.processes.sites import HERE
-from tests.processes.workers import breaking
-from tests.processes.workers.replanned import PLANS, lesson
+from tests.processes.worker_runs import SEED, Ended, run, told_alone
+from tests.processes.workers import fail
+from tests.processes.workers.change_plan import PLANS, lesson
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli.main import main
@@ -42,7 +42,7 @@ EPOCHS = 2
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Ended:
-    return run("resuming", WORKERS, "-", "-", EPOCHS)
+    return run("resume", WORKERS, "-", "-", EPOCHS)
 
 
 def told(found: Ended) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_processes_that_die_again_and_again_come_to_the_same_end(
 ) -> None:
     stood, saved = [0], 0
     for death in [*deaths, "-"]:
-        found = run("resuming", WORKERS, tmp_path, death, EPOCHS)
+        found = run("resume", WORKERS, tmp_path, death, EPOCHS)
         assert (-9 in found.result.codes.values()) == ("kill" in death)
         resumed = [each.get("resumed") for each in found.told.values()]
         stood.append(max((each[0] for each in resumed if each), default=stood[-1]))
@@ -84,7 +84,7 @@ while the others are in the next step. Of a step that is torn, or whose worker i
 def test_an_error_costs_no_step_unless_one_is_torn(undisturbed: Ended, tmp_path: Path, hosts: Sequence[str]) -> None:
     begins = []
     for death in [*(each for each, _ in ERRORS), "-"]:
-        found = run("resuming", WORKERS, tmp_path, death, EPOCHS, *hosts)
+        found = run("resume", WORKERS, tmp_path, death, EPOCHS, *hosts)
         begins.append((found.same("resumed") or [0])[0])
     assert begins == [0, *(step for _, step in ERRORS)]
     assert told(found) == told(undisturbed)
@@ -108,14 +108,14 @@ def test_copies_that_die_come_to_the_same_end(
         return [{name: each[name] for name in ("history", "weights")} for _, each in sorted(found.told.items())]
 
     epochs = 2 * EPOCHS
-    expected = told_each(run("resuming", workers, "-", "-", epochs, kind))
+    expected = told_each(run("resume", workers, "-", "-", epochs, kind))
     assert len({str(each["history"]) for each in expected}) == copies
     stood = []
     for death in deaths:
-        found = run("resuming", workers, tmp_path, death, epochs, kind)
+        found = run("resume", workers, tmp_path, death, epochs, kind)
         assert -9 in found.result.codes.values()
         stood += [max(each["resumed"][0] for each in found.told.values() if each.get("resumed"))] if stood else [0]
-    found = run("resuming", workers, tmp_path, "-", epochs, kind)
+    found = run("resume", workers, tmp_path, "-", epochs, kind)
     assert told_each(found) == expected
     assert all(each["resumed"][0] > 0 for each in found.told.values())
 
@@ -130,12 +130,12 @@ def test_a_host_that_is_new_goes_on_from_the_copy_in_the_memory_of_another(undis
             memory[worker].mkdir()
 
     with launching(tmp_path, {"c0": 2, "c1": 1}) as found:
-        found.script, found.before = str(HERE / "workers" / "resuming.py"), replace_host
+        found.script, found.before = str(HERE / "workers" / "resume.py"), replace_host
         for worker in WORKERS:
             found.start(worker, "c0/1:step.announced=kill@9", EPOCHS, "piped", memory=str(memory[worker]), seed=SEED)
         for worker, ended in found.ended().items():
             assert (ended.epoch, ended.result.culprit) == (1, None)
-            last = telling.told(ended.result.outcomes[worker].out)
+            last = worker_reports.told(ended.result.outcomes[worker].out)
             assert last["resumed"][0] > 0
             assert {name: last[name] for name in ("history", "weights")} == {
                 name: undisturbed.same(name) for name in ("history", "weights")
@@ -146,11 +146,11 @@ def test_what_is_in_memory_is_saved_as_a_run_ends_by_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An error that would come again ends it, whatever restarts are left. What is newer waits for the next start."""
-    script, folder = str(HERE / "workers" / "breaking.py"), tmp_path / "saved"
+    script, folder = str(HERE / "workers" / "fail.py"), tmp_path / "saved"
     assert main(["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", script, str(folder)]) == 1
     newest, found = Folder(str(folder)).scan()
-    assert newest.step == breaking.LAST and describe_waiting(newest.path).startswith("parts of gpu/0, npu/0: the next")
-    assert 0 < found.step < breaking.LAST and found.check() == ()
+    assert newest.step == fail.LAST and describe_waiting(newest.path).startswith("parts of gpu/0, npu/0: the next")
+    assert 0 < found.step < fail.LAST and found.check() == ()
     assert f"step {found.step}, which was saved in memory, is saved in {folder}" in capfd.readouterr().err
 
 
@@ -162,8 +162,8 @@ PLACES = [name for name in POINTS if not name.startswith(_BEFORE)]
 @pytest.mark.parametrize("worker", WORKERS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_death_at_any_place_costs_no_bit(undisturbed: Ended, tmp_path: Path, worker: str, place: str) -> None:
-    run("resuming", WORKERS, tmp_path, f"{worker}:{place}=kill@2", EPOCHS)
-    assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
+    run("resume", WORKERS, tmp_path, f"{worker}:{place}=kill@2", EPOCHS)
+    assert told(run("resume", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
 
 
 # ------------------------------------------------------------------ other plans than before
@@ -181,7 +181,7 @@ def test_a_run_goes_on_by_another_plan(tmp_path: Path, names: Sequence[str]) -> 
     apart = ["apart"] * (names is APART)
     before = None
     for epochs, name in enumerate(names, 1):
-        found = run("replanned", WORKERS, name, epochs, tmp_path, *apart)
+        found = run("change_plan", WORKERS, name, epochs, tmp_path, *apart)
         found.result.check()
         assert epochs == 1 or found.same("began") == before
         before = found.same("ended")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.processes.running import run
+from tests.processes.worker_runs import run
 from tests.unit.datasets.conftest import Owner, Site, certify, owner, site  # noqa: F401 - fixtures
 
 
@@ -14,7 +14,7 @@ def test_both_train_on_the_same_rows(site: Site, tmp_path: Path) -> None:  # noq
     site.owner.grant("ana")
     certify(site.owner, "ana", tmp_path / "of-ana")
     home = {"at": f"127.0.0.1:{site.port}", "folder": str(tmp_path / "of-ana"), "registry": f"{site.owner.home}/certs"}
-    found = run("reading", {"gpu/0": "gpu", "npu/0": "npu"}, json.dumps(home))
+    found = run("read_dataset", {"gpu/0": "gpu", "npu/0": "npu"}, json.dumps(home))
     found.result.check()
     assert found.same("weights") and found.same("loss")
     assert sum(each["rows"] for each in site.log) == 200

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.processes.running import told_alone
 from tests.processes.sites import HERE, Sites, sites
-from tests.processes.telling import told
+from tests.processes.worker_reports import told
+from tests.processes.worker_runs import told_alone
 from tests.processes.workers.elastic import lesson
 from whale_nebula.cli.main import main
 from whale_nebula.launch.ending import EXIT_LEFT

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from tests.processes.running import Ended, beside, run, told_alone
-from tests.processes.workers.pretraining import LARGE, THREE, WIDE, train
+from tests.processes.worker_runs import Ended, beside, run, told_alone
+from tests.processes.workers.pretrain import LARGE, THREE, WIDE, train
 from tests.unit.models.pretraining.small_pretraining import HOW
 from whale_nebula.models.pretraining import DISCRIMINATOR
 
@@ -18,7 +18,7 @@ DEADLINE = 180.0
 @pytest.fixture(scope="module")
 def two() -> Ended:
     """What a generator and a discriminator told of a step with many rows."""
-    found = run("pretraining", {"all/0": "all", "discriminator/0": DISCRIMINATOR}, "look", deadline=DEADLINE)
+    found = run("pretrain", {"all/0": "all", "discriminator/0": DISCRIMINATOR}, "look", deadline=DEADLINE)
     found.result.check()
     return found
 
@@ -28,7 +28,7 @@ def two() -> Ended:
 def test_generators_and_a_discriminator_end_with_the_bits_of_one_process(names: tuple[str, ...]) -> None:
     workers = {f"{name}/0": name for name in (*names, DISCRIMINATOR)}
     alone_by = partial(told_alone, partial(train, names))
-    ended, alone = beside("pretraining", workers, "learn", alone=alone_by, deadline=DEADLINE)
+    ended, alone = beside("pretrain", workers, "learn", alone=alone_by, deadline=DEADLINE)
     ended.result.check()
     assert ended.same("losses") == alone["losses"]
     for name in (*names, DISCRIMINATOR):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.processes.launchers import SCRIPT, Launchers, launching
-from tests.processes.running import told_alone
 from tests.processes.sites import sites
-from tests.processes.telling import told
-from tests.processes.workers import restarting
+from tests.processes.worker_reports import told
+from tests.processes.worker_runs import told_alone
+from tests.processes.workers import restart
 from tests.unit.transport.crossing import Line
 from whale_nebula.cli.main import main
 from whale_nebula.errors import LinkClosedError, PeerRestartedError
@@ -24,7 +24,7 @@ from whale_nebula.launch.placement import free_port
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """What one process comes to that is not disturbed."""
-    return told_alone(lambda: restarting.train(tmp_path_factory.mktemp("alone")), links="free")
+    return told_alone(lambda: restart.train(tmp_path_factory.mktemp("alone")), links="free")
 
 
 def test_after_a_kill_both_clusters_go_on_from_what_was_saved(
@@ -36,7 +36,7 @@ def test_after_a_kill_both_clusters_go_on_from_what_was_saved(
     found = told(out)
     assert "worker npu/0 failed first: ended by SIGKILL; restart 1 of 2 begins after 1 s, as epoch 1" in err
     assert [name for name in found if "step" in name] == [
-        f"epoch {int(step > 2)} step {step}" for step in range(restarting.STEPS)
+        f"epoch {int(step > 2)} step {step}" for step in range(restart.STEPS)
     ]
     assert (found["weights"], found["loss"]) == (alone["weights"], alone["loss"])
 
@@ -105,7 +105,7 @@ An error of another kind, such as that of a deadline, would say that it was noti
 def test_as_users_start_them_two_sites_meet_again(tmp_path: Path, alone: Mapping[str, Any]) -> None:
     with sites(tmp_path, restarts={"most": 2, "wait": "0s"}) as found:
         (tmp_path / "saved").mkdir()
-        found.start("restarting", tmp_path / "saved", "", 0.3)
+        found.start("restart", tmp_path / "saved", "", 0.3)
         found["gpu"].await_line("epoch 0 step 1")
         os.kill(found["gpu"].worker, signal.SIGKILL)
         for site in found.started.values():

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes.measuring import result_of
-from tests.processes.running import beside
+from tests.processes.three_stage_models import result_of
+from tests.processes.worker_runs import beside
 from tests.same import assert_same
 
 EXTRAS, PLACES = ("regularizer", "add_loss", "output", "mask"), ("front", "middle", "last")

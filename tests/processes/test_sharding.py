@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes.running import Ended, beside, told_alone
-from tests.processes.workers import sharding
+from tests.processes.worker_runs import Ended, beside, told_alone
+from tests.processes.workers import sharded_dataset
 
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -23,8 +23,8 @@ ROWS, AHEAD = 44, 3 * 8
 def both(request: pytest.FixtureRequest) -> tuple[Ended, dict[str, Any]]:
     """Three workers, and meanwhile one process that reads whole batches."""
     more = request.config.getoption("--grid")
-    alone = partial(told_alone, sharding.whole, more)
-    return beside("sharding", THREE, *["more"] * more, alone=alone, deadline=DEADLINE)
+    alone = partial(told_alone, sharded_dataset.whole, more)
+    return beside("sharded_dataset", THREE, *["more"] * more, alone=alone, deadline=DEADLINE)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes.running import run, told_alone
 from tests.processes.sites import line_before, sites
+from tests.processes.worker_runs import run, told_alone
 from tests.processes.workers import train
 from whale_nebula.launch.placement import free_port
 
@@ -99,7 +99,7 @@ def test_a_file_is_written_once_in_a_folder_whatever_a_peer_claims(
     folders = [tmp_path / ("both" if shared else name) for name in ("gpu", "npu")]
     for folder in folders:
         folder.mkdir(exist_ok=True)
-    found = run("saving", {"gpu/0": "gpu", "npu/0": "npu"}, claims, *folders)
+    found = run("save_weights", {"gpu/0": "gpu", "npu/0": "npu"}, claims, *folders)
     found.result.check()
     assert [worker for worker, told in found.told.items() if told["writes"]] == writers
     assert found.same("there") is True

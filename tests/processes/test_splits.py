@@ -12,7 +12,7 @@ import pytest
 import whale_nebula as nb
 from tests.parity.splits import MODELS, Split
 from tests.parity.test_shared_slots import train
-from tests.processes.running import Ended, ended, started
+from tests.processes.worker_runs import Ended, ended, started
 from tests.processes.workers.train import BEFORE, kept, large, small, stored
 from tests.same import Cut, Outcome, assert_same
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.running import Ended, run, told_alone
+from tests.processes.worker_runs import Ended, run, told_alone
 from tests.processes.workers import train
 
 pytestmark = pytest.mark.grid  # `test_splits` asks `nb.verify` of a model in four processes

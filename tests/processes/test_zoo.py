@@ -9,8 +9,8 @@ import pytest
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
-from tests.processes.running import Ended, beside
-from tests.processes.telling import left, sent
+from tests.processes.worker_reports import left, sent
+from tests.processes.worker_runs import Ended, beside
 from tests.processes.workers.train import read_case
 
 # Sixteen programs and more, traced in each process, beside the reference: on two busy cores that takes its time.

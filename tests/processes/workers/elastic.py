@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from tests.processes.telling import tell
+from tests.processes.worker_reports import tell
 from whale_nebula.launch.ending import departure
 
 ROWS, BATCH, STEPS = 48, 8, 6

@@ -15,11 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes import measuring
-from tests.processes.lesson import X, Y, fit, hexed, lesson, measured, taught
-from tests.processes.running import act, reopen
-from tests.processes.sides import INPUTS, course
-from tests.processes.telling import bits, tell
+from tests.processes import three_stage_models
+from tests.processes.translator import INPUTS, course
+from tests.processes.two_cluster_model import X, Y, fit, hexed, lesson, measured, taught
+from tests.processes.worker_reports import bits, tell
+from tests.processes.worker_runs import act, reopen
 from whale_nebula.errors import CollectiveReadError
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run
@@ -250,7 +250,7 @@ def results(cases: str, replicated: str = "") -> None:
     """Small models that are cut over three clusters, and what Keras says of them."""
     nb.init()
     for extra, place in json.loads(cases):
-        tell(f"{extra} {place}", measuring.result_of(extra, place, cut=True, replicated=replicated))
+        tell(f"{extra} {place}", three_stage_models.result_of(extra, place, cut=True, replicated=replicated))
     nb.shutdown()
 
 

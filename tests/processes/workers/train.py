@@ -24,10 +24,10 @@ from tests.parity.crossing import CODECS, crossed
 from tests.parity.splits import MODELS, Split
 from tests.parity.test_shared_slots import train
 from tests.parity.zoo import ZOO
-from tests.processes import synchronized
-from tests.processes.lesson import hexed
-from tests.processes.running import act, reopen
-from tests.processes.telling import bits, left, sent, tell
+from tests.processes import batch_normalization
+from tests.processes.two_cluster_model import hexed
+from tests.processes.worker_reports import bits, left, sent, tell
+from tests.processes.worker_runs import act, reopen
 from tests.same import Cut, data
 from whale_nebula.capture.splits import is_undrawn
 from whale_nebula.errors import NebulaError
@@ -83,7 +83,10 @@ def normalised(*asked: str) -> None:
     for argument in asked:
         name, copies = argument.split(",")
         try:
-            tell(argument, synchronized.CASES[name](synchronized.within(tuple(map(int, copies.split("+"))))))
+            tell(
+                argument,
+                batch_normalization.CASES[name](batch_normalization.within(tuple(map(int, copies.split("+"))))),
+            )
         except nb.errors.BatchCoupledError as error:
             tell(argument, str(error))
 

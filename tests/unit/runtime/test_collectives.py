@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.processes.conftest import forked_workers  # noqa: F401 - a fixture
-from tests.processes.running import Ended, ended
+from tests.processes.worker_runs import Ended, ended
 from whale_nebula.errors import OptionError, StateError
 from whale_nebula.launch import spawn
 from whale_nebula.runtime.replicas import collectives
@@ -21,7 +21,7 @@ from whale_nebula.runtime.replicas.collectives import (
 )
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "tests" / "processes" / "workers" / "summing.py"
+SCRIPT = ROOT / "tests" / "processes" / "workers" / "all_reduce.py"
 
 
 def summing(workers: int, happens: str) -> Ended:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.synchronized import X, Y, normalised, trained, uncut, within
+from tests.processes.batch_normalization import X, Y, normalised, trained, uncut, within
 from tests.same import assert_same
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker

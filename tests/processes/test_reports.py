@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.processes.running import Ended, run
+from tests.processes.worker_runs import Ended, run
 from whale_nebula.report.report import Report, read
 from whale_nebula.report.saved import programs
 

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.telling import tell
+from tests.processes.worker_reports import tell
 
 nb.init({"data": {"gpu": json.loads(sys.argv[1])}})
 inputs = keras.Input((1,))

@@ -24,7 +24,7 @@ import psutil
 
 import whale_nebula as nb
 import whale_nebula.runtime.run
-from tests.processes.telling import told
+from tests.processes.worker_reports import told
 from whale_nebula.launch import Job, Result, attach, spawn
 from whale_nebula.launch.placement import free_port
 from whale_nebula.launch.processes import Echo

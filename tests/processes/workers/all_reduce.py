@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.telling import bits, tell
+from tests.processes.worker_reports import bits, tell
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import attach
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group

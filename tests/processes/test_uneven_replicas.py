@@ -9,8 +9,8 @@ import pytest
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
-from tests.processes.running import Ended, beside
-from tests.processes.telling import left
+from tests.processes.worker_reports import left
+from tests.processes.worker_runs import Ended, beside
 from tests.processes.workers.train import SPEEDS, read_case, slowed
 
 DEADLINE = 300.0

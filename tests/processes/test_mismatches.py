@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.running import Ended, run
+from tests.processes.worker_runs import Ended, run
 
 SOON = 20.0  # a tenth of a second on an idle machine; what must not happen is a wait for the patience of 120 s
 Side = tuple[str, tuple[str, ...]]
@@ -27,7 +27,7 @@ SCENARIOS: dict[str, tuple[Side, Side]] = {
     "width": both("PlanMismatchError", "'taught.train_step'", "8", "9"),
     # the one reads, the other trains on: both hear it, with the lines of the script
     "stopped and read": both("PlanMismatchError", "c0/0", "c1/0", "step 2 of 'taught.train_step'", "a read of",
-                             "scenarios.py:", "lesson.py:"),
+                             "scenarios.py:", "two_cluster_model.py:"),
     "stopped and left": (
         ("LinkClosedError", ("worker 'c1/0' has closed its link", "c0/0 is at step 2 of 'taught.train_step'")),
         ("", ()),
@@ -38,7 +38,7 @@ SCENARIOS: dict[str, tuple[Side, Side]] = {
     # it is known before anything runs: which input, who reads it and where, and what to do
     "absent": (
         ("RemoteFailureError", (ABSENT, "yield 'y' in this cluster as well")),
-        ("AbsentInputError", (ABSENT, "yield 'y' in this cluster as well", "lesson.py:")),
+        ("AbsentInputError", (ABSENT, "yield 'y' in this cluster as well", "two_cluster_model.py:")),
     ),
     "absent later": (
         ("RemoteFailureError", ()), ("AbsentInputError", ("input 'names' is None", "scenarios.py:")),

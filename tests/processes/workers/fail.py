@@ -6,8 +6,8 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from tests.processes.workers.restarting import taught
-from tests.processes.workers.resuming import Told
+from tests.processes.workers.restart import taught
+from tests.processes.workers.resume import Told
 from whale_nebula.errors import ConfigError
 
 LAST = 7

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.lesson import hexed
-from tests.processes.telling import bits, tell
+from tests.processes.two_cluster_model import hexed
+from tests.processes.worker_reports import bits, tell
 
 ROWS, BATCH, WIDE = 44, 8, 6
 MICRO_BATCHES = 2

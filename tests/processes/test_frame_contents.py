@@ -9,8 +9,8 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from tests.processes.looking import Checksums, Look
-from tests.processes.running import run
+from tests.processes.frame_search import Checksums, Look
+from tests.processes.worker_runs import run
 from whale_nebula.wire.frame import Header, Kind, checksum, chunks, pack
 from whale_nebula.wire.message import encode_message
 from whale_nebula.wire.tensor import array_bytes, dtype_code
@@ -26,7 +26,7 @@ Ran = Mapping[str, Mapping[str, Any]]
 def run_sides(request: pytest.FixtureRequest, lesson: str) -> Ran:
     """What each cluster's worker told; `--grid` runs large models."""
     large = ["large"] * request.config.getoption("--grid")
-    found = run("private", {f"{side}/0": side for side in SIDES}, lesson, *large, deadline=DEADLINE)
+    found = run("private_inputs", {f"{side}/0": side for side in SIDES}, lesson, *large, deadline=DEADLINE)
     found.result.check()
     return {side: found.told[f"{side}/0"] for side in SIDES}
 
@@ -131,7 +131,7 @@ READERS = {"x": {0, 1}, "z": {2, 3}, "y": {3}}
 @pytest.fixture(scope="module")
 def kept() -> Mapping[str, Any]:
     """What the workers of three clusters told of which each keeps its inputs."""
-    told = run("private", {worker: worker[0] for worker in WORKERS}, "keeping", deadline=DEADLINE).told
+    told = run("private_inputs", {worker: worker[0] for worker in WORKERS}, "keeping", deadline=DEADLINE).told
     return {name: value for things in told.values() for name, value in things.items()}
 
 

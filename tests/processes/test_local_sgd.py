@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import momenta
-from tests.processes.running import Ended, ended, run, told_alone, training
+from tests.processes.worker_runs import Ended, ended, run, told_alone, training
 from tests.processes.workers import train
 from whale_nebula.launch.ending import EXIT_LEFT
 from whale_nebula.runtime.local_sgd.members import MemberRounds

@@ -26,9 +26,9 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.looking import Checksums, Frame, Look, watched
-from tests.processes.running import act
-from tests.processes.telling import tell
+from tests.processes.frame_search import Checksums, Frame, Look, watched
+from tests.processes.worker_reports import tell
+from tests.processes.worker_runs import act
 from whale_nebula.errors import CollectiveReadError, NebulaError
 from whale_nebula.models import Bert, BertSizes, CausalABNet, SmoothedCrossentropy, text
 from whale_nebula.models.decoding import Beam, Found, translation

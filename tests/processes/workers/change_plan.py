@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from tests.processes.telling import enter_own_folder, tell
+from tests.processes.worker_reports import enter_own_folder, tell
 
 ROWS, BATCH = 48, 8
 PLANS: dict[str, dict[str, Any]] = {

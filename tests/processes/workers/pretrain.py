@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 import whale_nebula as nb
-from tests.processes.looking import Frame, Look, watched
-from tests.processes.running import act
-from tests.processes.telling import bits, tell
+from tests.processes.frame_search import Frame, Look, watched
+from tests.processes.worker_reports import bits, tell
+from tests.processes.worker_runs import act
 from tests.unit.models.pretraining.small_pretraining import (
     FIRST,
     LENGTH,

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 import whale_nebula as nb
-from tests.processes.telling import tell
+from tests.processes.worker_reports import tell
 from tests.same import data
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run
@@ -27,7 +27,7 @@ def claim(self: Session, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
     heard = {peer: link.take(SESSION, 60.0) for peer, link in self.links.items()}
     for peer, link in self.links.items():
         said = {**sheet, "host": heard[peer]["host"]}
-        link.post(build_message(SESSION, "HELLO", **said, doing="nb.init", line="saving.py:1"))
+        link.post(build_message(SESSION, "HELLO", **said, doing="nb.init", line="save_weights.py:1"))
     return heard
 
 

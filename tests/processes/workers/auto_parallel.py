@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.telling import tell
+from tests.processes.worker_reports import tell
 from tests.replanning import plan_anew
 
 KIB = 1500

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.running import Ended, several
+from tests.processes.worker_runs import Ended, several
 
 NAMES = ["latest.weights.h5", "training_metadata.json"]
 OWN = ["latest.c0.weights.h5", "latest.c1.weights.h5", "training_metadata.json"]

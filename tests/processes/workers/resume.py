@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.telling import enter_own_folder, tell
+from tests.processes.worker_reports import enter_own_folder, tell
 from whale_nebula.faults import FaultPlan, apply_plan
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run

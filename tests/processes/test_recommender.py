@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes.running import Ended, run, told_alone
-from tests.processes.workers import recommending
+from tests.processes.worker_runs import Ended, run, told_alone
+from tests.processes.workers import recommender
 
 DEADLINE = 240.0
 pytestmark = pytest.mark.timeout(4 * DEADLINE)
@@ -38,14 +38,14 @@ def starts(counts: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory) ->
     """An epoch in each start."""
     folder: Path = tmp_path_factory.mktemp("run")
     pairs = enumerate(counts, start=1)
-    return [run("recommending", cluster_of(count), folder, epochs, deadline=DEADLINE) for epochs, count in pairs]
+    return [run("recommender", cluster_of(count), folder, epochs, deadline=DEADLINE) for epochs, count in pairs]
 
 
 @pytest.fixture(scope="module")
 def alone(request: pytest.FixtureRequest) -> Alone:
     """What one process comes to, in the epochs that tests look at."""
     looked = range(len(COUNTS)) if request.config.getoption("--grid") else [SAMPLE - 1]
-    return {at: told_alone(recommending.lesson, at + 1, links="10gbit,0ms") for at in looked}
+    return {at: told_alone(recommender.lesson, at + 1, links="10gbit,0ms") for at in looked}
 
 
 @pytest.mark.parametrize("at", EPOCHS)
@@ -74,8 +74,8 @@ def assert_shared_out(found: Ended, meant: dict[str, Any]) -> None:
 
 @pytest.mark.grid
 def test_micro_batches_have_the_bits_of_one_process(tmp_path: Path) -> None:
-    found = run("recommending", cluster_of(2), tmp_path, 1, 3, deadline=DEADLINE)
-    meant = told_alone(recommending.lesson, 1, "", 3, links="10gbit,0ms")
+    found = run("recommender", cluster_of(2), tmp_path, 1, 3, deadline=DEADLINE)
+    meant = told_alone(recommender.lesson, 1, "", 3, links="10gbit,0ms")
     assert found.same("loss") == meant["loss"]
     assert_shared_out(found, meant["rows"])
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.parity.crossing import CODECS
-from tests.processes.running import told_alone
 from tests.processes.sites import SEED, sites
+from tests.processes.worker_runs import told_alone
 from tests.processes.workers import train
 
 SAMPLE = ["int4", "svd", "axes", "topk", "mask and rank", "late", "ramp"]

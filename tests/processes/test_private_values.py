@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.processes.lesson import X, Y, fit, hexed, measured, taught
-from tests.processes.running import SEED, Ended, several
-from tests.processes.sides import INPUTS, course
-from tests.processes.telling import bits
+from tests.processes.translator import INPUTS, course
+from tests.processes.two_cluster_model import X, Y, fit, hexed, measured, taught
+from tests.processes.worker_reports import bits
+from tests.processes.worker_runs import SEED, Ended, several
 
 ELSEWHERE = "this result is on {}, not in this process"
 Told = dict[str, Any]
@@ -158,7 +158,7 @@ def read_alone() -> Told:
 
 
 class TestInputs:
-    """Each side of a text is read in its own cluster; that no word of it is sent, `test_private` looks."""
+    """Each side of a text is read in its own cluster; that no word of it is sent, `test_frame_contents` checks."""
 
     @pytest.mark.parametrize("part", ["arrays", "generator", "dataset", "evaluate", "batch", "weights"])
     def test_each_side_by_itself_comes_to_what_one_process_comes_to(

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.telling import bits
+from tests.processes.worker_reports import bits
 from tests.same import data
 
 X, Y = data(40, 6), data(40, 3, seed=1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import keras
 
 import whale_nebula as nb
-from tests.processes.telling import bits, tell
+from tests.processes.worker_reports import bits, tell
 from tests.same import data
 from whale_nebula.errors import NebulaError
 

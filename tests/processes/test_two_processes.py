@@ -9,9 +9,9 @@ import keras
 import pytest
 
 import whale_nebula as nb
-from tests.processes.lesson import lesson
-from tests.processes.running import SEED, Ended, run
-from tests.processes.telling import bits
+from tests.processes.two_cluster_model import lesson
+from tests.processes.worker_reports import bits
+from tests.processes.worker_runs import SEED, Ended, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*saved without its scopes:whale_nebula.errors.NebulaWarning")
 PARTS = ["initial", "history", "evaluate", "predict", "weights", "optimizer", "nested", "after the nested", "summary",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes.running import Ended, beside
-from tests.processes.synchronized import CASES, TOLERANCE, WORKERS, uncut
+from tests.processes.batch_normalization import CASES, TOLERANCE, WORKERS, uncut
+from tests.processes.worker_runs import Ended, beside
 from tests.same import assert_same
 
 DEADLINE = 300.0

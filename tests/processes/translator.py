@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.lesson import hexed
-from tests.processes.telling import bits
+from tests.processes.two_cluster_model import hexed
+from tests.processes.worker_reports import bits
 
 ROWS, BATCH, WORDS = 24, 8, 50
 SOURCE, TARGET = 1 << 20, 1 << 21

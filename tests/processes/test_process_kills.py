@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.processes.running import Ended, run
 from tests.processes.sites import SEED, Sites, sites
+from tests.processes.worker_runs import Ended, run
 from whale_nebula.launch.placement import free_port
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
@@ -85,7 +85,7 @@ def start(folder: Path, found: Sites) -> None:
     for cluster in SITES:
         found.start_gateway(cluster)
     (folder / "saved").mkdir()
-    found.start("resuming", folder / "saved", "-", EPOCHS, "piped", REST)
+    found.start("resume", folder / "saved", "-", EPOCHS, "piped", REST)
 
 
 def options() -> dict[str, Any]:
@@ -105,7 +105,7 @@ def told(found: Sites) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    found: Ended = run("resuming", WORKERS, "-", "-", EPOCHS)
+    found: Ended = run("resume", WORKERS, "-", "-", EPOCHS)
     found.result.check()
     return {name: found.same(name) for name in ("history", "weights")}
 

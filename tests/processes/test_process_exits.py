@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from tests.processes.running import ended, training
+from tests.processes.worker_runs import ended, training
 from whale_nebula.launch.ending import EXIT_LEFT
 
 GRACE = 30.0

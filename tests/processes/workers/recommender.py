@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.telling import bits, tell
+from tests.processes.worker_reports import bits, tell
 from whale_nebula.errors import NotYetError, RemoteFailureError
 from whale_nebula.models.recommender import (
     HashedEmbedding,
