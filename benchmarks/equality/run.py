@@ -27,7 +27,7 @@ from common import machine, write
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
-from tests.processes.worker_reports import left, sent, told
+from tests.processes.worker_reports import count_sent_bytes, encode_outcome, parse_reports
 from tests.same import Cut
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ def across(folder: Path) -> list[Mapping[str, Any]]:
         [*wan, *commands[0], *script, "---", *commands[1], *script],
         check=True, cwd=ROOT, env=environment, timeout=DEADLINE,
     )  # fmt: skip
-    return [told((folder / name).read_text("utf-8")) for name in CLUSTERS]
+    return [parse_reports((folder / name).read_text("utf-8")) for name in CLUSTERS]
 
 
 def alone(name: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def alone(name: str) -> dict[str, Any]:
     nb.shutdown()
     keras.utils.set_random_seed(SEED)
     with nb.init(links="10gbit,0ms"):
-        return {**left(ZOO[name].run(Cut(*CUT))), "sent": sent()}
+        return {**encode_outcome(ZOO[name].run(Cut(*CUT))), "sent": count_sent_bytes()}
 
 
 def compared(name: str, sites: list[Mapping[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ X, Y = data(31, 8), data(31, 1, seed=1)
 Scopes = Callable[[int], contextlib.AbstractContextManager[Any]]
 
 
-def normalised(scopes: Scopes) -> keras.Model:
+def build_model(scopes: Scopes) -> keras.Model:
     """Two layers of it in two blocks. There is no bias before them: its gradient would be nothing but rounding."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((8,))
@@ -35,30 +35,30 @@ def normalised(scopes: Scopes) -> keras.Model:
     return model
 
 
-def within(copies: Sequence[int], micro_batch: int = 1, **options: Any) -> Scopes:
+def make_scopes(copies: Sequence[int], micro_batch: int = 1, **options: Any) -> Scopes:
     """Scopes for a stage for each number of copies; all blocks from there on are in the last."""
 
     @contextlib.contextmanager
-    def entered(number: int) -> Any:
+    def enter(number: int) -> Any:
         stage = min(number, len(copies) - 1)
         with nb.replica(copies[stage]), nb.pipeline(micro_batch, **options), nb.stage(cluster="c0", name=f"s{stage}"):
             yield
 
-    return entered
+    return enter
 
 
-def uncut(number: int) -> contextlib.AbstractContextManager[Any]:
+def enter_no_scopes(number: int) -> contextlib.AbstractContextManager[Any]:
     """None of them."""
     return contextlib.nullcontext()
 
 
-def trained(model: keras.Model) -> dict[str, Any]:
+def train_model(model: keras.Model) -> dict[str, Any]:
     """Two epochs of ten, ten, ten and one row, with validation: histories and variables."""
     fitted = model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, validation_data=(X[:7], Y[:7]))
     return {"history": fitted.history, "weights": [weight.tolist() for weight in model.get_weights()]}
 
 
-def looped(scopes: Scopes) -> dict[str, Any]:
+def run_custom_loop(scopes: Scopes) -> dict[str, Any]:
     """The gradients of a step of one's own: pictures, and a layer before it in half precision."""
     keras.utils.set_random_seed(4)
     first = keras.layers.Conv2D(3, 3, dtype="mixed_float16")
@@ -72,9 +72,9 @@ def looped(scopes: Scopes) -> dict[str, Any]:
             return last(tf.reduce_mean(hidden, [1, 2]))
 
     pictures = data(7, 6 * 6 * 2).reshape(7, 6, 6, 2)
-    call(pictures[:1], uncut)
+    call(pictures[:1], enter_no_scopes)
 
-    @(tf.function if scopes is uncut else nb.function)
+    @(tf.function if scopes is enter_no_scopes else nb.function)
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(call(x, scopes) - 1.0))
@@ -89,6 +89,6 @@ TOLERANCE = {"trained": "normalised", "looped": "mixed"}
 """A replica rounds its part of a gradient to half precision, where the uncut step rounds it all."""
 
 CASES: Mapping[str, Callable[[Scopes], dict[str, Any]]] = {
-    "trained": lambda scopes: trained(normalised(scopes)),
-    "looped": looped,
+    "trained": lambda scopes: train_model(build_model(scopes)),
+    "looped": run_custom_loop,
 }

@@ -21,26 +21,26 @@ from whale_nebula.wire.frame import HEADER_BYTES, Kind, unpack
 from whale_nebula.wire.message import decode_message
 from whale_nebula.wire.tensor import dtype_of
 
-NEIGHBOURS = {"int16": 3, "int32": 2, "int64": 2, "float16": 3, "float32": 2, "float64": 2}
+NEIGHBOUR_COUNTS = {"int16": 3, "int32": 2, "int64": 2, "float16": 3, "float32": 2, "float64": 2}
 """As what ids might be sent, and how many of them one after the other are looked for."""
-LONG_BYTES, SHORT_LETTERS = 5, 3
-OURS = frozenset({"the", "once"})
+MIN_PATTERN_BYTES, MIN_WORD_LETTERS = 5, 3
+OWN_WORDS = frozenset({"the", "once"})
 _RANDOM = re.compile(r"[A-Za-z0-9+/=]{24,}")
 """Certificates, keys and digests as text, which spell a short word now and then; no word is so long."""
 """Words that messages are made of, in whatever language a text has them."""
 
 
-def watched() -> list[bytes]:
+def record_frames() -> list[bytes]:
     """Keep every frame that gRPC takes from this process from now on: nothing but TLS is below."""
     taken: list[bytes] = []
     outgoing = Lane.outgoing
 
-    def watching(lane: Lane) -> Iterator[bytes]:
+    def record(lane: Lane) -> Iterator[bytes]:
         for frame in outgoing(lane):
             taken.append(frame)
             yield frame
 
-    Lane.outgoing = watching  # type: ignore[method-assign]
+    Lane.outgoing = record  # type: ignore[method-assign]
     return taken
 
 
@@ -52,9 +52,9 @@ class Frame(NamedTuple):
     kind: Kind
     dtype: str
     dims: tuple[int, ...]
-    coded: bool
+    is_encoded: bool
     message: dict[str, Any]
-    reader: int = 0
+    destination: int = 0
 
     @classmethod
     def read(cls, data: bytes) -> Frame:
@@ -64,41 +64,43 @@ class Frame(NamedTuple):
         return cls(kind, "" if found is None else found.name, header.dims, header.encoded, message, header.destination)
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """In a few words.
 
         >>> Frame(Kind.BOUNDARY, "bool", (8, 16), True, {}).said
         'BOUNDARY bool coded'
         """
-        return " ".join([self.kind.name, *([self.dtype] if self.dtype else []), *(["coded"] if self.coded else [])])
+        return " ".join(
+            [self.kind.name, *([self.dtype] if self.dtype else []), *(["coded"] if self.is_encoded else [])]
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TextPatterns:
     """What to look for: patterns of bytes in whatever is sent, each with what it is, and short words in messages."""
 
     patterns: dict[bytes, str]
     words: frozenset[str]
 
     @classmethod
-    def of(cls, sentences: Sequence[str], rows: Iterable[Sequence[int]], first: int) -> Look:
+    def of(cls, sentences: Sequence[str], rows: Iterable[Sequence[int]], first: int) -> TextPatterns:
         """For a text: its sentences, and its ids where they are those of words, from `first` on."""
-        found = {pattern: f"ids as {name}" for row in rows for name, pattern in _ids(row, first)}
-        found |= {pattern: "words" for sentence in sentences for pattern in _parts(sentence)}
-        words = (word for sentence in sentences for word in _words(sentence))
-        return cls(found, frozenset(word for word in words if len(word) >= SHORT_LETTERS) - OURS)
+        found = {pattern: f"ids as {name}" for row in rows for name, pattern in _encode_ids(row, first)}
+        found |= {pattern: "words" for sentence in sentences for pattern in _split_sentence(sentence)}
+        words = (word for sentence in sentences for word in _split_words(sentence))
+        return cls(found, frozenset(word for word in words if len(word) >= MIN_WORD_LETTERS) - OWN_WORDS)
 
-    def finds(self, frame: bytes) -> list[str]:
+    def find_in(self, frame: bytes) -> list[str]:
         """What of the text is in a frame after its header, whose numbers may be those of ids by chance."""
         message = Frame.read(frame).message
-        said = json.dumps(message, ensure_ascii=False) if message else ""
-        short = self.words & set(_words(_RANDOM.sub(" ", said)))
-        found = [*self._patterns(frame[HEADER_BYTES:]), *self._patterns(said.encode())]
+        description = json.dumps(message, ensure_ascii=False) if message else ""
+        short = self.words & set(_split_words(_RANDOM.sub(" ", description)))
+        found = [*self._patterns(frame[HEADER_BYTES:]), *self._patterns(description.encode())]
         return [*found, *(f"a word: {word}" for word in sorted(short))]
 
     def _patterns(self, data: bytes) -> list[str]:
-        starts = {data[at : at + LONG_BYTES] for at in range(len(data) - LONG_BYTES + 1)}
-        likely = [each for each in self.patterns if each[:LONG_BYTES] in starts]
+        starts = {data[at : at + MIN_PATTERN_BYTES] for at in range(len(data) - MIN_PATTERN_BYTES + 1)}
+        likely = [each for each in self.patterns if each[:MIN_PATTERN_BYTES] in starts]
         return [f"{self.patterns[each]}: {each!r}" for each in likely if each in data]
 
 
@@ -118,21 +120,23 @@ class Checksums:
                 found[google_crc32c.value(data.tobytes())] = f"{name}[{start}:{end}]"
         return cls(found)
 
-    def finds(self, frame: bytes) -> list[str]:
+    def find_in(self, frame: bytes) -> list[str]:
         """Of what a frame has a checksum: as a number of any base in a message, else as four bytes of the payload."""
         message = Frame.read(frame).message
         if message:
-            said = set(re.findall(r"[0-9a-f]+", json.dumps(message).lower()))
-            return sorted(name for crc, name in self.names.items() if said & {str(crc), f"{crc:x}", f"{crc:08x}"})
+            description = set(re.findall(r"[0-9a-f]+", json.dumps(message).lower()))
+            return sorted(
+                name for crc, name in self.names.items() if description & {str(crc), f"{crc:x}", f"{crc:08x}"}
+            )
         payload = frame[HEADER_BYTES:]
         there = {payload[at : at + 4] for at in range(len(payload) - 3)}
         orders: tuple[Literal["little", "big"], ...] = ("little", "big")
         return sorted(n for crc, n in self.names.items() if any(crc.to_bytes(4, order) in there for order in orders))
 
 
-def _ids(row: Sequence[int], first: int) -> Iterator[tuple[str, bytes]]:
+def _encode_ids(row: Sequence[int], first: int) -> Iterator[tuple[str, bytes]]:
     """Neighbours in a row, as each type, and as they are written in a message."""
-    for name, count in NEIGHBOURS.items():
+    for name, count in NEIGHBOUR_COUNTS.items():
         for start in range(len(row) - count + 1):
             some = row[start : start + count]
             if min(some) >= first:
@@ -142,12 +146,12 @@ def _ids(row: Sequence[int], first: int) -> Iterator[tuple[str, bytes]]:
             yield from (("text", mark.join(map(str, pair)).encode()) for mark in (",", ", ", " "))
 
 
-def _parts(sentence: str) -> set[bytes]:
+def _split_sentence(sentence: str) -> set[bytes]:
     """A sentence's long words, and each two of its words that stand side by side; as they are, and in lower case."""
     pairs = [f"{one} {other}" for one, other in itertools.pairwise(sentence.split())]
-    parts = {each.encode() for part in (*_words(sentence), *pairs) for each in (part, part.lower(), part.title())}
-    return {part for part in parts if len(part) >= LONG_BYTES}
+    parts = {each.encode() for part in (*_split_words(sentence), *pairs) for each in (part, part.lower(), part.title())}
+    return {part for part in parts if len(part) >= MIN_PATTERN_BYTES}
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[^\W\d_]+", text)]

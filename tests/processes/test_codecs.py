@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.parity.crossing import CODECS
-from tests.processes.sites import SEED, sites
-from tests.processes.worker_runs import told_alone
+from tests.processes.sites import SEED, prepare_sites
+from tests.processes.worker_runs import run_in_this_process
 from tests.processes.workers import train
 
 SAMPLE = ["int4", "svd", "axes", "topk", "mask and rank", "late", "ramp"]
@@ -17,31 +17,31 @@ SAMPLE = ["int4", "svd", "axes", "topk", "mask and rank", "late", "ramp"]
 DEADLINE = 240.0
 
 
-def check(folder: Path, cases: Sequence[str]) -> None:
-    with sites(folder) as found:
-        found.start("train", "compressed", *cases)
-        expected = told_alone(train.compressed, *cases, links="10gbit,0ms", seed=SEED)
-        codes = {cluster: site.wait(DEADLINE) for cluster, site in found.started.items()}
-        assert codes == {"gpu": 0, "npu": 0}, found["npu"].said
+def check_cases(folder: Path, cases: Sequence[str]) -> None:
+    with prepare_sites(folder) as found:
+        found.start("train", "train_compressed", *cases)
+        expected = run_in_this_process(train.train_compressed, *cases, links="10gbit,0ms", seed=SEED)
+        codes = {cluster: site.wait(DEADLINE) for cluster, site in found.sites.items()}
+        assert codes == {"gpu": 0, "npu": 0}, found["npu"].last_output
         for case in cases:
-            assert found.same(case) == expected[case], case
-            each = [site.told[f"{case} sent"] for site in found.started.values()]
+            assert found.get_common(case) == expected[case], case
+            each = [site.reports[f"{case} sent"] for site in found.sites.values()]
             sent = {link: count for part in each for link, count in part.items() if count[0]}
             assert sent == expected[f"{case} sent"], case
 
 
 @pytest.mark.grid
-def test_two_sites_leave_what_one_process_leaves(tmp_path: Path) -> None:
-    check(tmp_path, SAMPLE)
+def test_sites_train_as_one_process(tmp_path: Path) -> None:
+    check_cases(tmp_path, SAMPLE)
 
 
 @pytest.mark.grid
-def test_gradients_of_weights_that_come_later_leave_what_one_process_leaves(tmp_path: Path) -> None:
-    check(tmp_path, ["none,4,zero-bubble", "int8,4,zero-bubble"])
+def test_zero_bubble_sites_train_as_one_process(tmp_path: Path) -> None:
+    check_cases(tmp_path, ["none,4,zero-bubble", "int8,4,zero-bubble"])
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b", "zero-bubble"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_every_codec_in_every_schedule(tmp_path: Path, micro_batches: int, schedule: str) -> None:
-    check(tmp_path, [f"{name},{micro_batches},{schedule}" for name in CODECS])
+def test_codec_trains_as_in_one_process_in_every_schedule(tmp_path: Path, micro_batches: int, schedule: str) -> None:
+    check_cases(tmp_path, [f"{name},{micro_batches},{schedule}" for name in CODECS])

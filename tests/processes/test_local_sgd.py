@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import momenta
-from tests.processes.worker_runs import Ended, ended, run, told_alone, training
+from tests.processes.worker_runs import FinishedRun, run_in_this_process, run_workers, start_training, wait_for_run
 from tests.processes.workers import train
 from whale_nebula.launch.ending import EXIT_LEFT
 from whale_nebula.runtime.local_sgd.members import MemberRounds
@@ -26,99 +26,101 @@ SAMPLE = ("async",)
 
 
 @pytest.fixture(scope="module")
-def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def three_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """A cluster of two workers and one of a single one."""
     folder, ways = tmp_path_factory.mktemp("apart"), WAYS if request.config.getoption("--grid") else SAMPLE
-    return run("train", THREE, "apart", folder, *ways, deadline=DEADLINE)
+    return run_workers("train", THREE, "train_local_sgd", folder, *ways, deadline=DEADLINE)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two clusters of one worker each."""
-    return run("train", 2, "apart", tmp_path_factory.mktemp("apart"), "sync", "each", "1bit")
+    return run_workers("train", 2, "train_local_sgd", tmp_path_factory.mktemp("apart"), "sync", "each", "1bit")
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=() if way in SAMPLE else pytest.mark.grid) for way in WAYS])
 class TestThreeWorkers:
-    def test_all_end_with_the_same_bits(self, three: Ended, way: str) -> None:
-        assert three.same(f"{way} weights")
+    def test_workers_end_with_equal_weights(self, three_workers: FinishedRun, way: str) -> None:
+        assert three_workers.get_common(f"{way} weights")
 
-    def test_each_cluster_tells_its_own_losses_and_all_the_same_validation(self, three: Ended, way: str) -> None:
-        first, mate, other = three.all(f"{way} losses")
+    def test_losses_differ_by_cluster_and_validation_agrees(self, three_workers: FinishedRun, way: str) -> None:
+        first, mate, other = three_workers.get_all(f"{way} losses")
         assert first == mate != other
-        for own, theirs in zip(three.all(f"{way} validation")[0], three.all(f"{way} validation")[2], strict=True):
+        for own, theirs in zip(
+            three_workers.get_all(f"{way} validation")[0], three_workers.get_all(f"{way} validation")[2], strict=True
+        ):
             assert own == pytest.approx(theirs, rel=1e-5)
 
-    def test_it_says_whom_it_met(self, three: Ended, way: str) -> None:
-        assert three.all(f"{way} meetings") == [[["c1"], 8], [["c1"], 8], [["c0"], 8]]
+    def test_report_lists_the_other_clusters(self, three_workers: FinishedRun, way: str) -> None:
+        assert three_workers.get_all(f"{way} meetings") == [[["c1"], 8], [["c1"], 8], [["c0"], 8]]
 
-    def test_what_was_saved_is_loaded_by_all(self, three: Ended, way: str) -> None:
-        assert three.same(f"{way} loaded") is True
+    def test_saved_weights_are_loaded_by_all_workers(self, three_workers: FinishedRun, way: str) -> None:
+        assert three_workers.get_common(f"{way} loaded") is True
 
 
 @pytest.mark.grid
-def test_all_choose_the_same_interval_from_what_all_have_measured(three: Ended) -> None:
-    assert "chosen by sync_every='auto': an exchange takes" in three.same("auto chosen")
+def test_auto_interval_is_the_same_in_all_workers(three_workers: FinishedRun) -> None:
+    assert "chosen by sync_every='auto': an exchange takes" in three_workers.get_common("auto chosen")
 
 
-def test_a_custom_loop_begins_with_the_first_ones_weights(three: Ended) -> None:
+def test_custom_loop_starts_from_the_first_workers_weights(three_workers: FinishedRun) -> None:
     missing = 1.0  # of the weight to be 1; a step on n rows of ones takes 0.2 n of it away
     for _ in range(2):
         missing *= 2 / 3 * (1 - 0.2 * 4) ** 2 + 1 / 3 * (1 - 0.2 * 2) ** 2  # two workers have two thirds of the rows
-    assert float.fromhex(three.same("loop")) == pytest.approx(1.0 - missing, rel=1e-5)
+    assert float.fromhex(three_workers.get_common("loop")) == pytest.approx(1.0 - missing, rel=1e-5)
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("way", ["sync", "each", "1bit"])
-def test_two_processes_leave_what_one_leaves(two: Ended, way: str) -> None:
-    here = told_alone(train.trained_apart, way, config={"clusters": {"c0": {}, "c1": {}}})
-    assert json.loads(json.dumps(here[f"{way} weights"])) == two.same(f"{way} weights")
-    assert here[f"{way} losses"] == two.all(f"{way} losses")[0]
+def test_two_processes_train_as_one(two_workers: FinishedRun, way: str) -> None:
+    here = run_in_this_process(train.train_model_by_local_sgd, way, config={"clusters": {"c0": {}, "c1": {}}})
+    assert json.loads(json.dumps(here[f"{way} weights"])) == two_workers.get_common(f"{way} weights")
+    assert here[f"{way} losses"] == two_workers.get_all(f"{way} losses")[0]
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL])
-def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
-    with training(2, "apart", tmp_path, "endless", steps=15) as job:
+def test_signal_to_one_worker_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
+    with start_training(2, "train_local_sgd", tmp_path, "endless", steps=15) as job:
         job.signal("c1/0", ends)
-        found = ended(job)
+        found = wait_for_run(job)
     if ends is signal.SIGTERM:
         assert found.result.codes == {"c0/0": EXIT_LEFT, "c1/0": EXIT_LEFT}
-        assert found.same("steps") % 10 == 0
+        assert found.get_common("steps") % 10 == 0
     else:
         assert found.result.culprit == "c1/0"
         assert "worker 'c1/0' is gone" in found.result.outcomes["c0/0"].err
 
 
 @pytest.fixture(scope="module")
-def members(request: pytest.FixtureRequest) -> Ended:
+def members(request: pytest.FixtureRequest) -> FinishedRun:
     """Three workers of one cluster."""
-    kinds = [*train.MEMBERS] if request.config.getoption("--grid") else ["adam"]
-    return run("train", {f"c0/{n}": "c0" for n in range(3)}, "members", MEMBERS_STEPS, *kinds)
+    kinds = [*train.HAS_SERVERS] if request.config.getoption("--grid") else ["adam"]
+    return run_workers("train", {f"c0/{n}": "c0" for n in range(3)}, "train_momentum_exchange", MEMBERS_STEPS, *kinds)
 
 
 @pytest.mark.parametrize("kind", ["adam", pytest.param("lamb", marks=pytest.mark.grid)])
-def test_workers_of_a_cluster_exchange_momenta_as_the_algorithm_says(members: Ended, kind: str) -> None:
-    momenta.check_steps(kind, 3, members.same(f"{kind} weights"), servers=train.MEMBERS[kind])
+def test_momentum_exchange_matches_the_reference(members: FinishedRun, kind: str) -> None:
+    momenta.check_steps(kind, 3, members.get_common(f"{kind} weights"), servers=train.HAS_SERVERS[kind])
 
 
-def test_workers_send_the_bytes_that_the_plan_says(members: Ended) -> None:
+def test_sent_bytes_match_the_plan(members: FinishedRun) -> None:
     """With what goes over links, whose control messages count their steps."""
     (warm, after), peers = MemberRounds.count_bytes(OneBitAdam(servers=True), [30, 10], 3), 2
-    crossed = members.all("adam crossed")[0]
+    crossed = members.get_all("adam crossed")[0]
     assert crossed[2] - crossed[-1] == pytest.approx(peers * (warm - after), abs=16)
-    plan = members.told["c0/0"]["plan"]
+    plan = members.reports["c0/0"]["plan"]
     assert f"each worker sends each other worker {warm} B of momenta, by all-to-all, then all-gather" in plan
     assert f"in each later step {after} B, by all-to-all, then all-gather" in plan
 
 
-def test_a_count_of_copies_is_that_of_the_workers(members: Ended) -> None:
-    assert "nb.replica(5, exchange='1bit') in a cluster of 3 workers" in members.same("refused")
+def test_wrong_replica_count_is_refused(members: FinishedRun) -> None:
+    assert "nb.replica(5, exchange='1bit') in a cluster of 3 workers" in members.get_common("refused")
 
 
-def test_averages_of_layers_are_those_of_all_workers(members: Ended) -> None:
-    np.testing.assert_allclose(members.same("mean"), 0.01 * momenta.rows_of(0)[0].mean(0), rtol=1e-5)
+def test_layer_averages_cover_all_workers(members: FinishedRun) -> None:
+    np.testing.assert_allclose(members.get_common("mean"), 0.01 * momenta.rows_of(0)[0].mean(0), rtol=1e-5)
 
 
-def test_nobody_is_left(three: Ended) -> None:
-    assert set(three.result.codes.values()) == {0}
+def test_workers_exit_without_error(three_workers: FinishedRun) -> None:
+    assert set(three_workers.result.codes.values()) == {0}

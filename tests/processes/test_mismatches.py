@@ -7,34 +7,34 @@ from typing import Any
 
 import pytest
 
-from tests.processes.worker_runs import Ended, run
+from tests.processes.worker_runs import FinishedRun, run_workers
 
-SOON = 20.0  # a tenth of a second on an idle machine; what must not happen is a wait for the patience of 120 s
+MAX_SECONDS = 20.0  # a tenth of a second on an idle machine; what must not happen is a wait for the patience of 120 s
 Side = tuple[str, tuple[str, ...]]
 """The error in a process, and what it says."""
 
 
-def both(error: str, *said: str) -> tuple[Side, Side]:
+def expect_both(error: str, *said: str) -> tuple[Side, Side]:
     return ((error, said), (error, said))
 
 
 ABSENT = "input 'y' is None in this process, but stage 'c1' of cluster 'c1' reads it here"
 EXPLODED = ("the hidden values exploded", "stage 'c1'", "start all workers again")
 SCENARIOS: dict[str, tuple[Side, Side]] = {
-    "seeds": both("ConfigError", "c0/0: 1, c1/0: 2"),
-    "order": both("InputMismatchError", "input 'x' differs", "c0/0", "c1/0", "shuffle"),
-    "rows": both("InputMismatchError"),
-    "width": both("PlanMismatchError", "'taught.train_step'", "8", "9"),
+    "seeds": expect_both("ConfigError", "c0/0: 1, c1/0: 2"),
+    "order": expect_both("InputMismatchError", "input 'x' differs", "c0/0", "c1/0", "shuffle"),
+    "rows": expect_both("InputMismatchError"),
+    "width": expect_both("PlanMismatchError", "'taught.train_step'", "8", "9"),
     # the one reads, the other trains on: both hear it, with the lines of the script
-    "stopped and read": both("PlanMismatchError", "c0/0", "c1/0", "step 2 of 'taught.train_step'", "a read of",
+    "stopped and read": expect_both("PlanMismatchError", "c0/0", "c1/0", "step 2 of 'taught.train_step'", "a read of",
                              "scenarios.py:", "two_cluster_model.py:"),
     "stopped and left": (
         ("LinkClosedError", ("worker 'c1/0' has closed its link", "c0/0 is at step 2 of 'taught.train_step'")),
         ("", ()),
     ),
     "asserting": (("RemoteFailureError", ("worker 'c1/0' failed", *EXPLODED)), ("StageFailedError", EXPLODED)),
-    "ids unlike": both("InputMismatchError", "input 'names' differs"),
-    "configs": both("ConfigError", "'weights': c0/0: everywhere; c1/0: own"),
+    "ids unlike": expect_both("InputMismatchError", "input 'names' differs"),
+    "configs": expect_both("ConfigError", "'weights': c0/0: everywhere; c1/0: own"),
     # it is known before anything runs: which input, who reads it and where, and what to do
     "absent": (
         ("RemoteFailureError", (ABSENT, "yield 'y' in this cluster as well")),
@@ -47,32 +47,32 @@ SCENARIOS: dict[str, tuple[Side, Side]] = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    return run("scenarios", 2, "disagreement", Path(tmp_path_factory.mktemp("pair")))
+def pair(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    return run_workers("scenarios", 2, "run_mismatches", Path(tmp_path_factory.mktemp("pair")))
 
 
-def check(told: dict[str, Any], error: str, said: tuple[str, ...]) -> None:
-    assert told["seconds"] < SOON
-    assert told["type"] == error, told["text"]
+def check(report: dict[str, Any], error: str, said: tuple[str, ...]) -> None:
+    assert report["seconds"] < MAX_SECONDS
+    assert report["type"] == error, report["text"]
     for part in said:
-        assert part in told["text"]
-    assert told.get("untouched", True)
+        assert part in report["text"]
+    assert report.get("untouched", True)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_both_stop_and_say_why(pair: Ended, scenario: str) -> None:
-    for told, expected in zip(pair.all(scenario), SCENARIOS[scenario], strict=True):
-        check(told, *expected)
+def test_mismatch_stops_both_processes_with_a_reason(pair: FinishedRun, scenario: str) -> None:
+    for report, expected in zip(pair.get_all(scenario), SCENARIOS[scenario], strict=True):
+        check(report, *expected)
 
 
-def test_what_is_alike_runs(pair: Ended) -> None:
+def test_differences_in_unread_inputs_are_allowed(pair: FinishedRun) -> None:
     """Inputs that are not compared, or that nobody reads, may differ or be absent."""
-    assert pair.same("ids alike") == 2.0 * (0 + 1 + 2 + 3)
-    assert pair.same("absent and given") == [2.0 * (0 + 1 + 2 + 3)] * 3
+    assert pair.get_common("ids alike") == 2.0 * (0 + 1 + 2 + 3)
+    assert pair.get_common("absent and given") == [2.0 * (0 + 1 + 2 + 3)] * 3
 
 
-def test_what_a_script_raises_reaches_the_other(pair: Ended) -> None:
+def test_uncaught_error_reaches_the_other_process(pair: FinishedRun) -> None:
     said = "worker 'c1/0' failed: RuntimeError: no data on this site"
-    check(pair.told["c0/0"]["uncaught"], "RemoteFailureError", (said,))
+    check(pair.reports["c0/0"]["uncaught"], "RemoteFailureError", (said,))
     assert pair.result.culprit == "c1/0"
     assert pair.result.codes == {"c0/0": 0, "c1/0": 1}

@@ -9,30 +9,30 @@ import time
 
 import psutil
 
-from tests.processes.worker_runs import ended, training
+from tests.processes.worker_runs import start_training, wait_for_run
 from whale_nebula.launch.ending import EXIT_LEFT
 
 GRACE = 30.0
 
 
-def test_when_one_is_killed_the_others_end_with_its_name() -> None:
-    with training(3, "endless", steps=3) as job:
+def test_kill_ends_other_workers_with_its_name() -> None:
+    with start_training(3, "train_endlessly", steps=3) as job:
         job.signal("c1/0", signal.SIGKILL)
         start = time.monotonic()
-        found = ended(job, GRACE)
+        found = wait_for_run(job, GRACE)
         assert time.monotonic() - start < GRACE
         assert not any(psutil.pid_exists(pid) for pid in job.pids.values())
     assert found.result.culprit == "c1/0"
     assert found.result.codes == {"c0/0": 1, "c1/0": -signal.SIGKILL, "c2/0": 1}
     for worker in ("c0/0", "c2/0"):
-        assert "worker 'c1/0' is gone" in found.told[worker]["error"]
+        assert "worker 'c1/0' is gone" in found.reports[worker]["error"]
 
 
-def test_when_one_is_asked_to_end_all_leave_after_the_same_step() -> None:
-    with training(2, "endless", steps=3) as job:
+def test_sigterm_ends_all_workers_after_the_same_step() -> None:
+    with start_training(2, "train_endlessly", steps=3) as job:
         job.signal("c1/0", signal.SIGTERM)
-        found = ended(job)
+        found = wait_for_run(job)
     assert found.result.codes == {"c0/0": EXIT_LEFT, "c1/0": EXIT_LEFT}
-    assert found.same("steps") >= 3
+    assert found.get_common("steps") >= 3
     for worker, outcome in found.result.outcomes.items():
         assert f"whale-nebula: worker {worker} leaves: c1/0 was asked to stop: SIGTERM" in outcome.err

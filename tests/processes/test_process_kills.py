@@ -16,19 +16,19 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.processes.sites import SEED, Sites, sites
-from tests.processes.worker_runs import Ended, run
+from tests.processes.sites import SEED, Sites, prepare_sites
+from tests.processes.worker_runs import FinishedRun, run_workers
 from whale_nebula.launch.placement import free_port
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 SITES = ("c0", "c1")
-EPOCHS, STEPS_PER_EPOCH, REST = 12, 6, 0.15
+EPOCHS, STEPS_PER_EPOCH, PAUSE = 12, 6, 0.15
 DEADLINE = 60.0
 
 
 # ---------------------------------------------------------------------- what dies
 def kill_worker(found: Sites, cluster: str) -> None:
-    os.kill(found[cluster].worker, signal.SIGKILL)
+    os.kill(found[cluster].worker_pid, signal.SIGKILL)
 
 
 def kill_workers(found: Sites, *clusters: str) -> None:
@@ -51,7 +51,7 @@ def kill_launcher(found: Sites, *clusters: str) -> None:
     _, left = psutil.wait_procs(workers, DEADLINE)
     assert not left, left
     for cluster in clusters:
-        found.start_again(cluster)
+        found.restart(cluster)
 
 
 def kill_cluster(found: Sites, *clusters: str) -> None:
@@ -65,7 +65,7 @@ def kill_cluster(found: Sites, *clusters: str) -> None:
     kill_launcher(found, *clusters)
 
 
-DEATHS: Mapping[str, Callable[[Sites], None]] = {
+TARGETS: Mapping[str, Callable[[Sites], None]] = {
     "a worker of c0": lambda found: kill_worker(found, "c0"),
     "the worker of c1": lambda found: kill_worker(found, "c1"),
     "both workers of c0": lambda found: kill_workers(found, "c0"),
@@ -81,14 +81,14 @@ DEATHS: Mapping[str, Callable[[Sites], None]] = {
 
 
 # ---------------------------------------------------------------------- the run
-def start(folder: Path, found: Sites) -> None:
+def start_run(folder: Path, found: Sites) -> None:
     for cluster in SITES:
         found.start_gateway(cluster)
     (folder / "saved").mkdir()
-    found.start("resume", folder / "saved", "-", EPOCHS, "piped", REST)
+    found.start_run("resume", folder / "saved", "-", EPOCHS, "piped", PAUSE)
 
 
-def options() -> dict[str, Any]:
+def make_options() -> dict[str, Any]:
     clusters = {
         cluster: {
             "workers": [f"127.0.0.1:{free_port()}" for worker in WORKERS if WORKERS[worker] == cluster],
@@ -99,47 +99,49 @@ def options() -> dict[str, Any]:
     return {"clusters": clusters, "restarts": {"most": 9, "wait": "0s"}, "seed": SEED}
 
 
-def told(found: Sites) -> dict[str, Any]:
-    return {name: found.same(name) for name in ("history", "weights")}
+def read_result(found: Sites) -> dict[str, Any]:
+    return {name: found.get_common(name) for name in ("history", "weights")}
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    found: Ended = run("resume", WORKERS, "-", "-", EPOCHS)
+    found: FinishedRun = run_workers("resume", WORKERS, "-", "-", EPOCHS)
     found.result.check()
-    return {name: found.same(name) for name in ("history", "weights")}
+    return {name: found.get_common(name) for name in ("history", "weights")}
 
 
-def die(found: Sites, name: str, steps: int) -> None:
+def kill_target(found: Sites, name: str, steps: int) -> None:
     """Let something die once both sites have taken so many steps more."""
     for cluster in SITES:
-        found[cluster].await_more('["step", ', steps, DEADLINE)
-    DEATHS[name](found)
+        found[cluster].await_more_lines('["step", ', steps, DEADLINE)
+    TARGETS[name](found)
 
 
-ORDERS = [random.Random(seed).sample(list(DEATHS), len(DEATHS)) for seed in range(2)]
+ORDERS = [random.Random(seed).sample(list(TARGETS), len(TARGETS)) for seed in range(2)]
 
 
 @pytest.mark.grid
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("names", ORDERS, ids=["one order", "another order"])
-def test_whatever_dies_the_run_ends_as_if_nothing_had(
+def test_kills_of_all_targets_do_not_change_the_result(
     undisturbed: dict[str, Any], tmp_path: Path, names: list[str]
 ) -> None:
-    with sites(tmp_path, SITES, **options()) as found:
-        start(tmp_path, found)
+    with prepare_sites(tmp_path, SITES, **make_options()) as found:
+        start_run(tmp_path, found)
         for name in names:
-            die(found, name, 5)
-        assert set(found.ended().values()) == {0}, found["c1"].said
-        assert told(found) == undisturbed
+            kill_target(found, name, 5)
+        assert set(found.wait_for_exit_codes().values()) == {0}, found["c1"].last_output
+        assert read_result(found) == undisturbed
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("steps", [1, 9])
-@pytest.mark.parametrize("name", DEATHS)
-def test_each_may_die_at_any_time(undisturbed: dict[str, Any], tmp_path: Path, name: str, steps: int) -> None:
-    with sites(tmp_path, SITES, **options()) as found:
-        start(tmp_path, found)
-        die(found, name, steps)
-        assert set(found.ended().values()) == {0}, found["c1"].said
-        assert told(found) == undisturbed
+@pytest.mark.parametrize("name", TARGETS)
+def test_kill_of_one_target_does_not_change_the_result(
+    undisturbed: dict[str, Any], tmp_path: Path, name: str, steps: int
+) -> None:
+    with prepare_sites(tmp_path, SITES, **make_options()) as found:
+        start_run(tmp_path, found)
+        kill_target(found, name, steps)
+        assert set(found.wait_for_exit_codes().values()) == {0}, found["c1"].last_output
+        assert read_result(found) == undisturbed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.worker_runs import Ended, run, told_alone
+from tests.processes.worker_runs import FinishedRun, run_in_this_process, run_workers
 from tests.processes.workers import recommender
 
 DEADLINE = 240.0
@@ -20,65 +20,67 @@ COUNTS = (1, 2, 3, 1)
 second, which goes on from the first.
 """
 SAMPLE = 2
-Alone = dict[int, dict[str, Any]]
+References = dict[int, dict[str, Any]]
 EPOCHS = [pytest.param(at, marks=() if at == SAMPLE - 1 else pytest.mark.grid) for at in range(len(COUNTS))]
 
 
-def cluster_of(count: int) -> dict[str, str]:
+def name_workers(count: int) -> dict[str, str]:
     return {**{f"c0/{number}": "c0" for number in range(count)}, "c1/0": "c1"}
 
 
 @pytest.fixture(scope="module")
-def counts(request: pytest.FixtureRequest) -> tuple[int, ...]:
+def worker_counts(request: pytest.FixtureRequest) -> tuple[int, ...]:
     return COUNTS if request.config.getoption("--grid") else COUNTS[:SAMPLE]
 
 
 @pytest.fixture(scope="module")
-def starts(counts: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+def starts(worker_counts: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory) -> list[FinishedRun]:
     """An epoch in each start."""
     folder: Path = tmp_path_factory.mktemp("run")
-    pairs = enumerate(counts, start=1)
-    return [run("recommender", cluster_of(count), folder, epochs, deadline=DEADLINE) for epochs, count in pairs]
+    pairs = enumerate(worker_counts, start=1)
+    return [
+        run_workers("recommender", name_workers(count), folder, epochs, deadline=DEADLINE) for epochs, count in pairs
+    ]
 
 
 @pytest.fixture(scope="module")
-def alone(request: pytest.FixtureRequest) -> Alone:
+def references(request: pytest.FixtureRequest) -> References:
     """What one process comes to, in the epochs that tests look at."""
     looked = range(len(COUNTS)) if request.config.getoption("--grid") else [SAMPLE - 1]
-    return {at: told_alone(recommender.lesson, at + 1, links="10gbit,0ms") for at in looked}
+    return {at: run_in_this_process(recommender.train_model, at + 1, links="10gbit,0ms") for at in looked}
 
 
 @pytest.mark.parametrize("at", EPOCHS)
-def test_processes_train_the_model_of_one(starts: list[Ended], alone: Alone, at: int) -> None:
-    assert starts[at].same("loss") == alone[at]["loss"]
-    assert starts[at].same("predicted") == alone[at]["predicted"]
-    assert all(starts[at].all("ahead"))
+def test_processes_train_as_one_process(starts: list[FinishedRun], references: References, at: int) -> None:
+    assert starts[at].get_common("loss") == references[at]["loss"]
+    assert starts[at].get_common("predicted") == references[at]["predicted"]
+    assert all(starts[at].get_all("ahead"))
 
 
 @pytest.mark.parametrize("at", EPOCHS)
-def test_each_worker_of_a_stage_has_rows_of_its_own(starts: list[Ended], alone: Alone, at: int) -> None:
-    assert_shared_out(starts[at], alone[at]["rows"])
+def test_table_rows_are_divided_among_workers(starts: list[FinishedRun], references: References, at: int) -> None:
+    assert_rows_divided(starts[at], references[at]["rows"])
 
 
-def assert_shared_out(found: Ended, meant: dict[str, Any]) -> None:
+def assert_rows_divided(found: FinishedRun, expected: dict[str, Any]) -> None:
     """Hot rows are near the dense part; all others are where tables are, each on one worker."""
-    *far, near = found.all("rows")
+    *far, near = found.get_all("rows")
     assert all(rows["table_near"] == {} for rows in far)
-    assert near == {name: rows if name in NEAR else {} for name, rows in meant.items()}
+    assert near == {name: rows if name in NEAR else {} for name, rows in expected.items()}
     for name in FAR:
         parts = [rows[name] for rows in far]
         assert all(parts)
-        assert sum(map(len, parts)) == len(meant[name])
-        assert {key: row for part in parts for key, row in part.items()} == meant[name]
+        assert sum(map(len, parts)) == len(expected[name])
+        assert {key: row for part in parts for key, row in part.items()} == expected[name]
 
 
 @pytest.mark.grid
-def test_micro_batches_have_the_bits_of_one_process(tmp_path: Path) -> None:
-    found = run("recommender", cluster_of(2), tmp_path, 1, 3, deadline=DEADLINE)
-    meant = told_alone(recommender.lesson, 1, "", 3, links="10gbit,0ms")
-    assert found.same("loss") == meant["loss"]
-    assert_shared_out(found, meant["rows"])
+def test_micro_batches_train_as_in_one_process(tmp_path: Path) -> None:
+    found = run_workers("recommender", name_workers(2), tmp_path, 1, 3, deadline=DEADLINE)
+    expected = run_in_this_process(recommender.train_model, 1, "", 3, links="10gbit,0ms")
+    assert found.get_common("loss") == expected["loss"]
+    assert_rows_divided(found, expected["rows"])
 
 
-def test_a_file_of_keras_is_refused(starts: list[Ended]) -> None:
-    assert all("several processes is not implemented yet" in each for each in starts[-1].all("refused"))
+def test_save_weights_is_refused_in_several_processes(starts: list[FinishedRun]) -> None:
+    assert all("several processes is not implemented yet" in each for each in starts[-1].get_all("refused"))

@@ -9,9 +9,9 @@ import keras
 import pytest
 
 import whale_nebula as nb
-from tests.processes.two_cluster_model import lesson
-from tests.processes.worker_reports import bits
-from tests.processes.worker_runs import SEED, Ended, run
+from tests.processes.two_cluster_model import exercise_model
+from tests.processes.worker_reports import digest_tensors
+from tests.processes.worker_runs import SEED, FinishedRun, run_workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*saved without its scopes:whale_nebula.errors.NebulaWarning")
 PARTS = ["initial", "history", "evaluate", "predict", "weights", "optimizer", "nested", "after the nested", "summary",
@@ -24,33 +24,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(folder: Path) -> Ended:
-    found = run("scenarios", 2, "agreement", folder)
+def pair(folder: Path) -> FinishedRun:
+    found = run_workers("scenarios", 2, "report_held_variables", folder)
     found.result.check()
     return found
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same in this process, by actors, seeded as the launcher seeds its workers."""
     nb.shutdown()
     keras.utils.set_random_seed(SEED)
     with nb.init(links="10gbit,0ms"):
-        return lesson(tmp_path_factory.mktemp("alone"))[1]
+        return exercise_model(tmp_path_factory.mktemp("alone"))[1]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_both_get_what_one_process_gets(pair: Ended, alone: dict[str, Any], part: str) -> None:
-    assert pair.same(part) == alone[part]
+def test_results_equal_those_of_one_process(pair: FinishedRun, reference: dict[str, Any], part: str) -> None:
+    assert pair.get_common(part) == reference[part]
 
 
-def test_training_changed_something(alone: dict[str, Any]) -> None:
-    assert alone["initial"] != alone["weights"]
-    assert alone["set"] == alone["loaded"] == alone["weights"] == alone["nested"]
+def test_training_changes_weights(reference: dict[str, Any]) -> None:
+    assert reference["initial"] != reference["weights"]
+    assert reference["set"] == reference["loaded"] == reference["weights"] == reference["nested"]
 
 
-def test_each_knows_where_it_is(pair: Ended) -> None:
-    first, second = pair.all("here")
+def test_here_describes_each_process(pair: FinishedRun) -> None:
+    first, second = pair.get_all("here")
     assert first == {
         "cluster": "c0", "worker": "c0/0", "lead": False, "clusters": ["c0", "c1"], "alone": False, "epoch": 0,
         "runs_for": [], "runs": {"c0": True, "c1": False},
@@ -58,9 +58,9 @@ def test_each_knows_where_it_is(pair: Ended) -> None:
     assert (second["cluster"], second["lead"], second["runs"]) == ("c1", True, {"c0": False, "c1": True})
 
 
-def test_what_is_not_ours_is_empty(pair: Ended) -> None:
+def test_variables_of_other_clusters_are_empty(pair: FinishedRun) -> None:
     """Parameters and optimizer slots of the other cluster; what no cluster owns alone is everywhere."""
-    for mine, theirs, held in zip(("first", "second"), ("second", "first"), pair.all("held"), strict=True):
+    for mine, theirs, held in zip(("first", "second"), ("second", "first"), pair.get_all("held"), strict=True):
         foreign = {path: shape for path, shape in held.items() if theirs in path}
         assert len(foreign) == 2 * 3  # kernel and bias, and two slots of Adam for each
         assert set(map(tuple, foreign.values())) == {(0,)}
@@ -69,22 +69,22 @@ def test_what_is_not_ours_is_empty(pair: Ended) -> None:
         assert held["adam/iteration"] == held["adam/learning_rate"] == []
 
 
-def test_reading_what_is_not_ours_is_refused(pair: Ended) -> None:
-    for home, told in zip(("c1/0", "c0/0"), pair.all("refusals"), strict=True):
-        assert len(told) == 13
-        for text in told:
+def test_reading_variables_of_other_clusters_is_refused(pair: FinishedRun) -> None:
+    for home, report in zip(("c1/0", "c0/0"), pair.get_all("refusals"), strict=True):
+        assert len(report) == 13
+        for text in report:
             assert text.startswith("NB-303 variable"), text
             assert f"is on {home}, not in this process" in text
             assert "get_weights" in text
 
 
-def test_one_file_is_written_once(pair: Ended, folder: Path) -> None:
+def test_saved_files_are_written_once(pair: FinishedRun, folder: Path) -> None:
     """When a save returns, the file is there in every process, and nobody writes it again."""
-    for name, inode, changed in pair.same("saved"):
+    for name, inode, changed in pair.get_common("saved"):
         state = (folder / name).stat()
         assert (state.st_ino, state.st_mtime_ns) == (inode, changed)
     assert sorted(path.name for path in folder.iterdir()) == ["model.keras", "model.weights.h5"]
 
 
-def test_the_file_is_the_whole_model(pair: Ended, folder: Path) -> None:
-    assert bits(keras.models.load_model(folder / "model.keras").get_weights()) == pair.same("weights")
+def test_saved_file_has_the_whole_model(pair: FinishedRun, folder: Path) -> None:
+    assert digest_tensors(keras.models.load_model(folder / "model.keras").get_weights()) == pair.get_common("weights")

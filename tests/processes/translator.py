@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.two_cluster_model import hexed
-from tests.processes.worker_reports import bits
+from tests.processes.two_cluster_model import to_hex
+from tests.processes.worker_reports import digest_tensors
 
 ROWS, BATCH, WORDS = 24, 8, 50
 SOURCE, TARGET = 1 << 20, 1 << 21
@@ -25,7 +25,7 @@ INPUTS = {
 }
 
 
-def text() -> dict[str, Any]:
+def make_sentences() -> dict[str, Any]:
     """Both sides; zeros are padding."""
     random = np.random.default_rng(3)
     source = random.integers(1, WORDS, (ROWS, 5)) + SOURCE
@@ -36,7 +36,7 @@ def text() -> dict[str, Any]:
     return {"source": source, "target": target[:, :-1], "y": target[:, 1:]}
 
 
-class Words(keras.layers.Layer):
+class SideEmbedding(keras.layers.Layer):
     """Embeds the ids of a side; those of the other would all be one and the same word."""
 
     def __init__(self, base: int, **options: Any) -> None:
@@ -49,40 +49,40 @@ class Words(keras.layers.Layer):
 
 def masked_loss(y: Any, scores: Any) -> Any:
     """The mean over the words that are none of the padding."""
-    kept = keras.ops.cast(y > 0, "float32")
+    is_word = keras.ops.cast(y > 0, "float32")
     each = keras.losses.sparse_categorical_crossentropy(keras.ops.where(y > 0, y - TARGET, 0), scores, from_logits=True)
-    return keras.ops.sum(each * kept, axis=1) / 6.0
+    return keras.ops.sum(each * is_word, axis=1) / 6.0
 
 
-class Kept(keras.metrics.Mean):
+class TargetShare(keras.metrics.Mean):
     """A metric whose numbers are made of the target alone."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         super().update_state(tf.reduce_mean(tf.cast(y_true > 0, "float32")))
 
 
-def translator() -> keras.Model:
+def build_translator() -> keras.Model:
     """An encoder in c0, a decoder in c1."""
     source = keras.Input((5,), dtype="int32", name="source")
     target = keras.Input((6,), dtype="int32", name="target")
     with nb.cluster(), nb.pipeline(2):
         with nb.stage(cluster="c0"):
-            memory = keras.layers.Dense(8, activation="tanh", name="memory")(Words(SOURCE, name="in")(source))
+            memory = keras.layers.Dense(8, activation="tanh", name="memory")(SideEmbedding(SOURCE, name="in")(source))
             memory = keras.ops.mean(memory, axis=1, keepdims=True)
         with nb.stage(cluster="c1"):
-            scores = keras.layers.Dense(WORDS, name="scores")(Words(TARGET, name="out")(target) + memory)
+            scores = keras.layers.Dense(WORDS, name="scores")(SideEmbedding(TARGET, name="out")(target) + memory)
     model = keras.Model({"source": source, "target": target}, scores, name="translator")
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), masked_loss, metrics=[Kept(name="kept")])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), masked_loss, metrics=[TargetShare(name="kept")])
     return model
 
 
-def seen(side: str) -> dict[str, Any]:
+def select_side(side: str) -> dict[str, Any]:
     """What a cluster reads of the text; "both" is what one process reads."""
     return {name: value if side in ("both", name) or (side == "target" and name == "y") else None
-            for name, value in text().items()}  # fmt: skip
+            for name, value in make_sentences().items()}  # fmt: skip
 
 
-def batches(rows: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def generate_batches(rows: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """What a generator yields, batch by batch."""
     for start in range(0, ROWS, BATCH):
         cut = {name: None if value is None else value[start : start + BATCH] for name, value in rows.items()}
@@ -90,37 +90,37 @@ def batches(rows: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 @nb.function
-def together(source: Any, target: Any) -> Any:
+def average_both_sides(source: Any, target: Any) -> Any:
     """A number of each side, one of both, and what stays where it is made."""
     with nb.cluster():
         with nb.stage(cluster="c0"):
             low = tf.reduce_mean(tf.cast(source - SOURCE, tf.float32), axis=1)
         with nb.stage(cluster="c1"):
-            kept = tf.cast(target > 0, tf.float32)
-            each = kept * low[:, None]
+            is_word = tf.cast(target > 0, tf.float32)
+            each = is_word * low[:, None]
     words = tf.reduce_sum(tf.cast(target > 0, tf.int32))
     return {"words": words, "mean": tf.reduce_sum(each) / tf.cast(words, tf.float32), "each": each}
 
 
-def course(side: str) -> dict[str, Any]:
+def exercise_translator(side: str) -> dict[str, Any]:
     """Train and evaluate on arrays, a generator and a dataset; predict; call a function."""
-    rows = seen(side)
+    rows = select_side(side)
     x = {"source": rows["source"], "target": rows["target"]}
-    model = translator()
+    model = build_translator()
     options: dict[str, Any] = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
-    found = {"arrays": hexed(model.fit(x, rows["y"], **options).history)}
-    found["generator"] = hexed(model.fit(batches(rows), steps_per_epoch=3, verbose=0).history)
-    found["dataset"] = hexed(model.fit(dataset(rows), verbose=0).history)
-    found["evaluate"] = hexed(model.evaluate(x, rows["y"], batch_size=BATCH, verbose=0, return_dict=True))
-    found["batch"] = hexed(model.train_on_batch(x, rows["y"], return_dict=True))
+    found = {"arrays": to_hex(model.fit(x, rows["y"], **options).history)}
+    found["generator"] = to_hex(model.fit(generate_batches(rows), steps_per_epoch=3, verbose=0).history)
+    found["dataset"] = to_hex(model.fit(make_dataset(rows), verbose=0).history)
+    found["evaluate"] = to_hex(model.evaluate(x, rows["y"], batch_size=BATCH, verbose=0, return_dict=True))
+    found["batch"] = to_hex(model.train_on_batch(x, rows["y"], return_dict=True))
     found["predict"] = model.predict(x, batch_size=BATCH, verbose=0)
-    found["function"] = together(rows["source"], rows["target"])
+    found["function"] = average_both_sides(rows["source"], rows["target"])
     with nb.gathered():
-        found["weights"] = bits([*model.variables, *model.optimizer.variables])
+        found["weights"] = digest_tensors([*model.variables, *model.optimizer.variables])
     return found
 
 
-def dataset(rows: Mapping[str, Any]) -> tf.data.Dataset:
+def make_dataset(rows: Mapping[str, Any]) -> tf.data.Dataset:
     """The same of tf.data, with None where this cluster has nothing."""
     here = {name: value for name, value in rows.items() if value is not None}
     each = tf.data.Dataset.from_tensor_slices(here).batch(BATCH)

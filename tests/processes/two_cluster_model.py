@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.worker_reports import bits
+from tests.processes.worker_reports import digest_tensors
 from tests.same import data
 
 X, Y = data(40, 6), data(40, 3, seed=1)
 
 
-def taught(width: int = 8, adam: bool = False) -> keras.Model:
+def build_model(width: int = 8, adam: bool = False) -> keras.Model:
     """Layer `first` in cluster c0, `second` in c1. Nothing is seeded here: that is the launcher's business.
 
     Adam takes longer to trace, and is not what most of these tests are about.
@@ -36,15 +36,15 @@ def taught(width: int = 8, adam: bool = False) -> keras.Model:
 def fit(model: keras.Model, x: Any = X, y: Any = Y, **options: Any) -> dict[str, list[str]]:
     """Train in the order of the data; gives the history bit for bit."""
     chosen = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0, **options}
-    return hexed(model.fit(x, y, **chosen).history)
+    return to_hex(model.fit(x, y, **chosen).history)
 
 
-def hexed(logs: dict[str, Any]) -> dict[str, list[str]]:
+def to_hex(logs: dict[str, Any]) -> dict[str, list[str]]:
     return {name: [float(v).hex() for v in np.ravel(value)] for name, value in logs.items()}
 
 
 @nb.function
-def measured(rows: Any) -> Any:
+def summarize_rows(rows: Any) -> Any:
     """A function without variables: a scalar from each cluster, and rows from each."""
     with nb.cluster(), nb.pipeline(3):
         with nb.stage(cluster="c0"):
@@ -55,38 +55,38 @@ def measured(rows: Any) -> Any:
             return {"low": low, "doubled": doubled, "high": high, "mean": tf.reduce_mean(doubled**2)}
 
 
-def lesson(folder: Path) -> tuple[keras.Model, dict[str, Any]]:
+def exercise_model(folder: Path) -> tuple[keras.Model, dict[str, Any]]:
     """Build, train, evaluate, predict, read and save."""
-    model = taught(adam=True)
-    found: dict[str, Any] = {"initial": bits(model.get_weights())}
+    model = build_model(adam=True)
+    found: dict[str, Any] = {"initial": digest_tensors(model.get_weights())}
     found["history"] = fit(model, validation_data=(X[:20], Y[:20]))
-    found["evaluate"] = hexed(model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True))
-    found["predict"] = bits([model.predict(X, batch_size=12, verbose=0)])
-    found["weights"] = bits(model.get_weights())
+    found["evaluate"] = to_hex(model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True))
+    found["predict"] = digest_tensors([model.predict(X, batch_size=12, verbose=0)])
+    found["weights"] = digest_tensors(model.get_weights())
     with nb.gathered():
-        found["optimizer"] = bits(model.optimizer.variables)
-        found["nested"] = bits(model.get_weights())
-        found["after the nested"] = bits(model.variables)
+        found["optimizer"] = digest_tensors(model.optimizer.variables)
+        found["nested"] = digest_tensors(model.get_weights())
+        found["after the nested"] = digest_tensors(model.variables)
     weights = folder / "model.weights.h5"
-    found["saved"] = [_saved(model.save, folder / "model.keras"), _saved(model.save_weights, weights)]
-    found["summary"] = [model.count_params(), _summary(model)]
-    found["function"] = {name: bits([value]) for name, value in measured(X[:7]).items()}
+    found["saved"] = [_save_and_stat(model.save, folder / "model.keras"), _save_and_stat(model.save_weights, weights)]
+    found["summary"] = [model.count_params(), _read_summary(model)]
+    found["function"] = {name: digest_tensors([value]) for name, value in summarize_rows(X[:7]).items()}
     fit(model, epochs=1)
     model.load_weights(weights)
-    found["loaded"] = bits(model.get_weights())
+    found["loaded"] = digest_tensors(model.get_weights())
     model.set_weights([2.0 * weight for weight in model.get_weights()])
-    found["set"] = bits(0.5 * weight for weight in model.get_weights())
+    found["set"] = digest_tensors(0.5 * weight for weight in model.get_weights())
     return model, found
 
 
-def _saved(save: Any, path: Path) -> tuple[str, int, int]:
+def _save_and_stat(save: Any, path: Path) -> tuple[str, int, int]:
     """Save, and look at the file at once: its name and which file it is."""
     save(path)
     state = path.stat()
     return path.name, state.st_ino, state.st_mtime_ns
 
 
-def _summary(model: keras.Model) -> str:
+def _read_summary(model: keras.Model) -> str:
     lines: list[str] = []
     model.summary(print_fn=lambda line, *rest, **options: lines.append(line))
     return "\n".join(lines)

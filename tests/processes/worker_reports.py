@@ -15,46 +15,46 @@ import whale_nebula as nb
 from tests.same import Outcome
 from whale_nebula.launch import attach
 
-MARK = "told: "
-_NAME = "[]/ abcdefghijklmnopqrstuvwxyz0123456789"
+REPORT_PREFIX = "report: "
+_PREFIX_CHARACTERS = "[]/ abcdefghijklmnopqrstuvwxyz0123456789"
 
 
-def tell(name: str, value: Any) -> None:
-    """Say one thing."""
-    print(MARK + json.dumps([name, value]), flush=True)
+def report_value(name: str, value: Any) -> None:
+    """Print a value as a report."""
+    print(REPORT_PREFIX + json.dumps([name, value]), flush=True)
 
 
-def told(out: str) -> dict[str, Any]:
-    """All that a worker said, or the workers of a cluster, whose names a launcher writes before their lines."""
-    said = (line.partition(MARK) for line in out.splitlines())
-    return dict(json.loads(value) for before, mark, value in said if mark and not before.strip(_NAME))
+def parse_reports(out: str) -> dict[str, Any]:
+    """The reports of a worker, or of the workers of a cluster, whose names a launcher writes before their lines."""
+    said = (line.partition(REPORT_PREFIX) for line in out.splitlines())
+    return dict(json.loads(value) for before, mark, value in said if mark and not before.strip(_PREFIX_CHARACTERS))
 
 
-def bits(tensors: Iterable[Any]) -> list[str]:
-    """What is the same only where tensors are the same bit for bit."""
+def digest_tensors(tensors: Iterable[Any]) -> list[str]:
+    """Digests of tensors, which are equal only for equal bits."""
     arrays = [np.ascontiguousarray(tensor) for tensor in tensors]
     return [f"{a.dtype}{list(a.shape)} {hashlib.sha256(a.tobytes()).hexdigest()}" for a in arrays]
 
 
-def left(outcome: Outcome) -> dict[str, Any]:
-    """Everything that a trial of the zoo left, bit for bit."""
+def encode_outcome(outcome: Outcome) -> dict[str, Any]:
+    """All results of a model of the zoo, exactly."""
     return {
         "losses": [float(loss).hex() for loss in outcome.losses],
         "history": {name: [float(v).hex() for v in values] for name, values in outcome.history.items()},
-        "gradients": bits(outcome.gradients),
-        "weights": bits(outcome.weights),
-        "outputs": bits(outcome.outputs),
+        "gradients": digest_tensors(outcome.gradients),
+        "weights": digest_tensors(outcome.weights),
+        "outputs": digest_tensors(outcome.outputs),
         "stages": list(outcome.stages),
     }
 
 
-def sent() -> dict[str, list[int]]:
-    """What the last step put on each link: bytes as sent, and in their own element type."""
+def count_sent_bytes() -> dict[str, list[int]]:
+    """The bytes that the last step sent on each link, encoded and before encoding."""
     return {name: [link.payload_bytes, link.raw_bytes] for name, link in nb.last_report().links.items()}
 
 
-def enter_own_folder(folder: str) -> str:
-    """Work in a folder of this worker's own inside that one, as on a host of its own; gives one for checkpoints."""
+def enter_worker_folder(folder: str) -> str:
+    """Change to a folder of this worker, as on its own host; returns the folder for checkpoints."""
     launched = attach()
     if launched is None:
         raise RuntimeError("this is not a worker of a launcher")

@@ -1,7 +1,7 @@
 """Start worker scripts of this folder as the processes of one run, and return what they printed.
 
 They are connected as by `whale-nebula run --all`: over gRPC and mutual TLS, with their own authority, directly or
-through a gateway for each cluster. In a worker, `act` runs the requested action.
+through a gateway for each cluster. In a worker, `run_selected` runs the requested function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import psutil
 
 import whale_nebula as nb
 import whale_nebula.runtime.run
-from tests.processes.worker_reports import told
+from tests.processes.worker_reports import parse_reports
 from whale_nebula.launch import Job, Result, attach, spawn
 from whale_nebula.launch.placement import free_port
 from whale_nebula.launch.processes import Echo
@@ -32,29 +32,29 @@ from whale_nebula.launch.seeding import seed_all
 
 HERE = Path(__file__).parent
 DEADLINE, GRACE, SEED = 90.0, 60.0, 5
-BEGINS = "begins: "
+SCENARIO_PREFIX = "begins: "
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a run ended: what each worker told, in the order of the workers, and the launcher's result."""
+class FinishedRun:
+    """A finished run: the reports of each worker, in the order of the workers, and the launcher's result."""
 
-    told: Mapping[str, Mapping[str, Any]]
+    reports: Mapping[str, Mapping[str, Any]]
     result: Result
 
-    def all(self, name: str) -> list[Any]:
-        """What each worker told under this name."""
-        return [things[name] for things in self.told.values()]
+    def get_all(self, name: str) -> list[Any]:
+        """The value that each worker has reported under this name."""
+        return [things[name] for things in self.reports.values()]
 
-    def same(self, name: str) -> Any:
-        """What all workers told alike under this name."""
-        first, *rest = self.all(name)
+    def get_common(self, name: str) -> Any:
+        """The value that all workers have reported under this name."""
+        first, *rest = self.get_all(name)
         assert all(other == first for other in rest), (name, first, rest)
         return first
 
 
 @contextlib.contextmanager
-def started(
+def start_workers(
     script: str,
     workers: int | Mapping[str, str],
     *arguments: object,
@@ -69,51 +69,53 @@ def started(
         yield job
 
 
-def ended(job: Job, deadline: float = DEADLINE) -> Ended:
-    """Wait for the end; whoever fails to come to it is killed."""
+def wait_for_run(job: Job, deadline: float = DEADLINE) -> FinishedRun:
+    """Wait for the end of a run; kill workers that do not end in time."""
     result = job.wait(deadline, grace=GRACE)
     assert not result.late, {name: outcome.err[-3000:] for name, outcome in result.outcomes.items()}
     for name, outcome in result.outcomes.items():
         print(f"---- {name} ended with {outcome.code}\n{outcome.err[-6000:]}")  # pytest shows it where a test fails
-    return Ended({name: told(outcome.out) for name, outcome in result.outcomes.items()}, result)
+    return FinishedRun({name: parse_reports(outcome.out) for name, outcome in result.outcomes.items()}, result)
 
 
-def run(
+def run_workers(
     script: str,
     workers: int | Mapping[str, str],
     *arguments: object,
     gateways: bool = False,
     deadline: float = DEADLINE,
-) -> Ended:
-    """Start and wait."""
-    with started(script, workers, *arguments, gateways=gateways, deadline=deadline) as job:
-        return ended(job, deadline)
+) -> FinishedRun:
+    """Start workers, and wait for the end of the run."""
+    with start_workers(script, workers, *arguments, gateways=gateways, deadline=deadline) as job:
+        return wait_for_run(job, deadline)
 
 
-def beside(
+def run_workers_and_reference(
     script: str, workers: int | Mapping[str, str], *arguments: object, alone: Callable[[], Any],
     deadline: float = DEADLINE, **options: Any,
-) -> tuple[Ended, Any]:  # fmt: skip
-    """Start, do meanwhile in this process what is to be compared, and wait: what both came to."""
-    with started(script, workers, *arguments, deadline=deadline, **options) as job:
+) -> tuple[FinishedRun, Any]:  # fmt: skip
+    """Start workers, compute the reference in this process meanwhile, and wait; returns both results."""
+    with start_workers(script, workers, *arguments, deadline=deadline, **options) as job:
         nb.shutdown()
         expected = alone()
-        found = ended(job, deadline)
+        found = wait_for_run(job, deadline)
     return found, expected
 
 
-def told_alone(lesson: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
-    """What a lesson of the workers tells in this process, which is seeded as they are; `options` are of `nb.init`."""
+def run_in_this_process(lesson: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+    """Run a function of a worker in this process, with the workers' seed; returns its reports. `options` are those of
+    `nb.init`.
+    """
     nb.shutdown()
     keras.utils.set_random_seed(SEED)
     with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(**options):
         lesson(*arguments)
-    return dict(told(out.getvalue()))
+    return dict(parse_reports(out.getvalue()))
 
 
 @contextlib.contextmanager
-def training(workers: int, *arguments: object, steps: int) -> Iterator[Job]:
-    """A run of `train` in which each worker has told of so many steps, and goes on."""
+def start_training(workers: int, *arguments: object, steps: int) -> Iterator[Job]:
+    """A run of `train` in which each worker has reported this number of steps, and continues."""
     trained, heard = threading.Event(), set()
 
     def echo(worker: str, stream: str, line: str) -> None:
@@ -122,89 +124,87 @@ def training(workers: int, *arguments: object, steps: int) -> Iterator[Job]:
             if len(heard) == workers:
                 trained.set()
 
-    with started("train", workers, *arguments, echo=echo) as job:
+    with start_workers("train", workers, *arguments, echo=echo) as job:
         limit = time.monotonic() + DEADLINE
         while not trained.wait(0.2):
             assert time.monotonic() < limit
-            assert all(map(psutil.pid_exists, job.pids.values())), ended(job, GRACE)
+            assert all(map(psutil.pid_exists, job.pids.values())), wait_for_run(job, GRACE)
         yield job
 
 
-def several(
-    script: str, folder: Path, asked: Mapping[str, Sequence[object]], *, gateways: bool = False
-) -> Mapping[str, Ended]:
-    """Run what a worker script can do, one after the other, in the same two processes; how each ended, by its name."""
-    words = [json.dumps([*map(str, words)]) for words in asked.values()]
-    with started(script, 2, "several", folder, *words, gateways=gateways) as job:
-        found = ended(job, DEADLINE * len(asked))
-    parts = {name: _parts(outcome.out) for name, outcome in found.result.outcomes.items()}
+def run_scenarios(
+    script: str, folder: Path, scenarios: Mapping[str, Sequence[object]], *, gateways: bool = False
+) -> Mapping[str, FinishedRun]:
+    """Run scenarios of a worker script one after the other in the same two processes; returns the results by name."""
+    words = [json.dumps([*map(str, words)]) for words in scenarios.values()]
+    with start_workers(script, 2, "scenarios", folder, *words, gateways=gateways) as job:
+        found = wait_for_run(job, DEADLINE * len(scenarios))
+    parts = {name: _split_output(outcome.out) for name, outcome in found.result.outcomes.items()}
     return {
-        name: Ended(
-            {worker: told(part[number] if number < len(part) else "") for worker, part in parts.items()}, found.result
+        name: FinishedRun(
+            {worker: parse_reports(part[number] if number < len(part) else "") for worker, part in parts.items()},
+            found.result,
         )
-        for number, name in enumerate(asked)
+        for number, name in enumerate(scenarios)
     }
 
 
-def _parts(out: str) -> list[str]:
-    """What was written in each of several runs."""
-    return [piece.partition("\n")[2] for piece in out.split(BEGINS)[1:]]
+def _split_output(out: str) -> list[str]:
+    """The output of each scenario."""
+    return [piece.partition("\n")[2] for piece in out.split(SCENARIO_PREFIX)[1:]]
 
 
 # ---------------------------------------------------------------------- in a worker
-def act(lessons: Iterable[Callable[..., None]]) -> None:
-    """Do what the arguments name, or several things, each in a run of its own: starting a process is dear."""
-    named = {lesson.__name__: lesson for lesson in lessons}
+def run_selected(functions: Iterable[Callable[..., None]]) -> None:
+    """Run the function that the arguments name; or several, each in its own run, because starting processes is slow."""
+    named = {lesson.__name__: lesson for lesson in functions}
     name, *arguments = sys.argv[1:]
-    if name != "several":
+    if name != "scenarios":
         named[name](*arguments)
         return
-    folder, *asked = arguments
-    for words in asked:
+    folder, *scenarios = arguments
+    for words in scenarios:
         name, *arguments = json.loads(words)
-        print(BEGINS + name, flush=True)
+        print(SCENARIO_PREFIX + name, flush=True)
         reconnect(Path(folder))
         keras.utils.clear_session(free_memory=False)
-        seed_all(SEED)  # as the launcher seeds who is run alone
+        seed_all(SEED)  # as the launcher does
         named[name](*arguments)
 
 
-_number = itertools.count()
+_run_numbers = itertools.count()
 OPEN_SECONDS = 60.0
 
 
-def reopen(folder: Path, **options: Any) -> nb.Run:
-    """Leave the run that is open, if one is, and open another one, as `reconnect` prepares it."""
+def open_next_run(folder: Path, **options: Any) -> nb.Run:
+    """Close the open run, if any, and open the next one, prepared by `reconnect`."""
     reconnect(folder)
     return nb.init(**options)
 
 
 def reconnect(folder: Path) -> None:
-    """Leave the run that is open, if one is; in the next one both workers listen at other ports.
-
-    Behind gateways they dial these again, and listen nowhere.
-    """
+    """Close the open run, if any, and choose other ports for the next one; with gateways no ports are needed."""
     nb.shutdown()
     launched = attach()
     assert launched is not None
     (peer,) = launched.peers
-    number = next(_number)
+    number = next(_run_numbers)
     own = f"127.0.0.1:{free_port()}"
-    _tell(folder / f"run{number}-{launched.worker.replace('/', '-')}", own)
-    theirs = _hear(folder / f"run{number}-{peer.replace('/', '-')}")
+    _write_atomically(folder / f"run{number}-{launched.worker.replace('/', '-')}", own)
+    theirs = _wait_for_file(folder / f"run{number}-{peer.replace('/', '-')}")
     again = launched if launched.gateway else dataclasses.replace(launched, listen=own, addresses={peer: theirs})
     whale_nebula.runtime.run.attach = lambda: again
 
 
-def _tell(path: Path, text: str) -> None:
-    """Write a file that is there only once it is whole."""
+def _write_atomically(path: Path, text: str) -> None:
+    """Write a file atomically."""
     path.with_suffix(".part").write_text(text)
     path.with_suffix(".part").rename(path)
 
 
-def _hear(path: Path) -> str:
+def _wait_for_file(path: Path) -> str:
     limit = time.monotonic() + OPEN_SECONDS
     while not path.exists():
-        assert time.monotonic() < limit, f"nobody has written {path}"
+        assert time.monotonic() < limit, f"another worker has not written {path}"
         time.sleep(0.02)
     return path.read_text()

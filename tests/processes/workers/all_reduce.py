@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.worker_reports import bits, tell
+from tests.processes.worker_reports import digest_tensors, report_value
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import attach
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group
@@ -18,19 +18,19 @@ from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.session.rendezvous import open_among
 from whale_nebula.runtime.session.task import prepare_task
 
-happens = sys.argv[1]
+scenario = sys.argv[1]
 SHAPES = [(5, 3), (), (0, 2), (1200, 1000), (7,)]  # the large one travels alone
 
 
-def drawn(dtype: str, member: int) -> list[tf.Tensor]:
+def draw_tensors(dtype: str, member: int) -> list[tf.Tensor]:
     return [
         tf.cast(tf.random.stateless_normal(shape, [member, number]) * 8, dtype) for number, shape in enumerate(SHAPES)
     ]
 
 
-def near(dtype: str, found: list[tf.Tensor], members: list[int]) -> bool:
+def are_sums(dtype: str, found: list[tf.Tensor], members: list[int]) -> bool:
     """Whether these are the sums, but for the order in which they were added up."""
-    terms = [[tf.cast(tensor, "float64") for tensor in drawn(dtype, member)] for member in members]
+    terms = [[tf.cast(tensor, "float64") for tensor in draw_tensors(dtype, member)] for member in members]
     error = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-6, "float64": 1e-15}.get(dtype, 0.0)
     return all(
         bool(tf.reduce_all(tf.abs(tf.cast(one, "float64") - tf.add_n(list(parts))) <= error * 100))
@@ -38,19 +38,21 @@ def near(dtype: str, found: list[tf.Tensor], members: list[int]) -> bool:
     )
 
 
-def everything(collectives: Collectives, count: int) -> None:
+def run_all_sums(collectives: Collectives, count: int) -> None:
     index = collectives.index
     whole = collectives.group(range(count), "all")
-    sums = {dtype: whole.sum(drawn(dtype, index)) for dtype in DTYPES}
-    tell("right", [dtype for dtype in DTYPES if near(dtype, sums[dtype], list(range(count)))])
-    tell("bits", [bits(tensor.numpy() for tensor in sums[dtype]) for dtype in DTYPES if dtype != "bfloat16"])
-    tell("half", bits(tf.cast(tensor, "float32").numpy() for tensor in sums["bfloat16"]))
-    tell("again", [float(whole.sum([tf.constant(float(index + turn))])[0]) for turn in range(20)])
-    inside(whole, index)
-    subsets(collectives, index)
+    sums = {dtype: whole.sum(draw_tensors(dtype, index)) for dtype in DTYPES}
+    report_value("right", [dtype for dtype in DTYPES if are_sums(dtype, sums[dtype], list(range(count)))])
+    report_value(
+        "bits", [digest_tensors(tensor.numpy() for tensor in sums[dtype]) for dtype in DTYPES if dtype != "bfloat16"]
+    )
+    report_value("half", digest_tensors(tf.cast(tensor, "float32").numpy() for tensor in sums["bfloat16"]))
+    report_value("again", [float(whole.sum([tf.constant(float(index + turn))])[0]) for turn in range(20)])
+    sum_in_function(whole, index)
+    sum_in_subsets(collectives, index)
 
 
-def inside(whole: Group, index: int) -> None:
+def sum_in_function(whole: Group, index: int) -> None:
     """Two sums of the same form in a function, of which one process makes more graphs than the others."""
 
     @tf.function
@@ -60,20 +62,20 @@ def inside(whole: Group, index: int) -> None:
         return first, second
 
     rows = [3, 3] if index else [3, 4]
-    tell("inside", [[float(part) for part in step(tf.ones([count]) * 12.0 / count)] for count in rows])
+    report_value("inside", [[float(part) for part in step(tf.ones([count]) * 12.0 / count)] for count in rows])
 
 
-def subsets(collectives: Collectives, index: int) -> None:
+def sum_in_subsets(collectives: Collectives, index: int) -> None:
     """A worker of two groups, and others that are in one: neither waits for the other."""
     found = {}
     for members in ([0, 1], [1, 2], [index]):
         if index in members:
             group = collectives.group(members, "some")
             found[str(members)] = float(group.sum([tf.constant(float(10**index))])[0])
-    tell("subsets", found)
+    report_value("subsets", found)
 
 
-def fails(group: Group) -> str:
+def describe_failure(group: Group) -> str:
     try:
         group.sum([tf.ones([4])], "last")
     except NebulaError as error:
@@ -81,7 +83,7 @@ def fails(group: Group) -> str:
     return "nothing"
 
 
-def made() -> tuple[tf.Variable, Any, keras.random.SeedGenerator, Any]:
+def create_early_state() -> tuple[tf.Variable, Any, keras.random.SeedGenerator, Any]:
     """What a script may have made before it opens the run."""
     variable, seeds = tf.Variable([1.0, 2.0]), keras.random.SeedGenerator(1)
     step = tf.function(lambda x: variable.assign_add(x) * keras.random.uniform([2], 1.0, 1.1, seed=seeds))
@@ -89,7 +91,7 @@ def made() -> tuple[tf.Variable, Any, keras.random.SeedGenerator, Any]:
     return variable, step, seeds, iter(tf.data.Dataset.range(4))
 
 
-def lives(variable: tf.Variable, step: Any, seeds: keras.random.SeedGenerator, rows: Any) -> list[Any]:
+def use_early_state(variable: tf.Variable, step: Any, seeds: keras.random.SeedGenerator, rows: Any) -> list[Any]:
     """Use all of it."""
     return [step(tf.ones([2])).numpy().tolist(), variable.numpy().tolist(), int(next(rows)), len(seeds.next())]
 
@@ -100,27 +102,27 @@ names = list(attachment.workers)
 number, last = names.index(attachment.worker), len(names) - 1
 mates = dict.fromkeys(attachment.peers, "127.0.0.1")
 
-if happens == "killed":
+if scenario == "killed":
     prepare_task(attachment)
-    early = made()
+    early_state = create_early_state()
     nb.init()
-    opened = open_among(current_run().ledger.session, mates)
-    assert opened is not None
-    tell("early", lives(*early))
-    everything(opened, len(names))
-    group = opened.group(range(len(names)), "last")
+    own_collectives = open_among(current_run().ledger.session, mates)
+    assert own_collectives is not None
+    report_value("early", use_early_state(*early_state))
+    run_all_sums(own_collectives, len(names))
+    group = own_collectives.group(range(len(names)), "last")
     group.sum([tf.ones([4])], "last")
     if number == last:
         os.kill(os.getpid(), signal.SIGKILL)
-    tell("failed", fails(group))
-    tell("failed again", fails(group))
+    report_value("failed", describe_failure(group))
+    report_value("failed again", describe_failure(group))
 else:
     nb.init()
     session = current_run().ledger.session
-    opened = open_among(session, mates)
-    assert opened is not None
-    group = replace(opened, patience=1.0).group(range(len(names)), "last")
-    tell("first", float(group.sum([tf.ones([])], "first")[0]))
+    own_collectives = open_among(session, mates)
+    assert own_collectives is not None
+    group = replace(own_collectives, patience=1.0).group(range(len(names)), "last")
+    report_value("first", float(group.sum([tf.ones([])], "first")[0]))
     if number != last:
-        tell("failed", fails(group))
+        report_value("failed", describe_failure(group))
     session.meet("the end of the wait")

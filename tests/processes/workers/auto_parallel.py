@@ -10,14 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.worker_reports import tell
+from tests.processes.worker_reports import report_value
 from tests.replanning import plan_anew
 
 KIB = 1500
 """Memory of a worker that the model does not fit into, and a half of it does."""
 
 
-def lesson(memory: str = f"{KIB}KiB", *texts: str) -> None:
+def train_without_scopes(memory: str = f"{KIB}KiB", *texts: str) -> None:
     """Tells what was planned, and what came of it; with texts of plans, it is planned anew by these."""
     ran = plan_anew(setattr, texts) if texts else []
     nb.auto_parallel(memory=memory, replan=bool(texts))
@@ -30,41 +30,41 @@ def lesson(memory: str = f"{KIB}KiB", *texts: str) -> None:
     draw = np.random.default_rng(0)
     x, y = draw.random((96, 64)).astype("float32"), draw.random((96, 4)).astype("float32")
     plan = nb.plan(model, x[:32], y[:32])
-    tell("lines", sorted(each for each in plan.explain().splitlines() if "as measured on" in each))
+    report_value("lines", sorted(each for each in plan.explain().splitlines() if "as measured on" in each))
     fit = partial(model.fit, x, y, batch_size=32, verbose=0, shuffle=False)
     evaluate = partial(model.evaluate, x, y, batch_size=32, verbose=0)
     history = [fit(epochs=2).history, evaluate(), fit(epochs=1).history]
-    tell("stages", {name: stage.cluster for name, stage in plan.stages.items()})
-    tell("memory", max(plan.predicted.memory.values()))
-    tell("history", history)
-    tell("evaluated", evaluate())
-    tell("predicted", float(model.predict(x, batch_size=32, verbose=0).sum()))
+    report_value("stages", {name: stage.cluster for name, stage in plan.stages.items()})
+    report_value("memory", max(plan.predicted.memory.values()))
+    report_value("history", history)
+    report_value("evaluated", evaluate())
+    report_value("predicted", float(model.predict(x, batch_size=32, verbose=0).sum()))
     with nb.gathered():
-        tell("weights", [float(np.abs(each).sum()) for each in model.get_weights()])
+        report_value("weights", [float(np.abs(each).sum()) for each in model.get_weights()])
     if texts:
-        tell("ran", ran)
-        tell("last", {name: stage.cluster for name, stage in nb.plan(model, x[:32], y[:32]).stages.items()})
+        report_value("ran", ran)
+        report_value("last", {name: stage.cluster for name, stage in nb.plan(model, x[:32], y[:32]).stages.items()})
 
 
-def scoped(last: str = "c1") -> None:
+def train_with_few_scopes(last: str = "c1") -> None:
     """Tells what was planned of a model with few scopes, and how it trains."""
     nb.auto_parallel(memory="1GiB")
     draw = np.random.default_rng(0)
     x, y = draw.random((96, 64)).astype("float32"), draw.random((96, 4)).astype("float32")
-    scoped = inputs = keras.Input((64,))
+    train_with_few_scopes = inputs = keras.Input((64,))
     with nb.stage(name="first"):  # a cluster is found for it, and the layer in no stage goes somewhere
-        scoped = keras.layers.Dense(96, activation="relu")(scoped)
-    scoped = keras.layers.Dense(96, activation="relu")(scoped)
+        train_with_few_scopes = keras.layers.Dense(96, activation="relu")(train_with_few_scopes)
+    train_with_few_scopes = keras.layers.Dense(96, activation="relu")(train_with_few_scopes)
     with nb.stage(cluster=last):
-        scoped = keras.layers.Dense(4)(scoped)
-    model = keras.Model(inputs, scoped)
+        train_with_few_scopes = keras.layers.Dense(4)(train_with_few_scopes)
+    model = keras.Model(inputs, train_with_few_scopes)
     model.compile("sgd", "mse")
     plan = nb.plan(model, x[:32], y[:32])
-    tell("scoped", {name: stage.cluster for name, stage in plan.stages.items()})
-    tell("scoped history", model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False).history)
+    report_value("scoped", {name: stage.cluster for name, stage in plan.stages.items()})
+    report_value("scoped history", model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False).history)
 
 
-def sums(config: str) -> None:
+def plan_collectives(config: str) -> None:
     """Tells what a plan for several workers of a cluster knows of their sums; nothing is trained."""
     with nb.init(config):
         nb.auto_parallel()
@@ -73,11 +73,11 @@ def sums(config: str) -> None:
         model.compile("sgd", "mse")
         for _ in range(2):
             plan = nb.plan(model, np.zeros((8, 4), "float32"), np.zeros((8, 4), "float32"))
-        tell("sums", [each for each in " ".join(plan.explain().split()).split(". ") if "all-reduce" in each])
-        tell("kept", [str(each) for each in nb.clusters().cluster("c0").collectives])
+        report_value("sums", [each for each in " ".join(plan.explain().split()).split(". ") if "all-reduce" in each])
+        report_value("kept", [str(each) for each in nb.clusters().cluster("c0").collectives])
 
 
-def at_home(memory: str) -> None:
+def train_with_private_inputs(memory: str) -> None:
     """Tells how a model trains whose sentences and labels only c0 has; it needs them at both ends, and a mask of the
     sentences between.
     """
@@ -96,27 +96,27 @@ def at_home(memory: str) -> None:
     rows = numbers.map(lambda at: (found(x, at), found(y, at), tf.ones(tf.shape(at))))
     history = model.fit(rows, epochs=2, verbose=0).history
     stages = nb.last_report().stages
-    tell("history", {name: history[name] for name in ("loss", "mae")})
-    tell("evaluated", model.evaluate(rows, verbose=0))
-    tell("stages", len(stages))
+    report_value("history", {name: history[name] for name in ("loss", "mae")})
+    report_value("evaluated", model.evaluate(rows, verbose=0))
+    report_value("stages", len(stages))
 
 
-AT_HOME = {
+PRIVATE_CONFIG = {
     "inputs": {"x": {"shape": [None, 8], "dtype": "int32"}, "y": {"shape": [None, 1], "dtype": "float32"}},
     "measure": "0s",
 }
 
 if __name__ == "__main__":
     if sys.argv[1] == "at_home":
-        with nb.init(AT_HOME):
-            at_home(sys.argv[2])
+        with nb.init(PRIVATE_CONFIG):
+            train_with_private_inputs(sys.argv[2])
         sys.exit()
     if sys.argv[1] == "scoped":
         with nb.init({"measure": "0s"}):
-            scoped()
+            train_with_few_scopes()
         sys.exit()
     if sys.argv[1] == "sums":
-        sums(sys.argv[2])
+        plan_collectives(sys.argv[2])
         sys.exit()
     with nb.init({"measure": "0s" if sys.argv[2:] else "1s"}):
-        lesson(*sys.argv[1:])
+        train_without_scopes(*sys.argv[1:])

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from tests.processes.worker_reports import enter_own_folder, tell
+from tests.processes.worker_reports import enter_worker_folder, report_value
 
 ROWS, BATCH = 48, 8
 PLANS: dict[str, dict[str, Any]] = {
@@ -24,48 +24,48 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(plan: dict[str, Any]) -> keras.Model:
+def build_model(plan: dict[str, Any]) -> keras.Model:
     """Two stages, in scopes as the plan has them."""
     first, last = plan.get("order", ("c0", "c1"))
     if plan.get("auto"):
         nb.auto_parallel()
         first = last = None
-    with nb.cluster() if first else nullcontext(), _scope(nb.pipeline, plan.get("pipeline")):
+    with nb.cluster() if first else nullcontext(), _open_scope(nb.pipeline, plan.get("pipeline")):
         inputs = keras.Input((6,), name="x")
-        with _scope(nb.replica, plan.get("replica")), nb.stage(cluster=first) if first else nullcontext():
+        with _open_scope(nb.replica, plan.get("replica")), nb.stage(cluster=first) if first else nullcontext():
             hidden = keras.layers.Dense(32, activation="relu")(inputs)
-            with _scope(nb.split, plan.get("split")):
+            with _open_scope(nb.split, plan.get("split")):
                 hidden = keras.layers.Dense(10, activation="tanh")(hidden)
         with nb.stage(cluster=last) if last else nullcontext():
             outputs = keras.layers.Dense(1)(hidden)
     return keras.Model(inputs, outputs)
 
 
-def _scope(scope: Any, options: dict[str, Any] | None) -> Any:
+def _open_scope(scope: Any, options: dict[str, Any] | None) -> Any:
     return nullcontext() if options is None else scope(**options)
 
 
-def lesson(name: str = "stages", epochs: str = "1", folder: str = "") -> None:
+def train_model(name: str = "stages", epochs: str = "1", folder: str = "") -> None:
     """Tells what it began with, how it trained, and what it ended with."""
-    model = build(PLANS[name])
+    model = build_model(PLANS[name])
     model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     if folder and nb.resumed() is not None:
         nb.restore(folder, model)
-        tell("began", digest(model))
+        report_value("began", digest_weights(model))
     history = model.fit(x, y, batch_size=BATCH, epochs=int(epochs), verbose=0)
-    tell("history", history.history)
-    tell("ended", digest(model))
+    report_value("history", history.history)
+    report_value("ended", digest_weights(model))
 
 
-def digest(model: keras.Model) -> str:
+def digest_weights(model: keras.Model) -> str:
     """The same where weights are, bit for bit."""
     return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())).hexdigest()
 
 
 if __name__ == "__main__":
     name, epochs, folder, *apart = sys.argv[1:]
-    folder = enter_own_folder(folder) if apart else folder
+    folder = enter_worker_folder(folder) if apart else folder
     with nb.init({"checkpoint": {"folder": folder, "every": 4}}):
-        lesson(name, epochs, folder)
+        train_model(name, epochs, folder)

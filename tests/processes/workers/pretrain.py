@@ -1,6 +1,6 @@
 """Worker: pretrains with a generator in each cluster but the last, which has the discriminator; each has its own text.
 
-`learn` tells what its network came to; `look` takes a large step, and tells what boundaries' frames it sent.
+`train_all` reports losses and networks; `train_large_step` takes one large step, and reports the frames that it sent.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 import whale_nebula as nb
-from tests.processes.frame_search import Frame, Look, watched
-from tests.processes.worker_reports import bits, tell
-from tests.processes.worker_runs import act
+from tests.processes.frame_search import Frame, TextPatterns, record_frames
+from tests.processes.worker_reports import digest_tensors, report_value
+from tests.processes.worker_runs import run_selected
 from tests.unit.models.pretraining.small_pretraining import (
     FIRST,
     LENGTH,
@@ -30,45 +30,45 @@ from whale_nebula.wire.frame import Kind
 STEPS = 3
 THREE, COUNTS = ("romance", "slavic", "germanic"), (2, 4, 3)
 WIDE = BertSizes(vocabulary=512, length=64, width=8, heads=2, layers=1, inner=16, dropout=0.0)
-LARGE, LOOKED_FOR = 512, 32
-"""Rows: as many as make the mean number of bits sure; and those that are searched for in frames."""
+LARGE, SEARCHED_ROWS = 512, 32
+"""Rows of the large step, enough for a precise mean number of bits; and those searched for in frames."""
 
 
-def config(names: Sequence[str], length: int) -> dict[str, Any]:
-    """Each generator reads its own text, and nobody else does."""
+def make_config(names: Sequence[str], length: int) -> dict[str, Any]:
+    """Only its own generator reads a text."""
     form = {"shape": [None, length], "dtype": "int32"}
     return {"inputs": {f"texts/{name}": form for name in names}, "results": "everywhere", "weights": "own"}
 
 
-def read(batch: Batch) -> Batch:
-    """The texts that this process may read, and all rows' numbers."""
+def select_own_texts(batch: Batch) -> Batch:
+    """The texts that this process may read, and the numbers of all rows."""
     numbers, texts = batch
     return numbers, {name: rows if nb.here().runs(name) else None for name, rows in texts.items()}  # type: ignore[misc]
 
 
-def train(names: tuple[str, ...] = THREE) -> None:
-    """Generators and a discriminator, each in its own cluster; tells losses, and the network that is here."""
+def train_networks(names: tuple[str, ...] = THREE) -> None:
+    """Train generators and a discriminator, each in its own cluster; report losses and the local networks."""
     model = pretraining(names)
     step = make_step(model, stages())
     losses = []
     for batch in batches(names, COUNTS[: len(names)], STEPS):
-        losses.append({name: float(each).hex() for name, each in step(*read(batch)).items()})
-    tell("losses", losses)
+        losses.append({name: float(each).hex() for name, each in step(*select_own_texts(batch)).items()})
+    report_value("losses", losses)
     for name, network in model.networks.items():
         if nb.here().runs(name):
             slots = model.optimizers[name].variables
-            tell(name, bits(each.numpy() for each in (*network.variables, *slots)))
+            report_value(name, digest_tensors(each.numpy() for each in (*network.variables, *slots)))
 
 
-def learn() -> None:
-    """The same between processes."""
-    nb.init(config(THREE, LENGTH))
-    train(tuple(name for name in THREE if name in nb.here().clusters))
+def train_all() -> None:
+    """Train between processes."""
+    nb.init(make_config(THREE, LENGTH))
+    train_networks(tuple(name for name in THREE if name in nb.here().clusters))
 
 
-def look() -> None:
-    """One step of one generator with many rows: what crosses, in bytes; and whether the text is in it as it was."""
-    nb.init(config(["all"], WIDE.length))
+def train_large_step() -> None:
+    """Train one step of one generator with many rows; report the sent bytes, and text found in them."""
+    nb.init(make_config(["all"], WIDE.length))
     draw = np.random.default_rng(0)
     rows = draw.integers(FIRST, WIDE.vocabulary, (LARGE, WIDE.length)).astype(np.int32)
     rows[:, 0], rows[:, -1], rows[0, 1], rows[0, 2] = 2, 3, WIDE.vocabulary - 1, FIRST
@@ -76,18 +76,21 @@ def look() -> None:
     step = make_step(model, stages())
     numbers = {"all": np.arange(LARGE, dtype=np.int32)}
     found = step(numbers, {"all": rows if nb.here().runs("all") else None})
-    tell("loss", float(found["discriminator"]).hex())
+    report_value("loss", float(found["discriminator"]).hex())
     nb.shutdown()
-    frames = [(Frame.read(each), each) for each in taken if each]
-    crossing = [(read, each) for read, each in frames if read.kind == Kind.BOUNDARY]
-    tell("frames", Counter(f"{read.said} {list(read.dims)}" for read, _ in crossing))
-    tell("bytes", sum(len(each) for _, each in crossing))
-    inner = [row[1:-1].tolist() for row in rows[:LOOKED_FOR]]
-    looked = Look.of([], inner, FIRST)
-    hits = [hit for _, each in frames for hit in looked.finds(each)]
-    tell("found", hits[:3])
+    frames = [(Frame.select_own_texts(each), each) for each in recorded_frames if each]
+    crossing = [(select_own_texts, each) for select_own_texts, each in frames if select_own_texts.kind == Kind.BOUNDARY]
+    report_value(
+        "frames",
+        Counter(f"{select_own_texts.description} {list(select_own_texts.dims)}" for select_own_texts, _ in crossing),
+    )
+    report_value("bytes", sum(len(each) for _, each in crossing))
+    inner = [row[1:-1].tolist() for row in rows[:SEARCHED_ROWS]]
+    looked = TextPatterns.of([], inner, FIRST)
+    hits = [hit for _, each in frames for hit in looked.find_in(each)]
+    report_value("found", hits[:3])
 
 
 if __name__ == "__main__":
-    taken = watched()
-    act((learn, look))
+    recorded_frames = record_frames()
+    run_selected((train_all, train_large_step))

@@ -1,15 +1,17 @@
-"""Worker: reads what is its own, and looks at every frame that it hands to gRPC for what it has read.
+"""Worker: reads its own inputs, and searches every frame that it passes to gRPC for them.
 
-`private`: two clusters train a model, each on its side of the text, without a codec and with one, evaluate it, and
-translate. At the end each sends ids of its own side on purpose: what was looked for all the time is then found.
+`train_translator`: two clusters train a model, each on its side of the text, without a codec and with one, evaluate it,
+and translate. At the end each sends ids of its own side on purpose, to check that the search finds them.
 
-`labels`: the cluster `source` has sentences and labels, and a model whose middle lies in `target`, which has neither.
+`train_classifier`: the cluster `source` has sentences and labels, and a model whose middle layers are in `target`, which
+has neither.
 
-What crosses does not depend on the layers of a cluster: each has a model that is traced soon; with `large` they are a
+The frames do not depend on the layers of a cluster, so each has a model that is traced fast; with `large` they are a
 translator and a BERT.
 
-`keeping`: both workers of cluster `a` read x, `b` and `c` read z, and `c` alone reads y. They train on arrays, and on
-datasets of which `a` reads the rows of its micro-batches. Then the first worker fails by an error whose text is a row.
+`train_on_private_inputs`: both workers of cluster `a` read x, `b` and `c` read z, and `c` alone reads y. They train on
+arrays, and on datasets of which `a` reads the rows of its micro-batches. Then the first worker fails with an error whose
+text is a row.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.frame_search import Checksums, Frame, Look, watched
-from tests.processes.worker_reports import tell
-from tests.processes.worker_runs import act
+from tests.processes.frame_search import Checksums, Frame, TextPatterns, record_frames
+from tests.processes.worker_reports import report_value
+from tests.processes.worker_runs import run_selected
 from whale_nebula.errors import CollectiveReadError, NebulaError
 from whale_nebula.models import Bert, BertSizes, CausalABNet, SmoothedCrossentropy, text
 from whale_nebula.models.decoding import Beam, Found, translation
@@ -50,48 +52,48 @@ CONFIG = {
 }
 
 
-taken: list[bytes] = []
-"""What has been sent since the last look."""
+recorded_frames: list[bytes] = []
+"""The frames sent since the last call of `take_frames`."""
 
 
-def met() -> None:
-    """Wait for all others twice: each comes the second time once it has all that was sent before."""
+def wait_for_all() -> None:
+    """Meet all others twice: at the second time, each has received all earlier frames."""
     for number in range(2):
         current_run().ledger.session.meet(f"look {number}")
 
 
-def frames_since() -> list[bytes]:
-    """What was sent since the last look; more may come meanwhile."""
-    count = len(taken)
-    frames = [frame for frame in taken[:count] if frame]
-    del taken[:count]
+def take_frames() -> list[bytes]:
+    """Remove and return the recorded frames; others may be added meanwhile."""
+    count = len(recorded_frames)
+    frames = [frame for frame in recorded_frames[:count] if frame]
+    del recorded_frames[:count]
     return frames
 
 
-def looked(part: str, look: Look) -> None:
-    """Tell what was sent since the last look, and what of the text is in it."""
-    frames = frames_since()
+def report_frames(part: str, text_patterns: TextPatterns) -> None:
+    """Report the frames sent since the last report, and text found in them."""
+    frames = take_frames()
     read = [Frame.read(frame) for frame in frames]
-    found = [hit for frame in frames for hit in look.finds(frame)]
+    found = [hit for frame in frames for hit in text_patterns.find_in(frame)]
     steps = [each.message for each in read if each.message.get("about") == "STEP"]
-    kinds = Counter(each.said for each in read)
-    bundles = [each for each in read if each.said == "SCALAR uint8"]  # several numbers, as bytes
+    kinds = Counter(each.description for each in read)
+    bundles = [each for each in read if each.description == "SCALAR uint8"]  # several numbers, as bytes
     whole = [each for each in read if "int" in each.dtype and not each.message]
     integers = [list(each.dims) for each in whole if each not in bundles]
-    tell(part, {"found": found[:5], "frames": len(frames), "bytes": sum(map(len, frames)), "kinds": kinds,
+    report_value(part, {"found": found[:5], "frames": len(frames), "bytes": sum(map(len, frames)), "kinds": kinds,
                 "integers": integers, "bundled": [each.dims[0] for each in bundles],
                 "checksums": [sorted(each["inputs"]) for each in steps]})  # fmt: skip
 
 
-def codec() -> Any:
-    """It begins with the second epoch."""
+def compress_second_epoch() -> Any:
+    """A scope with a codec from the second epoch on."""
     return nb.compress(int4=True, backward="int4", mask=True, start_step=STEPS)
 
 
-def two_sides() -> keras.Model:
-    """The mean of the source's words is added to those of the target."""
+def build_two_sides() -> keras.Model:
+    """A model that adds the mean of the source's words to those of the target."""
     source, target = (keras.Input((None,), dtype="int32", name=side) for side in SIDES)
-    with nb.cluster(), nb.pipeline(micro_batch=2), codec():
+    with nb.cluster(), nb.pipeline(micro_batch=2), compress_second_epoch():
         with nb.stage(cluster="source"):
             hidden = keras.layers.Dense(8)(keras.layers.Embedding(VOCABULARY, 8, mask_zero=True)(source))
         with nb.stage(cluster="target"):
@@ -102,9 +104,9 @@ def two_sides() -> keras.Model:
     return model
 
 
-def translator() -> CausalABNet:
-    """A small one, each side in its cluster."""
-    with nb.cluster(), nb.pipeline(micro_batch=2), codec():
+def build_translator() -> CausalABNet:
+    """A small translator, each side in its cluster."""
+    with nb.cluster(), nb.pipeline(micro_batch=2), compress_second_epoch():
         source, target = (Bert(SIZES, name=side) for side in SIDES)
         model = CausalABNet(source, target, inner=4, around=lambda side: nb.stage(cluster=side))
     model.compile(keras.optimizers.SGD(0.1), SmoothedCrossentropy())  # Adam takes five more seconds to trace
@@ -112,7 +114,7 @@ def translator() -> CausalABNet:
 
 
 @nb.function
-def leaking_to_target(source: Any, rows: Any) -> Any:
+def send_ids_to_target(source: Any, rows: Any) -> Any:
     """Ids of the source cross as they are."""
     with nb.cluster():
         with nb.stage(cluster="source"):
@@ -122,7 +124,7 @@ def leaking_to_target(source: Any, rows: Any) -> Any:
 
 
 @nb.function
-def leaking_to_source(target: Any, rows: Any) -> Any:
+def send_ids_to_source(target: Any, rows: Any) -> Any:
     """Ids of the target cross as they are."""
     with nb.cluster():
         with nb.stage(cluster="target"):
@@ -131,17 +133,17 @@ def leaking_to_source(target: Any, rows: Any) -> Any:
             return {"sum": tf.reduce_sum(tf.cast(ids, tf.float32))}
 
 
-def written(found: Found) -> list[list[int]]:
+def read_best_ids(found: Found) -> list[list[int]]:
     """The ids of the best translations, in the cluster that may read them."""
     try:
         return np.asarray(found.best).tolist()
     except CollectiveReadError as refused:
-        tell("refused", refused.what)
+        report_value("refused", refused.what)
         return []
 
 
-def private(large: str = "") -> None:
-    """Models whose texts stay at home."""
+def train_translator(large: str = "") -> None:
+    """Train, evaluate and translate with private texts, and leak ids at the end."""
     nb.init(CONFIG)
     side = nb.here().cluster
     pairs = text.generated("train", PAIRS, sides=[side])
@@ -151,47 +153,51 @@ def private(large: str = "") -> None:
     batches = text.batches(encoded, order, multiple=LONGEST)
     ids = getattr(encoded, side)
     rows = [ids.row(number).tolist() for number in range(PAIRS)]
-    look = Look.of(pairs.of(side), rows, FIRST)
-    tell("looked for", [len(look.patterns), len(look.words)])
+    text_patterns = TextPatterns.of(pairs.of(side), rows, FIRST)
+    report_value("looked for", [len(text_patterns.patterns), len(text_patterns.words)])
 
-    model = translator() if large else two_sides()
+    model = build_translator() if large else build_two_sides()
     for part in ("plain", "int4"):
         losses = model.fit(batches, shuffle=False, verbose=0).history["loss"]
-        tell(f"{part} loss", [float(loss).hex() for loss in losses])
-        met()
-        looked(f"fit {part}", look)
+        report_value(f"{part} loss", [float(loss).hex() for loss in losses])
+        wait_for_all()
+        report_frames(f"fit {part}", text_patterns)
     model.evaluate(batches, verbose=0)
-    met()
-    looked("evaluate", look)
+    wait_for_all()
+    report_frames("evaluate", text_patterns)
 
     inputs, _ = next(iter(batches))
     never = (id for id in range(FIRST) if id != words.end)
     translate = translation(
-        model if large else translator(), Beam(words.start, words.end, LONGEST, width=2, never=tuple(never))
+        model if large else build_translator(), Beam(words.start, words.end, LONGEST, width=2, never=tuple(never))
     )
-    best = written(translate(inputs["source"], np.arange(BATCH)))
-    tell("translated", len(best))
-    met()
+    best = read_best_ids(translate(inputs["source"], np.arange(BATCH)))
+    report_value("translated", len(best))
+    wait_for_all()
     more = [*pairs.of(side), *(words.sentences(best) if best else [])]
-    looked("translate", Look.of(more, [*rows, *best], FIRST))
+    report_frames("translate", TextPatterns.of(more, [*rows, *best], FIRST))
 
     here = inputs[side]
-    for leaking, mine in ((leaking_to_target, "source"), (leaking_to_source, "target")):
-        tell(f"leaked from {mine}", float(leaking(here if side == mine else None, np.arange(BATCH))["sum"]))
-    met()
-    looked("leak", look)
-    tell("sum", float(here.numpy().sum()))
+    for send_labels, mine in ((send_ids_to_target, "source"), (send_ids_to_source, "target")):
+        report_value(f"leaked from {mine}", float(send_labels(here if side == mine else None, np.arange(BATCH))["sum"]))
+    wait_for_all()
+    report_frames("leak", text_patterns)
+    report_value("sum", float(here.numpy().sum()))
     nb.shutdown()
-    looked("farewell", look)
+    report_frames("farewell", text_patterns)
 
 
-# ---------------------------------------------------------------------- a model whose middle is elsewhere
-CLASSES = VOCABULARY  # labels are as large as ids, or no look could tell them from other numbers
-AT_HOME = {"inputs": {"x": FORM, "y": {"shape": [None], "dtype": "int32"}}, "results": "owner", "weights": "own"}
+# ---------------------------------------------------------------------- a model whose middle layers are in another cluster
+CLASSES = VOCABULARY  # labels are as large as ids, to be distinguishable from other numbers
+CLASSIFIER_CONFIG = {
+    "inputs": {"x": FORM, "y": {"shape": [None], "dtype": "int32"}},
+    "results": "owner",
+    "weights": "own",
+}
 
 
-def middle_elsewhere() -> keras.Model:
-    """Layers, and singular vectors of the boundary to the middle one."""
+def build_classifier() -> keras.Model:
+    """A classifier whose middle layer is in `target`, with singular vectors at the boundary to it."""
     ids = keras.Input((LONGEST,), dtype="int32")
     home, away = SIDES
     with nb.cluster(), nb.pipeline(micro_batch=2), nb.compress(rank=4, basis="svd", backward=None):
@@ -206,7 +212,7 @@ def middle_elsewhere() -> keras.Model:
     return made
 
 
-def middle_of_bert() -> keras.Model:
+def build_bert_classifier() -> keras.Model:
     """A classifier whose first layers, head and loss are in `source`, and what is between them in `target`."""
     sizes = BertSizes(vocabulary=VOCABULARY, length=LONGEST, width=8, heads=2, layers=3, inner=16, dropout=0.0)
     bert = Bert(sizes)
@@ -219,9 +225,9 @@ def middle_of_bert() -> keras.Model:
     return made
 
 
-def labels(large: str = "") -> None:
-    """Sentences and labels stay at home, where the model begins and ends."""
-    nb.init(AT_HOME)
+def train_classifier(large: str = "") -> None:
+    """Train with private sentences and labels in the cluster where the model begins and ends."""
+    nb.init(CLASSIFIER_CONFIG)
     home = nb.here().runs("source")
     draw = np.random.default_rng(0)
     ids = draw.integers(FIRST, VOCABULARY, (PAIRS, LONGEST)).astype("int32")
@@ -230,39 +236,39 @@ def labels(large: str = "") -> None:
     numbers = tf.data.Dataset.range(0, PAIRS, BATCH)
 
     def batch(start: Any) -> Any:
-        """Sentences, labels, and of each row its weight, which both know: a dataset needs something to hold."""
+        """Sentences, labels, and the weight of each row, which both have, because a dataset must not be empty."""
         found = [tf.constant(each)[start : start + BATCH] if home else None for each in (ids, meant)]
         return (*found, tf.ones(BATCH))
 
-    model = middle_of_bert() if large else middle_elsewhere()
+    model = build_bert_classifier() if large else build_classifier()
     history = model.fit(numbers.map(batch), epochs=2, shuffle=False, verbose=0).history
-    tell("loss", [float(loss).hex() for loss in history["loss"]])
-    met()
-    looked("fit", Look.of([], rows, FIRST))
+    report_value("loss", [float(loss).hex() for loss in history["loss"]])
+    wait_for_all()
+    report_frames("fit", TextPatterns.of([], rows, FIRST))
 
     @nb.function
-    def leaking(x: Any, y: Any, rows: Any) -> Any:
+    def send_labels(x: Any, y: Any, rows: Any) -> Any:
         with nb.cluster():
             with nb.stage(cluster="source"):
                 crossing = y + 0
             with nb.stage(cluster="target"):
                 return {"sum": tf.reduce_sum(tf.cast(crossing, tf.float32))}
 
-    leaking(*batch(0))
-    met()
-    looked("leak", Look.of([], rows, FIRST))
+    send_labels(*batch(0))
+    wait_for_all()
+    report_frames("leak", TextPatterns.of([], rows, FIRST))
 
 
 # ---------------------------------------------------------------------- inputs of three clusters
-KEPT = {"x/x": {"shape": [None, 3], "dtype": "int32"}, "x/z": {"shape": [None, 2]}, "y": {"shape": [None, 1]}}
-KEPT_ROWS, KEPT_BATCH = 8, 4
+INPUTS = {"x/x": {"shape": [None, 3], "dtype": "int32"}, "x/z": {"shape": [None, 2]}, "y": {"shape": [None, 1]}}
+INPUT_ROWS, INPUT_BATCH = 8, 4
 DEADLINE = 30.0
 ROW = "paciente 4711: positivo"
 NAME = "host-of-the-hospital"
-HERE = (NAME, str(Path(__file__).parent), os.getcwd(), ROW)
+LOCAL_NAMES = (NAME, str(Path(__file__).parent), os.getcwd(), ROW)
 
 
-def three_stages() -> keras.Model:
+def build_three_stages() -> keras.Model:
     """Three stages, the first of them by two replicas."""
     x, z = keras.Input((3,), dtype="int32", name="x"), keras.Input((2,), name="z")
     with nb.cluster(), nb.pipeline(micro_batch=2):
@@ -277,65 +283,65 @@ def three_stages() -> keras.Model:
     return made
 
 
-def dataset(arrays: dict[str, Any]) -> Any:
-    """The rows of this cluster, of which each process reads its own."""
+def make_dataset(arrays: dict[str, Any]) -> Any:
+    """A dataset of this cluster's rows, of which each process reads its own."""
     rows = {name: array for name, array in arrays.items() if array is not None}
 
     def row(number: Any) -> Any:
         found = {name: tf.gather(array, number) for name, array in rows.items()}
         return {"x": found.get("x"), "z": found.get("z")}, found.get("y")
 
-    return nb.shard(tf.data.Dataset.range(KEPT_ROWS).map(row).batch(KEPT_BATCH))
+    return nb.shard(tf.data.Dataset.range(INPUT_ROWS).map(row).batch(INPUT_BATCH))
 
 
-def keeping() -> None:
-    """Three clusters that keep their inputs at home."""
+def train_on_private_inputs() -> None:
+    """Train three clusters with private inputs, then fail in the first worker."""
     socket.gethostname = lambda: NAME
-    nb.init({"inputs": KEPT, "results": "owner"})
+    nb.init({"inputs": INPUTS, "results": "owner"})
     here = nb.here()
     draw = np.random.default_rng(0)
     arrays: dict[str, Any] = {
-        "x": draw.integers(0, 50, (KEPT_ROWS, 3)).astype("int32"),
-        "z": draw.normal(size=(KEPT_ROWS, 2)).astype("float32"),
-        "y": draw.normal(size=(KEPT_ROWS, 1)).astype("float32"),
+        "x": draw.integers(0, 50, (INPUT_ROWS, 3)).astype("int32"),
+        "z": draw.normal(size=(INPUT_ROWS, 2)).astype("float32"),
+        "y": draw.normal(size=(INPUT_ROWS, 1)).astype("float32"),
     }
     checksums = Checksums.of(arrays)
 
-    def tell_sums(part: str) -> None:
-        """Tell of which inputs a checksum went to which worker since the last look, and what of this host."""
-        frames = frames_since()
-        sent = {(name, Frame.read(frame).reader) for frame in frames for name in checksums.finds(frame)}
-        named = sorted({each for each in HERE if any(each.encode() in frame for frame in frames)})
-        tell(f"{here.worker} {part}", {"sums": sorted(sent), "named": named, "frames": len(frames)})
+    def report_checksums(part: str) -> None:
+        """Report checksums of inputs by receiver, and names of this host, in the frames since the last report."""
+        frames = take_frames()
+        sent = {(name, Frame.read(frame).destination) for frame in frames for name in checksums.find_in(frame)}
+        named = sorted({each for each in LOCAL_NAMES if any(each.encode() in frame for frame in frames)})
+        report_value(f"{here.worker} {part}", {"sums": sorted(sent), "named": named, "frames": len(frames)})
 
     read = {"a": "x", "b": "z", "c": "zy"}[here.cluster]
     own = {name: array if name in read else None for name, array in arrays.items()}
-    kept = three_stages()
-    kept.fit({"x": own["x"], "z": own["z"]}, own["y"], batch_size=KEPT_BATCH, epochs=2, shuffle=False, verbose=0)
-    met()
-    tell_sums("arrays")
-    kept.fit(dataset(own), epochs=1, verbose=0)
-    met()
-    tell_sums("dataset")
+    kept = build_three_stages()
+    kept.fit({"x": own["x"], "z": own["z"]}, own["y"], batch_size=INPUT_BATCH, epochs=2, shuffle=False, verbose=0)
+    wait_for_all()
+    report_checksums("arrays")
+    kept.fit(make_dataset(own), epochs=1, verbose=0)
+    wait_for_all()
+    report_checksums("dataset")
     session = current_run().ledger.session
     if here.worker == "a/0":
-        for link in session.links.values():  # the others have told by then: a failure overtakes all else
+        for link in session.links.values():  # the others have reported by then: a failure overtakes other frames
             link.take("SESSION", DEADLINE)
         try:
             raise ValueError(f"cannot tokenize {ROW!r}")
         except ValueError as failure:
             session.fail(failure)
         limit = time.monotonic() + DEADLINE
-        while time.monotonic() < limit and sum(b'"FAIL"' in frame for frame in taken) < len(session.links):
-            time.sleep(0.01)  # they leave by threads of their own
+        while time.monotonic() < limit and sum(b'"FAIL"' in frame for frame in recorded_frames) < len(session.links):
+            time.sleep(0.01)  # other threads send them
     else:
         try:
             session.meet("the end")
         except NebulaError as failed:
-            tell(f"{here.worker} heard", str(failed))
-    tell_sums("failure")
+            report_value(f"{here.worker} heard", str(failed))
+    report_checksums("failure")
 
 
 if __name__ == "__main__":
-    taken = watched()
-    act((private, labels, keeping))
+    recorded_frames = record_frames()
+    run_selected((train_translator, train_classifier, train_on_private_inputs))

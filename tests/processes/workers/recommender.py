@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.worker_reports import bits, tell
+from tests.processes.worker_reports import digest_tensors, report_value
 from whale_nebula.errors import NotYetError, RemoteFailureError
 from whale_nebula.models.recommender import (
     HashedEmbedding,
@@ -24,7 +24,7 @@ from whale_nebula.models.recommender import (
 )
 
 
-def lesson(epochs: int, folder: str = "", micro_batch: int = 1) -> None:
+def train_model(epochs: int, folder: str = "", micro_batch: int = 1) -> None:
     """Train so many epochs in all, tell of the rows that this process has, and try to save them in `folder`."""
     log = generated_clicks(192, fields=3, numbers=2)
     deep = SplitEmbedding(4, optimizer=keras.optimizers.Adam(0.05), hot=most_frequent(log.ids, 9), staleness=1)
@@ -37,15 +37,15 @@ def lesson(epochs: int, folder: str = "", micro_batch: int = 1) -> None:
     data = look_ahead(tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(48), deep, wide)
     with nb.pipeline(micro_batch, coupled="allow"):
         history = model.fit(data, epochs=epochs, verbose=0).history
-    tell("ahead", sum(layer.steps.looked_ahead for layer in (*deep.layers, wide)))
-    tell("loss", history["loss"])
-    tell("predicted", bits([model.predict(log.inputs, verbose=0)]))
-    tell("rows", {name: list_rows(table) for name, table in tables.items()})
+    report_value("ahead", sum(layer.steps.looked_ahead for layer in (*deep.layers, wide)))
+    report_value("loss", history["loss"])
+    report_value("predicted", digest_tensors([model.predict(log.inputs, verbose=0)]))
+    report_value("rows", {name: list_rows(table) for name, table in tables.items()})
     if epochs > 1 and folder:
         try:
             model.save_weights(f"{folder}/rows.weights.h5")
         except (NotYetError, RemoteFailureError) as error:  # there and elsewhere: the run is over
-            tell("refused", str(error))
+            report_value("refused", str(error))
 
 
 def list_rows(table: RowTable) -> dict[str, list[Any]]:
@@ -57,7 +57,7 @@ def list_rows(table: RowTable) -> dict[str, list[Any]]:
 
 def main(folder: str, epochs: str, micro_batch: str = "1") -> None:
     nb.init(checkpoint=folder)
-    lesson(int(epochs), folder, int(micro_batch))
+    train_model(int(epochs), folder, int(micro_batch))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Worker: trains, saves after each step, dies where it is told to, and goes on from what was saved when started again.
+"""Worker: trains, saves after each step, is killed at a given step, and resumes from its files when it is restarted.
 
-`folder` is where it saves, `dies` says who is killed in which epoch after which step, "npu/0@0@3"; a step takes `rest`
-seconds longer than it would.
+It saves to `folder`. `kill_at` is the worker, epoch and step of a kill ("npu/0@0@3"); each step is followed by a pause
+of `pause` seconds.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 import keras
 
 import whale_nebula as nb
-from tests.processes.worker_reports import bits, tell
+from tests.processes.worker_reports import digest_tensors, report_value
 from tests.same import data
 from whale_nebula.errors import NebulaError
 
 STEPS = 6
 
 
-def taught() -> keras.Model:
-    """A stage in each of two clusters; what SGD remembers is in the weights alone."""
+def build_model() -> keras.Model:
+    """A stage in each of two clusters; SGD without momentum has no state but the weights."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((6,))
     with nb.cluster(), nb.pipeline(2):
@@ -36,35 +36,35 @@ def taught() -> keras.Model:
     return model
 
 
-def train(folder: Path, dies: str = "", rest: float = 0.0, steps: int = STEPS) -> None:
-    """Train from the last step that was saved, and tell of each."""
+def train(folder: Path, kill_at: str = "", pause: float = 0.0, steps: int = STEPS) -> None:
+    """Train from the last saved step, and report each."""
     here = nb.here()
-    tell(f"epoch {here.epoch}", time.time())
-    model = taught()
+    report_value(f"epoch {here.epoch}", time.time())
+    model = build_model()
     saved = sorted(folder.glob("[0-9]*.weights.h5"))
     if saved:
         model.load_weights(saved[-1])
     x, y = data(8 * steps, 6), data(8 * steps, 3, seed=1)
     for step in range(len(saved), steps):
         rows = slice(8 * step, 8 * step + 8)
-        tell("loss", float(model.train_on_batch(x[rows], y[rows])).hex())
-        tell(f"epoch {here.epoch} step {step}", time.time())
-        model.save_weights(folder / "part.weights.h5")  # when it returns, the file is there for all
-        if here.lead:  # who is killed while it writes leaves no half of a file under the name of a whole one
+        report_value("loss", float(model.train_on_batch(x[rows], y[rows])).hex())
+        report_value(f"epoch {here.epoch} step {step}", time.time())
+        model.save_weights(folder / "part.weights.h5")  # when it returns, all processes see the file
+        if here.lead:  # a kill during a write leaves no incomplete file with this name
             (folder / "part.weights.h5").rename(folder / f"{step}.weights.h5")
-        if dies == f"{here.worker}@{here.epoch}@{step}":
-            tell("dies", time.time())
+        if kill_at == f"{here.worker}@{here.epoch}@{step}":
+            report_value("dies", time.time())
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(rest)
-    tell("weights", bits(model.get_weights()))
+        time.sleep(pause)
+    report_value("weights", digest_tensors(model.get_weights()))
 
 
-def main(folder: str, dies: str = "", rest: str = "0") -> None:
+def main(folder: str, kill_at: str = "", pause: str = "0") -> None:
     nb.init()
     try:
-        train(Path(folder), dies, float(rest))
+        train(Path(folder), kill_at, float(pause))
     except NebulaError as failure:
-        tell("error", str(failure))
+        report_value("error", str(failure))
         raise
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.worker_reports import enter_own_folder, tell
+from tests.processes.worker_reports import enter_worker_folder, report_value
 from whale_nebula.faults import FaultPlan, apply_plan
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run
@@ -23,19 +23,19 @@ from whale_nebula.strategies import OneBitLamb
 ROWS, BATCH = 44, 8
 
 
-class Told(keras.callbacks.Callback):
-    """Lets no saving wait for another one, so that it does not depend on the machine where a run stands. With a `rest`
+class StepReporter(keras.callbacks.Callback):
+    """Lets no saving wait for another one, so that it does not depend on the machine where a run stands. With a `pause`
     each step takes so many seconds longer, and is told.
     """
 
-    def __init__(self, rest: float) -> None:
+    def __init__(self, pause: float) -> None:
         super().__init__()
-        self._rest, self._begun = rest, 0
+        self._rest, self._steps = pause, 0
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if self._rest:
-            self._begun += 1
-            tell("step", self._begun)
+            self._steps += 1
+            report_value("step", self._steps)
             time.sleep(self._rest)
         checkpoints = current_run().checkpoints
         for level in [] if checkpoints is None else checkpoints.levels:
@@ -44,7 +44,7 @@ class Told(keras.callbacks.Callback):
                 level._committing.result()
 
 
-class Breaks(keras.callbacks.Callback):
+class ErrorAtStep(keras.callbacks.Callback):
     """Ends the script by an error at a place of a `fit`, after so many steps; "step" is the begin of the next one."""
 
     def __init__(self, place: str, step: int) -> None:
@@ -52,21 +52,21 @@ class Breaks(keras.callbacks.Callback):
         self._place, self._step = place, step
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        self._break_at("batch")
+        self._raise_at("batch")
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        self._break_at("begin")
+        self._raise_at("begin")
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-        self._break_at("epoch")
+        self._raise_at("epoch")
 
-    def _break_at(self, place: str) -> None:
+    def _raise_at(self, place: str) -> None:
         checkpoints = current_run().checkpoints
         if place == self._place and checkpoints is not None and checkpoints.position.step == self._step:
             raise ValueError(f"the script ends at {place} {self._step}")
 
 
-def piped() -> keras.Model:
+def build_pipeline() -> keras.Model:
     """Two replicas of one stage, and another one beyond a codec that remembers."""
     with nb.cluster(), nb.pipeline(2):
         inputs = keras.Input((6,), name="x")
@@ -79,18 +79,18 @@ def piped() -> keras.Model:
     return keras.Model(inputs, outputs)
 
 
-def apart() -> keras.Model:
+def build_local_sgd() -> keras.Model:
     """A copy in each cluster, which meet every four steps; in one of them there are two workers."""
     with nb.compress(topk=0.2, int8=True):
-        return copied(sync_every=4, fragments=2, delay=1)
+        return build_copies(sync_every=4, fragments=2, delay=1)
 
 
-def members() -> keras.Model:
+def build_momentum_exchange() -> keras.Model:
     """A copy in each worker of a cluster."""
-    return copied(exchange="1bit")
+    return build_copies(exchange="1bit")
 
 
-def copied(**options: Any) -> keras.Model:
+def build_copies(**options: Any) -> keras.Model:
     with nb.cluster(), nb.replica(**options):
         inputs = keras.Input((6,), name="x")
         hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(800, activation="relu")(inputs))
@@ -98,14 +98,14 @@ def copied(**options: Any) -> keras.Model:
     return keras.Model(inputs, outputs)
 
 
-MODELS = {"piped": piped, "apart": apart, "members": members}
+MODELS = {"piped": build_pipeline, "apart": build_local_sgd, "members": build_momentum_exchange}
 
 
-def lesson(
-    epochs: str = "3", kind: str = "piped", rest: str = "0", breaks: Sequence[keras.callbacks.Callback] = ()
+def train_model(
+    epochs: str = "3", kind: str = "piped", pause: str = "0", error_callbacks: Sequence[keras.callbacks.Callback] = ()
 ) -> None:
     """Tells the numbers of the training, what was trained, and where it was gone on with."""
-    tell("resumed", list(nb.resumed() or ()))
+    report_value("resumed", list(nb.resumed() or ()))
     model = MODELS[kind]()
     one_bit = OneBitLamb(0.02, freeze_step=4, servers=True)
     model.compile(one_bit if kind == "members" else keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
@@ -113,25 +113,31 @@ def lesson(
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
     stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9)
-    history = model.fit(data, epochs=int(epochs), verbose=0, callbacks=[stopping, Told(float(rest)), *breaks])
-    tell("history", {name: [float(each).hex() for each in values] for name, values in history.history.items()})
+    history = model.fit(
+        data, epochs=int(epochs), verbose=0, callbacks=[stopping, StepReporter(float(pause)), *error_callbacks]
+    )
+    report_value("history", {name: [float(each).hex() for each in values] for name, values in history.history.items()})
     weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
-    tell("weights", hashlib.sha256(weights).hexdigest())
+    report_value("weights", hashlib.sha256(weights).hexdigest())
 
 
 def main(folder: str, faults: str, *arguments: str) -> None:
     """`faults` are failpoints; or "WORKER:PLACE@STEP", where that worker's script breaks, or without its name all."""
     launched = attach()
     assert launched is not None
-    broken = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", faults)
-    breaks = [Breaks(broken[2], int(broken[3]))] if broken and broken[1] in (None, launched.worker) else []
-    plan = FaultPlan.parse("" if faults == "-" or broken else faults, worker=launched.worker)
+    error_place = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", faults)
+    error_callbacks = (
+        [ErrorAtStep(error_place[2], int(error_place[3]))]
+        if error_place and error_place[1] in (None, launched.worker)
+        else []
+    )
+    plan = FaultPlan.parse("" if faults == "-" or error_place else faults, worker=launched.worker)
     if folder != "-" and arguments[1:]:
-        folder = enter_own_folder(folder)
+        folder = enter_worker_folder(folder)
     every = {"every": 6 if arguments[2:] else 1000, "memory": 2} if launched.memory else {"every": 2}
     config = {} if folder == "-" else {"checkpoint": {"folder": folder, **every}}
     with apply_plan(plan), nb.init(config):
-        lesson(*arguments, breaks=breaks)
+        train_model(*arguments, error_callbacks=error_callbacks)
 
 
 if __name__ == "__main__":

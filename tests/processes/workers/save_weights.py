@@ -1,7 +1,7 @@
-"""Worker: a save in a run whose other cluster may say that it shares this one's host and folder.
+"""Worker: a save in a run whose other cluster may claim to share this one's host and folder.
 
-`claims` is the worker that says what it has heard of the other one, in place of its own digest of host and folder;
-then come the folders of both.
+`claiming_worker` sends the digest of host and folder that it has received from the other one, instead of its own; the
+folders of both workers follow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 import whale_nebula as nb
-from tests.processes.worker_reports import tell
+from tests.processes.worker_reports import report_value
 from tests.same import data
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run
@@ -22,8 +22,8 @@ from whale_nebula.runtime.session.session import Session
 from whale_nebula.wire.message import SESSION, build_message
 
 
-def claim(self: Session, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Listen first, and repeat the other worker's digest."""
+def repeat_digest(self: Session, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Receive first, and repeat the other worker's digest."""
     heard = {peer: link.take(SESSION, 60.0) for peer, link in self.links.items()}
     for peer, link in self.links.items():
         said = {**sheet, "host": heard[peer]["host"]}
@@ -31,12 +31,12 @@ def claim(self: Session, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
     return heard
 
 
-def main(claims: str, *folders: str) -> None:
+def main(claiming_worker: str, *folders: str) -> None:
     launched = attach()
     assert launched is not None
     os.chdir(folders[launched.cluster == "npu"])
-    if launched.worker == claims:
-        Session.hello = claim  # type: ignore[method-assign]
+    if launched.worker == claiming_worker:
+        Session.hello = repeat_digest  # type: ignore[method-assign]
     nb.init()
     inputs = keras.Input((8,))
     with nb.cluster(), nb.pipeline(2):
@@ -48,8 +48,8 @@ def main(claims: str, *folders: str) -> None:
     model.compile("sgd", "mse")
     model.fit(data(8, 8), data(8, 1), batch_size=4, verbose=0)
     model.save_weights("kept.weights.h5")
-    tell("writes", current_run().writes_files)
-    tell("there", os.path.exists("kept.weights.h5"))
+    report_value("writes", current_run().writes_files)
+    report_value("there", os.path.exists("kept.weights.h5"))
 
 
 if __name__ == "__main__":
