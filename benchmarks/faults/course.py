@@ -11,8 +11,8 @@ from typing import Any
 import keras
 
 import whale_nebula as nb
+from tests.parity_harness import data
 from tests.processes.worker_reports import digest_tensors, report_value
-from tests.same import data
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.transport.grpc.carrier import GrpcCarrier

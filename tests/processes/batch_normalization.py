@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import data
+from tests.parity_harness import data
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c0/2": "c0"}
 X, Y = data(31, 8), data(31, 1, seed=1)

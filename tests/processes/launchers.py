@@ -40,7 +40,7 @@ class Launchers:
     def start(
         self, worker: str, *arguments: object, name: str = "", max_restarts: int = 3, **identity_changes: Any
     ) -> None:
-        """Start a worker and its launcher, whose `name` is that of the worker unless it is given; `identity_changes` are
+        """Start a worker and its launcher, which has the worker's name unless it gets a `name`; `identity_changes` are
         fields of the worker's identity.
         """
         argv = ["-m", "whale_nebula.launch.child", self.script, str(self.folder), *map(str, arguments)]

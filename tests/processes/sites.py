@@ -280,7 +280,7 @@ class Line:
 
 
 def _create_server(port: int) -> socket.socket:
-    """Create a server at another port than this one, which its worker may not use yet: a line must not lead to itself."""
+    """Create a server at another port than this one, so that a line never connects to itself."""
     server = socket.create_server(("127.0.0.1", 0))
     if server.getsockname()[1] != port:
         return server

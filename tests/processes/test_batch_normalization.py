@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.parity_harness import assert_same
 from tests.processes.batch_normalization import CASES, TOLERANCE, WORKERS, enter_no_scopes
 from tests.processes.worker_runs import FinishedRun, run_workers_and_reference
-from tests.same import assert_same
 
 DEADLINE = 300.0
 pytestmark = [pytest.mark.timeout(DEADLINE), pytest.mark.grid]  # sample: tests/unit/runtime/test_synchronized.py

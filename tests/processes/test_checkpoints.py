@@ -50,7 +50,7 @@ def read_result(found: FinishedRun) -> dict[str, Any]:
     return {name: found.get_common(name) for name in ("history", "weights")}
 
 
-@pytest.mark.parametrize("deaths", [FAULTS, pytest.param(MORE_FAULTS, marks=pytest.mark.grid)], ids=len)
+@pytest.mark.parametrize("kills", [FAULTS, pytest.param(MORE_FAULTS, marks=pytest.mark.grid)], ids=len)
 def test_repeated_kills_do_not_change_the_result(undisturbed: FinishedRun, tmp_path: Path, kills: list[str]) -> None:
     resumed_steps, saved = [0], 0
     for fault in [*kills, "-"]:
@@ -90,7 +90,7 @@ def test_script_error_loses_no_completed_step(undisturbed: FinishedRun, tmp_path
 
 @pytest.mark.grid
 @pytest.mark.parametrize(
-    ("kind", "workers", "copies", "deaths"),
+    ("kind", "workers", "copies", "kills"),
     [
         ("apart", WORKERS, 2, ("c0/1:update.begun=kill@22", "c1/0:checkpoint.written=kill@1")),
         ("members", dict.fromkeys(["c0/0", "c0/1"], "c0"), 2, ("c0/1:checkpoint.written=kill@6",)),
@@ -160,7 +160,7 @@ FAILPOINTS = [name for name in POINTS if not name.startswith(_BEFORE)]
 
 @pytest.mark.grid
 @pytest.mark.parametrize("worker", WORKERS)
-@pytest.mark.parametrize("place", FAILPOINTS)
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
 def test_kill_at_any_failpoint_does_not_change_the_result(
     undisturbed: FinishedRun, tmp_path: Path, worker: str, failpoint: str
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.crossing import CODECS
+from tests.parity.codec_step import CODECS
 from tests.processes.sites import SEED, prepare_sites
 from tests.processes.worker_runs import run_in_this_process
 from tests.processes.workers import train

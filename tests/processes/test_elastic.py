@@ -59,7 +59,8 @@ def check_history(found: Sites) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "fewer", [pytest.param(None, id="at once"), pytest.param(1, id="by and by, by gateways", marks=pytest.mark.grid)]
+    "intermediate_count",
+    [pytest.param(None, id="at once"), pytest.param(1, id="by and by, by gateways", marks=pytest.mark.grid)],
 )
 def test_site_leaves_and_returns(tmp_path: Path, intermediate_count: int | None) -> None:
     """It is asked at the other site. What the site has saved it hands over, and is sent the newest as it comes back."""

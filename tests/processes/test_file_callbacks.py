@@ -34,13 +34,13 @@ def runs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
     return found
 
 
-@pytest.mark.parametrize("how", WEIGHTS)
+@pytest.mark.parametrize("weight_location", WEIGHTS)
 def test_backup_resumes_interrupted_training(runs: Mapping[str, FinishedRun], weight_location: str) -> None:
     unbroken = runs[weight_location].get_common("unbroken")
     assert runs[weight_location].get_common("begun again") == {name: values[1:] for name, values in unbroken.items()}
 
 
-@pytest.mark.parametrize(("how", "files"), [("everywhere", NAMES), ("own", OWN)])
+@pytest.mark.parametrize(("weight_location", "files"), [("everywhere", NAMES), ("own", OWN)])
 def test_backup_is_written_by_one_process_and_removed(
     runs: Mapping[str, FinishedRun], weight_location: str, files: list[str]
 ) -> None:

@@ -119,7 +119,7 @@ def test_wrong_replica_count_is_refused(members: FinishedRun) -> None:
 
 
 def test_layer_averages_cover_all_workers(members: FinishedRun) -> None:
-    np.testing.assert_allclose(members.get_common("mean"), 0.01 * momenta.rows_of(0)[0].mean(0), rtol=1e-5)
+    np.testing.assert_allclose(members.get_common("mean"), 0.01 * momenta.read_rows(0)[0].mean(0), rtol=1e-5)
 
 
 def test_workers_exit_without_error(three_workers: FinishedRun) -> None:

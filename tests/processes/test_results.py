@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.parity_harness import assert_same
 from tests.processes.three_stage_models import run_case
 from tests.processes.worker_runs import run_workers_and_reference
-from tests.same import assert_same
 
 FEATURES, STAGES = ("regularizer", "add_loss", "output", "mask"), ("front", "middle", "last")
 CASES = [case for case in itertools.product(FEATURES, STAGES) if case != ("output", "last")]

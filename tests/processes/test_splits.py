@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.parity.splits import MODELS, Split
-from tests.parity.test_shared_slots import train
+from tests.parity.split_models import MODELS, Split
+from tests.parity.test_sharded_updates import train
+from tests.parity_harness import Cut, Outcome, assert_same
 from tests.processes.worker_runs import FinishedRun, start_workers, wait_for_run
 from tests.processes.workers.train import (
     EARLY_USES,
@@ -20,7 +21,6 @@ from tests.processes.workers.train import (
     train_large_variables,
     train_small_model,
 )
-from tests.same import Cut, Outcome, assert_same
 
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)

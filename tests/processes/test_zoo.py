@@ -39,7 +39,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         pairs = [(run, case) for run, chosen in list_cases(metafunc.config).items() for case in chosen]
         metafunc.parametrize(
-            ("both", "case"), pairs, ids=[case for _, case in pairs], indirect=["both"], scope="module"
+            ("run_and_reference", "case"),
+            pairs,
+            ids=[case for _, case in pairs],
+            indirect=["run_and_reference"],
+            scope="module",
         )
 
 
@@ -53,10 +57,10 @@ def run_and_reference(request: pytest.FixtureRequest) -> tuple[FinishedRun, Mapp
     )
 
 
-def run_reference(list_cases: list[str]) -> dict[str, Any]:
+def run_reference(cases: list[str]) -> dict[str, Any]:
     """What models of the zoo leave in this process, by actors."""
     found: dict[str, Any] = {}
-    for case in list_cases:
+    for case in cases:
         name, cut = read_case(case)
         nb.shutdown()
         with nb.init(links="10gbit,0ms"):

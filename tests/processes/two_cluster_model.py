@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.parity_harness import data
 from tests.processes.worker_reports import digest_tensors
-from tests.same import data
 
 X, Y = data(40, 6), data(40, 3, seed=1)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import whale_nebula as nb
-from tests.same import Outcome
+from tests.parity_harness import Outcome
 from whale_nebula.launch import attach
 
 REPORT_PREFIX = "report: "

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.forced_plans import force_plans
 from tests.processes.worker_reports import report_value
-from tests.replanning import plan_anew
 
 KIB = 1500
 """Memory of a worker that the model does not fit into, and a half of it does."""
@@ -19,7 +19,7 @@ KIB = 1500
 
 def train_without_scopes(memory: str = f"{KIB}KiB", *texts: str) -> None:
     """Tells what was planned, and what came of it; with texts of plans, it is planned anew by these."""
-    ran = plan_anew(setattr, texts) if texts else []
+    ran = force_plans(setattr, texts) if texts else []
     nb.auto_parallel(memory=memory, replan=bool(texts))
     first, tied, second, third = (keras.layers.Dense(192, activation="relu") for _ in range(4))
     inputs = hidden = keras.Input((64,))

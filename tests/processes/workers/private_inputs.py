@@ -1,17 +1,17 @@
 """Worker: reads its own inputs, and searches every frame that it passes to gRPC for them.
 
-`train_translator`: two clusters train a model, each on its side of the text, without a codec and with one, evaluate it,
-and translate. At the end each sends ids of its own side on purpose, to check that the search finds them.
+`train_translator`: two clusters train a model, each on its side of the text, without a codec and with one, evaluate
+it, and translate. At the end each sends ids of its own side on purpose, to check that the search finds them.
 
-`train_classifier`: the cluster `source` has sentences and labels, and a model whose middle layers are in `target`, which
-has neither.
+`train_classifier`: the cluster `source` has sentences and labels, and a model whose middle layers are in `target`,
+which has neither.
 
 The frames do not depend on the layers of a cluster, so each has a model that is traced fast; with `large` they are a
 translator and a BERT.
 
 `train_on_private_inputs`: both workers of cluster `a` read x, `b` and `c` read z, and `c` alone reads y. They train on
-arrays, and on datasets of which `a` reads the rows of its micro-batches. Then the first worker fails with an error whose
-text is a row.
+arrays, and on datasets of which `a` reads the rows of its micro-batches. Then the first worker fails with an error
+whose text is a row.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def train_translator(large: str = "") -> None:
     report_frames("farewell", text_patterns)
 
 
-# ---------------------------------------------------------------------- a model whose middle layers are in another cluster
+# ---------------------------------------------------------------------- middle layers in another cluster
 CLASSES = VOCABULARY  # labels are as large as ids, to be distinguishable from other numbers
 CLASSIFIER_CONFIG = {
     "inputs": {"x": FORM, "y": {"shape": [None], "dtype": "int32"}},

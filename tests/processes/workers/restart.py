@@ -15,8 +15,8 @@ from pathlib import Path
 import keras
 
 import whale_nebula as nb
+from tests.parity_harness import data
 from tests.processes.worker_reports import digest_tensors, report_value
-from tests.same import data
 from whale_nebula.errors import NebulaError
 
 STEPS = 6

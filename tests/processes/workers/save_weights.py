@@ -14,8 +14,8 @@ from typing import Any
 import keras
 
 import whale_nebula as nb
+from tests.parity_harness import data
 from tests.processes.worker_reports import report_value
-from tests.same import data
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.session.session import Session

@@ -20,15 +20,15 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests import momenta
-from tests.parity.crossing import CODECS, crossed
-from tests.parity.splits import MODELS, Split
-from tests.parity.test_shared_slots import train
+from tests.parity.codec_step import CODECS, train_with_codec
+from tests.parity.split_models import MODELS, Split
+from tests.parity.test_sharded_updates import train
 from tests.parity.zoo import ZOO
+from tests.parity_harness import Cut, data
 from tests.processes import batch_normalization
 from tests.processes.two_cluster_model import to_hex
 from tests.processes.worker_reports import count_sent_bytes, digest_tensors, encode_outcome, report_value
 from tests.processes.worker_runs import open_next_run, run_selected
-from tests.same import Cut, data
 from whale_nebula.capture.splits import is_undrawn
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
@@ -236,14 +236,14 @@ def train_compressed(*cases: str) -> None:
     for case in cases:
         name, *how = case.split(",")
         options: dict[str, Any] = {"micro_batches": int(how[0]), "schedule": how[1]} if how else {}
-        found = crossed(CODECS[name], steps={"ramp": 12}.get(name, 3), **options)
+        found = train_with_codec(CODECS[name], steps={"ramp": 12}.get(name, 3), **options)
         report_value(case, {"losses": [loss.hex() for loss in found.losses], "weights": digest_tensors(found.weights)})
         report_value(f"{case} sent", count_sent_bytes())
 
 
 # ---------------------------------------------------------------------- trainings that are ended from outside
 class StepReporter(keras.callbacks.Callback):
-    """Reports the number of steps, and may pause after each, so that a run of few steps lasts as long as a test needs."""
+    """Reports the number of steps, and may pause after each, so that a short training lasts as long as needed."""
 
     def __init__(self, rest: float = 0.0) -> None:
         super().__init__()
@@ -373,25 +373,25 @@ def train_momentum_exchange(steps: str, *kinds: str) -> None:
     with nb.cluster(), nb.replica(5, exchange="1bit"):
         model = momenta.build_model(*kinds[:1])
     try:
-        model.train_on_batch(*momenta.rows_of(0))
+        model.train_on_batch(*momenta.read_rows(0))
     except nb.errors.OptionError as error:
         report_value("refused", str(error))
     for kind in kinds:
         servers = HAS_SERVERS[kind]
         with nb.cluster(), nb.replica(exchange="1bit"):
             model = momenta.build_model(kind, servers=servers)
-        found, crossed = [], []
+        found, train_with_codec = [], []
         for step in range(int(steps)):
-            model.train_on_batch(*momenta.rows_of(step))
+            model.train_on_batch(*momenta.read_rows(step))
             found.append([each.tolist() for each in model.get_weights()])
-            crossed.append(nb.last_report().meetings.sent_bytes)
+            train_with_codec.append(nb.last_report().meetings.sent_bytes)
         report_value(f"{kind} weights", found)
-        report_value(f"{kind} crossed", [crossed[0], *np.diff(crossed).tolist()])
-    report_value("plan", str(nb.plan(model, *momenta.rows_of(0))))
+        report_value(f"{kind} crossed", [train_with_codec[0], *np.diff(train_with_codec).tolist()])
+    report_value("plan", str(nb.plan(model, *momenta.read_rows(0))))
     with nb.cluster(), nb.replica(exchange="1bit"):
         normalised = keras.Sequential([keras.Input((momenta.WIDTH,)), keras.layers.BatchNormalization(name="norm")])
     normalised.compile(OneBitLamb(0.1, freeze_step=3), "mse")
-    x, _ = momenta.rows_of(0)
+    x, _ = momenta.read_rows(0)
     normalised.train_on_batch(x, x)
     report_value("mean", normalised.get_layer("norm").moving_mean.numpy().tolist())
 
@@ -457,14 +457,14 @@ def train_delta_codec(*clusters: str) -> None:
     """Train with a delta codec by sample ids: three epochs, each in a different order."""
     model = build_two_stages(clusters, 96, ids=True, int4=True, delta="x/ids")
     x, y = draw_rows(10)
-    orders, losses, crossed = np.random.default_rng(1), [], []
+    orders, losses, train_with_codec = np.random.default_rng(1), [], []
     for _ in range(3):
         order = orders.permutation(10)
         for batch in (order[:4], order[4:8], order[8:]):
             losses.append(float(model.train_on_batch({"x": x[batch], "ids": batch}, y[batch])).hex())
-            crossed.append(count_sent_bytes())
+            train_with_codec.append(count_sent_bytes())
     report_value("losses", losses)
-    report_value("sent", crossed)
+    report_value("sent", train_with_codec)
     report_value("outputs", digest_tensors([model.predict({"x": x, "ids": np.arange(10)}, batch_size=10, verbose=0)]))
     report_value("weights", digest_tensors(model.get_weights()))
     states = (state.held for _, state in sorted(current_run().channels.items()) if state.held is not None)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.replanning import plan_anew
+from tests.forced_plans import force_plans
 from tests.unit.planner.test_explanation import decide, make_problem
 from whale_nebula.errors import NebulaWarning, PlanError
 from whale_nebula.planner.decision import Offer
@@ -59,7 +59,7 @@ def test_numbers_stay_those_of_the_uncut_model(cache: Path, monkeypatch: pytest.
     that the passes refuse leaves the one before."""
     expected = lesson()
     nb.init(CLUSTERS, links="10gbit,0ms")
-    ran = plan_anew(monkeypatch.setattr, ["gpu, npu", "npu, gpu: 4", "npu", "gpu, npu: 2"])
+    ran = force_plans(monkeypatch.setattr, ["gpu, npu", "npu, gpu: 4", "npu", "gpu, npu: 2"])
     plain = auto.run_passes
 
     def run_passes(given: Any) -> Any:

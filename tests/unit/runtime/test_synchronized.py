@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.parity_harness import assert_same
 from tests.processes.batch_normalization import X, Y, build_model, enter_no_scopes, make_scopes, train_model
-from tests.same import assert_same
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.passes.pipeline import cut_program

@@ -16,7 +16,7 @@ from keras import optimizers
 
 import whale_nebula as nb
 from tests.parity.zoo import fit
-from tests.same import Cut, Outcome, assert_same, data
+from tests.parity_harness import Cut, Outcome, assert_same, data
 from whale_nebula.ir.cut import Worker
 from whale_nebula.passes.pipeline import cut_program
 
@@ -33,7 +33,7 @@ OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
 """Element-wise, with a global norm, with a norm of each weight, with factors of rows and columns, in a condition."""
 
 
-class Watched(keras.Model):
+class GradientNormModel(keras.Model):
     """A model that tells the norm of its gradients."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Watched(keras.Model):
         return {"loss": loss, "norm": tf.linalg.global_norm(gradients)}
 
 
-def build(name: str, replicas: int, shard: str) -> tuple[keras.Model, Any]:
+def build_model(name: str, replicas: int, shard: str) -> tuple[keras.Model, Any]:
     """A model and its inputs: a table and two dense layers for "rows", else the layers alone, for "stages" one in each:
     then the replicas of the first have the norm of all gradients in unlike rounds.
     """
@@ -64,16 +64,16 @@ def build(name: str, replicas: int, shard: str) -> tuple[keras.Model, Any]:
                     inner.enter_context(nb.replica(1) if number else nb.replica(replicas, shard=shard))
                     inner.enter_context(nb.stage(name=f"s{number}"))
                 hidden = layer(hidden)
-    model = Watched(inputs, hidden)
+    model = GradientNormModel(inputs, hidden)
     model.compile(OPTIMIZERS[{"rows": "adam", "stages": "adamw"}.get(name, name)](), "mse")
     if not replicas:
-        model.optimizer.build(model.trainable_variables)  # what a step makes has TensorFlow trace it twice
+        model.optimizer.build_model(model.trainable_variables)  # what a step makes has TensorFlow trace it twice
     return model, np.random.default_rng(2).integers(0, 11, (17, 7)) if name == "rows" else data(17, 7)
 
 
 def train(name: str, replicas: int, shard: str = "optimizer") -> Outcome:
     """Two epochs, whose last batch has one row."""
-    model, x = build(name, replicas, shard)
+    model, x = build_model(name, replicas, shard)
     return fit(model, Cut(0), x, data(17, 3, seed=1), batch_size=8)
 
 
@@ -86,13 +86,13 @@ CASES = list(itertools.product([*OPTIMIZERS, "rows", "stages"], (2, 3), ("optimi
     ("name", "replicas", "shard"),
     [pytest.param(*case, marks=() if case in SAMPLE else (pytest.mark.grid,)) for case in CASES],
 )
-def test_updates_in_parts_are_those_of_the_whole(name: str, replicas: int, shard: str) -> None:
+def test_sharded_updates_equal_whole_ones(name: str, replicas: int, shard: str) -> None:
     expected = train(name, 0)
     nb.shutdown()
     assert_same(expected, train(name, replicas, shard), "sums", RATE * 6)
 
 
-def test_a_plan_tells_what_a_replica_holds() -> None:
+def test_plan_lists_sharded_bytes() -> None:
     """Of Adam's moments a half, of the weights all: 3 n becomes 2 n."""
     inputs = keras.Input((8,))
     with nb.cluster(), nb.replica(2, shard="optimizer"):
@@ -115,7 +115,7 @@ def test_a_plan_tells_what_a_replica_holds() -> None:
         *(pytest.param(*each, marks=pytest.mark.grid) for each in (("adam", "optimizer"), ("plain", "gradients"))),
     ],
 )
-def test_as_many_bytes_cross_as_in_an_all_reduce(name: str, shard: str) -> None:
+def test_sharding_sends_as_many_bytes_as_an_all_reduce(name: str, shard: str) -> None:
     """Three quarters of the weights' bytes there, and as many back, within a hundredth; norms are in it."""
     sizes = (60, 200, 40)
     inputs = keras.Input((sizes[0],))
@@ -133,18 +133,18 @@ def test_as_many_bytes_cross_as_in_an_all_reduce(name: str, shard: str) -> None:
     assert sum(kinds.values()) == pytest.approx(2 * there, rel=0.01)
 
 
-def test_a_plan_says_what_stays_whole() -> None:
-    model, x = build("rows", 2, "gradients")
+def test_plan_notes_values_that_stay_whole() -> None:
+    model, x = build_model("rows", 2, "gradients")
     plan = nb.plan(model, x, data(17, 3, seed=1))
     (note,) = (note for note in plan.notes if "all-reduced" in note)
     path = model.trainable_variables[0].path
     assert note == f"the gradient of {path} is all-reduced completely: replicas exchange the rows that they have read"
-    model, x = build("scaled", 2, "optimizer")
+    model, x = build_model("scaled", 2, "optimizer")
     plan = nb.plan(model, x, data(17, 3, seed=1))
     assert "8 slots are not sharded: If needs each one completely" in plan.notes and not plan.layouts
 
 
-def test_what_replicas_do_not_update_alike_stays_whole() -> None:
+def test_gradients_of_unlike_updates_stay_whole() -> None:
     """A worker that has the second stage, too, has the norm of all gradients before the other one: what crosses in its
     update would wait for that one, which waits for the norm.
     """

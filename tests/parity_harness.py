@@ -1,4 +1,4 @@
-"""The parity harness: a `Case` runs uncut and under a `Cut`, and `assert_same` compares what both left.
+"""The parity harness: a `Case` runs uncut and under a `Cut`, and `assert_same` compares both outcomes.
 
 `TOLERANCES` limits the differences. A tensor's difference is measured in norms, relative to the tensor, the largest
 gradient, or the length of all steps.
@@ -61,12 +61,12 @@ class Cut:
 
     @property
     def function(self) -> Any:
-        """What stands above a step of one's own."""
+        """The decorator of a custom step."""
         return nb.function if self.stages else tf.function
 
     @contextlib.contextmanager
     def program(self, **options: Any) -> Iterator[None]:
-        """Around the whole of a step or a functional model; `options` are those of `nb.pipeline`."""
+        """The scopes around a whole step or a functional model; `options` are those of `nb.pipeline`."""
         if not self.stages:
             yield
             return
@@ -74,27 +74,27 @@ class Cut:
             yield
 
     def pipeline(self, **options: Any) -> contextlib.AbstractContextManager[Any]:
-        """The pipeline around all stages; inside the replicas of each, where these have counts of their own."""
+        """The pipeline scope around all stages, or inside the replicas of each stage if these have their own counts."""
         return nb.pipeline(self.micro_batches, schedule=self.schedule, **{"coupled": self.coupled, **options})
 
     @contextlib.contextmanager
-    def copied(self, stage: int, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-        """A stage in its replicas."""
+    def replicate(self, stage: int, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+        """The scopes of a stage with replicas."""
         with nb.replica(self.replicas[stage]), self.pipeline(), inner:
             yield
 
     def at(self, third: int) -> contextlib.AbstractContextManager[Any]:
-        """Around the first, second or third part of a model."""
+        """The scope of the first, second or third part of a model."""
         if not self.stages:
             return contextlib.nullcontext()
         stage = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[self.stages][third]
         own = nb.stage(cluster=f"c{stage}") if self.clusters else nb.stage(name=f"s{stage}")
-        return self.copied(stage, own) if self.replicas else own
+        return self.replicate(stage, own) if self.replicas else own
 
 
 @dataclass
 class Outcome:
-    """What a case left. `others` is what is not a number, and must be equal."""
+    """The results of a case. `others` are results that are not numbers, and must be equal."""
 
     losses: list[float] = field(default_factory=list)
     history: dict[str, list[float]] = field(default_factory=dict)
@@ -107,9 +107,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """A model or a script. `run` builds it, trains it and looks at what it left; it can take cuts of `stages` and
-    `micro`. `rate` is its learning rate, for the tolerance of weights. It goes through its stages `passes` times. One
-    that is dear or much like another is tried `rarely`: by the grid alone.
+    """A model or a script. `run` builds it, trains it and returns its outcome; it can be cut into `stages` and
+    `micro`-batches. `rate` is its learning rate, for the tolerance of weights. It runs its stages `passes` times. One
+    that is slow or similar to another runs only in the grid (`grid_only`).
     """
 
     run: Callable[[Cut], Outcome]
@@ -119,33 +119,33 @@ class Case:
     steps: int = 10
     tolerance: str = PARITY
     passes: int = 1
-    rarely: bool = False
+    grid_only: bool = False
 
     @property
     def length(self) -> float:
-        """How far the weights may go."""
+        """The maximum length of all steps together."""
         return self.rate * self.steps
 
 
 def run_uncut(case: Case) -> Outcome:
-    """What a case leaves without scopes. Keras traces a step again whose first trace made variables: here they are
-    made before it, which takes less than half as long.
+    """Run a case without scopes. Keras traces a step again if its first trace created variables: here they are created
+    before it, which takes less than half as long.
     """
     with Patch(tf_private.TensorFlowTrainer, "make_train_function", _make_train_function).apply():
         return case.run(Cut(0))
 
 
-_original = tf_private.TensorFlowTrainer.make_train_function
+_make_original_train_function = tf_private.TensorFlowTrainer.make_train_function
 
 
 def _make_train_function(model: Any, force: bool = False) -> Any:
-    function = _original(model, force)
+    function = _make_original_train_function(model, force)
 
     def run(iterator: Any) -> Any:
         plain = isinstance(iterator, tf.data.Iterator) and isinstance(iterator.element_spec, tuple)
         if plain and trains_as_keras(model) and lacks_variables(model):
-            made = tf.function(lambda *data: create_variables(model, data), autograph=False)
-            initial_values.trace_variables(made, iterator.element_spec)
+            creation = tf.function(lambda *data: create_variables(model, data), autograph=False)
+            initial_values.trace_variables(creation, iterator.element_spec)
         return function(iterator)
 
     model.train_function = run
@@ -153,43 +153,46 @@ def _make_train_function(model: Any, force: bool = False) -> Any:
 
 
 def assert_same(plain: Any, found: Any, tolerance: str = PARITY, length: float = 0.0) -> None:
-    """Two outcomes, or two nested structures of numbers, are the same within a tolerance."""
-    wrong = {path: share for path, share in shares(plain, found, tolerance, length) if not share <= 1.0}
+    """Assert that two outcomes, or two nested structures of numbers, are equal within a tolerance."""
+    wrong = {path: share for path, share in compare_outcomes(plain, found, tolerance, length) if not share <= 1.0}
     assert not wrong, f"times what {tolerance} allows: {wrong}"
 
 
-def shares(plain: Any, found: Any, tolerance: str = PARITY, length: float = 0.0) -> Iterator[tuple[str, float]]:
-    """Every difference as a share of what is allowed, by where it is."""
+def compare_outcomes(
+    plain: Any, found: Any, tolerance: str = PARITY, length: float = 0.0
+) -> Iterator[tuple[str, float]]:
+    """Each difference as a share of the allowed one, with its path."""
     allowed = TOLERANCES[tolerance]
     if not isinstance(plain, Outcome):
-        yield from _shares(plain, found, allowed, "")
+        yield from _compare_values(plain, found, allowed, "")
         return
     largest = max((float(np.linalg.norm(gradient)) for gradient in plain.gradients), default=0.0)
     values = allowed._replace(absolute=min(allowed.absolute, 1e-8))
-    yield from _shares(plain.losses, found.losses, values, "losses")
-    yield from _shares(plain.history, found.history, values, "history")
+    yield from _compare_values(plain.losses, found.losses, values, "losses")
+    yield from _compare_values(plain.history, found.history, values, "history")
     noise = allowed._replace(absolute=allowed.largest * largest)
-    yield from _shares(plain.gradients, found.gradients, noise, "gradients")
-    yield from _shares(plain.weights, found.weights, allowed._replace(absolute=allowed.length * length), "weights")
-    yield from _shares(plain.outputs, found.outputs, allowed, "outputs")
+    yield from _compare_values(plain.gradients, found.gradients, noise, "gradients")
+    steps = allowed._replace(absolute=allowed.length * length)
+    yield from _compare_values(plain.weights, found.weights, steps, "weights")
+    yield from _compare_values(plain.outputs, found.outputs, allowed, "outputs")
     yield "others", 0.0 if plain.others == found.others else float("inf")
 
 
-def _shares(plain: Any, found: Any, allowed: Tolerance, path: str) -> Iterator[tuple[str, float]]:
+def _compare_values(plain: Any, found: Any, allowed: Tolerance, path: str) -> Iterator[tuple[str, float]]:
     if isinstance(plain, Mapping):
         if sorted(plain) != sorted(found):
             yield f"{path}: {sorted(plain)} != {sorted(found)}", float("inf")
             return
         for name in plain:
-            yield from _shares(plain[name], found[name], allowed, f"{path}/{name}")
+            yield from _compare_values(plain[name], found[name], allowed, f"{path}/{name}")
     elif isinstance(plain, Sequence) and not isinstance(plain, str) and not _is_matrix(plain):
         if len(plain) != len(found):
             yield f"{path}: {len(plain)} != {len(found)}", float("inf")
             return
         for number, (one, other) in enumerate(zip(plain, found, strict=True)):
-            yield from _shares(one, other, allowed, f"{path}/{number}")
+            yield from _compare_values(one, other, allowed, f"{path}/{number}")
     else:
-        yield path, _share(np.asarray(plain), np.asarray(found), allowed)
+        yield path, _compare_arrays(np.asarray(plain), np.asarray(found), allowed)
 
 
 def _is_matrix(plain: Sequence[Any]) -> bool:
@@ -202,7 +205,7 @@ def _is_matrix(plain: Sequence[Any]) -> bool:
         return False
 
 
-def _share(plain: np.ndarray, found: np.ndarray, allowed: Tolerance) -> float:
+def _compare_arrays(plain: np.ndarray, found: np.ndarray, allowed: Tolerance) -> float:
     if plain.shape != found.shape:
         return float("inf")
     if plain.dtype.kind not in "fciub":
@@ -218,5 +221,5 @@ def _share(plain: np.ndarray, found: np.ndarray, allowed: Tolerance) -> float:
 
 
 def data(rows: int, *shape: int, seed: int = 0) -> np.ndarray:
-    """Normal numbers, the same each time."""
+    """Normally distributed numbers with a fixed seed."""
     return np.random.default_rng(seed).standard_normal((rows, *shape)).astype("float32")

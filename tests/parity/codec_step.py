@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import data
+from tests.parity_harness import data
 
 ROWS, LENGTH, WIDTH = 7, 4, 24
 CODECS: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ CODECS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Left:
+class StepResults:
     """What a number of steps left: by step the loss, what each direction was encoded by, and what the links carried."""
 
     plan: nb.Plan | None = None
@@ -47,7 +47,7 @@ class Left:
     weights: list[np.ndarray] = field(default_factory=list)
 
 
-def crossed(
+def train_with_codec(
     options: Mapping[str, Any],
     *,
     micro_batches: int = 3,
@@ -55,7 +55,7 @@ def crossed(
     steps: int = 3,
     plan: bool = False,
     clusters: tuple[str, str] = ("gpu", "npu"),
-) -> Left:
+) -> StepResults:
     """Train for some steps, each with a batch of its own."""
     keras.utils.set_random_seed(15)
     first, second = keras.layers.Dense(WIDTH, activation="tanh"), keras.layers.Dense(3)
@@ -75,22 +75,22 @@ def crossed(
             variable.assign_sub(0.1 * gradient)
         return loss
 
-    left = Left()
+    results = StepResults()
     for number in range(steps):
-        left.losses.append(float(step(*batch(number))))
+        results.losses.append(float(step(*draw_batch(number))))
         report = nb.last_report()
-        left.codecs.append({name: each.codec for name, each in report.boundaries.items()})
-        left.links.append(report.links)
-    left.plan = nb.plan(step, *batch(0)) if plan else None  # last: what ran is not captured again
+        results.codecs.append({name: each.codec for name, each in report.boundaries.items()})
+        results.links.append(report.links)
+    results.plan = nb.plan(step, *draw_batch(0)) if plan else None  # last: what ran is not captured again
     with nb.gathered():
-        left.weights = [np.array(variable) for variable in variables]
-    return left
+        results.weights = [np.array(variable) for variable in variables]
+    return results
 
 
-def batch(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_batch(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs, targets, and which positions count: about half of them."""
-    drawn = np.random.default_rng(number)
-    mask = (drawn.random((ROWS, LENGTH)) < 0.5).astype("float32")
+    generator = np.random.default_rng(number)
+    mask = (generator.random((ROWS, LENGTH)) < 0.5).astype("float32")
     mask[:, 0] = 1.0
     return data(ROWS, LENGTH, 12, seed=number), data(ROWS, LENGTH, 3, seed=100 + number), mask
 

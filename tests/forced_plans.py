@@ -14,7 +14,7 @@ from whale_nebula.report.prediction import PlannedReport
 from whale_nebula.runtime import decisions, replan
 
 
-def plan_anew(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
+def force_plans(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
     """Let the planner choose the first of these plans, and the next one whenever a step was measured; gives those that
     were chosen. "gpu, npu" are two stages, half of the blocks each; "gpu, npu: 4" the same in four micro-batches.
     """
@@ -22,7 +22,7 @@ def plan_anew(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
 
     def choose(problem: Problem) -> tuple[Candidate, ...]:
         text = texts[len(chosen)]
-        found = score(problem, shape_of(problem, text))
+        found = score(problem, parse_shape(problem, text))
         assert isinstance(found, Candidate), found
         chosen.append(text)
         return (found,)
@@ -38,7 +38,7 @@ def plan_anew(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
     return chosen
 
 
-def shape_of(problem: Problem, text: str) -> Shape:
+def parse_shape(problem: Problem, text: str) -> Shape:
     """The shape of a text."""
     stages, _, count = text.partition(":")
     names = stages.split(", ")
