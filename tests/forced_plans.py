@@ -32,7 +32,7 @@ def force_plans(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
 
     patch(decisions, "search", lambda problem: Found(choose(problem)))
     patch(replan, "find_better", find_next)
-    patch(replan, "FIRST", 1)
+    patch(replan, "FIRST_JUDGED", 1)
     patch(PlannedReport, "is_off", property(lambda planned: len(chosen) < len(texts)))
     patch(replan.PlanWatch, "_observe", lambda watch, planned, seconds, outcome: Observed(seconds, planned.compute))
     return chosen

@@ -126,8 +126,8 @@ def main() -> int:
     arguments = parser(__doc__, "three models; writes nothing")
     arguments.add_argument("--part", type=int, help=argparse.SUPPRESS)
     chosen = arguments.parse_args()
-    if chosen.run_part is not None:
-        run_part(chosen.run_part, chosen.quick)
+    if chosen.part is not None:
+        run_part(chosen.part, chosen.quick)
         return 0
     start = time.perf_counter()
     rows = collect_rows(chosen.quick)

@@ -20,7 +20,7 @@ from tests.processes.workers.auto_parallel import (
 )
 from whale_nebula.hardware import ClusterInfo, Clusters, WorkerInfo
 from whale_nebula.launch.link_advice import path_inside
-from whale_nebula.runtime.clusters import add_kept
+from whale_nebula.runtime.clusters import add_stored_measurements
 
 REPLANNED = ("c1", "c1, c0: 2")
 """All is in one cluster, then half of it goes to the other one, and the batch is cut."""
@@ -69,10 +69,10 @@ def test_unknown_collectives_are_measured_and_stored(tmp_path: Path) -> None:
     kept = Clusters.load(path_inside(config, "c0"))
     assert [str(each) for each in kept.cluster("c0").collectives] == found.get_common("kept")
     report = Clusters((ClusterInfo("c0", (WorkerInfo("c0/0"), WorkerInfo("c0/1"))),))
-    assert add_kept(report, config).cluster("c0").ring.rate_bytes_per_s
+    assert add_stored_measurements(report, config).cluster("c0").ring.rate_bytes_per_s
     elsewhere = {name: replace(at, machine="another one") for name, at in kept.measured.items()}
     replace(kept, measured=elsewhere).save(path_inside(config, "c0"))
-    assert add_kept(report, config) == report
+    assert add_stored_measurements(report, config) == report
 
 
 @pytest.mark.grid

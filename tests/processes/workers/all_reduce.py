@@ -15,7 +15,7 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import attach
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.session.rendezvous import open_among
+from whale_nebula.runtime.session.rendezvous import open_cluster_collectives
 from whale_nebula.runtime.session.task import prepare_task
 
 scenario = sys.argv[1]
@@ -106,7 +106,7 @@ if scenario == "killed":
     prepare_task(attachment)
     early_state = create_early_state()
     nb.init()
-    own_collectives = open_among(current_run().ledger.session, mates)
+    own_collectives = open_cluster_collectives(current_run().ledger.session, mates)
     assert own_collectives is not None
     report_value("early", use_early_state(*early_state))
     run_all_sums(own_collectives, len(names))
@@ -119,7 +119,7 @@ if scenario == "killed":
 else:
     nb.init()
     session = current_run().ledger.session
-    own_collectives = open_among(session, mates)
+    own_collectives = open_cluster_collectives(session, mates)
     assert own_collectives is not None
     group = replace(own_collectives, patience=1.0).group(range(len(names)), "last")
     report_value("first", float(group.sum([tf.ones([])], "first")[0]))

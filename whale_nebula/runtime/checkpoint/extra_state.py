@@ -14,7 +14,7 @@ import tensorflow as tf
 from whale_nebula.codec.axes import Held
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.structures import Shared
-from whale_nebula.runtime.checkpoint.fitting import remember_callbacks, restore_callbacks
+from whale_nebula.runtime.checkpoint.fit_position import encode_callbacks, restore_callbacks
 from whale_nebula.runtime.checkpoint.objects import (
     Put,
     SavedState,
@@ -71,7 +71,7 @@ def decode_state(document: Mapping[str, Any], get: Callable[[str], Any]) -> Chan
     )  # fmt: skip
 
 
-def keep_arrays(worker: str, entries: list[Entry]) -> Put:
+def make_put(worker: str, entries: list[Entry]) -> Put:
     """Returns a function that adds an array to a worker's entries and returns its name."""
 
     def put(array: Any) -> str:
@@ -82,13 +82,13 @@ def keep_arrays(worker: str, entries: list[Entry]) -> Put:
 
 
 @dataclass
-class Memories:
+class ExtraState:
     """The states of one worker. `channels` are those of codecs, `histories` the results of each finished `fit`.
     `source` is the checkpoint.
 
     Objects are saved as they were when the last step returned, because a resumed loop repeats its draws for the next
     step. Variables among them are saved a second time (`late`) before the next step: values that a loop wrote to them
-    in between are restored at that point. `begun`: that step has been reached.
+    in between are restored at that point. `has_begun`: that step has been reached.
     """
 
     worker: str
@@ -97,7 +97,7 @@ class Memories:
     objects: dict[str, Any] = field(default_factory=dict)
     histories: dict[int, Any] = field(default_factory=dict)
     source: Source | None = None
-    begun: bool = False
+    has_begun: bool = False
     _read: dict[str, Any] = field(default_factory=dict)
 
     def read_objects(self, *, spread: bool) -> None:
@@ -110,19 +110,19 @@ class Memories:
         """Encode all states as documents; their arrays become entries of this worker. `ended` is true if no step is
         about to begin.
         """
-        put = keep_arrays(self.worker, entries)
+        put = make_put(self.worker, entries)
         late = {name: read_object(value) for name, value in self.objects.items() if holds_variables(value)}
         unread = {n: read_object(v) for n, v in self.objects.items() if is_spread(v) and n not in self._read}
         objects = {**self._read, **unread, **(late if ended else {})}
         return {
             "codecs": {name: encode_state(state, put) for name, state in sorted(self.channels.items())},
-            "callbacks": remember_callbacks(self.callbacks, put),
+            "callbacks": encode_callbacks(self.callbacks, put),
             "histories": encode_value(self.histories, put),
             "objects": {name: encode_value(value, put) for name, value in sorted(objects.items())},
             "late": {} if ended else {name: encode_value(value, put) for name, value in sorted(late.items())},
         }
 
-    def _find(self, kind: str, *, own: bool = False) -> Any:
+    def _find_saved(self, kind: str, *, own: bool = False) -> Any:
         """The saved state of a kind, and the function that reads its arrays: that of this worker, or, unless it must be
         its `own`, of the first worker if the workers have changed.
         """
@@ -136,7 +136,7 @@ class Memories:
 
     def restore_codecs(self) -> None:
         """Restore the states of this worker's codecs."""
-        found: Mapping[str, Any] = self._find("codecs", own=True) or {}
+        found: Mapping[str, Any] = self._find_saved("codecs", own=True) or {}
         for name, document in found.items():
             state = decode_state(document, self._get)
             if state is None:
@@ -147,11 +147,11 @@ class Memories:
     @property
     def were_interrupted(self) -> bool:
         """Whether an error occurred before all callbacks of the last step were called."""
-        return bool(self._find(INTERRUPTED))
+        return bool(self._find_saved(INTERRUPTED))
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
         """Restore the states of a `fit`'s callbacks."""
-        restore_callbacks(callbacks, self._find("callbacks") or [], self._get)
+        restore_callbacks(callbacks, self._find_saved("callbacks") or [], self._get)
 
     def keep_history(self, fit: int, callbacks: Sequence[Any]) -> None:
         """Keep the history of a finished `fit`."""
@@ -159,12 +159,12 @@ class Memories:
 
     def count_epochs(self, fit: int) -> int:
         """The number of epochs that a finished `fit` has trained, by its history."""
-        self.histories = self.histories or decode_value(self._find("histories"), self._get) or {}
+        self.histories = self.histories or decode_value(self._find_saved("histories"), self._get) or {}
         return max(map(len, self.histories.get(fit, {}).values()), default=0)
 
     def restore_history(self, fit: int, callbacks: Sequence[Any]) -> None:
         """Restore the history of a finished `fit`, which is not trained again."""
-        self.histories = self.histories or decode_value(self._find("histories"), self._get) or {}
+        self.histories = self.histories or decode_value(self._find_saved("histories"), self._get) or {}
         for each in callbacks:
             if isinstance(each, keras.callbacks.History) and fit in self.histories:
                 each.history = self.histories[fit]
@@ -176,14 +176,14 @@ class Memories:
         if is_spread(value):
             self._restore_parts(name, value)
             return
-        saved: Mapping[str, Any] = self._find("objects") or {}
+        saved: Mapping[str, Any] = self._find_saved("objects") or {}
         if name in saved:
             write_object(value, decode_value(saved[name], self._get))
 
     def restore_late(self) -> None:
         """Before the first step: restore the values that were written to variables before it in the saved run."""
-        saved: Mapping[str, Any] = {} if self.begun else self._find("late") or {}
-        self.begun = True
+        saved: Mapping[str, Any] = {} if self.has_begun else self._find_saved("late") or {}
+        self.has_begun = True
         for name in saved.keys() & self.objects.keys():
             write_object(self.objects[name], decode_value(saved[name], self._get))
 

@@ -18,19 +18,19 @@ class Expected(NamedTuple):
     said: str
 
 
-class Beside(Protocol):
+class HasMemory(Protocol):
     """An object with its own memory that is not copied to other workers."""
 
     def expect_bytes(self) -> Expected:
         """The bytes that it will use."""
 
 
-def put_beside(variable: Any, held: Beside) -> None:
+def attach_memory(variable: Any, held: HasMemory) -> None:
     """Declare that an object is held by the workers that hold a TensorFlow variable."""
     setattr(variable, _NAME, weakref.ref(held))
 
 
-def expect_beside(variable: Any) -> Expected | None:
+def find_expected_memory(variable: Any) -> Expected | None:
     """The memory that the object of a variable is expected to use; None if it has no object."""
     found = getattr(variable, _NAME, None)
     held = None if found is None else found()

@@ -19,9 +19,9 @@ from whale_nebula.launch.attach import Attachment
 from whale_nebula.report.records import Spent
 from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
 from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring
+from whale_nebula.runtime.checkpoint.extra_state import ExtraState
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.level import Level, Pace
-from whale_nebula.runtime.checkpoint.memories import Memories
 from whale_nebula.security.tenant import check_folder, check_room, claim_folder
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _MEMORY_FIRST = 5.0
 _MEMORY_KEPT = 2
 
 
-def find_own(path: str, attachment: Attachment | None) -> str:
+def resolve_folder(path: str, attachment: Attachment | None) -> str:
     """The folder for a run's checkpoints: within the account's own folder if it has one, unless the path is absolute;
     other accounts' folders are refused.
     """
@@ -43,7 +43,7 @@ def find_own(path: str, attachment: Attachment | None) -> str:
     return path
 
 
-def check_own_room(attachment: Attachment | None, path: str, need: int) -> None:
+def check_account_room(attachment: Attachment | None, path: str, need: int) -> None:
     """Verify that the account of this run may write `need` more bytes to its own folder."""
     if attachment is not None and attachment.tenant is not None and files.is_local(path):
         check_room(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
@@ -86,10 +86,10 @@ def _check_folders(folders: Mapping[str, str]) -> None:
 def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     """Open the checkpoints of a run that has just connected its processes."""
     group, now = Group(run), time.monotonic()
-    path = find_own(os.path.expanduser(options.folder).rstrip("/") or "/", run.attachment)
+    path = resolve_folder(os.path.expanduser(options.folder).rstrip("/") or "/", run.attachment)
     if run.attachment is not None and run.attachment.tenant is not None and files.is_local(path):
         claim_folder(Path(path), run.attachment.tenant)
-    several = options.keep if not group.label else max(2, options.keep)
+    keep_count = options.keep if not group.label else max(2, options.keep)
     memory = None if run.attachment is None or options.memory is False else run.attachment.memory
     if not run.alone:
         admit_copies(group.session)
@@ -97,22 +97,22 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     _check_folders({worker: str(places[worker][2]) for worker in group.members})
     in_memory = all(has for has, *_ in places.values())
     overhead = options.overhead / (1 + in_memory)
-    clusters = sorted({*run.workers.values(), *group.gone})
+    clusters = sorted({*run.workers.values(), *group.absent_clusters})
     fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its working folder
     folder = Folder(fixed, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
     pace = Pace(options.steps, options.seconds, overhead, saved_time=now)
-    levels = [Level(folder, group, pace, several, check_room=partial(check_own_room, run.attachment, path))]
+    levels = [Level(folder, group, pace, keep_count, check_room=partial(check_account_room, run.attachment, path))]
     if in_memory and memory is not None:
         beside = os.path.join(memory, hashlib.sha256(f"{os.getcwd()}\n{path}".encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
         levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
         if group.commits:
-            note_origin(levels[-1].folder, Origin(fixed, group.label, folder.run, several))
+            note_origin(levels[-1].folder, Origin(fixed, group.label, folder.run, keep_count))
         ring = find_ring({worker: label for worker, (_, label, _) in places.items()}, run.workers, group.worker)
         if ring is not None:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
     spent = Spent(None if run.attachment is None else run.attachment.ended)
-    found = Checkpoints(run, group, levels, Memories(group.worker, run.channels), spent=spent)
+    found = Checkpoints(run, group, levels, ExtraState(group.worker, run.channels), spent=spent)
     try:
         with contextlib.nullcontext() if run.alone else run.ledger.share_failures():
             if group.commits:
@@ -122,5 +122,5 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     except BaseException:
         found.close()
         raise
-    found.heed_signals()
+    found.handle_signals()
     return found

@@ -26,10 +26,10 @@ from whale_nebula.checkpoint.parts import (
     write_document,
 )
 from whale_nebula.errors import StageFailedError
-from whale_nebula.runtime.checkpoint.memories import INTERRUPTED
+from whale_nebula.runtime.checkpoint.extra_state import INTERRUPTED
 from whale_nebula.runtime.checkpoint.objects import holds_variables, is_spread
 from whale_nebula.runtime.checkpoint.slices import Entry
-from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts
+from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
@@ -41,7 +41,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 @dataclass
-class Standing:
+class ScriptState:
     """The position of the script between two steps of the leading program; this process has run `steps` of them.
     `thread` runs a step. `torn`: a step has failed, and may have changed variables. `whole`: all code between the last
     step and the next one has run. `held` is the state after the last batch of an epoch, until the next step begins:
@@ -78,7 +78,7 @@ def save_at_error(checkpoints: Checkpoints) -> None:
     several processes each writes its part; the next start of the run commits them if they match.
     """
     level, step = checkpoints.levels[0], checkpoints.position.step
-    if not checkpoints.standing.steps:
+    if not checkpoints.script_state.steps:
         return
     last, why, alone = 0, "", checkpoints.group.alone
     try:
@@ -139,13 +139,13 @@ def _save(checkpoints: Checkpoints) -> str:
     """Save the state after the last step to the disk; returns why that failed, or "". It replaces no other checkpoint:
     one more than usual is kept.
     """
-    held, group = checkpoints.standing.held, checkpoints.group
+    held, group = checkpoints.script_state.held, checkpoints.group
     snapshot = held or checkpoints.take_snapshot()
     if damaged := _find_nan(snapshot.manifest.position.logs, snapshot.entries):
         return f"{damaged} is NaN"
     level = checkpoints.levels[0]
     level.keep += 1
-    memory = {**snapshot.memory, INTERRUPTED: held is None and not checkpoints.standing.whole}
+    memory = {**snapshot.memory, INTERRUPTED: held is None and not checkpoints.script_state.whole}
     exact = group.alone or held is not None
     shared = None if exact else group.digest_shared(checkpoints.known.find_alive())
     snapshot = replace(
@@ -166,35 +166,35 @@ def _add_shared(checkpoints: Checkpoints) -> None:
 
 def _find_doubt(checkpoints: Checkpoints) -> str:
     """The reason why the state may not be that after a complete step, or ""."""
-    standing, position, memories = checkpoints.standing, checkpoints.position, checkpoints.memories
-    if standing.held is not None:
+    script_state, position, extra_state = checkpoints.script_state, checkpoints.position, checkpoints.extra_state
+    if script_state.held is not None:
         return ""
-    if standing.torn:
+    if script_state.torn:
         return f"step {position.step + 1} failed or got no batch, and may have changed variables"
     if checkpoints.trains_apart:
         return "with local SGD, checkpoints are possible only between two steps"
     if shared := _find_shared(checkpoints):
         return f"{shared!r} of nb.state must be read by all processes together"
-    if standing.whole:
+    if script_state.whole:
         return ""
-    late = sorted(name for name, value in memories.objects.items() if holds_variables(value))
+    late = sorted(name for name, value in extra_state.objects.items() if holds_variables(value))
     fits = position.fit > 0 and not position.ended
-    if checkpoints.leading.has_others or (standing.steps < 2 and not fits):
+    if checkpoints.leading.has_others or (script_state.steps < 2 and not fits):
         return "each step may be followed by other steps, and not all of them were completed"
     return f"{late[0]!r} of nb.state may be written after a step, which has not happened yet" if late else ""
 
 
 def can_hold(checkpoints: Checkpoints) -> bool:
     """Whether the state after an epoch can be kept: there is a step since the last saving, and nothing is read late."""
-    standing, position = checkpoints.standing, checkpoints.position
-    new = standing.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
-    spread = any(is_spread(value) for value in checkpoints.memories.objects.values()) or _find_shared(checkpoints)
-    return new and standing.held is None and not (standing.torn or spread or checkpoints.trains_apart)
+    script_state, position = checkpoints.script_state, checkpoints.position
+    new = script_state.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
+    spread = any(is_spread(value) for value in checkpoints.extra_state.objects.values()) or _find_shared(checkpoints)
+    return new and script_state.held is None and not (script_state.torn or spread or checkpoints.trains_apart)
 
 
 def _find_shared(checkpoints: Checkpoints) -> str:
     """The name of a user object that several processes read together; "" if there is none."""
-    objects = {} if checkpoints.group.alone else checkpoints.memories.objects
+    objects = {} if checkpoints.group.alone else checkpoints.extra_state.objects
     return next((name for name, each in sorted(objects.items()) if is_spread(each) or holds_variables(each)), "")
 
 

@@ -142,20 +142,20 @@ def restore_apart(
     if not exact:
         _LOG.info("%s: all clusters start with the weights in %s", group.worker, source.path)
         for place, cluster in enumerate(clusters):
-            held = {n: v for n, v in named.items() if cluster == own} or _pick(kept.get(cluster, {}), named)
+            held = {n: v for n, v in named.items() if cluster == own} or _select_copies(kept.get(cluster, {}), named)
             offset_seeds(seeds_of(held), place)
         return missing
     trained = {id(variable) for variable in flat}
     copied = {name: v for name, v in named.items() if own != clusters[0] or id(v) in trained}
     _restore_copy(group, source, own, copied)
     for cluster, copies in kept.items():
-        _restore_copy(group, source, cluster, _pick(copies, named))
+        _restore_copy(group, source, cluster, _select_copies(copies, named))
     for cluster, each in rounds.items():
         each.resume(saved.read(cluster, weights))
     return missing
 
 
-def _pick(copies: Mapping[int, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+def _select_copies(copies: Mapping[int, Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """The copies of variables, by the variables' names."""
     return {name: copies[id(variable)] for name, variable in named.items() if id(variable) in copies}
 
@@ -164,7 +164,7 @@ def _restore_copy(group: Group, source: Source, cluster: str, variables: Mapping
     group.restore(source, {name_copy(cluster, name): variable for name, variable in variables.items()})
 
 
-def must_meet(opened: Opened) -> bool:
+def must_synchronize(opened: Opened) -> bool:
     """Whether some clusters of this run must synchronise before they are saved."""
     every = (rounds for meetings in opened.list_rounds() for rounds in meetings.values())
     return any(rounds.waits_for_all and rounds.shared is not None for rounds in every)
@@ -175,14 +175,14 @@ Trained = weakref.WeakValueDictionary[int, Any]
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
-def _refuse_missing(path: str, program: str, source: Source, over: bool) -> CheckpointError:
+def _refuse_missing(path: str, program: str, source: Source, is_fit_over: bool) -> CheckpointError:
     """The error for a variable that is missing, or whose layer's name has another number in the checkpoint. The fit
-    that trained it may have been `over` when the checkpoint was saved.
+    that trained it may have been `is_fit_over` when the checkpoint was saved.
     """
     why, mend = "the checkpoint is from a different model", 'nb.init(checkpoint="another/folder")'
     plain = _NUMBER.sub("", path)
     other = next((name for name in sorted(source.manifest.tensors) if _NUMBER.sub("", name) == plain), None)
-    if over and other in (None, path):
+    if is_fit_over and other in (None, path):
         why = "the checkpoint was saved in a later fit, when the model of this fit no longer existed"
         mend = "keep all trained models in a list until the script ends, so that they are saved\n"
         mend += 'or start again: nb.init(checkpoint="another/folder")'
@@ -196,19 +196,19 @@ def _refuse_missing(path: str, program: str, source: Source, over: bool) -> Chec
 
 
 @dataclass
-class Known:
+class KnownVariables:
     """The registered variables of a process. `aliases` gives, by program, the names that are not the paths of its
     variables. The n-th variable with a path in programs of one name is `path@n`: it belongs to a model that was created
-    again. A name is not reused, even if its variable no longer exists. `over`: the `fit` that is about to begin was
-    complete when the checkpoint was saved. `turns` counts the requests to restore all values again.
+    again. A name is not reused, even if its variable no longer exists. `is_fit_over`: the `fit` that is about to begin
+    was complete when the checkpoint was saved. `restore_requests` counts the requests to restore all values again.
     """
 
     group: Group
     source: Source | None = None
     names: dict[int, str] = field(default_factory=dict)
     aliases: dict[str, dict[str, str]] = field(default_factory=dict)
-    over: bool = False
-    turns: int = 0
+    is_fit_over: bool = False
+    restore_requests: int = 0
     _alive: dict[str, weakref.ref[Any]] = field(default_factory=dict)
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _restored: set[str] = field(default_factory=set)
@@ -270,8 +270,8 @@ class Known:
         paths = (names[name] for name in missing if names[name] in needed)
         lost = next((path for path in paths if self._was_saved(program, path)), None)
         if lost is not None:
-            raise _refuse_missing(lost, program, self.source, self.over)
-        fresh = [names[name] for name in missing if names[name] not in needed and not self.over]
+            raise _refuse_missing(lost, program, self.source, self.is_fit_over)
+        fresh = [names[name] for name in missing if names[name] not in needed and not self.is_fit_over]
         if (
             fresh
             and counted
@@ -304,7 +304,7 @@ class Known:
 
     def restore_again(self) -> None:
         """Request that all variables are restored again when their program begins to train."""
-        self.turns += 1
+        self.restore_requests += 1
         self._restored.clear()
         self._copied.clear()
 
@@ -364,12 +364,12 @@ class Known:
 
 
 # ---------------------------------------------------------------------- the leading program
-_AWAY = 32
+_STEPS_BEFORE_LEADING = 32
 """Steps of other programs in a row after which the first of them leads."""
 
 
 @dataclass
-class Leading:
+class LeadingProgram:
     """Chooses the leading program: that of the running `fit`; in loops the first program that trained, until a
     different one has trained alone for long, which then leads with all its steps so far.
 
@@ -397,7 +397,7 @@ class Leading:
             self._away.clear()
             return position
         self._away.append(program)
-        if not position.program or len(self._away) > _AWAY:
+        if not position.program or len(self._away) > _STEPS_BEFORE_LEADING:
             position = self._replace_leading(position)
             if program == position.program:  # this step is not done yet
                 position = replace(position, step=position.step - 1)

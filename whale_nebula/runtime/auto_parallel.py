@@ -17,13 +17,13 @@ from whale_nebula.passes.pipeline import run_passes
 from whale_nebula.passes.split import check_devices
 from whale_nebula.planner.decision import Decision, Unplanned
 from whale_nebula.runtime.decisions import (
-    check_said,
+    check_constraints,
     decide,
-    decide_again,
+    decide_after_refusal,
     find_clusters,
     find_homes,
     handles_of,
-    recount,
+    recount_split_costs,
 )
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import prepare_compilation
@@ -56,24 +56,24 @@ def capture_planned(
         return replace(first, decision=Unplanned(note))
     homes = find_homes(name, layout.absent, run)
 
-    def cut(decision: Decision) -> Captured:
+    def capture_with(decision: Decision) -> Captured:
         return _capture_stages(first, decision, limits, call, layout, homes, options)
 
-    decision, purpose, before = _find_decision(run, first), current_step_options().plan, None
-    if decision is not None and purpose and decision.purpose != purpose:
+    decision, plan_purpose, before = _find_decision(run, first), current_step_options().plan, None
+    if decision is not None and plan_purpose and decision.purpose != plan_purpose:
         decision, before = None, decision
     if decision is not None:
         if decision.replaces is None or decision.program != name:
-            return _reuse(decision, first, cut, limits, shapes, run)
+            return _reuse_decision(decision, first, capture_with, limits, shapes, run)
         try:
-            again = cut(decision)
-            _check_cut(again, decision, shapes, run)
-            return again
+            recaptured = capture_with(decision)
+            _check_cut(recaptured, decision, shapes, run)
+            return recaptured
         except (CaptureError, PlanError, NotYetError):
-            return cut(_go_back(run, decision, decision.replaces))
-    check_said(constraints, limits, run)
+            return capture_with(_restore_previous_plan(run, decision, decision.replaces))
+    check_constraints(constraints, limits, run)
     decision = decide(
-        name, first, shapes, limits, run, tensors, lambda each: _check_cut(cut(each), each, shapes, run),
+        name, first, shapes, limits, run, tensors, lambda each: _check_cut(capture_with(each), each, shapes, run),
         layout.absent, homes,
     )  # fmt: skip
     if decision is None:  # nothing to assign to stages: one cluster runs all of it
@@ -83,20 +83,20 @@ def capture_planned(
         return replace(first, program=replace(first.program, stages=(stage,)))
     found: Captured | None = None
     while found is None:
-        found, decision, refused = _try_stages(cut, decision, shapes, run)
+        found, decision, refused = _try_stages(capture_with, decision, shapes, run)
         if refused is not None:
-            decision = decide_again(decision, limits, refused)
-    decision = replace(decision, purpose=purpose, replaces=before)
+            decision = decide_after_refusal(decision, limits, refused)
+    decision = replace(decision, purpose=plan_purpose, replaces=before)
     found = replace(found, decision=decision)
     run.decisions[:] = [*(each for each in run.decisions if each is not before), decision]
     _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
     return found
 
 
-def _reuse(
+def _reuse_decision(
     decision: Decision,
     first: Captured,
-    cut: Callable[[Decision], Captured],
+    capture_with: Callable[[Decision], Captured],
     limits: Limits,
     shapes: Sequence[tuple[int, ...]],
     run: Run,
@@ -105,31 +105,31 @@ def _reuse(
     if its own cannot be divided.
     """
     try:
-        found = cut(decision)
+        found = capture_with(decision)
         _check_cut(found, decision, shapes, run)
     except (CaptureError, PlanError):
         if limits.micro_batch is not None or first.constraints.micro_batch is not None:
             raise
     else:
         return found
-    return replace(cut(decision.with_whole_batch()), decision=decision)
+    return replace(capture_with(decision.with_whole_batch()), decision=decision)
 
 
 def _try_stages(
-    cut: Callable[[Decision], Captured], decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run
+    capture_with: Callable[[Decision], Captured], decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run
 ) -> tuple[Captured | None, Decision, NebulaError | None]:
     """The step with the stages of a decision, or the error of a pass that refuses them; None if a different decision is
     better.
     """
     try:
-        found = cut(decision)
+        found = capture_with(decision)
         counted = _check_cut(found, decision, shapes, run)
     except (CaptureError, PlanError, NotYetError) as refused:
         return None, decision, refused
     return replace(found, decision=counted) if counted.splits == decision.splits else None, counted, None
 
 
-def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
+def _restore_previous_plan(run: Run, refused: Decision, before: Decision) -> Decision:
     """Return to the previous plan, because a pass refused the better one."""
     stays = replace(before, replan=False, replaces=refused)
     run.decisions[:] = [stays if each is refused else each for each in run.decisions]
@@ -170,7 +170,7 @@ def _check_cut(found: Captured, decision: Decision, shapes: Sequence[tuple[int, 
         return decision
     if not run.alone:
         check_devices(cut, lambda op: "", collectives=True)
-    return recount(decision, cut, shapes)
+    return recount_split_costs(decision, cut, shapes)
 
 
 # ---------------------------------------------------------------------- with its stages

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from whale_nebula.capture.patches import STATE
-from whale_nebula.runtime.checkpoint.fitting import program_of, to_tensors, variables_of
+from whale_nebula.runtime.checkpoint.fit_position import program_of, to_tensors, variables_of
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import keras_training
 from whale_nebula.tf.patch import apply_patches, fresh_state, patch_draws
@@ -32,9 +32,9 @@ class PlainStep:
         self.name, self.title = program_of(model), ""
         self.steps = 0
         self._checkpoints, self._model, self._function = checkpoints, model, model.train_function
-        self._turn = -1
+        self._restored_at = -1
         self._draws: dict[str, Any] = {}
-        self._met: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+        self._draw_counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
         self._patches = patch_draws(self._find_draw_counter)
 
     def __call__(self, iterator: Any) -> Any:
@@ -45,12 +45,12 @@ class PlainStep:
     def _run(self, iterator: Any) -> Any:
         steps: int = self._model.steps_per_execution
         batches: list[Any] = []
-        known = self._turn == self._checkpoints.known.turns
+        known = self._restored_at == self._checkpoints.known.restore_requests
         if not known and not isinstance(iterator, tf.data.Iterator):
             batches, iterator = keras_training.draw_batches(iterator, 1)
         traced = iterator if isinstance(iterator, tf.data.Iterator) else batches and batches[0]
         if not known and self.name in self._checkpoints.position.programs:
-            self._take_in(traced)
+            self._register_variables(traced)
         if self._checkpoints.skip_batch(self.name, steps):
             for _ in range(steps):
                 next(iterator)
@@ -60,15 +60,15 @@ class PlainStep:
         self._checkpoints.before_step(self, tf.nest.flatten(batches))
         with self._checkpoints.note_failure():
             logs = self._function(iterator)
-        if self._turn < 0:
-            self._take_in(traced)
+        if self._restored_at < 0:
+            self._register_variables(traced)
         self.steps += 1
         self._checkpoints.after_step(self, lambda: logs, steps)
         return logs
 
-    def _take_in(self, traced: Any) -> None:
+    def _register_variables(self, traced: Any) -> None:
         """Register all variables; they are created by the first step, or, if there is a checkpoint, by its trace."""
-        self._turn = self._checkpoints.known.turns
+        self._restored_at = self._checkpoints.known.restore_requests
         graph = keras_training.trace_step(self._function, traced)
         if graph is None:
             keras_training.build_model(self._model, getattr(traced, "element_spec", traced))
@@ -85,7 +85,7 @@ class PlainStep:
         self._checkpoints.known.add(self.name, variables)
         counted = self._checkpoints.count_saved(self)
         needed = {each.path for each in self._model.trainable_variables} if counted else ()
-        self._checkpoints.take_variables(self.name, variables, needed, counted=bool(counted))
+        self._checkpoints.register_variables(self.name, variables, needed, counted=bool(counted))
         self._checkpoints.warn_of_draws(self.name, () if graph is None else list_op_types(graph))
         if self._checkpoints.known.was_reached(self.name, needed):
             self.steps = counted or self.steps
@@ -100,7 +100,7 @@ class PlainStep:
         """The variable of an op with these seeds: the same in all traces, so that draws continue."""
         if tf.executing_eagerly():
             return None
-        met = self._met.setdefault(tf.compat.v1.get_default_graph(), Counter())
+        met = self._draw_counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
         name = f"{STATE}_{seed}_{seed2}"
         met[name] += 1
         path = name if met[name] == 1 else f"{name}#{met[name]}"

@@ -22,7 +22,7 @@ from whale_nebula.checkpoint.manifest import File, Manifest, Part
 from whale_nebula.checkpoint.parts import Start, Written, read_document, write_document
 from whale_nebula.errors import CheckpointError
 from whale_nebula.faults import failpoint
-from whale_nebula.runtime.checkpoint.memories import keep_arrays
+from whale_nebula.runtime.checkpoint.extra_state import make_put
 from whale_nebula.runtime.checkpoint.objects import Put
 from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
 
@@ -95,7 +95,7 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
     slices: dict[str, tuple[str, ...]] = {}
     written, every, memory = [], list(snapshot.entries), snapshot.memory
     if snapshot.late is not None:
-        memory = {**memory, **snapshot.late(keep_arrays(snapshot.worker, every))}
+        memory = {**memory, **snapshot.late(make_put(snapshot.worker, every))}
     for number, entries in enumerate(_divide_entries(every)):
         prefix = files.join(path, f"{_STATE}-{number:05d}")
         slices |= write_entries(prefix, entries)

@@ -20,7 +20,7 @@ from whale_nebula.tf import keras_training
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
 
-_REMEMBERED: Mapping[type, tuple[str, ...]] = {
+_CALLBACK_STATE: Mapping[type, tuple[str, ...]] = {
     keras.callbacks.History: ("epoch", "history"),
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
@@ -43,26 +43,26 @@ class FitWatch(keras.callbacks.Callback):
 
     def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
         super().__init__()
-        self._checkpoints, self._fit, self._epoch, self._begins = checkpoints, fit, fit.initial_epoch, 0
-        self._passes = self._repeats = False
+        self._checkpoints, self._fit, self._epoch, self._first_epoch = checkpoints, fit, fit.initial_epoch, 0
+        self._skips_batches = self._repeats_callbacks = False
         checkpoints.count_last()
         checkpoints.fits += 1
         self._number = checkpoints.fits
         resumed = checkpoints.resumed
         self._resumed = resumed if resumed is not None and resumed.fit == checkpoints.fits else None
-        checkpoints.known.over = resumed is not None and checkpoints.fits < resumed.fit
-        if checkpoints.known.over:
-            self._begins = fit.epochs
-            _pass_fit(checkpoints, model, fit, fit.initial_epoch + checkpoints.memories.count_epochs(self._number))
+        checkpoints.known.is_fit_over = resumed is not None and checkpoints.fits < resumed.fit
+        if checkpoints.known.is_fit_over:
+            self._first_epoch = fit.epochs
+            _skip_fit(checkpoints, model, fit, fit.initial_epoch + checkpoints.extra_state.count_epochs(self._number))
         elif self._resumed is not None:
             checkpoints.known.restore_again()
             done = self._resumed.ended and fit.epochs <= self._resumed.epochs
-            self._begins = fit.epochs if done else self._resumed.epoch
+            self._first_epoch = fit.epochs if done else self._resumed.epoch
             if done:
-                _pass_fit(checkpoints, model, fit, self._resumed.epoch)
-            elif self._begins > fit.initial_epoch:
+                _skip_fit(checkpoints, model, fit, self._resumed.epoch)
+            elif self._first_epoch > fit.initial_epoch:
                 keras_training.keep_logs(fit)
-                keras_training.pass_epochs(fit, self._begins)
+                keras_training.pass_epochs(fit, self._first_epoch)
             checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
             checkpoints.reset_metrics = model.reset_metrics if self._resumed.ended and not done else None
         else:
@@ -70,14 +70,14 @@ class FitWatch(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Start with the epoch in which the run stopped; callbacks get their saved state."""
-        if self._begins:
-            keras_training.begin_with(self.model, self._begins)
+        if self._first_epoch:
+            keras_training.begin_with(self.model, self._first_epoch)
         if self._resumed is not None:
-            self._checkpoints.memories.restore_callbacks(self._fit.callbacks)
-            self._passes = self._checkpoints.skips > 0
-            for callback in self._fit.callbacks if self._passes else ():
-                keras_training.hold_saving(callback, lambda: self._passes, lambda: self._repeats)
-        self._checkpoints.memories.restore_history(self._number, self._fit.callbacks)
+            self._checkpoints.extra_state.restore_callbacks(self._fit.callbacks)
+            self._skips_batches = self._checkpoints.skips > 0
+            for callback in self._fit.callbacks if self._skips_batches else ():
+                keras_training.hold_saving(callback, lambda: self._skips_batches, lambda: self._repeats_callbacks)
+        self._checkpoints.extra_state.restore_history(self._number, self._fit.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Record the start of an epoch."""
@@ -86,27 +86,27 @@ class FitWatch(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Record that all callbacks of the last batch were called."""
-        self._checkpoints.standing.whole = True
+        self._checkpoints.script_state.whole = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """After the callbacks of the last batch that was trained already."""
-        self.end_passing(finished=True)
-        self._repeats = False
+        self.end_skipping(finished=True)
+        self._repeats_callbacks = False
 
-    def end_passing(self, *, finished: bool) -> None:
+    def end_skipping(self, *, finished: bool) -> None:
         """Before or after the callbacks of a batch: if it is the last one that was trained already, give them the state
         that they had before these, or after these if they had `finished`.
         """
-        memories = self._checkpoints.memories
-        if self._passes and self._checkpoints.skips == 0 and finished != memories.were_interrupted:
-            self._passes, self._repeats = False, not finished
-            memories.restore_callbacks(self._fit.callbacks)
+        extra_state = self._checkpoints.extra_state
+        if self._skips_batches and self._checkpoints.skips == 0 and finished != extra_state.were_interrupted:
+            self._skips_batches, self._repeats_callbacks = False, not finished
+            extra_state.restore_callbacks(self._fit.callbacks)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save the final model."""
-        if self._begins:
+        if self._first_epoch:
             keras_training.begin_with(self.model, 0)
-        if self._begins < self._fit.epochs or not self._begins:
+        if self._first_epoch < self._fit.epochs or not self._first_epoch:
             self._checkpoints.end_fit(self._epoch + 1, self._fit.epochs, self._fit.callbacks)
 
 
@@ -121,7 +121,7 @@ class EpochEnd(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Before the callbacks of the last batch that was already trained."""
-        self._watch.end_passing(finished=False)
+        self._watch.end_skipping(finished=False)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Keep the state before validation."""
@@ -146,7 +146,7 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
         keras_training.add_callback(fit, EpochEnd(checkpoints, watch), model, first=True)
 
 
-def _pass_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:
+def _skip_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:
     """Handle a `fit` that was complete before epoch `until` and has nothing to train: restore the model now, for the
     code that follows. The step also restores it when it skips the first batches as trained.
     """
@@ -194,7 +194,7 @@ def variables_of(model: Any) -> dict[str, Any]:
     return name_variables(model)
 
 
-def remember_callbacks(callbacks: Sequence[Any], put: Put) -> list[dict[str, Any]]:
+def encode_callbacks(callbacks: Sequence[Any], put: Put) -> list[dict[str, Any]]:
     """The states of callbacks, each with its class, as a document."""
     found = []
     for callback in callbacks:
@@ -227,4 +227,4 @@ def restore_callbacks(callbacks: Sequence[Any], saved: Sequence[Mapping[str, Any
 
 
 def _attributes_of(callback: Any) -> tuple[str, ...]:
-    return next((names for kind, names in _REMEMBERED.items() if isinstance(callback, kind)), ())
+    return next((names for kind, names in _CALLBACK_STATE.items() if isinstance(callback, kind)), ())
