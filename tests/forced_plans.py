@@ -15,8 +15,8 @@ from whale_nebula.runtime import decisions, replan
 
 
 def force_plans(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
-    """Let the planner choose the first of these plans, and the next one whenever a step was measured; gives those that
-    were chosen. "gpu, npu" are two stages, half of the blocks each; "gpu, npu: 4" the same in four micro-batches.
+    """Let the planner choose the first of these plans, and the next one after each measured step; returns the list
+    of chosen plans. "gpu, npu" are two stages, half of the blocks each; "gpu, npu: 4" the same in four micro-batches.
     """
     chosen: list[str] = []
 

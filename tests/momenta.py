@@ -18,7 +18,7 @@ OPTIMIZERS = {"adam": OneBitAdam, "lamb": OneBitLamb}
 
 
 def draw_problem() -> tuple[Array, Array, list[Array]]:
-    """Rows, what is to be learned of them, and the weights of a product of two matrices."""
+    """Rows, their targets, and the weights of a product of two matrices."""
     random = np.random.default_rng(3)
     x, y = random.normal(size=(ROWS * STEPS, WIDTH)), random.normal(size=(ROWS * STEPS, 2))
     return x, y, [random.normal(size=(WIDTH, HIDDEN)) / 3, random.normal(size=(HIDDEN, 2)) / 3]
@@ -99,7 +99,7 @@ class Reference:
 
 
 def build_model(kind: str, **options: Any) -> keras.Model:
-    """The model of the reference, with its first weights; scopes are those around the call."""
+    """The model of the reference, with its initial weights, in the scopes around the call."""
     inputs = keras.Input((WIDTH,))
     hidden = keras.layers.Dense(HIDDEN, use_bias=False)(inputs)
     model = keras.Model(inputs, keras.layers.Dense(2, use_bias=False)(hidden))

@@ -23,7 +23,7 @@ BENCHMARKS = sorted(script.parent.name for script in (ROOT / "benchmarks").glob(
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES_WITH_PROGRAMS = ("codecs", "seeing", "metrics", "clusters-object")
-"""Pages beside those of scopes that begin with a program."""
+"""Pages other than those of scopes that begin with a program."""
 
 
 def list_anchors(text: str) -> set[str]:
@@ -112,7 +112,7 @@ def test_uncut_option_of_the_page_gives_equal_losses(tmp_path: Path) -> None:
 
 
 def test_programs_of_the_config_page_print_what_it_shows(tmp_path: Path) -> None:
-    """Its config is read, and its programs print what stands beside them."""
+    """Its config is loaded, and its programs print the text of their comments."""
     page = (DOCS / "clusters-yaml.md").read_text()
     yaml = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert yaml is not None

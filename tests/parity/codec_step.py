@@ -38,7 +38,7 @@ CODECS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class StepResults:
-    """What a number of steps left: by step the loss, what each direction was encoded by, and what the links carried."""
+    """The results of some steps: by step the loss, the codec of each direction, and the reports of links."""
 
     plan: nb.Plan | None = None
     losses: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ def train_with_codec(
     plan: bool = False,
     clusters: tuple[str, str] = ("gpu", "npu"),
 ) -> StepResults:
-    """Train for some steps, each with a batch of its own."""
+    """Train for some steps, each with its own batch."""
     keras.utils.set_random_seed(15)
     first, second = keras.layers.Dense(WIDTH, activation="tanh"), keras.layers.Dense(3)
     first.build((None, LENGTH, 12))
@@ -81,7 +81,9 @@ def train_with_codec(
         report = nb.last_report()
         results.codecs.append({name: each.codec for name, each in report.boundaries.items()})
         results.links.append(report.links)
-    results.plan = nb.plan(step, *draw_batch(0)) if plan else None  # last: what ran is not captured again
+    results.plan = (
+        nb.plan(step, *draw_batch(0)) if plan else None
+    )  # last, because a step that has run is not captured again
     with nb.gathered():
         results.weights = [np.array(variable) for variable in variables]
     return results

@@ -27,10 +27,10 @@ from whale_nebula.runtime.run import current_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
 SAMPLE = {"zoo": 8, "keras": 144, "loops": 144}
-"""Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
+"""Of each family, every n-th script is in the sample. Placed models determine their clusters themselves."""
 PLANS = 4
 PARTLY_SCOPED_SAMPLE = 72
-"""Of the scripts whose scopes say little, every n-th is in the sample; of split stages none."""
+"""Of the partly scoped scripts, every n-th is in the sample; of split stages none."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}
     for name, count in (("c0", 1), ("c1", 2), ("c2", 1))
@@ -39,21 +39,21 @@ SLOW = {
 
 @dataclass(frozen=True)
 class PlannedCut(Cut):
-    """No scopes; what is a step of one's own stands under `nb.function`."""
+    """A cut without scopes; a custom step is under `nb.function`."""
 
     @contextlib.contextmanager
     def program(self, **options: Any) -> Iterator[None]:
-        """Nothing: the planner says it."""
+        """No scopes: the planner decides."""
         yield
 
     def at(self, third: int) -> contextlib.AbstractContextManager[Any]:
-        """Nothing."""
+        """No scope."""
         return contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
 class PartlyScopedCut(Cut):
-    """Scopes of which little is said: a stage on any cluster, what stands in none, and a stage on the last cluster."""
+    """A cut with few scopes: a stage on any cluster, layers in no stage, and a stage on the last cluster."""
 
     @contextlib.contextmanager
     def program(self, **options: Any) -> Iterator[None]:
@@ -80,7 +80,7 @@ def has_several_stages(candidate: Any) -> bool:
 def choose_proposal(
     monkeypatch: pytest.MonkeyPatch, number: int, wanted: Callable[[Any], bool] = has_several_stages
 ) -> list[Any]:
-    """Let the planner choose one of the plans that it considers, those that are `wanted` first; gives the choices."""
+    """Let the planner choose one of its plans, those that are `wanted` first; returns the list of choices."""
     chosen: list[Any] = []
 
     def choose(problem: Any, most: int = 8) -> Found:
@@ -130,7 +130,7 @@ def test_program_that_mixes_rows_runs_with_the_whole_batch() -> None:
 
     with nb.init({"clusters": SLOW}), nb.auto_parallel(memory="200KiB"):  # of which activations need the most
         assert nb.verify(model, x, x[:, :4]).ok
-        assert [each.problem.rows for each in current_run().decisions] == [512]  # those that it was given
+        assert [each.problem.rows for each in current_run().decisions] == [512]  # the given rows
         assert " micro-batches of " in str(nb.plan(model, x, x[:, :4]))
         model.fit(x, x[:, :4], batch_size=512, verbose=0)
         found = best(x)

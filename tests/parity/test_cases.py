@@ -1,7 +1,7 @@
 """Every case has the results of the uncut step under a plan: a matrix of cases, cuts and lines.
 
 `make test` runs a sample: of each family every n-th case, each in another cut, and some of them over a line. `--grid`
-runs every case in one cut, and `benchmarks/parity` the more telling ones in all cuts.
+runs every case in one cut, and `benchmarks/parity` selected ones in all cuts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TRAPS = frozenset((
     "persistent_two_losses", "seeds_of_gradients", "list_of_losses", "stopped_gradient_across", "penalty_in_a_stage",
     "weighted_by_hand", "functional_in_subclassed", "penalty_in_a_subclass", "shared_over_stages",
 ))  # fmt: skip
-"""Scripts that are always in the sample: each alone holds what a prototype did wrong, or what a tape means."""
+"""Scripts that are always in the sample: each covers a former defect of a prototype, or a property of tapes."""
 OVER_LINES = {"zoo": 3, "keras": 24, "loops": 12, "place": 3}
-"""And of these, every n-th runs over a line too; those of `keras` and `place` in the grid alone."""
+"""Of these, every n-th also runs over a line; those of `keras` and `place` only in the grid."""
 
 
 def find_case(name: str, whole: bool) -> Case:
@@ -48,7 +48,7 @@ def run_uncut_case(name: str, whole: bool) -> Outcome:
 
 
 def list_cases() -> Iterator[Any]:
-    """A parameter for each case and way; what need not run each time is of the grid."""
+    """A parameter for each case and cut; most are marked `grid`."""
     for family, cases in FAMILIES.items():
         often = [name for name, case in cases.items() if not case.grid_only]
         modules = [list(names) for _, names in itertools.groupby(often, functools.partial(find_module, family))]
@@ -67,7 +67,7 @@ def list_cases() -> Iterator[Any]:
 
 
 def find_module(family: str, name: str) -> str:
-    """Where a script stands."""
+    """The module of a script."""
     if family == "keras":
         return SCRIPTS[name].run.build.__module__
     return name.partition(".")[0] if family == "loops" else family
@@ -89,7 +89,7 @@ def test_cut_case_trains_as_the_uncut_one(
         monkeypatch.setattr(compiled, "LEAST_ORDERED", 1)  # every variable counts as a large one
     whole = pytestconfig.getoption("--grid")
     case, expected = find_case(name, whole), run_uncut_case(name, whole)
-    nb.shutdown()  # what reads a whole model opens a run
+    nb.shutdown()  # a read of a whole model opens a run
     nb.init(links=line or None)
     found = case.run(cut)
     assert len(found.stages) == cut.stages * case.passes, "no plan was engaged"

@@ -27,13 +27,13 @@ ROWS, BATCH, SEED = 44, 8, 3
 
 
 class SimulatedKill(BaseException):
-    """Ends a run as a kill between two steps does: nothing is saved any more."""
+    """Ends a run like a kill between two steps: nothing is saved afterwards."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how it is trained, and what is said of it. Each program more that it runs, such as a validation, is
-    traced again by every run that goes on: one case has them all. Without scopes, scripts of `test_resume_scripts` do.
+    """A model, its training, and the stops. Further programs, such as a validation, are traced again by every resumed
+    run, so only one case has them.
     """
 
     build: Callable[[], keras.Model]
@@ -64,13 +64,13 @@ def build_stages(codec: Any = None, pipeline: Any = None, head: Any = nullcontex
 
 
 def build_plain() -> keras.Model:
-    """No scopes; it is built by its first step."""
+    """A model without scopes, which is built by its first step."""
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
     return keras.Sequential([*layers, keras.layers.Dense(1)])
 
 
 class SubclassedModel(keras.Model):
-    """Its scopes are met when it is called."""
+    """A model whose scopes are entered when it is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class SubclassedModel(keras.Model):
 
 
 class Noise(keras.layers.Layer):
-    """Draws by an op of TensorFlow's."""
+    """Adds noise with a random op of TensorFlow."""
 
     def call(self, x: Any, training: bool = False) -> Any:
         return x + tf.random.normal(tf.shape(x), stddev=0.1) if training else x
@@ -120,7 +120,7 @@ def build_replicas() -> keras.Model:
 
 
 def build_local_sgd(codec: dict[str, Any] | None = None, **options: Any) -> keras.Model:
-    """Two clusters that each train a copy, with dropout and noise of their own."""
+    """Two clusters that each train a copy, with their own dropout and noise."""
     codec_scope = nullcontext() if "exchange" in options else nb.compress(**codec or {"fp16": True})
     with nb.cluster(["gpu", "npu"]), codec_scope, nb.replica(**options):
         inputs = keras.Input((6,))
@@ -205,7 +205,7 @@ CASES = {
 
 
 def train(case: Case, folder: Path | None, stop: int = -1) -> dict[str, Any]:
-    """Train in a run of its own; with `stop` it is broken off after so many batches."""
+    """Train in a new run; with `stop` it is killed after this step."""
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
@@ -252,7 +252,7 @@ def _kill_after(stop: int) -> Callable[..., None]:
 
 
 def _finish_writing(checkpoints: Any) -> None:
-    """Let what is being written be written, so that it does not depend on the machine what is there."""
+    """Wait for checkpoints that are being written, so that the saved steps do not depend on the machine."""
     if checkpoints is not None:
         for level in checkpoints.levels:
             if level._committing is not None:
@@ -264,7 +264,7 @@ SAMPLE = (
     "clusters apart, with differences on their way",
     "callbacks that remember",
 )
-"""The other cases are of the grid."""
+"""The other cases are marked `grid`."""
 
 
 @pytest.mark.parametrize(
@@ -276,13 +276,13 @@ def test_resumed_run_ends_as_an_uninterrupted_one(name: str, tmp_path: Path) -> 
     for stop in case.stops:
         train(case, tmp_path, stop)
     assert train(case, tmp_path) == expected
-    if case.has_prediction:  # nothing is left to do
+    if case.has_prediction:  # no step is left
         assert train(case, tmp_path)["digests"] == expected["digests"]
 
 
-# ------------------------------------------------------------------ clusters that train apart, and one model
+# ------------------------------------------------------------------ local SGD
 def fit_dense(folder: Path, epochs: int, stop: int = -1, every: int = 2, **options: Any) -> Any:
-    """Train one model, in clusters that train apart where there are options; gives its run, the model and its
+    """Train one model, by local SGD if there are options; returns its run, the model and its
     losses.
     """
     nb.shutdown()
@@ -317,7 +317,7 @@ def test_local_sgd_checkpoint_is_restored_as_one_model(tmp_path: Path) -> None:
     nb.restore(tmp_path, found)
     assert all(np.array_equal(a, b) for a, b in zip(weights, found.get_weights(), strict=True))
     assert int(found.optimizer.iterations) == 6
-    _, _, losses = fit_dense(tmp_path, 2)  # goes on as one model, and then apart again
+    _, _, losses = fit_dense(tmp_path, 2)  # continues as one model, and then with local SGD again
     run, _, apart_losses = fit_dense(tmp_path, 3, sync_every=4)
     assert apart_losses[:2] == losses and run.checkpoints.resumed.step == 12
     [rounds] = run.rounds.list_rounds()
@@ -325,7 +325,7 @@ def test_local_sgd_checkpoint_is_restored_as_one_model(tmp_path: Path) -> None:
 
 
 def test_other_local_sgd_options_start_from_shared_weights(tmp_path: Path) -> None:
-    """What was on its way in fragments is not of theirs."""
+    """Fragments in flight are discarded."""
     fit_dense(tmp_path, 2, stop=9, sync_every=4, fragments=2, delay=1)
     first = Folder(str(tmp_path)).scan()[0]
     run, model, _ = fit_dense(tmp_path, 2, stop=1 + first.step, sync_every=3, outer="average")
@@ -335,7 +335,7 @@ def test_other_local_sgd_options_start_from_shared_weights(tmp_path: Path) -> No
 
 
 def test_async_local_sgd_resumes(tmp_path: Path) -> None:
-    """They meet before they are saved: what comes first at a server is left to chance, and so are its numbers."""
+    """Clusters synchronise before they are saved, because the order of updates at a server depends on chance."""
     fit_dense(tmp_path, 3, stop=9, every=4, sync_every=3, mode="async")
     run, model, losses = fit_dense(tmp_path, 3, every=4, sync_every=3, mode="async")
     assert run.checkpoints.resumed.step == 8 and int(model.optimizer.iterations) == 18
@@ -345,7 +345,7 @@ def test_async_local_sgd_resumes(tmp_path: Path) -> None:
     assert len({each.digest() for each in rounds.values()}) == 1
 
 
-# ------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------ refusals
 def test_different_batch_after_resumption_is_refused(tmp_path: Path) -> None:
     case = Case(build_stages)
     train(case, tmp_path, 5)
@@ -410,7 +410,7 @@ def test_saved_model_is_restored_without_scopes(make: Callable[[], Any], tmp_pat
     restored = [*found.get_weights(), *map(np.asarray, found.optimizer.variables)]
     assert all(np.array_equal(a, b) for a, b in zip(values, restored, strict=True))
     assert int(found.optimizer.iterations) == 2
-    nb.restore(tmp_path / "begin", found)  # slots too, though no step had made them when it was saved
+    nb.restore(tmp_path / "begin", found)  # slots too, although no step had created them when the model was saved
     again = [*found.get_weights(), *map(np.asarray, found.optimizer.variables)]
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     found.compile(make(), "mse")  # an optimizer of another name, and without slots
@@ -462,7 +462,7 @@ def test_completed_run_explains_its_missing_report(tmp_path: Path) -> None:
 
 
 def test_full_disk_does_not_end_training(tmp_path: Path) -> None:
-    """Files may not grow any more: as TensorFlow and Python meet it where a disk is full."""
+    """The file size is limited, with the same errors in TensorFlow and Python as a full disk."""
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)

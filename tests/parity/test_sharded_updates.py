@@ -34,7 +34,7 @@ OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
 
 
 class GradientNormModel(keras.Model):
-    """A model that tells the norm of its gradients."""
+    """A model that returns the norm of its gradients."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -67,7 +67,7 @@ def build_model(name: str, replicas: int, shard: str) -> tuple[keras.Model, Any]
     model = GradientNormModel(inputs, hidden)
     model.compile(OPTIMIZERS[{"rows": "adam", "stages": "adamw"}.get(name, name)](), "mse")
     if not replicas:
-        model.optimizer.build_model(model.trainable_variables)  # what a step makes has TensorFlow trace it twice
+        model.optimizer.build_model(model.trainable_variables)  # otherwise TensorFlow traces the step twice
     return model, np.random.default_rng(2).integers(0, 11, (17, 7)) if name == "rows" else data(17, 7)
 
 
@@ -79,7 +79,7 @@ def train(name: str, replicas: int, shard: str = "optimizer") -> Outcome:
 
 SAMPLE = [("rows", 3, "optimizer"), ("adafactor", 2, "gradients")]
 CASES = list(itertools.product([*OPTIMIZERS, "rows", "stages"], (2, 3), ("optimizer", "gradients")))
-"""With three replicas parts are not alike. `adamw` is trained by processes, in `tests/processes/test_splits.py`."""
+"""With three replicas, parts have different sizes. `adamw` is also trained in `tests/processes/test_splits.py`."""
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_plan_notes_values_that_stay_whole() -> None:
 
 
 def test_gradients_of_unlike_updates_stay_whole() -> None:
-    """A worker that has the second stage, too, has the norm of all gradients before the other one: what crosses in its
-    update would wait for that one, which waits for the norm.
+    """A worker that also has the second stage knows the norm of all gradients before the other one: a collective in its
+    update would wait for the other worker, which waits for the norm.
     """
     layers, optimizer = [keras.layers.Dense(10), keras.layers.Dense(3)], optimizers.Adam(RATE, global_clipnorm=0.5)
 

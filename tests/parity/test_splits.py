@@ -56,7 +56,7 @@ def test_split_model_trains_as_the_whole_one(name: str, count: int, cut: Cut, mo
 
 
 def test_split_table_is_gathered_by_rows() -> None:
-    """Each row of numbers in a table of its own."""
+    """Each row of indices in its own table."""
     table, numbers = tf.Variable(data(3, 5, 2), name="table"), tf.constant([[4, 0], [1, 2], [3, 3]])
 
     @nb.function

@@ -37,11 +37,11 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
 
 
 class RecordingAdam(RecordingOptimizer, keras.optimizers.Adam):
-    """For models that are about optimizers."""
+    """The optimizer of models that test optimizers."""
 
 
 class RecordingMomentum(RecordingOptimizer, keras.optimizers.SGD):
-    """For all others: it is traced in half the time."""
+    """The optimizer of all other models, traced in half the time."""
 
 
 def build_adam(rate: float = 1e-2, **options: Any) -> RecordingAdam:
@@ -50,12 +50,12 @@ def build_adam(rate: float = 1e-2, **options: Any) -> RecordingAdam:
 
 
 def build_sgd(rate: float = 1e-1, **options: Any) -> RecordingMomentum:
-    """What trains a model that is not about optimizers, ten times as fast as Adam's rate says."""
+    """SGD with momentum, at ten times the rate of Adam."""
     return RecordingMomentum(rate, momentum=0.9, **options)
 
 
 def fit(model: Any, cut: Cut, *args: Any, epochs: int = 2, batch_size: int = 16, **kwargs: Any) -> Outcome:
-    """Run `fit` and collect what it left."""
+    """Run `fit` and collect the outcome."""
     history = model.fit(*args, epochs=epochs, batch_size=batch_size, shuffle=False, verbose=0, **kwargs).history
     found = Outcome(history=history, losses=list(history["loss"]))
     with nb.gathered():

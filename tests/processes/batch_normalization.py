@@ -19,7 +19,7 @@ Scopes = Callable[[int], contextlib.AbstractContextManager[Any]]
 
 
 def build_model(scopes: Scopes) -> keras.Model:
-    """Two layers of it in two blocks. There is no bias before them: its gradient would be nothing but rounding."""
+    """Two normalised layers in two blocks; gradients of biases before them would be only rounding errors."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((8,))
     with scopes(0):
@@ -36,7 +36,7 @@ def build_model(scopes: Scopes) -> keras.Model:
 
 
 def make_scopes(copies: Sequence[int], micro_batch: int = 1, **options: Any) -> Scopes:
-    """Scopes for a stage for each number of copies; all blocks from there on are in the last."""
+    """Scopes of a stage for each number of copies; further blocks are in the last stage."""
 
     @contextlib.contextmanager
     def enter(number: int) -> Any:
@@ -48,7 +48,7 @@ def make_scopes(copies: Sequence[int], micro_batch: int = 1, **options: Any) -> 
 
 
 def enter_no_scopes(number: int) -> contextlib.AbstractContextManager[Any]:
-    """None of them."""
+    """No scopes."""
     return contextlib.nullcontext()
 
 
@@ -59,7 +59,7 @@ def train_model(model: keras.Model) -> dict[str, Any]:
 
 
 def run_custom_loop(scopes: Scopes) -> dict[str, Any]:
-    """The gradients of a step of one's own: pictures, and a layer before it in half precision."""
+    """The gradients of a custom step on pictures, with a layer in half precision before the normalisation."""
     keras.utils.set_random_seed(4)
     first = keras.layers.Conv2D(3, 3, dtype="mixed_float16")
     norm = keras.layers.BatchNormalization(axis=-1, synchronized=True, dtype="float32")

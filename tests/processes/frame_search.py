@@ -22,16 +22,16 @@ from whale_nebula.wire.message import decode_message
 from whale_nebula.wire.tensor import dtype_of
 
 NEIGHBOUR_COUNTS = {"int16": 3, "int32": 2, "int64": 2, "float16": 3, "float32": 2, "float64": 2}
-"""As what ids might be sent, and how many of them one after the other are looked for."""
+"""The types as which ids might be sent, and how many consecutive ids are searched for."""
 MIN_PATTERN_BYTES, MIN_WORD_LETTERS = 5, 3
 OWN_WORDS = frozenset({"the", "once"})
+"""Words of control messages, which a text may contain as well."""
 _RANDOM = re.compile(r"[A-Za-z0-9+/=]{24,}")
-"""Certificates, keys and digests as text, which spell a short word now and then; no word is so long."""
-"""Words that messages are made of, in whatever language a text has them."""
+"""Certificates, keys and digests as text, which contain short words by chance."""
 
 
 def record_frames() -> list[bytes]:
-    """Keep every frame that gRPC takes from this process from now on: nothing but TLS is below."""
+    """Record every frame that gRPC takes from this process from now on, before TLS."""
     taken: list[bytes] = []
     outgoing = Lane.outgoing
 
@@ -45,8 +45,8 @@ def record_frames() -> list[bytes]:
 
 
 class Frame(NamedTuple):
-    """What a frame is: its kind, and of what it carries the dtype, the sizes, whether a codec made it smaller, and, if
-    that is a message, what it says; and for which worker it is, by the place of his name.
+    """A parsed frame: its kind, the dtype and dimensions of its tensor, whether a codec has encoded it, the fields of a
+    control message, and the receiving worker, by its position among the names.
     """
 
     kind: Kind
@@ -65,9 +65,9 @@ class Frame(NamedTuple):
 
     @property
     def description(self) -> str:
-        """In a few words.
+        """The kind, dtype and encoding as text.
 
-        >>> Frame(Kind.BOUNDARY, "bool", (8, 16), True, {}).said
+        >>> Frame(Kind.BOUNDARY, "bool", (8, 16), True, {}).description
         'BOUNDARY bool coded'
         """
         return " ".join(
@@ -77,21 +77,21 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextPatterns:
-    """What to look for: patterns of bytes in whatever is sent, each with what it is, and short words in messages."""
+    """Byte patterns of a text with their descriptions, and short words, which are searched for only in messages."""
 
     patterns: dict[bytes, str]
     words: frozenset[str]
 
     @classmethod
     def of(cls, sentences: Sequence[str], rows: Iterable[Sequence[int]], first: int) -> TextPatterns:
-        """For a text: its sentences, and its ids where they are those of words, from `first` on."""
+        """The patterns of a text: of its sentences, and of ids from `first` on, which are those of words."""
         found = {pattern: f"ids as {name}" for row in rows for name, pattern in _encode_ids(row, first)}
         found |= {pattern: "words" for sentence in sentences for pattern in _split_sentence(sentence)}
         words = (word for sentence in sentences for word in _split_words(sentence))
         return cls(found, frozenset(word for word in words if len(word) >= MIN_WORD_LETTERS) - OWN_WORDS)
 
     def find_in(self, frame: bytes) -> list[str]:
-        """What of the text is in a frame after its header, whose numbers may be those of ids by chance."""
+        """The descriptions of patterns found in a frame, without its header, whose numbers may equal ids by chance."""
         message = Frame.read(frame).message
         description = json.dumps(message, ensure_ascii=False) if message else ""
         short = self.words & set(_split_words(_RANDOM.sub(" ", description)))
@@ -106,13 +106,13 @@ class TextPatterns:
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """The checksums of arrays, whole and of all their runs of rows: each with the name of what it is of."""
+    """The checksums of arrays and of all ranges of their rows, with the names of these."""
 
     names: dict[int, str]
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any]) -> Checksums:
-        """Those of each run of rows of each array, by which it might be told."""
+        """The checksums of each range of rows of each array."""
         found = {}
         for name, array in arrays.items():
             for start, end in itertools.combinations(range(len(array) + 1), 2):
@@ -121,7 +121,7 @@ class Checksums:
         return cls(found)
 
     def find_in(self, frame: bytes) -> list[str]:
-        """Of what a frame has a checksum: as a number of any base in a message, else as four bytes of the payload."""
+        """The arrays whose checksums a frame contains, as numbers in a message or as four bytes of a payload."""
         message = Frame.read(frame).message
         if message:
             description = set(re.findall(r"[0-9a-f]+", json.dumps(message).lower()))
@@ -135,7 +135,7 @@ class Checksums:
 
 
 def _encode_ids(row: Sequence[int], first: int) -> Iterator[tuple[str, bytes]]:
-    """Neighbours in a row, as each type, and as they are written in a message."""
+    """The encodings of neighbouring ids in a row, as each type, and as text in a message."""
     for name, count in NEIGHBOUR_COUNTS.items():
         for start in range(len(row) - count + 1):
             some = row[start : start + count]
@@ -147,7 +147,7 @@ def _encode_ids(row: Sequence[int], first: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _split_sentence(sentence: str) -> set[bytes]:
-    """A sentence's long words, and each two of its words that stand side by side; as they are, and in lower case."""
+    """The long words and pairs of neighbouring words of a sentence, in several cases of letters."""
     pairs = [f"{one} {other}" for one, other in itertools.pairwise(sentence.split())]
     parts = {each.encode() for part in (*_split_words(sentence), *pairs) for each in (part, part.lower(), part.title())}
     return {part for part in parts if len(part) >= MIN_PATTERN_BYTES}

@@ -1,7 +1,7 @@
 """Runs as users start them: `whale-nebula run` once for each cluster, over mutual TLS, on ports of this host.
 
-`gpu` dials nobody: the worker whose name sorts later dials. So a test line between them, which can be cut, is placed
-before the first cluster.
+The worker whose name sorts later connects, so `gpu` only accepts. A line that can be interrupted is therefore placed in
+front of the first cluster.
 """
 
 from __future__ import annotations

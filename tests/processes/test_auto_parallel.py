@@ -1,4 +1,4 @@
-"""`nb.auto_parallel` with few scopes or none: processes plan alike, and train a model too large for one cluster."""
+"""`nb.auto_parallel` with few scopes or none: processes agree on a plan, and train a model too large for one cluster."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from whale_nebula.launch.link_advice import path_inside
 from whale_nebula.runtime.clusters import add_stored_measurements
 
 REPLANNED = ("c1", "c1, c0: 2")
-"""All is in one cluster, then half of it goes to the other one, and the batch is cut."""
+"""The plans: all in one cluster, then half of it in the other one, with micro-batches."""
 
 
 @pytest.fixture(scope="module")
 def planned_and_reference() -> tuple[FinishedRun, dict[str, Any]]:
-    """Two clusters that have 1,500 KiB each, and meanwhile one that has enough."""
+    """Two clusters that have 1,500 KiB each, and the reference in one process with enough memory."""
     alone = partial(run_in_this_process, train_without_scopes, "1GiB", config={"measure": "0s"})
     return run_workers_and_reference("auto_parallel", 2, f"{KIB}KiB", alone=alone)
 
 
 @pytest.fixture(scope="module")
 def replanned(planned_and_reference: tuple[FinishedRun, dict[str, Any]]) -> FinishedRun:
-    """The same, planned anew again and again as it trains."""
+    """The same model, planned again while it trains."""
     return run_workers("auto_parallel", 2, "1GiB", *REPLANNED, deadline=240)
 
 
@@ -58,7 +58,7 @@ def test_unknown_lines_are_measured_and_shared(planned_and_reference: tuple[Fini
 
 
 def test_unknown_collectives_are_measured_and_stored(tmp_path: Path) -> None:
-    """By a plan of two workers of one cluster; both have the same numbers, and the config's folder has them."""
+    """A plan for two workers of one cluster: both get the same measurements, which are stored next to the config."""
     config = tmp_path / "clusters.yaml"
     config.write_text("measure: 1s\n")
     found = run_workers("auto_parallel", {"c0/0": "c0", "c0/1": "c0"}, "sums", config)
@@ -77,7 +77,7 @@ def test_unknown_collectives_are_measured_and_stored(tmp_path: Path) -> None:
 
 @pytest.mark.grid
 def test_inputs_of_one_cluster_train_as_in_one_process() -> None:
-    """Sentences and labels are in c0, which has no memory for all layers: c1 has those between, and reads neither."""
+    """Sentences and labels are in c0, which has too little memory for all layers; c1 has the middle layers."""
     alone = partial(run_in_this_process, train_with_private_inputs, "1GiB", config={"measure": "0s"})
     found, alone = run_workers_and_reference("auto_parallel", 2, "at_home", "1200KiB", alone=alone)
     for name in ("history", "evaluated"):

@@ -14,14 +14,14 @@ from tests.processes.worker_runs import FinishedRun, run_workers_and_reference
 DEADLINE = 300.0
 pytestmark = [pytest.mark.timeout(DEADLINE), pytest.mark.grid]  # sample: tests/unit/runtime/test_synchronized.py
 CASES_TO_RUN = ["trained,3", "trained,2+2", "looped,3"]
-"""A lesson, and the replicas of its stages."""
+"""A case of `CASES`, and the replicas of its stages."""
 TOO_MANY = "trained,4"
-"""There are three workers."""
+"""More replicas than the three workers."""
 
 
 @pytest.fixture(scope="module")
 def run_and_reference() -> tuple[FinishedRun, Mapping[str, Any]]:
-    """All of them in one run of a cluster of three workers; and uncut in this process meanwhile."""
+    """All cases in one run of three workers, and uncut in this process meanwhile."""
 
     def alone() -> dict[str, Any]:
         return {name: lesson(enter_no_scopes) for name, lesson in CASES.items()}

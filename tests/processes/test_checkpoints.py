@@ -27,8 +27,8 @@ from whale_nebula.faults import POINTS
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 FAULTS = ["c1/0:update.begun=kill@5"]
-"""Who ends where, and after which step, or which time it comes there: by a kill, or by an error of its script, while
-the others are within the next step.
+"""A worker, the place where it is killed or its script raises an error, and the step, or the number of times that the
+place is reached. The others are within the next step.
 """
 MORE_FAULTS = [
     "c1/0:batch@3",
@@ -72,8 +72,8 @@ ERRORS = [
     ("c0/1:update.begun=raise@1", 8),
     ("c1/0:step.announced=kill@2,c0/0:checkpoint.written=raise@1", 8),
 ]
-"""Who ends by an error, and after which step the next start goes on: the scripts of all in one callback, or of one
-while the others are in the next step. Of a step that is torn, or whose worker is killed, what was saved before is left.
+"""A worker (or all), the place of its error, and the step after which the next start resumes. If a step was torn or a
+worker killed, that is the last checkpoint.
 """
 
 
@@ -99,7 +99,7 @@ def test_script_error_loses_no_completed_step(undisturbed: FinishedRun, tmp_path
 def test_killed_copies_do_not_change_the_result(
     tmp_path: Path, kind: str, workers: dict[str, str], copies: int, kills: tuple[str, ...]
 ) -> None:
-    """Each has numbers of its own; clusters meet, in fragments that are on their way, between savings."""
+    """Each copy has its own results; clusters exchange fragments between checkpoints."""
 
     def read_each_result(found: FinishedRun) -> list[dict[str, Any]]:
         found.result.check()
@@ -123,7 +123,7 @@ def test_killed_copies_do_not_change_the_result(
 
 
 def test_new_host_resumes_from_the_memory_of_another_host(undisturbed: FinishedRun, tmp_path: Path) -> None:
-    """Nothing is on a disk, and what the host of the worker that is killed had in its memory is gone."""
+    """No checkpoint is on a disk, and the killed worker's host loses its memory."""
     memory = {worker: tmp_path / worker.replace("/", "-") for worker in WORKERS}
 
     def replace_host(worker: str, epoch: int) -> None:
@@ -145,7 +145,7 @@ def test_new_host_resumes_from_the_memory_of_another_host(undisturbed: FinishedR
 
 
 def test_memory_checkpoint_is_saved_when_the_run_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """An error that would come again ends it, whatever restarts are left. What is newer waits for the next start."""
+    """An error that would occur again ends the run despite remaining restarts. Newer parts wait for the next start."""
     script, folder = str(HERE / "workers" / "fail.py"), tmp_path / "saved"
     assert main(["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", script, str(folder)]) == 1
     newest, found = Folder(str(folder)).scan()
@@ -168,10 +168,10 @@ def test_kill_at_any_failpoint_does_not_change_the_result(
     assert read_result(run_workers("resume", WORKERS, tmp_path, "-", EPOCHS)) == read_result(undisturbed)
 
 
-# ------------------------------------------------------------------ other plans than before
+# ------------------------------------------------------------------ other plans
 SEPARATE_FOLDERS = ("split", "stages")
-"""With a folder for each worker, as on hosts of their own: what one lacks is sent by another. `make test` changes plans
-so in `test_elastic`, and pieces of every layout in `unit/checkpoint/test_slices`.
+"""Each worker has its own folder, so that missing slices are received from others. `make test` covers this in
+`test_elastic`, and layouts in `unit/checkpoint/test_slices`.
 """
 PAIRS = itertools.permutations(PLANS, 2)
 

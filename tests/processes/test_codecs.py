@@ -13,7 +13,7 @@ from tests.processes.worker_runs import run_in_this_process
 from tests.processes.workers import train
 
 SAMPLE = ["int4", "svd", "axes", "topk", "mask and rank", "late", "ramp"]
-"""What `make test` runs, one after the other in one run; `--grid` runs every codec in every schedule."""
+"""The cases of one run; a second test runs every codec in every schedule."""
 DEADLINE = 240.0
 
 

@@ -31,7 +31,7 @@ PASSWORD = "a sentence to remember"
 
 
 class PageCommands:
-    """Goes through the page: ports and numbers differ each time, and stand for those of the page."""
+    """Runs the commands of the page; ports and numbers that differ in each run are replaced."""
 
     def __init__(self, services: contextlib.ExitStack) -> None:
         self.services, self.replacements, self.invitation = services, {}, ""

@@ -1,4 +1,4 @@
-"""Workers and clusters that leave and join during a run: nothing is lost, and the numbers are those of one process."""
+"""Workers and clusters that leave and join during a run: no step is lost, and the results are those of one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start_two_sites(
     *,
     gateways: bool = False,
 ) -> Iterator[Sites]:
-    """A launcher for each cluster, each in a folder of its own, as if it were a host; gpu answers at a socket."""
+    """A launcher for each cluster in its own folder, as on separate hosts, with a control socket."""
     own = [{"gateway": f"127.0.0.1:{free_port()}"} if gateways else {} for _ in range(2)]
     workers = {name: [f"127.0.0.1:{free_port()}" for _ in range(count)] for name, count in (("gpu", 1), ("npu", 2))}
     clusters = {name: {"workers": workers[name], **more} for name, more in zip(workers, own, strict=True)}
@@ -49,7 +49,7 @@ def start_two_sites(
 
 
 def check_history(found: Sites) -> list[Any]:
-    """Both have trained as one process does; gives by epoch where gpu went on, and with how many of npu."""
+    """Compare histories with those of one process; returns by epoch gpu's first step, and npu's workers."""
     expected = run_in_this_process(train_model)["history"]
     for site in found.sites.values():
         for name, values in expected.items():
@@ -63,7 +63,7 @@ def check_history(found: Sites) -> list[Any]:
     [pytest.param(None, id="at once"), pytest.param(1, id="by and by, by gateways", marks=pytest.mark.grid)],
 )
 def test_site_leaves_and_returns(tmp_path: Path, intermediate_count: int | None) -> None:
-    """It is asked at the other site. What the site has saved it hands over, and is sent the newest as it comes back."""
+    """The other site requests it. The leaving site hands its checkpoint over, and gets the newest when it returns."""
     requests = {"0": [6, 0]} if intermediate_count is None else {"0": [6, intermediate_count], "1": [9, 0]}
     with start_two_sites(
         tmp_path,
@@ -83,9 +83,7 @@ def test_site_leaves_and_returns(tmp_path: Path, intermediate_count: int | None)
 @pytest.mark.grid
 @pytest.mark.parametrize("shared", [True, False], ids=["one folder", "folders of their own"])
 def test_run_continues_without_a_killed_site_if_its_checkpoint_is_readable(tmp_path: Path, shared: bool) -> None:
-    """Else it is waited for; in any case it goes on when it is started by the same command. The newest step that both
-    have then is on the disk, though the other site has newer ones in its memory.
-    """
+    """Otherwise the run waits for the site. In both cases the site takes part again when it is restarted."""
     saved = {"gpu": "one", "npu": "one" if shared else "two"}
     with start_two_sites(tmp_path, saved, {"dies": {"0": 9}, "waits": 14}, "15s") as found:
         found["gpu"].await_line("npu/0 did not recover: the run continues without npu")
@@ -117,7 +115,7 @@ def test_cluster_shrinks_leaves_and_returns(tmp_path: Path, capfd: pytest.Captur
     found = parse_reports(out)
     starts = [found[f"epoch {number}"] for number in range(4)]
     assert [count for _, count in starts] == [2, 1, 0, 2] and "continues with 1 in gpu, 1 in npu, as epoch 1" in err
-    steps = [step[0] if step else 0 for step, _ in starts]  # every step that was taken was kept
+    steps = [step[0] if step else 0 for step, _ in starts]  # no completed step is lost
     assert steps[0] == 0 and 6 <= steps[1] <= 8 and 9 <= steps[2] <= 11 and 13 <= steps[3] <= 15
     assert found["homes 2"] == {"gpu": "gpu", "npu": "gpu"}
     expected = run_in_this_process(train_model)["history"]

@@ -1,5 +1,5 @@
 """Keras's callbacks that write files, in two processes: one writes, and interrupted training continues. No stage waits
-for results of one to which it gives nothing back.
+for results that it does not need.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tests.processes.worker_runs import FinishedRun, run_scenarios
 NAMES = ["latest.weights.h5", "training_metadata.json"]
 OWN = ["latest.c0.weights.h5", "latest.c1.weights.h5", "training_metadata.json"]
 WEIGHTS = ("everywhere", "own")
-"""Where weights are kept."""
-pytestmark = pytest.mark.grid  # of one process `tests/scripts` tries these callbacks, of several checkpoints
+"""The values of `weights`."""
+pytestmark = pytest.mark.grid  # `tests/scripts` tests these callbacks in one process
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the training whose weights are kept everywhere."""
+    """The folder of the training with `weights: everywhere`."""
     return tmp_path_factory.mktemp("everywhere")
 
 

@@ -24,7 +24,7 @@ Reports = Mapping[str, Mapping[str, Any]]
 
 
 def run_sides(request: pytest.FixtureRequest, scenario: str) -> Reports:
-    """What each cluster's worker told; `--grid` runs large models."""
+    """The reports of each cluster's worker; `--grid` runs large models."""
     large = ["large"] * request.config.getoption("--grid")
     found = run_workers("private_inputs", {f"{side}/0": side for side in SIDES}, scenario, *large, deadline=DEADLINE)
     found.result.check()
@@ -33,12 +33,12 @@ def run_sides(request: pytest.FixtureRequest, scenario: str) -> Reports:
 
 @pytest.fixture(scope="module")
 def translator_reports(request: pytest.FixtureRequest) -> Reports:
-    """Of a text with two sides."""
+    """Reports of training on a text with two sides."""
     return run_sides(request, "train_translator")
 
 
 class TestTranslator:
-    """Each side is read in its own cluster; nothing of it leaves in training, evaluation and translation."""
+    """Each side is read in its own cluster, and not sent in training, evaluation and translation."""
 
     @pytest.mark.parametrize("side", SIDES)
     @pytest.mark.parametrize("part", PARTS)
@@ -103,7 +103,7 @@ class TestTranslator:
 
 @pytest.fixture(scope="module")
 def classifier_reports(request: pytest.FixtureRequest) -> Reports:
-    """Of a model that begins and ends in the same cluster."""
+    """Reports of a model that begins and ends in the same cluster."""
     return run_sides(request, "train_classifier")
 
 
@@ -136,7 +136,7 @@ READERS = {"x": {0, 1}, "z": {2, 3}, "y": {3}}
 
 @pytest.fixture(scope="module")
 def input_reports() -> Mapping[str, Any]:
-    """What the workers of three clusters told of which each keeps its inputs."""
+    """The reports of the workers of three clusters with private inputs."""
     report = run_workers(
         "private_inputs", {worker: worker[0] for worker in WORKERS}, "train_on_private_inputs", deadline=DEADLINE
     ).reports
@@ -144,7 +144,7 @@ def input_reports() -> Mapping[str, Any]:
 
 
 class TestInputChecksums:
-    """Three clusters, one of them of two workers: what is derived of an input goes to those alone that read it."""
+    """Three clusters, one of them with two workers: checksums of an input are sent only to its readers."""
 
     @pytest.mark.parametrize("worker", WORKERS)
     @pytest.mark.parametrize("part", ["arrays", "dataset", "failure"])
@@ -158,7 +158,7 @@ class TestInputChecksums:
         pairs = {"a/0": ("x", 1), "a/1": ("x", 0), "b/0": ("z", 3), "c/0": ("z", 2)}
         for worker, pair in pairs.items():
             compared = {(name[0], to) for name, to in input_reports[f"{worker} {part}"]["sums"]}
-            assert pair in compared or (part, pair[0]) == ("dataset", "x")  # each of the two has other rows
+            assert pair in compared or (part, pair[0]) == ("dataset", "x")  # each of the two has different rows
 
     @pytest.mark.parametrize("worker", WORKERS)
     @pytest.mark.parametrize("part", ["arrays", "dataset", "failure"])
@@ -179,7 +179,7 @@ def pack_frame(header: Header, payload: np.ndarray) -> bytes:
 
 
 class TestTextPatterns:
-    """The look by itself: it finds what is there, and nothing where nothing is."""
+    """The search itself: it finds leaked text, and nothing else."""
 
     SENTENCE, ROW = "El gato está en la mesa roja", [2, 3100, 3200, 3300, 3400, 3, 0]
     PATTERNS = TextPatterns.of([SENTENCE], [ROW], 3000)

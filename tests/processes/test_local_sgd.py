@@ -1,4 +1,4 @@
-"""Local SGD between processes: all end with the same bits, those of one process."""
+"""Local SGD between processes: all end with the weights of one process, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEMBERS_STEPS = 2 * momenta.FREEZE
 THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 WAYS = ("sync", "async", "1bit", "auto")
 SAMPLE = ("async",)
-"""The workers of a cluster exchange in one bit below, and meet as those of `sync` do."""
+"""Without `--grid`; the 1-bit exchange is covered by `members` below."""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_momentum_exchange_matches_the_reference(members: FinishedRun, kind: str
 
 
 def test_sent_bytes_match_the_plan(members: FinishedRun) -> None:
-    """With what goes over links, whose control messages count their steps."""
+    """Control messages contain step numbers, so sizes may differ by a few bytes."""
     (warm, after), peers = MemberRounds.count_bytes(OneBitAdam(servers=True), [30, 10], 3), 2
     crossed = members.get_all("adam crossed")[0]
     assert crossed[2] - crossed[-1] == pytest.approx(peers * (warm - after), abs=16)

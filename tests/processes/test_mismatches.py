@@ -9,9 +9,9 @@ import pytest
 
 from tests.processes.worker_runs import FinishedRun, run_workers
 
-MAX_SECONDS = 20.0  # a tenth of a second on an idle machine; what must not happen is a wait for the patience of 120 s
+MAX_SECONDS = 20.0  # a tenth of a second on an idle machine; the patience of 120 s must not expire
 Side = tuple[str, tuple[str, ...]]
-"""The error in a process, and what it says."""
+"""The error in a process, and parts of its text."""
 
 
 def expect_both(error: str, *said: str) -> tuple[Side, Side]:
@@ -25,7 +25,7 @@ SCENARIOS: dict[str, tuple[Side, Side]] = {
     "order": expect_both("InputMismatchError", "input 'x' differs", "c0/0", "c1/0", "shuffle"),
     "rows": expect_both("InputMismatchError"),
     "width": expect_both("PlanMismatchError", "'taught.train_step'", "8", "9"),
-    # the one reads, the other trains on: both hear it, with the lines of the script
+    # one process reads, the other trains: both report the lines of the script
     "stopped and read": expect_both("PlanMismatchError", "c0/0", "c1/0", "step 2 of 'taught.train_step'", "a read of",
                              "scenarios.py:", "two_cluster_model.py:"),
     "stopped and left": (
@@ -35,7 +35,7 @@ SCENARIOS: dict[str, tuple[Side, Side]] = {
     "asserting": (("RemoteFailureError", ("worker 'c1/0' failed", *EXPLODED)), ("StageFailedError", EXPLODED)),
     "ids unlike": expect_both("InputMismatchError", "input 'names' differs"),
     "configs": expect_both("ConfigError", "'weights': c0/0: everywhere; c1/0: own"),
-    # it is known before anything runs: which input, who reads it and where, and what to do
+    # detected before the step runs: the input, its reader, and the line to change
     "absent": (
         ("RemoteFailureError", (ABSENT, "yield 'y' in this cluster as well")),
         ("AbsentInputError", (ABSENT, "yield 'y' in this cluster as well", "two_cluster_model.py:")),
@@ -66,7 +66,7 @@ def test_mismatch_stops_both_processes_with_a_reason(pair: FinishedRun, scenario
 
 
 def test_differences_in_unread_inputs_are_allowed(pair: FinishedRun) -> None:
-    """Inputs that are not compared, or that nobody reads, may differ or be absent."""
+    """Inputs that are not compared, or not read by a process, may differ or be absent there."""
     assert pair.get_common("ids alike") == 2.0 * (0 + 1 + 2 + 3)
     assert pair.get_common("absent and given") == [2.0 * (0 + 1 + 2 + 3)] * 3
 

@@ -17,7 +17,7 @@ DEADLINE = 180.0
 
 @pytest.fixture(scope="module")
 def step_run() -> FinishedRun:
-    """What a generator and a discriminator told of a step with many rows."""
+    """The reports of a generator and a discriminator on a step with many rows."""
     found = run_workers(
         "pretrain", {"all/0": "all", "discriminator/0": DISCRIMINATOR}, "train_large_step", deadline=DEADLINE
     )

@@ -26,7 +26,7 @@ EPOCHS, STEPS_PER_EPOCH, PAUSE = 12, 6, 0.15
 DEADLINE = 60.0
 
 
-# ---------------------------------------------------------------------- what dies
+# ---------------------------------------------------------------------- targets
 def kill_worker(found: Sites, cluster: str) -> None:
     os.kill(found[cluster].worker_pid, signal.SIGKILL)
 

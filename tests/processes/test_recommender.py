@@ -16,8 +16,8 @@ DEADLINE = 240.0
 pytestmark = pytest.mark.timeout(4 * DEADLINE)
 NEAR, FAR = ("table_near",), ("table0", "wide")
 COUNTS = (1, 2, 3, 1)
-"""The workers that have the tables, in one start after the other: `make test` makes the first two, and looks at the
-second, which goes on from the first.
+"""The numbers of workers with tables in consecutive starts; `make test` runs the first two, and checks the second,
+which resumes from the first.
 """
 SAMPLE = 2
 References = dict[int, dict[str, Any]]
@@ -45,7 +45,7 @@ def starts(worker_counts: tuple[int, ...], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def references(request: pytest.FixtureRequest) -> References:
-    """What one process comes to, in the epochs that tests look at."""
+    """The results of one process after the checked epochs."""
     looked = range(len(COUNTS)) if request.config.getoption("--grid") else [SAMPLE - 1]
     return {at: run_in_this_process(recommender.train_model, at + 1, links="10gbit,0ms") for at in looked}
 
@@ -63,7 +63,7 @@ def test_table_rows_are_divided_among_workers(starts: list[FinishedRun], referen
 
 
 def assert_rows_divided(found: FinishedRun, expected: dict[str, Any]) -> None:
-    """Hot rows are near the dense part; all others are where tables are, each on one worker."""
+    """Assert that hot rows are with the dense part, and each other row is on one worker with tables."""
     *far, near = found.get_all("rows")
     assert all(rows["table_near"] == {} for rows in far)
     assert near == {name: rows if name in NEAR else {} for name, rows in expected.items()}

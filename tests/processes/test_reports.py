@@ -38,7 +38,7 @@ def test_process_predicts_all_stages(run_and_reports: tuple[FinishedRun, list[Re
     ]  # fmt: skip
     first, second = (reports_by_step[worker, 4] for worker in WORKERS)
     assert first.prediction.stages.keys() == second.prediction.stages.keys() == {"c0", "c1"}
-    assert first.basis.phases == second.basis.phases  # made of what both told
+    assert first.basis.phases == second.basis.phases  # from the timings of both
     assert first.prediction.links == second.prediction.links
 
 

@@ -23,7 +23,7 @@ from whale_nebula.launch.placement import free_port
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """What one process comes to that is not disturbed."""
+    """The results of one undisturbed process."""
     return run_in_this_process(lambda: restart.train(tmp_path_factory.mktemp("alone")), links="free")
 
 
@@ -50,7 +50,7 @@ def launchers(tmp_path: Path) -> Iterator[Launchers]:
 
 
 def test_separate_launchers_restart_and_reconnect(launchers: Launchers, reference: Mapping[str, Any]) -> None:
-    """The other notices by the end of the link, or by the greeting of who was started again."""
+    """The other launcher's worker detects the closed link, or the greeting of the restarted worker."""
     for worker in launchers.addresses:
         launchers.start(worker, "gpu/0@0@3")
     found = launchers.wait_for_all()
@@ -67,7 +67,7 @@ def test_separate_launchers_restart_and_reconnect(launchers: Launchers, referenc
 def test_frozen_worker_of_an_earlier_epoch_is_refused(
     launchers: Launchers, reference: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    """Its host stood still, launcher and all; meanwhile another host has taken its place."""
+    """Its host was frozen with its launcher, and another host has taken its place."""
     hasty = tmp_path / "clusters.yaml"
     hasty.write_text("patience: 4s\n")
     line = Line(launchers.addresses["gpu/0"])
@@ -94,8 +94,8 @@ def test_frozen_worker_of_an_earlier_epoch_is_refused(
 
 
 DETECTION_ERRORS = (LinkClosedError, PeerRestartedError)
-"""How a worker learns that another one is dead: its connection has ended, and nobody answers there, or another process.
-An error of another kind, such as that of a deadline, would say that it was noticed by nothing but the silence.
+"""How a worker detects that another one was killed: its connection is closed, or a new process answers. A deadline
+error would mean that only its silence was detected.
 """
 
 

@@ -16,12 +16,12 @@ THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 REPLICA_WORKERS, STAGE_WORKER = ("c0/0", "c0/1"), "c1/0"
 """The workers of the stage in two replicas, and the one of the other stage, which takes all micro-batches."""
 ROWS, AHEAD = 44, 3 * 8
-"""The rows of an epoch, and those that tf.data may make before it is known who reads what."""
+"""The rows of an epoch, and those that tf.data may prefetch before the readers are known."""
 
 
 @pytest.fixture(scope="module")
 def sharded_and_whole(request: pytest.FixtureRequest) -> tuple[FinishedRun, dict[str, Any]]:
-    """Three workers, and meanwhile one process that reads whole batches."""
+    """A run of three workers, and the results of one process that reads whole batches."""
     more = request.config.getoption("--grid")
     alone = partial(run_in_this_process, sharded_dataset.train_on_whole_batches, more)
     return run_workers_and_reference("sharded_dataset", THREE, *["more"] * more, alone=alone, deadline=DEADLINE)
@@ -41,7 +41,7 @@ def test_results_equal_those_of_whole_batches(sharded_and_whole: tuple[FinishedR
 @pytest.mark.grid
 def test_local_sgd_results_equal_those_of_whole_batches(sharded_run: FinishedRun) -> None:
     assert sharded_run.get_all("apart") == sharded_run.get_all("apart whole")
-    parsed = sharded_run.get_all("parsed apart")  # a third of two epochs, and what was made ahead of time
+    parsed = sharded_run.get_all("parsed apart")  # a third of two epochs, and prefetched rows
     assert all(2 * ROWS // 3 <= each <= 2 * ROWS // 3 + AHEAD for each in parsed), parsed
 
 

@@ -20,7 +20,7 @@ STEPS, PAUSE = 160, 0.02
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Any]:
-    """What one process comes to."""
+    """The results of one process."""
     return run_in_this_process(train.train_steps, STEPS, links="10gbit,0ms")
 
 
@@ -30,7 +30,7 @@ def test_outage_and_renewed_certificate_do_not_change_the_result(tmp_path: Path,
         found.start("train", "train_steps", STEPS, PAUSE, configs=configs)
         found["npu"].await_line('"steps", 15')
         line.cut()
-        time.sleep(5.0)  # what is tested: nothing passes for so long
+        time.sleep(5.0)  # the outage itself
         line.restore()
         found["npu"].await_line('"steps", 35')
         found.run_certs("renew")

@@ -61,13 +61,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def run_uncut_models(cases: Sequence[str]) -> Mapping[str, Outcome]:
-    """What is expected of them."""
+    """The outcomes of these cases without scopes."""
     nb.shutdown()
     return {case: MODELS[case.partition(",")[0]](Split(Cut(0), 0)) for case in cases}
 
 
 def compare_case(run: FinishedRun, expected: Mapping[str, Outcome], case: str) -> None:
-    """What every process told of a case."""
+    """Compare the reports of every process on a case."""
     plain = expected[case]
     for part in run.get_all(case):
         got = Outcome(part["losses"], part["history"], weights=part["weights"], gradients=plain.gradients)
@@ -76,7 +76,7 @@ def compare_case(run: FinishedRun, expected: Mapping[str, Outcome], case: str) -
 
 @pytest.fixture(scope="module")
 def two_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
-    """All of them in one run of two workers; and uncut in this process meanwhile."""
+    """All cases in one run of two workers, and uncut in this process meanwhile."""
     cases, folder, own = list_cases(request.config), *(tmp_path_factory.mktemp(name) for name in ("home", "alone"))
     with start_workers("train", TWO, "train_with_own_weights", folder, *cases, TOO_MANY, deadline=DEADLINE) as job:
         expected = run_uncut_models(cases)
@@ -92,7 +92,7 @@ def two_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def four_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
-    """Those with replicas of two devices, in one run of four workers; and uncut meanwhile."""
+    """Cases with replicas of two devices in one run of four workers, and uncut in this process meanwhile."""
     cases, folder, own = (
         list_cases(request.config, mesh=True),
         *(tmp_path_factory.mktemp(name) for name in ("mesh", "own")),
@@ -111,7 +111,7 @@ def test_processes_end_with_the_uncut_model(two_workers: Found, case: str) -> No
 
 
 def test_cluster_file_restores_pieces_and_slots(two_workers: Found) -> None:
-    """With `weights: own`: the first worker writes what all of them have, and all of them load it. So of slots."""
+    """With `weights: own`, the first worker writes the pieces of all workers, which load them; the same for slots."""
     run, _, plain = two_workers
     assert_same(plain.pop("plain"), plain.pop("own"), "processes", LENGTH)
     plain = {key: plain[key] for key in ("predicted", "further")}
@@ -127,7 +127,7 @@ def test_replicas_hold_parts_of_slots(two_workers: Found) -> None:
 
 @pytest.mark.parametrize("how", EARLY_USES)
 def test_large_variable_is_not_drawn_before_it_is_read(two_workers: Found, how: str) -> None:
-    """Of a variable made under nb.split each worker draws its piece alone: those of the uncut model."""
+    """Each worker draws only its piece of a variable under nb.split, with the values of the uncut model."""
     run, _, plain = two_workers
     undrawn, got = run.get_common(f"large {how}")
     assert undrawn == [True, True, *[how == "planned"] * 2]
@@ -136,7 +136,7 @@ def test_large_variable_is_not_drawn_before_it_is_read(two_workers: Found, how: 
 
 @pytest.mark.grid
 def test_worker_holds_only_its_pieces(two_workers: Found) -> None:
-    """Of 19 classes the first has ten, with the moments of Adam; of a bias as many."""
+    """Of 19 classes the first worker has ten, with the moments of Adam."""
     first, second = two_workers[0].get_all("pieces")
     assert first.keys() == second.keys()
     tables = [path for path, shape in first.items() if 10 in shape]
@@ -154,7 +154,7 @@ def test_reads_of_many_pieces_cause_no_retracing_warning(two_workers: Found) -> 
 
 
 def test_more_devices_than_workers_are_refused(two_workers: Found) -> None:
-    """So experts never span a line between clusters."""
+    """Therefore experts never span clusters."""
     assert "nb.split needs 3 devices, but cluster 'c0' has 2" in two_workers[0].get_common(TOO_MANY)
 
 

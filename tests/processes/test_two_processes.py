@@ -32,7 +32,7 @@ def pair(folder: Path) -> FinishedRun:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The same in this process, by actors, seeded as the launcher seeds its workers."""
+    """The results in this process, with actors and the workers' seed."""
     nb.shutdown()
     keras.utils.set_random_seed(SEED)
     with nb.init(links="10gbit,0ms"):
@@ -59,7 +59,7 @@ def test_here_describes_each_process(pair: FinishedRun) -> None:
 
 
 def test_variables_of_other_clusters_are_empty(pair: FinishedRun) -> None:
-    """Parameters and optimizer slots of the other cluster; what no cluster owns alone is everywhere."""
+    """These are parameters and optimizer slots; variables without an owner are in every process."""
     for mine, theirs, held in zip(("first", "second"), ("second", "first"), pair.get_all("held"), strict=True):
         foreign = {path: shape for path, shape in held.items() if theirs in path}
         assert len(foreign) == 2 * 3  # kernel and bias, and two slots of Adam for each
@@ -79,7 +79,7 @@ def test_reading_variables_of_other_clusters_is_refused(pair: FinishedRun) -> No
 
 
 def test_saved_files_are_written_once(pair: FinishedRun, folder: Path) -> None:
-    """When a save returns, the file is there in every process, and nobody writes it again."""
+    """When a save returns, every process sees the file, which is not written again."""
     for name, inode, changed in pair.get_common("saved"):
         state = (folder / name).stat()
         assert (state.st_ino, state.st_mtime_ns) == (inode, changed)

@@ -21,7 +21,7 @@ RunAndReference = tuple[FinishedRun, Mapping[str, Any]]
 
 
 def run_reference() -> dict[str, Any]:
-    """The same in this process."""
+    """The results in this process."""
     name, cut = read_case(CASE)
     with nb.init(SPEEDS, links="10gbit,0ms"):
         return {"model": encode_outcome(ZOO[name].run(cut)), "slowed": train_slowed_replicas({})}

@@ -1,4 +1,4 @@
-"""`nb.verify` in several processes: each holds the whole model for a while, with the results of one process."""
+"""`nb.verify` in several processes: each temporarily holds the whole model; the results are those of one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pair() -> FinishedRun:
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Any]:
-    """What the same program tells in one process."""
+    """The reports of the same program in one process."""
     return run_in_this_process(train.verify_model, links="10gbit,0ms")
 
 

@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def run_and_reference(request: pytest.FixtureRequest) -> tuple[FinishedRun, Mapping[str, Any]]:
-    """All models of a run in several processes, and in this one meanwhile."""
+    """The models of a run in several processes, and in this process meanwhile."""
     chosen = list_cases(request.config)[request.param]
     workers = WORKERS[request.param]
     return run_workers_and_reference(
@@ -58,7 +58,7 @@ def run_and_reference(request: pytest.FixtureRequest) -> tuple[FinishedRun, Mapp
 
 
 def run_reference(cases: list[str]) -> dict[str, Any]:
-    """What models of the zoo leave in this process, by actors."""
+    """The outcomes of models of the zoo in this process, with actors."""
     found: dict[str, Any] = {}
     for case in cases:
         name, cut = read_case(case)
@@ -69,7 +69,7 @@ def run_reference(cases: list[str]) -> dict[str, Any]:
 
 
 def test_processes_train_as_one_process(run_and_reference: tuple[FinishedRun, Mapping[str, Any]], case: str) -> None:
-    """Each reports on its own stage, together on those of the plan; and on what it sent, as the emulated lines did."""
+    """Each process reports on its own stages and sent bytes; together these are those of the emulated run."""
     found, expected = run_and_reference
     parts: list[Mapping[str, Any]] = found.get_all(case)
     for part in parts:

@@ -15,7 +15,7 @@ from tests.processes.worker_reports import digest_tensors
 
 ROWS, BATCH, WORDS = 24, 8, 50
 SOURCE, TARGET = 1 << 20, 1 << 21
-"""What is added to the ids of each side, so that they can be told from everything else that crosses."""
+"""Offsets of the ids of each side, which make them distinguishable from all other sent numbers."""
 INPUTS = {
     "x/source": {"shape": [None, 5], "dtype": "int32"},
     "x/target": {"shape": [None, 6], "dtype": "int32"},
@@ -37,7 +37,7 @@ def make_sentences() -> dict[str, Any]:
 
 
 class SideEmbedding(keras.layers.Layer):
-    """Embeds the ids of a side; those of the other would all be one and the same word."""
+    """Embeds the ids of one side; all ids of the other side would be the same word."""
 
     def __init__(self, base: int, **options: Any) -> None:
         super().__init__(**options)
@@ -48,14 +48,14 @@ class SideEmbedding(keras.layers.Layer):
 
 
 def masked_loss(y: Any, scores: Any) -> Any:
-    """The mean over the words that are none of the padding."""
+    """The mean over the words that are not padding."""
     is_word = keras.ops.cast(y > 0, "float32")
     each = keras.losses.sparse_categorical_crossentropy(keras.ops.where(y > 0, y - TARGET, 0), scores, from_logits=True)
     return keras.ops.sum(each * is_word, axis=1) / 6.0
 
 
 class TargetShare(keras.metrics.Mean):
-    """A metric whose numbers are made of the target alone."""
+    """A metric that depends only on the target."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         super().update_state(tf.reduce_mean(tf.cast(y_true > 0, "float32")))
@@ -77,13 +77,13 @@ def build_translator() -> keras.Model:
 
 
 def select_side(side: str) -> dict[str, Any]:
-    """What a cluster reads of the text; "both" is what one process reads."""
+    """The inputs that a cluster reads; "both" for one process that reads all."""
     return {name: value if side in ("both", name) or (side == "target" and name == "y") else None
             for name, value in make_sentences().items()}  # fmt: skip
 
 
 def generate_batches(rows: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """What a generator yields, batch by batch."""
+    """Generate the batches of a custom generator."""
     for start in range(0, ROWS, BATCH):
         cut = {name: None if value is None else value[start : start + BATCH] for name, value in rows.items()}
         yield {"source": cut["source"], "target": cut["target"]}, cut["y"]
@@ -91,7 +91,7 @@ def generate_batches(rows: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 @nb.function
 def average_both_sides(source: Any, target: Any) -> Any:
-    """A number of each side, one of both, and what stays where it is made."""
+    """Scalars of one side and of both, and a tensor that stays in its cluster."""
     with nb.cluster():
         with nb.stage(cluster="c0"):
             low = tf.reduce_mean(tf.cast(source - SOURCE, tf.float32), axis=1)
@@ -121,7 +121,7 @@ def exercise_translator(side: str) -> dict[str, Any]:
 
 
 def make_dataset(rows: Mapping[str, Any]) -> tf.data.Dataset:
-    """The same of tf.data, with None where this cluster has nothing."""
+    """The same batches as a dataset, with None for inputs that this cluster lacks."""
     here = {name: value for name, value in rows.items() if value is not None}
     each = tf.data.Dataset.from_tensor_slices(here).batch(BATCH)
     return each.map(lambda row: ({"source": row.get("source"), "target": row.get("target")}, row.get("y")))

@@ -1,4 +1,4 @@
-"""A small model in two clusters and its use: the same in one process and in two."""
+"""A small model in two clusters and its use, in one process or two."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ X, Y = data(40, 6), data(40, 3, seed=1)
 
 
 def build_model(width: int = 8, adam: bool = False) -> keras.Model:
-    """Layer `first` in cluster c0, `second` in c1. Nothing is seeded here: that is the launcher's business.
+    """Layer `first` in cluster c0, `second` in c1. The launcher sets the seed.
 
-    Adam takes longer to trace, and is not what most of these tests are about.
+    SGD is traced faster than Adam.
     """
     inputs = keras.Input((6,), name="features")
     with nb.cluster(), nb.pipeline(2):
@@ -34,7 +34,7 @@ def build_model(width: int = 8, adam: bool = False) -> keras.Model:
 
 
 def fit(model: keras.Model, x: Any = X, y: Any = Y, **options: Any) -> dict[str, list[str]]:
-    """Train in the order of the data; gives the history bit for bit."""
+    """Train without shuffling; returns the exact history."""
     chosen = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0, **options}
     return to_hex(model.fit(x, y, **chosen).history)
 
@@ -80,7 +80,7 @@ def exercise_model(folder: Path) -> tuple[keras.Model, dict[str, Any]]:
 
 
 def _save_and_stat(save: Any, path: Path) -> tuple[str, int, int]:
-    """Save, and look at the file at once: its name and which file it is."""
+    """Save, and return the name, inode and modification time of the file."""
     save(path)
     state = path.stat()
     return path.name, state.st_ino, state.st_mtime_ns

@@ -1,11 +1,11 @@
-"""Workers of tests as forks of a process that has TensorFlow loaded: a worker is there in a tenth of a second.
+"""Workers of tests as forks of a process that has TensorFlow loaded: a worker starts in a tenth of a second.
 
-They are processes of their own like all others, with their own pipes, group, environment and seeds; what they do not do
-again is load TensorFlow, Keras and the library, which takes five seconds of a processor. A `whale-nebula run` that is
+They are processes of their own like all others, with their own pipes, group, environment and seeds; they only do not
+load TensorFlow, Keras and the library again, which takes five seconds of a processor. A `whale-nebula run` that is
 started here has its workers forked likewise. `make soak` starts workers as users do. `run` is for programs of other
 tests that need a process in which TensorFlow has not computed yet.
 
-A fork is a child of the process that asked for it: the kernel hands it over (PR_SET_CHILD_SUBREAPER) when
+A fork is a child of the process that requested it: the kernel hands it over (PR_SET_CHILD_SUBREAPER) when
 the process in between has ended.
 """
 
@@ -36,10 +36,10 @@ _LOCK = threading.Lock()
 
 
 class Forked(subprocess.Popen[bytes]):
-    """A child that another process has forked for this one."""
+    """A child that another process has forked on request."""
 
     def __init__(self, pid: int, args: Sequence[str], out: int, err: int) -> None:
-        super().__init__(["true"], stdin=subprocess.DEVNULL)  # what a Popen needs to know of itself
+        super().__init__(["true"], stdin=subprocess.DEVNULL)  # initialises the attributes of Popen
         super().wait()
         self.pid, self.args, self.returncode = pid, list(args), None
         self.stdout, self.stderr = os.fdopen(out, "rb"), os.fdopen(err, "rb")
@@ -59,11 +59,11 @@ def _zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 _OWN_SOCKETS: list[socket.socket] = []
-"""In a launcher that was forked: the line to a fork of it which forks its workers."""
+"""In a forked launcher: the socket of its own fork that forks workers."""
 
 
 def _find_socket() -> socket.socket:
-    """To who forks for this process."""
+    """The socket of the process that forks for this one."""
     return _OWN_SOCKETS[0] if _OWN_SOCKETS else _zygote()[1]
 
 
@@ -125,14 +125,14 @@ def run(
 
 
 def _set_subreaper(enabled: bool) -> None:
-    """Have children of children that end handed over to this process, or not."""
+    """Make this process the reaper of orphaned descendants, or not."""
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(enabled), 0, 0, 0):
         raise OSError("this system has no subreapers")
 
 
 # ---------------------------------------------------------------------- the process that forks
 def serve(line: socket.socket) -> None:
-    """Fork as asked, until nobody asks any more."""
+    """Fork on requests until the socket is closed."""
     line.send(b"!")
     while True:
         data, files, _, _ = socket.recv_fds(line, _MAX_BYTES, _MAX_FILES)
@@ -152,7 +152,7 @@ def serve(line: socket.socket) -> None:
 
 
 def _fork_worker(line: socket.socket, write_end: int, request: dict[str, Any], files: list[int]) -> None:
-    """In the process in between: what it forks is handed over as soon as it ends."""
+    """Fork the worker from the intermediate process, which then exits, so that the worker is reparented."""
     worker = os.fork()
     if worker:
         os.write(write_end, str(worker).encode())
@@ -167,7 +167,7 @@ def _fork_worker(line: socket.socket, write_end: int, request: dict[str, Any], f
 
 
 def _run_program(request: dict[str, Any], files: list[int]) -> int:
-    """In the worker: what the interpreter does between its start and its end."""
+    """Run the program in the worker, as the interpreter does."""
     import atexit
     import random
     import runpy
@@ -223,13 +223,13 @@ def _run_program(request: dict[str, Any], files: list[int]) -> int:
 
 
 def _fork_workers_from_here() -> None:
-    """What this process starts as workers is forked from a copy of it, which has computed nothing."""
+    """Fork the workers of this process from a copy of it that has computed nothing."""
     from whale_nebula.launch import placed
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         ours.close()
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # whoever reads what the launcher writes waits for no one else
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # readers of the launcher's output must not wait for this process
         os.dup2(1, 2)
         try:
             serve(theirs)
@@ -242,7 +242,7 @@ def _fork_workers_from_here() -> None:
 
 
 def _move_descriptor(descriptor: int) -> int:
-    """The same file under a number that nobody wants."""
+    """Duplicate a descriptor to a number that no request uses."""
     import fcntl
 
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_MOVED)
@@ -251,7 +251,7 @@ def _move_descriptor(descriptor: int) -> int:
 
 
 def main() -> None:
-    """Load what workers need, and wait for what to fork."""
+    """Load the modules that workers need, and serve requests."""
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
@@ -263,7 +263,7 @@ def main() -> None:
     import whale_nebula.transport.grpc.links  # noqa: F401
 
     gc.collect()
-    gc.freeze()  # what is loaded is garbage in no worker: to look through it would cost time, and copy its memory
+    gc.freeze()  # loaded objects are never garbage: collecting them would cost time and copy memory
     with socket.socket(fileno=int(sys.argv[1])) as line:
         serve(line)
 

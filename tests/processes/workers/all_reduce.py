@@ -1,4 +1,4 @@
-"""Worker: sums with the other workers of its cluster, in the scenario of its argument."""
+"""Worker: sums with the other workers of its cluster, in the scenario of its first argument."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def draw_tensors(dtype: str, member: int) -> list[tf.Tensor]:
 
 
 def are_sums(dtype: str, found: list[tf.Tensor], members: list[int]) -> bool:
-    """Whether these are the sums, but for the order in which they were added up."""
+    """Whether these are the sums, up to rounding."""
     terms = [[tf.cast(tensor, "float64") for tensor in draw_tensors(dtype, member)] for member in members]
     error = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-6, "float64": 1e-15}.get(dtype, 0.0)
     return all(
@@ -53,7 +53,7 @@ def run_all_sums(collectives: Collectives, count: int) -> None:
 
 
 def sum_in_function(whole: Group, index: int) -> None:
-    """Two sums of the same form in a function, of which one process makes more graphs than the others."""
+    """Two sums of the same shape in a function that one process traces more often than the others."""
 
     @tf.function
     def step(x: Any) -> Any:
@@ -66,7 +66,7 @@ def sum_in_function(whole: Group, index: int) -> None:
 
 
 def sum_in_subsets(collectives: Collectives, index: int) -> None:
-    """A worker of two groups, and others that are in one: neither waits for the other."""
+    """Sums in two groups that share a worker: neither waits for the other."""
     found = {}
     for members in ([0, 1], [1, 2], [index]):
         if index in members:
@@ -84,7 +84,7 @@ def describe_failure(group: Group) -> str:
 
 
 def create_early_state() -> tuple[tf.Variable, Any, keras.random.SeedGenerator, Any]:
-    """What a script may have made before it opens the run."""
+    """Objects that a script may create before it opens the run."""
     variable, seeds = tf.Variable([1.0, 2.0]), keras.random.SeedGenerator(1)
     step = tf.function(lambda x: variable.assign_add(x) * keras.random.uniform([2], 1.0, 1.1, seed=seeds))
     step(tf.ones([2]))
@@ -92,7 +92,7 @@ def create_early_state() -> tuple[tf.Variable, Any, keras.random.SeedGenerator, 
 
 
 def use_early_state(variable: tf.Variable, step: Any, seeds: keras.random.SeedGenerator, rows: Any) -> list[Any]:
-    """Use all of it."""
+    """Use all of these objects."""
     return [step(tf.ones([2])).numpy().tolist(), variable.numpy().tolist(), int(next(rows)), len(seeds.next())]
 
 

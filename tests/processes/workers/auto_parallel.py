@@ -14,11 +14,11 @@ from tests.forced_plans import force_plans
 from tests.processes.worker_reports import report_value
 
 KIB = 1500
-"""Memory of a worker that the model does not fit into, and a half of it does."""
+"""The memory of a worker: too little for the model, enough for a half of it."""
 
 
 def train_without_scopes(memory: str = f"{KIB}KiB", *texts: str) -> None:
-    """Tells what was planned, and what came of it; with texts of plans, it is planned anew by these."""
+    """Report the plan and the results of training; with texts of plans, the model is replanned by these."""
     ran = force_plans(setattr, texts) if texts else []
     nb.auto_parallel(memory=memory, replan=bool(texts))
     first, tied, second, third = (keras.layers.Dense(192, activation="relu") for _ in range(4))
@@ -47,7 +47,7 @@ def train_without_scopes(memory: str = f"{KIB}KiB", *texts: str) -> None:
 
 
 def train_with_few_scopes(last: str = "c1") -> None:
-    """Tells what was planned of a model with few scopes, and how it trains."""
+    """Report the plan of a model with few scopes, and its history."""
     nb.auto_parallel(memory="1GiB")
     draw = np.random.default_rng(0)
     x, y = draw.random((96, 64)).astype("float32"), draw.random((96, 4)).astype("float32")
@@ -65,7 +65,7 @@ def train_with_few_scopes(last: str = "c1") -> None:
 
 
 def plan_collectives(config: str) -> None:
-    """Tells what a plan for several workers of a cluster knows of their sums; nothing is trained."""
+    """Report the collectives of a plan for several workers of a cluster, without training."""
     with nb.init(config):
         nb.auto_parallel()
         inputs = keras.Input((4,))
@@ -78,8 +78,8 @@ def plan_collectives(config: str) -> None:
 
 
 def train_with_private_inputs(memory: str) -> None:
-    """Tells how a model trains whose sentences and labels only c0 has; it needs them at both ends, and a mask of the
-    sentences between.
+    """Report the training of a model whose sentences and labels only c0 has; it needs them at both ends, and a mask of
+    the sentences in between.
     """
     nb.auto_parallel(memory=memory, micro_batch=1)
     ids = keras.Input((8,), dtype="int32", name="ids")

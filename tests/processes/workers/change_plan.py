@@ -46,7 +46,7 @@ def _open_scope(scope: Any, options: dict[str, Any] | None) -> Any:
 
 
 def train_model(name: str = "stages", epochs: str = "1", folder: str = "") -> None:
-    """Tells what it began with, how it trained, and what it ended with."""
+    """Report the initial weights, the history, and the final weights."""
     model = build_model(PLANS[name])
     model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def train_model(name: str = "stages", epochs: str = "1", folder: str = "") -> No
 
 
 def digest_weights(model: keras.Model) -> str:
-    """The same where weights are, bit for bit."""
+    """A digest of all weights."""
     return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())).hexdigest()
 
 

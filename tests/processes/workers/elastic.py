@@ -1,4 +1,4 @@
-"""Worker: trains with as many replicas as its cluster has workers, and asks the launcher for others on the way.
+"""Worker: trains with as many replicas as its cluster has workers, and requests other numbers from the launcher.
 
 `requests` has by epoch after which step how many workers of npu are asked for, "by" whom, if not by the lead; "dies" by
 epoch after which step npu/0 ends with its launcher; "waits" after which step gpu waits, while it trains without npu,
@@ -24,7 +24,7 @@ ROWS, BATCH, STEPS = 48, 8, 6
 
 
 class ResizeRequester(keras.callbacks.Callback):
-    """In the lead, after the step of an epoch of the run: another number of workers."""
+    """Requests another number of workers after a step of an epoch of the run."""
 
     def __init__(self, path: str, requests: dict[str, list[int]]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ResizeRequester(keras.callbacks.Callback):
             report_value("answered", self._send_request("POST", f"/resize?npu={count}"))
         if here.worker == "npu/0" and self._requests.get("dies", {}).get(str(here.epoch)) == done:
             os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(60)  # it ends with its launcher
+            time.sleep(60)  # until it is ended with its launcher
         limit = time.monotonic() + 60
         while done == self._requests.get("waits") and "npu" not in _clusters() and departure.word is None:
             if time.monotonic() > limit:
@@ -64,7 +64,7 @@ class ResizeRequester(keras.callbacks.Callback):
 
 
 def train_model(path: str = "", requests: str = "{}") -> None:
-    """Tells of each start how many workers it had and where it went on, and in the end what was trained."""
+    """Report for each start its workers and the step where it resumed, and at the end the history."""
     here = nb.here()
     report_value(f"epoch {here.epoch}", [list(nb.resumed() or ())[:1], sum(c == "npu" for c in _clusters())])
     inputs = keras.Input((6,))

@@ -1,4 +1,4 @@
-"""Worker: saves in memory every two steps, and ends by an error of its own that a restart would repeat."""
+"""Worker: saves in memory every two steps, and ends with an error that a restart would repeat."""
 
 import sys
 
@@ -11,11 +11,11 @@ from tests.processes.workers.resume import StepReporter
 from whale_nebula.errors import ConfigError
 
 LAST_STEP = 7
-"""The step after which it ends."""
+"""The step after which the script fails."""
 
 
 class ErrorAtLastStep(keras.callbacks.Callback):
-    """Ends the script by an error."""
+    """Raises an error after the last step."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if batch + 1 == LAST_STEP:

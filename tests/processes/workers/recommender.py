@@ -25,7 +25,7 @@ from whale_nebula.models.recommender import (
 
 
 def train_model(epochs: int, folder: str = "", micro_batch: int = 1) -> None:
-    """Train so many epochs in all, tell of the rows that this process has, and try to save them in `folder`."""
+    """Train up to this number of epochs, report this process's rows, and try to save weights in `folder`."""
     log = generated_clicks(192, fields=3, numbers=2)
     deep = SplitEmbedding(4, optimizer=keras.optimizers.Adam(0.05), hot=most_frequent(log.ids, 9), staleness=1)
     wide = HashedEmbedding(1, optimizer=keras.optimizers.Ftrl(0.05), name="wide")
@@ -49,7 +49,7 @@ def train_model(epochs: int, folder: str = "", micro_batch: int = 1) -> None:
 
 
 def list_rows(table: RowTable) -> dict[str, list[Any]]:
-    """By id, how often it was seen, and its weights and slots, to the bit."""
+    """By id, the count, and the exact weights and slots."""
     state = table.state_dict()
     found = zip(state["ids"].tolist(), state["counts"].tolist(), state["values"], strict=True)
     return {str(key): [count, values.tobytes().hex()] for key, count, values in found}

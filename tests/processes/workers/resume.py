@@ -1,5 +1,5 @@
 """Worker: trains with dropout, replicas, a codec with state, and data that is shuffled differently in each epoch. It
-saves every two steps, and dies where it is told to.
+saves every two steps, and fails at a given place.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ ROWS, BATCH = 44, 8
 
 
 class StepReporter(keras.callbacks.Callback):
-    """Lets no saving wait for another one, so that it does not depend on the machine where a run stands. With a `pause`
-    each step takes so many seconds longer, and is told.
+    """Waits for checkpoints after each step, so that the saved steps do not depend on the machine. With a `pause`,
+    reports each step and pauses.
     """
 
     def __init__(self, pause: float) -> None:
@@ -45,7 +45,7 @@ class StepReporter(keras.callbacks.Callback):
 
 
 class ErrorAtStep(keras.callbacks.Callback):
-    """Ends the script by an error at a place of a `fit`, after so many steps; "step" is the begin of the next one."""
+    """Raises an error at a place of a `fit` after this number of steps."""
 
     def __init__(self, place: str, step: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ErrorAtStep(keras.callbacks.Callback):
 
 
 def build_pipeline() -> keras.Model:
-    """Two replicas of one stage, and another one beyond a codec that remembers."""
+    """Two replicas of one stage, and another stage behind a codec with state."""
     with nb.cluster(), nb.pipeline(2):
         inputs = keras.Input((6,), name="x")
         with nb.replica(2), nb.stage(cluster="c0"):
@@ -80,7 +80,7 @@ def build_pipeline() -> keras.Model:
 
 
 def build_local_sgd() -> keras.Model:
-    """A copy in each cluster, which meet every four steps; in one of them there are two workers."""
+    """A copy in each cluster, with local SGD every four steps."""
     with nb.compress(topk=0.2, int8=True):
         return build_copies(sync_every=4, fragments=2, delay=1)
 
@@ -104,7 +104,7 @@ MODELS = {"piped": build_pipeline, "apart": build_local_sgd, "members": build_mo
 def train_model(
     epochs: str = "3", kind: str = "piped", pause: str = "0", error_callbacks: Sequence[keras.callbacks.Callback] = ()
 ) -> None:
-    """Tells the numbers of the training, what was trained, and where it was gone on with."""
+    """Report where the run resumed, the history, and a digest of the weights."""
     report_value("resumed", list(nb.resumed() or ()))
     model = MODELS[kind]()
     one_bit = OneBitLamb(0.02, freeze_step=4, servers=True)

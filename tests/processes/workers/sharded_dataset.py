@@ -142,7 +142,7 @@ def train_on_whole_batches(with_predictions: bool) -> None:
 
 
 def main(with_predictions: bool) -> None:
-    """With `with_predictions` of what is fitted, and clusters that train apart."""
+    """Report all results; optionally with predictions and local SGD."""
     report_value("fitted", train_by_fit(nb.shard(make_batches()), nb.shard(make_batches()), with_predictions))
     report_value("parsed", len(parsed_rows))
     parsed_rows.clear()

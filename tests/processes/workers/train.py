@@ -51,7 +51,7 @@ def read_case(text: str) -> tuple[str, Cut]:
 
 
 def train_zoo(*cases: str) -> None:
-    """Models of the zoo."""
+    """Train models of the zoo."""
     nb.init()
     for case in cases:
         name, cut = read_case(case)
@@ -78,7 +78,7 @@ def spoil_replica() -> str:
 
 
 def train_normalized(*cases: str) -> None:
-    """Synchronized batch normalisation, as "trained,2+3" says."""
+    """Train with synchronized batch normalisation; "trained,2+3" is a case and the replicas of its stages."""
     nb.init()
     for argument in cases:
         name, copies = argument.split(",")
