@@ -1,4 +1,4 @@
-"""`nb.auto_parallel` with few scopes or none: processes agree on a plan, and train a model too large for one cluster."""
+"""`nb.auto_parallel` with few scopes or none: processes agree on a plan, and train a model too large for one."""
 
 from __future__ import annotations
 
