@@ -30,7 +30,7 @@ from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.rendezvous import (
     _agree_on_config,
-    _host,
+    _find_host,
     describe_config,
     digest_host,
     open_cluster_collectives,
@@ -168,7 +168,7 @@ def test_who_shares_a_folder_proves_it(
     if not drawn:
         monkeypatch.setattr(rendezvous, "_BOOT", Path("/there/is/none"))
     launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", everywhere=everywhere)
-    found = _host(launched, peer, {"host": digest_host("mt", said_by)})
+    found = _find_host(launched, peer, {"host": digest_host("mt", said_by)})
     assert found == (digest_host("mt", "gpu/0") if believed else "")
 
 
