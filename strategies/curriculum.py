@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import DataError, NotYetError, OptionError
-from whale_nebula.runtime.keras import set_options
+from whale_nebula.runtime.keras import set_step_options
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes.step_options import StepOptions, replace_options
 from whale_nebula.site import script_site
@@ -162,7 +162,7 @@ class Curriculum(keras.callbacks.Callback):
         super().set_model(model)
         self._cuts, self._checked = change_fit_data(model, self._cut_fit), False
         self._options = self._asked
-        set_options(model, self._find_options if self._options else None)
+        set_step_options(model, self._find_options if self._options else None)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuse a `fit` whose data it could not cut."""
@@ -185,7 +185,7 @@ class Curriculum(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """End with the options by length: another `fit` of the model may have another curriculum."""
-        set_options(self.model, None)
+        set_step_options(self.model, None)
 
     def use_options(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Context with `micro_batch` and `compress` of a step, for loops that draw their own batches, and for `nb.plan`
@@ -203,7 +203,7 @@ class Curriculum(keras.callbacks.Callback):
     def _find_options(self, batch: Any, step: Step, arguments: Arguments, unpack: Unpack) -> StepOptions | None:
         """The options for a batch that was cut; none after a `fit` with this curriculum has failed."""
         if all(each is not self for each in list_fit_callbacks()):
-            set_options(self.model, None)
+            set_step_options(self.model, None)
             return None
         shapes = [tuple(each.shape) for each in _list_tensors(batch)]
         rows, length = next((shape[0], shape[axes[0]]) for shape, axes in zip(shapes, self._axes, strict=True) if axes)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from whale_nebula.codec.way import AUTO, NONE, mirror_options, ways
 from whale_nebula.errors import OptionError
-from whale_nebula.runtime.length_choice import Open, choose_by_length
+from whale_nebula.runtime.length_choice import OpenChoices, choose_by_length
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import public
 from whale_nebula.scopes.auto import current_limits
@@ -75,7 +75,7 @@ class LengthOptions:
                     mend='use nb.auto_parallel(compress="auto"), and only micro_batch="auto" in the curriculum',
                 )
             return replace(self, open=frozenset(), planned=True)
-        asked = Open(
+        asked = OpenChoices(
             None if "micro_batch" in self.open else self.micro_batch,
             None if "compress" in self.open else self.compress,
             shapes.of,

@@ -17,8 +17,8 @@ DECAY = 0.01
 OPTIMIZERS = {"adam": OneBitAdam, "lamb": OneBitLamb}
 
 
-def draw() -> tuple[Array, Array, list[Array]]:
-    """Rows, what is to be learned of them, and the weights of a product of two matrices."""
+def draw_problem() -> tuple[Array, Array, list[Array]]:
+    """Rows, their targets, and the weights of a product of two matrices."""
     random = np.random.default_rng(3)
     x, y = random.normal(size=(ROWS * STEPS, WIDTH)), random.normal(size=(ROWS * STEPS, 2))
     return x, y, [random.normal(size=(WIDTH, HIDDEN)) / 3, random.normal(size=(HIDDEN, 2)) / 3]
@@ -28,27 +28,28 @@ class Reference:
     """The algorithms as they are published, in float64: each worker has its rows; nothing of the library is used."""
 
     def __init__(self, kind: str, workers: int, *, servers: bool = False) -> None:
-        self.x, self.y, self.w = draw()
+        self.x, self.y, self.w = draw_problem()
         self.kind, self.workers, self.servers = kind, workers, servers
-        self.m, self.v, self.fresh = ([np.zeros_like(each) for each in self.w] for _ in range(3))
+        self.m, self.v, self.new_variances = ([np.zeros_like(each) for each in self.w] for _ in range(3))
         size = sum(each.size for each in self.w)
         self.errors, self.server = [np.zeros(size) for _ in range(workers)], np.zeros(size)
         self.mean, self.last, self.scales = [0.0, 0.0], [1.0, 1.0], [1.0, 1.0]
 
-    def gradients(self, step: int, worker: int) -> list[Array]:
+    def compute_gradients(self, step: int, worker: int) -> list[Array]:
         own = np.array_split(np.arange(step * ROWS, (step + 1) * ROWS), self.workers)[worker]
         x, y, (a, b) = self.x[own], self.y[own], self.w
         off = 2 * (x @ a @ b - y) / y.size
         return [x.T @ off @ b.T, (x @ a).T @ off]
 
-    def sign(self, flat: Array, sizes: Sequence[int]) -> Array:
+    def compress_to_signs(self, flat: Array, sizes: Sequence[int]) -> Array:
         parts = np.split(flat, np.cumsum(sizes)[:-1])
         return np.concatenate([np.where(p >= 0, 1.0, -1.0) * np.linalg.norm(p) / np.sqrt(p.size) for p in parts])
 
     def step(self, step: int) -> None:
         beta, local = 0.9, []
         for worker in range(self.workers):
-            local.append([beta * m + 0.1 * g for m, g in zip(self.m, self.gradients(step, worker), strict=True)])
+            gradients = self.compute_gradients(step, worker)
+            local.append([beta * m + 0.1 * g for m, g in zip(self.m, gradients, strict=True)])
         before, sizes = self.m, [each.size for each in self.w]
         if step == FREEZE and self.kind == "lamb":
             roots = [np.linalg.norm(each) / np.sqrt(each.size) for each in self.m]
@@ -57,59 +58,59 @@ class Reference:
             self.m = [sum(each) / self.workers for each in zip(*local, strict=True)]
         else:
             parts = [sum(sizes)] if self.kind == "lamb" else sizes
-            said = []
+            sent_signs = []
             for worker, own in enumerate(local):
                 flat = np.concatenate([m.ravel() * s for m, s in zip(own, self.scales, strict=True)])
-                wanted = flat + self.errors[worker]
-                said.append(self.sign(wanted, parts))
-                self.errors[worker] = wanted - said[-1]
-            mean = sum(said) / self.workers
+                target = flat + self.errors[worker]
+                sent_signs.append(self.compress_to_signs(target, parts))
+                self.errors[worker] = target - sent_signs[-1]
+            mean = sum(sent_signs) / self.workers
             if self.servers:
-                wanted = mean + self.server
+                target = mean + self.server
                 chunks = [len(each) for n in parts for each in np.array_split(np.zeros(n), self.workers)]
-                mean = self.sign(wanted, chunks)
-                self.server = wanted - mean
+                mean = self.compress_to_signs(target, chunks)
+                self.server = target - mean
             split = np.split(mean, np.cumsum(sizes)[:-1])
             self.m = [each.reshape(w.shape) / s for each, w, s in zip(split, self.w, self.scales, strict=True)]
-        gradients = [(m - beta * old) / 0.1 for m, old in zip(self.m, before, strict=True)]
-        for n, gradient in enumerate(gradients):
-            self.fresh[n] = 0.999 * self.fresh[n] + 0.001 * gradient**2
+        compute_gradients = [(m - beta * old) / 0.1 for m, old in zip(self.m, before, strict=True)]
+        for n, gradient in enumerate(compute_gradients):
+            self.new_variances[n] = 0.999 * self.new_variances[n] + 0.001 * gradient**2
             if step < FREEZE:
-                self.v[n] = self.fresh[n]
-            self.update(n, step)
+                self.v[n] = self.new_variances[n]
+            self.update_weight(n, step)
 
-    def update(self, n: int, step: int) -> None:
+    def update_weight(self, n: int, step: int) -> None:
         root = np.sqrt(self.v[n]) + 1e-8
         plain = self.m[n] / root
-        update = plain + DECAY * self.w[n]
+        update_weight = plain + DECAY * self.w[n]
         rate = RATE
         if self.kind == "lamb":
             if step < FREEZE:
-                trusted = float(np.clip(np.linalg.norm(self.w[n]) / np.linalg.norm(update), 0.01, 10.0))
-                self.mean[n] = 0.9 * self.mean[n] + 0.1 * trusted
+                trust_ratio = float(np.clip(np.linalg.norm(self.w[n]) / np.linalg.norm(update_weight), 0.01, 10.0))
+                self.mean[n] = 0.9 * self.mean[n] + 0.1 * trust_ratio
             else:
-                factor = (root / (np.sqrt(self.fresh[n]) + 1e-8)).max()
-                share = min(1.0, np.linalg.norm(plain) / np.linalg.norm(update))
+                factor = (root / (np.sqrt(self.new_variances[n]) + 1e-8)).max()
+                share = min(1.0, np.linalg.norm(plain) / np.linalg.norm(update_weight))
                 factor = np.clip(factor * share + 1 - share, 0.5, 4.0)
                 self.last[n] = float(np.clip(factor, 0.9 * self.last[n], 1.1 * self.last[n]))
-                trusted = self.mean[n] * self.last[n]
-            rate *= trusted
-        self.w[n] = self.w[n] - rate * update
+                trust_ratio = self.mean[n] * self.last[n]
+            rate *= trust_ratio
+        self.w[n] = self.w[n] - rate * update_weight
 
 
 def build_model(kind: str, **options: Any) -> keras.Model:
-    """The model of the reference, with its first weights; scopes are those around the call."""
+    """The model of the reference, with its initial weights, in the scopes around the call."""
     inputs = keras.Input((WIDTH,))
     hidden = keras.layers.Dense(HIDDEN, use_bias=False)(inputs)
     model = keras.Model(inputs, keras.layers.Dense(2, use_bias=False)(hidden))
-    model.set_weights(draw()[2])
+    model.set_weights(draw_problem()[2])
     model.compile(OPTIMIZERS[kind](RATE, freeze_step=FREEZE, weight_decay=DECAY, **options), "mse")
     return model
 
 
-def rows_of(step: int) -> tuple[Array, Array]:
+def read_rows(step: int) -> tuple[Array, Array]:
     """The batch of a step."""
-    x, y, _ = draw()
+    x, y, _ = draw_problem()
     own = slice(step * ROWS, (step + 1) * ROWS)
     return x[own], y[own]
 

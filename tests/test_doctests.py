@@ -15,7 +15,7 @@ FOLDERS = {
 }
 
 
-def module_names() -> list[str]:
+def list_modules() -> list[str]:
     """From the files, so that collecting tests imports nothing."""
     names = []
     for folder, package in FOLDERS.items():
@@ -27,7 +27,7 @@ def module_names() -> list[str]:
     return [name for name in names if not name.endswith("__main__") and ".test_" not in name]
 
 
-@pytest.mark.parametrize("name", module_names())
+@pytest.mark.parametrize("name", list_modules())
 def test_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)

@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 from tests.processes import zygote
-from tests.test_docs import anchors
+from tests.test_docs import list_anchors
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_first_program_trains_and_is_cut_as_it_says(tmp_path: Path) -> None:
+def test_first_program_runs_in_two_stages(tmp_path: Path) -> None:
     program = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert program is not None
     (tmp_path / "train.py").write_text(program[1] + "\nprint(sorted(nb.last_report().stages))\n")
@@ -19,13 +19,13 @@ def test_the_first_program_trains_and_is_cut_as_it_says(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "['gpu', 'npu']"
 
 
-def test_links_lead_to_files_and_headings() -> None:
+def test_readme_links_resolve() -> None:
     targets = [each.partition("#") for each in re.findall(r"\]\(([^)]+)\)", README) if "://" not in each]
     assert [name for name, _, _ in targets if not (ROOT / name).exists()] == []
     named = [(name, anchor) for name, _, anchor in targets if anchor]
-    assert [each for each in named if each[1] not in anchors((ROOT / each[0]).read_text())] == []
+    assert [each for each in named if each[1] not in list_anchors((ROOT / each[0]).read_text())] == []
 
 
-def test_the_two_commands_exist() -> None:
+def test_make_commands_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert [name for name in re.findall(r"^make (\w+)", README, re.MULTILINE) if f"\n{name}: " not in makefile] == []

@@ -27,8 +27,8 @@ from common import machine, write
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
-from tests.processes.telling import left, sent, told
-from tests.same import Cut
+from tests.parity_harness import Cut
+from tests.processes.worker_reports import count_sent_bytes, encode_outcome, parse_reports
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = ("--rate", "60mbit", "--delay", "20ms")
@@ -37,16 +37,22 @@ CLUSTERS = ("c0", "c1")
 PARTS = ("losses", "history", "gradients", "weights", "outputs")
 
 
-def across(folder: Path) -> list[Mapping[str, Any]]:
+def name_case(name: str) -> str:
+    """A model with its stages and micro-batches, as the worker script names it."""
+    return f"{name},{CUT[0]},{CUT[1]}"
+
+
+def train_in_sites(folder: Path) -> list[Mapping[str, Any]]:
     """The results of the models in each of the two sites."""
     cli = [sys.executable, "-m", "whale_nebula.cli.main"]
     clusters = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(CLUSTERS, start=1)}
     config = folder / "clusters.yaml"
     config.write_text(yaml.safe_dump({"run": "equal", "seed": SEED, "clusters": clusters}))
     for command in (["init"], ["issue", "--all"]):
-        asked = [*cli, "certs", *command, "--config", str(config), "--folder", str(folder / "certs")]
-        subprocess.run(asked, check=True, capture_output=True)
-    script = [str(ROOT / "tests" / "processes" / "workers" / "zoo.py"), ",".join(map(str, CUT))]
+        certs_command = [*cli, "certs", *command, "--config", str(config), "--folder", str(folder / "certs")]
+        subprocess.run(certs_command, check=True, capture_output=True)
+    worker = str(ROOT / "tests" / "processes" / "workers" / "train.py")
+    script = [worker, "train_zoo", *map(name_case, ZOO)]
     commands = [
         ["sh", "-c", 'exec "$@" > ' + str(folder / name), "sh", *cli, "run", "--config", str(config), "--cluster", name]
         for name in CLUSTERS
@@ -57,28 +63,28 @@ def across(folder: Path) -> list[Mapping[str, Any]]:
         [*wan, *commands[0], *script, "---", *commands[1], *script],
         check=True, cwd=ROOT, env=environment, timeout=DEADLINE,
     )  # fmt: skip
-    return [told((folder / name).read_text("utf-8")) for name in CLUSTERS]
+    return [parse_reports((folder / name).read_text("utf-8")) for name in CLUSTERS]
 
 
-def alone(name: str) -> dict[str, Any]:
+def train_in_this_process(name: str) -> dict[str, Any]:
     """The results of a model in this process, and the bytes of its last step on the emulated line."""
     nb.shutdown()
     keras.utils.set_random_seed(SEED)
     with nb.init(links="10gbit,0ms"):
-        return {**left(ZOO[name].run(Cut(*CUT))), "sent": sent()}
+        return {**encode_outcome(ZOO[name].run(Cut(*CUT))), "sent": count_sent_bytes()}
 
 
-def compared(name: str, sites: list[Mapping[str, Any]]) -> dict[str, Any]:
+def compare_model(name: str, sites: list[Mapping[str, Any]]) -> dict[str, Any]:
     """A row: which parts of a model's results are bit-identical everywhere."""
-    expected, key = alone(name), f"{name} {CUT[0]},{CUT[1]}"
+    expected, key = train_in_this_process(name), name_case(name)
     differ = [part for part in PARTS if any(site[key][part] != expected[part] for site in sites)]
-    carried = {link: count for site in sites for link, count in site[f"{key} sent"].items() if count[0]}
-    if carried != expected["sent"]:
+    sent_bytes = {link: count for site in sites for link, count in site[f"{key} sent"].items() if count[0]}
+    if sent_bytes != expected["sent"]:
         differ.append("bytes")
     return {
         "model": name,
         "weights": len(expected["weights"]),
-        "bytes": sum(count[0] for count in carried.values()),
+        "bytes": sum(count[0] for count in sent_bytes.values()),
         "differ": ", ".join(differ) or "nothing",
         "verdict": "missed" if differ else "equal",
     }
@@ -87,8 +93,8 @@ def compared(name: str, sites: list[Mapping[str, Any]]) -> dict[str, Any]:
 def main() -> int:
     """Train everywhere, compare, write."""
     with tempfile.TemporaryDirectory() as folder:
-        sites = across(Path(folder))
-    rows = [compared(name, sites) for name in ZOO]
+        sites = train_in_sites(Path(folder))
+    rows = [compare_model(name, sites) for name in ZOO]
     for row in rows:
         print(row)
     keys = ("model", "weights", "bytes", "differ", "verdict")

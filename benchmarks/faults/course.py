@@ -11,8 +11,8 @@ from typing import Any
 import keras
 
 import whale_nebula as nb
-from tests.processes.telling import bits, tell
-from tests.same import data
+from tests.parity_harness import data
+from tests.processes.worker_reports import digest_tensors, report_value
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
@@ -29,7 +29,7 @@ class Told(keras.callbacks.Callback):
         self._pause = pause
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        tell(f"step {batch}", time.monotonic())
+        report_value(f"step {batch}", time.monotonic())
         time.sleep(self._pause)
 
 
@@ -51,7 +51,7 @@ class BadEars:
             self._receive(carrier, connection, frame)
         else:
             self._struck += 1
-            tell("struck", self._struck)
+            report_value("struck", self._struck)
             self._happen(carrier, connection, frame)
         if plain and len(self._earlier) < 100:
             self._earlier.append(frame)
@@ -103,13 +103,13 @@ def main() -> None:
     x, y = data(rows, 64), data(rows, 16, seed=1)
     try:
         history = trained.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[Told(given.pause)])
-        tell("loss", [float(loss).hex() for loss in history.history["loss"]])
-        tell("weights", bits(trained.get_weights()))
+        report_value("loss", [float(loss).hex() for loss in history.history["loss"]])
+        report_value("weights", digest_tensors(trained.get_weights()))
         ledger = current_run().ledger
         links = ledger.session.links.values() if ledger else ()
-        tell("connections", max((link.state().connections for link in links), default=0))
+        report_value("connections", max((link.state().connections for link in links), default=0))
     except NebulaError as failure:
-        tell("error", str(failure))
+        report_value("error", str(failure))
         raise
 
 

@@ -24,7 +24,7 @@ def flood(course: Course, seen: dict[str, Any]) -> None:
     """Measure steps for a while, then again during the flood."""
     course.await_step(30, "gpu")
     site = course.found["gpu"]
-    worker = psutil.Process(site.worker)
+    worker = psutil.Process(site.worker_pid)
     port = int(course.found.config["clusters"]["gpu"]["workers"][0].rpartition(":")[2])
     friends = _open(worker, port)
     quiet = _measured(worker, site.out, QUIET)

@@ -239,7 +239,7 @@ def _flood(course: Course, seen: dict[str, Any]) -> None:
     flood(course, seen)
     print(json.dumps(seen), flush=True)
     FLOOD.update(seen)
-    for site in course.found.started.values():
+    for site in course.found.sites.values():
         site.process.terminate()  # the measurement is complete
 
 

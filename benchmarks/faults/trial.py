@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
-from tests.processes.sites import ROOT, Line, Site, Sites, line_before, sites
-from tests.processes.telling import MARK, told
+from tests.processes.sites import ROOT, Line, Site, Sites, insert_line, prepare_sites
+from tests.processes.worker_reports import REPORT_PREFIX, parse_reports
 from whale_nebula.faults import VARIABLE
 
 COURSE = ROOT / "benchmarks" / "faults" / "course.py"
@@ -64,7 +64,7 @@ class Ways(Line):
 
     def reset(self) -> None:
         """Reset all connections of the line."""
-        broken, self._open = self._open, []
+        broken, self._sockets = self._sockets, []
         for each in broken:
             with contextlib.suppress(OSError):
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -89,7 +89,7 @@ class Course:
     @property
     def over(self) -> bool:
         """Whether a worker has ended."""
-        return any(site.process.poll() is not None for site in self.found.started.values())
+        return any(site.process.poll() is not None for site in self.found.sites.values())
 
 
 def on_this_host(
@@ -105,8 +105,8 @@ def on_this_host(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
         with contextlib.redirect_stdout(None):
-            found = stack.enter_context(sites(folder, CLUSTERS, patience=patience))
-        ways, configs = stack.enter_context(line_before(found, "gpu")) if line else (None, None)
+            found = stack.enter_context(prepare_sites(folder, CLUSTERS, patience=patience))
+        ways, configs = stack.enter_context(insert_line(found, "gpu")) if line else (None, None)
         if ways is not None:
             ways.__class__ = Ways  # the line of the tests, with `reset`
         begin = time.monotonic()
@@ -115,12 +115,12 @@ def on_this_host(
         deaths = Deaths(found)
         if meanwhile is not None:
             meanwhile(Course(found, ways, mark))
-        ended.codes = {cluster: _code(site, begin + deadline) for cluster, site in found.started.items()}
+        ended.codes = {cluster: _code(site, begin + deadline) for cluster, site in found.sites.items()}
         ended.seconds = round(time.monotonic() - begin, 1)
         ended.notice = deaths.notice()
         ended.orphans = _left(mark)
-        ended.told = {cluster: dict(site.told) for cluster, site in found.started.items()}
-        ended.said = {cluster: site.said for cluster, site in found.started.items()}
+        ended.told = {cluster: dict(site.reports) for cluster, site in found.sites.items()}
+        ended.said = {cluster: site.said for cluster, site in found.sites.items()}
     return ended
 
 
@@ -147,7 +147,7 @@ class Deaths:
     def __init__(self, found: Sites) -> None:
         self._died: dict[str, float] = {}
         self._said: dict[str, float] = {}
-        for cluster, site in found.started.items():
+        for cluster, site in found.sites.items():
             threading.Thread(target=self._watch, args=(cluster, site), daemon=True).start()
             threading.Thread(target=self._listen, args=(cluster, site), daemon=True).start()
 
@@ -155,7 +155,7 @@ class Deaths:
         worker = None
         while site.process.poll() is None:
             with contextlib.suppress(AssertionError, psutil.Error):
-                worker = worker or psutil.Process(site.worker)
+                worker = worker or psutil.Process(site.worker_pid)
             with contextlib.suppress(psutil.Error):
                 if worker is not None and (not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE):
                     self._died.setdefault(cluster, time.monotonic())
@@ -197,7 +197,7 @@ def over_a_line(*arguments: object, wan: str, after: int | None = None, patience
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
         addresses = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(CLUSTERS, start=1)}
         with contextlib.redirect_stdout(None):
-            found = stack.enter_context(sites(folder, CLUSTERS, patience=patience))
+            found = stack.enter_context(prepare_sites(folder, CLUSTERS, patience=patience))
         found.config["clusters"] = addresses  # certificates have names
         go = folder / "go"
         commands = [_site(found, cluster, [*map(str, arguments), "--mark", mark]) for cluster in CLUSTERS]
@@ -226,7 +226,7 @@ def over_a_line(*arguments: object, wan: str, after: int | None = None, patience
             text = (folder / f"{cluster}.out").read_text()
             *_, code = ["", *(line for line in text.splitlines() if line.startswith("code: "))]
             ended.codes[cluster] = int(code.removeprefix("code: ")) if code else None
-            ended.told[cluster], ended.said[cluster] = told(text), text[-3000:]
+            ended.told[cluster], ended.said[cluster] = parse_reports(text), text[-3000:]
         ended.orphans = _left(mark)
     return ended
 
@@ -250,5 +250,5 @@ def _await(path: Path, part: str, process: subprocess.Popen[str]) -> None:
 
 def steps(out: list[str]) -> list[float]:
     """The time of each step of a worker."""
-    lines = [json.loads(line.removeprefix(MARK)) for line in list(out) if line.startswith(MARK)]
+    lines = [json.loads(line.removeprefix(REPORT_PREFIX)) for line in list(out) if line.startswith(REPORT_PREFIX)]
     return [when for name, when in lines if str(name).startswith("step ")]

@@ -35,7 +35,7 @@ SIZES = Sizes(vocabulary=1000, length=64, width=256, heads=4, blocks=4)
 ROWS = 32
 PAIRS, WARM = 48, 4
 MEMORY_STEPS = 12
-READY_TIMES = 3
+START_ROUNDS = 3
 PLAN_BAR, MEMORY_BAR = 3.0, 1.15
 UNITS = {"peak_mib": "MiB", "step_ms": "ms", "own_s": "s"}
 
@@ -58,23 +58,23 @@ CUT = (
 )
 
 
-def build(variant: Variant) -> keras.Model:
+def build_model(variant: Variant) -> keras.Model:
     """The compiled transformer with the variant's scopes."""
     keras.utils.set_random_seed(1)
     if variant.stages:
         with nb.cluster(), nb.pipeline(variant.micro_batches):
-            model = transformer(SIZES, around=lambda block: _stage(variant, block))
+            model = transformer(SIZES, around=lambda block: _open_stage(variant, block))
     else:
         model = transformer(SIZES)
     model.compile(keras.optimizers.Adam(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
 
-def _stage(variant: Variant, block: int) -> contextlib.AbstractContextManager[Any]:
+def _open_stage(variant: Variant, block: int) -> contextlib.AbstractContextManager[Any]:
     return nb.stage(cluster=f"c{block * variant.stages // SIZES.blocks}")
 
 
-def batch() -> tuple[np.ndarray, np.ndarray]:
+def draw_batch() -> tuple[np.ndarray, np.ndarray]:
     """A batch of tokens with the next tokens as targets."""
     tokens = np.random.default_rng(0).integers(0, SIZES.vocabulary, (ROWS, SIZES.length + 1), dtype=np.int32)
     return tokens[:, :-1], tokens[:, 1:]
@@ -85,9 +85,9 @@ class Stepper:
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        self.model = build(variant)
+        self.model = build_model(variant)
         self.function = self.model.make_train_function()
-        self.iterator = iter(tf.data.Dataset.from_tensors(batch()).repeat().prefetch(2))
+        self.iterator = iter(tf.data.Dataset.from_tensors(draw_batch()).repeat().prefetch(2))
         self.losses: list[float] = []
 
     def step(self) -> float:
@@ -97,28 +97,30 @@ class Stepper:
         return time.perf_counter() - start
 
 
-def steps(pairs: int) -> list[dict[str, Any]]:
+def measure_steps(pairs: int) -> list[dict[str, Any]]:
     """Each round runs one step of plain Keras and of every variant, in an order that rotates."""
     steppers = [Stepper(variant) for variant in (PLAIN, *CUT)]
     for _ in range(WARM):
         for stepper in steppers:
             stepper.step()
-    taken: dict[str, list[float]] = {stepper.variant.name: [] for stepper in steppers}
+    seconds_by_variant: dict[str, list[float]] = {stepper.variant.name: [] for stepper in steppers}
     gc.disable()
     for turn in range(pairs):
         shift = turn % len(steppers)
         for stepper in steppers[shift:] + steppers[:shift]:
-            taken[stepper.variant.name].append(stepper.step())
+            seconds_by_variant[stepper.variant.name].append(stepper.step())
         gc.collect(0)
     gc.enable()
-    same = steppers[0].losses
-    return [_row(stepper, taken, same) for stepper in steppers]
+    plain_losses = steppers[0].losses
+    return [_make_step_row(stepper, seconds_by_variant, plain_losses) for stepper in steppers]
 
 
-def _row(stepper: Stepper, taken: dict[str, list[float]], same: list[float]) -> dict[str, Any]:
-    variant, own = stepper.variant, taken[stepper.variant.name]
-    ratio = spread([a / b for a, b in zip(own, taken[PLAIN.name], strict=True)])
-    furthest = max(abs(a - b) / b for a, b in zip(stepper.losses, same, strict=True))
+def _make_step_row(
+    stepper: Stepper, seconds_by_variant: dict[str, list[float]], plain_losses: list[float]
+) -> dict[str, Any]:
+    variant, own = stepper.variant, seconds_by_variant[stepper.variant.name]
+    ratio = spread([a / b for a, b in zip(own, seconds_by_variant[PLAIN.name], strict=True)])
+    furthest = max(abs(a - b) / b for a, b in zip(stepper.losses, plain_losses, strict=True))
     return {
         "what": f"step, {variant.name}",
         "step_ms": round(1e3 * statistics.median(own), 2),
@@ -129,23 +131,23 @@ def _row(stepper: Stepper, taken: dict[str, list[float]], same: list[float]) -> 
     }
 
 
-def ready(times: int) -> list[dict[str, Any]]:
+def measure_start(times: int) -> list[dict[str, Any]]:
     """Seconds until a step can run, and until one has run; without the first measurement of each."""
-    x, y = batch()
+    x, y = draw_batch()
     traced, planned = [], []
     first: dict[Variant, list[float]] = {variant: [] for variant in (PLAIN, *CUT)}
     for _ in range(times + 1):
-        model = build(PLAIN)
-        traced.append(_seconds(lambda model=model: _trace(model, x, y)))
-        model = build(CUT[-1])
-        planned.append(_seconds(lambda model=model: nb.plan(model, x, y)))
+        model = build_model(PLAIN)
+        traced.append(_time_call(lambda model=model: _trace_step(model, x, y)))
+        model = build_model(CUT[-1])
+        planned.append(_time_call(lambda model=model: nb.plan(model, x, y)))
         for variant, own in first.items():
             own.append(Stepper(variant).step())
-    rows = [_ready_row("tracing and planning", planned[1:], traced[1:])]
-    return rows + [_ready_row(f"first step, {v.name}", first[v][1:], first[PLAIN][1:]) for v in CUT]
+    rows = [_make_start_row("tracing and planning", planned[1:], traced[1:])]
+    return rows + [_make_start_row(f"first step, {v.name}", first[v][1:], first[PLAIN][1:]) for v in CUT]
 
 
-def _ready_row(what: str, own: list[float], plain: list[float]) -> dict[str, Any]:
+def _make_start_row(what: str, own: list[float], plain: list[float]) -> dict[str, Any]:
     ratio = spread([a / b for a, b in zip(own, plain, strict=True)])
     return {
         "what": what,
@@ -157,24 +159,24 @@ def _ready_row(what: str, own: list[float], plain: list[float]) -> dict[str, Any
     }
 
 
-def _trace(model: keras.Model, x: np.ndarray, y: np.ndarray) -> None:
+def _trace_step(model: keras.Model, x: np.ndarray, y: np.ndarray) -> None:
     specs = tuple(tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in (x, y))
     tf.function(model.train_step).get_concrete_function(specs)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _time_call(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
-def memory() -> list[dict[str, Any]]:
+def measure_memory() -> list[dict[str, Any]]:
     """Peak resident memory, each variant in a separate process."""
-    peaks = {variant: _peak(variant) for variant in (PLAIN, *CUT)}
-    return [_memory_row(variant.name, peak, peak / peaks[PLAIN]) for variant, peak in peaks.items()]
+    peaks = {variant: _measure_peak(variant) for variant in (PLAIN, *CUT)}
+    return [_make_memory_row(variant.name, peak, peak / peaks[PLAIN]) for variant, peak in peaks.items()]
 
 
-def _memory_row(name: str, peak: float, ratio: float) -> dict[str, Any]:
+def _make_memory_row(name: str, peak: float, ratio: float) -> dict[str, Any]:
     return {
         "what": f"memory, {name}",
         "peak_mib": round(peak),
@@ -184,7 +186,7 @@ def _memory_row(name: str, peak: float, ratio: float) -> dict[str, Any]:
     }
 
 
-def _peak(variant: Variant) -> float:
+def _measure_peak(variant: Variant) -> float:
     command = [sys.executable, __file__, "--peak", variant.name]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=600)
     return float(done.stdout.split()[-1])
@@ -202,34 +204,34 @@ def print_peak(name: str) -> None:
     print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024)
 
 
-def table(results: list[dict[str, Any]]) -> list[list[object]]:
+def list_table_rows(results: list[dict[str, Any]]) -> list[list[object]]:
     """The rows of the README's table."""
     rows: list[list[object]] = [["what", "measured", "ratio to plain Keras", "bar", ""]]
     for row in results:
         ratio = row["ratio"]
-        said = (
+        ratio_text = (
             f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})" if isinstance(ratio, dict) else ratio
         )
         unit = next(name for name in ("peak_mib", "step_ms", "own_s") if name in row)
         plain = row["what"].endswith(PLAIN.name)
         bar = ["", ""] if plain else [f"≤ {row['bar']:.2f}", row["verdict"]]
-        rows.append([row["what"], f"{row[unit]} {UNITS[unit]}", "" if plain else said, *bar])
+        rows.append([row["what"], f"{row[unit]} {UNITS[unit]}", "" if plain else ratio_text, *bar])
     return rows
 
 
 def main() -> None:
     """Run all parts and write the result."""
-    made = parser(__doc__, "a few pairs only; writes nothing")
-    made.add_argument("--peak", metavar="VARIANT", help="(the memory part's own) print one variant's peak")
-    options = made.parse_args()
+    argument_parser = parser(__doc__, "a few pairs only; writes nothing")
+    argument_parser.add_argument("--peak", metavar="VARIANT", help="(the memory part's own) print one variant's peak")
+    options = argument_parser.parse_args()
     if options.peak:
         print_peak(options.peak)
         return
     here = machine()
     parts: tuple[Callable[[], list[dict[str, Any]]], ...] = (
-        memory,
-        lambda: steps(8 if options.quick else PAIRS),
-        lambda: ready(2 if options.quick else READY_TIMES),
+        measure_memory,
+        lambda: measure_steps(8 if options.quick else PAIRS),
+        lambda: measure_start(2 if options.quick else START_ROUNDS),
     )
     results = []
     for part in parts:
@@ -237,8 +239,8 @@ def main() -> None:
             print(row, flush=True)
             results.append(row)
     if not options.quick:
-        about = {"sizes": vars(SIZES), "rows": ROWS, "pairs": PAIRS}
-        write(__file__, {"machine": here, **about, "results": results}, table(results))
+        settings = {"sizes": vars(SIZES), "rows": ROWS, "pairs": PAIRS}
+        write(__file__, {"machine": here, **settings, "results": results}, list_table_rows(results))
 
 
 if __name__ == "__main__":

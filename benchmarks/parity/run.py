@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import machine, parser, verdict, write
 
 import whale_nebula as nb
-from tests.parity.cases import CASES, ways
-from tests.same import Case, Cut, shares
+from tests.parity.cases import CASES, list_cuts
+from tests.parity_harness import Case, Cut, compare_outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 MICRO_BATCHES = (1, 2, 4, 5)
 """Five divides none of the batches."""
 PROCESSES = 2
-MARK = "row: "
+ROW_PREFIX = "row: "
 
 ZOO = ("functional", "subclassed", "sequential", "token_loop", "control_flow", "gan", "frozen", "inference", "scaled")
 KERAS = (
@@ -52,7 +52,7 @@ LOOPS = (
 QUICK = ("zoo functional", "keras mixture", "loops tapes.recomputed")
 
 
-def models() -> dict[str, Case]:
+def list_cases() -> dict[str, Case]:
     """The measured cases, with all their possible numbers of micro-batches."""
     names = (
         *(f"zoo {name}" for name in ZOO),
@@ -62,16 +62,17 @@ def models() -> dict[str, Case]:
     return {name: replace(CASES[name], micro=MICRO_BATCHES if max(CASES[name].micro) > 1 else (1,)) for name in names}
 
 
-def measured(name: str, case: Case) -> dict[str, Any]:
+def measure_case(name: str, case: Case) -> dict[str, Any]:
     """Run a model uncut and in every cut."""
     start = time.perf_counter()
     nb.shutdown()
     plain, worst, at, count = case.run(Cut(0)), 0.0, "", 0
-    for cut, line in ways(case):
+    for cut, line in list_cuts(case):
         nb.shutdown()
         nb.init(links=line or None)
         found = case.run(cut)
-        share = max(each for _, each in shares(plain, found, case.tolerance, case.length)) if found.stages else math.inf
+        shares = (each for _, each in compare_outcomes(plain, found, case.tolerance, case.length))
+        share = max(shares) if found.stages else math.inf
         count += 1
         if share >= worst:
             worst, at = (
@@ -86,23 +87,23 @@ def measured(name: str, case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def part(number: int, quick: bool) -> None:
+def run_part(number: int, quick: bool) -> None:
     """Run one of the processes: every n-th model, a row each."""
-    chosen = [(name, case) for name, case in models().items() if not quick or name in QUICK]
+    chosen = [(name, case) for name, case in list_cases().items() if not quick or name in QUICK]
     for name, case in chosen[number::PROCESSES]:
-        print(MARK + json.dumps(_row(name, case)), flush=True)
+        print(ROW_PREFIX + json.dumps(_measure_row(name, case)), flush=True)
 
 
-def _row(name: str, case: Case) -> dict[str, Any]:
+def _measure_row(name: str, case: Case) -> dict[str, Any]:
     """The row of a model; a failing model is a row too, so that the others are still measured."""
     try:
-        return measured(name, case)
+        return measure_case(name, case)
     except Exception as failure:
         empty = {"model": name, "cuts": 0, "worst": float("inf"), "seconds": 0}
         return {**empty, "at": str(failure), "verdict": "missed"}
 
 
-def all_rows(quick: bool) -> list[dict[str, Any]]:
+def collect_rows(quick: bool) -> list[dict[str, Any]]:
     """Start the processes, and collect their rows."""
     command = [sys.executable, __file__, *["--quick"] * quick, "--part"]
     started = [
@@ -112,12 +113,12 @@ def all_rows(quick: bool) -> list[dict[str, Any]]:
     rows = []
     for process in started:
         for line in process.stdout or ():
-            if line.startswith(MARK):
-                rows.append(json.loads(line.removeprefix(MARK)))
+            if line.startswith(ROW_PREFIX):
+                rows.append(json.loads(line.removeprefix(ROW_PREFIX)))
                 print(rows[-1], flush=True)
         if process.wait():
             raise SystemExit(f"a process ended with {process.returncode}")
-    return sorted(rows, key=lambda row: list(models()).index(row["model"]))
+    return sorted(rows, key=lambda row: list(list_cases()).index(row["model"]))
 
 
 def main() -> int:
@@ -126,10 +127,10 @@ def main() -> int:
     arguments.add_argument("--part", type=int, help=argparse.SUPPRESS)
     chosen = arguments.parse_args()
     if chosen.part is not None:
-        part(chosen.part, chosen.quick)
+        run_part(chosen.part, chosen.quick)
         return 0
     start = time.perf_counter()
-    rows = all_rows(chosen.quick)
+    rows = collect_rows(chosen.quick)
     minutes = (time.perf_counter() - start) / 60
     print(f"{len(rows)} models, {sum(row['cuts'] for row in rows)} cuts, {minutes:.1f} minutes")
     if not chosen.quick:

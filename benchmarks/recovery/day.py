@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import machine, write
 
-from whale_nebula.runtime.checkpoint.level import choose_interval, guess_between_failures
+from whale_nebula.runtime.checkpoint.level import choose_interval, estimate_between_failures
 
 DAY, SEEDS = 86400.0, 12
 STEP, RESTART, NOTICED = 0.5, 20.0, 1.0
@@ -36,7 +36,7 @@ def simulate(interval: float | None, cost: float, between: float, draw: random.R
     while now < DAY:
         now += STEP
         done += STEP
-        due = choose_interval(cost, guess_between_failures(now, failures)) if interval is None else interval
+        due = choose_interval(cost, estimate_between_failures(now, failures)) if interval is None else interval
         if now - last >= due:
             now += cost
             saved, last = done, now

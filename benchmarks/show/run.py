@@ -33,7 +33,7 @@ ROUNDS = 3
 SHOW_BAR, PAGE_BAR = 10.0, 2_000_000
 
 
-def model(blocks: int) -> keras.Model:
+def build_model(blocks: int) -> keras.Model:
     """Half of the blocks in one cluster and half in the other, four micro-batches, Adam."""
     sizes = Sizes(vocabulary=1000, length=32, width=64, heads=4, blocks=blocks)
     with nb.cluster(), nb.pipeline(micro_batch=4):
@@ -42,52 +42,52 @@ def model(blocks: int) -> keras.Model:
     return made
 
 
-def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> tuple[float, Any]:
+def time_call(work: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> tuple[float, Any]:
     """The duration of a function, and its result; it is Python in one thread, so a core's time is measured."""
     start = clock()
     found = work()
     return clock() - start, found
 
 
-def measure(blocks: int) -> dict[str, Any]:
+def measure_show(blocks: int) -> dict[str, Any]:
     """Trace once; then plan, write and draw."""
     nb.init(links="60mbit,20ms")
     rows = np.zeros((32, 32), "int32")
-    given = model(blocks)
-    kept: list[Any] = []
-    inner = planning.plan_step
+    model = build_model(blocks)
+    recorded_arguments: list[Any] = []
+    original_plan_step = planning.plan_step
 
-    def planned(*arguments: Any) -> nb.Plan:
-        kept.append(arguments)
-        return inner(*arguments)
+    def record_and_plan(*arguments: Any) -> nb.Plan:
+        recorded_arguments.append(arguments)
+        return original_plan_step(*arguments)
 
-    planning.plan_step = planned  # nb.plan calls it once a step is captured
-    whole, plan = seconds(lambda: nb.plan(given, rows, rows))
-    planning.plan_step = inner
-    plans = [seconds(lambda: inner(*kept[0]))[0] for _ in range(ROUNDS)]
-    by_the_wall, _ = seconds(lambda: inner(*kept[0]), time.perf_counter)
-    written = {name: seconds(write)[0] for name, write in _writers(plan).items()}
-    planning_s = statistics.median(plans)
+    planning.plan_step = record_and_plan  # nb.plan calls it once a step is captured
+    total_seconds, plan = time_call(lambda: nb.plan(model, rows, rows))
+    planning.plan_step = original_plan_step
+    plan_seconds = [time_call(lambda: original_plan_step(*recorded_arguments[0]))[0] for _ in range(ROUNDS)]
+    wall_seconds, _ = time_call(lambda: original_plan_step(*recorded_arguments[0]), time.perf_counter)
+    seconds_by_format = {name: time_call(write)[0] for name, write in _list_writers(plan).items()}
+    planning_s = statistics.median(plan_seconds)
     return {
         "blocks": blocks,
-        "ops": len(kept[0][1].program.graph),
-        "traced_s": round(whole - plans[0], 2),
+        "ops": len(recorded_arguments[0][1].program.graph),
+        "traced_s": round(total_seconds - plan_seconds[0], 2),
         "planned_s": round(planning_s, 3),
-        "planned_wall_s": round(by_the_wall, 3),
-        **{f"{name}_s": round(took, 3) for name, took in written.items()},
-        "show_s": round(planning_s + written["text"], 3),
-        "show_verdict": verdict(planning_s + written["text"], SHOW_BAR),
+        "planned_wall_s": round(wall_seconds, 3),
+        **{f"{name}_s": round(took, 3) for name, took in seconds_by_format.items()},
+        "show_s": round(planning_s + seconds_by_format["text"], 3),
+        "show_verdict": verdict(planning_s + seconds_by_format["text"], SHOW_BAR),
         "page_bytes": len(plan.to_html().encode()),
         "page_verdict": verdict(len(plan.to_html().encode()), PAGE_BAR),
         "json_bytes": len(plan.to_json().encode()),
     }
 
 
-def _writers(plan: nb.Plan) -> dict[str, Callable[[], str]]:
+def _list_writers(plan: nb.Plan) -> dict[str, Callable[[], str]]:
     return {"text": plan.to_text, "page": plan.to_html, "json": plan.to_json}
 
 
-def table(found: dict[str, Any]) -> Sequence[Sequence[object]]:
+def list_table_rows(found: dict[str, Any]) -> Sequence[Sequence[object]]:
     """The rows of the README's table."""
     return [
         ["what", "measured", "bar", ""],
@@ -105,10 +105,10 @@ def main() -> None:
     """Measure and write the result."""
     quick = parser(__doc__, f"{QUICK} blocks; writes nothing").parse_args().quick
     here = machine()
-    found = measure(QUICK if quick else BLOCKS)
+    found = measure_show(QUICK if quick else BLOCKS)
     print(found, flush=True)
     if not quick:
-        write(__file__, {"machine": here, **found}, table(found))
+        write(__file__, {"machine": here, **found}, list_table_rows(found))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from whale_nebula.errors import NotYetError, OptionError, WeightsError
 from whale_nebula.ir.layout import ROWS_PULLED, ROWS_PUSHED
-from whale_nebula.runtime.run import opened_run
-from whale_nebula.runtime.variables.beside import put_beside
+from whale_nebula.runtime.run import find_open_run
+from whale_nebula.runtime.variables.attached_memory import attach_memory
 from whale_nebula.tf.failures import carry_errors
 
 from .distinct import Distinct, find_distinct, gather_rows
@@ -89,7 +89,7 @@ class HashedEmbedding(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         """Create the variable that connects the table with the model's gradients."""
         self.anchor = self.add_weight(shape=(BUCKETS,), initializer="zeros", dtype="float32", name="anchor")
-        put_beside(self.anchor.value, self.table)
+        attach_memory(self.anchor.value, self.table)
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
         """The vectors of the ids. In training new ids get rows; otherwise they have the initial values of new rows."""
@@ -183,7 +183,7 @@ class HashedEmbedding(keras.layers.Layer):
 
 
 def _check_alone(feature: str) -> None:
-    run = opened_run()
+    run = find_open_run()
     if run is not None and not run.alone:
         raise NotYetError(
             feature,

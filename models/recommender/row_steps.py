@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whale_nebula.errors import NebulaWarning, NotYetError
-from whale_nebula.runtime.run import opened_run
+from whale_nebula.runtime.run import find_open_run
 
 from .distinct import Distinct
 from .row_table import Ahead, RowTable
@@ -86,7 +86,7 @@ class RowSteps:
 
     def _begin(self, step: int, count: int) -> None:
         """Begin a step at its first look-up, and discard the remains of a failed step."""
-        run = opened_run()
+        run = find_open_run()
         if run is not None and run.step_now.apart and step:
             raise NotYetError(
                 "an embedding table of which each cluster trains a copy",
@@ -139,7 +139,7 @@ class RowSteps:
 
 def _step_of_run() -> tuple[int, int]:
     """The number of the run's step, and of its micro-batches; 0 and 1 outside of a step."""
-    run = opened_run()
+    run = find_open_run()
     if run is None or not run.step_now.micro_batches:
         return 0, 1
     return run.step_now.number, run.step_now.micro_batches
@@ -147,9 +147,9 @@ def _step_of_run() -> tuple[int, int]:
 
 def _warn_if_unsaved(table: RowTable) -> None:
     """Log a warning if a run saves checkpoints that do not contain a trained table."""
-    run = opened_run()
+    run = find_open_run()
     checkpoints = None if run is None else run.checkpoints
-    if checkpoints is None or any(each is table for each in checkpoints.memories.objects.values()):
+    if checkpoints is None or any(each is table for each in checkpoints.extra_state.objects.values()):
         return
     said = NebulaWarning(
         "rows of a HashedEmbedding are not saved with the checkpoints of this run",

@@ -12,8 +12,8 @@ import numpy as np
 
 from whale_nebula.errors import CheckpointError, DataError, OptionError, StateError
 from whale_nebula.runtime.checkpoint.objects import SavedState
-from whale_nebula.runtime.run import opened_run
-from whale_nebula.runtime.variables.beside import Expected
+from whale_nebula.runtime.run import find_open_run
+from whale_nebula.runtime.variables.attached_memory import Expected
 
 from .hashing import IdIndex, draw_uniform
 from .row_optimizers import RowOptimizer
@@ -278,7 +278,7 @@ class RowTable:
             self.load_state_dict(own)
             loaded = share_of(own)
         self._saved = _Saved(loaded, parts, worker, complete)
-        run = opened_run()
+        run = find_open_run()
         known = self.share or (WHOLE if run is None or run.alone else None)
         if known is not None:
             self.share = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.parity.zoo import ZOO
-from tests.same import Case, Cut
+from tests.parity_harness import Case, Cut
 from tests.scripts.keras import (
     callbacks,
     feeding,
@@ -40,7 +40,7 @@ LINE = "10gbit,0ms"
 """Links take no time, and all stages are actors. Without it the step is one function."""
 
 
-def ways(case: Case) -> Iterator[tuple[Cut, str]]:
+def list_cuts(case: Case) -> Iterator[tuple[Cut, str]]:
     """Every cut of a case, and the line it runs over, or none."""
     for stages in case.stages:
         for micro_batches in case.micro:

@@ -20,17 +20,17 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.cases import CASES, FAMILIES
-from tests.same import PARITY, Cut, Outcome, assert_same, run_uncut
+from tests.parity_harness import PARITY, Cut, Outcome, assert_same, run_uncut
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
 SAMPLE = {"zoo": 8, "keras": 144, "loops": 144}
-"""Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
+"""Of each family, every n-th script is in the sample. Placed models determine their clusters themselves."""
 PLANS = 4
-SAID = 72
-"""Of the scripts whose scopes say little, every n-th is in the sample; of split stages none."""
+PARTLY_SCOPED_SAMPLE = 72
+"""Of the partly scoped scripts, every n-th is in the sample; of split stages none."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}
     for name, count in (("c0", 1), ("c1", 2), ("c2", 1))
@@ -38,22 +38,22 @@ SLOW = {
 
 
 @dataclass(frozen=True)
-class Planned(Cut):
-    """No scopes; what is a step of one's own stands under `nb.function`."""
+class PlannedCut(Cut):
+    """A cut without scopes; a custom step is under `nb.function`."""
 
     @contextlib.contextmanager
     def program(self, **options: Any) -> Iterator[None]:
-        """Nothing: the planner says it."""
+        """No scopes: the planner decides."""
         yield
 
     def at(self, third: int) -> contextlib.AbstractContextManager[Any]:
-        """Nothing."""
+        """No scope."""
         return contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
-class PartlySaid(Cut):
-    """Scopes of which little is said: a stage on any cluster, what stands in none, and a stage on the last cluster."""
+class PartlyScopedCut(Cut):
+    """A cut with few scopes: a stage on any cluster, layers in no stage, and a stage on the last cluster."""
 
     @contextlib.contextmanager
     def program(self, **options: Any) -> Iterator[None]:
@@ -67,20 +67,20 @@ class PartlySaid(Cut):
 
 
 @functools.cache
-def plain(name: str) -> Outcome:
+def run_uncut_case(name: str) -> Outcome:
     """The uncut run, once for all plans."""
     return run_uncut(CASES[name])
 
 
-def several_stages(candidate: Any) -> bool:
+def has_several_stages(candidate: Any) -> bool:
     """Whether it has more than one."""
     return len(candidate.parts) > 1
 
 
-def proposals(
-    monkeypatch: pytest.MonkeyPatch, number: int, wanted: Callable[[Any], bool] = several_stages
+def choose_proposal(
+    monkeypatch: pytest.MonkeyPatch, number: int, wanted: Callable[[Any], bool] = has_several_stages
 ) -> list[Any]:
-    """Let the planner choose one of the plans that it considers, those that are `wanted` first; gives the choices."""
+    """Let the planner choose one of its plans, those that are `wanted` first; returns the list of choices."""
     chosen: list[Any] = []
 
     def choose(problem: Any, most: int = 8) -> Found:
@@ -95,7 +95,7 @@ def proposals(
     return chosen
 
 
-def matrix() -> Iterator[Any]:
+def list_cases() -> Iterator[Any]:
     """A parameter for each script and plan; most are of the grid."""
     for family in SAMPLE:
         for place, name in enumerate(FAMILIES[family]):
@@ -105,19 +105,19 @@ def matrix() -> Iterator[Any]:
                 yield pytest.param(f"{family} {name}", number, marks=marks, id=f"{family} {name}: plan {number}")
 
 
-@pytest.mark.parametrize(("name", "number"), list(matrix()))
-def test_what_is_proposed_trains_as_the_uncut_model(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, expected = CASES[name], plain(name)
+@pytest.mark.parametrize(("name", "number"), list(list_cases()))
+def test_proposed_plan_trains_as_the_uncut_model(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, expected = CASES[name], run_uncut_case(name)
     nb.shutdown()
     nb.init({"clusters": SLOW}, links="1gbit,0ms")
-    chosen = proposals(monkeypatch, number)
+    chosen = choose_proposal(monkeypatch, number)
     with nb.auto_parallel(micro_batch=None if max(case.micro) > 1 else 1):
-        found = case.run(Planned(1))
+        found = case.run(PlannedCut(1))
     assert chosen or set(found.stages) <= {"stage0"}, "nothing was planned"
     assert_same(expected, found, case.tolerance, case.length)
 
 
-def test_a_program_that_mixes_rows_runs_with_the_whole_batch_where_the_model_trains_in_micro_batches() -> None:
+def test_program_that_mixes_rows_runs_with_the_whole_batch() -> None:
     inputs = keras.Input((8,))
     model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Dense(128, activation="tanh")(inputs)))
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -130,7 +130,7 @@ def test_a_program_that_mixes_rows_runs_with_the_whole_batch_where_the_model_tra
 
     with nb.init({"clusters": SLOW}), nb.auto_parallel(memory="200KiB"):  # of which activations need the most
         assert nb.verify(model, x, x[:, :4]).ok
-        assert [each.problem.rows for each in current_run().decisions] == [512]  # those that it was given
+        assert [each.problem.rows for each in current_run().decisions] == [512]  # the given rows
         assert " micro-batches of " in str(nb.plan(model, x, x[:, :4]))
         model.fit(x, x[:, :4], batch_size=512, verbose=0)
         found = best(x)
@@ -140,7 +140,7 @@ def test_a_program_that_mixes_rows_runs_with_the_whole_batch_where_the_model_tra
 
 
 @pytest.mark.grid
-def test_memory_that_an_error_asks_for_is_enough_where_the_batch_cannot_be_cut() -> None:
+def test_memory_requested_by_the_error_is_enough() -> None:
     """Although no plan is found in which batch normalisation could be met: none fits."""
 
     def plan(memory: str) -> nb.Plan:
@@ -153,28 +153,30 @@ def test_memory_that_an_error_asks_for_is_enough_where_the_batch_cannot_be_cut()
             model.compile("sgd", "mse")
             return nb.plan(model, np.zeros((512, 16), "float32"), np.zeros((512, 1), "float32"))
 
-    with pytest.raises(nb.errors.PlanError, match=r"the batch is not divided: .*BatchNormalization") as told:
+    with pytest.raises(nb.errors.PlanError, match=r"the batch is not divided: .*BatchNormalization") as caught:
         plan("1KiB")
-    (needed,) = re.findall(r"mend: ([\d.]+) MiB of memory for each worker of \w+; or a smaller", str(told.value))
+    (needed,) = re.findall(r"mend: ([\d.]+) MiB of memory for each worker of \w+; or a smaller", str(caught.value))
     assert len(plan(f"{float(needed) + 0.05:.2f}MiB").stages) > 1
 
 
-def partly_said() -> Iterator[Any]:
+def list_partly_scoped_cases() -> Iterator[Any]:
     """A parameter for each script that can be cut into three stages."""
     names = [f"{family} {name}" for family in SAMPLE for name in FAMILIES[family]]
     names = [name for name in names if 3 in CASES[name].stages]
     for place, name in enumerate(names):
-        yield pytest.param(name, place % PLANS, marks=() if place % SAID == 3 else (pytest.mark.grid,), id=name)
+        yield pytest.param(
+            name, place % PLANS, marks=() if place % PARTLY_SCOPED_SAMPLE == 3 else (pytest.mark.grid,), id=name
+        )
 
 
-@pytest.mark.parametrize(("name", "number"), list(partly_said()))
-def test_what_scopes_leave_open_is_completed(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, expected = CASES[name], plain(name)
+@pytest.mark.parametrize(("name", "number"), list(list_partly_scoped_cases()))
+def test_partly_scoped_model_trains_as_the_uncut_one(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, expected = CASES[name], run_uncut_case(name)
     nb.shutdown()
     nb.init({"clusters": SLOW}, links="1gbit,0ms")
-    chosen = proposals(monkeypatch, number)
+    chosen = choose_proposal(monkeypatch, number)
     with nb.auto_parallel():
-        found = case.run(PartlySaid(3, min(max(case.micro), 2)))
+        found = case.run(PartlyScopedCut(3, min(max(case.micro), 2)))
     assert {"first", "c2"} <= set(found.stages), found.stages
     assert chosen, "nothing was planned"
     assert_same(expected, found, case.tolerance, case.length)
@@ -182,12 +184,12 @@ def test_what_scopes_leave_open_is_completed(name: str, number: int, monkeypatch
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", [f"{family} {name}" for family in ("zoo", "keras") for name in FAMILIES[family]])
-def test_stages_whose_variables_are_split_by_the_planner(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, expected = CASES[name], plain(name)
+def test_planned_splits_train_as_the_uncut_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, expected = CASES[name], run_uncut_case(name)
     nb.shutdown()
     nb.init({"clusters": SLOW}, links="1gbit,0ms")
-    chosen = proposals(monkeypatch, 0, lambda each: any(part.shards > 1 for part in each.parts))
+    chosen = choose_proposal(monkeypatch, 0, lambda each: any(part.shards > 1 for part in each.parts))
     with nb.auto_parallel(split=True, micro_batch=1):
-        found = case.run(Planned(1))
+        found = case.run(PlannedCut(1))
     assert any(part.shards > 1 for each in chosen for part in each.parts), "nothing is split"
     assert_same(expected, found, case.tolerance if case.tolerance != PARITY else "sums", case.length)

@@ -9,11 +9,11 @@ import pytest
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "parity" / "run.py"
 
 
-def test_every_model_of_the_benchmark_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_the_parity_benchmark_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))  # it puts its own folders there
     spec = importlib.util.spec_from_file_location("parity_run", BENCHMARK)
     run = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "parity_run", run)
     spec.loader.exec_module(run)
-    names = list(run.models())
+    names = list(run.list_cases())
     assert len(names) == len(set(names)) >= 24

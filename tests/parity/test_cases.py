@@ -1,7 +1,7 @@
 """Every case has the results of the uncut step under a plan: a matrix of cases, cuts and lines.
 
 `make test` runs a sample: of each family every n-th case, each in another cut, and some of them over a line. `--grid`
-runs every case in one cut, and `benchmarks/parity` the more telling ones in all cuts.
+runs every case in one cut, and `benchmarks/parity` selected ones in all cuts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.parity.cases import CASES, FAMILIES, KERAS, SCHEDULES, ways
-from tests.same import Case, Cut, Outcome, assert_same, run_uncut
+from tests.parity.cases import CASES, FAMILIES, KERAS, SCHEDULES, list_cuts
+from tests.parity_harness import Case, Cut, Outcome, assert_same, run_uncut
 from tests.scripts.keras.script import SCRIPTS, Script
 from whale_nebula.runtime.step import compiled
 
@@ -28,12 +28,12 @@ TRAPS = frozenset((
     "persistent_two_losses", "seeds_of_gradients", "list_of_losses", "stopped_gradient_across", "penalty_in_a_stage",
     "weighted_by_hand", "functional_in_subclassed", "penalty_in_a_subclass", "shared_over_stages",
 ))  # fmt: skip
-"""Scripts that are always in the sample: each alone holds what a prototype did wrong, or what a tape means."""
+"""Scripts that are always in the sample: each covers a former defect of a prototype, or a property of tapes."""
 OVER_LINES = {"zoo": 3, "keras": 24, "loops": 12, "place": 3}
-"""And of these, every n-th runs over a line too; those of `keras` and `place` in the grid alone."""
+"""Of these, every n-th also runs over a line; those of `keras` and `place` only in the grid."""
 
 
-def case_of(name: str, whole: bool) -> Case:
+def find_case(name: str, whole: bool) -> Case:
     """A case; in the sample three of four Keras scripts only train, and neither evaluate nor predict."""
     case = CASES[name]
     if whole or not isinstance(case.run, Script) or list(SCRIPTS).index(name.partition(" ")[2]) % 4 == 1:
@@ -42,61 +42,61 @@ def case_of(name: str, whole: bool) -> Case:
 
 
 @functools.cache
-def plain(name: str, whole: bool) -> Outcome:
+def run_uncut_case(name: str, whole: bool) -> Outcome:
     """The uncut run, once for all cuts."""
-    return run_uncut(case_of(name, whole))
+    return run_uncut(find_case(name, whole))
 
 
-def matrix() -> Iterator[Any]:
-    """A parameter for each case and way; what need not run each time is of the grid."""
+def list_cases() -> Iterator[Any]:
+    """A parameter for each case and cut; most are marked `grid`."""
     for family, cases in FAMILIES.items():
-        often = [name for name, case in cases.items() if not case.rarely]
-        modules = [list(names) for _, names in itertools.groupby(often, functools.partial(module_of, family))]
+        often = [name for name, case in cases.items() if not case.grid_only]
+        modules = [list(names) for _, names in itertools.groupby(often, functools.partial(find_module, family))]
         stride = SAMPLE[family]
         sample = [name for names in modules for name in names[len(names) // 2 % stride :: stride]]
         trapped = {name for name in cases if name.rpartition(".")[2] in TRAPS}
         over_lines = sample[:: OVER_LINES[family]]
-        rarely = (pytest.mark.grid,) if family in ("keras", "place") else ()
+        grid_only = (pytest.mark.grid,) if family in ("keras", "place") else ()
         for number, (name, case) in enumerate(cases.items()):
-            turned = list(ways(case))
-            local, lines = turned[: -len(SCHEDULES)], turned[-len(SCHEDULES) :]
+            cuts = list(list_cuts(case))
+            local, lines = cuts[: -len(SCHEDULES)], cuts[-len(SCHEDULES) :]
             marks = () if name in sample or name in trapped else (pytest.mark.grid,)
-            yield _parameter(f"{family} {name}", *local[(number + 3) % len(local)], marks)
+            yield _make_parameter(f"{family} {name}", *local[(number + 3) % len(local)], marks)
             if name in over_lines:
-                yield _parameter(f"{family} {name}", *lines[number % len(lines)], rarely or marks)
+                yield _make_parameter(f"{family} {name}", *lines[number % len(lines)], grid_only or marks)
 
 
-def module_of(family: str, name: str) -> str:
-    """Where a script stands."""
+def find_module(family: str, name: str) -> str:
+    """The module of a script."""
     if family == "keras":
         return SCRIPTS[name].run.build.__module__
     return name.partition(".")[0] if family == "loops" else family
 
 
-def _parameter(name: str, cut: Cut, line: str, marks: Any) -> Any:
+def _make_parameter(name: str, cut: Cut, line: str, marks: Any) -> Any:
     way = f"{cut.stages} stages, {cut.micro_batches} micro-batches{', ' + cut.schedule if line else ''}"
     return pytest.param(name, cut, line, marks=marks, id=f"{name}: {way}")
 
 
-MATRIX = list(matrix())
+MATRIX = list(list_cases())
 
 
 @pytest.mark.parametrize(("name", "cut", "line"), MATRIX)
-def test_a_cut_case_leaves_what_the_uncut_one_leaves(
+def test_cut_case_trains_as_the_uncut_one(
     name: str, cut: Cut, line: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cut.stages % 2 == 0:
         monkeypatch.setattr(compiled, "LEAST_ORDERED", 1)  # every variable counts as a large one
     whole = pytestconfig.getoption("--grid")
-    case, expected = case_of(name, whole), plain(name, whole)
-    nb.shutdown()  # what reads a whole model opens a run
+    case, expected = find_case(name, whole), run_uncut_case(name, whole)
+    nb.shutdown()  # a read of a whole model opens a run
     nb.init(links=line or None)
     found = case.run(cut)
     assert len(found.stages) == cut.stages * case.passes, "no plan was engaged"
     assert_same(expected, found, case.tolerance, case.length)
 
 
-def test_the_sample_covers_the_matrix() -> None:
+def test_sample_covers_the_matrix() -> None:
     """Every number of stages and of micro-batches, every schedule, every module of Keras scripts."""
     sample = [parameter.values for parameter in MATRIX if not parameter.marks]
     assert {(cut.stages, cut.micro_batches) for _, cut, line in sample if not line} >= {
@@ -104,16 +104,16 @@ def test_the_sample_covers_the_matrix() -> None:
     }
     assert {cut.schedule for _, cut, line in sample if line} == set(SCHEDULES)
     named = [name.partition(" ") for name, *_ in sample]
-    assert {module_of(family, name) for family, _, name in named if family == "keras"} == {
+    assert {find_module(family, name) for family, _, name in named if family == "keras"} == {
         module.__name__ for module in KERAS
     }
 
 
-def test_every_trap_is_a_case() -> None:
+def test_traps_are_cases() -> None:
     assert {name.rpartition(" ")[2].rpartition(".")[2] for name in CASES} >= TRAPS
 
 
-def test_the_comparison_would_notice() -> None:
+def test_comparison_detects_a_changed_output() -> None:
     """The same case with another batch is not the same."""
     one, other = CASES["loops edited.scaled"].run(Cut(0)), CASES["loops edited.scaled"].run(Cut(2, 2))
     assert_same(one, other)

@@ -13,10 +13,10 @@ STEPS = 3
 THREE = ("romance", "slavic", "germanic")
 
 
-def trained(names: tuple[str, ...], counts: tuple[int, ...], around: Any, objectives: Any = None) -> tuple[Any, Any]:
+def train(names: tuple[str, ...], counts: tuple[int, ...], scopes: Any, objectives: Any = None) -> tuple[Any, Any]:
     """All losses, and all weights and slots at the end."""
     model = pretraining(names, objectives)
-    step = make_step(model, around)
+    step = make_step(model, scopes)
     losses = [
         {name: float(each) for name, each in step(numbers, texts).items()}
         for numbers, texts in batches(names, counts, STEPS)
@@ -33,9 +33,9 @@ def trained(names: tuple[str, ...], counts: tuple[int, ...], around: Any, object
         pytest.param(("all",), (6,), Objectives(), marks=pytest.mark.grid),
     ],
 )
-def test_clusters_end_with_the_bits_of_an_uncut_step(names: Any, counts: Any, objectives: Any) -> None:
-    expected, weights = trained(names, counts, None, objectives)
-    found, others = trained(names, counts, stages(), objectives)
+def test_clusters_train_with_the_bits_of_the_uncut_step(names: Any, counts: Any, objectives: Any) -> None:
+    expected, weights = train(names, counts, None, objectives)
+    found, others = train(names, counts, stages(), objectives)
     assert set(nb.last_report().stages) == {*names, "discriminator"}
     assert found == expected
     for one, other in zip(weights, others, strict=True):
@@ -44,13 +44,13 @@ def test_clusters_end_with_the_bits_of_an_uncut_step(names: Any, counts: Any, ob
 
 @pytest.mark.grid
 @pytest.mark.parametrize(
-    "around",
+    "scopes",
     [stages(micro_batch=3), stages({"discriminator": 3}, micro_batch=3)],
     ids=["micro-batches", "one generator, three discriminators"],
 )
-def test_micro_batches_and_replicas_draw_and_learn_the_same(around: Any) -> None:
-    expected, weights = trained(("all",), (6,), None)
-    found, others = trained(("all",), (6,), around)
+def test_micro_batches_and_replicas_train_as_the_uncut_step(scopes: Any) -> None:
+    expected, weights = train(("all",), (6,), None)
+    found, others = train(("all",), (6,), scopes)
     for one, other in zip(expected, found, strict=True):
         assert other == pytest.approx(one, rel=1e-5)
     for one, other in zip(weights, others, strict=True):

@@ -26,30 +26,30 @@ ROWS, BATCH, SEED = 44, 8, 3
 """Six batches, of which the last is smaller."""
 
 
-class Killed(BaseException):
-    """Ends a run as a kill between two steps does: nothing is saved any more."""
+class SimulatedKill(BaseException):
+    """Ends a run like a kill between two steps: nothing is saved afterwards."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how it is trained, and what is said of it. Each program more that it runs, such as a validation, is
-    traced again by every run that goes on: one case has them all. Without scopes, scripts of `test_resume_scripts` do.
+    """A model, its training, and the stops. Further programs, such as a validation, are traced again by every resumed
+    run, so only one case has them.
     """
 
     build: Callable[[], keras.Model]
-    compiled: dict[str, Any] = field(default_factory=dict)
+    compile_options: dict[str, Any] = field(default_factory=dict)
     callbacks: Callable[[], list[Any]] = list
     arrays: bool = False
     links: str | None = None
     epochs: int = 2
-    breaks: tuple[int, ...] = (9,)
-    validates: bool = False
-    predicts: bool = False
+    stops: tuple[int, ...] = (9,)
+    has_validation: bool = False
+    has_prediction: bool = False
     optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.02, momentum=0.9)
     prepare: Callable[[tf.data.Dataset], tf.data.Dataset] = lambda data: data
 
 
-def staged(codec: Any = None, pipeline: Any = None, head: Any = nullcontext) -> keras.Model:
+def build_stages(codec: Any = None, pipeline: Any = None, head: Any = nullcontext) -> keras.Model:
     """Two stages, with dropout in the first one."""
     with nb.cluster(), nb.pipeline(**pipeline) if pipeline else nullcontext():
         with nb.stage(cluster="gpu"):
@@ -63,14 +63,14 @@ def staged(codec: Any = None, pipeline: Any = None, head: Any = nullcontext) -> 
     return keras.Model(inputs, outputs)
 
 
-def plain() -> keras.Model:
-    """No scopes; it is built by its first step."""
+def build_plain() -> keras.Model:
+    """A model without scopes, which is built by its first step."""
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
     return keras.Sequential([*layers, keras.layers.Dense(1)])
 
 
-class Subclassed(keras.Model):
-    """Its scopes are met when it is called."""
+class SubclassedModel(keras.Model):
+    """A model whose scopes are entered when it is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,20 +86,20 @@ class Subclassed(keras.Model):
 
 
 class Noise(keras.layers.Layer):
-    """Draws by an op of TensorFlow's."""
+    """Adds noise with a random op of TensorFlow."""
 
     def call(self, x: Any, training: bool = False) -> Any:
         return x + tf.random.normal(tf.shape(x), stddev=0.1) if training else x
 
 
-def automatic() -> keras.Model:
+def build_auto_parallel() -> keras.Model:
     nb.auto_parallel(memory="1GiB")
     return keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(16), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     )
 
 
-def of_any_length(codec: dict[str, Any] | None = None, cut: bool = True) -> keras.Model:
+def build_for_any_length(codec: dict[str, Any] | None = None, cut: bool = True) -> keras.Model:
     """For rows of any number of columns."""
     with nb.cluster() if cut else nullcontext():
         with nb.stage(cluster="gpu") if cut else nullcontext():
@@ -112,74 +112,83 @@ def of_any_length(codec: dict[str, Any] | None = None, cut: bool = True) -> kera
     return keras.Model(inputs, outputs)
 
 
-def replicated() -> keras.Model:
+def build_replicas() -> keras.Model:
     with nb.replica(2, shard="optimizer"):
         inputs = keras.Input((6,))
         outputs = keras.layers.Dense(1)(keras.layers.Dense(16)(inputs))
     return keras.Model(inputs, outputs)
 
 
-def apart(codec: dict[str, Any] | None = None, **options: Any) -> keras.Model:
-    """Two clusters that each train a copy, with dropout and noise of their own."""
-    squeeze = nullcontext() if "exchange" in options else nb.compress(**codec or {"fp16": True})
-    with nb.cluster(["gpu", "npu"]), squeeze, nb.replica(**options):
+def build_local_sgd(codec: dict[str, Any] | None = None, **options: Any) -> keras.Model:
+    """Two clusters that each train a copy, with their own dropout and noise."""
+    codec_scope = nullcontext() if "exchange" in options else nb.compress(**codec or {"fp16": True})
+    with nb.cluster(["gpu", "npu"]), codec_scope, nb.replica(**options):
         inputs = keras.Input((6,))
         hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
         outputs = keras.layers.Dense(1)(Noise()(hidden))
     return keras.Model(inputs, outputs)
 
 
-def plateaus() -> list[Any]:
+def make_plateau_callbacks() -> list[Any]:
     return [
         keras.callbacks.EarlyStopping(monitor="loss", patience=2, min_delta=9.0, restore_best_weights=True),
         keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=9.0, factor=0.5),
     ]
 
 
-def lengthen(data: tf.data.Dataset) -> tf.data.Dataset:
+def apply_curriculum(data: tf.data.Dataset) -> tf.data.Dataset:
     """Rows of 2, 4 and then 6 columns."""
-    return curriculum()(data)
+    return make_curriculum()(data)
 
 
-def curriculum() -> Curriculum:
+def make_curriculum() -> Curriculum:
     return Curriculum(2, 6, 15, step=2)
 
 
 CASES = {
     "pipeline": Case(
-        lambda: staged(pipeline={"micro_batch": 2}),
-        validates=True,
-        predicts=True,
+        lambda: build_stages(pipeline={"micro_batch": 2}),
+        has_validation=True,
+        has_prediction=True,
         optimizer=lambda: keras.optimizers.Adam(0.02),
     ),
     "zero-bubble over a line": Case(
-        lambda: staged(pipeline={"micro_batch": 2, "schedule": "zero-bubble"}), links="1gbit,1ms"
+        lambda: build_stages(pipeline={"micro_batch": 2, "schedule": "zero-bubble"}), links="1gbit,1ms"
     ),
-    "shared basis, int8 by chance": Case(lambda: staged({"rank": 8, "int8": True})),
-    "a ladder of precisions": Case(lambda: staged({"codec": "auto"}), links="100kbit,0ms"),
-    "split head": Case(lambda: staged(head=lambda: nb.split(2, axis=0))),
-    "replicas with shared slots": Case(replicated),
-    "no scopes": Case(plain, arrays=True),
-    "no scopes, two steps at once": Case(plain, compiled={"steps_per_execution": 2}),
-    "subclassed": Case(Subclassed),
-    "planned": Case(automatic),
+    "shared basis, int8 by chance": Case(lambda: build_stages({"rank": 8, "int8": True})),
+    "a ladder of precisions": Case(lambda: build_stages({"codec": "auto"}), links="100kbit,0ms"),
+    "split head": Case(lambda: build_stages(head=lambda: nb.split(2, axis=0))),
+    "replicas with shared slots": Case(build_replicas),
+    "no scopes": Case(build_plain, arrays=True),
+    "no scopes, two steps at once": Case(build_plain, compile_options={"steps_per_execution": 2}),
+    "subclassed": Case(SubclassedModel),
+    "planned": Case(build_auto_parallel),
     "clusters apart, with differences on their way": Case(
-        lambda: apart({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1)
+        lambda: build_local_sgd({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1)
     ),
-    "clusters apart that meet in each epoch": Case(lambda: apart(sync_every=4, outer="average"), breaks=(5, 9)),
+    "clusters apart that meet in each epoch": Case(
+        lambda: build_local_sgd(sync_every=4, outer="average"), stops=(5, 9)
+    ),
     "momenta in a bit a number": Case(
-        lambda: apart(exchange="1bit"), breaks=(3, 9), optimizer=lambda: OneBitLamb(0.02, freeze_step=5)
+        lambda: build_local_sgd(exchange="1bit"), stops=(3, 9), optimizer=lambda: OneBitLamb(0.02, freeze_step=5)
     ),
-    "a curriculum": Case(of_any_length, epochs=3, breaks=(4, 13), prepare=lengthen),
-    "a curriculum as a callback": Case(of_any_length, epochs=3, breaks=(4, 13), callbacks=lambda: [curriculum()]),
-    "a curriculum, no scopes": Case(lambda: of_any_length(cut=False), epochs=3, breaks=(4, 13), prepare=lengthen),
+    "a curriculum": Case(build_for_any_length, epochs=3, stops=(4, 13), prepare=apply_curriculum),
+    "a curriculum as a callback": Case(
+        build_for_any_length, epochs=3, stops=(4, 13), callbacks=lambda: [make_curriculum()]
+    ),
+    "a curriculum, no scopes": Case(
+        lambda: build_for_any_length(cut=False), epochs=3, stops=(4, 13), prepare=apply_curriculum
+    ),
     "a curriculum, with codecs that remember": Case(
-        lambda: of_any_length({"rank": 2, "int8": True, "start_step": 3}), epochs=3, breaks=(4, 13), prepare=lengthen
+        lambda: build_for_any_length({"rank": 2, "int8": True, "start_step": 3}),
+        epochs=3,
+        stops=(4, 13),
+        prepare=apply_curriculum,
     ),
     "a curriculum, with micro-batches and codecs by length": Case(
-        of_any_length,
+        build_for_any_length,
         epochs=3,
-        breaks=(4, 8, 13),
+        stops=(4, 8, 13),
         callbacks=lambda: [
             Curriculum(
                 2,
@@ -191,59 +200,59 @@ CASES = {
             )
         ],
     ),
-    "callbacks that remember": Case(staged, callbacks=plateaus, epochs=6),
+    "callbacks that remember": Case(build_stages, callbacks=make_plateau_callbacks, epochs=6),
 }
 
 
 def train(case: Case, folder: Path | None, stop: int = -1) -> dict[str, Any]:
-    """Train in a run of its own; with `stop` it is broken off after so many batches."""
+    """Train in a new run; with `stop` it is killed after this step."""
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
-    said = {} if folder is None else {"checkpoint": {"folder": str(folder), "every": 2}}
-    with nb.init(links=case.links, seed=SEED, **said) as run:
+    init_options = {} if folder is None else {"checkpoint": {"folder": str(folder), "every": 2}}
+    with nb.init(links=case.links, seed=SEED, **init_options) as run:
         model = case.build()
-        model.compile(case.optimizer(), "mse", metrics=["mae"], **case.compiled)
+        model.compile(case.optimizer(), "mse", metrics=["mae"], **case.compile_options)
         data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
         data = data.apply(case.prepare)
-        given = {"x": x, "y": y, "batch_size": BATCH} if case.arrays else {"x": data}
-        breaks = keras.callbacks.LambdaCallback(on_train_batch_end=_break_after(stop))
+        fit_data = {"x": x, "y": y, "batch_size": BATCH} if case.arrays else {"x": data}
+        kill = keras.callbacks.LambdaCallback(on_train_batch_end=_kill_after(stop))
         try:
             history = model.fit(
-                **given,
+                **fit_data,
                 epochs=case.epochs,
                 verbose=0,
-                callbacks=[*case.callbacks(), breaks],
-                validation_data=(x, y) if case.validates else None,
+                callbacks=[*case.callbacks(), kill],
+                validation_data=(x, y) if case.has_validation else None,
             )
-        except Killed:
+        except SimulatedKill:
             run.checkpoints.failed = True
             return {}
         numbers = {name: [float(each).hex() for each in values] for name, values in history.history.items()}
         weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
         slots = b"".join(np.asarray(each).tobytes() for each in model.optimizer.variables)
-        predicted = model.predict(x, verbose=0) if case.predicts else np.zeros(0)
+        predicted = model.predict(x, verbose=0) if case.has_prediction else np.zeros(0)
         digests = [hashlib.sha256(each).hexdigest() for each in (weights, slots, predicted.tobytes())]
         return {**numbers, "digests": digests}
 
 
-def _break_after(stop: int) -> Callable[..., None]:
+def _kill_after(stop: int) -> Callable[..., None]:
     seen = [0]
 
     def count(batch: int, logs: Any = None) -> None:
         checkpoints = current_run().checkpoints
         seen[0] = 0 if checkpoints is None else checkpoints.position.step
-        _settle(checkpoints)
+        _finish_writing(checkpoints)
         if seen[0] == stop:
-            raise Killed
+            raise SimulatedKill
 
     return count
 
 
-def _settle(checkpoints: Any) -> None:
-    """Let what is being written be written, so that it does not depend on the machine what is there."""
+def _finish_writing(checkpoints: Any) -> None:
+    """Wait for checkpoints that are being written, so that the saved steps do not depend on the machine."""
     if checkpoints is not None:
         for level in checkpoints.levels:
             if level._committing is not None:
@@ -255,78 +264,78 @@ SAMPLE = (
     "clusters apart, with differences on their way",
     "callbacks that remember",
 )
-"""The other cases are of the grid."""
+"""The other cases are marked `grid`."""
 
 
 @pytest.mark.parametrize(
     "name", [each if each in SAMPLE else pytest.param(each, marks=pytest.mark.grid) for each in CASES]
 )
-def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name: str, tmp_path: Path) -> None:
+def test_resumed_run_ends_as_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     expected = train(case, None)
-    for stop in case.breaks:
+    for stop in case.stops:
         train(case, tmp_path, stop)
     assert train(case, tmp_path) == expected
-    if case.predicts:  # nothing is left to do
+    if case.has_prediction:  # no step is left
         assert train(case, tmp_path)["digests"] == expected["digests"]
 
 
-# ------------------------------------------------------------------ clusters that train apart, and one model
+# ------------------------------------------------------------------ local SGD
 def fit_dense(folder: Path, epochs: int, stop: int = -1, every: int = 2, **options: Any) -> Any:
-    """Train one model, in clusters that train apart where there are options; gives its run, the model and its
+    """Train one model, by local SGD if there are options; returns its run, the model and its
     losses.
     """
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
     run = nb.init(seed=SEED, checkpoint={"folder": str(folder), "every": every})
-    model = apart(**options) if options else one_model()
+    model = build_local_sgd(**options) if options else build_one_model()
     model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse")
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
-    breaks = keras.callbacks.LambdaCallback(on_train_batch_end=_break_after(stop))
+    kill = keras.callbacks.LambdaCallback(on_train_batch_end=_kill_after(stop))
     try:
-        losses = model.fit(x, y, BATCH, epochs, shuffle=False, verbose=0, callbacks=[breaks]).history["loss"]
-    except Killed:
+        losses = model.fit(x, y, BATCH, epochs, shuffle=False, verbose=0, callbacks=[kill]).history["loss"]
+    except SimulatedKill:
         run.checkpoints.failed, losses = True, []
     return run, model, losses
 
 
-def one_model() -> keras.Model:
+def build_one_model() -> keras.Model:
     inputs = keras.Input((6,))
     hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
     return keras.Model(inputs, keras.layers.Dense(1)(hidden))
 
 
 @pytest.mark.filterwarnings("ignore:.*nebula_draws.* keep their initial values")
-def test_what_clusters_apart_have_saved_is_one_model_for_all_others(tmp_path: Path) -> None:
+def test_local_sgd_checkpoint_is_restored_as_one_model(tmp_path: Path) -> None:
     _, model, _ = fit_dense(tmp_path, 1, sync_every=4)
     weights = model.get_weights()
     keras.utils.clear_session(free_memory=False)
-    found = one_model()
+    found = build_one_model()
     found.compile(keras.optimizers.SGD(momentum=0.9), "mse")
     nb.restore(tmp_path, found)
     assert all(np.array_equal(a, b) for a, b in zip(weights, found.get_weights(), strict=True))
     assert int(found.optimizer.iterations) == 6
-    _, _, losses = fit_dense(tmp_path, 2)  # goes on as one model, and then apart again
+    _, _, losses = fit_dense(tmp_path, 2)  # continues as one model, and then with local SGD again
     run, _, apart_losses = fit_dense(tmp_path, 3, sync_every=4)
     assert apart_losses[:2] == losses and run.checkpoints.resumed.step == 12
     [rounds] = run.rounds.list_rounds()
     assert len({each.digest() for each in rounds.values()}) == 1
 
 
-def test_clusters_that_meet_otherwise_than_before_begin_with_the_weights_that_all_know(tmp_path: Path) -> None:
-    """What was on its way in fragments is not of theirs."""
+def test_other_local_sgd_options_start_from_shared_weights(tmp_path: Path) -> None:
+    """Fragments in flight are discarded."""
     fit_dense(tmp_path, 2, stop=9, sync_every=4, fragments=2, delay=1)
-    begun = Folder(str(tmp_path)).scan()[0]
-    run, model, _ = fit_dense(tmp_path, 2, stop=1 + begun.step, sync_every=3, outer="average")
+    first = Folder(str(tmp_path)).scan()[0]
+    run, model, _ = fit_dense(tmp_path, 2, stop=1 + first.step, sync_every=3, outer="average")
     [rounds] = run.rounds.list_rounds()
     assert {each.steps for each in rounds.values()} == {1}
-    assert int(model.optimizer.iterations) == 1 + begun.step
+    assert int(model.optimizer.iterations) == 1 + first.step
 
 
-def test_a_server_of_clusters_that_were_broken_off_goes_on(tmp_path: Path) -> None:
-    """They meet before they are saved: what comes first at a server is left to chance, and so are its numbers."""
+def test_async_local_sgd_resumes(tmp_path: Path) -> None:
+    """Clusters synchronise before they are saved, because the order of updates at a server depends on chance."""
     fit_dense(tmp_path, 3, stop=9, every=4, sync_every=3, mode="async")
     run, model, losses = fit_dense(tmp_path, 3, every=4, sync_every=3, mode="async")
     assert run.checkpoints.resumed.step == 8 and int(model.optimizer.iterations) == 18
@@ -336,23 +345,23 @@ def test_a_server_of_clusters_that_were_broken_off_goes_on(tmp_path: Path) -> No
     assert len({each.digest() for each in rounds.values()}) == 1
 
 
-# ------------------------------------------------------------------ what is refused
-def test_other_data_than_before_is_named(tmp_path: Path) -> None:
-    case = Case(staged)
+# ------------------------------------------------------------------ refusals
+def test_different_batch_after_resumption_is_refused(tmp_path: Path) -> None:
+    case = Case(build_stages)
     train(case, tmp_path, 5)
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED + 1)  # shuffles in another order
     with nb.init(checkpoint=str(tmp_path)):
-        model = staged()
+        model = build_stages()
         model.compile(case.optimizer(), "mse", metrics=["mae"])
         data = tf.data.Dataset.from_tensor_slices((np.ones((ROWS, 6), "float32"), np.ones((ROWS, 1), "float32")))
         with pytest.raises(CheckpointError, match="the batch of step 5 differs from the one that this run had"):
             model.fit(data.batch(BATCH), epochs=2, verbose=0)
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    case = Case(staged)
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    case = Case(build_stages)
     train(case, tmp_path, 5)
     for units in (16, 33):
         nb.shutdown()
@@ -369,24 +378,24 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ by hand
-def scaled() -> Any:
+def build_scaled_optimizer() -> Any:
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.02))
 
 
 @pytest.mark.parametrize(
     "make",
-    [pytest.param(scaled, marks=pytest.mark.grid), lambda: keras.optimizers.Adafactor(0.02)],
+    [pytest.param(build_scaled_optimizer, marks=pytest.mark.grid), lambda: keras.optimizers.Adafactor(0.02)],
     ids=["scaled", "one name"],
 )
-def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callable[[], Any], tmp_path: Path) -> None:
+def test_saved_model_is_restored_without_scopes(make: Callable[[], Any], tmp_path: Path) -> None:
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
     x, y = np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32")
-    model = staged(pipeline={"micro_batch": 2})
+    model = build_stages(pipeline={"micro_batch": 2})
     model.compile(make(), "mse")
     nb.save(tmp_path / "begin", model)
-    begun = [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
+    first = [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
     model.fit(x, y, epochs=2, verbose=0)
     nb.save(tmp_path / "model", model)
     nb.save(tmp_path / "model", model)
@@ -401,9 +410,9 @@ def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callab
     restored = [*found.get_weights(), *map(np.asarray, found.optimizer.variables)]
     assert all(np.array_equal(a, b) for a, b in zip(values, restored, strict=True))
     assert int(found.optimizer.iterations) == 2
-    nb.restore(tmp_path / "begin", found)  # slots too, though no step had made them when it was saved
+    nb.restore(tmp_path / "begin", found)  # slots too, although no step had created them when the model was saved
     again = [*found.get_weights(), *map(np.asarray, found.optimizer.variables)]
-    assert all(np.array_equal(a, b) for a, b in zip(begun, again, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     found.compile(make(), "mse")  # an optimizer of another name, and without slots
     with pytest.warns(NebulaWarning, match="is not in the checkpoint, and keeps its value, like .* of its optimizer"):
         nb.restore(tmp_path / "model", found)
@@ -419,7 +428,7 @@ def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callab
     nb.shutdown()
 
 
-def test_a_model_that_is_made_again_in_a_process_is_told_of_its_numbers(tmp_path: Path) -> None:
+def test_renumbered_layers_are_explained(tmp_path: Path) -> None:
     def train() -> None:
         nb.shutdown()
         nb.init(checkpoint=tmp_path)
@@ -433,7 +442,7 @@ def test_a_model_that_is_made_again_in_a_process_is_told_of_its_numbers(tmp_path
     assert "Keras numbers unnamed layers" in str(caught.value.why) and "clear_session" in str(caught.value.mend)
 
 
-def test_a_run_that_had_ended_says_why_it_has_no_report(tmp_path: Path) -> None:
+def test_completed_run_explains_its_missing_report(tmp_path: Path) -> None:
     for _ in range(2):
         nb.shutdown()
         keras.utils.clear_session()
@@ -452,15 +461,15 @@ def test_a_run_that_had_ended_says_why_it_has_no_report(tmp_path: Path) -> None:
             assert "all its steps of over.train_step had already been completed" in str(caught.value.why)
 
 
-def test_a_disk_that_is_full_ends_no_training(tmp_path: Path) -> None:
-    """Files may not grow any more: as TensorFlow and Python meet it where a disk is full."""
+def test_full_disk_does_not_end_training(tmp_path: Path) -> None:
+    """The file size is limited, with the same errors in TensorFlow and Python as a full disk."""
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
     x, y = np.ones((ROWS, 6), "float32"), np.ones((ROWS, 1), "float32")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with nb.init(checkpoint={"folder": str(tmp_path), "every": 2}) as run:
-        model = staged()
+        model = build_stages()
         model.compile("adam", "mse")
         model.fit(x, y, batch_size=BATCH, verbose=0)
         saved = Folder(str(tmp_path)).scan()[0]

@@ -16,21 +16,21 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.parity.test_resume import Killed, _settle
+from tests.parity.test_resume import SimulatedKill, _finish_writing
 from whale_nebula.errors import CheckpointError, NebulaWarning, StateError
 from whale_nebula.runtime.run import current_run
 
-Count = Callable[..., None]
+CountBatch = Callable[..., None]
 draws = np.random.default_rng(0)
 X, Y = draws.normal(size=(80, 4)).astype("float32"), draws.normal(size=(80, 1)).astype("float32")
 
 
-def momentum() -> keras.optimizers.Optimizer:
-    """It has slots, and is traced in less time than Adam, which `Pair` has."""
+def build_sgd() -> keras.optimizers.Optimizer:
+    """An optimizer with slots that is traced faster than Adam, which `Pair` uses."""
     return keras.optimizers.SGD(0.02, momentum=0.9, name="momentum")
 
 
-def build(cut: bool, name: str = "model") -> keras.Model:
+def build_model(cut: bool, name: str = "model") -> keras.Model:
     """Layers have the same names in every model."""
     inputs = keras.Input((4,))
     with nb.stage(cluster="gpu") if cut else nullcontext():
@@ -38,79 +38,81 @@ def build(cut: bool, name: str = "model") -> keras.Model:
     with nb.stage(cluster="npu") if cut else nullcontext():
         outputs = keras.layers.Dense(1, name="b")(hidden)
     model = keras.Model(inputs, outputs, name=name)
-    model.compile(momentum(), "mse")
+    model.compile(build_sgd(), "mse")
     return model
 
 
-def fit(model: keras.Model, count: Count, epochs: int = 1, rows: int = 4, begin: int = 0) -> dict[str, list[float]]:
-    counting = keras.callbacks.LambdaCallback(on_train_batch_end=count)
-    found = model.fit(X[begin:], Y[begin:], batch_size=rows, epochs=epochs, verbose=0, callbacks=[counting])
+def fit(
+    model: keras.Model, count: CountBatch, epochs: int = 1, rows: int = 4, begin: int = 0
+) -> dict[str, list[float]]:
+    counter = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+    found = model.fit(X[begin:], Y[begin:], batch_size=rows, epochs=epochs, verbose=0, callbacks=[counter])
     return dict(found.history)
 
 
-def one_after_the_other(cut: bool, count: Count) -> Any:
-    first, second = build(cut, "first"), build(cut, "second")
+def train_in_sequence(cut: bool, count: CountBatch) -> Any:
+    first, second = build_model(cut, "first"), build_model(cut, "second")
     return fit(first, count), fit(second, count), first.get_weights(), second.get_weights()
 
 
-def twice_with_a_look_between(cut: bool, count: Count) -> Any:
-    """What is written between is not what the second `fit` had come to."""
-    model = build(cut)
+def fit_twice(cut: bool, count: CountBatch) -> Any:
+    """Weights are overwritten between two `fit`s, which must not affect a resumed second `fit`."""
+    model = build_model(cut)
     before = fit(model, count, rows=4)
     model.evaluate(X, Y, verbose=0)
     model.set_weights([each * 0.5 for each in model.get_weights()])
     return before, fit(model, count, 2, rows=4), model.get_weights()
 
 
-def folds(cut: bool, count: Count) -> Any:
+def train_folds(cut: bool, count: CountBatch) -> Any:
     """Models of the same names, one after the other."""
     kept, histories = [], []
     for fold in range(3):
         keras.utils.clear_session(free_memory=False)
-        kept.append(build(cut))
+        kept.append(build_model(cut))
         histories.append(fit(kept[-1], count, 2, rows=8, begin=20 * fold))
     return histories, [model.get_weights() for model in kept]
 
 
-def folds_that_begin_exact(cut: bool, count: Count) -> Any:
-    """A model that is made again counts its own steps: a codec begins as late in each."""
+def train_folds_with_late_codec(cut: bool, count: CountBatch) -> Any:
+    """A model that is created again counts its own steps, after which its codec begins."""
     kept, histories = [], []
     for _ in range(2):
         keras.utils.clear_session(free_memory=False)
         with nb.compress("int8", start_step=6):
-            kept.append(build(cut))
+            kept.append(build_model(cut))
         histories.append(fit(kept[-1], count, 2, rows=8))
     return histories, [model.get_weights() for model in kept]
 
 
-def folds_let_go(cut: bool, count: Count) -> Any:
+def train_released_folds(cut: bool, count: CountBatch) -> Any:
     for fold in range(3):
         keras.utils.clear_session(free_memory=False)
-        model = build(cut)
+        model = build_model(cut)
         fit(model, count, 2, rows=8, begin=20 * fold)
         del model
         gc.collect()
 
 
-def batches_by_hand(cut: bool, count: Count) -> Any:
-    os.chdir("..")  # a folder of checkpoints stays where it was
-    model, losses = build(cut), []
+def train_on_batches(cut: bool, count: CountBatch) -> Any:
+    os.chdir("..")  # the folder of checkpoints does not depend on the working directory
+    model, losses = build_model(cut), []
     for number in range(0 if nb.resumed() is None else nb.resumed().step, 12):
         losses.append(float(model.train_on_batch(X[4 * number : 4 * number + 4], Y[4 * number : 4 * number + 4])))
         count()
     return losses[-1], model.get_weights()
 
 
-def metrics_of_one_name(cut: bool, count: Count) -> Any:
-    model = build(cut)
-    model.compile(momentum(), "mse", metrics=["mae"], weighted_metrics=["mae"])
-    counting = keras.callbacks.LambdaCallback(on_train_batch_end=count)
-    history = model.fit(X, Y, 4, 2, sample_weight=Y[:, 0] ** 2, verbose=0, callbacks=[counting]).history
+def train_with_duplicate_metrics(cut: bool, count: CountBatch) -> Any:
+    model = build_model(cut)
+    model.compile(build_sgd(), "mse", metrics=["mae"], weighted_metrics=["mae"])
+    counter = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+    history = model.fit(X, Y, 4, 2, sample_weight=Y[:, 0] ** 2, verbose=0, callbacks=[counter]).history
     return dict(history), model.get_weights()
 
 
-def a_model_trained_by_a_callback(cut: bool, count: Count) -> Any:
-    outer, inner = build(cut, "outer"), build(cut, "inner")
+def train_inside_a_callback(cut: bool, count: CountBatch) -> Any:
+    outer, inner = build_model(cut, "outer"), build_model(cut, "inner")
 
     class Inner(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -122,7 +124,7 @@ def a_model_trained_by_a_callback(cut: bool, count: Count) -> Any:
 
 
 class Pair(keras.Model):
-    """A train step of its own: two optimizers, draws by nobody's seed of Keras's and TensorFlow's, and a counter."""
+    """A custom train step: two optimizers, random numbers of Keras and TensorFlow without a seed, and a counter."""
 
     def __init__(self, cut: bool) -> None:
         super().__init__(name="pair")
@@ -157,24 +159,24 @@ class Pair(keras.Model):
         return {"loss": self.mean.result()}
 
 
-def a_train_step_of_its_own(cut: bool, count: Count) -> Any:
+def run_custom_train_step(cut: bool, count: CountBatch) -> Any:
     model = Pair(cut)
     model.compile()
     return fit(model, count, 2, rows=8), model.get_weights(), [each.variables for each in model.optimizers]
 
 
-def shuffled_data_of_all(cut: bool, count: Count) -> Any:
-    """One dataset, which is shuffled anew for whoever comes next: two fits and their validation."""
-    model, data = build(cut), tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(80).batch(16)
-    counting = keras.callbacks.LambdaCallback(on_train_batch_end=count)
-    told = [
-        dict(model.fit(data, epochs=n, validation_data=data, callbacks=[counting], verbose=0).history) for n in (1, 3)
+def share_shuffled_dataset(cut: bool, count: CountBatch) -> Any:
+    """One dataset, shuffled again in each pass, for two fits and their validation."""
+    model, data = build_model(cut), tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(80).batch(16)
+    counter = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+    fit_histories = [
+        dict(model.fit(data, epochs=n, validation_data=data, callbacks=[counter], verbose=0).history) for n in (1, 3)
     ]
-    return told, model.get_weights()
+    return fit_histories, model.get_weights()
 
 
-class Seen:
-    """What a loop has seen; its state is the list itself."""
+class NumberLog:
+    """A list of numbers whose state is the list itself."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -186,15 +188,15 @@ class Seen:
         self.__dict__.update(state)
 
 
-def a_loop_that_remembers(cut: bool, count: Count) -> Any:
-    """What is written to variables after the step counts; a second step draws, too. The losses of the first are scaled,
-    and some overflow.
+def run_stateful_loop(cut: bool, count: CountBatch) -> Any:
+    """A loop with saved objects, variables that are written after the step, and two steps with random numbers. The
+    losses of the first are scaled, and some overflow.
     """
-    model, other = build(cut, "first"), build(cut, "second")
-    model.optimizer = keras.optimizers.LossScaleOptimizer(momentum(), initial_scale=2.0**126, dynamic_growth_steps=4)
+    model, other = build_model(cut, "first"), build_model(cut, "second")
+    model.optimizer = keras.optimizers.LossScaleOptimizer(build_sgd(), initial_scale=2.0**126, dynamic_growth_steps=4)
     draws, other_draws = np.random.default_rng(1), random.Random(1)
     mean, kept = keras.metrics.Mean(), tf.Variable(tf.zeros((8, 1)))
-    seen = Seen()
+    seen = NumberLog()
     nb.state(draws=draws, other=other_draws, mean=mean, kept=kept, seen=seen)
 
     def train(model: keras.Model, x: Any, y: Any) -> Any:
@@ -229,9 +231,9 @@ def make_step(model: keras.Model) -> Callable[[Any, Any], Any]:
     return nb.function(lambda x, y: model.train_step((x, y)))
 
 
-def steps_of_one_name(cut: bool, count: Count) -> Any:
-    """Two models in one loop, one of which takes two steps in each turn."""
-    first, second = build(cut, "first"), build(cut, "second")
+def run_steps_of_one_name(cut: bool, count: CountBatch) -> Any:
+    """Two models in one loop; the second trains two steps in each iteration."""
+    first, second = build_model(cut, "first"), build_model(cut, "second")
     train_first, train_second = make_step(first), make_step(second)
     for number in range(0 if nb.resumed() is None else nb.resumed().step, 12):
         train_first(X[number : number + 4], Y[number : number + 4])
@@ -241,17 +243,17 @@ def steps_of_one_name(cut: bool, count: Count) -> Any:
     return first.get_weights(), second.get_weights()
 
 
-def two_loops(cut: bool, count: Count) -> Any:
+def run_two_loops(cut: bool, count: CountBatch) -> Any:
     """Two models of one name, the second after the first."""
-    first, second = build(cut), build(cut)
+    first, second = build_model(cut), build_model(cut)
     for number in range(0 if nb.resumed() is None else nb.resumed().step, 20):
         (first if number < 10 else second).train_on_batch(X[number : number + 4], Y[number : number + 4])
         count()
     return first.get_weights(), second.get_weights()
 
 
-def run(script: Callable[[bool, Count], Any], folder: Path, cut: bool, stop: int = 0) -> Any:
-    """Run a script, or until so many batches of its own were trained in this process."""
+def run_script(script: Callable[[bool, CountBatch], Any], folder: Path, cut: bool, stop: int = 0) -> Any:
+    """Run a script, or stop it after this number of batches."""
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
@@ -260,217 +262,223 @@ def run(script: Callable[[bool, Count], Any], folder: Path, cut: bool, stop: int
     def count(*_: Any, **__: Any) -> None:
         nonlocal seen
         seen += 1
-        _settle(current_run().checkpoints)
+        _finish_writing(current_run().checkpoints)
         if seen == stop:
-            raise Killed
+            raise SimulatedKill
 
     with nb.init(checkpoint={"folder": str(folder), "every": 3}) as opened:
         try:
             return tf.nest.map_structure(lambda each: np.asarray(each).tobytes(), script(cut, count))
-        except Killed:
+        except SimulatedKill:
             opened.checkpoints.failed = True
 
 
-GOES_ON = [
-    pytest.param(one_after_the_other, 35, False, marks=pytest.mark.grid),
-    pytest.param(one_after_the_other, 35, True, marks=pytest.mark.grid),
-    pytest.param(twice_with_a_look_between, 36, False, marks=pytest.mark.grid),
-    pytest.param(twice_with_a_look_between, 36, True),
-    pytest.param(folds, 10, False, marks=pytest.mark.grid),
-    pytest.param(folds, 24, True, marks=pytest.mark.grid),  # with scopes, those of `folds_that_begin_exact` are made
-    pytest.param(folds, 45, False, marks=pytest.mark.grid),
+SCRIPTS = [
+    pytest.param(train_in_sequence, 35, False, marks=pytest.mark.grid),
+    pytest.param(train_in_sequence, 35, True, marks=pytest.mark.grid),
+    pytest.param(fit_twice, 36, False, marks=pytest.mark.grid),
+    pytest.param(fit_twice, 36, True),
+    pytest.param(train_folds, 10, False, marks=pytest.mark.grid),
+    pytest.param(train_folds, 24, True, marks=pytest.mark.grid),  # as `train_folds_with_late_codec`
+    pytest.param(train_folds, 45, False, marks=pytest.mark.grid),
     pytest.param(
-        folds_that_begin_exact,
+        train_folds_with_late_codec,
         10,
         True,
         marks=[pytest.mark.grid, pytest.mark.filterwarnings("error:.*their initial values")],
     ),
-    pytest.param(batches_by_hand, 7, False),
-    pytest.param(batches_by_hand, 7, True, marks=pytest.mark.grid),
-    pytest.param(metrics_of_one_name, 15, False, marks=pytest.mark.grid),
-    pytest.param(metrics_of_one_name, 15, True, marks=pytest.mark.grid),
-    pytest.param(a_model_trained_by_a_callback, 14, False, marks=pytest.mark.grid),
-    pytest.param(a_model_trained_by_a_callback, 14, True, marks=pytest.mark.grid),
-    pytest.param(a_train_step_of_its_own, 14, False, marks=pytest.mark.grid),
-    pytest.param(a_train_step_of_its_own, 14, True, marks=pytest.mark.grid),
-    pytest.param(shuffled_data_of_all, 12, False),
-    pytest.param(shuffled_data_of_all, 12, True, marks=pytest.mark.grid),
-    pytest.param(a_loop_that_remembers, 7, False, marks=pytest.mark.filterwarnings("ignore:.*runs uncut")),
-    pytest.param(a_loop_that_remembers, 7, True, marks=pytest.mark.grid),  # as `unit/checkpoint/test_at_error` cuts one
-    pytest.param(steps_of_one_name, 7, True, marks=pytest.mark.grid),
-    pytest.param(two_loops, 8, False, marks=pytest.mark.grid),
+    pytest.param(train_on_batches, 7, False),
+    pytest.param(train_on_batches, 7, True, marks=pytest.mark.grid),
+    pytest.param(train_with_duplicate_metrics, 15, False, marks=pytest.mark.grid),
+    pytest.param(train_with_duplicate_metrics, 15, True, marks=pytest.mark.grid),
+    pytest.param(train_inside_a_callback, 14, False, marks=pytest.mark.grid),
+    pytest.param(train_inside_a_callback, 14, True, marks=pytest.mark.grid),
+    pytest.param(run_custom_train_step, 14, False, marks=pytest.mark.grid),
+    pytest.param(run_custom_train_step, 14, True, marks=pytest.mark.grid),
+    pytest.param(share_shuffled_dataset, 12, False),
+    pytest.param(share_shuffled_dataset, 12, True, marks=pytest.mark.grid),
+    pytest.param(run_stateful_loop, 7, False, marks=pytest.mark.filterwarnings("ignore:.*runs uncut")),
+    pytest.param(run_stateful_loop, 7, True, marks=pytest.mark.grid),  # as `unit/checkpoint/test_at_error` cuts one
+    pytest.param(run_steps_of_one_name, 7, True, marks=pytest.mark.grid),
+    pytest.param(run_two_loops, 8, False, marks=pytest.mark.grid),
 ]
 
 
-@pytest.mark.parametrize(("script", "stop", "cut"), GOES_ON)
-def test_a_script_goes_on(
-    script: Callable[[bool, Count], Any], stop: int, cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("script", "stop", "cut"), SCRIPTS)
+def test_interrupted_script_resumes_exactly(
+    script: Callable[[bool, CountBatch], Any], stop: int, cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    expected = run(script, tmp_path / "undisturbed", cut)
+    expected = run_script(script, tmp_path / "undisturbed", cut)
     monkeypatch.chdir(tmp_path)
-    assert run(script, Path("broken"), cut, stop) is None
+    assert run_script(script, Path("broken"), cut, stop) is None
     monkeypatch.chdir(tmp_path)
-    assert run(script, Path("broken"), cut) == expected
+    assert run_script(script, Path("broken"), cut) == expected
 
 
 @pytest.mark.parametrize(
-    ("script", "steps"), [pytest.param(steps_of_one_name, 12, marks=pytest.mark.grid), (two_loops, 20)]
+    ("script", "steps"), [pytest.param(run_steps_of_one_name, 12, marks=pytest.mark.grid), (run_two_loops, 20)]
 )
 @pytest.mark.filterwarnings("ignore:.*runs uncut")
-def test_steps_of_a_loop_are_counted_once(
-    script: Callable[[bool, Count], Any], steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_loop_steps_are_counted_once(
+    script: Callable[[bool, CountBatch], Any], steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(script, tmp_path, False)
+    run_script(script, tmp_path, False)
     with nb.init(checkpoint=str(tmp_path)):
         assert nb.resumed() is not None and nb.resumed().step == steps
         with pytest.raises(CheckpointError, match="a model cannot be saved to the checkpoint folder of a run"):
-            nb.save(tmp_path, build(False))
+            nb.save(tmp_path, build_model(False))
 
 
-def test_models_of_a_run_are_restored_by_their_names(tmp_path: Path) -> None:
-    *_, first, second = run(one_after_the_other, tmp_path, False)
+def test_models_of_a_run_are_restored_by_name(tmp_path: Path) -> None:
+    *_, first, second = run_script(train_in_sequence, tmp_path, False)
     keras.utils.clear_session(free_memory=False)  # optimizers are numbered as they were in the run
-    for model, expected in [(build(True, "first"), first), (build(True, "second"), second)]:
+    for model, expected in [(build_model(True, "first"), first), (build_model(True, "second"), second)]:
         nb.restore(tmp_path, model)
         assert [each.tobytes() for each in model.get_weights()] == expected
     keras.utils.clear_session(free_memory=False)
     with pytest.warns(NebulaWarning, match="several models of that run have a variable"):
-        nb.restore(tmp_path, build(True, "third"))
+        nb.restore(tmp_path, build_model(True, "third"))
 
 
-def test_what_a_cut_step_does_not_read_is_saved(tmp_path: Path) -> None:
-    """Counters of a LossScaleOptimizer's own, and a weight for inference alone: nothing is missed without scopes."""
+def test_variables_not_read_by_the_step_are_saved(tmp_path: Path) -> None:
+    """Counters of a LossScaleOptimizer, and a weight that only inference uses."""
 
     class Measured(keras.layers.Dense):
-        def build(self, shape: Any) -> None:
+        def build_model(self, shape: Any) -> None:
             super().build(shape)
             self.other = self.add_weight(shape=(), name="other", trainable=False)
 
         def call(self, x: Any, training: bool = False) -> Any:
             return super().call(x) if training else super().call(x) + self.other
 
-    def script(cut: bool, count: Count) -> Any:
+    def script(cut: bool, count: CountBatch) -> Any:
         with nb.stage(cluster="gpu") if cut else nullcontext():
             model = keras.Sequential([keras.Input((4,)), Measured(1, name="a")], name="model")
         model.layers[0].other.assign(5.0 if cut else 0.0)
-        model.compile(keras.optimizers.LossScaleOptimizer(momentum()), "mse")
+        model.compile(keras.optimizers.LossScaleOptimizer(build_sgd()), "mse")
         fit(model, count, 1 if cut else 2, rows=40)
         return model.get_weights(), model.optimizer.inner_optimizer.iterations
 
-    cut, _ = run(script, tmp_path, True)
+    cut, _ = run_script(script, tmp_path, True)
     keras.utils.clear_session(free_memory=False)
     model = keras.Sequential([keras.Input((4,)), Measured(1, name="a")], name="model")
-    model.compile(keras.optimizers.LossScaleOptimizer(momentum()), "mse")
+    model.compile(keras.optimizers.LossScaleOptimizer(build_sgd()), "mse")
     nb.restore(tmp_path, model)
     assert [each.tobytes() for each in model.get_weights()] == cut
-    weights, steps = run(script, tmp_path, False)
+    weights, steps = run_script(script, tmp_path, False)
     assert weights[-1] == cut[-1] == np.float32(5).tobytes() and int.from_bytes(steps, "little") == 4
 
 
-def test_draws_that_are_not_saved_are_named(tmp_path: Path) -> None:
-    def script(cut: bool, count: Count) -> None:
+def test_unsaved_random_state_is_reported(tmp_path: Path) -> None:
+    def script(cut: bool, count: CountBatch) -> None:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: tf.random.shuffle(x))])
         model.add(keras.layers.Dense(1))
         model.compile("sgd", "mse")
         fit(model, count, rows=40)
 
     with pytest.warns(NebulaWarning, match="the random state of RandomShuffle in .*train_step is not saved"):
-        run(script, tmp_path, False)
+        run_script(script, tmp_path, False)
 
 
-def test_what_is_saved_of_an_eager_step_is_said(tmp_path: Path) -> None:
-    def script(cut: bool, count: Count) -> None:
-        model = build(cut)
+def test_eager_step_warns_about_unsaved_variables(tmp_path: Path) -> None:
+    def script(cut: bool, count: CountBatch) -> None:
+        model = build_model(cut)
         model.compile("sgd", "mse", run_eagerly=True)
         fit(model, count, rows=40)
 
     with pytest.warns(
         NebulaWarning, match="model.train_step runs eagerly, so only the variables of its model are saved"
     ):
-        run(script, tmp_path, False)
+        run_script(script, tmp_path, False)
 
 
-def test_a_model_that_was_let_go_is_missed(tmp_path: Path) -> None:
-    assert run(folds_let_go, tmp_path, False, 46) is None
+def test_released_model_is_reported_as_missing(tmp_path: Path) -> None:
+    assert run_script(train_released_folds, tmp_path, False, 46) is None
     with pytest.raises(CheckpointError, match="is not in the checkpoint") as caught:
-        run(folds_let_go, tmp_path, False)
+        run_script(train_released_folds, tmp_path, False)
     assert "no longer existed" in caught.value.why and "in a list" in caught.value.mend
 
 
-# ------------------------------------------------------------------ no scopes: what was not noticed
-def other_rows(cut: bool, count: Count) -> Any:
-    return fit(build(cut), count, 2, rows=5, begin=10)
+# ------------------------------------------------------------------ no scopes
+def fit_other_rows(cut: bool, count: CountBatch) -> Any:
+    return fit(build_model(cut), count, 2, rows=5, begin=10)
 
 
-def two_at_once(cut: bool, count: Count) -> Any:
-    model = build(cut)
-    model.compile(momentum(), "mse", steps_per_execution=2)
+def fit_two_steps_at_once(cut: bool, count: CountBatch) -> Any:
+    model = build_model(cut)
+    model.compile(build_sgd(), "mse", steps_per_execution=2)
     return fit(model, count, 2, rows=4)
 
 
-@pytest.mark.parametrize("other", [pytest.param(other_rows, marks=pytest.mark.grid), two_at_once])
-def test_other_batches_of_a_model_without_scopes_are_named(other: Callable[[bool, Count], Any], tmp_path: Path) -> None:
-    assert run(lambda cut, count: fit(build(cut), count, 2, rows=4), tmp_path, False, 15) is None
+@pytest.mark.parametrize("other", [pytest.param(fit_other_rows, marks=pytest.mark.grid), fit_two_steps_at_once])
+def test_different_batches_without_scopes_are_refused(other: Callable[[bool, CountBatch], Any], tmp_path: Path) -> None:
+    assert run_script(lambda cut, count: fit(build_model(cut), count, 2, rows=4), tmp_path, False, 15) is None
     with pytest.raises(CheckpointError, match="differs from the one that this run had before it stopped"):
-        run(other, tmp_path, False)
+        run_script(other, tmp_path, False)
 
 
 @pytest.mark.parametrize("cut", [False, pytest.param(True, marks=pytest.mark.grid)])
-def test_slots_of_another_optimizer_begin_anew_and_a_warning_says_so(cut: bool, tmp_path: Path) -> None:
-    def script(cut: bool, count: Count, kind: type = keras.optimizers.AdamW) -> Any:
-        model = build(cut)
+def test_slots_of_another_optimizer_cause_a_warning(cut: bool, tmp_path: Path) -> None:
+    def script(cut: bool, count: CountBatch, kind: type = keras.optimizers.AdamW) -> Any:
+        model = build_model(cut)
         model.compile(kind(0.02), "mse")
         return fit(model, count, 2, rows=4)
 
-    assert run(lambda cut, count: script(cut, count, keras.optimizers.Lion), tmp_path, cut, 15) is None
+    assert run_script(lambda cut, count: script(cut, count, keras.optimizers.Lion), tmp_path, cut, 15) is None
     with pytest.warns(NebulaWarning, match="'adam_w/.* of model.train_step are not in the checkpoint, and keep their"):
-        run(script, tmp_path, cut)
+        run_script(script, tmp_path, cut)
 
 
-def a_first_fit_only_at_first(cut: bool, count: Count) -> None:
-    model = build(cut)
+def skip_first_fit_when_resumed(cut: bool, count: CountBatch) -> None:
+    model = build_model(cut)
     if nb.resumed() is None:
         fit(model, count, rows=8)
     fit(model, count, 2, rows=8)
 
 
-def a_loop(cut: bool, count: Count) -> None:
-    model = build(cut)
+def run_loop(cut: bool, count: CountBatch) -> None:
+    model = build_model(cut)
     step = nb.function(lambda x, y: model.train_step((x, y)))
     for number in range(0 if nb.resumed() is None else nb.resumed().step, 4):
         step(X[4 * number : 4 * number + 4], Y[4 * number : 4 * number + 4])
 
 
-def a_loop_of_tensorflow(cut: bool, count: Count) -> None:
-    model = build(cut)
+def run_tensorflow_loop(cut: bool, count: CountBatch) -> None:
+    model = build_model(cut)
     tf.function(lambda: model.train_step((X, Y)))()
 
 
 @pytest.mark.parametrize(
-    ("script", "stop", "said"),
+    ("script", "stop", "expected_message"),
     [
         (
-            a_first_fit_only_at_first,
+            skip_first_fit_when_resumed,
             15,
             "this run was saved in fit 2, but the script has now called fit 1 time",
         ),
-        (a_loop, 0, "the checkpoint of step 4 was not read"),
-        (a_loop_of_tensorflow, 0, "nothing was saved"),
+        (run_loop, 0, "the checkpoint of step 4 was not read"),
+        (run_tensorflow_loop, 0, "nothing was saved"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*runs uncut")
-def test_what_was_not_trained_is_said(
-    script: Callable[[bool, Count], Any], stop: int, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_untrained_checkpoint_is_reported(
+    script: Callable[[bool, CountBatch], Any],
+    stop: int,
+    expected_message: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if script is not a_loop_of_tensorflow:
-        run(script, tmp_path, True, stop)
-    run(script, tmp_path, True)
-    messages = [each.message for each in caplog.records if each.name != "tensorflow"]  # that one counts what ran before
-    assert [said in each for each in messages] == [True]
+    if script is not run_tensorflow_loop:
+        run_script(script, tmp_path, True, stop)
+    run_script(script, tmp_path, True)
+    messages = [
+        each.message for each in caplog.records if each.name != "tensorflow"
+    ]  # TensorFlow's depend on earlier tests
+    assert [expected_message in each for each in messages] == [True]
 
 
 @pytest.mark.parametrize("call", [nb.save, nb.restore])
-def test_a_model_without_variables_is_refused(call: Callable[..., None], tmp_path: Path) -> None:
+def test_model_without_variables_is_refused(call: Callable[..., None], tmp_path: Path) -> None:
     with pytest.raises(StateError, match="which has no variables yet"):
         call(tmp_path, keras.Sequential([keras.layers.Dense(1)]))

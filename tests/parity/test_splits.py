@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.parity.splits import MODELS, SIBLINGS, STAGES, WHOLE_BATCH, Split
-from tests.same import Case, Cut, Outcome, assert_same, data, run_uncut
+from tests.parity.split_models import MODELS, SIBLINGS, STAGES, WHOLE_BATCH, Split
+from tests.parity_harness import Case, Cut, Outcome, assert_same, data, run_uncut
 from whale_nebula.runtime.step import compiled
 
 SAMPLE = frozenset((
@@ -25,12 +25,12 @@ LENGTH = 1e-2 * 4
 
 
 @functools.cache
-def plain(name: str) -> Outcome:
+def run_uncut_case(name: str) -> Outcome:
     """The uncut run, once for all cases."""
     return run_uncut(Case(lambda cut: MODELS[name](Split(cut, 0))))
 
 
-def matrix() -> Iterator[Any]:
+def list_cases() -> Iterator[Any]:
     """Every way to run every model."""
     found = []
     for name, count in itertools.product(MODELS, (2, 3, 4)):
@@ -46,19 +46,17 @@ def matrix() -> Iterator[Any]:
         yield pytest.param(name, count, cut, marks=marks, id=about)
 
 
-@pytest.mark.parametrize(("name", "count", "cut"), list(matrix()))
-def test_a_split_model_leaves_what_the_whole_one_leaves(
-    name: str, count: int, cut: Cut, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "count", "cut"), list(list_cases()))
+def test_split_model_trains_as_the_whole_one(name: str, count: int, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     if count % 2 == 0:
         monkeypatch.setattr(compiled, "LEAST_ORDERED", 1)  # every variable counts as a large one
-    expected = plain(name)
+    expected = run_uncut_case(name)
     nb.shutdown()
     assert_same(expected, MODELS[name](Split(cut, count)), "sums", LENGTH)
 
 
-def test_rows_of_tables_that_lie_in_pieces_are_looked_up() -> None:
-    """Each row of numbers in a table of its own."""
+def test_split_table_is_gathered_by_rows() -> None:
+    """Each row of indices in its own table."""
     table, numbers = tf.Variable(data(3, 5, 2), name="table"), tf.constant([[4, 0], [1, 2], [3, 3]])
 
     @nb.function
@@ -70,5 +68,5 @@ def test_rows_of_tables_that_lie_in_pieces_are_looked_up() -> None:
     assert nb.plan(step, numbers).layouts["table"] == "split(1)"
 
 
-def test_the_sample_is_of_the_matrix() -> None:
-    assert sum(not parameter.marks for parameter in matrix()) == len(SAMPLE)
+def test_sample_is_part_of_the_matrix() -> None:
+    assert sum(not parameter.marks for parameter in list_cases()) == len(SAMPLE)

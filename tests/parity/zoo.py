@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import Case, Cut, Outcome, data
+from tests.parity_harness import Case, Cut, Outcome, data
 
 layers = keras.layers
 
 
-class Recording(keras.optimizers.Optimizer):
+class RecordingOptimizer(keras.optimizers.Optimizer):
     """An optimizer that keeps the gradients of its first step."""
 
     def build(self, variables: Any) -> None:
@@ -29,33 +29,33 @@ class Recording(keras.optimizers.Optimizer):
         if trainable_variables is not None:
             with tf.init_scope():
                 self.build(trainable_variables)
-        for gradient, kept in zip(grads, self.first, strict=False):
+        for gradient, recorded in zip(grads, self.first, strict=False):
             if gradient is not None:
                 fresh = tf.cast(tf.equal(self.iterations.value, 0), tf.float32)
-                kept.assign(tf.convert_to_tensor(gradient) * fresh + kept * (1.0 - fresh))
+                recorded.assign(tf.convert_to_tensor(gradient) * fresh + recorded * (1.0 - fresh))
         return super().apply(grads, trainable_variables)
 
 
-class RecordingAdam(Recording, keras.optimizers.Adam):
-    """For models that are about optimizers."""
+class RecordingAdam(RecordingOptimizer, keras.optimizers.Adam):
+    """The optimizer of models that test optimizers."""
 
 
-class RecordingMomentum(Recording, keras.optimizers.SGD):
-    """For all others: it is traced in half the time."""
+class RecordingMomentum(RecordingOptimizer, keras.optimizers.SGD):
+    """The optimizer of all other models, traced in half the time."""
 
 
-def optimizer(rate: float = 1e-2, **options: Any) -> RecordingAdam:
+def build_adam(rate: float = 1e-2, **options: Any) -> RecordingAdam:
     """Adam: eps is large enough that noise in a zero gradient stays noise."""
     return RecordingAdam(rate, epsilon=1e-3, **options)
 
 
-def momentum(rate: float = 1e-1, **options: Any) -> RecordingMomentum:
-    """What trains a model that is not about optimizers, ten times as fast as Adam's rate says."""
+def build_sgd(rate: float = 1e-1, **options: Any) -> RecordingMomentum:
+    """SGD with momentum, at ten times the rate of Adam."""
     return RecordingMomentum(rate, momentum=0.9, **options)
 
 
 def fit(model: Any, cut: Cut, *args: Any, epochs: int = 2, batch_size: int = 16, **kwargs: Any) -> Outcome:
-    """Run `fit` and collect what it left."""
+    """Run `fit` and collect the outcome."""
     history = model.fit(*args, epochs=epochs, batch_size=batch_size, shuffle=False, verbose=0, **kwargs).history
     found = Outcome(history=history, losses=list(history["loss"]))
     with nb.gathered():
@@ -66,7 +66,7 @@ def fit(model: Any, cut: Cut, *args: Any, epochs: int = 2, batch_size: int = 16,
     return found
 
 
-def functional(cut: Cut) -> Outcome:
+def train_functional(cut: Cut) -> Outcome:
     """Skip connection over a stage, sample weights, AdamW with global-norm clipping, metrics, a ragged last batch."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((8,), name="features")
@@ -78,7 +78,7 @@ def functional(cut: Cut) -> Outcome:
         with cut.at(2):
             outputs = layers.Dense(3)(layers.Add()([first, second]))
     model = keras.Model(inputs, outputs)
-    model.compile(optimizer(weight_decay=0.01, global_clipnorm=0.5), "mse", metrics=["mae"], weighted_metrics=["mse"])
+    model.compile(build_adam(weight_decay=0.01, global_clipnorm=0.5), "mse", metrics=["mae"], weighted_metrics=["mse"])
     x, y = data(73, 8), data(73, 3, seed=1)
     weights = np.random.default_rng(2).random(73).astype("float32")
     return fit(model, cut, x, y, sample_weight=weights)
@@ -106,17 +106,17 @@ class Reader(keras.Model):
                 return tf.matmul(hidden, self.embedding.embeddings, transpose_b=True)
 
 
-def subclassed(cut: Cut) -> Outcome:
+def train_subclassed(cut: Cut) -> Outcome:
     """Built lazily: its first act is `fit`."""
     keras.utils.set_random_seed(4)
     model = Reader(cut)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(momentum(), loss, metrics=["accuracy"])
+    model.compile(build_sgd(), loss, metrics=["accuracy"])
     tokens = np.random.default_rng(5).integers(0, 50, (40, 6))
     return fit(model, cut, tokens, np.roll(tokens, 1, axis=1), batch_size=8)
 
 
-def sequential(cut: Cut) -> Outcome:
+def train_sequential(cut: Cut) -> Outcome:
     """Layers added one by one, an input first, so that Keras rebuilds at every `add`."""
     keras.utils.set_random_seed(6)
     model = keras.Sequential([keras.Input((8, 8, 1))])
@@ -128,11 +128,11 @@ def sequential(cut: Cut) -> Outcome:
             model.add(layers.Dense(16, activation="relu", kernel_regularizer="l2"))
         with cut.at(2):
             model.add(layers.Dense(5, activation="softmax"))
-    model.compile(momentum(), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile(build_sgd(), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return fit(model, cut, data(44, 8, 8, 1), np.random.default_rng(7).integers(0, 5, 44))
 
 
-def _loop(step: Any, batches: Any, variables: Any, cut: Cut) -> Outcome:
+def _run_loop(step: Any, batches: Any, variables: Any, cut: Cut) -> Outcome:
     found = Outcome()
     for number, batch in enumerate(batches):
         loss, gradients = step(*batch)
@@ -146,15 +146,15 @@ def _loop(step: Any, batches: Any, variables: Any, cut: Cut) -> Outcome:
     return found
 
 
-def token_loop(cut: Cut) -> Outcome:
+def train_token_loop(cut: Cut) -> Outcome:
     """A custom loop whose loss is divided by a sum of token weights, with a batch that does not divide."""
     keras.utils.set_random_seed(8)
     parts = [layers.Dense(12, activation="gelu"), layers.Dense(12, activation="gelu"), layers.Dense(7)]
     for part, width in zip(parts, (6, 12, 12), strict=True):
         part.build((None, 5, width))
-    chosen = keras.optimizers.SGD(0.1, momentum=0.9)
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     variables = [v for part in parts for v in part.trainable_variables]
-    chosen.build(variables)
+    sgd.build(variables)
 
     @cut.function
     def step(x: Any, y: Any, weights: Any) -> Any:
@@ -166,7 +166,7 @@ def token_loop(cut: Cut) -> Outcome:
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, hidden)
             loss = tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
         gradients = tape.gradient(loss, variables)
-        chosen.apply_gradients(zip(gradients, variables, strict=True))
+        sgd.apply_gradients(zip(gradients, variables, strict=True))
         return loss, gradients
 
     random = np.random.default_rng(9)
@@ -174,17 +174,17 @@ def token_loop(cut: Cut) -> Outcome:
         (data(10, 5, 6, seed=n), random.integers(0, 7, (10, 5)), random.random((10, 5)).astype("float32"))
         for n in range(10)
     ]
-    return _loop(step, batches, variables, cut)
+    return _run_loop(step, batches, variables, cut)
 
 
 @tf.custom_gradient
-def _squashed(x: Any) -> Any:
+def _squash(x: Any) -> Any:
     """A custom gradient that closes over a tensor of the trace."""
     y = tf.tanh(x)
     return y, lambda d: d * (1.0 - y * y)
 
 
-def control_flow(cut: Cut) -> Outcome:
+def train_control_flow(cut: Cut) -> Outcome:
     """cond, while and a custom gradient on bare variables."""
     random = np.random.default_rng(10)
     variables = [tf.Variable(random.standard_normal((4, 4)).astype("float32") * 0.5, name=f"w{n}") for n in range(3)]
@@ -194,7 +194,7 @@ def control_flow(cut: Cut) -> Outcome:
         first, second, third = variables
         with tf.GradientTape() as tape, cut.program():
             with cut.at(0):
-                hidden = _squashed(x @ first)
+                hidden = _squash(x @ first)
             with cut.at(1):
                 hidden = tf.while_loop(
                     lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ second) + h), [tf.constant(0), hidden]
@@ -208,10 +208,10 @@ def control_flow(cut: Cut) -> Outcome:
         return loss, gradients
 
     batches = [(data(7, 4, seed=n), data(7, 4, seed=20 + n), np.float32((-1) ** n)) for n in range(10)]
-    return _loop(step, batches, variables, cut)
+    return _run_loop(step, batches, variables, cut)
 
 
-class Adversaries(keras.Model):
+class Gan(keras.Model):
     """Keras's own example: one step, two tapes, the second after the first one's update."""
 
     def __init__(self, cut: Cut) -> None:
@@ -230,29 +230,29 @@ class Adversaries(keras.Model):
     def metrics(self) -> Any:
         return [self.d_loss, self.g_loss]
 
-    def judge(self, images: Any) -> Any:
+    def discriminate(self, images: Any) -> Any:
         with self.cut.at(1):
             hidden = self.body(images)
         with self.cut.at(2):
             return self.head(hidden)
 
     def train_step(self, batch: Any) -> Any:
-        (real, noise, again), _ = batch
+        (real, noise, other_noise), _ = batch
         rows = tf.shape(real)[0]
-        judges = self.body.trainable_weights + self.head.trainable_weights
+        discriminator_weights = self.body.trainable_weights + self.head.trainable_weights
         with self.cut.program():
             with self.cut.at(0):
                 fake = self.generator(noise)
                 images = tf.concat([fake, real], axis=0)
                 labels = tf.concat([tf.ones((rows, 1)), tf.zeros((rows, 1))], axis=0)
             with tf.GradientTape() as tape:
-                d_loss = self.loss_fn(labels, self.judge(images))
-            gradients = tape.gradient(d_loss, judges)
-            self.d_optimizer.apply_gradients(zip(gradients, judges, strict=True))
+                d_loss = self.loss_fn(labels, self.discriminate(images))
+            gradients = tape.gradient(d_loss, discriminator_weights)
+            self.d_optimizer.apply_gradients(zip(gradients, discriminator_weights, strict=True))
             with tf.GradientTape() as tape:
                 with self.cut.at(0):
-                    fake = self.generator(again)
-                g_loss = self.loss_fn(tf.zeros((rows, 1)), self.judge(fake))
+                    fake = self.generator(other_noise)
+                g_loss = self.loss_fn(tf.zeros((rows, 1)), self.discriminate(fake))
             weights = self.generator.trainable_weights
             self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
         self.d_loss.update_state(d_loss)
@@ -260,14 +260,14 @@ class Adversaries(keras.Model):
         return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}
 
     def call(self, batch: Any) -> Any:
-        return self.judge(self.generator(batch[1]))
+        return self.discriminate(self.generator(batch[1]))
 
 
-def gan(cut: Cut) -> Outcome:
+def train_gan(cut: Cut) -> Outcome:
     """Two phases: the generator's forward reads what the discriminator's update wrote."""
     keras.utils.set_random_seed(11)
-    model = Adversaries(cut)
-    model.compile(momentum(), momentum(), keras.losses.BinaryCrossentropy(from_logits=True))
+    model = Gan(cut)
+    model.compile(build_sgd(), build_sgd(), keras.losses.BinaryCrossentropy(from_logits=True))
     x = (data(36, 6), data(36, 4, seed=1), data(36, 4, seed=2))
     history = model.fit(x, np.zeros(36), epochs=2, batch_size=8, shuffle=False, verbose=0).history
     found = Outcome(history=history, losses=[*history["d_loss"], *history["g_loss"]])
@@ -279,7 +279,7 @@ def gan(cut: Cut) -> Outcome:
     return found
 
 
-def frozen(cut: Cut) -> Outcome:
+def train_frozen(cut: Cut) -> Outcome:
     """A frozen first part and a variable that the loss does not touch: gradients that are None."""
     keras.utils.set_random_seed(12)
     parts = [layers.Dense(8, activation="relu"), layers.Dense(8, activation="relu"), layers.Dense(2)]
@@ -305,10 +305,10 @@ def frozen(cut: Cut) -> Outcome:
         return loss, gradients
 
     batches = [(data(9, 5, seed=n), data(9, 2, seed=30 + n)) for n in range(10)]
-    return _loop(step, batches, [v for part in parts for v in part.variables], cut)
+    return _run_loop(step, batches, [v for part in parts for v in part.variables], cut)
 
 
-def inference(cut: Cut) -> Outcome:
+def run_inference(cut: Cut) -> Outcome:
     """A function without any gradient; its rows come back in their order."""
     keras.utils.set_random_seed(13)
     parts = [layers.Dense(8, activation="relu"), layers.Dense(8, activation="relu"), layers.Dense(3)]
@@ -334,8 +334,8 @@ def inference(cut: Cut) -> Outcome:
     return found
 
 
-def scaled(cut: Cut) -> Outcome:
-    """Loss scaling: one cond applies every stage's gradients; the scale overflows, shrinks, and grows again."""
+def train_scaled(cut: Cut) -> Outcome:
+    """Loss scaling: one cond applies every stage's gradients; the scale overflows, shrinks, and grows other_noise."""
     keras.utils.set_random_seed(14)
     inputs = keras.Input((6,))
     with cut.program():
@@ -346,7 +346,7 @@ def scaled(cut: Cut) -> Outcome:
         with cut.at(2):
             outputs = layers.Dense(2)(hidden)
     model = keras.Model(inputs, outputs)
-    inner = optimizer(weight_decay=0.01, global_clipnorm=0.5)
+    inner = build_adam(weight_decay=0.01, global_clipnorm=0.5)
     model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**125, dynamic_growth_steps=3), "mse")
     found = fit(model, cut, data(73, 6), 300.0 * data(73, 2, seed=1))
     with nb.gathered():
@@ -357,13 +357,13 @@ def scaled(cut: Cut) -> Outcome:
 
 
 ZOO = {
-    "functional": Case(functional),
-    "subclassed": Case(subclassed),
-    "sequential": Case(sequential),
-    "token_loop": Case(token_loop, rate=0.1),
-    "control_flow": Case(control_flow, rate=0.1),
-    "gan": Case(gan, rate=1e-2),
-    "frozen": Case(frozen, rate=0.1),
-    "inference": Case(inference),
-    "scaled": Case(scaled, rarely=True),
+    "functional": Case(train_functional),
+    "subclassed": Case(train_subclassed),
+    "sequential": Case(train_sequential),
+    "token_loop": Case(train_token_loop, rate=0.1),
+    "control_flow": Case(train_control_flow, rate=0.1),
+    "gan": Case(train_gan, rate=1e-2),
+    "frozen": Case(train_frozen, rate=0.1),
+    "inference": Case(run_inference),
+    "scaled": Case(train_scaled, grid_only=True),
 }

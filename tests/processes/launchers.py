@@ -17,13 +17,13 @@ from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Placement, free_port
 from whale_nebula.launch.restarts import Attempts, Ended, Rule
 
-SCRIPT = str(HERE / "workers" / "restarting.py")
+SCRIPT = str(HERE / "workers" / "restart.py")
 DEADLINE = 60.0
 
 
 @dataclass
 class Launchers:
-    """What `whale-nebula run` does, once for each cluster, in threads of this process."""
+    """Run `whale-nebula run` once for each cluster, in threads of this process."""
 
     folder: Path
     config: Config
@@ -35,53 +35,55 @@ class Launchers:
     jobs: dict[str, Job] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
     script: str = SCRIPT
-    before: Callable[[str, int], None] = lambda worker, epoch: None
+    before_start: Callable[[str, int], None] = lambda worker, epoch: None
 
-    def start(self, worker: str, *arguments: object, name: str = "", most: int = 3, **told: Any) -> None:
-        """Start a worker and its launcher, which is called like the worker unless there is another one of it already;
-        `told` is what that tells its worker otherwise than usual.
+    def start(
+        self, worker: str, *arguments: object, name: str = "", max_restarts: int = 3, **identity_changes: Any
+    ) -> None:
+        """Start a worker and its launcher, which has the worker's name unless it gets a `name`; `identity_changes` are
+        fields of the worker's identity.
         """
         argv = ["-m", "whale_nebula.launch.child", self.script, str(self.folder), *map(str, arguments)]
         identity = identities(Placement((worker,), self.addresses), self.config, self.security)[worker]
-        identity = replace(identity, **told)
+        identity = replace(identity, **identity_changes)
 
         @contextmanager
         def start(epoch: int) -> Iterator[Job]:
-            self.before(worker, epoch)
-            output = Echoed(echo=self._echo)
+            self.before_start(worker, epoch)
+            output = Echoed(echo=self._add_output)
             with start_placed(argv, {worker: identity}, output=output, silence=DEADLINE, epoch=epoch) as job:
                 self.jobs[name or worker] = job
                 yield job
 
-        thread = threading.Thread(target=self._run, args=(name or worker, start, most), daemon=True)
+        thread = threading.Thread(target=self._run, args=(name or worker, start, max_restarts), daemon=True)
         thread.start()
         self.threads.append(thread)
 
-    def _run(self, name: str, start: Callable[[int], AbstractContextManager[Job]], most: int) -> None:
-        rule = Rule(Restarts(most, 0.0))
-        attempts = Attempts(rule, start, rest=lambda _: True, is_stopped=lambda: False, report=self._tell)
+    def _run(self, name: str, start: Callable[[int], AbstractContextManager[Job]], max_restarts: int) -> None:
+        rule = Rule(Restarts(max_restarts, 0.0))
+        attempts = Attempts(rule, start, rest=lambda _: True, is_stopped=lambda: False, report=self._add_line)
         self.endings[name] = attempts.run(DEADLINE)
 
-    def _echo(self, worker: str, stream: str, line: str) -> None:
-        self._tell(f"[{worker}] {line}" if stream == "out" else line)
+    def _add_output(self, worker: str, stream: str, line: str) -> None:
+        self._add_line(f"[{worker}] {line}" if stream == "out" else line)
 
-    def _tell(self, line: str) -> None:
+    def _add_line(self, line: str) -> None:
         with self.changed:
             self.lines.append(line)
             self.changed.notify_all()
 
     def await_line(self, *parts: str) -> str:
-        """Wait for a line with all of these."""
+        """Wait for a line with all of these parts."""
 
-        def seen() -> str:
+        def find_line() -> str:
             return next((line for line in self.lines if all(part in line for part in parts)), "")
 
         with self.changed:
-            assert self.changed.wait_for(seen, DEADLINE), (parts, "".join(self.lines)[-4000:])
-            return seen()
+            assert self.changed.wait_for(find_line, DEADLINE), (parts, "".join(self.lines)[-4000:])
+            return find_line()
 
-    def ended(self) -> dict[str, Ended]:
-        """How all ended."""
+    def wait_for_all(self) -> dict[str, Ended]:
+        """Wait for all launchers; returns how they ended."""
         for thread in self.threads:
             thread.join(DEADLINE)
             assert not thread.is_alive(), "\n".join(self.lines)[-4000:]
@@ -89,8 +91,8 @@ class Launchers:
 
 
 @contextmanager
-def launching(folder: Path, workers: Mapping[str, int]) -> Iterator[Launchers]:
-    """Launchers of so many workers of each cluster, on this host, with certificates; nothing of theirs is left."""
+def prepare_launchers(folder: Path, workers: Mapping[str, int]) -> Iterator[Launchers]:
+    """Launchers for these numbers of workers, with certificates; all processes are killed at the end."""
     addresses = {f"{name}/{n}": f"127.0.0.1:{free_port()}" for name, count in workers.items() for n in range(count)}
     listed = {name: [addresses[f"{name}/{n}"] for n in range(count)] for name, count in workers.items()}
     config = load({"clusters": {name: {"workers": each} for name, each in listed.items()}})

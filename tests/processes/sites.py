@@ -1,7 +1,7 @@
 """Runs as users start them: `whale-nebula run` once for each cluster, over mutual TLS, on ports of this host.
 
-`gpu` dials nobody: the worker whose name sorts later dials. So a test line between them, which can be cut, is placed
-before the first cluster.
+The worker whose name sorts later connects, so `gpu` only accepts. A line that can be interrupted is therefore placed in
+front of the first cluster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import psutil
 import yaml
 
 from tests.processes import zygote
-from tests.processes.telling import told
+from tests.processes.worker_reports import parse_reports
 from whale_nebula.cli import certs
 from whale_nebula.launch import placed
 from whale_nebula.launch.placement import free_port
@@ -33,12 +33,12 @@ from whale_nebula.launch.placement import free_port
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RUN, SEED, DEADLINE = "sites", 5, 240.0
-MANY_LINES = 200_000
+MAX_LINES = 200_000
 
 
 @dataclass
 class Site:
-    """One cluster's `whale-nebula run`, and what came out of it."""
+    """One cluster's `whale-nebula run`, and its output."""
 
     cluster: str
     process: subprocess.Popen[str]
@@ -56,24 +56,24 @@ class Site:
                 with self.changed:
                     kept.append(line)
                     self.changed.notify_all()
-                if len(kept) > MANY_LINES:  # it says the same again and again, and would until the memory is full
+                if len(kept) > MAX_LINES:  # it repeats itself, and would fill the memory
                     self.process.kill()
                     return
 
     def await_line(self, part: str, deadline: float = DEADLINE) -> float:
-        """Wait for a line with this text on either stream; gives when it was seen."""
+        """Wait for a line with this text on either stream; returns the time when it was seen."""
         limit, found = time.monotonic() + deadline, False
         while not found and time.monotonic() < limit:
-            over = self.process.poll() is not None  # looked at first: what it wrote before is read to its end
+            over = self.process.poll() is not None  # checked first, so that all earlier output is read
             with self.changed:
                 found = self.changed.wait_for(lambda: any(part in line for line in (*self.out, *self.err)), 1.0)
             if over:
                 break
-        assert found, f"{self.cluster} never said {part!r}:\n{self.said}"
+        assert found, f"{self.cluster} has not printed {part!r}:\n{self.last_output}"
         return time.monotonic()
 
-    def await_more(self, part: str, count: int, deadline: float = DEADLINE) -> None:
-        """Wait until so many lines more with this text have come than there are now."""
+    def await_more_lines(self, part: str, count: int, deadline: float = DEADLINE) -> None:
+        """Wait for `count` more lines with this text."""
 
         def number() -> int:
             return sum(part in line for line in self.out)
@@ -81,15 +81,15 @@ class Site:
         with self.changed:
             expected = number() + count
             found = self.changed.wait_for(lambda: number() >= expected, deadline)
-        assert found, f"{self.cluster} does not say {part!r} {count} times more:\n{self.said}"
+        assert found, f"{self.cluster} has not printed {part!r} {count} times more:\n{self.last_output}"
 
     @property
-    def said(self) -> str:
+    def last_output(self) -> str:
         return "".join([*self.out, *self.err][-60:])
 
     @property
-    def told(self) -> Mapping[str, Any]:
-        return told("".join(self.out))
+    def reports(self) -> Mapping[str, Any]:
+        return parse_reports("".join(self.out))
 
     @property
     def workers(self) -> list[psutil.Process]:
@@ -102,9 +102,9 @@ class Site:
         return found
 
     @property
-    def worker(self) -> int:
-        """The process of its worker."""
-        assert self.workers, f"{self.cluster} has no worker:\n{self.said}"
+    def worker_pid(self) -> int:
+        """The process id of its first worker."""
+        assert self.workers, f"{self.cluster} has no worker:\n{self.last_output}"
         return int(self.workers[0].pid)
 
     def wait(self, deadline: float = DEADLINE) -> int:
@@ -112,25 +112,33 @@ class Site:
         try:
             return self.process.wait(deadline)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.cluster} does not end:\n{self.said}") from None
+            raise AssertionError(f"{self.cluster} does not end:\n{self.last_output}") from None
 
 
 @dataclass
 class Sites:
-    """A run of several clusters on this host; where they stand `apart`, as if each had a host of its own."""
+    """A run of several clusters on this host; each may work in its own folder, as on a host of its own."""
 
     folder: Path
     clusters: Sequence[str]
     config: dict[str, Any]
-    started: dict[str, Site] = field(default_factory=dict)
+    sites: dict[str, Site] = field(default_factory=dict)
     gateways: dict[str, Site] = field(default_factory=dict)
     commands: dict[str, list[str]] = field(default_factory=dict)
-    apart: bool = False
+    has_separate_folders: bool = False
 
     def start_gateway(self, cluster: str) -> None:
         """Start the gateway of a cluster, or start it again."""
-        command = ["-m", "whale_nebula.cli.main", "gateway", "--config", self.written("gateways"), "--cluster", cluster]
-        self.gateways[cluster] = Site(cluster, _python(command))
+        command = [
+            "-m",
+            "whale_nebula.cli.main",
+            "gateway",
+            "--config",
+            self.write_config("gateways"),
+            "--cluster",
+            cluster,
+        ]
+        self.gateways[cluster] = Site(cluster, _start_python(command))
         self.gateways[cluster].await_line("listens on")
 
     def start(
@@ -141,20 +149,22 @@ class Sites:
     ) -> None:
         """Start every cluster; `configs` are those that differ from the common one."""
         for cluster in self.clusters:
-            path = self.written(cluster, (configs or {}).get(cluster, {}))
+            path = self.write_config(cluster, (configs or {}).get(cluster, {}))
             command = ["-m", "whale_nebula.cli.main", "run", "--config", path, "--cluster", cluster]
             worker = str(HERE / "workers" / f"{script}.py")
             self.commands[cluster] = [*command, worker, *map(str, arguments)]
-            self.start_again(cluster)
+            self.restart(cluster)
 
-    def start_again(self, cluster: str) -> None:
-        """Start a cluster by the command by which it was started before."""
+    def restart(self, cluster: str) -> None:
+        """Start a cluster again, with the same command."""
         own = self.folder / f"host-{cluster}"
         own.mkdir(exist_ok=True)
-        self.started[cluster] = Site(cluster, _python(self.commands[cluster], own if self.apart else ROOT))
+        self.sites[cluster] = Site(
+            cluster, _start_python(self.commands[cluster], own if self.has_separate_folders else ROOT)
+        )
 
-    def written(self, name: str, other: Mapping[str, Any] | None = None) -> str:
-        """The path of a config: the common one, but for what is other."""
+    def write_config(self, name: str, other: Mapping[str, Any] | None = None) -> str:
+        """Write a config: the common one, with these changes; returns its path."""
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump({**self.config, **(other or {})}))
         return str(path)
@@ -164,20 +174,20 @@ class Sites:
         assert certs.main([*words, "--folder", str(self.folder / "certs")]) == 0
 
     def __getitem__(self, cluster: str) -> Site:
-        return self.started[cluster]
+        return self.sites[cluster]
 
-    def ended(self) -> dict[str, int]:
+    def wait_for_exit_codes(self) -> dict[str, int]:
         """The exit codes, once all have ended."""
-        return {cluster: site.wait() for cluster, site in self.started.items()}
+        return {cluster: site.wait() for cluster, site in self.sites.items()}
 
-    def same(self, name: str) -> Any:
-        """What all told alike."""
-        first, *rest = (site.told[name] for site in self.started.values())
+    def get_common(self, name: str) -> Any:
+        """The value that all sites have reported under this name."""
+        first, *rest = (site.reports[name] for site in self.sites.values())
         assert all(other == first for other in rest), (name, first, rest)
         return first
 
 
-def _python(words: Sequence[str], folder: Path = ROOT) -> subprocess.Popen[Any]:
+def _start_python(words: Sequence[str], folder: Path = ROOT) -> subprocess.Popen[Any]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     if placed.start is zygote.start:  # no grid: this one and its workers are forks
         process: subprocess.Popen[Any] = zygote.start(words, env=environment, cwd=folder)
@@ -190,8 +200,8 @@ def _python(words: Sequence[str], folder: Path = ROOT) -> subprocess.Popen[Any]:
 
 
 @contextlib.contextmanager
-def sites(folder: Path, names: Sequence[str] = ("gpu", "npu"), **options: Any) -> Iterator[Sites]:
-    """Certificates and a config for these clusters; nothing is left of their processes at the end."""
+def prepare_sites(folder: Path, names: Sequence[str] = ("gpu", "npu"), **options: Any) -> Iterator[Sites]:
+    """Create certificates and a config for these clusters; kill their processes at the end."""
     config = {
         "run": RUN,
         "seed": SEED,
@@ -199,41 +209,41 @@ def sites(folder: Path, names: Sequence[str] = ("gpu", "npu"), **options: Any) -
         **options,
     }
     found = Sites(folder, names, config)
-    found.certs("init", "--config", found.written("all"))
-    found.certs("issue", "--config", found.written("all"), "--all")
+    found.certs("init", "--config", found.write_config("all"))
+    found.certs("issue", "--config", found.write_config("all"), "--all")
     try:
         yield found
     finally:
-        for site in (*found.started.values(), *found.gateways.values()):
+        for site in (*found.sites.values(), *found.gateways.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(site.process.pid, signal.SIGKILL)
             site.process.wait(10.0)
 
 
 class Line:
-    """A line between two sites that can be cut: it listens on a port and carries what comes to another."""
+    """A line between two sites that can be cut: it listens on a port and forwards to another."""
 
     def __init__(self, target: int) -> None:
         self._target = target
-        self._server = _server_elsewhere(target)
+        self._server = _create_server(target)
         self.port = int(self._server.getsockname()[1])
-        self._whole = threading.Event()
-        self._whole.set()
-        self._open: list[socket.socket] = []
+        self._is_open = threading.Event()
+        self._is_open.set()
+        self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Carry nothing from now on. Nobody is told: what is sent is kept, as a network keeps it for its senders."""
-        self._whole.clear()
+        """Forward nothing from now on. Sent data is kept, as by a network that retransmits."""
+        self._is_open.clear()
 
-    def mend(self) -> None:
-        """Carry again."""
-        self._whole.set()
+    def restore(self) -> None:
+        """Forward data again."""
+        self._is_open.set()
 
     def close(self) -> None:
-        """End it, and all that goes over it."""
-        self._whole.set()
-        for each in (self._server, *self._open):
+        """Close the line and all its connections."""
+        self._is_open.set()
+        for each in (self._server, *self._sockets):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
@@ -242,45 +252,45 @@ class Line:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._server.accept()
-                self._whole.wait()
-                threading.Thread(target=self._join, args=(near,), daemon=True).start()
+                self._is_open.wait()
+                threading.Thread(target=self._connect, args=(near,), daemon=True).start()
 
-    def _join(self, near: socket.socket) -> None:
+    def _connect(self, near: socket.socket) -> None:
         try:
             far = socket.create_connection(("127.0.0.1", self._target))
         except OSError:
             near.close()
             return
-        if far.getsockname() == far.getpeername():  # nobody listens there, and the system has lent us that very port
+        if far.getsockname() == far.getpeername():  # connected to itself: nobody listens there
             near.close()
             far.close()
             return
-        self._open += [near, far]
+        self._sockets += [near, far]
         for source, sink in ((near, far), (far, near)):
-            threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+            threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                self._whole.wait()
+                self._is_open.wait()
                 sink.sendall(data)
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def _server_elsewhere(port: int) -> socket.socket:
-    """A server at any port but this one, which its worker may not have taken yet: a line to itself has no end."""
+def _create_server(port: int) -> socket.socket:
+    """Create a server at another port than this one, so that a line never connects to itself."""
     server = socket.create_server(("127.0.0.1", 0))
     if server.getsockname()[1] != port:
         return server
     with server:
-        return _server_elsewhere(port)
+        return _create_server(port)
 
 
 @contextlib.contextmanager
-def line_before(found: Sites, cluster: str) -> Iterator[tuple[Line, dict[str, dict[str, Any]]]]:
-    """A line before a cluster, and the configs by which the others use it."""
+def insert_line(found: Sites, cluster: str) -> Iterator[tuple[Line, dict[str, dict[str, Any]]]]:
+    """Insert a line in front of a cluster; yields the line, and the configs with which the others use it."""
     port = int(found.config["clusters"][cluster]["workers"][0].rpartition(":")[2])
     line = Line(port)
     moved = json.loads(json.dumps(found.config["clusters"]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.processes.running import Ended, several, told_alone
+from tests.processes.worker_runs import FinishedRun, run_in_this_process, run_scenarios
 from tests.processes.workers import train
 from whale_nebula.runtime.step import measured
 
@@ -15,28 +15,31 @@ LINKS = "10gbit,0ms"
 
 
 @pytest.fixture(scope="module")
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FinishedRun]:
     """Programs, one after the other, in the same two processes."""
     grid = request.config.getoption("--grid")
     bases = ("learned", "svd") if grid else ("learned",)
     folder = tmp_path_factory.mktemp("pair")
-    asked = {name: [name, *CLUSTERS] for name in (("differences", "choosing") if grid else ("differences",))}
-    asked = {basis: ["projected", basis, *CLUSTERS] for basis in bases} | asked
-    found = several("train", folder, asked, gateways=True)
-    found["differences"].result.check()
+    scenarios = {
+        name: [name, *CLUSTERS]
+        for name in (("train_delta_codec", "train_auto_codec") if grid else ("train_delta_codec",))
+    }
+    scenarios = {basis: ["train_projection", basis, *CLUSTERS] for basis in bases} | scenarios
+    found = run_scenarios("train", folder, scenarios, gateways=True)
+    found["train_delta_codec"].result.check()
     return found
 
 
 @pytest.mark.grid
-def test_both_sides_change_and_leave_out_at_the_same_step(
-    pair: Mapping[str, Ended], monkeypatch: pytest.MonkeyPatch
+def test_codec_changes_and_skipped_steps_agree_between_processes(
+    pair: Mapping[str, FinishedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_rate", "slowest"):  # as the worker sets them, and back again afterwards
         owner = measured.LineRates if name == "_rate" else measured
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    found, expected = pair["choosing"], told_alone(train.choosing, *CLUSTERS, links=LINKS)
+    found, expected = pair["train_auto_codec"], run_in_this_process(train.train_auto_codec, *CLUSTERS, links=LINKS)
     for name in ("auto", "free again", "left out"):
-        assert found.same(name) == expected[name]
+        assert found.get_common(name) == expected[name]
     slow, free, out = (expected[name]["notes"] for name in ("auto", "free again", "left out"))
     assert any("b0 c0->c1: none -> int4" in notes for notes in slow)
     assert any("b0 c1->c0: int4 -> none" in notes for notes in free)
@@ -46,15 +49,15 @@ def test_both_sides_change_and_leave_out_at_the_same_step(
         assert said in outcome.err
 
 
-def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping[str, Ended]) -> None:
+def test_delta_codec_trains_as_in_one_process(pair: Mapping[str, FinishedRun]) -> None:
     """Both hold the same bits."""
-    found, expected = pair["differences"], told_alone(train.differences, *CLUSTERS)
+    found, expected = pair["train_delta_codec"], run_in_this_process(train.train_delta_codec, *CLUSTERS)
     for name in ("losses", "outputs", "weights"):
-        assert found.same(name) == expected[name]
+        assert found.get_common(name) == expected[name]
     here, there = expected["held"]
-    assert here == there and found.same("held") == [here]
+    assert here == there and found.get_common("held") == [here]
     there, back = ("c0->c1", "c1->c0")
-    first, second = found.all("sent")
+    first, second = found.get_all("sent")
     assert [step[there] for step in first] == [step[there] for step in expected["sent"]]
     assert [step[back] for step in second] == [step[back] for step in expected["sent"]]
     epochs = [sum(step[there][0] for step in first[each : each + 3]) for each in (0, 3, 6)]
@@ -62,11 +65,11 @@ def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping
 
 
 @pytest.mark.parametrize("basis", ["learned", pytest.param("svd", marks=pytest.mark.grid)])
-def test_two_processes_train_the_basis_that_one_does(pair: Mapping[str, Ended], basis: str) -> None:
+def test_projection_basis_trains_as_in_one_process(pair: Mapping[str, FinishedRun], basis: str) -> None:
     """Each has one of the variables."""
-    found, expected = pair[basis], told_alone(train.projected, basis, *CLUSTERS, links=LINKS)
+    found, expected = pair[basis], run_in_this_process(train.train_projection, basis, *CLUSTERS, links=LINKS)
     for name in ("losses", "outputs", "names", "weights"):
-        assert found.same(name) == expected[name]
-    assert found.same("names")[:2] == ["boundary/bottleneck_c0_down", "boundary/bottleneck_c0_c1_up"]
-    sent = {link: count for part in found.all("sent") for link, count in part.items() if count[0]}
+        assert found.get_common(name) == expected[name]
+    assert found.get_common("names")[:2] == ["boundary/bottleneck_c0_down", "boundary/bottleneck_c0_c1_up"]
+    sent = {link: count for part in found.get_all("sent") for link, count in part.items() if count[0]}
     assert sent == expected["sent"]

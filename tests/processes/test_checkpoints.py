@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.processes import telling
-from tests.processes.launchers import launching
-from tests.processes.running import SEED, Ended, run, told_alone
+from tests.processes import worker_reports
+from tests.processes.launchers import prepare_launchers
 from tests.processes.sites import HERE
-from tests.processes.workers import breaking
-from tests.processes.workers.replanned import PLANS, lesson
+from tests.processes.worker_runs import SEED, FinishedRun, run_in_this_process, run_workers
+from tests.processes.workers import fail
+from tests.processes.workers.change_plan import PLANS, train_model
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli.main import main
 from whale_nebula.faults import POINTS
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
-DEATHS = ["c1/0:update.begun=kill@5"]
-"""Who ends where, and after which step, or which time it comes there: by a kill, or by an error of its script, while
-the others are within the next step.
+FAULTS = ["c1/0:update.begun=kill@5"]
+"""A worker, the place where it is killed or its script raises an error, and the step, or the number of times that the
+place is reached. The others are within the next step.
 """
-MORE_DEATHS = [
+MORE_FAULTS = [
     "c1/0:batch@3",
     "c0/1:step.announced=kill@5",
     "c1/0:update.begun=kill@3",
@@ -41,29 +41,27 @@ EPOCHS = 2
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> Ended:
-    return run("resuming", WORKERS, "-", "-", EPOCHS)
+def undisturbed() -> FinishedRun:
+    return run_workers("resume", WORKERS, "-", "-", EPOCHS)
 
 
-def told(found: Ended) -> dict[str, Any]:
+def read_result(found: FinishedRun) -> dict[str, Any]:
     found.result.check()
-    return {name: found.same(name) for name in ("history", "weights")}
+    return {name: found.get_common(name) for name in ("history", "weights")}
 
 
-@pytest.mark.parametrize("deaths", [DEATHS, pytest.param(MORE_DEATHS, marks=pytest.mark.grid)], ids=len)
-def test_processes_that_die_again_and_again_come_to_the_same_end(
-    undisturbed: Ended, tmp_path: Path, deaths: list[str]
-) -> None:
-    stood, saved = [0], 0
-    for death in [*deaths, "-"]:
-        found = run("resuming", WORKERS, tmp_path, death, EPOCHS)
-        assert (-9 in found.result.codes.values()) == ("kill" in death)
-        resumed = [each.get("resumed") for each in found.told.values()]
-        stood.append(max((each[0] for each in resumed if each), default=stood[-1]))
-        assert stood[-1] >= saved
+@pytest.mark.parametrize("kills", [FAULTS, pytest.param(MORE_FAULTS, marks=pytest.mark.grid)], ids=len)
+def test_repeated_kills_do_not_change_the_result(undisturbed: FinishedRun, tmp_path: Path, kills: list[str]) -> None:
+    resumed_steps, saved = [0], 0
+    for fault in [*kills, "-"]:
+        found = run_workers("resume", WORKERS, tmp_path, fault, EPOCHS)
+        assert (-9 in found.result.codes.values()) == ("kill" in fault)
+        resumed = [each.get("resumed") for each in found.reports.values()]
+        resumed_steps.append(max((each[0] for each in resumed if each), default=resumed_steps[-1]))
+        assert resumed_steps[-1] >= saved
         saved = max(saved, found.result.saved or 0)
-    assert stood == sorted(stood) and stood[-1] > 0 and saved >= stood[-1]
-    assert told(found) == told(undisturbed)
+    assert resumed_steps == sorted(resumed_steps) and resumed_steps[-1] > 0 and saved >= resumed_steps[-1]
+    assert read_result(found) == read_result(undisturbed)
 
 
 ERRORS = [
@@ -74,54 +72,58 @@ ERRORS = [
     ("c0/1:update.begun=raise@1", 8),
     ("c1/0:step.announced=kill@2,c0/0:checkpoint.written=raise@1", 8),
 ]
-"""Who ends by an error, and after which step the next start goes on: the scripts of all in one callback, or of one
-while the others are in the next step. Of a step that is torn, or whose worker is killed, what was saved before is left.
+"""A worker (or all), the place of its error, and the step after which the next start resumes. If a step was torn or a
+worker killed, that is the last checkpoint.
 """
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("hosts", [(), ("piped",)], ids=["one folder", "a folder for each worker"])
-def test_an_error_costs_no_step_unless_one_is_torn(undisturbed: Ended, tmp_path: Path, hosts: Sequence[str]) -> None:
+def test_script_error_loses_no_completed_step(undisturbed: FinishedRun, tmp_path: Path, hosts: Sequence[str]) -> None:
     begins = []
-    for death in [*(each for each, _ in ERRORS), "-"]:
-        found = run("resuming", WORKERS, tmp_path, death, EPOCHS, *hosts)
-        begins.append((found.same("resumed") or [0])[0])
+    for fault in [*(each for each, _ in ERRORS), "-"]:
+        found = run_workers("resume", WORKERS, tmp_path, fault, EPOCHS, *hosts)
+        begins.append((found.get_common("resumed") or [0])[0])
     assert begins == [0, *(step for _, step in ERRORS)]
-    assert told(found) == told(undisturbed)
+    assert read_result(found) == read_result(undisturbed)
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize(
-    ("kind", "workers", "copies", "deaths"),
+    ("kind", "workers", "copies", "kills"),
     [
         ("apart", WORKERS, 2, ("c0/1:update.begun=kill@22", "c1/0:checkpoint.written=kill@1")),
         ("members", dict.fromkeys(["c0/0", "c0/1"], "c0"), 2, ("c0/1:checkpoint.written=kill@6",)),
     ],
 )
-def test_copies_that_die_come_to_the_same_end(
-    tmp_path: Path, kind: str, workers: dict[str, str], copies: int, deaths: tuple[str, ...]
+def test_killed_copies_do_not_change_the_result(
+    tmp_path: Path, kind: str, workers: dict[str, str], copies: int, kills: tuple[str, ...]
 ) -> None:
-    """Each has numbers of its own; clusters meet, in fragments that are on their way, between savings."""
+    """Each copy has its own results; clusters exchange fragments between checkpoints."""
 
-    def told_each(found: Ended) -> list[dict[str, Any]]:
+    def read_each_result(found: FinishedRun) -> list[dict[str, Any]]:
         found.result.check()
-        return [{name: each[name] for name in ("history", "weights")} for _, each in sorted(found.told.items())]
+        return [{name: each[name] for name in ("history", "weights")} for _, each in sorted(found.reports.items())]
 
     epochs = 2 * EPOCHS
-    expected = told_each(run("resuming", workers, "-", "-", epochs, kind))
+    expected = read_each_result(run_workers("resume", workers, "-", "-", epochs, kind))
     assert len({str(each["history"]) for each in expected}) == copies
-    stood = []
-    for death in deaths:
-        found = run("resuming", workers, tmp_path, death, epochs, kind)
+    resumed_steps = []
+    for fault in kills:
+        found = run_workers("resume", workers, tmp_path, fault, epochs, kind)
         assert -9 in found.result.codes.values()
-        stood += [max(each["resumed"][0] for each in found.told.values() if each.get("resumed"))] if stood else [0]
-    found = run("resuming", workers, tmp_path, "-", epochs, kind)
-    assert told_each(found) == expected
-    assert all(each["resumed"][0] > 0 for each in found.told.values())
+        resumed_steps += (
+            [max(each["resumed"][0] for each in found.reports.values() if each.get("resumed"))]
+            if resumed_steps
+            else [0]
+        )
+    found = run_workers("resume", workers, tmp_path, "-", epochs, kind)
+    assert read_each_result(found) == expected
+    assert all(each["resumed"][0] > 0 for each in found.reports.values())
 
 
-def test_a_host_that_is_new_goes_on_from_the_copy_in_the_memory_of_another(undisturbed: Ended, tmp_path: Path) -> None:
-    """Nothing is on a disk, and what the host of the worker that is killed had in its memory is gone."""
+def test_new_host_resumes_from_the_memory_of_another_host(undisturbed: FinishedRun, tmp_path: Path) -> None:
+    """No checkpoint is on a disk, and the killed worker's host loses its memory."""
     memory = {worker: tmp_path / worker.replace("/", "-") for worker in WORKERS}
 
     def replace_host(worker: str, epoch: int) -> None:
@@ -129,63 +131,63 @@ def test_a_host_that_is_new_goes_on_from_the_copy_in_the_memory_of_another(undis
             shutil.rmtree(memory[worker], ignore_errors=True)
             memory[worker].mkdir()
 
-    with launching(tmp_path, {"c0": 2, "c1": 1}) as found:
-        found.script, found.before = str(HERE / "workers" / "resuming.py"), replace_host
+    with prepare_launchers(tmp_path, {"c0": 2, "c1": 1}) as found:
+        found.script, found.before_start = str(HERE / "workers" / "resume.py"), replace_host
         for worker in WORKERS:
             found.start(worker, "c0/1:step.announced=kill@9", EPOCHS, "piped", memory=str(memory[worker]), seed=SEED)
-        for worker, ended in found.ended().items():
+        for worker, ended in found.wait_for_all().items():
             assert (ended.epoch, ended.result.culprit) == (1, None)
-            last = telling.told(ended.result.outcomes[worker].out)
+            last = worker_reports.parse_reports(ended.result.outcomes[worker].out)
             assert last["resumed"][0] > 0
             assert {name: last[name] for name in ("history", "weights")} == {
-                name: undisturbed.same(name) for name in ("history", "weights")
+                name: undisturbed.get_common(name) for name in ("history", "weights")
             }
 
 
-def test_what_is_in_memory_is_saved_as_a_run_ends_by_an_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """An error that would come again ends it, whatever restarts are left. What is newer waits for the next start."""
-    script, folder = str(HERE / "workers" / "breaking.py"), tmp_path / "saved"
+def test_memory_checkpoint_is_saved_when_the_run_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An error that would occur again ends the run despite remaining restarts. Newer parts wait for the next start."""
+    script, folder = str(HERE / "workers" / "fail.py"), tmp_path / "saved"
     assert main(["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", script, str(folder)]) == 1
     newest, found = Folder(str(folder)).scan()
-    assert newest.step == breaking.LAST and describe_waiting(newest.path).startswith("parts of gpu/0, npu/0: the next")
-    assert 0 < found.step < breaking.LAST and found.check() == ()
+    assert newest.step == fail.LAST_STEP and describe_waiting(newest.path).startswith("parts of gpu/0, npu/0: the next")
+    assert 0 < found.step < fail.LAST_STEP and found.check() == ()
     assert f"step {found.step}, which was saved in memory, is saved in {folder}" in capfd.readouterr().err
 
 
 _BEFORE = ("hello.", "certificate.", "failure.", "link.", "frames.", "connection.down")
-PLACES = [name for name in POINTS if not name.startswith(_BEFORE)]
+FAILPOINTS = [name for name in POINTS if not name.startswith(_BEFORE)]
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("worker", WORKERS)
-@pytest.mark.parametrize("place", PLACES)
-def test_a_death_at_any_place_costs_no_bit(undisturbed: Ended, tmp_path: Path, worker: str, place: str) -> None:
-    run("resuming", WORKERS, tmp_path, f"{worker}:{place}=kill@2", EPOCHS)
-    assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+def test_kill_at_any_failpoint_does_not_change_the_result(
+    undisturbed: FinishedRun, tmp_path: Path, worker: str, failpoint: str
+) -> None:
+    run_workers("resume", WORKERS, tmp_path, f"{worker}:{failpoint}=kill@2", EPOCHS)
+    assert read_result(run_workers("resume", WORKERS, tmp_path, "-", EPOCHS)) == read_result(undisturbed)
 
 
-# ------------------------------------------------------------------ other plans than before
-APART = ("split", "stages")
-"""With a folder for each worker, as on hosts of their own: what one lacks is sent by another. `make test` changes plans
-so in `test_elastic`, and pieces of every layout in `unit/checkpoint/test_slices`.
+# ------------------------------------------------------------------ other plans
+SEPARATE_FOLDERS = ("split", "stages")
+"""Each worker has its own folder, so that missing slices are received from others. `make test` covers this in
+`test_elastic`, and layouts in `unit/checkpoint/test_slices`.
 """
 PAIRS = itertools.permutations(PLANS, 2)
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("names", [APART, *PAIRS], ids=" > ".join)
-def test_a_run_goes_on_by_another_plan(tmp_path: Path, names: Sequence[str]) -> None:
-    expected = told_alone(lesson, names[0], len(names))
-    apart = ["apart"] * (names is APART)
+@pytest.mark.parametrize("names", [SEPARATE_FOLDERS, *PAIRS], ids=" > ".join)
+def test_run_resumes_with_another_plan(tmp_path: Path, names: Sequence[str]) -> None:
+    expected = run_in_this_process(train_model, names[0], len(names))
+    apart = ["apart"] * (names is SEPARATE_FOLDERS)
     before = None
     for epochs, name in enumerate(names, 1):
-        found = run("replanned", WORKERS, name, epochs, tmp_path, *apart)
+        found = run_workers("change_plan", WORKERS, name, epochs, tmp_path, *apart)
         found.result.check()
-        assert epochs == 1 or found.same("began") == before
-        before = found.same("ended")
-        got = found.same("history")
+        assert epochs == 1 or found.get_common("began") == before
+        before = found.get_common("ended")
+        got = found.get_common("history")
         for what, values in expected["history"].items():
             np.testing.assert_allclose(got[what], values[:epochs], 1e-5)
     assert len(list(tmp_path.rglob("manifest*.json"))) % len(WORKERS if apart else "1") == 0

@@ -30,19 +30,19 @@ FILE = re.compile(r"```(?:python|yaml)\n# ([\w./-]+)\n(.*?)```", re.DOTALL)
 PASSWORD = "a sentence to remember"
 
 
-class Walk:
-    """Goes through the page: ports and numbers differ each time, and stand for those of the page."""
+class PageCommands:
+    """Runs the commands of the page; ports and numbers that differ in each run are replaced."""
 
     def __init__(self, services: contextlib.ExitStack) -> None:
-        self.services, self.said_for, self.invitation = services, {}, ""
+        self.services, self.replacements, self.invitation = services, {}, ""
 
-    def translate(self, text: str) -> str:
-        for of_page, here in self.said_for.items():
-            text = text.replace(of_page, here)
+    def localize(self, text: str) -> str:
+        for shown_text, here in self.replacements.items():
+            text = text.replace(shown_text, here)
         return text
 
     def run(self, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-        words = shlex.split(self.translate(line), comments=False)
+        words = shlex.split(self.localize(line), comments=False)
         if words[-1] == "&":
             return self.serve(words)
         if words[0] in ("mkdir", "cp"):
@@ -76,7 +76,7 @@ class Walk:
             )
             self.services.enter_context(kill_at_exit(process))
             at = read_listening_line(process).partition("listens on ")[2].partition(";")[0]
-            self.said_for[str(config.gateway_of(cluster))] = at
+            self.replacements[str(config.gateway_of(cluster))] = at
             return ""
         folder, cluster = Path(words[words.index("--folder") + 1]), words[words.index("--folder") + 1].split("/")[0]
         signer = authority.load(folder)
@@ -90,37 +90,39 @@ class Walk:
         return ""
 
 
-def mask(text: str) -> list[str]:
+def mask_variable_text(text: str) -> list[str]:
     text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(Z| UTC)", "DATE", text.replace("2099-01-01T00:00:00Z", "END"))
     return [line.rstrip() for line in re.sub(r"\b[0-9a-f]{8}\b", "NUMBER", text).strip().splitlines()]
 
 
 @pytest.fixture
-def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageCommands]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("getpass.getuser", lambda: "olga")
     for name, text in FILE.findall(PAGE):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(f"# {name}\n{text}")
     with contextlib.ExitStack() as services:
-        yield Walk(services)
+        yield PageCommands(services)
 
 
 @pytest.mark.grid
-def test_the_page_is_true(walk: Walk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_print_what_the_page_shows(
+    commands: PageCommands, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained: list[str] = []
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
         for each in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             line, _, shown = each.partition("\n")
             for path in ("ana/clusters.yaml", "bob/clusters.yaml", "cleo/clusters.yaml"):
-                Path(path).write_text(walk.translate(Path(path).read_text()))
-            found = walk.run(line, capsys, monkeypatch)
+                Path(path).write_text(commands.localize(Path(path).read_text()))
+            found = commands.run(line, capsys, monkeypatch)
             trained += [found] * line.startswith("python train.py")
             if shown:
                 print(found)
-                assert mask(found) == mask(shown), line
-                of_page, here = (re.findall(r"\b[0-9a-f]{8}\b", text) for text in (shown, found))
-                walk.said_for.update(zip(of_page, here, strict=True))
+                assert mask_variable_text(found) == mask_variable_text(shown), line
+                shown_text, here = (re.findall(r"\b[0-9a-f]{8}\b", text) for text in (shown, found))
+                commands.replacements.update(zip(shown_text, here, strict=True))
     assert "NB-214 train.py is not approved" in trained[0]
     report = found  # as the auditor was sent it
     assert "report  eva  allow" in report

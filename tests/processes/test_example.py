@@ -25,7 +25,7 @@ def example() -> ModuleType:
 
 
 @pytest.mark.grid
-def test_two_processes_and_one_print_the_same(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_print_what_one_prints(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     example.DEADLINE = 90.0
     example.start()
     apart = capsys.readouterr().out.splitlines()
@@ -40,7 +40,7 @@ def test_two_processes_and_one_print_the_same(example: ModuleType, capsys: pytes
     assert [line for line in apart if "lead" in line] == [f"npu/0: {alone[-1]}"]
 
 
-def test_the_page_shows_it() -> None:
+def test_page_refers_to_the_example() -> None:
     page = (ROOT / "docs" / "several-processes.md").read_text("utf-8")
     assert "examples/two_processes.py" in page
     assert len(EXAMPLE.read_text("utf-8").splitlines()) < 60

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from tests.processes.running import Ended, beside, run, told_alone
-from tests.processes.workers.pretraining import LARGE, THREE, WIDE, train
+from tests.processes.worker_runs import FinishedRun, run_in_this_process, run_workers, run_workers_and_reference
+from tests.processes.workers.pretrain import LARGE, THREE, WIDE, train_networks
 from tests.unit.models.pretraining.small_pretraining import HOW
 from whale_nebula.models.pretraining import DISCRIMINATOR
 
@@ -16,42 +16,44 @@ DEADLINE = 180.0
 
 
 @pytest.fixture(scope="module")
-def two() -> Ended:
-    """What a generator and a discriminator told of a step with many rows."""
-    found = run("pretraining", {"all/0": "all", "discriminator/0": DISCRIMINATOR}, "look", deadline=DEADLINE)
+def step_run() -> FinishedRun:
+    """The reports of a generator and a discriminator on a step with many rows."""
+    found = run_workers(
+        "pretrain", {"all/0": "all", "discriminator/0": DISCRIMINATOR}, "train_large_step", deadline=DEADLINE
+    )
     found.result.check()
     return found
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("names", [THREE[:2], THREE], ids=["two", "three"])
-def test_generators_and_a_discriminator_end_with_the_bits_of_one_process(names: tuple[str, ...]) -> None:
+def test_networks_end_with_the_bits_of_one_process(names: tuple[str, ...]) -> None:
     workers = {f"{name}/0": name for name in (*names, DISCRIMINATOR)}
-    alone_by = partial(told_alone, partial(train, names))
-    ended, alone = beside("pretraining", workers, "learn", alone=alone_by, deadline=DEADLINE)
+    alone_by = partial(run_in_this_process, partial(train_networks, names))
+    ended, alone = run_workers_and_reference("pretrain", workers, "train_all", alone=alone_by, deadline=DEADLINE)
     ended.result.check()
-    assert ended.same("losses") == alone["losses"]
+    assert ended.get_common("losses") == alone["losses"]
     for name in (*names, DISCRIMINATOR):
-        assert ended.told[f"{name}/0"][name] == alone[name]
-        assert set(ended.told[f"{name}/0"]) & {*names, DISCRIMINATOR} == {name}
+        assert ended.reports[f"{name}/0"][name] == alone[name]
+        assert set(ended.reports[f"{name}/0"]) & {*names, DISCRIMINATOR} == {name}
 
 
-def test_ids_marks_and_hidden_originals_cross_in_the_bits_that_they_need(two: Ended) -> None:
+def test_sent_bytes_match_the_information_content(step_run: FinishedRun) -> None:
     count, word = HOW.count(WIDE.length), math.log2(WIDE.vocabulary)
     due = LARGE * (WIDE.length * (word + 1) + count * word) / 8
-    assert abs(two.told["all/0"]["bytes"] / due - 1) < 0.01
+    assert abs(step_run.reports["all/0"]["bytes"] / due - 1) < 0.01
 
 
-def test_nothing_else_crosses_and_nothing_comes_back(two: Ended) -> None:
+def test_only_ids_originals_and_masks_are_sent(step_run: FinishedRun) -> None:
     length, count = WIDE.length, HOW.count(WIDE.length)
-    assert two.told["all/0"]["frames"] == {
+    assert step_run.reports["all/0"]["frames"] == {
         f"BOUNDARY int32 coded [{LARGE}, {length}]": 1,
         f"BOUNDARY int32 coded [{LARGE}, {count}]": 1,
         f"BOUNDARY bool coded [{LARGE}, {length}]": 1,
     }
-    assert two.told["discriminator/0"]["frames"] == {}
-    assert two.same("loss")
+    assert step_run.reports["discriminator/0"]["frames"] == {}
+    assert step_run.get_common("loss")
 
 
-def test_no_row_of_the_text_is_in_a_frame_as_numbers_of_whole_bytes(two: Ended) -> None:
-    assert two.told["all/0"]["found"] == []
+def test_frames_contain_no_row_of_the_text(step_run: FinishedRun) -> None:
+    assert step_run.reports["all/0"]["found"] == []

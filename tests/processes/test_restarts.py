@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.processes.launchers import SCRIPT, Launchers, launching
-from tests.processes.running import told_alone
-from tests.processes.sites import sites
-from tests.processes.telling import told
-from tests.processes.workers import restarting
+from tests.processes.launchers import SCRIPT, Launchers, prepare_launchers
+from tests.processes.sites import prepare_sites
+from tests.processes.worker_reports import parse_reports
+from tests.processes.worker_runs import run_in_this_process
+from tests.processes.workers import restart
 from tests.unit.transport.grpc_workers import TcpProxy
 from whale_nebula.cli.main import main
 from whale_nebula.errors import LinkClosedError, PeerRestartedError
@@ -22,58 +22,56 @@ from whale_nebula.launch.placement import free_port
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """What one process comes to that is not disturbed."""
-    return told_alone(lambda: restarting.train(tmp_path_factory.mktemp("alone")), links="free")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """The results of one undisturbed process."""
+    return run_in_this_process(lambda: restart.train(tmp_path_factory.mktemp("alone")), links="free")
 
 
-def test_after_a_kill_both_clusters_go_on_from_what_was_saved(
-    tmp_path: Path, alone: Mapping[str, Any], capfd: pytest.CaptureFixture[str]
+def test_clusters_resume_after_a_kill(
+    tmp_path: Path, reference: Mapping[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", SCRIPT, str(tmp_path), "npu/0@0@2"]
     assert main(words) == 0
     out, err = capfd.readouterr()
-    found = told(out)
+    found = parse_reports(out)
     assert "worker npu/0 failed first: ended by SIGKILL; restart 1 of 2 begins after 1 s, as epoch 1" in err
     assert [name for name in found if "step" in name] == [
-        f"epoch {int(step > 2)} step {step}" for step in range(restarting.STEPS)
+        f"epoch {int(step > 2)} step {step}" for step in range(restart.STEPS)
     ]
-    assert (found["weights"], found["loss"]) == (alone["weights"], alone["loss"])
+    assert (found["weights"], found["loss"]) == (reference["weights"], reference["loss"])
 
 
 # ---------------------------------------------------------------------- launchers, a cluster each
 @pytest.fixture
 def launchers(tmp_path: Path) -> Iterator[Launchers]:
     """Of two clusters of a worker each."""
-    with launching(tmp_path, {"gpu": 1, "npu": 1}) as found:
+    with prepare_launchers(tmp_path, {"gpu": 1, "npu": 1}) as found:
         yield found
 
 
-def test_launchers_of_two_clusters_start_their_own_and_all_meet_again(
-    launchers: Launchers, alone: Mapping[str, Any]
-) -> None:
-    """The other notices by the end of the link, or by the greeting of who was started again."""
+def test_separate_launchers_restart_and_reconnect(launchers: Launchers, reference: Mapping[str, Any]) -> None:
+    """The other launcher's worker detects the closed link, or the greeting of the restarted worker."""
     for worker in launchers.addresses:
         launchers.start(worker, "gpu/0@0@3")
-    found = launchers.ended()
+    found = launchers.wait_for_all()
     assert {worker: (ended.epoch, ended.result.culprit) for worker, ended in found.items()} == {
         "gpu/0": (1, None),
         "npu/0": (1, None),
     }
     for worker, ended in found.items():
-        assert told(ended.result.outcomes[worker].out)["weights"] == alone["weights"]
+        assert parse_reports(ended.result.outcomes[worker].out)["weights"] == reference["weights"]
     assert "gpu/0" in launchers.await_line("worker npu/0 failed first: exit code 1: NB-4")
 
 
 @pytest.mark.grid
-def test_a_worker_that_was_frozen_is_kept_out_by_those_of_a_later_epoch(
-    launchers: Launchers, alone: Mapping[str, Any], tmp_path: Path
+def test_frozen_worker_of_an_earlier_epoch_is_refused(
+    launchers: Launchers, reference: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    """Its host stood still, launcher and all; meanwhile another host has taken its place."""
+    """Its host was frozen with its launcher, and another host has taken its place."""
     hasty = tmp_path / "clusters.yaml"
     hasty.write_text("patience: 4s\n")
     proxy = TcpProxy(launchers.addresses["gpu/0"])
-    launchers.start("npu/0", "", 0.2, most=0, addresses={"gpu/0": proxy.address})
+    launchers.start("npu/0", "", 0.2, max_restarts=0, addresses={"gpu/0": proxy.address})
     launchers.start("gpu/0", "", 0.2, config=str(hasty))
     launchers.await_line("[npu/0]", "epoch 0 step 1")
     launchers.jobs["npu/0"].signal("npu/0", signal.SIGSTOP)
@@ -84,33 +82,35 @@ def test_a_worker_that_was_frozen_is_kept_out_by_those_of_a_later_epoch(
     proxy.is_forwarding = True
     proxy.disconnect()
     launchers.jobs["npu/0"].signal("npu/0", signal.SIGCONT)
-    found = launchers.ended()
+    found = launchers.wait_for_all()
     old = found["npu/0"].result.outcomes["npu/0"]
     assert "NB-415 this worker, 'npu/0', is in epoch 0, but the run is in epoch 1" in old.err
     assert (old.code, old.status.error, found["npu/0"].epoch) == (1, "NB-415", 0)
     for name in ("gpu/0", "another host"):
         assert (found[name].epoch, found[name].result.culprit) == (1, None)
         (outcome,) = found[name].result.outcomes.values()
-        assert told(outcome.out)["weights"] == alone["weights"]
+        assert parse_reports(outcome.out)["weights"] == reference["weights"]
     proxy.close()
 
 
-NOTICED = (LinkClosedError, PeerRestartedError)
-"""How a worker learns that another one is dead: its connection has ended, and nobody answers there, or another process.
-An error of another kind, such as that of a deadline, would say that it was noticed by nothing but the silence.
+DETECTION_ERRORS = (LinkClosedError, PeerRestartedError)
+"""How a worker detects that another one was killed: its connection is closed, or a new process answers. A deadline
+error would mean that only its silence was detected.
 """
 
 
 @pytest.mark.grid
-def test_as_users_start_them_two_sites_meet_again(tmp_path: Path, alone: Mapping[str, Any]) -> None:
-    with sites(tmp_path, restarts={"most": 2, "wait": "0s"}) as found:
+def test_sites_restart_after_a_kill(tmp_path: Path, reference: Mapping[str, Any]) -> None:
+    with prepare_sites(tmp_path, restarts={"most": 2, "wait": "0s"}) as found:
         (tmp_path / "saved").mkdir()
-        found.start("restarting", tmp_path / "saved", "", 0.3)
+        found.start("restart", tmp_path / "saved", "", 0.3)
         found["gpu"].await_line("epoch 0 step 1")
-        os.kill(found["gpu"].worker, signal.SIGKILL)
-        for site in found.started.values():
+        os.kill(found["gpu"].worker_pid, signal.SIGKILL)
+        for site in found.sites.values():
             site.await_line("restart 1 of 2 begins")
-        assert found.ended() == {"gpu": 0, "npu": 0}, found["npu"].said
-        assert found.same("weights") == alone["weights"]
-        told = [line for line in found["npu"].err if "begins after" in line]
-        assert len(told) == 1 and any(f"exit code 1: {kind.code} " in told[0] for kind in NOTICED), told
+        assert found.wait_for_exit_codes() == {"gpu": 0, "npu": 0}, found["npu"].last_output
+        assert found.get_common("weights") == reference["weights"]
+        messages = [line for line in found["npu"].err if "begins after" in line]
+        assert len(messages) == 1 and any(f"exit code 1: {kind.code} " in messages[0] for kind in DETECTION_ERRORS), (
+            messages
+        )

@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-from tests.processes.measuring import result_of
-from tests.processes.running import beside
-from tests.same import assert_same
+from tests.parity_harness import assert_same
+from tests.processes.three_stage_models import run_case
+from tests.processes.worker_runs import run_workers_and_reference
 
-EXTRAS, PLACES = ("regularizer", "add_loss", "output", "mask"), ("front", "middle", "last")
-ALL = [case for case in itertools.product(EXTRAS, PLACES) if case != ("output", "last")]
+FEATURES, STAGES = ("regularizer", "add_loss", "output", "mask"), ("front", "middle", "last")
+CASES = [case for case in itertools.product(FEATURES, STAGES) if case != ("output", "last")]
 DEADLINE = 280.0
 
 
 @pytest.mark.grid
 @pytest.mark.timeout(5 * DEADLINE)
-@pytest.mark.parametrize("replicated", ["", *PLACES])
-def test_results_of_every_combination(replicated: str) -> None:
+@pytest.mark.parametrize("replicated", ["", *STAGES])
+def test_results_equal_those_of_the_uncut_model(replicated: str) -> None:
     """The cluster whose stage is `replicated` has two workers."""
-    counts = {f"c{number}": 1 + (place == replicated) for number, place in enumerate(PLACES)}
+    counts = {f"c{number}": 1 + (place == replicated) for number, place in enumerate(STAGES)}
     workers = {f"{cluster}/{n}": cluster for cluster, count in counts.items() for n in range(count)}
 
     def alone() -> dict[tuple[str, str], Any]:
-        return {case: result_of(*case, cut=False) for case in ALL}
+        return {case: run_case(*case, cut=False) for case in CASES}
 
-    argv = ["results", json.dumps(ALL), replicated]
-    found, uncut = beside("scenarios", workers, *argv, deadline=4 * DEADLINE, alone=alone)
+    argv = ["report_results", json.dumps(CASES), replicated]
+    found, uncut = run_workers_and_reference("scenarios", workers, *argv, deadline=4 * DEADLINE, alone=alone)
     found.result.check()
     for case, expected in uncut.items():
-        for worker, told in found.told.items():
-            assert list(told[" ".join(case)]) == list(expected), (case, worker)
-            assert_same(expected, told[" ".join(case)], "processes")
+        for worker, report in found.reports.items():
+            assert list(report[" ".join(case)]) == list(expected), (case, worker)
+            assert_same(expected, report[" ".join(case)], "processes")

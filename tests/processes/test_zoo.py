@@ -9,8 +9,8 @@ import pytest
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
-from tests.processes.running import Ended, beside
-from tests.processes.telling import left, sent
+from tests.processes.worker_reports import count_sent_bytes, encode_outcome
+from tests.processes.worker_runs import FinishedRun, run_workers_and_reference
 from tests.processes.workers.train import read_case
 
 # Sixteen programs and more, traced in each process, beside the reference: on two busy cores that takes its time.
@@ -30,46 +30,52 @@ GRID = {
 }
 
 
-def cases(config: pytest.Config) -> Mapping[str, list[str]]:
+def list_cases(config: pytest.Config) -> Mapping[str, list[str]]:
     """The sample, or the grid."""
     return GRID if config.getoption("--grid", default=False) else SAMPLE
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        pairs = [(run, case) for run, chosen in cases(metafunc.config).items() for case in chosen]
+        pairs = [(run, case) for run, chosen in list_cases(metafunc.config).items() for case in chosen]
         metafunc.parametrize(
-            ("both", "case"), pairs, ids=[case for _, case in pairs], indirect=["both"], scope="module"
+            ("run_and_reference", "case"),
+            pairs,
+            ids=[case for _, case in pairs],
+            indirect=["run_and_reference"],
+            scope="module",
         )
 
 
 @pytest.fixture(scope="module")
-def both(request: pytest.FixtureRequest) -> tuple[Ended, Mapping[str, Any]]:
-    """All models of a run in several processes, and in this one meanwhile."""
-    chosen = cases(request.config)[request.param]
+def run_and_reference(request: pytest.FixtureRequest) -> tuple[FinishedRun, Mapping[str, Any]]:
+    """The models of a run in several processes, and in this process meanwhile."""
+    chosen = list_cases(request.config)[request.param]
     workers = WORKERS[request.param]
-    return beside("train", workers, "zoo", *chosen, deadline=DEADLINE, alone=lambda: reference(chosen))
+    return run_workers_and_reference(
+        "train", workers, "train_zoo", *chosen, deadline=DEADLINE, alone=lambda: run_reference(chosen)
+    )
 
 
-def reference(cases: list[str]) -> dict[str, Any]:
-    """What models of the zoo leave in this process, by actors."""
+def run_reference(cases: list[str]) -> dict[str, Any]:
+    """The outcomes of models of the zoo in this process, with actors."""
     found: dict[str, Any] = {}
     for case in cases:
         name, cut = read_case(case)
         nb.shutdown()
         with nb.init(links="10gbit,0ms"):
-            found |= {case: left(ZOO[name].run(cut)), f"{case} sent": sent()}
+            found |= {case: encode_outcome(ZOO[name].run(cut)), f"{case} sent": count_sent_bytes()}
     return found
 
 
-def test_every_process_ends_with_what_one_process_has(both: tuple[Ended, Mapping[str, Any]], case: str) -> None:
-    """Each reports on its own stage, together on those of the plan; and on what it sent, as the emulated lines did."""
-    found, expected = both
-    parts: list[Mapping[str, Any]] = found.all(case)
+def test_processes_train_as_one_process(run_and_reference: tuple[FinishedRun, Mapping[str, Any]], case: str) -> None:
+    """Each process reports on its own stages and sent bytes; together these are those of the emulated run."""
+    found, expected = run_and_reference
+    parts: list[Mapping[str, Any]] = found.get_all(case)
     for part in parts:
         assert {**part, "stages": None} == {**expected[case], "stages": None}
     assert list(dict.fromkeys(stage for part in parts for stage in part["stages"])) == expected[case]["stages"]
-    links = {link: count for part in found.all(f"{case} sent") for link, count in part.items() if count[0]}
+    links = {link: count for part in found.get_all(f"{case} sent") for link, count in part.items() if count[0]}
     if "+" in case:
         assert links.keys() <= {"c0->c1", "c1->c0"}
     else:

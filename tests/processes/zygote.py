@@ -1,11 +1,11 @@
-"""Workers of tests as forks of a process that has TensorFlow loaded: a worker is there in a tenth of a second.
+"""Workers of tests as forks of a process that has TensorFlow loaded: a worker starts in a tenth of a second.
 
-They are processes of their own like all others, with their own pipes, group, environment and seeds; what they do not do
-again is load TensorFlow, Keras and the library, which takes five seconds of a processor. A `whale-nebula run` that is
+They are processes of their own like all others, with their own pipes, group, environment and seeds; they only do not
+load TensorFlow, Keras and the library again, which takes five seconds of a processor. A `whale-nebula run` that is
 started here has its workers forked likewise. `make soak` starts workers as users do. `run` is for programs of other
 tests that need a process in which TensorFlow has not computed yet.
 
-A fork is a child of the process that asked for it: the kernel hands it over (PR_SET_CHILD_SUBREAPER) when
+A fork is a child of the process that requested it: the kernel hands it over (PR_SET_CHILD_SUBREAPER) when
 the process in between has ended.
 """
 
@@ -26,20 +26,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-NAME = "tests.processes.zygote"
+MODULE = "tests.processes.zygote"
 PR_SET_CHILD_SUBREAPER = 36
-_MOST_BYTES, _MOST_FILES, _MOVED = 1 << 18, 32, 200
+_MAX_BYTES, _MAX_FILES, _FIRST_MOVED = 1 << 18, 32, 200
 _START_SECONDS = 120.0
 LAUNCHERS = ("whale_nebula", "whale_nebula.cli.main")
-_HANDED_SECONDS = 10.0
+_HANDOVER_SECONDS = 10.0
 _LOCK = threading.Lock()
 
 
 class Forked(subprocess.Popen[bytes]):
-    """A child that another process has forked for this one."""
+    """A child that another process has forked on request."""
 
     def __init__(self, pid: int, args: Sequence[str], out: int, err: int) -> None:
-        super().__init__(["true"], stdin=subprocess.DEVNULL)  # what a Popen needs to know of itself
+        super().__init__(["true"], stdin=subprocess.DEVNULL)  # initialises the attributes of Popen
         super().wait()
         self.pid, self.args, self.returncode = pid, list(args), None
         self.stdout, self.stderr = os.fdopen(out, "rb"), os.fdopen(err, "rb")
@@ -49,7 +49,7 @@ class Forked(subprocess.Popen[bytes]):
 def _zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-m", NAME, str(theirs.fileno())]
+        command = [sys.executable, "-m", MODULE, str(theirs.fileno())]
         process = subprocess.Popen(
             command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
@@ -58,13 +58,13 @@ def _zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
     return process, ours
 
 
-_OWN: list[socket.socket] = []
-"""In a launcher that was forked: the line to a fork of it which forks its workers."""
+_OWN_SOCKETS: list[socket.socket] = []
+"""In a forked launcher: the socket of its own fork that forks workers."""
 
 
-def _line() -> socket.socket:
-    """To who forks for this process."""
-    return _OWN[0] if _OWN else _zygote()[1]
+def _find_socket() -> socket.socket:
+    """The socket of the process that forks for this one."""
+    return _OWN_SOCKETS[0] if _OWN_SOCKETS else _zygote()[1]
 
 
 def stop() -> None:
@@ -86,21 +86,21 @@ def start(
     from whale_nebula.launch.attach import VARIABLE
 
     with _LOCK:
-        line = _line()
-    whole = {**os.environ, **(env or {}), **({VARIABLE: identity.to_json()} if identity else {})}
+        line = _find_socket()
+    full_env = {**os.environ, **(env or {}), **({VARIABLE: identity.to_json()} if identity else {})}
     descriptors = list(identity.descriptors) if identity else []
-    (out, out_there), (err, err_there) = os.pipe(), os.pipe()
-    asked = {"argv": list(argv), "env": whole, "cwd": os.fspath(cwd or os.getcwd()), "parent": os.getpid()}
-    asked["descriptors"] = [1, 2, *descriptors]
+    (out, out_write), (err, err_write) = os.pipe(), os.pipe()
+    request = {"argv": list(argv), "env": full_env, "cwd": os.fspath(cwd or os.getcwd()), "parent": os.getpid()}
+    request["descriptors"] = [1, 2, *descriptors]
     with _LOCK:
-        _adopt(True)
+        _set_subreaper(True)
         try:
-            socket.send_fds(line, [json.dumps(asked).encode()], [out_there, err_there, *descriptors])
+            socket.send_fds(line, [json.dumps(request).encode()], [out_write, err_write, *descriptors])
             pid = int(line.recv(64))
         finally:
-            _adopt(False)
-    os.close(out_there)
-    os.close(err_there)
+            _set_subreaper(False)
+    os.close(out_write)
+    os.close(err_write)
     return Forked(pid, argv, out, err)
 
 
@@ -109,9 +109,9 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """What `python` with these arguments does: "-c" and code, "-m" and a module, or a script and its arguments."""
     if sys.platform != "linux":
-        told = {**os.environ, **(env or {})}
+        merged = {**os.environ, **(env or {})}
         return subprocess.run(
-            [sys.executable, *argv], cwd=cwd, env=told, capture_output=True, text=True, timeout=timeout
+            [sys.executable, *argv], cwd=cwd, env=merged, capture_output=True, text=True, timeout=timeout
         )
     if not argv[0].startswith("-"):
         places = f"sys.path[0], sys.argv[0] = {str(Path(cwd or '', argv[0]).parent)!r}, {argv[0]!r}"
@@ -124,50 +124,50 @@ def run(
     return subprocess.CompletedProcess(argv, process.returncode, out.decode(), err.decode())
 
 
-def _adopt(whether: bool) -> None:
-    """Have children of children that end handed over to this process, or not."""
-    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0):
+def _set_subreaper(enabled: bool) -> None:
+    """Make this process the reaper of orphaned descendants, or not."""
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(enabled), 0, 0, 0):
         raise OSError("this system has no subreapers")
 
 
 # ---------------------------------------------------------------------- the process that forks
 def serve(line: socket.socket) -> None:
-    """Fork as asked, until nobody asks any more."""
+    """Fork on requests until the socket is closed."""
     line.send(b"!")
     while True:
-        data, files, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_FILES)
+        data, files, _, _ = socket.recv_fds(line, _MAX_BYTES, _MAX_FILES)
         if not data:
             return
-        told, tells = os.pipe()
-        between = os.fork()
-        if not between:
-            _fork_again(line, tells, json.loads(data), files)
-        os.close(tells)
-        worker = os.read(told, 64)
-        os.close(told)
-        os.waitpid(between, 0)
+        read_end, write_end = os.pipe()
+        intermediate = os.fork()
+        if not intermediate:
+            _fork_worker(line, write_end, json.loads(data), files)
+        os.close(write_end)
+        worker = os.read(read_end, 64)
+        os.close(read_end)
+        os.waitpid(intermediate, 0)
         line.send(worker)  # only now: it has been handed over
         for each in files:
             os.close(each)
 
 
-def _fork_again(line: socket.socket, tells: int, asked: dict[str, Any], files: list[int]) -> None:
-    """In the process in between: what it forks is handed over as soon as it ends."""
+def _fork_worker(line: socket.socket, write_end: int, request: dict[str, Any], files: list[int]) -> None:
+    """Fork the worker from the intermediate process, which then exits, so that the worker is reparented."""
     worker = os.fork()
     if worker:
-        os.write(tells, str(worker).encode())
+        os.write(write_end, str(worker).encode())
         os._exit(0)
-    os.close(tells)
+    os.close(write_end)
     line.close()
     code = 1
     try:
-        code = _run(asked, files)
+        code = _run_program(request, files)
     finally:
         os._exit(code)
 
 
-def _run(asked: dict[str, Any], files: list[int]) -> int:
-    """In the worker: what the interpreter does between its start and its end."""
+def _run_program(request: dict[str, Any], files: list[int]) -> int:
+    """Run the program in the worker, as the interpreter does."""
     import atexit
     import random
     import runpy
@@ -178,15 +178,15 @@ def _run(asked: dict[str, Any], files: list[int]) -> int:
     from whale_nebula.launch.attach import VARIABLE
 
     os.setpgid(0, 0)
-    moved = [_move(each) for each in files]
-    for each, number in zip(moved, asked["descriptors"], strict=True):
+    moved = [_move_descriptor(each) for each in files]
+    for each, number in zip(moved, request["descriptors"], strict=True):
         os.dup2(each, number, inheritable=True)
         os.close(each)
     os.environ.clear()
-    os.environ.update(asked["env"])
-    os.chdir(asked["cwd"])
-    limit = time.monotonic() + _HANDED_SECONDS
-    while os.getppid() != asked["parent"]:
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    limit = time.monotonic() + _HANDOVER_SECONDS
+    while os.getppid() != request["parent"]:
         if time.monotonic() > limit:
             return 1
         time.sleep(0.001)
@@ -195,8 +195,8 @@ def _run(asked: dict[str, Any], files: list[int]) -> int:
         tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     random.seed()
     np.random.seed()
-    kind, name, *rest = asked["argv"]
-    sys.path[0] = asked["cwd"]
+    kind, name, *rest = request["argv"]
+    sys.path[0] = request["cwd"]
     sys.path[1:1] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", *sys.path)]
     if kind == "-m" and name in LAUNCHERS and rest[:1] == ["run"]:
         _fork_workers_from_here()
@@ -223,13 +223,13 @@ def _run(asked: dict[str, Any], files: list[int]) -> int:
 
 
 def _fork_workers_from_here() -> None:
-    """What this process starts as workers is forked from a copy of it, which has computed nothing."""
+    """Fork the workers of this process from a copy of it that has computed nothing."""
     from whale_nebula.launch import placed
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         ours.close()
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # whoever reads what the launcher writes waits for no one else
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # readers of the launcher's output must not wait for this process
         os.dup2(1, 2)
         try:
             serve(theirs)
@@ -237,21 +237,21 @@ def _fork_workers_from_here() -> None:
             os._exit(0)
     theirs.close()
     ours.recv(1)
-    _OWN.append(ours)
+    _OWN_SOCKETS.append(ours)
     placed.start = start
 
 
-def _move(descriptor: int) -> int:
-    """The same file under a number that nobody wants."""
+def _move_descriptor(descriptor: int) -> int:
+    """Duplicate a descriptor to a number that no request uses."""
     import fcntl
 
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _MOVED)
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_MOVED)
     os.close(descriptor)
     return moved
 
 
 def main() -> None:
-    """Load what workers need, and wait for what to fork."""
+    """Load the modules that workers need, and serve requests."""
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
@@ -263,7 +263,7 @@ def main() -> None:
     import whale_nebula.transport.grpc.links  # noqa: F401
 
     gc.collect()
-    gc.freeze()  # what is loaded is garbage in no worker: to look through it would cost time, and copy its memory
+    gc.freeze()  # loaded objects are never garbage: collecting them would cost time and copy memory
     with socket.socket(fileno=int(sys.argv[1])) as line:
         serve(line)
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.same import Cut, data
+from tests.parity_harness import Cut, data
 
 pytestmark = pytest.mark.filterwarnings("ignore::whale_nebula.errors.NebulaWarning")
 CUTS = {"none": Cut(0), "two": Cut(2, 1), "two cut": Cut(2, 2), "three": Cut(3, 1)}

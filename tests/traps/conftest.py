@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import Outcome, assert_same
+from tests.parity_harness import Outcome, assert_same
 
 EMULATED = "1gbit,0ms"
 STEP = 1e-2

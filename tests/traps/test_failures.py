@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import assert_same
+from tests.parity_harness import assert_same
 from tests.traps.conftest import Cut
 from whale_nebula.errors import StageFailedError
 from whale_nebula.runtime.exchange.post import Post

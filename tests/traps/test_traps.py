@@ -22,7 +22,7 @@ from whale_nebula.errors import (
     StageOrderError,
     UnsupportedError,
 )
-from whale_nebula.runtime.keras import keras_step
+from whale_nebula.runtime.keras import make_keras_step
 
 layers = keras.layers
 
@@ -102,7 +102,7 @@ def test_trap_04_metrics_of_scalars_count_once(same_fit: Any, normal: Any, runne
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_05_the_last_stage_is_not_fed_x(normal: Any, micro: int) -> None:
     model = dense_model(Cut(True, micro), "sgd")
-    step, arguments, unpack = keras_step(model, "train", (tf.constant(normal(8, 4)), tf.constant(normal(8, 3))))
+    step, arguments, unpack = make_keras_step(model, "train", (tf.constant(normal(8, 4)), tf.constant(normal(8, 3))))
     cut = step.plan(arguments, unpack).cut
     x = next(leaf.op for leaf in cut.program.leaves if leaf.name == "x")
     first, last = cut.phases[0].stages

@@ -82,11 +82,11 @@ def _run(given: argparse.Namespace) -> int:
     found = _measure(clusters, again=given.again, quick=given.quick)
     if given.cluster is not None:
         _measure_lines(config, given.config, given.cluster, again=given.again)
-    from whale_nebula.runtime.clusters import add_kept
+    from whale_nebula.runtime.clusters import add_stored_measurements
 
     completed = found.complete(clusters, is_local)
     if given.config is not None:
-        completed = add_kept(completed, given.config)
+        completed = add_stored_measurements(completed, given.config)
     if given.save is not None:
         completed.save(given.save)
         remark(f"saved in {given.save}")

@@ -27,7 +27,7 @@ from whale_nebula.report.saved import summary_document, summary_text
 from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
 
 if TYPE_CHECKING:
-    from whale_nebula.runtime.show import Shown
+    from whale_nebula.runtime.show import ShownPlans
 
 PLANS = "whale_nebula shown plans 1"
 
@@ -165,15 +165,15 @@ class Onlooker:
     ended: str = ""
 
     @cached_property
-    def shown(self) -> Shown:
+    def shown(self) -> ShownPlans:
         """The plans so far. TensorFlow is loaded at this point, as the script has created a step."""
-        from whale_nebula.runtime.show import Shown
+        from whale_nebula.runtime.show import ShownPlans
 
         def stop(what: str) -> None:
             self.ended = f"the script was about to save with {what}, although nothing is trained"
             raise PlanShown
 
-        return Shown(self.wanted > 1, stop)
+        return ShownPlans(self.wanted > 1, stop)
 
     @property
     def plans(self) -> list[Plan]:
@@ -183,7 +183,7 @@ class Onlooker:
     def close(self) -> None:
         """Restore functions that save."""
         if "shown" in self.__dict__:
-            self.shown.guarded.close()
+            self.shown.open_patches.close()
 
     def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
         """The configuration and links: the command line overrides the script."""
@@ -193,7 +193,7 @@ class Onlooker:
 
     def begins(self) -> None:
         """Drop the script's callbacks, which would write files although nothing is trained."""
-        self.shown.without_callbacks()
+        self.shown.suppress_callbacks()
 
     def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
         """Plan a step, and return zeros as its results."""
@@ -206,7 +206,7 @@ class Onlooker:
             return None
         if len(self.plans) >= self.wanted:
             raise PlanShown
-        return (self.shown.zeros(found, tensors),)
+        return (self.shown.make_zeros(found, tensors),)
 
     def report(self) -> Any:
         """A placeholder for the report of a step that was not run."""

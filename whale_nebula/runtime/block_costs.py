@@ -29,11 +29,11 @@ from whale_nebula.tf import private as tf_private
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _LOGGED_SECONDS = 2.0
 """Measuring that takes longer is logged."""
-_LEAST = 0.1
+_MIN_WORK_SHARE = 0.1
 """The minimum share of a measurement that counts as work, when the seconds of an empty call are subtracted."""
 _SMALL_SUM, _LARGE_SUM = 2.0**20, 2.0**26
 """The bounds of the size for measuring additions, which is the size of the largest gradient."""
-_CALLS = 6
+_MIN_CALLS = 6
 """The minimum number of calls of a measurement."""
 
 
@@ -56,9 +56,9 @@ def measure_blocks(
     if budget and any(key not in known for key in keys.values()):
         bench = _Bench(name, captured, sizes, tensors, budget, dict(known))
         bench.measure(_group_by_block(subgraphs), layers, keys)
-        if bench.fresh:
+        if bench.new_times:
             with suppress(OSError):  # a cache that cannot be written is not used
-                keep_blocks(bench.fresh)
+                keep_blocks(bench.new_times)
         known = bench.known
     found: dict[str, dict[int, Points]] = {}
     for (kind, block, rows), key in keys.items():
@@ -100,9 +100,9 @@ class _Bench:
     tensors: Sequence[Any] | None
     budget: float
     known: dict[str, BlockTime]
-    fresh: dict[str, BlockTime] = field(default_factory=dict)
+    new_times: dict[str, BlockTime] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    said: bool = False
+    is_logged: bool = False
 
     def measure(
         self, blocks: Mapping[int, Mapping[str, Subgraph]], layers: Layers, keys: Mapping[tuple[str, int, int], str]
@@ -114,7 +114,7 @@ class _Bench:
         ]
         for block in sorted(blocks, key=lambda each: -work[each] if each != WHOLE else -math.inf):
             own = blocks[block]
-            if block == WHOLE and _bytes(layers) > _free_memory() / 4:
+            if block == WHOLE and _count_bytes(layers) > _free_memory() / 4:
                 continue
             wanted = {(kind, rows): keys[kind, block, rows] for kind in own for rows in sorted(self.sizes)}
             if self.left > 0 and any(key not in self.known for key in wanted.values()):
@@ -123,10 +123,10 @@ class _Bench:
             size = int(adding.split()[1])
             tensor = tf.ones([size // 4])
             timed = time_calls(lambda: tensor + tensor)
-            self._keep(adding, timed.seconds / size, timed.spread)
+            self._store(adding, timed.seconds / size, timed.spread)
         if CALL not in self.known:
-            self._keep(CALL, self._call, 0.0)
-        count = len(self.fresh)
+            self._store(CALL, self._call, 0.0)
+        count = len(self.new_times)
         _LOG.info("%s: measured %d subgraphs of blocks in %.1f s", self.name, count, self._spent)
 
     @property
@@ -136,8 +136,8 @@ class _Bench:
     @property
     def left(self) -> float:
         """Seconds of the budget."""
-        if self._spent > _LOGGED_SECONDS and not self.said:
-            self.said = True
+        if self._spent > _LOGGED_SECONDS and not self.is_logged:
+            self.is_logged = True
             _LOG.info("%s: measuring blocks, for at most %.0f s", self.name, self.budget)
         return self.budget - self._spent
 
@@ -161,43 +161,43 @@ class _Bench:
         """Measure forward and backward with the fewest rows first, to see whether there is time for more."""
         copies: dict[int, Any] = {}
         functions: dict[str, Function] = {}
-        lasted: dict[str, float] = {}
+        expected_seconds: dict[str, float] = {}
         for rows in sorted(self.sizes):
             values: dict[Value, Any] = {}
             for kind in own:
                 key, subgraph = wanted[kind, rows], own[kind]
                 needed = kind == "forward" and "backward" in own and wanted["backward", rows] not in self.known
-                if self.left < _CALLS * lasted.get(kind, 0.0) or (key in self.known and not needed):
+                if self.left < _MIN_CALLS * expected_seconds.get(kind, 0.0) or (key in self.known and not needed):
                     continue
                 try:
                     if kind not in functions:
-                        functions[kind] = self._make(subgraph, copies)
-                    given = [self._draw(value, rows, values) for value in subgraph.fragment.feeds]
-                    timed = self._time(functions[kind], given, 20 if subgraph.block == WHOLE else 8)
+                        functions[kind] = self._make_function(subgraph, copies)
+                    inputs = [self._draw_input(value, rows, values) for value in subgraph.fragment.feeds]
+                    timed = self._time_function(functions[kind], inputs, 20 if subgraph.block == WHOLE else 8)
                     if needed:
-                        values |= zip(subgraph.fragment.fetches, functions[kind](given), strict=True)
+                        values |= zip(subgraph.fragment.fetches, functions[kind](inputs), strict=True)
                 except (tf.errors.OpError, ValueError, TypeError, KeyError, RuntimeError) as failure:
                     _LOG.debug("%s: cannot measure %s of block %d: %s", self.name, kind, subgraph.block, failure)
                     break
                 smaller = min((each for each in self.sizes if each > rows), default=rows)
-                lasted[kind] = timed.seconds * smaller / rows
-                self._keep(key, max(timed.seconds - self._call, _LEAST * timed.seconds), timed.spread)
+                expected_seconds[kind] = timed.seconds * smaller / rows
+                self._store(key, max(timed.seconds - self._call, _MIN_WORK_SHARE * timed.seconds), timed.spread)
 
-    def _keep(self, key: str, seconds: float, spread: float) -> None:
+    def _store(self, key: str, seconds: float, spread: float) -> None:
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        self.known[key] = self.fresh[key] = BlockTime(seconds, spread, date)
+        self.known[key] = self.new_times[key] = BlockTime(seconds, spread, date)
 
-    def _time(self, function: Function, given: Sequence[Any], part: int) -> Timed:
+    def _time_function(self, function: Function, inputs: Sequence[Any], part: int) -> Timed:
         """Time a call with synchronised devices, using a share of the remaining budget."""
         wait: Callable[[], Any] = tf.test.experimental.sync_devices if _has_gpu() else lambda: None
 
         def run() -> None:
-            function(given)
+            function(inputs)
             wait()
 
         return time_calls(run, most=self.left / part)
 
-    def _make(self, subgraph: Subgraph, copies: dict[int, Any]) -> Function:
+    def _make_function(self, subgraph: Subgraph, copies: dict[int, Any]) -> Function:
         """The function of a subgraph, which reads and writes copies of variables."""
         made = self._workshop.make(subgraph.fragment)
         captured = []
@@ -206,11 +206,11 @@ class _Bench:
             if variable is None and tensor.dtype == tf.resource:
                 raise _UnfitError(f"{tensor!r} is not a variable of the step")
             if variable is not None and id(tensor) not in copies:
-                copies[id(tensor)] = tf.Variable(_fill(variable.dtype, variable.shape, variable.trainable))
+                copies[id(tensor)] = tf.Variable(_fill_tensor(variable.dtype, variable.shape, variable.trainable))
             captured.append(tensor if variable is None else copies[id(tensor)].handle)
         return Function(made.fragment, made.concrete, captured)
 
-    def _draw(self, value: Value, rows: int, values: Mapping[Value, Any]) -> Any:
+    def _draw_input(self, value: Value, rows: int, values: Mapping[Value, Any]) -> Any:
         """A random tensor like an input of a subgraph."""
         if value in values:
             return values[value]
@@ -221,20 +221,20 @@ class _Bench:
         if numbers is not None and len(numbers) == int(np.prod(shape)):
             return tf.constant(np.reshape(numbers, shape), spec.dtype)
         if graph.ops[value.op].role == INPUT and self.tensors is not None:
-            given = self.tensors[self.captured.program.leaf_ops[value.op]]
-            if isinstance(given, tf.Tensor) and given.shape[1:] == shape[1:] and (given.shape[:1] or [0])[0] >= rows:
-                return given[:rows]
-        return _fill(tf.as_dtype(spec.dtype), shape, True)
+            inputs = self.tensors[self.captured.program.leaf_ops[value.op]]
+            if isinstance(inputs, tf.Tensor) and inputs.shape[1:] == shape[1:] and (inputs.shape[:1] or [0])[0] >= rows:
+                return inputs[:rows]
+        return _fill_tensor(tf.as_dtype(spec.dtype), shape, True)
 
 
-def _fill(dtype: Any, shape: Any, drawn: bool) -> Any:
-    """A tensor of random numbers (if `drawn`), or of ones; of zeros for integers."""
-    if dtype.is_floating and drawn and len(shape):
+def _fill_tensor(dtype: Any, shape: Any, is_random: bool) -> Any:
+    """A tensor of random numbers (if `is_random`), or of ones; of zeros for integers."""
+    if dtype.is_floating and is_random and len(shape):
         return tf.cast(np.random.default_rng(1).standard_normal(tuple(shape), "float32") * 0.1, dtype)
     return tf.ones(shape, dtype) if dtype.is_floating or dtype.is_bool else tf.zeros(shape, dtype)
 
 
-def _bytes(layers: Layers) -> float:
+def _count_bytes(layers: Layers) -> float:
     """The memory that all blocks together need for one step, in bytes."""
     chain = layers.chain
     return float((chain.weights + chain.slots + 2 * chain.gradients + layers.rows * chain.held).sum())

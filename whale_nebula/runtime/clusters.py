@@ -68,7 +68,7 @@ def complete(configured: Clusters, config: str | os.PathLike[str] | None = None)
     if why:
         warn_at(calling_site(), "the stored measurements are not used", why=why, mend="whale-nebula measure --again")
     completed = configured if found is None else found.complete(configured, is_local)
-    return completed if config is None else add_kept(completed, config)
+    return completed if config is None else add_stored_measurements(completed, config)
 
 
 def find_rings(run: Run) -> dict[str, Line]:
@@ -81,7 +81,7 @@ def find_rings(run: Run) -> dict[str, Line]:
     return {name: Line.from_link(ring) for name, ring in rings.items() if ring.rate_bytes_per_s or ring.delay_s}
 
 
-def add_kept(known: Clusters, config: str | os.PathLike[str]) -> Clusters:
+def add_stored_measurements(known: Clusters, config: str | os.PathLike[str]) -> Clusters:
     """Add the lines and collectives that `bench link` or a run has measured, if the config has no rate; collectives
     only if they were measured on this machine, with the same number of workers.
     """

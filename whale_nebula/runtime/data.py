@@ -35,9 +35,9 @@ from whale_nebula.tf import datasets as tf_datasets
 from whale_nebula.tf.failures import carry_errors
 
 _URL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)://([a-z0-9_-]+)")
-_AHEAD = 4
-_MOST_LOGS = 64
-_LOOK_SECONDS = 0.2
+_PREFETCHED_BATCHES = 4
+_MAX_LOGS = 64
+_POLL_SECONDS = 0.2
 T = TypeVar("T")
 
 
@@ -80,17 +80,17 @@ def data(
         )
     reading = _find_reading(current_run(), match[1], purpose, where)
     about = reading.describe(match[2])
-    return Batches(Plan(reading, about, match[2], size, chosen, drop_remainder), 0)
+    return Batches(ReadingPlan(reading, about, match[2], size, chosen, drop_remainder), 0)
 
 
-class Plan:
+class ReadingPlan:
     """The state of reading a dataset: its source, the batches, and the next pass."""
 
     def __init__(
         self, reading: DatasetClient, about: DatasetInfo, name: str, batch: int, seed: int | None, drop_remainder: bool
     ) -> None:
         self.reading, self.about, self.name, self.batch, self.seed = reading, about, name, batch, seed
-        self.drops = drop_remainder
+        self.drops_remainder = drop_remainder
         full, rest = divmod(about.count, batch)
         self.batches = full + (rest > 0 and not drop_remainder)
 
@@ -103,28 +103,28 @@ class Plan:
 
     def find_spec(self, column: Column) -> tf.TensorSpec:
         """The form of a column in a batch."""
-        rows = self.batch if self.drops else None
+        rows = self.batch if self.drops_remainder else None
         return tf.TensorSpec((rows, *column.shape), tf.dtypes.as_dtype(column.dtype), column.name)
 
 
 class Batches(tf_datasets.Same):
     """The result of `nb.data`: a dataset that yields a pass in every iteration, from its batch `first` on."""
 
-    def __init__(self, plan: Plan, first: int) -> None:
+    def __init__(self, plan: ReadingPlan, first: int) -> None:
         self._plan, self._first = plan, min(first, plan.batches)
         passes = itertools.count()
         schema = plan.about.schema
 
-        def go_through() -> Iterator[dict[str, Any]]:
+        def iterate_pass() -> Iterator[dict[str, Any]]:
             number = next(passes)
             if self._first < plan.batches:
-                found = _read_ahead(lambda: plan.read_pass(number, self._first), _AHEAD)
+                found = _read_ahead(lambda: plan.read_pass(number, self._first), _PREFETCHED_BATCHES)
                 with contextlib.closing(found), carry_errors():  # type: ignore[type-var]
                     for columns in found:
                         yield {each.name: _to_value(each, columns[each.name]) for each in schema}
 
         spec = {each.name: plan.find_spec(each) for each in schema}
-        made = tf.data.Dataset.from_generator(go_through, output_signature=spec)
+        made = tf.data.Dataset.from_generator(iterate_pass, output_signature=spec)
         count = tf.data.experimental.assert_cardinality(plan.batches - self._first)
         super().__init__(made.apply(count).prefetch(1))
 
@@ -174,7 +174,7 @@ def _explain_elsewhere(home: DataHome) -> str:
 
 def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str, str | None, str]) -> LocalClient:
     certificate = authority.load_certificate(folder)
-    actor, account, signer = _find_self(run, cluster, certificate)
+    actor, account, signer = _find_identity(run, cluster, certificate)
     key = str(folder)
     guard: Guard | None = run.data.get(key)
     if guard is None:
@@ -186,7 +186,7 @@ def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str,
     return LocalClient(guard, Reader(account, actor.uri, *identity))
 
 
-def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str, Credentials | None]:
+def _find_identity(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str, Credentials | None]:
     """The identity of this process, by its certificate if the owner's authority has signed one."""
     attachment = run.attachment
     if attachment is not None and attachment.security is not None:
@@ -201,11 +201,11 @@ def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str,
 
 def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> AuditLog:
     """Open a log of this process only; another process on this machine may have the same name."""
-    for number in range(_MOST_LOGS):
+    for number in range(_MAX_LOGS):
         try:
             return AuditLog(folder / f"data-{actor.stem}{f'-{number}' * (number > 0)}.jsonl", actor, signer)
         except AuditError as error:
-            if error.what != LOG_IN_USE or number == _MOST_LOGS - 1:
+            if error.what != LOG_IN_USE or number == _MAX_LOGS - 1:
                 raise
     raise AuditError(LOG_IN_USE, where=str(folder))
 
@@ -218,12 +218,12 @@ def _read_ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
     [0, 1, 2, 3, 4]
     """
     items: queue.Queue[tuple[bool, T | BaseException | None]] = queue.Queue(depth)
-    over = threading.Event()
+    is_closed = threading.Event()
 
     def put(is_item: bool, item: T | BaseException | None) -> bool:
-        while not over.is_set():
+        while not is_closed.is_set():
             try:
-                items.put((is_item, item), timeout=_LOOK_SECONDS)
+                items.put((is_item, item), timeout=_POLL_SECONDS)
             except queue.Full:
                 continue
             return True
@@ -252,4 +252,4 @@ def _read_ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
                 return
             yield item  # type: ignore[misc]
     finally:
-        over.set()
+        is_closed.set()

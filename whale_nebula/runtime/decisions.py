@@ -36,7 +36,7 @@ from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, find_configured
 from whale_nebula.runtime.line_costs import complete_collectives, complete_lines
 from whale_nebula.runtime.run import Run
-from whale_nebula.runtime.variables.beside import Expected, expect_beside
+from whale_nebula.runtime.variables.attached_memory import Expected, find_expected_memory
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
 from whale_nebula.scopes.identity import running_home
@@ -65,8 +65,8 @@ def decide(
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     constraints = captured.constraints
     here = [None if number in absent else shape for number, shape in enumerate(shapes)]
-    known = Known(rows, here, expect_all_beside(captured))
-    clusters, able, known = agree_on_clusters(name, find_clusters(limits, constraints, run), known, run)
+    known = StepKnowledge(rows, here, expect_attached_memory(captured))
+    clusters, able, known = agree_on_planning_input(name, find_clusters(limits, constraints, run), known, run)
     shapes = [own if agreed is None else tuple(agreed) for own, agreed in zip(shapes, known.shapes, strict=True)]
     rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.beside.items()}
     layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
@@ -87,7 +87,7 @@ def decide(
     ]
     names = [leaf.name for leaf in captured.program.leaves]
     reasons += [f"input {names[number]!r} is in {' and '.join(sorted(own))} alone" for number, own in homes.items()]
-    whole = explain_whole(captured, layers)
+    whole = explain_whole_batch(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch is not divided: {whole}"]
     measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
@@ -121,7 +121,7 @@ def describe_measured(clusters: Clusters) -> list[str]:
     return found
 
 
-def check_said(constraints: Constraints, limits: Limits, run: Run) -> None:
+def check_constraints(constraints: Constraints, limits: Limits, run: Run) -> None:
     """Refuse scopes and limits that cannot both hold, and clusters that the config does not name."""
     run.check_named({name: each.said for each in constraints.stages for name in each.clusters})
     if limits.compress is not None and (constraints.stages or constraints.clusters):
@@ -133,7 +133,7 @@ def check_said(constraints: Constraints, limits: Limits, run: Run) -> None:
         )
 
 
-def explain_whole(captured: Captured, layers: Layers) -> str:
+def explain_whole_batch(captured: Captured, layers: Layers) -> str:
     """The reason why a batch is not cut without a request by the user."""
     if len(captured.program.requests) > 1:
         return "the step requests gradients more than once"
@@ -147,7 +147,7 @@ def explain_whole(captured: Captured, layers: Layers) -> str:
     return explain_coupling(captured.program, lambda number: find_origin(operations[number]))
 
 
-def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
+def recount_split_costs(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
     """Recompute the seconds of split stages with the bytes that the passes have found; returns a different plan if it
     is then faster.
     """
@@ -180,12 +180,12 @@ def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], st
     if found.candidates:
         return replace(decision, candidates=found.candidates)
     if refused := explain_refusal():
-        return _search(_keep_whole(decision, refused), limits, str, whole=True)
+        return _search(_forbid_micro_batches(decision, refused), limits, str, whole=True)
     what, why, mend = describe_excess(found.excess, decision.problem, whole)
     raise PlanError(what, where=str(limits.site), why="; ".join(filter(None, (why, *decision.reasons))), mend=mend)
 
 
-def _keep_whole(decision: Decision, refused: str) -> Decision:
+def _forbid_micro_batches(decision: Decision, refused: str) -> Decision:
     """The decision whose micro-batches are refused, to be searched again without them."""
     problem = replace(decision.problem, options=replace(decision.problem.options, micro_batch=1))
     return replace(decision, problem=problem, reasons=(*decision.reasons, f"the batch is not divided: {refused}"))
@@ -210,7 +210,7 @@ def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) ->
     return ""
 
 
-def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Decision:
+def decide_after_refusal(before: Decision, limits: Limits, refused: NebulaError) -> Decision:
     """Decide again after the passes have refused a choice: without splits, then with the whole batch."""
     asked = limits.micro_batch or before.said.micro_batch
     if before.splits and not limits.split:
@@ -218,7 +218,7 @@ def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Deci
         reasons = (*before.reasons, f"variables are not split: {refused.what}")
         return _search(replace(before, problem=problem, reasons=reasons), limits, str)
     if not asked and before.chosen.shape.micro_batches > before.problem.counts[0]:
-        return _search(_keep_whole(before, refused.what), limits, str, whole=True)
+        return _search(_forbid_micro_batches(before, refused.what), limits, str, whole=True)
     raise refused
 
 
@@ -232,13 +232,13 @@ def find_clusters(limits: Limits, constraints: Constraints, run: Run) -> Cluster
     return find_configured(run, chosen or names)
 
 
-def expect_all_beside(captured: Captured) -> dict[str, Expected]:
+def expect_attached_memory(captured: Captured) -> dict[str, Expected]:
     """The memory that objects other than a step's variables are expected to use, by the path of the variable."""
-    found = {path: expect_beside(variable) for path, variable in captured.variables.items()}
+    found = {path: find_expected_memory(variable) for path, variable in captured.variables.items()}
     return {path: each for path, each in found.items() if each is not None}
 
 
-class Known(NamedTuple):
+class StepKnowledge(NamedTuple):
     """What a process knows about a step: the rows of the batch; the shapes of its inputs, None for one that it lacks;
     and the memory of objects other than variables.
     """
@@ -247,38 +247,38 @@ class Known(NamedTuple):
     shapes: Sequence[Sequence[int] | None] = ()
     beside: Mapping[str, Expected] = {}
 
-    def merge(self, other: Known) -> Known:
+    def merge(self, other: StepKnowledge) -> StepKnowledge:
         """The merged knowledge of two processes: the larger value if both have one."""
         pairs = itertools.zip_longest(self.shapes, other.shapes)
         shapes = [one if two is None else two if one is None else tuple(map(max, one, two)) for one, two in pairs]
         beside = {path: max(own, other.beside.get(path, own)) for path, own in self.beside.items()}
-        return Known(max(self.rows, other.rows), shapes, beside)
+        return StepKnowledge(max(self.rows, other.rows), shapes, beside)
 
     @classmethod
-    def from_plain(cls, plain: Any) -> Known:
+    def from_plain(cls, plain: Any) -> StepKnowledge:
         """Parse what another process has sent."""
         rows, shapes, beside = plain
         known = {str(path): Expected(float(count), str(text)) for path, (count, text) in beside.items()}
         return cls(int(rows), [None if each is None else tuple(map(int, each)) for each in shapes], known)
 
 
-class Agreed(NamedTuple):
+class Agreement(NamedTuple):
     """The agreed input of planning: clusters with measurements, whether the workers of each cluster can communicate,
     and what is known about the step.
     """
 
     clusters: Clusters
     collectives: bool
-    known: Known
+    known: StepKnowledge
 
 
-def agree_on_clusters(name: str, clusters: Clusters, known: Known, run: Run) -> Agreed:
+def agree_on_planning_input(name: str, clusters: Clusters, known: StepKnowledge, run: Run) -> Agreement:
     """Exchange and merge the knowledge of all processes; lines and collectives that are unknown to all are
     measured between them.
     """
     completed = complete(clusters, config_of(run))
     if run.alone:
-        return Agreed(completed, True, known)
+        return Agreement(completed, True, known)
     own = run.here().cluster
     able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
     part = {"clusters": completed.to_json(), "collectives": able, "measure": run.config.measure, "known": known}
@@ -289,8 +289,8 @@ def agree_on_clusters(name: str, clusters: Clusters, known: Known, run: Run) -> 
     unable = {cluster_of(worker) for worker, each in every.items() if not each["collectives"]}
     clusters = complete_collectives(name, clusters, run, budget, set(clusters.names) - unable)
     clusters = complete_lines(name, clusters, run, budget)
-    parts = [Known.from_plain(each["known"]) for each in every.values()]
-    return Agreed(clusters, not unable, functools.reduce(Known.merge, parts))
+    parts = [StepKnowledge.from_plain(each["known"]) for each in every.values()]
+    return Agreement(clusters, not unable, functools.reduce(StepKnowledge.merge, parts))
 
 
 def find_homes(name: str, absent: Collection[int], run: Run) -> dict[int, frozenset[str]]:
@@ -303,7 +303,9 @@ def find_homes(name: str, absent: Collection[int], run: Run) -> dict[int, frozen
     for worker, each in run.ledger.session.share(f"the inputs of {name!r}", {"absent": sorted(absent)}).items():
         for number in each["absent"]:
             lacking.setdefault(int(number), set()).add(cluster_of(worker))
-    return {number: frozenset(run.cluster_sizes) - gone for number, gone in sorted(lacking.items())}
+    return {
+        number: frozenset(run.cluster_sizes) - lacking_clusters for number, lacking_clusters in sorted(lacking.items())
+    }
 
 
 def measure_in_clusters(
@@ -326,7 +328,7 @@ def measure_in_clusters(
     program, count = captured.program, len(layers.chain)
     found = None
     if unsaid:
-        points = _points(options, layers)
+        points = _list_row_counts(options, layers)
         sizes = {rows: size_values(program, rows, set_rows(program.leaves, shapes, rows)) for rows in points}
         found = slowest_of([measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)], layers.rows)
     if run.alone:
@@ -346,7 +348,7 @@ def measure_in_clusters(
     return tables, {cluster: factor for cluster, factor in slowness.items() if factor}
 
 
-def _points(options: Options, layers: Layers) -> list[int]:
+def _list_row_counts(options: Options, layers: Layers) -> list[int]:
     """The numbers of rows for which blocks are measured: those of possible micro-batches."""
     if options.micro_batch is not None:
         rows = math.ceil(layers.rows / max(1, min(options.micro_batch, layers.rows)))

@@ -26,7 +26,7 @@ class NebulaFunction:
     def __init__(self, fn: Callable[..., Any], whole: Iterable[str]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._looked = False
+        self._is_checked = False
         name = getattr(fn, "__name__", type(fn).__name__)
         self._step = Step(tf_private.apply_autograph(fn), name=name, whole=frozenset(whole), lazy=True)
 
@@ -38,8 +38,8 @@ class NebulaFunction:
         if current() is not None or uncut_on_purpose():
             return self._step.fn(*args, **kwargs)
         results = self._step.run(*self.arguments(*args, **kwargs))
-        if not self._looked:
-            self._looked = True
+        if not self._is_checked:
+            self._is_checked = True
             self._warn_uncut()
         return results
 
@@ -64,7 +64,7 @@ class NebulaFunction:
             found = bind(self._fn, args, kwargs)
         except TypeError as error:
             raise TypeError(f"{self._step.name}{inspect.signature(self._fn)}: {error}") from None
-        return found, functools.partial(_call, self._fn, [name for name, _ in found])
+        return found, functools.partial(_bind_call, self._fn, [name for name, _ in found])
 
     @property
     def step(self) -> Step:
@@ -72,7 +72,7 @@ class NebulaFunction:
         return self._step
 
 
-def _call(fn: Callable[..., Any], names: list[str], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def _bind_call(fn: Callable[..., Any], names: list[str], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The call that binds these values to these parameters."""
     bound = inspect.BoundArguments(inspect.signature(fn), dict(zip(names, values, strict=True)))
     return bound.args, bound.kwargs

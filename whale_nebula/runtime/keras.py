@@ -13,7 +13,7 @@ import tensorflow as tf
 from whale_nebula.capture.tracing import foreign_strategy
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.report.published import note_skipped
-from whale_nebula.runtime.checkpoint.fitting import name_variables, to_tensors
+from whale_nebula.runtime.checkpoint.fit_position import name_variables, to_tensors
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
@@ -24,7 +24,7 @@ from whale_nebula.tf.keras_training import trains_as_keras
 Run = Callable[[Any], Any]
 
 
-def training(run: Run, model: Any) -> Callable[[Iterator[Any]], Any]:
+def make_train_loop(run: Run, model: Any) -> Callable[[Iterator[Any]], Any]:
     """The function that Keras calls with its iterator, to train or to evaluate."""
 
     def execute(iterator: Iterator[Any]) -> Any:
@@ -37,7 +37,7 @@ def training(run: Run, model: Any) -> Callable[[Iterator[Any]], Any]:
     return execute
 
 
-def predicting(run: Run) -> Callable[[Sequence[Any]], Any]:
+def make_predict_loop(run: Run) -> Callable[[Sequence[Any]], Any]:
     """The function that Keras calls with a list of batches, to predict."""
 
     def execute(batches: Sequence[Any]) -> Any:
@@ -52,10 +52,10 @@ def predicting(run: Run) -> Callable[[Sequence[Any]], Any]:
 _INPUTS = ("x", "y", "sample_weight")
 
 
-def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
+def make_step_function(model: Any, kind: str) -> Callable[[Any], Any]:
     """The function that Keras calls with its iterator, one step at a time."""
-    _check(model)
-    opened, step = current_run(), _step(model, kind)
+    _check_settings(model)
+    opened, step = current_run(), _make_step(model, kind)
     if not opened.alone:
         make_collective(model, opened.ledger, opened.writes_files, opened.here().cluster, opened.first_of_cluster)
     remember = None if opened.alone or kind == "predict" else remember_results(model)
@@ -65,21 +65,21 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
         find_options = _OPTIONS.get(model) if kind == "train" else None
         if find_options is None:
             return run_batch(data)
-        with replace_options(find_options(data, step, *_arguments(data, kind))):
+        with replace_options(find_options(data, step, *_name_arguments(data, kind))):
             return run_batch(data)
 
     def run_batch(data: Any) -> Any:
         if kind == "train" and opened.checkpoints is not None and opened.checkpoints.skip_batch(step.name):
-            opened.checkpoints.take_again(
-                step.plan(*_arguments(data, kind))
+            opened.checkpoints.restore_if_requested(
+                step.plan(*_name_arguments(data, kind))
             )  # variables have their values from here on
             note_skipped(step.name)
             logs = to_tensors(opened.checkpoints.position.logs)
             return logs if remember is None else remember(logs)
-        results = step.run(*_arguments(data, kind))
+        results = step.run(*_name_arguments(data, kind))
         return results if remember is None else remember(results)
 
-    function = predicting(run) if kind == "predict" else training(run, model)
+    function = make_predict_loop(run) if kind == "predict" else make_train_loop(run, model)
     _STEPS[function] = step
     return function
 
@@ -89,7 +89,7 @@ _OPTIONS: weakref.WeakKeyDictionary[Any, FindOptions] = weakref.WeakKeyDictionar
 """By model the function that finds the options of its train step for a batch."""
 
 
-def set_options(model: Any, find_options: FindOptions | None) -> None:
+def set_step_options(model: Any, find_options: FindOptions | None) -> None:
     """Set the function that finds the options of a model's train steps, in place of those of scopes, by the batch, the
     step and its arguments; None for no function.
     """
@@ -103,16 +103,16 @@ _STEPS: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
 """The step that each of Keras's functions runs."""
 
 
-def running_step(model: Any, kind: str) -> Step | None:
+def find_running_step(model: Any, kind: str) -> Step | None:
     """The step that Keras runs, if it has run one since the model was compiled."""
     function = getattr(model, f"{kind}_function", None)
     return None if function is None else _STEPS.get(function)
 
 
-def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpack]:
+def make_keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpack]:
     """A model's step, and the arguments from a batch, for planning and verification."""
-    _check(model)
-    return _step(model, kind), *_arguments(data, kind)
+    _check_settings(model)
+    return _make_step(model, kind), *_name_arguments(data, kind)
 
 
 def pack_as_fit(parts: Sequence[Any]) -> Any:
@@ -127,14 +127,14 @@ def pack_as_fit(parts: Sequence[Any]) -> Any:
     return parts[0] if alone else tuple(parts[:kept])
 
 
-def _step(model: Any, kind: str) -> Step:
+def _make_step(model: Any, kind: str) -> Step:
     count = model.steps_per_execution
     note = f"steps_per_execution={count}: the {count} steps of an execution run separately"
     return Step(
         getattr(model, f"{kind}_step"),
         name=f"{model.name}.{kind}_step",
-        paths=lambda: _paths(model),
-        metrics=lambda: _metrics(model),
+        paths=lambda: _map_paths(model),
+        metrics=lambda: _map_metrics(model),
         owned=partial(name_variables, model) if kind == "train" else dict,
         jit=bool(model.jit_compile),
         notes=(note,) if count > 1 else (),
@@ -143,13 +143,13 @@ def _step(model: Any, kind: str) -> Step:
     )
 
 
-def _arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
+def _name_arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
     data = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
     data = _complete_batch(data, kind)
     if not isinstance(data, tuple):
         return [("x", data)], positional
-    kept = tuple(part is not None or _is_declared(_name(place)) for place, part in enumerate(data))
-    names = tuple(_name(place) if here else None for place, here in enumerate(kept))
+    kept = tuple(part is not None or _is_declared(_name_input(place)) for place, part in enumerate(data))
+    names = tuple(_name_input(place) if here else None for place, here in enumerate(kept))
     return [(name, part) for name, part in zip(names, data, strict=True) if name], partial(_restore_batch, names)
 
 
@@ -167,7 +167,7 @@ def _is_declared(name: str) -> bool:
     return any(path.partition("/")[0] == name for path in current_run().config.inputs)
 
 
-def _name(place: int) -> str:
+def _name_input(place: int) -> str:
     """The name of a part of a Keras batch, (x, y, sample_weight) or the input of a user's step, in
     reports and plans.
     """
@@ -180,19 +180,19 @@ def _restore_batch(names: tuple[str | None, ...], values: list[Any]) -> tuple[Se
     return [tuple(None if name is None else next(given) for name in names)], {}
 
 
-def _paths(model: Any) -> Mapping[int, str]:
+def _map_paths(model: Any) -> Mapping[int, str]:
     """The path of each variable that a model's step may touch, by its handle."""
     return {id(variable.handle): name for name, variable in name_variables(model).items()}
 
 
-def _metrics(model: Any) -> Mapping[int, str]:
+def _map_metrics(model: Any) -> Mapping[int, str]:
     """Names of metrics by handle, for those passed to `compile`, which Keras wraps in its own metric."""
     given = [metric for all_of_them in model.metrics for metric in getattr(all_of_them, "metrics", ())]
     pairs = [(getattr(variable, "value", variable), metric.name) for metric in given for variable in metric.variables]
     return {id(value.handle): name for value, name in pairs}
 
 
-def _check(model: Any) -> None:
+def _check_settings(model: Any) -> None:
     """Refuse settings under which the step is not a single traced function."""
     strategy = model.distribute_strategy
     if strategy is not tf.distribute.get_strategy():

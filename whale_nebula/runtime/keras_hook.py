@@ -20,7 +20,7 @@ from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.capture.patches import install as install
 from whale_nebula.capture.placed import changes, placements_in
-from whale_nebula.runtime.run import current_run, opened_run
+from whale_nebula.runtime.run import current_run, find_open_run
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import open_frames, stage_of
 from whale_nebula.scopes.observer import met_plain, observer
@@ -32,7 +32,7 @@ Original = Callable[..., Any]
 _CUTTING = ("cluster", "replica", "pipeline")
 
 
-class _Known(NamedTuple):
+class _Conditions(NamedTuple):
     """The conditions under which a model's functions were created: `changes()`, its placement, and whether scopes
     around them count.
     """
@@ -42,21 +42,21 @@ class _Known(NamedTuple):
     inside: bool = False
 
 
-_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+_conditions: weakref.WeakKeyDictionary[Any, _Conditions] = weakref.WeakKeyDictionary()
 
 
 @short_traceback
 def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:
     """Replacement of `make_train_function` and similar methods of a model."""
     install()
-    watching = observer()
-    if watching is not None and kind != "predict":
-        watching.begins()
-    inside = _inside()
-    _forget(model, inside)
+    watcher = observer()
+    if watcher is not None and kind != "predict":
+        watcher.begins()
+    inside = _is_inside_scopes()
+    _drop_outdated_functions(model, inside)
     attribute = f"{kind}_function"
     if getattr(model, attribute) is None or force:
-        _make(kind, original, model, force, inside)
+        _set_function(kind, original, model, force, inside)
     if inside or bears_scopes(model):
         _share_files(kind)
     if kind == "train":
@@ -64,12 +64,12 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
     return getattr(model, attribute)
 
 
-def _make(kind: str, original: Original, model: Any, force: bool, inside: bool) -> None:
+def _set_function(kind: str, original: Original, model: Any, force: bool, inside: bool) -> None:
     if inside or bears_scopes(model):
-        setattr(model, f"{kind}_function", _stepper(model, kind))
+        setattr(model, f"{kind}_function", _make_step_function(model, kind))
         return
     keras_scopes.warn_if_copy(model)
-    if _may_bear(model, kind):
+    if _may_have_scopes(model, kind):
         setattr(model, f"{kind}_function", _Probe(model, kind, original))
     else:
         met_plain(model.name, kind)
@@ -87,9 +87,9 @@ def _share_files(kind: str) -> None:
 
 def _watch_fit(model: Any) -> None:
     """With checkpoints, make a `fit` report its position, and resume where the run stopped."""
-    run = opened_run()
+    run = find_open_run()
     if run is not None and run.checkpoints is not None:
-        from whale_nebula.runtime.checkpoint.fitting import watch_fit
+        from whale_nebula.runtime.checkpoint.fit_position import watch_fit
 
         watch_fit(run.checkpoints, model)
 
@@ -98,7 +98,7 @@ def _watch_plain_model(model: Any, kind: str) -> None:
     """Prepare a model without scopes, which may share layers with one that has scopes: in several processes, everything
     that it reads must be in this process. If checkpoints are written by a single process, it is saved like others.
     """
-    run = opened_run()
+    run = find_open_run()
     if run is not None and len(run.workers) > 1:
         _require_variables(model, kind)
     if kind != "train" or run is None or run.checkpoints is None:
@@ -109,25 +109,25 @@ def _watch_plain_model(model: Any, kind: str) -> None:
         mend = "call nb.save(path, model) in one of them; or put scopes around its layers"
         warn_once(script_site(), what, why=why, mend=mend, where="", key=model.name)
         return
-    from whale_nebula.runtime.checkpoint.plain import PlainStep
+    from whale_nebula.runtime.checkpoint.plain_step import PlainStep
 
     model.train_function = PlainStep(run.checkpoints, model)
 
 
 def _require_variables(model: Any, kind: str) -> None:
-    from whale_nebula.runtime.variables.remote import require_here
+    from whale_nebula.runtime.variables.remote import require_local
 
     function = getattr(model, f"{kind}_function")
 
     @functools.wraps(function)
     def checked(iterator: Any) -> Any:
-        require_here(model.variables)
+        require_local(model.variables)
         return function(iterator)
 
     setattr(model, f"{kind}_function", checked)
 
 
-def _inside() -> bool:
+def _is_inside_scopes() -> bool:
     """Whether this is called inside scopes that apply to a whole step, or steps are to be planned."""
     frames = open_frames()
     if current_limits() is not None:
@@ -135,21 +135,21 @@ def _inside() -> bool:
     return stage_of(frames) is None and any(frame.kind in _CUTTING for frame in frames)
 
 
-def _forget(model: Any, inside: bool) -> None:
+def _drop_outdated_functions(model: Any, inside: bool) -> None:
     """Drop a model's functions if `nb.place` was called for a part of it since then, or if the scopes around a model
     without scopes differ.
     """
-    before = _known.get(model, _Known())
+    before = _conditions.get(model, _Conditions())
     if (before.changes, before.inside) == (changes(), inside):
         return
-    found = _Known(changes(), placements_in(tf_private.layers_of(model)), inside)
-    _known[model] = found
+    found = _Conditions(changes(), placements_in(tf_private.layers_of(model)), inside)
+    _conditions[model] = found
     moved = found.placed != before.placed or (inside != before.inside and not bears_scopes(model))
     for kind in ("train", "test", "predict") if moved else ():
         setattr(model, f"{kind}_function", None)
 
 
-def _may_bear(model: Any, kind: str) -> bool:
+def _may_have_scopes(model: Any, kind: str) -> bool:
     """Whether a model may enter scopes later: a subclassed model when it is called, or its own step when that runs.
 
     A functional model does not call a user layer that computes its own output shape, and an RNN does not call its cell.
@@ -163,10 +163,10 @@ def _overrides(model: Any, name: str) -> bool:
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
-def _stepper(model: Any, kind: str) -> Callable[[Any], Any]:
-    from whale_nebula.runtime.keras import stepper
+def _make_step_function(model: Any, kind: str) -> Callable[[Any], Any]:
+    from whale_nebula.runtime.keras import make_step_function
 
-    return stepper(model, kind)
+    return make_step_function(model, kind)
 
 
 class _Probe:
@@ -179,31 +179,31 @@ class _Probe:
     def __call__(self, iterator: Any) -> Any:
         if self._function is not None:
             return self._function(iterator)
-        again, batch = _peek(iterator)
+        get_iterator, batch = _peek(iterator)
         if _overrides(self._model, "call") and not getattr(self._model, "run_eagerly", False):
             _call_symbolically(self._model, batch)
-        return self._capture_step(again) if bears_scopes(self._model) else self._try_plainly(again)
+        return self._capture_step(get_iterator) if bears_scopes(self._model) else self._try_plainly(get_iterator)
 
-    def _capture_step(self, again: Callable[[], Any]) -> Any:
+    def _capture_step(self, get_iterator: Callable[[], Any]) -> Any:
         _share_files(self._kind)
-        return self._settle(_stepper(self._model, self._kind))(again())
+        return self._set_final_function(_make_step_function(self._model, self._kind))(get_iterator())
 
-    def _try_plainly(self, again: Callable[[], Any]) -> Any:
+    def _try_plainly(self, get_iterator: Callable[[], Any]) -> Any:
         """Run Keras's function; if a scope is entered in it (as in a `train_step`), stop it and capture the step."""
         setattr(self._model, f"{self._kind}_function", None)
         self._original(self._model, True)
         _watch_plain_model(self._model, self._kind)
-        function = self._settle(getattr(self._model, f"{self._kind}_function"))
+        function = self._set_final_function(getattr(self._model, f"{self._kind}_function"))
         try:
             with keras_scopes.none_expected():
-                results = function(again())
+                results = function(get_iterator())
         except keras_scopes.ScopeMet:
             keras_scopes.enters_scopes(self._model)
-            return self._capture_step(again)
+            return self._capture_step(get_iterator)
         met_plain(self._model.name, self._kind)
         return results
 
-    def _settle(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _set_final_function(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         self._function = function
         setattr(self._model, f"{self._kind}_function", function)
         return function
@@ -226,7 +226,7 @@ def _call_symbolically(model: Any, batch: Any) -> None:
     Layers that are built have the same names as in Keras's own trace.
     """
     x = batch[0] if isinstance(batch, (tuple, list)) else batch
-    form = _form(x)
+    form = _make_keras_tensors(x)
     try:
         with tf.name_scope(model.name):
             tf_private.compute_output_spec(model, form, training=False)
@@ -234,7 +234,7 @@ def _call_symbolically(model: Any, batch: Any) -> None:
         return
 
 
-def _form(x: Any) -> Any:
+def _make_keras_tensors(x: Any) -> Any:
     """Keras's tensors in the structure of a model's inputs; an input that is None gets its configured shape."""
     x = tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") else None, x)
     if any(leaf is None for leaf in tf.nest.flatten(x)):

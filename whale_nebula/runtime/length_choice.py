@@ -27,7 +27,13 @@ from whale_nebula.planner.decision import slow_down
 from whale_nebula.planner.problem import Candidate, Coded, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.runtime.clusters import find_configured
-from whale_nebula.runtime.decisions import Known, agree_on_clusters, explain_whole, measure_in_clusters, set_rows
+from whale_nebula.runtime.decisions import (
+    StepKnowledge,
+    agree_on_planning_input,
+    explain_whole_batch,
+    measure_in_clusters,
+    set_rows,
+)
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs, replace_sizes
 from whale_nebula.scopes.frames import Frame
@@ -38,7 +44,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenChoices:
     """What is to be chosen for each length. `micro_batch` and `compress` have what is given, and are None if they are
     open; `shapes` are those of a batch's tensors by length, `free` the same with None for sizes that depend on it.
     """
@@ -51,7 +57,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LengthChoice:
     """The choice for a length: None is what scopes say. `seconds` are those that are predicted for a step."""
 
     micro_batch: int | None = None
@@ -59,67 +65,71 @@ class Choice:
     seconds: float = 0.0
 
 
-def choose_by_length(step: Step, arguments: Arguments, unpack: Unpack, asked: Open) -> dict[int, Choice]:
+def choose_by_length(
+    step: Step, arguments: Arguments, unpack: Unpack, open_choices: OpenChoices
+) -> dict[int, LengthChoice]:
     """The choice for each length: that of the run that is resumed, or a new one."""
     run = current_run()
-    key = f"{step.name} by the curriculum of {', '.join(map(str, asked.shapes))}"
+    key = f"{step.name} by the curriculum of {', '.join(map(str, open_choices.shapes))}"
     known = run.by_length.get(key)
     if known is not None:
-        return {length: Choice(*known[str(length)]) for length in asked.shapes}
+        return {length: LengthChoice(*known[str(length)]) for length in open_choices.shapes}
     layout, tensors = signature(arguments, step.whole, declared_inputs())
-    captured = _capture_any_length(step, layout, unpack, asked, run)
-    found = _choose(step.name, captured, layout, tensors, asked, run)
+    captured = _capture_any_length(step, layout, unpack, open_choices, run)
+    found = _choose(step.name, captured, layout, tensors, open_choices, run)
     run.by_length[key] = {str(length): (each.micro_batch, each.codec, each.seconds) for length, each in found.items()}
     _LOG.info("%s: %s", step.name, "; ".join(f"{length}: {each}" for length, each in found.items()))
     return found
 
 
-def _capture_any_length(step: Step, layout: Signature, unpack: Unpack, asked: Open, run: Run) -> Captured:
+def _capture_any_length(step: Step, layout: Signature, unpack: Unpack, open_choices: OpenChoices, run: Run) -> Captured:
     """The step as a program for sequences of any length."""
     form = replace_sizes(layout, [(None, *shape[1:]) if split else shape for shape, split in
-                                  zip(asked.free, layout.batched, strict=True)])  # fmt: skip
+                                  zip(open_choices.free, layout.batched, strict=True)])  # fmt: skip
     try:
         captured = capture(
             lambda given: step.call(unpack, given), form or layout,
             paths=step.paths, metrics=step.metrics, later=not run.alone, owner=step.owner, data=step.data(unpack),
         )  # fmt: skip
     except (CaptureError, TypeError, ValueError) as failure:
-        raise _refuse(asked, f"the step cannot be traced for sequences of any length: {failure}") from failure
+        raise _make_refusal(
+            open_choices, f"the step cannot be traced for sequences of any length: {failure}"
+        ) from failure
     captured.begin(lambda variable: True)
     if captured.program.apart is not None:
-        raise _refuse(asked, "each cluster trains a copy of the step, so there is no boundary to encode")
+        raise _make_refusal(open_choices, "each cluster trains a copy of the step, so there is no boundary to encode")
     if captured.program.splits:
-        raise _refuse(asked, "the step has nb.split, whose collectives depend on the length")
+        raise _make_refusal(open_choices, "the step has nb.split, whose collectives depend on the length")
     if len(captured.program.requests) != 1:
-        raise _refuse(asked, "the step does not ask for gradients exactly once")
+        raise _make_refusal(open_choices, "the step does not ask for gradients exactly once")
     return captured
 
 
-def _refuse(asked: Open, why: str) -> NotYetError:
+def _make_refusal(open_choices: OpenChoices, why: str) -> NotYetError:
     return NotYetError(
         'a curriculum with "auto" for this step',
-        where=str(asked.site),
+        where=str(open_choices.site),
         why=why,
         mend='use a table: Curriculum(..., micro_batch={64: 2, 256: 4}, compress={256: "int8"})',
     )
 
 
 def _choose(
-    name: str, captured: Captured, layout: Signature, tensors: Sequence[Any], asked: Open, run: Run
-) -> dict[int, Choice]:
-    program, lengths = captured.program, list(asked.shapes)
-    clusters, shapes = _agree(name, captured, layout, asked, run)
-    chains = {length: _build_chain(program, shapes[length], asked) for length in lengths}
-    count = asked.micro_batch
-    if count is None and program.pipeline.micro_batch == 1 and explain_whole(captured, chains[lengths[-1]]):
+    name: str, captured: Captured, layout: Signature, tensors: Sequence[Any], open_choices: OpenChoices, run: Run
+) -> dict[int, LengthChoice]:
+    program, lengths = captured.program, list(open_choices.shapes)
+    clusters, shapes = _agree_on_shapes(name, captured, layout, open_choices, run)
+    chains = {length: _build_chain(program, shapes[length], open_choices) for length in lengths}
+    count = open_choices.micro_batch
+    if count is None and program.pipeline.micro_batch == 1 and explain_whole_batch(captured, chains[lengths[-1]]):
         count = dict.fromkeys(lengths, 1)  # more would give other numbers, or be refused
     pipeline = program.pipeline
     options = Options(recompute=pipeline.recompute, schedules=(pipeline.schedule,))
     ends = {}
     for length in {lengths[-1]: None, lengths[0]: None}:
-        said = f"{name} with sequences of {length}"
+        measured_name = f"{name} with sequences of {length}"
         ends[length] = measure_in_clusters(
-            said, captured, chains[length], shapes[length], clusters, options, run, tensors
+            measured_name, captured, chains[length], shapes[length], clusters, options, run, tensors
         )
     found = {}
     for length in lengths:
@@ -127,23 +137,23 @@ def _choose(
         measured, slowness = _interpolate(ends, length)
         problem = problem_of(own, clusters, options, measured)
         times = {number: slowness[each] for number, each in enumerate(clusters.names) if each in slowness}
-        found[length] = _choose_best(slow_down(problem, times), own, clusters, program, asked, length, count)
+        found[length] = _choose_best(slow_down(problem, times), own, clusters, program, open_choices, length, count)
     return found
 
 
-def _agree(
-    name: str, captured: Captured, layout: Signature, asked: Open, run: Run
+def _agree_on_shapes(
+    name: str, captured: Captured, layout: Signature, open_choices: OpenChoices, run: Run
 ) -> tuple[Clusters, dict[int, list[tuple[int, ...]]]]:
     """The clusters of the step's stages, and the shapes of the batch by length, on which all processes agree."""
     names = list(dict.fromkeys(stage.cluster for stage in captured.program.stages))
     every = [
         None if number in layout.absent else shape
-        for own in asked.shapes.values() for number, shape in enumerate(own)
+        for own in open_choices.shapes.values() for number, shape in enumerate(own)
     ]  # fmt: skip
-    agreed = agree_on_clusters(f"{name} by length", find_configured(run, names), Known(1, every), run)
+    agreed = agree_on_planning_input(f"{name} by length", find_configured(run, names), StepKnowledge(1, every), run)
     flat, size = [tuple(each or ()) for each in agreed.known.shapes], len(layout.specs)
     return agreed.clusters, {
-        length: flat[size * place : size * (place + 1)] for place, length in enumerate(asked.shapes)
+        length: flat[size * place : size * (place + 1)] for place, length in enumerate(open_choices.shapes)
     }
 
 
@@ -152,11 +162,11 @@ def _count_rows(program: Program, shapes: Shapes) -> int:
     return next((shape[0] for shape, leaf in pairs if leaf.batched and shape), 1)
 
 
-def _build_chain(program: Program, shapes: Shapes, asked: Open) -> Layers:
+def _build_chain(program: Program, shapes: Shapes, open_choices: OpenChoices) -> Layers:
     rows = _count_rows(program, shapes)
     found = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
     if found is None:
-        raise _refuse(asked, "no op of the step reads a variable, so its time cannot be predicted")
+        raise _make_refusal(open_choices, "no op of the step reads a variable, so its time cannot be predicted")
     return found
 
 
@@ -179,12 +189,12 @@ def _interpolate(
 
 
 def _choose_best(
-    problem: Problem, chain: Layers, clusters: Clusters, program: Program, asked: Open, length: int,
+    problem: Problem, chain: Layers, clusters: Clusters, program: Program, open_choices: OpenChoices, length: int,
     counts: Mapping[int, int] | None,
-) -> Choice:  # fmt: skip
+) -> LengthChoice:  # fmt: skip
     """The fastest choice; of codecs the mildest with which a step takes hardly longer than with the fastest."""
-    parts = _find_parts(problem, chain, program, asked)
-    coded, variants = _list_codecs(list(parts.values()), list(parts), chain, clusters, program, asked, length)
+    parts = _find_parts(problem, chain, program, open_choices)
+    coded, variants = _list_codecs(list(parts.values()), list(parts), chain, clusters, program, open_choices, length)
     problem = replace(problem, chain=replace(problem.chain, coded=coded))
     given = (counts or {}).get(length, program.pipeline.micro_batch)
     tried = (given,) if counts is not None else problem.counts
@@ -194,15 +204,15 @@ def _choose_best(
         scored = [found for found in (score(problem, shape) for shape in shapes) if isinstance(found, Candidate)]
         best += [min(scored, key=lambda found: found.seconds)] if scored else []
     if not best:
-        raise _refuse(asked, f"no number of micro-batches fits into memory for sequences of {length}")
+        raise _make_refusal(open_choices, f"no number of micro-batches fits into memory for sequences of {length}")
     most = (1.0 + problem.options.slack) * min(each.seconds for each in best)
     chosen = next(each for each in best if each.seconds <= most)
-    codec = None if asked.compress is not None else coded[variants.index(chosen.parts)].codec
-    count = chosen.shape.micro_batches if asked.micro_batch is None else None
-    return Choice(count, codec, chosen.seconds)
+    codec = None if open_choices.compress is not None else coded[variants.index(chosen.parts)].codec
+    count = chosen.shape.micro_batches if open_choices.micro_batch is None else None
+    return LengthChoice(count, codec, chosen.seconds)
 
 
-def _find_parts(problem: Problem, chain: Layers, program: Program, asked: Open) -> dict[str, Part]:
+def _find_parts(problem: Problem, chain: Layers, program: Program, open_choices: OpenChoices) -> dict[str, Part]:
     """The stages of the program as parts of its chain of blocks, in the order of the chain."""
     names = [cluster.name for cluster in problem.clusters]
     stages = {stage.key: stage for stage in program.stages}
@@ -211,7 +221,7 @@ def _find_parts(problem: Problem, chain: Layers, program: Program, asked: Open) 
         return {stage.key: Part(names.index(stage.cluster), 0, len(chain.chain), stage.replicas)}
     ranges = sorted((begin, end, key) for key, (begin, end) in chain.written.items())
     if any(end > begin for (_, end, _), (begin, _, _) in itertools.pairwise(ranges)):
-        raise _refuse(asked, "its stages do not follow the order of the layers")
+        raise _make_refusal(open_choices, "its stages do not follow the order of the layers")
     begins = [0, *(begin for begin, _, _ in ranges[1:]), len(chain.chain)]
     return {
         key: Part(names.index(stages[key].cluster), begins[place], begins[place + 1], stages[key].replicas)
@@ -220,19 +230,19 @@ def _find_parts(problem: Problem, chain: Layers, program: Program, asked: Open) 
 
 
 def _list_codecs(
-    parts: Sequence[Part], keys: Sequence[str], chain: Layers, clusters: Clusters, program: Program, asked: Open,
-    length: int,
+    parts: Sequence[Part], keys: Sequence[str], chain: Layers, clusters: Clusters, program: Program,
+    open_choices: OpenChoices, length: int,
 ) -> tuple[tuple[Coded, ...], list[tuple[Part, ...]]]:  # fmt: skip
     """The codecs of crossings, and the stages with each choice of them, the mildest first."""
 
     def code(name: str, there: Way, back: Way) -> Coded:
         return code_crossing(name, there, back, chain.tensors, chain.rows, clusters.codecs)
 
-    if asked.compress is None:
+    if open_choices.compress is None:
         coded = code_crossings(AUTO, chain.tensors, chain.rows, clusters.codecs)
         return coded, [tuple(replace(part, codec=number) for part in parts) for number in range(len(coded))]
-    if length in asked.compress:
-        return (code("given", *map(_find_sized, ways(asked.compress[length].options))),), [tuple(parts)]
+    if length in open_choices.compress:
+        return (code("given", *map(_find_sized, ways(open_choices.compress[length].options))),), [tuple(parts)]
     scoped = [tuple(_find_sized(parse_way(text)) for text in pair) for pair in program.compressions]
     coded = tuple(code(str(n), there, back) for n, (there, back) in enumerate([(Way(), Way()), *scoped]))
     own = {key: op.compress for key in keys for op in program.graph.ops if op.stage == key and op.compress is not None}

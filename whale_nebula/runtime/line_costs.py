@@ -35,7 +35,7 @@ _PROGRAM = PROGRAMS - 1
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
-class Ends(NamedTuple):
+class LinkEnds(NamedTuple):
     """The workers between which a link is measured; the `first` one leads."""
 
     first: str
@@ -49,12 +49,12 @@ def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float,
     """
     for each in run.collectives:
         clusters = clusters.complete_from(each)
-    unknown = [each.name for each in clusters.clusters if each.name in able and _lacks_collectives(each)]
+    unknown = [each.name for each in clusters.clusters if each.name in able and _has_unknown_collectives(each)]
     if not unknown or not budget:
         return clusters
     session, cluster = run.ledger.session, run.here().cluster
     first = {name: next(worker for worker, own in run.workers.items() if own == name) for name in unknown}
-    found = _time_inside(cluster, run, budget) if cluster in unknown else None
+    found = _time_collectives(cluster, run, budget) if cluster in unknown else None
     leads = found is not None and session.worker == first[cluster]
     part = {"collectives": found.to_json() if found is not None and leads else ""}
     for _, each in sorted(session.share(f"the collectives for {name!r}", part).items()):
@@ -70,24 +70,24 @@ def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float,
     return clusters
 
 
-def _lacks_collectives(cluster: ClusterInfo) -> bool:
+def _has_unknown_collectives(cluster: ClusterInfo) -> bool:
     """Whether the collectives of several workers are unknown."""
     return len(cluster.workers) > 1 and not cluster.inside.takes_time and not cluster.collectives
 
 
-def _time_inside(cluster: str, run: Run, budget: float) -> Clusters:
+def _time_collectives(cluster: str, run: Run, budget: float) -> Clusters:
     """Measure the collectives among the workers of this process's cluster."""
     workers, joined = run.cluster_sizes[cluster], run.ledger.collectives
     most = min(budget, COLLECTIVE_SECONDS)
     _LOG.info("measuring the collectives of the %d workers of %s, which are not known", workers, cluster)
     group = joined.group(range(workers), "seconds of collectives")
 
-    def goes_on(seconds: float) -> bool:
+    def has_time(seconds: float) -> bool:
         """Whether the slowest of all workers has time for the next size."""
         return bool(group.gather(np.array([1e3 * min(seconds, 1e3)], np.int32)).max() <= 1e3 * most)
 
     with joined.explain_failures(f"measuring the collectives of {cluster}"):
-        timed = time_collectives(workers, COLLECTIVE_SIZES, COLLECTIVE_RUNS, goes_on)
+        timed = time_collectives(workers, COLLECTIVE_SIZES, COLLECTIVE_RUNS, has_time)
     among = fit_collectives(timed, COLLECTIVE_SIZES, workers)
     for each in among.collectives:
         _LOG.info("inside %s: %s", cluster, each)
@@ -105,7 +105,7 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
     the same point, with the same budget.
     """
     clusters = complete_from_lines(clusters, run.lines)
-    session, unknown = run.ledger.session, list_unknown(clusters, run)
+    session, unknown = run.ledger.session, list_unknown_links(clusters, run)
     unknown, left = unknown[: (most := math.ceil(budget / _ABOUT_SECONDS))], unknown[most:]
     if left and not run.lines:
         names = ", ".join(" - ".join(ends) for ends in left)
@@ -114,14 +114,14 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
         return clusters
     session.expected.add_round(_PROGRAM, max(SIZES))
     session.exchange(f"measuring links for {name!r}", {}, set(session.links))  # from here on, no other data crosses
-    own = [_measure(ends, clusters, run) for ends in unknown if session.worker in ends]
+    own = [_measure_link(ends, clusters, run) for ends in unknown if session.worker in ends]
     part = {"lines": [each.to_json() for each in own if each.first == session.worker]}
     for _, each in sorted(session.share(f"the links for {name!r}", part).items()):
         run.lines += [link_advice.LineFound.from_json(text) for text in each["lines"]]
     return complete_from_lines(clusters, run.lines)
 
 
-def list_unknown(clusters: Clusters, run: Run) -> Sequence[Ends]:
+def list_unknown_links(clusters: Clusters, run: Run) -> Sequence[LinkEnds]:
     """The ends of links without a rate, in the same order in all processes: the first workers of two clusters, or the
     first two workers of one cluster.
     """
@@ -129,15 +129,15 @@ def list_unknown(clusters: Clusters, run: Run) -> Sequence[Ends]:
     found = []
     for number, (one, own) in enumerate(workers.items()):
         if len(own) > 1 and clusters.cluster(one).ring.rate_bytes_per_s is None:
-            found.append(Ends(*own[:2]))
+            found.append(LinkEnds(*own[:2]))
         for other in list(workers)[number + 1 :]:
             ways = clusters.between(one, other), clusters.between(other, one)
             if own and workers[other] and any(way.rate_bytes_per_s is None for way in ways):
-                found.append(Ends(own[0], workers[other][0]))
+                found.append(LinkEnds(own[0], workers[other][0]))
     return found
 
 
-def _measure(ends: Ends, clusters: Clusters, run: Run) -> link_advice.LineFound:
+def _measure_link(ends: LinkEnds, clusters: Clusters, run: Run) -> link_advice.LineFound:
     """Measure one link from this end, and store the result next to the config."""
     session = run.ledger.session
     leads = session.worker == ends.first

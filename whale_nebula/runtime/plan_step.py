@@ -110,7 +110,9 @@ def capture_step(
     """
     found, limits = capture(call, layout, **options), current_limits()
     if limits is not None:
-        from whale_nebula.runtime.auto import capture_planned  # imports the planner, which other scripts do not need
+        from whale_nebula.runtime.auto_parallel import (
+            capture_planned,  # imports the planner, which other scripts do not need
+        )
 
         found = capture_planned(name, found, limits, call, layout, tensors, **options)
     if found.program.apart is not None and found.program.apart.open:
@@ -134,14 +136,14 @@ def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Se
     if not run.alone:
         check_absent_inputs(cut, run.here().worker, absent_in(example), given.where)
     example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
-    plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
+    plan = _assemble_plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     plan = replace(plan, passes=functools.partial(text_after, given=given))
     meetings = describe_meetings(captured.program, captured.variables, sum(rows), run)
     planner = [] if run.alone else [f"this plan was created by {run.here().worker}; every worker creates the same plan"]
     return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *planner)))
 
 
-def _plan(
+def _assemble_plan(
     name: str, captured: Captured, cut: Cut, rows: Sequence[int], shapes: Sequence[tuple[int, ...]], run: Run
 ) -> Plan:
     pipeline = cut.program.pipeline
@@ -158,7 +160,7 @@ def _plan(
         name=name,
         stages=overview.stages(),
         boundaries=overview.boundaries(),
-        links=_links(traffic, rows),
+        links=_list_links(traffic, rows),
         once=overview.once(),
         tied=overview.tied(),
         micro_batch=pipeline.micro_batch,
@@ -178,7 +180,7 @@ def _plan(
         exchange_seconds=rounds_seconds(traffic.rounds(tuple(rows))),
         layouts=list_layouts(cut),
         collectives=list_collectives(cut, crossed, len(rows), find_rings(run) if cut.layouts else None),
-        definition=functools.partial(_graph_def, cut, workshop),
+        definition=functools.partial(_find_graph_def, cut, workshop),
         decision=decision,
         considered=() if decision is None else decision.considered,
         crossings=cut.input_crossings,
@@ -188,7 +190,7 @@ def _plan(
     return replace(plan, notes=(*plan.notes, *fallbacks(plan), *overview.advice(plan)))
 
 
-def _links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
+def _list_links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
     """The links that this step uses, with sizes by the formula with which links count bytes."""
     found: dict[str, PlanLink] = {}
     for name, link in link_reports(traffic.cut, traffic.hosts, rows, traffic.exchanged).items():
@@ -197,7 +199,7 @@ def _links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
     return found
 
 
-def _graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:
+def _find_graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:
     """The graph of a stage's forward, in the first phase in which it has one."""
     for phase in cut.phases:
         for found in phase.stages:

@@ -19,7 +19,7 @@ from whale_nebula.capture.step import Signature, signature
 from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.keras import keras_step, pack_as_fit, running_step
+from whale_nebula.runtime.keras import find_running_step, make_keras_step, pack_as_fit
 from whale_nebula.runtime.plan_step import capture_step, plan_step
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
 from whale_nebula.scopes.auto import current_limits
@@ -52,9 +52,9 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     >>> nb.plan(double, tf.TensorSpec([None, 4])).stages["gpu"].inputs
     ('x',)
     """
-    batch = _example(example)
-    subject = _subject(model_or_function, batch, _is_tuple_dataset(example))
-    layout, tensors = _signature(subject)
+    batch = _read_example(example)
+    subject = _find_subject(model_or_function, batch, _is_tuple_dataset(example))
+    layout, tensors = _make_signature(subject)
     with target_wanted("nb.plan", model_or_function, batch):
         step = subject.step
         running = None if subject.running is None or current_limits() else subject.running.captured_before(layout)
@@ -63,7 +63,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
             paths=step.paths, metrics=step.metrics, owner=step.owner, data=step.data(subject.unpack),
         )  # fmt: skip
     if not captured.program.stages[0].where:
-        raise no_scopes(subject.step.name)
+        raise no_scopes_error(subject.step.name)
     notes = (*captured.projected, *filter(None, [current_step_options().said]))
     return plan_step(subject.step.name, captured, tensors, notes)
 
@@ -84,8 +84,8 @@ class Subject:
         return self.step.call(self.unpack, given)
 
 
-def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subject:
-    """The subject of an example. A `tupled` example is passed to a train step as a tuple, others are passed like in
+def _find_subject(given: Any, example: Sequence[Any], is_tuple: bool = False) -> Subject:
+    """The subject of an example. A `is_tuple` example is passed to a train step as a tuple, others are passed like in
     `fit`.
     """
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
@@ -107,13 +107,13 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
         )
     check_batch("nb.plan", "model", example)
     _check_arrays(example)
-    example = [tf.nest.map_structure(cast_as_fed, leaf) for leaf in example]
+    example = [tf.nest.map_structure(cast_to_floatx, leaf) for leaf in example]
     if getattr(given, "compiled", False):
-        kind, data = "train", tuple(example) if tupled else pack_as_fit(example)
+        kind, data = "train", tuple(example) if is_tuple else pack_as_fit(example)
     else:
         _warn_left_out(given, example)
         kind, data = "predict", example[0]
-    return Subject(*keras_step(given, kind, data), running=running_step(given, kind))
+    return Subject(*make_keras_step(given, kind, data), running=find_running_step(given, kind))
 
 
 def _warn_left_out(model: Any, example: Sequence[Any]) -> None:
@@ -155,7 +155,7 @@ def _name_given(given: Any) -> str:
     return "a plain function" if inspect.isroutine(given) else f"{type(given).__name__} {reprlib.repr(given)}"
 
 
-def no_scopes(name: str) -> PlanError:
+def no_scopes_error(name: str) -> PlanError:
     """The error for a step without scopes, which has nothing to plan."""
     return PlanError(
         f"{name} has no scopes, so there is nothing to plan",
@@ -166,7 +166,7 @@ def no_scopes(name: str) -> PlanError:
 
 
 # ---------------------------------------------------------------------- examples
-def _example(example: Sequence[Any]) -> Sequence[Any]:
+def _read_example(example: Sequence[Any]) -> Sequence[Any]:
     """The example batch; a dataset is replaced by the spec of its elements."""
     if len(example) == 1 and isinstance(example[0], tf.data.Dataset):
         found = example[0].element_spec
@@ -180,18 +180,18 @@ def _is_tuple_dataset(example: Sequence[Any]) -> bool:
     return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
 
 
-def cast_as_fed(leaf: Any) -> Any:
+def cast_to_floatx(leaf: Any) -> Any:
     """Cast a floating-point array to Keras's precision, in which it is fed."""
     floating = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
     return leaf.astype(keras.config.floatx()) if floating else leaf
 
 
-def _signature(subject: Subject) -> tuple[Signature, list[Any]]:
+def _make_signature(subject: Subject) -> tuple[Signature, list[Any]]:
     """The signature of a call with these examples; a spec keeps the unknown axes that it has."""
     specs: dict[int, tf.TensorSpec] = {}
 
     def stand_in(leaf: Any) -> Any:
-        spec = _spec(leaf)
+        spec = _find_spec(leaf)
         if spec is None:
             return leaf
         tensor = tf.zeros([_ROWS if axis is None else axis for axis in spec.shape], spec.dtype)
@@ -201,15 +201,15 @@ def _signature(subject: Subject) -> tuple[Signature, list[Any]]:
     arguments = [(name, tf.nest.map_structure(stand_in, value)) for name, value in subject.arguments]
     layout, tensors = signature(arguments, subject.step.whole, declared_inputs())
     given = [specs.get(id(tensor), spec) for tensor, spec in zip(tensors, layout.specs, strict=True)]
-    chosen = [_open(spec) if split else spec for spec, split in zip(given, layout.batched, strict=True)]
+    chosen = [_open_batch_axis(spec) if split else spec for spec, split in zip(given, layout.batched, strict=True)]
     return replace(layout, specs=tuple(chosen)), tensors
 
 
-def _open(spec: tf.TensorSpec) -> tf.TensorSpec:
+def _open_batch_axis(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
-def _spec(leaf: Any) -> tf.TensorSpec | None:
+def _find_spec(leaf: Any) -> tf.TensorSpec | None:
     if isinstance(leaf, tf.TensorSpec):
         return leaf
     return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, keras.KerasTensor) else None

@@ -237,15 +237,15 @@ class Run:
         unknown = next((name for name, where in written.items() if where and name not in known), None)
         if not known or unknown is None:
             return
-        meant = did_you_mean(unknown, known)
+        suggestion = did_you_mean(unknown, known)
         if unknown == LOCAL:
-            meant = f"name its cluster, one of {list_names(known)}, or call nb.init before the model is built"
+            suggestion = f"name its cluster, one of {list_names(known)}, or call nb.init before the model is built"
         all_of_them = ", ".join(f"{name}: {{}}" for name in [*known, unknown])
         raise ConfigError(
             f"a stage is on cluster {unknown!r}, which is not in the config",
             where=written[unknown],
             why=f"the clusters of {self._describe_config()} are {list_names(known)}",
-            mend=f"{meant}\nor add it to the config: clusters: {{{all_of_them}}}",
+            mend=f"{suggestion}\nor add it to the config: clusters: {{{all_of_them}}}",
         )
 
     def _describe_config(self) -> str:
@@ -339,12 +339,12 @@ def init(
         attachment = attach()
         if config is None and attachment is not None:
             config = attachment.config  # the launcher's config
-        loaded = load(_config(config, site), site)
+        loaded = load(_check_config(config, site), site)
         if watching is not None:
             loaded = replace(loaded, outputs={}, checkpoint=None)
         joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
         held = pins(plan if plan is not None else loaded.plan, site)
-        run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=str(script_site()), pins=held)
+        run = Run(loaded, joined, _parse_seed(seed), _check_ids(ids), attachment, site=str(script_site()), pins=held)
         run.source = str(config) if isinstance(config, str | os.PathLike) else ""
         if loaded.approvals is not None and watching is None:
             run.approvals = _open_approvals(run)
@@ -358,11 +358,11 @@ def init(
             own = "" if attachment is None else attachment.cluster
             deal_to(run.cluster_sizes, own, run.cluster_speeds, run.moved)
             if run.attachment is not None:
-                _join(run, run.attachment)
-            saves = loaded.checkpoint if checkpoint is None else _checkpointing(checkpoint, site)
+                _join_processes(run, run.attachment)
+            saves = loaded.checkpoint if checkpoint is None else _parse_checkpointing(checkpoint, site)
             if saves is not None:
                 _open_checkpoints(run, saves)
-        _sow(run)
+        _set_seeds(run)
         _run = run
         return run
 
@@ -375,14 +375,14 @@ def _open_approvals(run: Run) -> Approvals:
     return found
 
 
-def _checkpointing(checkpoint: Any, site: str) -> Checkpointing:
+def _parse_checkpointing(checkpoint: Any, site: str) -> Checkpointing:
     value = os.fspath(checkpoint) if isinstance(checkpoint, os.PathLike) else checkpoint
     return parse_checkpoint(Place(dict(value) if isinstance(value, Mapping) else value, "checkpoint", site))
 
 
 def _open_checkpoints(run: Run, saves: Checkpointing) -> None:
     """Find the checkpoint that the run resumes from, with all other processes. This needs TensorFlow."""
-    from whale_nebula.runtime.checkpoint.opening import open_checkpoints
+    from whale_nebula.runtime.checkpoint.open_checkpoints import open_checkpoints
 
     run.checkpoints = open_checkpoints(run, saves)
     run.closers.append(run.checkpoints.close)
@@ -417,7 +417,7 @@ def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
     atexit.register(shut_down_at_exit)
 
 
-def _config(config: Any, site: str) -> Any:
+def _check_config(config: Any, site: str) -> Any:
     """Validate the type of a config; the text of a link is refused."""
     if isinstance(config, str) and all(quantities.find_kind(part.strip()) for part in config.split(",")):
         raise OptionError(
@@ -429,7 +429,7 @@ def _config(config: Any, site: str) -> Any:
     return config
 
 
-def _seed(seed: Any) -> int | None:
+def _parse_seed(seed: Any) -> int | None:
     try:
         return None if seed is None else options.integer("seed", seed)
     except OptionError as refusal:
@@ -438,7 +438,7 @@ def _seed(seed: Any) -> int | None:
         raise
 
 
-def _ids(ids: Any) -> Any:
+def _check_ids(ids: Any) -> Any:
     names = [ids] if isinstance(ids, str) else ids or []
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in names):
         raise options.refuse(
@@ -449,7 +449,7 @@ def _ids(ids: Any) -> Any:
     return ids
 
 
-def _join(run: Run, attachment: Attachment) -> None:
+def _join_processes(run: Run, attachment: Attachment) -> None:
     """Connect to the other processes over real links, which needs TensorFlow."""
     from whale_nebula.runtime.session.rendezvous import join
 
@@ -458,7 +458,7 @@ def _join(run: Run, attachment: Attachment) -> None:
     atexit.register(shut_down_at_exit)
 
 
-def _sow(run: Run) -> None:
+def _set_seeds(run: Run) -> None:
     """Set all random seeds to the given one, in one process or several; a launcher's seed is already set."""
     launched = None if run.attachment is None else run.attachment.seed
     named = run.config.seed if run.seed is None and run.config.seed != launched else run.seed
@@ -498,7 +498,7 @@ def report_failure(failure: BaseException) -> None:
     with _LOCK:
         checkpoints = None if _run is None else _run.checkpoints
         if _run is not None and _run.ledger is not None:
-            whole = checkpoints is not None and not checkpoints.standing.torn
+            whole = checkpoints is not None and not checkpoints.script_state.torn
             _run.ledger.session.fail(failure, last=whole)
         if checkpoints is not None:
             checkpoints.end_by_error()
@@ -515,7 +515,7 @@ def here() -> Here:
     return current_run().here()
 
 
-def opened_run() -> Run | None:
+def find_open_run() -> Run | None:
     """The open run, if there is one."""
     return _run
 

@@ -25,11 +25,11 @@ _SAVING = (
     (tf.saved_model, "save"),
 )
 _BEGINNINGS = ("on_train_begin", "on_test_begin")
-_KERASS_OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+_KEPT_CALLBACKS = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 
 
 @dataclass(frozen=True)
-class Seen:
+class PlannedStep:
     """A step that was planned."""
 
     captured: Captured
@@ -46,29 +46,29 @@ class Seen:
 
 
 @dataclass
-class Shown:
+class ShownPlans:
     """The plans of the steps that were called, once for each signature of a step. With `goes_on` the script continues
-    after a step; `saves` is then called with the name of the function with which it saves.
+    after a step; `report_save` is then called with the name of the function with which it saves.
     """
 
     goes_on: bool
-    saves: Callable[[str], None]
+    report_save: Callable[[str], None]
     plans: list[Plan] = field(default_factory=list)
-    known: dict[Any, Seen] = field(default_factory=dict)
-    guarded: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    silent: bool = False
+    steps_by_key: dict[Any, PlannedStep] = field(default_factory=dict)
+    open_patches: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    are_callbacks_suppressed: bool = False
 
-    def without_callbacks(self) -> None:
+    def suppress_callbacks(self) -> None:
         """Suppress callbacks of the script from now on, because many open a file as soon as training begins."""
-        if not self.silent:
-            self.silent = True
-            self.guarded.enter_context(_suspend_callbacks())
+        if not self.are_callbacks_suppressed:
+            self.are_callbacks_suppressed = True
+            self.open_patches.enter_context(_suspend_callbacks())
 
-    def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Seen:
+    def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> PlannedStep:
         """Plan a step, if it is new."""
         key = id(step), layout.key
-        if key not in self.known:
-            seen = Seen(
+        if key not in self.steps_by_key:
+            seen = PlannedStep(
                 capture_step(
                     step.name, partial(step.call, unpack), layout, tensors, paths=step.paths, metrics=step.metrics
                 )
@@ -76,10 +76,10 @@ class Shown:
             if seen.scoped:
                 self.plans.append(plan_step(step.name, seen.captured, tensors, (*step.notes, *seen.captured.projected)))
                 self._guard()
-            self.known[key] = seen
-        return self.known[key]
+            self.steps_by_key[key] = seen
+        return self.steps_by_key[key]
 
-    def zeros(self, seen: Seen, tensors: Sequence[Any]) -> Any:
+    def make_zeros(self, seen: PlannedStep, tensors: Sequence[Any]) -> Any:
         """Zeros with the specs of a step's results, which are not computed."""
         rows = next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1)
         results = tf.nest.flatten(seen.captured.structured_outputs, expand_composites=True)
@@ -88,21 +88,21 @@ class Shown:
     def _guard(self) -> None:
         """Suppress saving after the first step that returns zeros."""
         if self.goes_on and len(self.plans) == 1:
-            self.guarded.enter_context(_report_saves(self.saves))
+            self.open_patches.enter_context(_report_saves(self.report_save))
 
 
 def _suspend_callbacks() -> contextlib.AbstractContextManager[None]:
     """Suppress all callbacks but history and progress bar while this is open."""
     kind = keras.callbacks.CallbackList
 
-    def beginning(plain: Callable[..., None]) -> Callable[..., None]:
+    def suppress_and_begin(plain: Callable[..., None]) -> Callable[..., None]:
         def begin(callbacks: Any, *args: Any, **kwargs: Any) -> None:
-            callbacks.callbacks = [each for each in callbacks.callbacks if type(each) in _KERASS_OWN]
+            callbacks.callbacks = [each for each in callbacks.callbacks if type(each) in _KEPT_CALLBACKS]
             plain(callbacks, *args, **kwargs)
 
         return begin
 
-    return apply_patches([Patch(kind, name, beginning(getattr(kind, name))) for name in _BEGINNINGS])
+    return apply_patches([Patch(kind, name, suppress_and_begin(getattr(kind, name))) for name in _BEGINNINGS])
 
 
 def _report_saves(report: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:

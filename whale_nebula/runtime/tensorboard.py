@@ -41,7 +41,7 @@ class EventFiles:
             own = self.folder if report.worker == _ALONE else self.folder / report.worker.replace("/", "-")
             self._writer = tf.summary.create_file_writer(str(own), flush_millis=_FLUSH_MILLISECONDS)
         with self._writer.as_default(report.step):
-            for name, value in scalars(report):
+            for name, value in list_scalars(report):
                 tf.summary.write(f"{report.program}/{name}", value, metadata=_metadata())
 
     def tick(self) -> None:
@@ -56,7 +56,7 @@ class EventFiles:
         return f"the event files in {self.folder}"
 
 
-def scalars(report: Report) -> Iterator[tuple[str, float]]:
+def list_scalars(report: Report) -> Iterator[tuple[str, float]]:
     """All scalars of a report, with their paths."""
     yield from report.scalars.items()
     yield "step_seconds", report.step_seconds

@@ -32,8 +32,8 @@ from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.keras import keras_step, pack_as_fit
-from whale_nebula.runtime.planning import Subject, cast_as_fed, check_batch, no_scopes
+from whale_nebula.runtime.keras import make_keras_step, pack_as_fit
+from whale_nebula.runtime.planning import Subject, cast_to_floatx, check_batch, no_scopes_error
 from whale_nebula.runtime.run import current_run, gathered
 from whale_nebula.runtime.step.engine import Engine, plain_function
 from whale_nebula.runtime.step.results import Absent
@@ -79,22 +79,22 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     3.0
     """
     current_run().settle()
-    subject = _subject(model_or_function, batch)
+    subject = _find_subject(model_or_function, batch)
     layout, tensors = signature(subject.arguments, subject.step.whole, declared_inputs())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
     with nullcontext() if run.alone else run.ledger.share_failures():  # other processes do not wait for one that failed
-        _check(engine, subject, layout, tensors)
+        _check_comparable(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
         plain = plain_function(subject.call, layout, around=around)
-        reasons = _incomparable(engine, tensors)
-        with _channels_kept():
-            runs = _runs(engine, plain, tensors, measured=not reasons)
-    return _judge(engine, runs, reasons)
+        reasons = _list_reasons(engine, tensors)
+        with _restore_channels():
+            runs = _run_both(engine, plain, tensors, measured=not reasons)
+    return _build_verification(engine, runs, reasons)
 
 
-def _check(engine: Engine, subject: Subject, layout: Signature, tensors: Sequence[Any]) -> None:
+def _check_comparable(engine: Engine, subject: Subject, layout: Signature, tensors: Sequence[Any]) -> None:
     """Refuse steps that cannot be compared."""
     apart = engine.captured.program.apart
     if apart is not None:
@@ -105,7 +105,7 @@ def _check(engine: Engine, subject: Subject, layout: Signature, tensors: Sequenc
             mend='nb.replica(sync_every=1, outer="average") with plain SGD equals the uncut run; or verify without it',
         )
     if not engine.captured.program.stages[0].where:
-        raise no_scopes(subject.step.name)
+        raise no_scopes_error(subject.step.name)
     partly = [number for number, tensor in enumerate(tensors) if isinstance(tensor, Partial)]
     if missing := [*layout.absent, *partly]:
         raise AbsentInputError(
@@ -116,7 +116,7 @@ def _check(engine: Engine, subject: Subject, layout: Signature, tensors: Sequenc
         )
 
 
-def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
+def _find_subject(subject: Any, batch: Sequence[Any]) -> Subject:
     if isinstance(subject, NebulaFunction):
         return Subject(subject.step, *subject.arguments(*batch))
     if not isinstance(subject, keras.Model):
@@ -135,42 +135,44 @@ def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
         )
     check_batch("nb.verify", subject.name, batch)
     parts = [tf.nest.map_structure(_make_tensor, part) for part in batch]
-    return Subject(*keras_step(subject, "train", pack_as_fit(parts)))
+    return Subject(*make_keras_step(subject, "train", pack_as_fit(parts)))
 
 
 def _make_tensor(leaf: Any) -> Any:
-    return leaf if leaf is None or isinstance(leaf, tf.Tensor) else tf.constant(cast_as_fed(np.asarray(leaf)))
+    return leaf if leaf is None or isinstance(leaf, tf.Tensor) else tf.constant(cast_to_floatx(np.asarray(leaf)))
 
 
-def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
+def _run_both(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
     """Run the uncut step and the planned one from the current variables, which are restored."""
     with gathered(), leave_errors():
-        before = _values(engine)
+        before = _read_variables(engine)
 
-        def again() -> None:
+        def restore_variables() -> None:
             for path, value in before.items():
                 engine.captured.variables[path].assign(value)
 
         try:
             returned = [each for each in tf.nest.flatten(plain(*tensors)) if isinstance(each, tf.Tensor)]
-            uncut = State(returned, _values(engine))
+            uncut = State(returned, _read_variables(engine))
             shuffled = _shuffle_rows(engine, tensors)
-            noise = _noise(engine, again, lambda: plain(*shuffled), before, uncut) if measured else {}
+            noise = (
+                _measure_noise(engine, restore_variables, lambda: plain(*shuffled), before, uncut) if measured else {}
+            )
         except tf.errors.OpError as failure:
             place = Whereabouts(engine.captured.graph, engine.captured.program.stages)
             raise uncut_step(failure, place) from failure
         finally:
-            again()
+            restore_variables()
     try:
         planned = list(engine.runner.run(tensors).tensors)
         with gathered():
-            return Runs(before, uncut, State(planned, _values(engine)), noise)
+            return Runs(before, uncut, State(planned, _read_variables(engine)), noise)
     finally:
-        again()
+        restore_variables()
 
 
 @contextmanager
-def _channels_kept() -> Iterator[None]:
+def _restore_channels() -> Iterator[None]:
     """Restore codec states at the end."""
     states = States(current_run().channels)
     before = states.copy()
@@ -180,28 +182,28 @@ def _channels_kept() -> Iterator[None]:
         states.restore(before)
 
 
-def _values(engine: Engine) -> dict[str, Any]:
+def _read_variables(engine: Engine) -> dict[str, Any]:
     return {path: variable.read_value() for path, variable in engine.captured.variables.items()}
 
 
-def _noise(
-    engine: Engine, again: Callable[[], None], run: Callable[[], Any], before: Values, uncut: State
+def _measure_noise(
+    engine: Engine, restore_variables: Callable[[], None], run: Callable[[], Any], before: Values, uncut: State
 ) -> dict[str, float]:
     """The effect of rounding on each variable's update, measured with weights changed by one bit."""
     found: dict[str, float] = {}
     for seed in range(_NUDGES):
-        again()
+        restore_variables()
         _nudge(engine, seed)
-        near = _values(engine)
+        near = _read_variables(engine)
         run()
-        for path, far in verification.noise(before, uncut.variables, near, _values(engine)).items():
+        for path, far in verification.noise(before, uncut.variables, near, _read_variables(engine)).items():
             found[path] = max(far, found.get(path, 0.0))
     return found
 
 
 def _nudge(engine: Engine, seed: int) -> None:
     """Change all trained variables by the last bit of the step's precision."""
-    bit = max(verification.BITS[dtype] for dtype in ("float32", *_halves(engine)))
+    bit = max(verification.BITS[dtype] for dtype in ("float32", *_list_half_types(engine)))
     for variable in engine.captured.program.variables:
         live = engine.captured.variables[variable.path]
         if variable.trainable and verification.inexact(live):
@@ -217,9 +219,9 @@ def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
     return [tf.reverse(t, [0]) if leaf.batched else t for leaf, t in zip(leaves, tensors, strict=True)]
 
 
-def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
-    program, halved = engine.captured.program, bool(_halves(engine))
-    names, runs, elsewhere = _select_here(_names(engine), runs)
+def _build_verification(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
+    program, halved = engine.captured.program, bool(_list_half_types(engine))
+    names, runs, elsewhere = _select_here(_list_names(engine), runs)
     rows = list(verification.compare_tensors(names, runs, HALF if halved else EXACT))
     if reasons:
         rows = [row._replace(limit=math.inf, noisy=False) for row in rows]
@@ -228,7 +230,7 @@ def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verificati
         tuple(stage.key for stage in program.stages),
         program.pipeline.micro_batch,
         not reasons,
-        (*(reason.why for reason in reasons), *_remarks(engine, rows, names, runs), *elsewhere),
+        (*(reason.why for reason in reasons), *_list_remarks(engine, rows, names, runs), *elsewhere),
         tuple(dict.fromkeys(reason.mend for reason in reasons)),
         "within half precision" if halved else "",
         max(1, len(reasons)),
@@ -252,7 +254,7 @@ class _Reason(NamedTuple):
     mend: str
 
 
-def _incomparable(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]:
+def _list_reasons(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]:
     """The reasons why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
@@ -268,39 +270,39 @@ def _incomparable(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]
     elif program.pipeline.micro_batch > 1 and any(is_seeded_draw(op) for op in ops):
         why = "each micro-batch draws its own random numbers: reproducible, but not those of the uncut step"
         found.append(_Reason(why, f"{alone}, or a dropout rate of zero, for the check"))
-    found += _lossy(engine)
+    found += _list_lossy_codecs(engine)
     batched = [t for leaf, t in zip(program.leaves, tensors, strict=True) if leaf.batched]
     if any(len(tensor.shape) and tensor.shape[0] == 0 for tensor in batched):
         found.append(_Reason("the batch has no rows, so nothing was compared", "pass a batch with rows"))
     return tuple(found)
 
 
-def _lossy(engine: Engine) -> Iterator[_Reason]:
+def _list_lossy_codecs(engine: Engine) -> Iterator[_Reason]:
     """Codecs that lose more than a cast does."""
     for boundary in engine.cut.boundaries:
         name = f"boundary b{boundary.slot}"
-        if _loses(parse_way(boundary.codec)):
+        if _is_lossy(parse_way(boundary.codec)):
             why = f"{name} is sent as {boundary.codec}, which is lossy"
             yield _Reason(why, "remove nb.compress for the check")
-        elif boundary.backward and _loses(parse_way(boundary.backward_codec)):
+        elif boundary.backward and _is_lossy(parse_way(boundary.backward_codec)):
             why = f"the gradient of {name} is sent as {boundary.backward_codec}, which is lossy"
             kept = parse_way(boundary.codec).cast or "none"
             yield _Reason(why, f'use backward="{kept}" in nb.compress, or remove it, for the check')
 
 
-def _loses(way: Way) -> bool:
+def _is_lossy(way: Way) -> bool:
     return way.coded and (way.auto or (way.codec is not None and not way.lossless))
 
 
-def _halves(engine: Engine) -> list[str]:
+def _list_half_types(engine: Engine) -> list[str]:
     """The types of half precision of the model's computation, or of crossings."""
     casts = [parse_way(text).cast for b in engine.cut.boundaries for text in (b.codec, b.backward_codec)]
     inside = {spec.dtype for op in engine.captured.program.graph.ops for spec in op.outputs}
     return [dtype for name, dtype in _HALVES.items() if name in casts or dtype in inside]
 
 
-def _remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Runs) -> Iterator[str]:
-    halves = _halves(engine)
+def _list_remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Runs) -> Iterator[str]:
+    halves = _list_half_types(engine)
     if engine.runner.plain:
         yield "one stage and one micro-batch: nothing is divided, the step runs the original function"
     if halves and any(math.isfinite(row.limit) for row in rows):
@@ -313,7 +315,7 @@ def _remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Ru
         yield f"NaN or infinite values in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"
 
 
-def _names(engine: Engine) -> list[str]:
+def _list_names(engine: Engine) -> list[str]:
     paths = tf_private.leaf_paths(engine.captured.structured_outputs)
     return ["/".join(["returned", *map(str, path)]) for path, leaf in paths if isinstance(leaf, tf.Tensor)]
 

@@ -1,6 +1,6 @@
-"""Worker: trains with as many replicas as its cluster has workers, and asks the launcher for others on the way.
+"""Worker: trains with as many replicas as its cluster has workers, and requests other numbers from the launcher.
 
-`asked` has by epoch after which step how many workers of npu are asked for, "by" whom, if not by the lead; "dies" by
+`requests` has by epoch after which step how many workers of npu are asked for, "by" whom, if not by the lead; "dies" by
 epoch after which step npu/0 ends with its launcher; "waits" after which step gpu waits, while it trains without npu,
 until npu has come.
 """
@@ -17,18 +17,18 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from tests.processes.telling import tell
+from tests.processes.worker_reports import report_value
 from whale_nebula.launch.ending import departure
 
 ROWS, BATCH, STEPS = 48, 8, 6
 
 
-class Asks(keras.callbacks.Callback):
-    """In the lead, after the step of an epoch of the run: another number of workers."""
+class ResizeRequester(keras.callbacks.Callback):
+    """Requests another number of workers after a step of an epoch of the run."""
 
-    def __init__(self, path: str, asked: dict[str, list[int]]) -> None:
+    def __init__(self, path: str, requests: dict[str, list[int]]) -> None:
         super().__init__()
-        self._path, self._asked, self._epoch = path, asked, 0
+        self._path, self._requests, self._epoch = path, requests, 0
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self._epoch = epoch
@@ -36,25 +36,25 @@ class Asks(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         here, done = nb.here(), STEPS * self._epoch + batch + 1
         if done == (nb.resumed() or (0,))[0] + 1:
-            tell(f"homes {here.epoch}", {name: each.cluster for name, each in nb.last_report().stages.items()})
-        step, count = self._asked.get(str(here.epoch), [-1, 0])
-        asks = here.worker == self._asked["by"] if "by" in self._asked else here.lead
-        if asks and done == step:
-            tell("answered", self._ask("POST", f"/resize?npu={count}"))
-        if here.worker == "npu/0" and self._asked.get("dies", {}).get(str(here.epoch)) == done:
+            report_value(f"homes {here.epoch}", {name: each.cluster for name, each in nb.last_report().stages.items()})
+        step, count = self._requests.get(str(here.epoch), [-1, 0])
+        is_requester = here.worker == self._requests["by"] if "by" in self._requests else here.lead
+        if is_requester and done == step:
+            report_value("answered", self._send_request("POST", f"/resize?npu={count}"))
+        if here.worker == "npu/0" and self._requests.get("dies", {}).get(str(here.epoch)) == done:
             os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(60)  # it ends with its launcher
+            time.sleep(60)  # until it is ended with its launcher
         limit = time.monotonic() + 60
-        while done == self._asked.get("waits") and "npu" not in _clusters() and departure.word is None:
+        while done == self._requests.get("waits") and "npu" not in _clusters() and departure.word is None:
             if time.monotonic() > limit:
                 raise RuntimeError("npu does not come")
             time.sleep(0.05)
 
     def on_train_end(self, logs: object = None) -> None:
         if self._path and nb.here().lead:
-            tell("metrics", self._ask("GET", "/metrics")[1])
+            report_value("metrics", self._send_request("GET", "/metrics")[1])
 
-    def _ask(self, method: str, path: str) -> tuple[int, str]:
+    def _send_request(self, method: str, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("run", timeout=30)
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.connect(self._path)
@@ -63,10 +63,10 @@ class Asks(keras.callbacks.Callback):
         return answer.status, answer.read().decode()
 
 
-def lesson(path: str = "", asked: str = "{}") -> None:
-    """Tells of each start how many workers it had and where it went on, and in the end what was trained."""
+def train_model(path: str = "", requests: str = "{}") -> None:
+    """Report for each start its workers and the step where it resumed, and at the end the history."""
     here = nb.here()
-    tell(f"epoch {here.epoch}", [list(nb.resumed() or ())[:1], sum(c == "npu" for c in _clusters())])
+    report_value(f"epoch {here.epoch}", [list(nb.resumed() or ())[:1], sum(c == "npu" for c in _clusters())])
     inputs = keras.Input((6,))
     with nb.cluster(), nb.pipeline(4):
         with nb.stage(cluster="gpu"):
@@ -77,12 +77,19 @@ def lesson(path: str = "", asked: str = "{}") -> None:
     model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
-    asks = Asks(path, json.loads(asked))
+    is_requester = ResizeRequester(path, json.loads(requests))
     seen = (x[: 2 * BATCH], y[: 2 * BATCH])
     history = model.fit(
-        x, y, batch_size=BATCH, epochs=3, verbose=0, callbacks=[asks], validation_data=seen, validation_batch_size=BATCH
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=3,
+        verbose=0,
+        callbacks=[is_requester],
+        validation_data=seen,
+        validation_batch_size=BATCH,
     )
-    tell("history", history.history)
+    report_value("history", history.history)
 
 
 def _clusters() -> list[str]:
@@ -94,4 +101,4 @@ def _clusters() -> list[str]:
 if __name__ == "__main__":
     folder, *arguments = sys.argv[1:]
     with nb.init(checkpoint={"folder": folder, "memory": 1, "every": 6}):
-        lesson(*arguments)
+        train_model(*arguments)

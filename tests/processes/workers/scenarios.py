@@ -1,4 +1,4 @@
-"""Worker: actions of two or three processes beside training, selected by the first argument."""
+"""Worker: scenarios of two or three processes; the first argument names a function of this module."""
 
 from __future__ import annotations
 
@@ -15,94 +15,94 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes import measuring
-from tests.processes.lesson import X, Y, fit, hexed, lesson, measured, taught
-from tests.processes.running import act, reopen
-from tests.processes.sides import INPUTS, course
-from tests.processes.telling import bits, tell
+from tests.processes import three_stage_models
+from tests.processes.translator import INPUTS, exercise_translator
+from tests.processes.two_cluster_model import X, Y, build_model, exercise_model, fit, summarize_rows, to_hex
+from tests.processes.worker_reports import digest_tensors, report_value
+from tests.processes.worker_runs import open_next_run, run_selected
 from whale_nebula.errors import CollectiveReadError
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.variables.remote import Ledger
 
 
-def read_or_refused(read: Callable[[], Any]) -> str:
-    """What was read, or why it was not."""
+def read_or_explain(read: Callable[[], Any]) -> str:
+    """The value that was read, or the error that refused it."""
     try:
         return f"read: {read()}"
     except CollectiveReadError as refusal:
         return str(refusal)
 
 
-def seen(result: Any) -> Any:
-    """The bits of a result, or what reading it raises."""
+def digest_or_refusal(result: Any) -> Any:
+    """The digest of a result, or the error that reading it raises."""
     try:
-        return bits([np.asarray(result)])
+        return digest_tensors([np.asarray(result)])
     except CollectiveReadError as refused:
         return refused.what
 
 
-def raw(variable: Any) -> Any:
-    """What the handle of a variable holds, past every guard; nothing if it was never given a value."""
+def read_handle(variable: Any) -> Any:
+    """Read a variable by its handle, without guards; an empty array if it has no value."""
     variable = getattr(variable, "value", variable)
     if not tf.raw_ops.VarIsInitializedOp(resource=variable.handle):
         return np.zeros(0)
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
-# ---------------------------------------------------------------------- what each holds, reads and saves
-def agreement(folder: str) -> None:
-    """The lesson, and what this process holds of the model after it."""
+# ---------------------------------------------------------------------- what each process holds, reads and saves
+def report_held_variables(folder: str) -> None:
+    """Run `exercise_model`, and report the variables that this process holds after it, and refused reads."""
     here = nb.here()
-    tell("here", {**dataclasses.asdict(here), "runs": {name: here.runs(name) for name in ("c0", "c1")}})
-    model, found = lesson(Path(folder))
+    report_value("here", {**dataclasses.asdict(here), "runs": {name: here.runs(name) for name in ("c0", "c1")}})
+    model, found = exercise_model(Path(folder))
     for name, what in found.items():
-        tell(name, what)
+        report_value(name, what)
     held = [*model.variables, *model.optimizer.variables]
-    tell("held", {variable.path: list(raw(variable).shape) for variable in held})
+    report_value("held", {variable.path: list(read_handle(variable).shape) for variable in held})
     layer = model.get_layer("second" if here.runs("c0") else "first")
     foreign, width = layer.bias, layer.kernel.shape[0]
     alone = keras.Sequential([keras.Input((width,)), layer])  # a model without scopes runs in each process by itself
     reads = (np.array, tf.convert_to_tensor, lambda v: v.numpy(), lambda v: v + 1.0, lambda v: v[0], tf.reduce_sum)
-    refused = [read_or_refused(lambda r=r, v=v: r(v)) for v in (foreign, foreign.value) for r in reads]
-    tell("refusals", [*refused, read_or_refused(lambda: alone.predict(np.ones((2, width)), verbose=0))])
+    refused = [read_or_explain(lambda r=r, v=v: r(v)) for v in (foreign, foreign.value) for r in reads]
+    report_value("refusals", [*refused, read_or_explain(lambda: alone.predict(np.ones((2, width)), verbose=0))])
 
 
-def owner() -> None:
-    """A run that keeps results where they are made."""
+def keep_results() -> None:
+    """Train and predict with `results: owner`."""
     nb.init({"results": "owner"})
-    model = taught()
-    tell("history", fit(model, epochs=1))
-    tell("evaluate", hexed(model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)))
-    tell("predict", seen(model.predict(X, batch_size=12, verbose=0)))
-    tell("sent", {name: link.raw_bytes for name, link in nb.last_report().links.items()})
-    tell("one batch", seen(model.predict_on_batch(X[:4])))
-    found = measured(X[:7])
-    tell("function", {name: seen(value) for name, value in found.items()})
-    tell("said", {name: repr(value) for name, value in found.items()})
+    model = build_model()
+    report_value("history", fit(model, epochs=1))
+    report_value("evaluate", to_hex(model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)))
+    report_value("predict", digest_or_refusal(model.predict(X, batch_size=12, verbose=0)))
+    report_value("sent", {name: link.raw_bytes for name, link in nb.last_report().links.items()})
+    report_value("one batch", digest_or_refusal(model.predict_on_batch(X[:4])))
+    found = summarize_rows(X[:7])
+    report_value("function", {name: digest_or_refusal(value) for name, value in found.items()})
+    report_value("said", {name: repr(value) for name, value in found.items()})
 
 
 WIDTH = 1600  # 2 kernels of 10 MB, and two slots of Adam for each
 
 
-def size(variables: Iterable[Any]) -> int:
-    """Bytes of whole variables."""
+def count_bytes(variables: Iterable[Any]) -> int:
+    """The bytes of whole variables."""
     return sum(int(np.prod(v.shape)) * v.value.dtype.size for v in variables)
 
 
-def stored_bytes(variable: Any) -> int:
-    """Bytes that a process holds of a variable."""
-    value = raw(variable)
+def count_held_bytes(variable: Any) -> int:
+    """The bytes that this process holds of a variable."""
+    value = read_handle(variable)
     return int(np.prod(value.shape)) * variable.value.dtype.size
 
 
-def own(folder: str) -> None:
-    """A run that keeps weights at home: what each holds, what it saves, and what it reads back."""
+def keep_weights(folder: str) -> None:
+    """Train, save and load with `weights: own`; report held and sent bytes."""
 
-    def everything() -> list[Any]:
+    def list_variables() -> list[Any]:
         return [*model.variables, *model.optimizer.variables]
 
-    def mine(variables: list[Any]) -> list[Any]:
+    def select_own(variables: list[Any]) -> list[Any]:
         return [v for v in variables if ("first" if nb.here().runs("c0") else "second") in v.path]
 
     nb.init({"weights": "own"})
@@ -116,50 +116,50 @@ def own(folder: str) -> None:
 
     settle = Ledger.settle
 
-    def settling(ledger: Ledger, *rest: Any) -> None:
-        """Just before what is elsewhere is emptied: optimizer slots of it must not be there yet."""
+    def count_slots_and_settle(ledger: Ledger, *rest: Any) -> None:
+        """Count slots just before variables of other clusters are emptied: their slots must not exist yet."""
         if "slots" not in found:
-            found["slots"] = sum(map(stored_bytes, model.optimizer.variables))
+            found["slots"] = sum(map(count_held_bytes, model.optimizer.variables))
         settle(ledger, *rest)
 
     found: dict[str, int] = {}
-    Ledger.settle = settling  # type: ignore[method-assign]
+    Ledger.settle = count_slots_and_settle  # type: ignore[method-assign]
     x, y = np.full((4, WIDTH), 1e-3, "float32"), np.zeros((4, WIDTH), "float32")
     try:
         model.fit(x, y, batch_size=4, verbose=0)
     finally:
         Ledger.settle = settle  # type: ignore[method-assign]
-    tell("whole", size(everything()))
-    tell("own", size(mine(everything())))
-    tell("own slots", size(mine(model.optimizer.variables)))
-    tell("held", sum(map(stored_bytes, everything())))
-    tell("slots before emptying", found["slots"])
+    report_value("whole", count_bytes(list_variables()))
+    report_value("own", count_bytes(select_own(list_variables())))
+    report_value("own slots", count_bytes(select_own(model.optimizer.variables)))
+    report_value("held", sum(map(count_held_bytes, list_variables())))
+    report_value("slots before emptying", found["slots"])
 
-    tell(
+    report_value(
         "refusals",
-        [read_or_refused(read) for read in (model.get_weights, nb.gathered().__enter__, lambda: model.save("m.keras"))],
+        [read_or_explain(read) for read in (model.get_weights, nb.gathered().__enter__, lambda: model.save("m.keras"))],
     )
     path = Path(folder) / "model.weights.h5"
     before = {name: link.totals().raw_bytes for name, link in current_run().ledger.session.links.items()}
     model.save_weights(path)
     after = {name: link.totals().raw_bytes for name, link in current_run().ledger.session.links.items()}
-    tell("crossed", [after[name] - before[name] for name in before])
-    saved = bits(mine(everything()))
+    report_value("crossed", [after[name] - before[name] for name in before])
+    saved = digest_tensors(select_own(list_variables()))
     model.fit(x, y, batch_size=4, verbose=0)
-    tell("trained on", bits(mine(everything())) != saved)
+    report_value("trained on", digest_tensors(select_own(list_variables())) != saved)
     model.load_weights(path)
-    tell("loaded", bits(mine(everything())) == saved)
-    tell("bits", saved)
+    report_value("loaded", digest_tensors(select_own(list_variables())) == saved)
+    report_value("bits", saved)
     model.fit(x, y, batch_size=4, verbose=0)
 
 
-def looping(where: str) -> None:
-    """A custom loop over models that nothing `fit`s, and what they say and save after it."""
+def run_custom_loop(where: str) -> None:
+    """Train models in a custom loop without `fit`, and read and save them."""
     folder = Path(where)
     rows_of_ones = np.ones((4, 4), "float32")
     drawn = random.getstate()
     nb.init()
-    tell("joining draws", random.getstate() != drawn)
+    report_value("joining draws", random.getstate() != drawn)
     first = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8)], name="first")
     second = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)], name="second")
     whole = keras.Sequential([first, second])
@@ -178,46 +178,50 @@ def looping(where: str) -> None:
         return loss
 
     def saved(model: Any, name: str) -> bool:
-        """Save, and look at once whether the file holds the model."""
+        """Save a model, and check immediately that the files contain it."""
         model.save(folder / f"{name}.keras")
         model.save_weights(folder / f"{name}.weights.h5")
         loaded = keras.models.load_model(folder / f"{name}.keras")
         again = keras.models.clone_model(loaded)
         again.load_weights(folder / f"{name}.weights.h5")
-        return bits(loaded.get_weights()) == bits(again.get_weights()) == bits(model.get_weights())
+        return (
+            digest_tensors(loaded.get_weights())
+            == digest_tensors(again.get_weights())
+            == digest_tensors(model.get_weights())
+        )
 
     before = float(step(rows_of_ones))
-    tell("weights", {model.name: bits(model.get_weights()) for model in (first, second)})
-    tell("whole", bits(whole.get_weights()))
-    tell("saved", [saved(first, "first"), saved(second, "second"), saved(whole, "whole")])
-    tell("one that no step uses", len(beside.get_weights()) if nb.here().lead else 2)
+    report_value("weights", {model.name: digest_tensors(model.get_weights()) for model in (first, second)})
+    report_value("whole", digest_tensors(whole.get_weights()))
+    report_value("saved", [saved(first, "first"), saved(second, "second"), saved(whole, "whole")])
+    report_value("one that no step uses", len(beside.get_weights()) if nb.here().lead else 2)
     checkpoint = tf.train.Checkpoint(first=first, second=second, optimizer=optimizer)
-    tell("checkpoint", read_or_refused(lambda: checkpoint.save(folder / "alone")))
+    report_value("checkpoint", read_or_explain(lambda: checkpoint.save(folder / "alone")))
     with nb.gathered():
-        if nb.here().lead:  # what is here already is asked of nobody
-            tell("here", len(whole.get_weights()))
+        if nb.here().lead:  # variables that are gathered already are not requested again
+            report_value("here", len(whole.get_weights()))
             checkpoint.write(folder / "together")
     losses = [float(step(rows_of_ones)) for _ in range(2)]
     checkpoint.read(str(folder / "together")).assert_consumed()
-    tell("restored", [losses, float(step(rows_of_ones)) == losses[0] < before])
+    report_value("restored", [losses, float(step(rows_of_ones)) == losses[0] < before])
 
 
-class BreakOff(keras.callbacks.Callback):
-    """Ends a training as a fault does: `on_train_end` does not run."""
+class Interrupt(keras.callbacks.Callback):
+    """Interrupts training in the second epoch; `on_train_end` does not run."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == 1:
             raise KeyboardInterrupt
 
 
-def backing(where: str, weights: str) -> None:
-    """A training that is backed up, broken off and begun again, where weights are kept everywhere or at home."""
+def run_file_callbacks(where: str, weights: str) -> None:
+    """Train with a backup, interrupted and resumed, with `weights: everywhere` or `own`."""
     nb.init({"weights": weights})
     folder = Path(where)
 
     def trained(*callbacks: Any) -> dict[str, list[str]]:
         keras.utils.set_random_seed(7)
-        return fit(taught(), epochs=3, callbacks=list(callbacks))
+        return fit(build_model(), epochs=3, callbacks=list(callbacks))
 
     def backup(name: str, **options: Any) -> Any:
         return keras.callbacks.BackupAndRestore(str(folder / name), **options)
@@ -226,7 +230,7 @@ def backing(where: str, weights: str) -> None:
         return sorted(path.name for path in (folder / name).iterdir())
 
     if weights == "own":
-        tell("unbroken", trained())
+        report_value("unbroken", trained())
     else:
         path = folder / "each/{epoch}/model.weights.h5"
         checkpoint = keras.callbacks.ModelCheckpoint(str(path), save_weights_only=True)
@@ -235,27 +239,27 @@ def backing(where: str, weights: str) -> None:
             keras.callbacks.CSVLogger(folder / "log.csv", append=True),
             keras.callbacks.TensorBoard(folder / "events"),
         )
-        tell("unbroken", trained(kept, checkpoint, *loggers))
-        tell("kept", files("kept"))
-        tell("each", files("each"))
+        report_value("unbroken", trained(kept, checkpoint, *loggers))
+        report_value("kept", files("kept"))
+        report_value("each", files("each"))
     try:
-        trained(backup("backup"), BreakOff())
+        trained(backup("backup"), Interrupt())
     except KeyboardInterrupt:
-        tell("files", files("backup"))
-    tell("begun again", trained(backup("backup")))
-    tell("gone", not (folder / "backup").exists())
+        report_value("files", files("backup"))
+    report_value("begun again", trained(backup("backup")))
+    report_value("gone", not (folder / "backup").exists())
 
 
-def results(cases: str, replicated: str = "") -> None:
-    """Small models that are cut over three clusters, and what Keras says of them."""
+def report_results(cases: str, replicated: str = "") -> None:
+    """Report Keras's results of small models in three clusters."""
     nb.init()
     for extra, place in json.loads(cases):
-        tell(f"{extra} {place}", measuring.result_of(extra, place, cut=True, replicated=replicated))
+        report_value(f"{extra} {place}", three_stage_models.run_case(extra, place, cut=True, replicated=replicated))
     nb.shutdown()
 
 
-def ahead(folder: str) -> None:
-    """The stage of c1 is done once c0 has been given its results, those of c1 among them."""
+def run_ahead(folder: str) -> None:
+    """Run a step whose stage in c1 waits until c0 has returned all results, those of c1 included."""
     nb.init()
     mark = Path(folder) / "is ahead"
 
@@ -285,21 +289,21 @@ def ahead(folder: str) -> None:
     found = step(np.ones(4, "float32"))
     if nb.here().runs("c0"):
         mark.touch()
-    tell("ahead", {name: float(loss) for name, loss in found.items()})
+    report_value("ahead", {name: float(loss) for name, loss in found.items()})
 
 
-def sides() -> None:
-    """A worker that reads its own side of the text."""
+def train_on_own_side() -> None:
+    """Train a translator on the side of the text that this worker reads."""
     nb.init({"results": "owner", "inputs": INPUTS})
-    left = course("source" if nb.here().runs("c0") else "target")
+    left = exercise_translator("source" if nb.here().runs("c0") else "target")
     function = left.pop("function")
-    tell("function", {name: seen(value) for name, value in function.items()})
-    tell("predict", seen(left.pop("predict")))
+    report_value("function", {name: digest_or_refusal(value) for name, value in function.items()})
+    report_value("predict", digest_or_refusal(left.pop("predict")))
     for name, value in left.items():
-        tell(name, value)
+        report_value(name, value)
 
 
-# ---------------------------------------------------------------------- processes that do not do the same
+# ---------------------------------------------------------------------- processes that differ
 def is_second() -> bool:
     """Whether this is the second process."""
     attachment = attach()
@@ -307,15 +311,15 @@ def is_second() -> bool:
 
 
 def own_weights(model: keras.Model) -> list[str]:
-    """The weights of this process's layer, which it can always read."""
-    return bits(model.get_layer("second" if is_second() else "first").weights)
+    """The digests of the weights of this process's own layer."""
+    return digest_tensors(model.get_layer("second" if is_second() else "first").weights)
 
 
-def ended(act: Callable[[], Any]) -> dict[str, Any]:
-    """How a scenario ended here."""
+def run_and_catch(action: Callable[[], Any]) -> dict[str, Any]:
+    """Call a function; returns its error and its seconds."""
     start = time.monotonic()
     try:
-        act()
+        action()
     except BaseException as failure:
         error = {"type": type(failure).__name__, "text": str(failure)}
     else:
@@ -323,60 +327,60 @@ def ended(act: Callable[[], Any]) -> dict[str, Any]:
     return {**error, "seconds": time.monotonic() - start}
 
 
-def seeds(folder: Path) -> None:
-    tell("seeds", ended(lambda: reopen(folder, seed=1 + is_second())))
+def pass_different_seeds(folder: Path) -> None:
+    report_value("seeds", run_and_catch(lambda: open_next_run(folder, seed=1 + is_second())))
 
 
-def order(folder: Path) -> None:
-    reopen(folder)
-    model = taught()
+def pass_other_row_order(folder: Path) -> None:
+    open_next_run(folder)
+    model = build_model()
     before = own_weights(model)
     mine = np.roll(X, 16, axis=0) if is_second() else X
-    tell("order", {**ended(lambda: fit(model, mine)), "untouched": own_weights(model) == before})
+    report_value("order", {**run_and_catch(lambda: fit(model, mine)), "untouched": own_weights(model) == before})
 
 
-def rows(folder: Path) -> None:
-    reopen(folder)
-    model = taught()
-    tell("rows", ended(lambda: fit(model, batch_size=8 if is_second() else 16)))
+def pass_other_batch_size(folder: Path) -> None:
+    open_next_run(folder)
+    model = build_model()
+    report_value("rows", run_and_catch(lambda: fit(model, batch_size=8 if is_second() else 16)))
 
 
-def width(folder: Path) -> None:
-    reopen(folder)
-    tell("width", ended(lambda: fit(taught(width=9 if is_second() else 8))))
+def build_other_width(folder: Path) -> None:
+    open_next_run(folder)
+    report_value("width", run_and_catch(lambda: fit(build_model(width=9 if is_second() else 8))))
 
 
-class Stop(keras.callbacks.Callback):
+class StopSecondProcess(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.model.stop_training = is_second() and batch == 1
 
 
-def stopped_and_read(folder: Path) -> None:
-    """The second process stops and goes on with something else."""
-    reopen(folder)
-    model = taught()
+def stop_and_read(folder: Path) -> None:
+    """The second process stops training and reads the weights."""
+    open_next_run(folder)
+    model = build_model()
 
-    def act() -> None:
-        fit(model, epochs=20, callbacks=[Stop()])
+    def train_and_stop() -> None:
+        fit(model, epochs=20, callbacks=[StopSecondProcess()])
         model.get_weights()
 
-    tell("stopped and read", ended(act))
+    report_value("stopped and read", run_and_catch(train_and_stop))
 
 
-def stopped_and_left(folder: Path) -> None:
-    """The second process stops, and its run ends."""
-    reopen(folder)
-    model = taught()
+def stop_and_shut_down(folder: Path) -> None:
+    """The second process stops training and shuts its run down."""
+    open_next_run(folder)
+    model = build_model()
 
-    def act() -> None:
-        fit(model, epochs=20, callbacks=[Stop()])
+    def train_and_stop() -> None:
+        fit(model, epochs=20, callbacks=[StopSecondProcess()])
         nb.shutdown()
 
-    tell("stopped and left", ended(act))
+    report_value("stopped and left", run_and_catch(train_and_stop))
 
 
-def asserting(folder: Path) -> None:
-    reopen(folder)
+def fail_assertion(folder: Path) -> None:
+    open_next_run(folder)
     first, second = tf.Variable(tf.ones([6, 4])), tf.Variable(tf.ones([4, 1]))
 
     @nb.function
@@ -393,13 +397,15 @@ def asserting(folder: Path) -> None:
 
     step(X[:8])
     mine = second if is_second() else first
-    before = bits([mine])
-    tell("asserting", {**ended(lambda: step(X[:8] * 1e9)), "untouched": bits([mine]) == before})
+    before = digest_tensors([mine])
+    report_value(
+        "asserting", {**run_and_catch(lambda: step(X[:8] * 1e9)), "untouched": digest_tensors([mine]) == before}
+    )
 
 
-def ids(folder: Path) -> None:
-    """Only the named input is compared: the other one is c0's alone, and c1 may hold what it likes there."""
-    reopen(folder, ids="names")
+def compare_ids(folder: Path) -> None:
+    """Call a step with different inputs: only the one named by `ids` is compared."""
+    open_next_run(folder, ids="names")
 
     @nb.function
     def step(names: Any, x: Any) -> Any:
@@ -411,27 +417,29 @@ def ids(folder: Path) -> None:
 
     names = np.arange(4, dtype="int32")
     blank = np.zeros(4, "float32") if is_second() else np.ones(4, "float32")
-    tell("ids alike", float(step(names, blank)))
-    tell("ids unlike", ended(lambda: step(names + is_second(), blank)))
+    report_value("ids alike", float(step(names, blank)))
+    report_value("ids unlike", run_and_catch(lambda: step(names + is_second(), blank)))
 
 
-def configs(folder: Path) -> None:
-    """The one keeps its weights at home, and the other does not."""
-    tell("configs", ended(lambda: reopen(folder, config={"weights": "own"} if is_second() else {})))
+def open_other_config(folder: Path) -> None:
+    """Open a run with `weights: own` in only one process."""
+    report_value(
+        "configs", run_and_catch(lambda: open_next_run(folder, config={"weights": "own"} if is_second() else {}))
+    )
 
 
-def absent(folder: Path) -> None:
-    """The second process computes the loss, and was not given what it compares with."""
-    reopen(folder, config={"inputs": {"y": {"shape": [None, 3]}}})
-    model = taught()
+def omit_input(folder: Path) -> None:
+    """Omit `y` in the process that computes the loss."""
+    open_next_run(folder, config={"inputs": {"y": {"shape": [None, 3]}}})
+    model = build_model()
     before = own_weights(model)
-    error = ended(lambda: fit(model, y=None if is_second() else Y))
-    tell("absent", {**error, "untouched": own_weights(model) == before})
+    error = run_and_catch(lambda: fit(model, y=None if is_second() else Y))
+    report_value("absent", {**error, "untouched": own_weights(model) == before})
 
 
-def absent_later(folder: Path) -> None:
-    """What a process does not read may come and go; what it reads may not."""
-    reopen(folder, config={"inputs": {"names": {"shape": [None]}, "x": {"shape": [None]}}})
+def omit_input_later(folder: Path) -> None:
+    """Omit inputs that a process does not read, then one that it reads."""
+    open_next_run(folder, config={"inputs": {"names": {"shape": [None]}, "x": {"shape": [None]}}})
 
     @nb.function
     def step(names: Any, x: Any) -> Any:
@@ -443,33 +451,39 @@ def absent_later(folder: Path) -> None:
 
     names, x = np.arange(4, dtype="float32"), np.ones(4, "float32")
     mine = (names, None) if is_second() else (None, x)
-    tell("absent and given", [float(step(*given)) for given in (mine, (names, x), mine)])
+    report_value("absent and given", [float(step(*given)) for given in (mine, (names, x), mine)])
 
     def later() -> None:
-        with nb.gathered():  # all have read what they were given: a failure would overtake it, and overtakes even this
+        with nb.gathered():  # all have received their inputs: a failure would overtake them
             pass
         step(None if is_second() else names, x)
 
-    tell("absent later", ended(later))
+    report_value("absent later", run_and_catch(later))
 
 
-def uncaught(folder: Path) -> None:
-    """The last one: what the script of one process raises reaches the other."""
-    reopen(folder)
-    model = taught()
+def raise_uncaught_error(folder: Path) -> None:
+    """Raise an error in the script of the second process."""
+    open_next_run(folder)
+    model = build_model()
     if is_second():
         raise RuntimeError("no data on this site")
-    tell("uncaught", ended(lambda: fit(model)))
+    report_value("uncaught", run_and_catch(lambda: fit(model)))
 
 
-def disagreement(folder: str) -> None:
-    """One run after another; the last ends with an error."""
+def run_mismatches(folder: str) -> None:
+    """Run all mismatches, each in its own run; the last ends with an error."""
     for scenario in (
-        seeds, order, rows, width, stopped_and_read, stopped_and_left, asserting, ids, configs, absent, absent_later,
-        uncaught,
+        pass_different_seeds, pass_other_row_order, pass_other_batch_size, build_other_width, stop_and_read,
+        stop_and_shut_down, fail_assertion, compare_ids, open_other_config, omit_input, omit_input_later,
+        raise_uncaught_error,
     ):  # fmt: skip
         scenario(Path(folder))
 
 
 if __name__ == "__main__":
-    act((agreement, owner, own, looping, backing, ahead, results, sides, disagreement))
+    run_selected(
+        (
+            report_held_variables, keep_results, keep_weights, run_custom_loop, run_file_callbacks, run_ahead,
+            report_results, train_on_own_side, run_mismatches,
+        )
+    )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Worker: trains the lesson of its first argument, and reports the results. The other arguments are the lesson's.
+"""Worker: runs the function named by its first argument with the other arguments, and reports the results.
 
-Tests call the same lessons in their own process, for the results of one process.
+Tests call the same functions in their own process, for the results of one process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests import momenta
-from tests.parity.crossing import CODECS, crossed
-from tests.parity.splits import MODELS, Split
-from tests.parity.test_shared_slots import train
+from tests.parity.codec_step import CODECS, train_with_codec
+from tests.parity.split_models import MODELS, Split
+from tests.parity.test_sharded_updates import train
 from tests.parity.zoo import ZOO
-from tests.processes import synchronized
-from tests.processes.lesson import hexed
-from tests.processes.running import act, reopen
-from tests.processes.telling import bits, left, sent, tell
-from tests.same import Cut, data
+from tests.parity_harness import Cut, data
+from tests.processes import batch_normalization
+from tests.processes.two_cluster_model import to_hex
+from tests.processes.worker_reports import count_sent_bytes, digest_tensors, encode_outcome, report_value
+from tests.processes.worker_runs import open_next_run, run_selected
 from whale_nebula.capture.splits import is_undrawn
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
@@ -50,17 +50,17 @@ def read_case(text: str) -> tuple[str, Cut]:
     return name, Cut(int(stages), int(micro_batches), schedule, replicas=replicas)
 
 
-def zoo(*asked: str) -> None:
-    """Models of the zoo."""
+def train_zoo(*cases: str) -> None:
+    """Train models of the zoo."""
     nb.init()
-    for case in asked:
+    for case in cases:
         name, cut = read_case(case)
-        tell(case, left(ZOO[name].run(cut)))
-        tell(f"{case} sent", sent())
+        report_value(case, encode_outcome(ZOO[name].run(cut)))
+        report_value(f"{case} sent", count_sent_bytes())
 
 
-def spoil() -> str:
-    """What is said of replicas of which one is spoiled: a weight is written in one process alone."""
+def spoil_replica() -> str:
+    """The error for replicas that differ, because a weight is written in only one process."""
     inputs = keras.Input((4,))
     with nb.cluster(), nb.replica(2), nb.stage(cluster="c0"):
         outputs = keras.layers.Dense(1)(inputs)
@@ -77,83 +77,88 @@ def spoil() -> str:
     return ""
 
 
-def normalised(*asked: str) -> None:
-    """Synchronized batch normalisation, as "trained,2+3" says."""
+def train_normalized(*cases: str) -> None:
+    """Train with synchronized batch normalisation; "trained,2+3" is a case and the replicas of its stages."""
     nb.init()
-    for argument in asked:
+    for argument in cases:
         name, copies = argument.split(",")
         try:
-            tell(argument, synchronized.CASES[name](synchronized.within(tuple(map(int, copies.split("+"))))))
+            report_value(
+                argument,
+                batch_normalization.CASES[name](batch_normalization.make_scopes(tuple(map(int, copies.split("+"))))),
+            )
         except nb.errors.BatchCoupledError as error:
-            tell(argument, str(error))
+            report_value(argument, str(error))
 
 
-def sharing(*asked: str) -> None:
-    """Optimizers whose slots are in parts, each as "adamw,gradients" says: its name, and what is in parts."""
-    for argument in asked:
+def train_sharded_slots(*cases: str) -> None:
+    """Train with sharded optimizers; a case such as "adamw,gradients" is the optimizer and what is sharded."""
+    for argument in cases:
         name, shard = argument.split(",")
         found = train(name, 2, shard)
-        tell(argument, {"history": found.history, "weights": [weight.tolist() for weight in found.weights]})
-    tell("slots", pieces())
+        report_value(argument, {"history": found.history, "weights": [weight.tolist() for weight in found.weights]})
+    report_value("slots", list_pieces())
 
 
-def pieces() -> dict[str, list[int]]:
-    """The sizes of what this process holds a piece of, by its path."""
+def list_pieces() -> dict[str, list[int]]:
+    """The shapes of the pieces of variables that this process holds, by path."""
     kept = current_run().ledger.kept.values()
     return {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None}
 
 
-def divided(*asked: str) -> None:
-    """Models in pieces in one cluster, each as "translator,2,1,4" says: devices, stages, micro-batches; with
-    replicas of each stage "translator,2,2,4,2+1".
+def train_split_models(*cases: str) -> None:
+    """Train sharded models in one cluster; a case such as "translator,2,1,4" is a model, devices, stages and
+    micro-batches, "translator,2,2,4,2+1" also the replicas of each stage.
     """
     warned: list[str] = []
     tf.get_logger().addFilter(lambda record: warned.append(record.getMessage()) or True)
-    for argument in asked:
+    for argument in cases:
         name, count, rest = argument.split(",", 2)
         try:
             cut = replace(read_case(f"{name},{rest}")[1], clusters=False)
             found = MODELS[name](Split(cut, int(count)))
         except NebulaError as error:
-            tell(argument, str(error))
+            report_value(argument, str(error))
             continue
         weights = [weight.tolist() for weight in found.weights]
-        tell(argument, {"losses": found.losses, "history": found.history, "weights": weights})
-    tell("pieces", pieces())
-    tell("retracing", [each for each in warned if "retracing" in each])
+        report_value(argument, {"losses": found.losses, "history": found.history, "weights": weights})
+    report_value("pieces", list_pieces())
+    report_value("retracing", [each for each in warned if "retracing" in each])
     kept = current_run().ledger.kept.values()
     try:
         next(each.variable for each in kept if each.piece is not None).numpy()
     except nb.errors.CollectiveReadError as error:
-        tell("read", str(error))
+        report_value("read", str(error))
 
 
-def meshed(folder: str, *asked: str) -> None:
-    """A model in pieces in replicas that is stored, and verified where there are others, as for `divided`."""
+def train_mesh(folder: str, *cases: str) -> None:
+    """Save and use a sharded model in replicas, verify it if there are cases, and train these."""
     nb.init()
     scopes = (nb.cluster(["c0"]), nb.replica(2), nb.stage(), nb.split())
-    tell("stored", stored(Path(folder), *scopes, verify=len(asked) > 1))
-    divided(*asked)
+    report_value("stored", save_and_use(Path(folder), *scopes, verify=len(cases) > 1))
+    train_split_models(*cases)
 
 
-def at_home(folder: str, *asked: str) -> None:
-    """A model in pieces whose cluster keeps its weights; and others, as for `divided`."""
-    reopen(Path(folder), config={"weights": "own"})
-    tell("kept", kept(Path(folder), nb.cluster(["c0"]), nb.stage(), nb.split(2)))
-    before = pieces()
-    tell("slots kept", kept(Path(folder), nb.cluster(["c0"]), nb.replica(2, shard="optimizer"), nb.stage()))
-    tell("slots", {path: shape for path, shape in pieces().items() if path not in before})
-    reopen(Path(folder))
-    for how in BEFORE:
-        tell(f"large {how}", large(how, nb.cluster(["c0"]), nb.stage(), nb.split()))
-    divided(*asked)
+def train_with_own_weights(folder: str, *cases: str) -> None:
+    """Train sharded models whose cluster keeps its weights, models with large variables, and these cases."""
+    open_next_run(Path(folder), config={"weights": "own"})
+    report_value("kept", save_own_weights(Path(folder), nb.cluster(["c0"]), nb.stage(), nb.split(2)))
+    before = list_pieces()
+    report_value(
+        "slots kept", save_own_weights(Path(folder), nb.cluster(["c0"]), nb.replica(2, shard="optimizer"), nb.stage())
+    )
+    report_value("slots", {path: shape for path, shape in list_pieces().items() if path not in before})
+    open_next_run(Path(folder))
+    for how in EARLY_USES:
+        report_value(f"large {how}", train_large_variables(how, nb.cluster(["c0"]), nb.stage(), nb.split()))
+    train_split_models(*cases)
 
 
-ROWS_IN_ORDER: dict[str, Any] = {"batch_size": 6, "shuffle": False, "verbose": 0}
+SMALL_FIT_OPTIONS: dict[str, Any] = {"batch_size": 6, "shuffle": False, "verbose": 0}
 
 
-def small(*scopes: contextlib.AbstractContextManager[Any]) -> tuple[keras.Model, np.ndarray, np.ndarray]:
-    """Two dense layers in these scopes, trained a little; and what they are trained on."""
+def train_small_model(*scopes: contextlib.AbstractContextManager[Any]) -> tuple[keras.Model, np.ndarray, np.ndarray]:
+    """Two dense layers in these scopes after a few steps, and their training data."""
     keras.utils.set_random_seed(6)
     inputs = keras.Input((6,))
     with contextlib.ExitStack() as stack:
@@ -164,13 +169,13 @@ def small(*scopes: contextlib.AbstractContextManager[Any]) -> tuple[keras.Model,
     model = keras.Model(inputs, outputs)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     x, y = data(12, 6), data(12, 7, seed=1)
-    model.fit(x, y, **ROWS_IN_ORDER)
+    model.fit(x, y, **SMALL_FIT_OPTIONS)
     return model, x, y
 
 
-def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any], verify: bool = False) -> dict[str, Any]:
-    """What a model comes to that is saved, spoiled, loaded, used and trained on."""
-    model, x, y = small(*scopes)
+def save_and_use(folder: Path, *scopes: contextlib.AbstractContextManager[Any], verify: bool = False) -> dict[str, Any]:
+    """Save a model, overwrite its weights, load it, use it, and train it further; returns the results."""
+    model, x, y = train_small_model(*scopes)
     before = model.get_weights()
     model.save_weights(folder / "mesh.weights.h5")
     model.save(folder / "mesh.keras")
@@ -181,8 +186,8 @@ def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any], verify
     found["evaluated"] = model.evaluate(x, y, batch_size=6, verbose=0)
     found["predicted"] = model.predict(x, batch_size=6, verbose=0).tolist()
     if verify:
-        tell("verified", str(nb.verify(model, x[:6], y[:6])))
-    return {**found, "further": model.fit(x, y, **ROWS_IN_ORDER).history}
+        report_value("verified", str(nb.verify(model, x[:6], y[:6])))
+    return {**found, "further": model.fit(x, y, **SMALL_FIT_OPTIONS).history}
 
 
 def use_early(model: keras.Model, x: np.ndarray) -> None:
@@ -191,12 +196,14 @@ def use_early(model: keras.Model, x: np.ndarray) -> None:
     tf.function(model)(x)
 
 
-BEFORE: Mapping[str, Any] = {"planned": lambda model, x: None, "used": use_early}
-"""What happens to a model before its first step is planned."""
+EARLY_USES: Mapping[str, Any] = {"planned": lambda model, x: None, "used": use_early}
+"""How a model is used before its first step is planned."""
 
 
-def large(how: str, *scopes: contextlib.AbstractContextManager[Any]) -> tuple[list[bool], dict[str, Any]]:
-    """Whether large variables have no value yet when they are made, and before training; and what that leaves."""
+def train_large_variables(
+    how: str, *scopes: contextlib.AbstractContextManager[Any]
+) -> tuple[list[bool], dict[str, Any]]:
+    """Whether large variables are undrawn after their creation and before training; and the results of training."""
     keras.utils.set_random_seed(6)
     inputs, x = keras.Input((6,)), data(12, 6)
     with contextlib.ExitStack() as stack:
@@ -208,35 +215,35 @@ def large(how: str, *scopes: contextlib.AbstractContextManager[Any]) -> tuple[li
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     kernels = [model.get_layer(name).kernel.value for name in ("large", "other")]
     undrawn = [*map(is_undrawn, kernels)]
-    BEFORE[how](model, x)
+    EARLY_USES[how](model, x)
     undrawn += map(is_undrawn, kernels)
-    history = model.fit(x, data(12, 600, seed=1), **ROWS_IN_ORDER).history
+    history = model.fit(x, data(12, 600, seed=1), **SMALL_FIT_OPTIONS).history
     return undrawn, {"history": history, "weights": [weight[..., ::97].tolist() for weight in model.get_weights()]}
 
 
-def kept(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dict[str, Any]:
-    """The same where no process may hold the whole model."""
-    model, x, y = small(*scopes)
+def save_own_weights(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dict[str, Any]:
+    """The same with `weights: own`, when no process may hold the whole model."""
+    model, x, y = train_small_model(*scopes)
     model.save_weights(folder / "kept.weights.h5")
     model.set_weights([np.zeros(weight.shape) for weight in model.weights])
     model.load_weights(folder / "kept.weights.h5")
     found = {"predicted": model.predict(x, batch_size=6, verbose=0).tolist()}
-    return {**found, "further": model.fit(x, y, **ROWS_IN_ORDER).history}
+    return {**found, "further": model.fit(x, y, **SMALL_FIT_OPTIONS).history}
 
 
-def compressed(*asked: str) -> None:
-    """A small step once for each codec that is named, "int8" or "int8,2,gpipe"."""
-    for case in asked:
+def train_compressed(*cases: str) -> None:
+    """Train a small step with each codec: "int8" or "int8,2,gpipe"."""
+    for case in cases:
         name, *how = case.split(",")
         options: dict[str, Any] = {"micro_batches": int(how[0]), "schedule": how[1]} if how else {}
-        found = crossed(CODECS[name], steps={"ramp": 12}.get(name, 3), **options)
-        tell(case, {"losses": [loss.hex() for loss in found.losses], "weights": bits(found.weights)})
-        tell(f"{case} sent", sent())
+        found = train_with_codec(CODECS[name], steps={"ramp": 12}.get(name, 3), **options)
+        report_value(case, {"losses": [loss.hex() for loss in found.losses], "weights": digest_tensors(found.weights)})
+        report_value(f"{case} sent", count_sent_bytes())
 
 
-# ---------------------------------------------------------------------- trainings that somebody ends
-class Told(keras.callbacks.Callback):
-    """Tells how many steps there were, and may rest after each: so a run of few steps lasts as long as a test needs."""
+# ---------------------------------------------------------------------- trainings that are ended from outside
+class StepReporter(keras.callbacks.Callback):
+    """Reports the number of steps, and may pause after each, so that a short training lasts as long as needed."""
 
     def __init__(self, rest: float = 0.0) -> None:
         super().__init__()
@@ -244,12 +251,12 @@ class Told(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.steps += 1
-        tell("steps", self.steps)
+        report_value("steps", self.steps)
         time.sleep(self.rest)
 
 
-def endless() -> None:
-    """A stage in each cluster, until one is killed or asked to end."""
+def train_endlessly() -> None:
+    """Train a stage in each cluster until a process is killed or asked to stop."""
     nb.init()
     hidden = inputs = keras.Input((6,))
     with nb.cluster(), nb.pipeline(2):
@@ -259,15 +266,15 @@ def endless() -> None:
     model = keras.Model(inputs, hidden)
     model.compile("sgd", "mse")
     try:
-        model.fit(data(64, 6), data(64, 6), batch_size=2, epochs=10**6, verbose=0, callbacks=[Told()])
+        model.fit(data(64, 6), data(64, 6), batch_size=2, epochs=10**6, verbose=0, callbacks=[StepReporter()])
     except NebulaError as failure:
-        tell("error", str(failure))
+        report_value("error", str(failure))
         raise
-    sys.exit("nobody left")
+    sys.exit("the training ended by itself")
 
 
-def course(steps: int, rest: float = 0.0) -> None:
-    """So many steps, and what they come to."""
+def train_steps(steps: int, rest: float = 0.0) -> None:
+    """Train this number of steps, and report the results."""
     steps = int(steps)
     inputs = keras.Input((64,))
     with nb.cluster(), nb.pipeline(2):
@@ -279,18 +286,18 @@ def course(steps: int, rest: float = 0.0) -> None:
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     x, y = data(8 * steps, 64), data(8 * steps, 16, seed=1)
     try:
-        history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[Told(float(rest))])
+        history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[StepReporter(float(rest))])
     except NebulaError as failure:
-        tell("error", str(failure))
+        report_value("error", str(failure))
         raise
-    tell("loss", hexed(history.history)["loss"])
-    tell("weights", bits(model.get_weights()))
+    report_value("loss", to_hex(history.history)["loss"])
+    report_value("weights", digest_tensors(model.get_weights()))
     links = {} if current_run().ledger is None else current_run().ledger.session.links
-    tell("connections", {peer: link.state().connections for peer, link in links.items()})
+    report_value("connections", {peer: link.state().connections for peer, link in links.items()})
 
 
-# ---------------------------------------------------------------------- clusters apart
-APART: Mapping[str, Mapping[str, Any]] = {
+# ---------------------------------------------------------------------- local SGD
+LOCAL_SGD_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "sync": {"sync_every": 4, "fragments": 2, "delay": 1},
     "each": {"sync_every": 1, "outer": "average"},
     "async": {"sync_every": 3, "mode": "async"},
@@ -299,47 +306,51 @@ APART: Mapping[str, Mapping[str, Any]] = {
     "1bit": {"exchange": "1bit"},
 }
 DRAWN = np.random.default_rng(0)
-APART_X = DRAWN.random((48, 8)).astype("float32")
-APART_Y = np.tanh(APART_X @ DRAWN.random((8, 2)).astype("float32"))
-IN_ORDER: Mapping[str, Any] = {"batch_size": 12, "shuffle": False, "verbose": 0}
+LOCAL_SGD_X = DRAWN.random((48, 8)).astype("float32")
+LOCAL_SGD_Y = np.tanh(LOCAL_SGD_X @ DRAWN.random((8, 2)).astype("float32"))
+FIT_OPTIONS: Mapping[str, Any] = {"batch_size": 12, "shuffle": False, "verbose": 0}
 
 
-def trained_apart(way: str, seed: int = 1, **options: Any) -> keras.Model:
-    """Two epochs with validation, and the same in all clusters then."""
+def train_model_by_local_sgd(way: str, seed: int = 1, **options: Any) -> keras.Model:
+    """Train two epochs with validation, and report losses and weights."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((8,))
     hidden = keras.layers.Dense(1200, activation="tanh")(inputs)
     made = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dropout(0.2)(hidden)))
     plain, one_bit = keras.optimizers.SGD(0.002, momentum=0.9), OneBitLamb(0.01, freeze_step=3)
     made.compile(one_bit if way == "1bit" else plain, "mse")
-    given = {**IN_ORDER, "epochs": 2, "validation_data": (APART_X, APART_Y), **options}
-    with nb.cluster(), contextlib.nullcontext() if way == "1bit" else nb.compress(int4=True), nb.replica(**APART[way]):
-        history = made.fit(APART_X, APART_Y, **given).history
+    given = {**FIT_OPTIONS, "epochs": 2, "validation_data": (LOCAL_SGD_X, LOCAL_SGD_Y), **options}
+    with (
+        nb.cluster(),
+        contextlib.nullcontext() if way == "1bit" else nb.compress(int4=True),
+        nb.replica(**LOCAL_SGD_OPTIONS[way]),
+    ):
+        history = made.fit(LOCAL_SGD_X, LOCAL_SGD_Y, **given).history
         meetings = nb.last_report(f"{made.name}.train_step").meetings
-    tell(f"{way} meetings", None if meetings is None else [list(meetings.others), meetings.steps])
-    tell(f"{way} chosen", "" if meetings is None else meetings.chosen)
-    tell(f"{way} losses", history["loss"])
-    tell(f"{way} validation", history["val_loss"])
-    tell(f"{way} weights", bits(made.get_weights()))
+    report_value(f"{way} meetings", None if meetings is None else [list(meetings.others), meetings.steps])
+    report_value(f"{way} chosen", "" if meetings is None else meetings.chosen)
+    report_value(f"{way} losses", history["loss"])
+    report_value(f"{way} validation", history["val_loss"])
+    report_value(f"{way} weights", digest_tensors(made.get_weights()))
     return made
 
 
-def apart(folder: str, *ways: str) -> None:
-    """Train a model apart from the other clusters, in each of these ways. The processes begin with unlike weights."""
+def train_local_sgd(folder: str, *ways: str) -> None:
+    """Train by local SGD in each of these ways. The processes begin with different weights."""
     nb.init()
     if ways == ("endless",):
-        trained_apart("endless", epochs=10**6, validation_data=None, callbacks=[Told()])
-        sys.exit("nobody left")
+        train_model_by_local_sgd("endless", epochs=10**6, validation_data=None, callbacks=[StepReporter()])
+        sys.exit("the training ended by itself")
     first = nb.here().worker == "c0/0"
     for way in ways:
-        made = trained_apart(way, 1 if first else 2)
+        made = train_model_by_local_sgd(way, 1 if first else 2)
         path = Path(folder) / f"{way}.weights.h5"
         made.save_weights(path)
         with nb.gathered():
-            saved = bits(made.get_weights())
+            saved = digest_tensors(made.get_weights())
         made.set_weights([np.zeros_like(weight) for weight in made.get_weights()])
         made.load_weights(path)
-        tell(f"{way} loaded", bits(made.get_weights()) == saved)
+        report_value(f"{way} loaded", digest_tensors(made.get_weights()) == saved)
     weight = tf.Variable([0.0 if first else 5.0])
 
     @nb.function
@@ -353,47 +364,47 @@ def apart(folder: str, *ways: str) -> None:
     for _ in range(4):
         step(tf.ones((6, 1)))
     with nb.gathered():
-        tell("loop", float(weight.numpy()[0]).hex())
+        report_value("loop", float(weight.numpy()[0]).hex())
 
 
-def members(steps: str, *kinds: str) -> None:
-    """Train copies in the workers of one cluster, which exchange momenta; with averages of a layer at the end."""
+def train_momentum_exchange(steps: str, *kinds: str) -> None:
+    """Train copies in the workers of one cluster, which exchange momenta; then a layer with moving averages."""
     nb.init()
     with nb.cluster(), nb.replica(5, exchange="1bit"):
         model = momenta.build_model(*kinds[:1])
     try:
-        model.train_on_batch(*momenta.rows_of(0))
+        model.train_on_batch(*momenta.read_rows(0))
     except nb.errors.OptionError as error:
-        tell("refused", str(error))
+        report_value("refused", str(error))
     for kind in kinds:
-        servers = MEMBERS[kind]
+        servers = HAS_SERVERS[kind]
         with nb.cluster(), nb.replica(exchange="1bit"):
             model = momenta.build_model(kind, servers=servers)
-        found, crossed = [], []
+        found, train_with_codec = [], []
         for step in range(int(steps)):
-            model.train_on_batch(*momenta.rows_of(step))
+            model.train_on_batch(*momenta.read_rows(step))
             found.append([each.tolist() for each in model.get_weights()])
-            crossed.append(nb.last_report().meetings.sent_bytes)
-        tell(f"{kind} weights", found)
-        tell(f"{kind} crossed", [crossed[0], *np.diff(crossed).tolist()])
-    tell("plan", str(nb.plan(model, *momenta.rows_of(0))))
+            train_with_codec.append(nb.last_report().meetings.sent_bytes)
+        report_value(f"{kind} weights", found)
+        report_value(f"{kind} crossed", [train_with_codec[0], *np.diff(train_with_codec).tolist()])
+    report_value("plan", str(nb.plan(model, *momenta.read_rows(0))))
     with nb.cluster(), nb.replica(exchange="1bit"):
         normalised = keras.Sequential([keras.Input((momenta.WIDTH,)), keras.layers.BatchNormalization(name="norm")])
     normalised.compile(OneBitLamb(0.1, freeze_step=3), "mse")
-    x, _ = momenta.rows_of(0)
+    x, _ = momenta.read_rows(0)
     normalised.train_on_batch(x, x)
-    tell("mean", normalised.get_layer("norm").moving_mean.numpy().tolist())
+    report_value("mean", normalised.get_layer("norm").moving_mean.numpy().tolist())
 
 
-MEMBERS = {"lamb": False, "adam": True}
-"""Optimizers, and whether workers are servers of a part each."""
+HAS_SERVERS = {"lamb": False, "adam": True}
+"""Optimizers, and whether each worker is the server of a part."""
 
 
 # ---------------------------------------------------------------------- boundaries that change
-def two_stages(
+def build_two_stages(
     clusters: Sequence[str], width: int, optimizer: str = "sgd", ids: bool = False, **options: Any
 ) -> keras.Model:
-    """A dense layer in each cluster, and what `nb.compress` is told of the boundary between them."""
+    """A dense layer in each cluster, and these options of `nb.compress` for the boundary between them."""
     keras.utils.set_random_seed(1)
     activation = None if options.get("basis") == "svd" else "tanh"  # a kernel's singular vectors are of its product
     inputs = {"x": keras.Input((5,), name="x"), "ids": keras.Input((), dtype="int64", name="ids")}
@@ -407,22 +418,22 @@ def two_stages(
     return model
 
 
-def drawn_rows(count: int) -> Rows:
+def draw_rows(count: int) -> Rows:
     drawn = np.random.default_rng(0)
     return drawn.standard_normal((count, 5)).astype("float32"), drawn.standard_normal((count, 2)).astype("float32")
 
 
-def choosing(*clusters: str) -> None:
-    """Leave the codec to the line, which is slow and then free again; and steps with a NaN out."""
+def train_auto_codec(*clusters: str) -> None:
+    """Train with a codec chosen by the line, which is slow and then free; and skip steps with a NaN."""
     logging.basicConfig(level=logging.INFO)
-    x, y = drawn_rows(8)
+    x, y = draw_rows(8)
     bad = x.copy()
     bad[-1, 0] = np.nan
 
     def trained(model: keras.Model, batches: Sequence[Any], rate: float | None = None) -> dict[str, Any]:
-        """What both sides must say alike: the notes of each step but for the reasons of who chose, and what is left.
+        """The results on which both sides agree: losses, notes of each step without those of the chooser, and weights.
 
-        Every line has this rate, and stages compute a millisecond a step: what a test can foresee.
+        Every line has this rate, and stages compute for a millisecond in each step, so that choices are predictable.
         """
         measured.LineRates._rate = lambda self, name: rate  # type: ignore[method-assign]
         measured.slowest = lambda medians, count: 1e-3 if medians else None  # type: ignore[assignment]
@@ -430,42 +441,46 @@ def choosing(*clusters: str) -> None:
         for batch in batches:
             losses.append(float(model.train_on_batch(batch, y)).hex())
             notes.append([note for note in nb.last_report().notes if ": auto " not in note])
-        return {"losses": losses, "notes": notes, "weights": bits(model.get_weights())}
+        return {"losses": losses, "notes": notes, "weights": digest_tensors(model.get_weights())}
 
-    model = two_stages(clusters, 32, codec="auto")
-    tell("auto", trained(model, [x] * 4, 1e4))
-    tell("free again", trained(model, [x] * 7))  # it looks in the first, the third and the eleventh step
-    tell("left out", trained(two_stages(clusters, 32, rank=4, int8=True, nonfinite="skip"), [x, bad, x, x]))
+    model = build_two_stages(clusters, 32, codec="auto")
+    report_value("auto", trained(model, [x] * 4, 1e4))
+    report_value(
+        "free again", trained(model, [x] * 7)
+    )  # rates are measured in the first, the third and the eleventh step
+    report_value(
+        "left out", trained(build_two_stages(clusters, 32, rank=4, int8=True, nonfinite="skip"), [x, bad, x, x])
+    )
 
 
-def differences(*clusters: str) -> None:
-    """Differences of samples, by their ids: three epochs, in another order each."""
-    model = two_stages(clusters, 96, ids=True, int4=True, delta="x/ids")
-    x, y = drawn_rows(10)
-    orders, losses, crossed = np.random.default_rng(1), [], []
+def train_delta_codec(*clusters: str) -> None:
+    """Train with a delta codec by sample ids: three epochs, each in a different order."""
+    model = build_two_stages(clusters, 96, ids=True, int4=True, delta="x/ids")
+    x, y = draw_rows(10)
+    orders, losses, train_with_codec = np.random.default_rng(1), [], []
     for _ in range(3):
         order = orders.permutation(10)
         for batch in (order[:4], order[4:8], order[8:]):
             losses.append(float(model.train_on_batch({"x": x[batch], "ids": batch}, y[batch])).hex())
-            crossed.append(sent())
-    tell("losses", losses)
-    tell("sent", crossed)
-    tell("outputs", bits([model.predict({"x": x, "ids": np.arange(10)}, batch_size=10, verbose=0)]))
-    tell("weights", bits(model.get_weights()))
+            train_with_codec.append(count_sent_bytes())
+    report_value("losses", losses)
+    report_value("sent", train_with_codec)
+    report_value("outputs", digest_tensors([model.predict({"x": x, "ids": np.arange(10)}, batch_size=10, verbose=0)]))
+    report_value("weights", digest_tensors(model.get_weights()))
     states = (state.held for _, state in sorted(current_run().channels.items()) if state.held is not None)
-    tell("held", [bits(held.as_arrays().values()) for held in states])
+    report_value("held", [digest_tensors(held.as_arrays().values()) for held in states])
 
 
-def projected(basis: str, *clusters: str) -> None:
-    """A boundary that is projected on a basis in the model: three steps with Adam, and a prediction."""
-    model = two_stages(clusters, 8, "adam", rank=3, basis=basis, backward=None)
-    x, y = drawn_rows(6)
+def train_projection(basis: str, *clusters: str) -> None:
+    """Train with a boundary that is projected on a basis in the model: three steps with Adam, and a prediction."""
+    model = build_two_stages(clusters, 8, "adam", rank=3, basis=basis, backward=None)
+    x, y = draw_rows(6)
     losses = model.fit(x, y, batch_size=2, shuffle=False, verbose=0).history["loss"]
-    tell("sent", sent())
-    tell("losses", [float(loss).hex() for loss in losses])
-    tell("outputs", bits([model.predict(x, batch_size=6, verbose=0)]))
-    tell("names", [variable.path for variable in model.trainable_variables])
-    tell("weights", bits(model.get_weights()))
+    report_value("sent", count_sent_bytes())
+    report_value("losses", [float(loss).hex() for loss in losses])
+    report_value("outputs", digest_tensors([model.predict(x, batch_size=6, verbose=0)]))
+    report_value("names", [variable.path for variable in model.trainable_variables])
+    report_value("weights", digest_tensors(model.get_weights()))
 
 
 # ---------------------------------------------------------------------- replicas that are not equally fast
@@ -475,15 +490,15 @@ SPEEDS: dict[str, Any] = {
         "c1": {"workers": [{"address": "127.0.0.1:7002"}, {"address": "127.0.0.1:7003", "speed": 2}]},
     }
 }
-"""Two clusters of two workers each; of the second the config says that one is twice as fast."""
+"""Two clusters of two workers each; in the second, one is configured to be twice as fast."""
 
 
-def slowed(seconds: Mapping[str, float]) -> list[float]:
-    """Train two stages of two replicas each; on cluster c0 each worker sleeps so long for a micro-batch. The losses."""
+def train_slowed_replicas(seconds: Mapping[str, float]) -> list[float]:
+    """Train two stages of two replicas each, where workers sleep for each micro-batch of c0; returns the losses."""
     keras.utils.set_random_seed(8)
     weight, wide = tf.Variable(0.3 * data(6, 3, seed=2)), tf.constant(data(3, 12, seed=3))
 
-    def rest(rows: np.ndarray) -> np.ndarray:
+    def sleep_and_return(rows: np.ndarray) -> np.ndarray:
         time.sleep(seconds.get(nb.here().worker, 0.0))
         return rows
 
@@ -491,7 +506,7 @@ def slowed(seconds: Mapping[str, float]) -> list[float]:
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape, nb.cluster(), nb.replica(2), nb.pipeline(6, coupled="allow"):
             with nb.stage(cluster="c0"), nb.compress(fp16=True, backward=None):
-                slept = tf.numpy_function(rest, [x], tf.float32)
+                slept = tf.numpy_function(sleep_and_return, [x], tf.float32)
                 slept.set_shape(x.shape)
                 hidden = slept @ weight @ wide
             with nb.stage(cluster="c1"):
@@ -502,23 +517,23 @@ def slowed(seconds: Mapping[str, float]) -> list[float]:
     return [float(step(data(18, 6), data(18, 3, seed=1))) for _ in range(7)]
 
 
-def uneven(case: str) -> None:
-    """Train where the config says how fast workers are, and where it shows; at the end a replica is spoiled."""
+def train_uneven_replicas(case: str) -> None:
+    """Train with configured speeds, then with measured ones; at the end, one replica is changed."""
     nb.init(SPEEDS)
     name, cut = read_case(case)
-    tell("model", left(ZOO[name].run(cut)))
-    tell("many", nb.last_report().micro_batches)
-    tell("slowed", slowed({"c0/0": 0.04, "c0/1": 0.01}))
+    report_value("model", encode_outcome(ZOO[name].run(cut)))
+    report_value("many", nb.last_report().micro_batches)
+    report_value("slowed", train_slowed_replicas({"c0/0": 0.04, "c0/1": 0.01}))
     report = nb.last_report()
-    tell("notes", [note for note in report.notes if note.startswith("plan version")])
+    report_value("notes", [note for note in report.notes if note.startswith("plan version")])
     stage = {**report.elsewhere.stages, **report.stages}["c0"]
-    tell("computed", [each.compute_seconds for each in stage.replicas])
-    tell("spoiled", spoil())
+    report_value("computed", [each.compute_seconds for each in stage.replicas])
+    report_value("spoiled", spoil_replica())
 
 
-# ---------------------------------------------------------------------- what is said of a training
-def seeing(path: str) -> None:
-    """A few steps of gradient descent, all told to one file of metrics."""
+# ---------------------------------------------------------------------- reports and verification
+def write_reports(path: str) -> None:
+    """Train a few steps that write reports to one file of metrics."""
     nb.init(links="1mbit,0ms", metrics=path)
     kernels = [tf.Variable(tf.ones([8, 8]) / 8) for _ in range(2)]
 
@@ -536,19 +551,19 @@ def seeing(path: str) -> None:
     for _ in range(4):
         step(tf.ones([4, 8]))
     report = nb.last_report()
-    tell("worker", report.worker)
-    tell("stages", list(report.stages))
-    tell("text", str(report))
+    report_value("worker", report.worker)
+    report_value("stages", list(report.stages))
+    report_value("text", str(report))
     nb.shutdown()
 
 
 @tf.custom_gradient
-def coupled(x: Any) -> Any:
-    """A gradient that hangs on how many rows it sees, which no plan can know."""
+def scale_gradient_by_rows(x: Any) -> Any:
+    """Tanh with a gradient that depends on the number of rows, so that micro-batches change it."""
     return tf.tanh(x), lambda upstream: upstream * tf.cast(tf.shape(x)[0], x.dtype)
 
 
-def verified(activation: Any = "relu", micro_batch: int = 3) -> keras.Model:
+def build_verified_model(activation: Any = "relu", micro_batch: int = 3) -> keras.Model:
     """Two stages, a weight of both clusters, dropout of one, and slots."""
     inputs = keras.Input((6,))
     with nb.cluster(), nb.pipeline(micro_batch=micro_batch):
@@ -563,29 +578,30 @@ def verified(activation: Any = "relu", micro_batch: int = 3) -> keras.Model:
     return model
 
 
-def verifying() -> None:
-    """Train, verify, train on; and verify what no plan can know."""
+def verify_model() -> None:
+    """Train, verify and train further; and verify a model whose gradient depends on the number of rows."""
     batches = [(data(12, 6, seed=seed), data(12, 2, seed=9 + seed)) for seed in range(3)]
-    model = verified()
+    model = build_verified_model()
     model.fit(*batches[0], batch_size=12, epochs=2, verbose=0)
     before = model.get_weights()
     found = nb.verify(model, *batches[1])
-    tell("text", str(found))
-    tell("ok", found.ok)
-    tell("names", [row.name for row in found.rows])
-    tell("as before", all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True)))
+    report_value("text", str(found))
+    report_value("ok", found.ok)
+    report_value("names", [row.name for row in found.rows])
+    report_value("as before", all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True)))
     try:
-        tell("first is empty", len(model.get_layer("first").kernel.numpy()) == 0)
+        report_value("first is empty", len(model.get_layer("first").kernel.numpy()) == 0)
     except nb.errors.CollectiveReadError:
-        tell("first is empty", True)
-    tell("loss", model.fit(*batches[2], batch_size=12, verbose=0).history["loss"][0])
-    tell("wrong", nb.verify(verified(coupled, 2), *batches[1]).ok)
+        report_value("first is empty", True)
+    report_value("loss", model.fit(*batches[2], batch_size=12, verbose=0).history["loss"][0])
+    report_value("wrong", nb.verify(build_verified_model(scale_gradient_by_rows, 2), *batches[1]).ok)
 
 
 if __name__ == "__main__":
-    act(
+    run_selected(
         (
-            zoo, normalised, meshed, at_home, sharing, compressed, endless, course, apart, choosing,
-            differences, projected, uneven, seeing, verifying, members,
+            train_zoo, train_normalized, train_mesh, train_with_own_weights, train_sharded_slots, train_compressed,
+            train_endlessly, train_steps, train_local_sgd, train_auto_codec, train_delta_codec, train_projection,
+            train_uneven_replicas, write_reports, verify_model, train_momentum_exchange,
         )
     )  # fmt: skip

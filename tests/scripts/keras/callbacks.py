@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import Given, Watch, adam, add, dense, fit, momentum, numbers, rows
 
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.outputs import heads, two_targets
 from tests.scripts.keras.script import ROWS, Given, abs_numbers, add, classes, dense, fit, momentum, numbers, rows
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import ROWS, Given, add, classes, momentum, numbers, script, two_parts
 
 WORDS, TIME = 20, 5

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import abs_numbers, classes, dense, labels, momentum, numbers, rows, script, two_parts
 
 
@@ -53,7 +53,7 @@ def _marks() -> dict[str, Any]:
     return {"x": numbers(6), "y": classes(2, 1, seed=1).astype("float32"), "sample_weight": abs_numbers(seed=3)}
 
 
-@script(_marks, rarely=True)
+@script(_marks, grid_only=True)
 def metrics_of_marks(cut: Cut) -> Any:
     """Two classes: AUC, precision, recall and what is counted for them."""
     kinds = keras.metrics

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import classes, momentum, numbers, rows, script
 
 
@@ -52,7 +52,7 @@ def _pairs() -> dict[str, Any]:
     return {"x": {"left": numbers(6), "right": classes(9, 5, seed=2)}, "y": np.sign(numbers(1, seed=3))}
 
 
-@script(_pairs, stages=(1, 2, 3), rarely=True)
+@script(_pairs, stages=(1, 2, 3), grid_only=True)
 def towers(cut: Cut) -> Any:
     """One tower in each of the first two stages, a skip over the second, and what joins them in the third."""
     left, right = keras.Input((6,), name="left"), keras.Input((5,), dtype="int32", name="right")

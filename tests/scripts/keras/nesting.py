@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import momentum, numbers, rows, script
 
 
@@ -152,7 +152,7 @@ def shared_model(cut: Cut) -> Any:
     return _compiled(inputs, outputs)
 
 
-@script(rows(), stages=(1, 2, 3), rarely=True)
+@script(rows(), stages=(1, 2, 3), grid_only=True)
 def from_the_middle(cut: Cut) -> Any:
     """A model that begins at a tensor inside of another one: Keras copies the calls of its layers."""
     inputs = keras.Input((6,))

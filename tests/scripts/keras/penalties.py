@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import abs_numbers, momentum, rows, script, two_parts
 
 

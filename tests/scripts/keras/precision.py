@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import adam, add, dense, labels, rows, script, two_parts
 
 

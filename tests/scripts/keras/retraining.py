@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import Given, Train, Watch, abs_numbers, adam, add, dense, fit, look, momentum, rows
 
 

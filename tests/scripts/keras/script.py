@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from tests.same import Case, Cut, Outcome
+from tests.parity_harness import Case, Cut, Outcome
 
 Given = dict[str, Any]
 ROWS, BATCH = 34, 17

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import Given, Watch, fit, momentum, numbers, rows, script, two_parts
 
 

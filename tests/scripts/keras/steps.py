@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.script import abs_numbers, adam, classes, dense, labels, momentum, numbers, rows, script
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 import whale_nebula as nb
-from tests.same import Cut, data
+from tests.parity_harness import Cut, data
 from tests.scripts.keras import precision  # noqa: F401 - registers its scripts
 from tests.scripts.keras.script import SCRIPTS
 from whale_nebula.errors import BatchCoupledError

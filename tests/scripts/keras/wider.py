@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.same import Cut
+from tests.parity_harness import Cut
 from tests.scripts.keras.masks import TIME, WORDS, sentences, tokens
 from tests.scripts.keras.script import (
     ROWS,
@@ -259,7 +259,7 @@ def indicators(cut: Cut) -> Any:
     return two_parts(cut, keras.Input((6,)), buckets, lambda x: dense(layers.concatenate([e(x) for e in encoders])))
 
 
-@script(lambda: {"x": numbers(32), "y": numbers(3, seed=1)}, rarely=True)
+@script(lambda: {"x": numbers(32), "y": numbers(3, seed=1)}, grid_only=True)
 def spectrogram(cut: Cut) -> Any:
     """Frames of a signal and their spectra, whose sizes TensorFlow takes from split shapes."""
     return two_parts(

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import Case, Cut, Outcome
+from tests.parity_harness import Case, Cut, Outcome
 
 ROWS = 6
 """Two micro-batches divide it, four do not."""
@@ -52,13 +52,13 @@ BOOK: dict[str, Case] = {}
 
 
 def script(
-    stages: tuple[int, ...] = (1, 2, 3), micro: tuple[int, ...] = (1, 2, 4), passes: int = 1, rarely: bool = False
+    stages: tuple[int, ...] = (1, 2, 3), micro: tuple[int, ...] = (1, 2, 4), passes: int = 1, grid_only: bool = False
 ) -> Callable[[Callable[[Cut], Loop]], Callable[[Cut], Loop]]:
-    """Write a script into the book. One that is much like another is tried `rarely`: by the grid alone."""
+    """Write a script into the book. One that is much like another is tried `grid_only`: by the grid alone."""
 
     def write(build: Callable[[Cut], Loop]) -> Callable[[Cut], Loop]:
         chapter = build.__module__.removeprefix(f"{__package__}.").partition(".")[0]
-        case = Case(functools.partial(run, build), stages, micro, passes=passes, rarely=rarely)
+        case = Case(functools.partial(run, build), stages, micro, passes=passes, grid_only=grid_only)
         BOOK[f"{chapter}.{build.__name__}"] = case
         return build
 

@@ -49,7 +49,7 @@ def clipped_by_global_norm(cut: Cut) -> Loop:
     return edited(cut, lambda gradients, w: tf.clip_by_global_norm(gradients, 0.1)[0])
 
 
-@script(rarely=True)
+@script(grid_only=True)
 def decayed_by_hand(cut: Cut) -> Loop:
     return edited(cut, lambda gradients, w: [g + 0.1 * v for g, v in zip(gradients, w, strict=True)])
 

@@ -56,7 +56,7 @@ def discriminative_rates(cut: Cut) -> Loop:
     return applying(cut, apply)
 
 
-@script(rarely=True)
+@script(grid_only=True)
 def apply_with_variables(cut: Cut) -> Loop:
     """`optimizer.apply`, built in the step."""
     chosen = Adam(0.01, epsilon=1e-3)

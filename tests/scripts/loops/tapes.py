@@ -54,7 +54,7 @@ def list_of_losses(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     return losses, gradients
 
 
-@step_script(rarely=True)
+@step_script(grid_only=True)
 def watched_by_hand(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     with tf.GradientTape(watch_accessed_variables=False) as tape, cut.program():
         tape.watch([w[0], w[2]])
@@ -266,7 +266,7 @@ def recomputed(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     return loss, gradients
 
 
-@step_script(rarely=True)
+@step_script(grid_only=True)
 def seeds_of_gradients(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     with tf.GradientTape() as tape, cut.program():
         outputs = chain(cut, x, w)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.same import data
+from tests.parity_harness import data
 from tests.scripts.place.models import BOTH, PLACED
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.strategies import by_parameters

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.same import assert_same
+from tests.parity_harness import assert_same
 from whale_nebula.errors import NebulaError
 
 ROWS, WIDTH = 8, 4

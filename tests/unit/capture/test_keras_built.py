@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.runtime.keras_hook import _form
+from whale_nebula.runtime.keras_hook import _make_keras_tensors
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.keras_import import unwrap_keras, wrap_keras
 
@@ -205,10 +205,10 @@ def test_a_batch_with_parts_that_are_not_here_has_the_form_in_the_config() -> No
     nb.shutdown()
     batch = {"a": INPUTS, "b": None}
     with nb.init({"inputs": {"x/b": {"shape": [16, None], "dtype": "int32"}}}):
-        found = _form(batch)
+        found = _make_keras_tensors(batch)
         assert (found["a"].shape, found["b"].shape, found["b"].dtype) == ((None, 3), (None, None), "int32")
-        assert _form({"a": INPUTS, "c": None})["c"] is None
-        assert _form(None)["b"].shape == (None, None)
+        assert _make_keras_tensors({"a": INPUTS, "c": None})["c"] is None
+        assert _make_keras_tensors(None)["b"].shape == (None, None)
 
 
 def functions(model: keras.Model) -> list[Any]:

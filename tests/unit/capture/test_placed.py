@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import data
+from tests.parity_harness import data
 from whale_nebula.capture.placed import spots
 from whale_nebula.errors import BatchCoupledError, NebulaWarning, StageOrderError
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import data
+from tests.parity_harness import data
 
 X, W, V = data(6, 8), data(8, 12), data(12, 4)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from whale_nebula.codec.axes import Axes
 from whale_nebula.codec.structures import RENEWED, Rank, Structure
-from whale_nebula.runtime.checkpoint.memories import decode_state, encode_state
+from whale_nebula.runtime.checkpoint.extra_state import decode_state, encode_state
 from whale_nebula.runtime.exchange.state import ChannelState
 
 DIMS = (8, 6)

@@ -29,9 +29,9 @@ from whale_nebula.cli.checkpoints import main
 from whale_nebula.config import Config, Links
 from whale_nebula.errors import CheckpointError, ConfigError, StateError
 from whale_nebula.runtime.checkpoint.group import Group, choose_source
-from whale_nebula.runtime.checkpoint.opening import _check_folders
+from whale_nebula.runtime.checkpoint.open_checkpoints import _check_folders
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source
-from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, write_part
+from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts, write_part
 
 WORKERS = ("gpu/0", "npu/0")
 

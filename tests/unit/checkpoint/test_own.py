@@ -17,8 +17,8 @@ from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.errors import AccountError, CheckpointError
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.runtime.checkpoint.known import Leading
-from whale_nebula.runtime.checkpoint.opening import find_own
+from whale_nebula.runtime.checkpoint.known_variables import LeadingProgram
+from whale_nebula.runtime.checkpoint.open_checkpoints import resolve_folder
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant, measure_disk_usage, open_home
 
@@ -27,16 +27,16 @@ def test_it_is_in_its_folder_unless_the_path_is_absolute(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     homes = {name: open_home(tmp_path, Tenant(name, "gpu", "aa")) for name in ("ana", "bob")}
     ana = Attachment("gpu/0", "gpu", {}, tenant=Tenant("ana", "gpu", "aa"), home=str(homes["ana"]))
-    assert find_own("runs/a", ana) == str(homes["ana"] / "runs/a")
-    assert find_own("/data/runs", ana) == "/data/runs" and find_own("gs://runs/a", ana) == "gs://runs/a"
-    assert find_own("runs/a", None) == "runs/a"
+    assert resolve_folder("runs/a", ana) == str(homes["ana"] / "runs/a")
+    assert resolve_folder("/data/runs", ana) == "/data/runs" and resolve_folder("gs://runs/a", ana) == "gs://runs/a"
+    assert resolve_folder("runs/a", None) == "runs/a"
     for path in (homes["bob"] / "runs", os.path.join("..", "bob", "runs")):
         with pytest.raises(
             AccountError, match="belongs to account bob of gpu, but this run belongs to account ana of gpu"
         ):
-            find_own(str(path), ana)
+            resolve_folder(str(path), ana)
     with pytest.raises(AccountError, match="but this run belongs to no account"):
-        find_own("accounts/gpu/ana/runs/a", None)
+        resolve_folder("accounts/gpu/ana/runs/a", None)
 
 
 def test_no_more_is_written_than_the_account_may_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_what_is_kept_is_counted_once_and_not_by_its_length(tmp_path: Path) -> N
 
 def count_steps(programs: str) -> tuple[str, int]:
     """The leading program and its steps after one step of each of these programs and the end of the loop."""
-    leading, position, counts = Leading(), Position(), Counter[str]()
+    leading, position, counts = LeadingProgram(), Position(), Counter[str]()
     for program in programs:
         position = leading.choose(position, program)
         counts[program] += 1

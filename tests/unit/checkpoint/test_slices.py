@@ -14,7 +14,7 @@ from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor
 from whale_nebula.errors import CheckpointError
 from whale_nebula.ir.layout import SPLIT, Layout
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, cut_tiles, find_slice
-from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, write_part
+from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts, write_part
 
 PLANS = [Layout(), *(Layout(SPLIT, axis) for axis in (0, 1)), Layout(SPLIT, 1, units=8)]
 SHAPES = [(7, 24), (40, 16, 3), (96, 8)]

@@ -71,12 +71,12 @@ def test_the_interval_follows_what_savings_cost() -> None:
     pace = Pace()
     intervals = [pace.interval]
     for cost in (1.0, 1.0, 9.0, 9.0):
-        pace.note_cost(cost)
+        pace.record_cost(cost)
         intervals.append(pace.interval)
     assert intervals[0] == 30.0 and intervals[1] == intervals[2] < intervals[3] < intervals[4]
 
 
 def test_nothing_is_due_where_no_step_was_done_since() -> None:
     pace = Pace(seconds=10.0)
-    pace.note_saving(4, 100.0)
+    pace.record_saving(4, 100.0)
     assert not pace.is_due(4, 200.0) and not pace.is_due(5, 109.0) and pace.is_due(5, 110.0)

@@ -30,7 +30,7 @@ from whale_nebula.hardware.measured import (
 )
 from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save
 from whale_nebula.measure import device
-from whale_nebula.runtime.clusters import add_kept
+from whale_nebula.runtime.clusters import add_stored_measurements
 from whale_nebula.runtime.replicas.collective_costs import fit_collectives
 from whale_nebula.security import Identity
 
@@ -177,7 +177,7 @@ def test_a_line_that_was_measured_is_read_beside_its_config(folder: Path) -> Non
     for b, c in (("a", "b"), ("b", "c"), ("a", "a")):
         save(LineFound(f"{b}/0", f"{c}/0", "direct", 0.05, 0.04, 0.0, one, {}, 1, 0, 0.0), path_of(config, b, c))
     found = nb.clusters(config)
-    assert found == add_kept(Clusters.of(load(config)), config)
+    assert found == add_stored_measurements(Clusters.of(load(config)), config)
     assert (found.between("a", "b"), found.between("b", "a")) == (LinkRate(5e6, 0.02), LinkRate(7e6, 0.02))
     assert found.between("b", "c") == LinkRate(1e6, cost_per_gb=2.0)
     assert found.cluster("a").inside == LinkRate(5e6, 0.02) == found.cluster("a").ring

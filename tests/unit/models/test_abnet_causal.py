@@ -146,7 +146,7 @@ def compressed(side: str) -> Iterator[None]:
 
 @pytest.mark.grid
 def test_trained_over_a_codec_it_goes_on_uncut(tmp_path) -> None:
-    """Between processes, in every run: tests/processes/test_private.py and tests/examples/test_translate.py."""
+    """Between processes, in every run: tests/processes/test_frame_contents.py and tests/examples/test_translate.py."""
     source, target = Bert(SOURCE, name="es"), Bert(TARGET, name="en")
     frozen = [*source.get_weights(), *target.get_weights()]
     with nb.cluster(), nb.pipeline(micro_batch=2):

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from benchmarks.experts.reference import compute_dense
-from tests.parity.splits import momentum
+from tests.parity.split_models import build_sgd
 from tests.parity.zoo import fit
-from tests.same import Cut, Outcome, assert_same, data
+from tests.parity_harness import Cut, Outcome, assert_same, data
 from whale_nebula.models import SwitchFeedForward
 
 WIDTH, EXPERTS = 6, 4
@@ -134,7 +134,7 @@ def train(cut: Cut, count: int, groups: int | None) -> Outcome:
         with cut.at(1):
             outputs = keras.layers.Dense(2)(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile(momentum(global_clipnorm=0.5), "mse", metrics=["mae"])
+    model.compile(build_sgd(global_clipnorm=0.5), "mse", metrics=["mae"])
     return fit(model, cut, data(18, 7, WIDTH), data(18, 7, 2, seed=1), batch_size=6)
 
 

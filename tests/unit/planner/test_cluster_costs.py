@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import data
+from tests.parity_harness import data
 from tests.unit.planner.problems import draw_problem
 from whale_nebula.codec.packing import PREFIX
 from whale_nebula.hardware.measured import BlockTime, blocks_path, keep_blocks, read_blocks

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.same import data
+from tests.parity_harness import data
 from tests.unit.planner.problems import draw_problem, find_best
 from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.processes.conftest import forked_workers  # noqa: F401 - a fixture
-from tests.processes.running import Ended, ended
+from tests.processes.worker_runs import FinishedRun, wait_for_run
 from whale_nebula.errors import OptionError, StateError
 from whale_nebula.launch import spawn
 from whale_nebula.runtime.replicas import collectives
@@ -21,61 +21,61 @@ from whale_nebula.runtime.replicas.collectives import (
 )
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "tests" / "processes" / "workers" / "summing.py"
+SCRIPT = ROOT / "tests" / "processes" / "workers" / "all_reduce.py"
 
 
-def summing(workers: int, happens: str) -> Ended:
+def summing(workers: int, happens: str) -> FinishedRun:
     """Run the worker script in all workers of one cluster."""
     child = ["-m", "whale_nebula.launch.child", str(SCRIPT), happens]
     names = {f"c/{number}": "c" for number in range(workers)}
     with spawn(child, names, seed=5, cwd=ROOT) as job:
-        return ended(job)
+        return wait_for_run(job)
 
 
 @pytest.fixture(scope="module")
-def three() -> Ended:
+def three() -> FinishedRun:
     """Three workers that made variables before they met; the last one is killed while the others sum with it."""
     return summing(3, "killed")
 
 
 @pytest.mark.grid
 class TestThreeWorkers:
-    def test_every_dtype_is_summed(self, three: Ended) -> None:
-        assert three.same("right") == list(collectives.DTYPES)
+    def test_every_dtype_is_summed(self, three: FinishedRun) -> None:
+        assert three.get_common("right") == list(collectives.DTYPES)
 
-    def test_all_get_the_same_bits(self, three: Ended) -> None:
-        assert len(three.same("bits")) == len(collectives.DTYPES) - 1
-        assert len(three.same("half")) == 5
+    def test_all_get_the_same_bits(self, three: FinishedRun) -> None:
+        assert len(three.get_common("bits")) == len(collectives.DTYPES) - 1
+        assert len(three.get_common("half")) == 5
 
-    def test_the_same_sum_is_called_again_and_again(self, three: Ended) -> None:
-        assert three.same("again") == [3.0 + 3 * turn for turn in range(20)]
+    def test_the_same_sum_is_called_again_and_again(self, three: FinishedRun) -> None:
+        assert three.get_common("again") == [3.0 + 3 * turn for turn in range(20)]
 
-    def test_a_function_holds_sums_whoever_traces_it_how_often(self, three: Ended) -> None:
-        assert three.same("inside") == [[36.0, 360.0], [36.0, 360.0]]
+    def test_a_function_holds_sums_whoever_traces_it_how_often(self, three: FinishedRun) -> None:
+        assert three.get_common("inside") == [[36.0, 360.0], [36.0, 360.0]]
 
-    def test_groups_that_share_a_worker_work_at_once(self, three: Ended) -> None:
-        assert three.all("subsets") == [
+    def test_groups_that_share_a_worker_work_at_once(self, three: FinishedRun) -> None:
+        assert three.get_all("subsets") == [
             {"[0, 1]": 11.0, "[0]": 1.0},
             {"[0, 1]": 11.0, "[1, 2]": 110.0, "[1]": 10.0},
             {"[1, 2]": 110.0, "[2]": 100.0},
         ]
 
-    def test_what_was_made_before_lives_on(self, three: Ended) -> None:
-        drawn, variable, row, seed = three.same("early")
+    def test_what_was_made_before_lives_on(self, three: FinishedRun) -> None:
+        drawn, variable, row, seed = three.get_common("early")
         assert [variable, row, seed] == [[3.0, 4.0], 0, 2]
         assert 3.0 <= drawn[0] <= 3.3
 
-    def test_a_mate_that_is_killed_ends_the_wait_for_it(self, three: Ended) -> None:
-        said = [three.told[worker][name] for worker in ("c/0", "c/1") for name in ("failed", "failed again")]
+    def test_a_mate_that_is_killed_ends_the_wait_for_it(self, three: FinishedRun) -> None:
+        said = [three.reports[worker][name] for worker in ("c/0", "c/1") for name in ("failed", "failed again")]
         assert {text.partition(":")[0] for text in said} == {"LinkClosedError"}, said
         assert any("'c/2' is gone" in text for text in said), said
-        assert "failed" not in three.told["c/2"]
+        assert "failed" not in three.reports["c/2"]
 
 
 def test_a_mate_that_does_not_come_is_waited_for_no_longer_than_patience() -> None:
     found = summing(2, "absent")
-    assert found.same("first") == 2.0
-    said = found.told["c/0"]["failed"]
+    assert found.get_common("first") == 2.0
+    said = found.reports["c/0"]["failed"]
     assert said.startswith("DeadlineError: NB-402 the sum 'last' of group 'last': not all workers"), said
     assert "took part within 1 s" in said
     assert set(found.result.codes.values()) == {0}

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.parity.crossing import CODECS, LENGTH, ROWS, WIDTH, Left, batch, crossed
-from tests.same import data
+from tests.parity.codec_step import CODECS, LENGTH, ROWS, WIDTH, StepResults, draw_batch, train_with_codec
+from tests.parity_harness import data
 from whale_nebula.codec import FP16, INT4, SVD
 
 THERE, BACK = "b0 gpu->npu", "b0 npu->gpu"
@@ -24,19 +24,19 @@ RARELY = ("fp16", "bf16", "int8", "svd", "svd alone", "rank", "rank alone")  # w
 BOUNDED = ("bf16", "mask", "mask and rank")  # values decide how many bytes there are, at most
 
 
-def trained(options: dict[str, Any], **how: Any) -> Left:
+def trained(options: dict[str, Any], **how: Any) -> StepResults:
     """What training leaves, in a run of its own."""
     with nb.init(links="10gbit,0ms"):
-        return crossed(options, **how)
+        return train_with_codec(options, **how)
 
 
-def left(name: str, micro_batches: int = 3, schedule: str = "eager-1f1b") -> Left:
+def left(name: str, micro_batches: int = 3, schedule: str = "eager-1f1b") -> StepResults:
     """The same, by a codec's name; once for all tests that ask, however they write it."""
     return trained_once(name, micro_batches, schedule)
 
 
 @functools.cache
-def trained_once(name: str, micro_batches: int, schedule: str) -> Left:
+def trained_once(name: str, micro_batches: int, schedule: str) -> StepResults:
     return trained(CODECS[name], micro_batches=micro_batches, schedule=schedule, plan=schedule == SCHEDULES[-1])
 
 
@@ -44,7 +44,7 @@ def off(found: np.ndarray, plain: np.ndarray) -> float:
     return float(np.linalg.norm(found - plain) / np.linalg.norm(plain))
 
 
-def same(one: Left, other: Left) -> bool:
+def same(one: StepResults, other: StepResults) -> bool:
     return one.losses == other.losses and all(map(np.array_equal, one.weights, other.weights))
 
 
@@ -136,7 +136,7 @@ def test_a_ramp_climbs_every_ten_steps_and_stops_where_the_next_would_lose_too_m
 @pytest.mark.grid
 def test_two_models_of_a_run_have_states_of_their_own() -> None:
     """Of the same sizes and stages: what starts at a step starts at each one's own."""
-    first, second = crossed(CODECS["late"]), crossed(CODECS["late"])
+    first, second = train_with_codec(CODECS["late"]), train_with_codec(CODECS["late"])
     assert first.codecs == second.codecs
     assert same(first, second)
 
@@ -162,7 +162,7 @@ def head(options: dict[str, Any]) -> tuple[keras.Model, keras.layers.Layer, kera
 )
 def test_predict_goes_through_the_same_codec_unless_told_otherwise(options: dict[str, Any], used: str | None) -> None:
     model, first, second = head({"int4": True, **options})
-    x = batch(0)[0].reshape(-1, 12)[:20]
+    x = draw_batch(0)[0].reshape(-1, 12)[:20]
     hidden = first(x)
     if used == "int4":
         hidden = INT4().decode(INT4().encode(hidden), hidden.shape, "float32")
@@ -177,7 +177,7 @@ def test_predict_goes_through_the_same_codec_unless_told_otherwise(options: dict
 @pytest.mark.grid
 def test_evaluate_goes_through_the_codec_of_training() -> None:
     model, first, second = head({"int4": True})
-    x, y = batch(0)[0].reshape(-1, 12)[:20], batch(0)[1].reshape(-1, 3)[:20]
+    x, y = draw_batch(0)[0].reshape(-1, 12)[:20], draw_batch(0)[1].reshape(-1, 3)[:20]
     model.fit(x, y, batch_size=10, epochs=1, verbose=0)
     hidden = first(x)
     hidden = INT4().decode(INT4().encode(hidden), hidden.shape, "float32")
@@ -192,7 +192,7 @@ def test_rows_that_a_mask_leaves_out_change_nothing() -> None:
     assert found.losses == pytest.approx(plain.losses, rel=1e-6)
     for a, b in zip(found.weights, plain.weights, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    left_out = 4 * WIDTH * (ROWS * LENGTH - int(batch(2)[2].sum()))
+    left_out = 4 * WIDTH * (ROWS * LENGTH - int(draw_batch(2)[2].sum()))
     heads = {"npu->gpu": 3 * 4, "gpu->npu": sum(4 + -(-rows * LENGTH // 8) for rows in (3, 2, 2))}
     for link, head in heads.items():
         assert found.links[-1][link].payload_bytes == plain.links[-1][link].payload_bytes - left_out + head
@@ -224,7 +224,7 @@ def reader(compressed: bool) -> tuple[list[np.ndarray], int]:
     model.compile("sgd", "mse")
     drawn = np.random.default_rng(0)
     tokens = drawn.integers(1, 30, (20, LENGTH)) * (np.arange(LENGTH) < drawn.integers(1, LENGTH, (20, 1)))
-    model.fit(tokens, batch(0)[1].reshape(-1, 3)[:20, :2], batch_size=10, shuffle=False, verbose=0)
+    model.fit(tokens, draw_batch(0)[1].reshape(-1, 3)[:20, :2], batch_size=10, shuffle=False, verbose=0)
     sent = nb.last_report().links["gpu->npu"].payload_bytes
     return [np.array(variable) for variable in model.trainable_variables], sent
 
@@ -307,7 +307,7 @@ class Kept(keras.callbacks.Callback):
         super().__init__()
         self.links: list[dict[str, tuple[int, int]]] = []
 
-    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+    def on_train_batch_end(self, draw_batch: int, logs: object = None) -> None:
         self.links.append({name: (link.bytes, link.frames) for name, link in nb.last_report().links.items()})
 
 

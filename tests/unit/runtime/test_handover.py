@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import data
+from tests.parity_harness import data
 from whale_nebula.runtime.step.handover import Handover
 
 WIDTH = 512

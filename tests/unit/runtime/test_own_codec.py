@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.parity.crossing import Left, crossed
+from tests.parity.codec_step import StepResults, train_with_codec
 from whale_nebula.codec import CODECS
 
 PAGE = Path(__file__).parents[3] / "docs" / "codecs.md"
@@ -39,16 +39,16 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @functools.cache
-def uncompressed() -> Left:
+def uncompressed() -> StepResults:
     """What is left where nothing is compressed, once for all."""
-    return crossed({})
+    return train_with_codec({})
 
 
 @pytest.mark.parametrize(
     "text", ["sign", "pooled(4) >> int8", pytest.param("pooled(2) >> sign", marks=pytest.mark.grid)]
 )
 def test_it_trains_and_takes_the_bytes_that_its_plan_says(text: str) -> None:
-    found, plain = crossed({"codec": text}, plan=True), uncompressed()
+    found, plain = train_with_codec({"codec": text}, plan=True), uncompressed()
     assert found.codecs[-1]["b0 gpu->npu"] == text
     assert np.isfinite(found.losses).all()
     assert found.losses == pytest.approx(plain.losses, rel=0.5)
@@ -59,5 +59,5 @@ def test_it_trains_and_takes_the_bytes_that_its_plan_says(text: str) -> None:
 
 
 def test_a_gradient_returns_pooled() -> None:
-    found = crossed({"codec": "pooled(4)", "backward": None}, plan=True)
+    found = train_with_codec({"codec": "pooled(4)", "backward": None}, plan=True)
     assert found.codecs == [{"b0 gpu->npu": "pooled(4)", "b0 npu->gpu": "pooled(4)"}] * 3

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from whale_nebula.launch.placement import free_port
-from whale_nebula.runtime.session.task import Rule, admit_only, comes_from, rules
+from whale_nebula.runtime.session.task import Rule, find_local_address, restrict_connections, rules
 
 NETWORKS = ["127.0.0.0/8", "::1/128", "192.0.2.7", "2001:db8::5"]
 
@@ -47,7 +47,7 @@ def test_nobody_else_does(source: str) -> None:
 
 def test_who_is_admitted_reaches_a_listener() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        if not admit_only(listener.getsockname()[1], ["192.0.2.7"]):
+        if not restrict_connections(listener.getsockname()[1], ["192.0.2.7"]):
             pytest.skip("this kernel takes no filter")
         with socket.create_connection(listener.getsockname(), timeout=10):
             listener.settimeout(10)
@@ -55,12 +55,12 @@ def test_who_is_admitted_reaches_a_listener() -> None:
 
 
 def test_who_is_not_is_not_answered() -> None:
-    own = comes_from("192.0.2.1") if has_route() else None
+    own = find_local_address("192.0.2.1") if has_route() else None
     if own is None or own.startswith("127."):
         pytest.skip("this machine has no address but its own")
     with socket.create_server(("0.0.0.0", 0)) as listener:
         port = listener.getsockname()[1]
-        if not admit_only(port, []):
+        if not restrict_connections(port, []):
             pytest.skip("this kernel takes no filter")
         with pytest.raises(TimeoutError):
             socket.create_connection((own, port), timeout=0.3)
@@ -69,7 +69,7 @@ def test_who_is_not_is_not_answered() -> None:
 @pytest.mark.parametrize("accepted", [True, False])
 def test_who_connected_before_is_cut_off(accepted: bool) -> None:
     """A stranger who was faster than the filter; where it is not accepted yet, the server does so meanwhile."""
-    own = comes_from("192.0.2.1") if has_route() else None
+    own = find_local_address("192.0.2.1") if has_route() else None
     if own is None or own.startswith("127."):
         pytest.skip("this machine has no address but its own")
     with socket.create_server(("0.0.0.0", 0)) as listener:
@@ -81,7 +81,7 @@ def test_who_connected_before_is_cut_off(accepted: bool) -> None:
                 server.join(10)
             else:
                 threading.Timer(0.05, server.start).start()
-            if not admit_only(port, []):
+            if not restrict_connections(port, []):
                 pytest.skip("this kernel takes no filter")
             stranger.settimeout(10)
             assert stranger.recv(1) == b""
@@ -95,12 +95,12 @@ def test_who_connected_before_is_cut_off(accepted: bool) -> None:
 
 def has_route() -> bool:
     try:
-        return bool(comes_from("192.0.2.1"))
+        return bool(find_local_address("192.0.2.1"))
     except OSError:
         return False
 
 
 def test_a_port_where_nobody_listens_and_a_name_admit_nobody() -> None:
-    assert not admit_only(free_port(), [])
+    assert not restrict_connections(free_port(), [])
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert not admit_only(listener.getsockname()[1], ["a-name"])
+        assert not restrict_connections(listener.getsockname()[1], ["a-name"])

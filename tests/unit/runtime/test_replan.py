@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.replanning import plan_anew
+from tests.forced_plans import force_plans
 from tests.unit.planner.test_explanation import decide, make_problem
 from whale_nebula.errors import NebulaWarning, PlanError
 from whale_nebula.planner.decision import Offer
 from whale_nebula.planner.search import search
-from whale_nebula.runtime import auto
+from whale_nebula.runtime import auto_parallel
 from whale_nebula.runtime.replan import PlanWatch
 from whale_nebula.runtime.run import Run, current_run
 
@@ -59,15 +59,15 @@ def test_numbers_stay_those_of_the_uncut_model(cache: Path, monkeypatch: pytest.
     that the passes refuse leaves the one before."""
     expected = lesson()
     nb.init(CLUSTERS, links="10gbit,0ms")
-    ran = plan_anew(monkeypatch.setattr, ["gpu, npu", "npu, gpu: 4", "npu", "gpu, npu: 2"])
-    plain = auto.run_passes
+    ran = force_plans(monkeypatch.setattr, ["gpu, npu", "npu, gpu: 4", "npu", "gpu, npu: 2"])
+    plain = auto_parallel.run_passes
 
     def run_passes(given: Any) -> Any:
         if given.program.pipeline.micro_batch == 2:
             raise PlanError("rows are coupled")
         return plain(given)
 
-    monkeypatch.setattr(auto, "run_passes", run_passes)
+    monkeypatch.setattr(auto_parallel, "run_passes", run_passes)
     with nb.auto_parallel(replan=True):
         found = lesson()
     assert_alike(found, expected)
@@ -93,9 +93,9 @@ def test_a_better_plan_is_taken_where_all_have_found_it_and_none_is_pinned(
     problem = make_problem()
     better = Offer(problem, search(problem).candidates)
     watch = PlanWatch("fit", decide(problem, replan=True), cast(Run, run), ())
-    assert watch._takes(better) is taken and not watch._takes(None)
+    assert watch._will_adopt(better) is taken and not watch._will_adopt(None)
     stays = replace(watch.decision, replan=False)
-    assert not replace(watch, decision=stays)._takes(better)
+    assert not replace(watch, decision=stays)._will_adopt(better)
 
 
 @pytest.mark.grid

@@ -24,7 +24,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.errors.text import remove_folders
 from whale_nebula.ir.canonical import describe_first_difference, digest_lines
-from whale_nebula.runtime.session.session import Session, failure_fields
+from whale_nebula.runtime.session.session import Session, describe_failure
 from whale_nebula.runtime.step.rollback import Guard, Whereabouts
 from whale_nebula.transport import MemoryNetwork
 
@@ -202,15 +202,15 @@ def failure_of(raises: Callable[[], object]) -> BaseException:
 @pytest.mark.parametrize("name", HOLD_VALUES)
 def test_an_error_that_may_hold_a_value_goes_as_type_and_code(name: str) -> None:
     failure = failure_of(HOLD_VALUES[name])
-    assert any(SECRET in text for text in failure_fields(failure).values()), "there is something to keep"
-    assert failure_fields(failure, private=True) == {"what": f"{name} (its text stays where it was raised)"}
+    assert any(SECRET in text for text in describe_failure(failure).values()), "there is something to keep"
+    assert describe_failure(failure, private=True) == {"what": f"{name} (its text stays where it was raised)"}
 
 
 @pytest.mark.parametrize("kind", [PlanMismatchError, LinkClosedError, OptionError, errors.CollectiveReadError])
 def test_an_error_about_the_run_goes_whole(kind: type[NebulaError]) -> None:
     failure = kind("what", where="where", why="why", mend="mend")
     said = {"code": kind.code, "what": "what", "where": "where", "why": "why", "mend": "mend"}
-    assert failure_fields(failure) == failure_fields(failure, private=True) == said
+    assert describe_failure(failure) == describe_failure(failure, private=True) == said
 
 
 def test_a_link_that_is_lost_says_what_the_socket_said() -> None:
@@ -218,14 +218,14 @@ def test_a_link_that_is_lost_says_what_the_socket_said() -> None:
         raise OSError(104, "Connection reset by peer")
     except OSError as cause:
         failure = failure_of(raised(LinkClosedError(f"it failed: {cause}")))
-    assert "reset" in failure_fields(failure, private=True)["what"]
+    assert "reset" in describe_failure(failure, private=True)["what"]
 
 
 @pytest.mark.parametrize("private", [False, True])
 def test_no_folder_goes(private: bool) -> None:
     here, file = os.getcwd(), str(Path(__file__))
     failure = OptionError(f"in {file}", where=f"{file}:12", why=f"{here}/a b/c", mend=f"chmod 600 '{Path.home()}/k'")
-    fields = failure_fields(failure, private=private)
+    fields = describe_failure(failure, private=private)
     assert fields["where"] == f"{Path(file).name}:12" and fields["mend"] == "chmod 600 'k'"
     assert not any(here in text or str(Path.home()) + "/" in text for text in fields.values())
 
@@ -271,7 +271,7 @@ def test_the_text_of_a_program_stays_in_a_private_run(private: bool) -> None:
         link.post = lambda message: (sent.append(json.dumps(message)), post(message))[1]  # type: ignore[method-assign]
         session = Session(here, {there: link}, 10.0, private=private)
         failure = failure_of(lambda: session.agree("p", digest_lines(lines), lines, describe_first_difference))
-        sent.append(json.dumps(failure_fields(failure, private=private)))
+        sent.append(json.dumps(describe_failure(failure, private=private)))
         return failure
 
     with ThreadPoolExecutor(2) as pool:

@@ -28,7 +28,13 @@ from whale_nebula.errors import (
 from whale_nebula.feed.checks import refuse_unshared
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.session import rendezvous
-from whale_nebula.runtime.session.rendezvous import _agree_on_config, _host, config_sheet, host_digest, open_among
+from whale_nebula.runtime.session.rendezvous import (
+    _agree_on_config,
+    _find_host,
+    describe_config,
+    digest_host,
+    open_cluster_collectives,
+)
 from whale_nebula.runtime.session.task import prepare_task, tasks_of
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.wire.message import KINDS, TABLE, build_message, find_fault
@@ -80,7 +86,10 @@ def test_where_tensorflow_had_started_in_one_all_do_without() -> None:
     tf.constant(1.0)
     found = sessions(WORKERS)
     with ThreadPoolExecutor(len(MATES)) as pool:
-        asked = [pool.submit(open_among, found[worker], dict.fromkeys(others(worker), "127.0.0.1")) for worker in MATES]
+        asked = [
+            pool.submit(open_cluster_collectives, found[worker], dict.fromkeys(others(worker), "127.0.0.1"))
+            for worker in MATES
+        ]
         assert [each.result() for each in asked] == [None, None]
 
 
@@ -119,13 +128,13 @@ FORM = {"shape": [None, 4], "dtype": "int32"}
 
 
 def told(config: Mapping[str, Any]) -> dict[str, Any]:
-    return config_sheet(load(config))
+    return describe_config(load(config))
 
 
 def test_the_same_words_are_agreed_on() -> None:
     own = told({"inputs": {"x": FORM, "y": FORM}, "weights": "own"})
     _agree_on_config("gpu/0", own, {"npu/0": told({"inputs": {"y": FORM, "x": FORM}, "weights": "own"})})
-    _agree_on_config("gpu/0", config_sheet(Config()), {})
+    _agree_on_config("gpu/0", describe_config(Config()), {})
 
 
 DIFFERENT = [
@@ -159,8 +168,8 @@ def test_who_shares_a_folder_proves_it(
     if not drawn:
         monkeypatch.setattr(rendezvous, "_BOOT", Path("/there/is/none"))
     launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", everywhere=everywhere)
-    found = _host(launched, peer, {"host": host_digest("mt", said_by)})
-    assert found == (host_digest("mt", "gpu/0") if believed else "")
+    found = _find_host(launched, peer, {"host": digest_host("mt", said_by)})
+    assert found == (digest_host("mt", "gpu/0") if believed else "")
 
 
 def test_another_folder_of_the_same_name_is_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,8 +179,8 @@ def test_another_folder_of_the_same_name_is_another_place(tmp_path: Path, monkey
     for kept in ("first", "second"):
         folder.mkdir()
         monkeypatch.chdir(folder)
-        said.append(host_digest("mt", "gpu/0"))
-        assert host_digest("mt", "gpu/0") == said[-1]
+        said.append(digest_host("mt", "gpu/0"))
+        assert digest_host("mt", "gpu/0") == said[-1]
         folder.rename(tmp_path / kept)
     assert len(set(said)) == 2
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError, LinkClosedError
-from whale_nebula.runtime.keras import _arguments
+from whale_nebula.runtime.keras import _name_arguments
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.results import Later
 from whale_nebula.runtime.step.step import Step, takes, widen_signature
@@ -291,7 +291,7 @@ CASES: list[tuple[list[str], str, Any, list[str]]] = [
 @pytest.mark.parametrize(("run", "kind", "data", "names"), CASES, indirect=["run"])
 @pytest.mark.usefixtures("run")
 def test_parts_that_the_config_names_are_there(kind: str, data: Any, names: list[str]) -> None:
-    arguments, unpack = _arguments(data, kind)
+    arguments, unpack = _name_arguments(data, kind)
     assert [name for name, _ in arguments] == names
     (given,), _ = unpack([name.upper() for name in names])
     parts = given if isinstance(given, tuple) else (given,)
@@ -301,7 +301,7 @@ def test_parts_that_the_config_names_are_there(kind: str, data: Any, names: list
 @pytest.mark.parametrize("run", [["y"]], indirect=True)
 @pytest.mark.usefixtures("run")
 def test_an_optional_that_is_empty_is_a_none() -> None:
-    arguments, _ = _arguments((BATCH_X, tf.experimental.Optional.empty(None)), "train")
+    arguments, _ = _name_arguments((BATCH_X, tf.experimental.Optional.empty(None)), "train")
     assert arguments[1] == ("y", None)
 
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.synchronized import X, Y, normalised, trained, uncut, within
-from tests.same import assert_same
+from tests.parity_harness import assert_same
+from tests.processes.batch_normalization import X, Y, build_model, enter_no_scopes, make_scopes, train_model
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.passes.pipeline import cut_program
@@ -27,7 +27,7 @@ LINE = "1gbit,0ms"
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Any]:
     """What training uncut leaves."""
-    return trained(eager(normalised(uncut)))
+    return train_model(eager(build_model(enter_no_scopes)))
 
 
 def eager(model: keras.Model) -> keras.Model:
@@ -43,7 +43,7 @@ def test_the_step_is_the_uncut_one(
     copies: tuple[int, ...], links: str | None, expected: dict[str, Any], recwarn: pytest.WarningsRecorder
 ) -> None:
     with nb.init(links=links):
-        assert_same(expected, trained(normalised(within(copies))), "normalised")
+        assert_same(expected, train_model(build_model(make_scopes(copies))), "normalised")
     assert not [each for each in recwarn if "micro-batches" in str(each.message)], "a batch has too few rows for them"
 
 
@@ -52,7 +52,7 @@ def refused(*around: contextlib.AbstractContextManager[Any]) -> BatchCoupledErro
     with contextlib.ExitStack() as stack:
         for scope in around:
             stack.enter_context(scope)
-        model = normalised(uncut)
+        model = build_model(enter_no_scopes)
     with pytest.raises(BatchCoupledError) as caught:
         nb.plan(model, X, Y)
     return caught.value
@@ -77,18 +77,18 @@ def test_a_pipeline_without_replicas_is_refused() -> None:
 
 def test_a_stage_of_fewer_replicas_than_another_is_refused() -> None:
     with pytest.raises(BatchCoupledError, match=r"stage 's1' has 3 micro-batches for 2 replicas"):
-        nb.plan(normalised(within((3, 2))), X, Y)
+        nb.plan(build_model(make_scopes((3, 2))), X, Y)
 
 
 def test_what_is_allowed_runs_micro_batch_by_micro_batch() -> None:
-    both = normalised(within((2,), 4, coupled="allow")), eager(normalised(uncut))
+    both = build_model(make_scopes((2,), 4, coupled="allow")), eager(build_model(enter_no_scopes))
     found, whole = (float(model.train_on_batch(X, Y)[0]) for model in both)
     assert not any(note.startswith(SHARED_NOTE) for note in nb.last_report().notes)
     assert abs(found - whole) > 1e-4 * whole
 
 
 def test_what_is_allowed_and_can_be_had_is_exact() -> None:
-    assert nb.verify(normalised(within((2,), 2, coupled="allow")), X, Y).ok
+    assert nb.verify(build_model(make_scopes((2,), 2, coupled="allow")), X, Y).ok
 
 
 @pytest.mark.grid
@@ -107,7 +107,7 @@ def test_a_layer_that_is_used_twice_writes_its_averages_twice(renorm: bool) -> N
 def test_unequal_workers_have_one_micro_batch_each() -> None:
     workers = [{"address": "127.0.0.1:7001"}, {"address": "127.0.0.1:7002", "speed": 3}]
     with nb.init({"clusters": {"c0": {"workers": workers}}}):
-        plan = nb.plan(normalised(within((2,))), X, Y)
+        plan = nb.plan(build_model(make_scopes((2,))), X, Y)
     assert plan.rows == (16, 15) and not any("slowest" in note for note in plan.to_text().splitlines())
 
 

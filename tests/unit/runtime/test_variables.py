@@ -17,7 +17,7 @@ import tensorflow as tf
 from whale_nebula.errors import CollectiveReadError, OptionError
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.variables.remote import (
-    Kept,
+    HeldVariable,
     Ledger,
     blank,
     empty,
@@ -48,8 +48,8 @@ def square() -> Any:
     return tf.Variable([[1.0, 2.0], [3.0, 4.0]], name="square")
 
 
-def kept(variable: Any) -> Kept:
-    return Kept("layer/square", variable, ("npu/0",))
+def kept(variable: Any) -> HeldVariable:
+    return HeldVariable("layer/square", variable, ("npu/0",))
 
 
 def raw(variable: Any) -> Any:
@@ -141,7 +141,7 @@ def values(found: Any) -> list[Any]:
 def parted(found: Any, elsewhere: slice) -> Any:
     """The model with some of its variables emptied."""
     for variable in values(found)[elsewhere]:
-        empty(Kept("path", variable, ("npu/0",)))
+        empty(HeldVariable("path", variable, ("npu/0",)))
     return found
 
 
@@ -200,7 +200,7 @@ def test_save_and_load_use_the_clusters_own_file(tmp_path: Path) -> None:
     whole, path = model(), tmp_path / "m.weights.h5"
     ledger = Ledger(Session("gpu/0", {}, 1.0), own=True)
     for number, variable in enumerate(values(whole)):
-        ledger.kept[id(variable)] = Kept(str(number), variable, ("gpu/0" if number > 1 else "npu/0",))
+        ledger.kept[id(variable)] = HeldVariable(str(number), variable, ("gpu/0" if number > 1 else "npu/0",))
     expected = whole.get_weights()[2:]
     parted(whole, slice(0, 2))
     save_own(ledger, "gpu", False, whole.save_weights, path)

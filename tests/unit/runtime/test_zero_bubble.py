@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.same import Cut, assert_same, data
+from tests.parity_harness import Cut, assert_same, data
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Problem
 from whale_nebula.planner.search import Found, search

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.momenta import FREEZE, OPTIMIZERS, STEPS, Array, build_model, check_steps, rows_of
+from tests.momenta import FREEZE, OPTIMIZERS, STEPS, Array, build_model, check_steps, read_rows
 from whale_nebula.errors import OptionError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.strategies import OneBitAdam, OneBitLamb
@@ -30,7 +30,7 @@ def train(
             model = build_model(kind, **options)
         found, crossed = [], []
         for step in range(steps):
-            model.train_on_batch(*rows_of(step))
+            model.train_on_batch(*read_rows(step))
             found.append(model.get_weights())
             crossed.append(sum(link.bytes for link in nb.last_report().links.values()) if workers > 1 else 0)
         if workers > 1:

@@ -32,14 +32,21 @@ from whale_nebula.faults import failpoint
 from whale_nebula.launch.ending import departure, heed_signal, stop_heeding
 from whale_nebula.passes.effects import STATEFUL_DRAWS
 from whale_nebula.report.records import Goodput, Spent
-from whale_nebula.runtime.checkpoint.at_error import Standing, can_hold, commit_written, save_at_error
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
+from whale_nebula.runtime.checkpoint.extra_state import ExtraState
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
-from whale_nebula.runtime.checkpoint.known import Known, Leading, capture_rounds, list_copies, must_meet, warn_of_unused
-from whale_nebula.runtime.checkpoint.level import Level, Notices, guess_between_failures
-from whale_nebula.runtime.checkpoint.memories import Memories
+from whale_nebula.runtime.checkpoint.known_variables import (
+    KnownVariables,
+    LeadingProgram,
+    capture_rounds,
+    list_copies,
+    must_synchronize,
+    warn_of_unused,
+)
+from whale_nebula.runtime.checkpoint.level import Level, Notices, estimate_between_failures
+from whale_nebula.runtime.checkpoint.save_on_error import ScriptState, can_hold, commit_written, save_at_error
 from whale_nebula.runtime.checkpoint.slices import Source
-from whale_nebula.runtime.checkpoint.writing import Snapshot
+from whale_nebula.runtime.checkpoint.writer import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import keras_training
@@ -85,7 +92,7 @@ class Checkpoints:
     run: Run
     group: Group
     levels: Sequence[Level]
-    memories: Memories
+    extra_state: ExtraState
     source: Source | None = None
     position: Position = field(default_factory=Position)
     resumed: Position | None = None
@@ -99,22 +106,22 @@ class Checkpoints:
     forms: dict[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: dict[str, int] = field(default_factory=dict)
     said: list[Any] = field(default_factory=list)
-    standing: Standing = field(default_factory=Standing)
-    leading: Leading = field(default_factory=Leading)
-    known: Known = field(init=False)
+    script_state: ScriptState = field(default_factory=ScriptState)
+    leading: LeadingProgram = field(default_factory=LeadingProgram)
+    known: KnownVariables = field(init=False)
     _batch: str = ""
     _apart: dict[str, BetweenClusters] = field(default_factory=dict)
-    _turns: dict[str, int] = field(default_factory=dict)
+    _restore_requests: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
     _ended: bool = False
     _start: Start = field(default_factory=Start)
     _trains: bool = False
-    _heeded: tuple[signal.Signals, ...] = ()
+    _handled_signals: tuple[signal.Signals, ...] = ()
     _interrupted: bool = False
     _logs: Callable[[], Mapping[str, float]] = dict
 
     def __post_init__(self) -> None:
-        self.known = Known(self.group)
+        self.known = KnownVariables(self.group)
 
     # ------------------------------------------------------------------ the beginning
     def open(self) -> None:
@@ -138,21 +145,21 @@ class Checkpoints:
         self.run.by_length |= self.source.manifest.by_length
         self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
         for level in self.levels:
-            level.pace.note_saving(step, time.monotonic())
+            level.pace.record_saving(step, time.monotonic())
         part = self.source.parts.get(self.group.worker)
         same = set(self.source.manifest.workers) == set(self.group.everyone)
         self.intervals = dict(self.source.manifest.intervals) if same else {}
         self._batch = part.batch if part is not None and same else ""
         self.spent.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
-        self.memories.source = self.known.source = self.source
-        self.memories.restore_codecs()
+        self.extra_state.source = self.known.source = self.source
+        self.extra_state.restore_codecs()
         _LOG.info("%s: resumes from %s", self.group.worker, self.source.path)
 
     # ------------------------------------------------------------------ variables
-    def take_in(self, engine: Engine) -> None:
+    def register_program(self, engine: Engine) -> None:
         """Register the variables of a program, and restore them if the run resumes from a checkpoint."""
         program, self.read = engine.name, True
-        self._turns[program] = self.known.turns
+        self._restore_requests[program] = self.known.restore_requests
         if isinstance(engine.runner, BetweenClusters):
             self._apart[program] = engine.runner
         trainable = {variable.path for variable in engine.cut.program.variables if variable.trainable}
@@ -166,7 +173,7 @@ class Checkpoints:
             self.known.restore_apart(program, variables, needed, apart, self.run.rounds, began=began)
             self._reset_metrics(program)
         else:
-            self.take_variables(program, variables, needed, counted=bool(steps))
+            self.register_variables(program, variables, needed, counted=bool(steps))
         self.known.restore(program, engine.unread, counted=False)
         if engine.steps < steps and self.known.was_reached(program, needed):
             engine.count_from(steps)
@@ -175,7 +182,7 @@ class Checkpoints:
             self.warn_of_draws(program, {op.type for part in (graph, *graph.functions.values()) for op in part.ops})
         failpoint("checkpoint.restored")
 
-    def note_form(self, program: str, shapes: Shapes) -> None:
+    def record_form(self, program: str, shapes: Shapes) -> None:
         """Record a program's trace for these input shapes if one trace may be for several, so that a resumed run
         creates the same traces.
         """
@@ -201,10 +208,10 @@ class Checkpoints:
                 self._apart[engine.title] = self._apart[engine.name]
         return engine.title
 
-    def take_again(self, engine: Engine) -> None:
+    def restore_if_requested(self, engine: Engine) -> None:
         """Restore a program's variables again, if this was requested since it was registered."""
-        if self._turns.get(engine.name) != self.known.turns:
-            self.take_in(engine)
+        if self._restore_requests.get(engine.name) != self.known.restore_requests:
+            self.register_program(engine)
 
     def warn_of_draws(self, program: str, types: Collection[str]) -> None:
         """Warn of random ops among these op types of a program whose state is not saved."""
@@ -221,7 +228,7 @@ class Checkpoints:
                 key=(program, found[0]),
             )
 
-    def take_variables(
+    def register_variables(
         self, program: str, variables: Mapping[str, Any], needed: Collection[str], *, counted: bool
     ) -> None:
         """Register variables by their names in checkpoints, and restore those that were saved. A `needed` one must be
@@ -254,8 +261,8 @@ class Checkpoints:
         self.position = self.leading.choose(self.position, title)
         if title != self.position.program:
             return
-        self.memories.restore_late()
-        self.standing.whole, self.standing.held = True, None
+        self.extra_state.restore_late()
+        self.script_state.whole, self.script_state.held = True, None
         if departure.agreed or self._interrupted:
             self.finish(ended=False)
         self._end_if_interrupted()
@@ -291,15 +298,15 @@ class Checkpoints:
         notices.poll()
         found = notices.take_due(step)
         if self.group.worker == self.group.everyone[0] and isinstance(runner, TrainsApart):
-            self._guess_failures()
+            self._estimate_failures()
             for number, level in enumerate(self.levels):
                 if number not in notices.due and level not in found and level.is_due(step):
                     notices.announce(number, step + runner.count_to_common())
         return found
 
-    def _guess_failures(self) -> None:
+    def _estimate_failures(self) -> None:
         for level in self.levels:
-            level.pace.between_failures = guess_between_failures(self.spent.sum_up().total, self.run.here().epoch)
+            level.pace.between_failures = estimate_between_failures(self.spent.sum_up().total, self.run.here().epoch)
 
     def count_last(self) -> None:
         """At the end of a loop: count the last program's steps if it trained after the leading one, not alternately."""
@@ -322,7 +329,7 @@ class Checkpoints:
         """Record a finished step of this number of batches; `logs` gives its results."""
         if not engine.trains:
             return
-        self.memories.read_objects(spread=departure.agreed or any(level.due for level in self.levels))
+        self.extra_state.read_objects(spread=departure.agreed or any(level.due for level in self.levels))
         title = self._find_title(engine)
         programs = {**self.position.programs, title: engine.steps}
         self.position = replace(self.position, programs=programs)
@@ -331,7 +338,7 @@ class Checkpoints:
         position = self.position
         batch = position.batch + batches if position.fit and not position.ended else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
-        self.standing.steps, self.standing.whole = self.standing.steps + 1, False
+        self.script_state.steps, self.script_state.whole = self.script_state.steps + 1, False
         if self.run.alone:
             self.receive_sheets({self.group.worker: self.sheet()})
 
@@ -339,7 +346,7 @@ class Checkpoints:
     def note_failure(self, runner: Runner | None = None) -> Iterator[None]:
         """Context of a step of a runner: after a failed one nothing is saved until a later step succeeds."""
         self.failed = True
-        with self.standing.run_step(runner), self.spent.count_step():
+        with self.script_state.run_step(runner), self.spent.count_step():
             yield
         self.failed = False
 
@@ -350,30 +357,30 @@ class Checkpoints:
         after = self.position.step + (0 if self.run.alone else 1)
         lead = self.run.here().lead
         if lead:
-            self._guess_failures()
+            self._estimate_failures()
         self.said = [level.sheet(after, lead) for level in self.levels]
         return self.said
 
     def receive_sheets(self, sheets: Mapping[str, Any]) -> None:
         """Receive the sheets of all processes for the same step."""
         for number, level in enumerate(self.levels if self.notices is None else ()):
-            level.receive_sheets({worker: _take(sheet, number) for worker, sheet in sheets.items()})
+            level.receive_sheets({worker: _find_entry(sheet, number) for worker, sheet in sheets.items()})
 
     # ------------------------------------------------------------------ fits of Keras
     def begin_epoch(self, program: str, epoch: int, callbacks: Sequence[Any]) -> None:
         """Record the start of an epoch of a `fit` of this program."""
-        self.memories.callbacks = callbacks
+        self.extra_state.callbacks = callbacks
         self.position = replace(self.position, program=program, fit=self.fits, epoch=epoch, batch=0, ended=False)
 
     def end_fit(self, epoch: int, epochs: int, callbacks: Sequence[Any]) -> None:
         """Record the end of a `fit` before `epoch`, of `epochs` requested. With local SGD, clusters synchronise."""
         if self.position.program in self._apart:
             self.run.settle()
-        self.memories.callbacks = callbacks
-        self.memories.keep_history(self.position.fit, callbacks)
+        self.extra_state.callbacks = callbacks
+        self.extra_state.keep_history(self.position.fit, callbacks)
         self.position = replace(self.position, epoch=epoch, batch=0, ended=True, epochs=epochs)
         self.finish()
-        self.standing.held = None
+        self.script_state.held = None
         self._end_if_interrupted()
         if departure.agreed:
             departure.begin()
@@ -382,7 +389,7 @@ class Checkpoints:
         """Keep the state after an epoch's last batch, until the next step begins: an error may come before it."""
         if can_hold(self):
             with self.spent.count_saving():
-                self.standing.held = self.take_snapshot()
+                self.script_state.held = self.take_snapshot()
 
     def skip_batch(self, program: str, count: int = 1) -> bool:
         """Whether the next `count` batches of a `fit` were trained before the run stopped; `program` may be one that
@@ -405,7 +412,7 @@ class Checkpoints:
         return self.run.rounds.own_workers if self._apart and not self.run.alone else None
 
     def _save(self, levels: Sequence[Level], batch: str, ended: bool = False) -> None:
-        if self._apart and must_meet(self.run.rounds):
+        if self._apart and must_synchronize(self.run.rounds):
             self.run.settle()
         snapshot = self.take_snapshot(batch, ended)
         for level in levels:
@@ -420,7 +427,7 @@ class Checkpoints:
         if self._apart:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))
             late = capture_rounds(self.run.rounds, self.known.names)
-        memory = self.memories.encode(entries, ended)
+        memory = self.extra_state.encode(entries, ended)
         logs = {name: float(value) for name, value in self._logs().items()}
         self.position = replace(self.position, logs=logs, titles=self.known.list_titles())
         manifest = begin_manifest(self.run, self.position, self.known.aliases)
@@ -490,13 +497,13 @@ class Checkpoints:
             self.group.report_saving(False)
         self.failed = self._ended = True
 
-    def heed_signals(self) -> None:
+    def handle_signals(self) -> None:
         """Make SIGTERM, and Ctrl-C in a step or a `fit`, stop a script without a launcher after its step, with
         everything saved.
         """
         if self.run.alone:
             asked = {signal.SIGTERM: self._leave, signal.SIGINT: self._interrupt}
-            self._heeded = tuple(number for number, ask in asked.items() if heed_signal(number, ask))
+            self._handled_signals = tuple(number for number, ask in asked.items() if heed_signal(number, ask))
 
     def _leave(self, name: str) -> None:
         departure.settle({self.group.worker: name})
@@ -505,7 +512,7 @@ class Checkpoints:
 
     def _interrupt(self, name: str) -> None:
         """Handle Ctrl-C. It may interrupt a print, so this writes to the descriptor directly."""
-        trains = self.standing.thread == threading.get_ident() or keras_training.is_fitting()
+        trains = self.script_state.thread == threading.get_ident() or keras_training.is_fitting()
         if not trains or self._interrupted:
             self._interrupted = False
             raise KeyboardInterrupt
@@ -521,13 +528,13 @@ class Checkpoints:
 
     def close(self) -> None:
         """Release all resources at the end of the run."""
-        for number in self._heeded:
+        for number in self._handled_signals:
             stop_heeding(number)
         for level in self.levels:
             level.close()
 
 
-def _take(sheet: Any, number: int) -> Any:
+def _find_entry(sheet: Any, number: int) -> Any:
     """A worker's entry for a level; untrusted, because another process has sent it."""
     return sheet[number] if isinstance(sheet, list) and len(sheet) > number else None
 

@@ -20,7 +20,7 @@ from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CheckpointError, NebulaError, RemoteProtocolError
-from whale_nebula.runtime.checkpoint.writing import Writer
+from whale_nebula.runtime.checkpoint.writer import Writer
 from whale_nebula.transport import Key
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def admit_copies(session: Session) -> None:
 
 
 @dataclass(frozen=True)
-class Way:
+class CopyChannel:
     """A channel from one worker to another for a checkpoint: a block at a time, each acknowledged before the next."""
 
     session: Session
@@ -56,27 +56,27 @@ class Way:
         link = self.session.links[self.destination]
         for slot, block in enumerate(blocks):
             link.send(self._key(slot), np.frombuffer(block, np.uint8))
-            link.receive(self._answer(slot), self.session.patience)
+            link.receive(self._ack_key(slot), self.session.patience)
 
     def receive(self) -> Iterator[bytes]:
         """Receive blocks; the caller determines the end."""
         link, slot = self.session.links[self.source], 0
         while True:
             block = np.asarray(link.receive(self._key(slot), self.session.patience)).tobytes()
-            link.send(self._answer(slot), np.zeros(1, np.uint8))
+            link.send(self._ack_key(slot), np.zeros(1, np.uint8))
             yield block
             slot += 1
 
     def _key(self, slot: int) -> Key:
         return Key("round", _PROGRAM, self.number, self.phase, -1, slot, self.source, self.destination)
 
-    def _answer(self, slot: int) -> Key:
+    def _ack_key(self, slot: int) -> Key:
         return Key("round", _PROGRAM, self.number, self.phase + 1, -1, slot, self.destination, self.source)
 
 
-def send_part(way: Way, found: Found | None, group: str) -> None:
+def send_part(channel: CopyChannel, found: Found | None, group: str) -> None:
     """Send a group's part of a checkpoint, or a message that there is none."""
-    way.send(_read_part(found, group))
+    channel.send(_read_part(found, group))
 
 
 def _read_part(found: Found | None, group: str) -> Iterator[bytes]:
@@ -97,11 +97,11 @@ def _divide(content: bytes) -> Iterator[bytes]:
         yield content[begin : begin + _BLOCK]
 
 
-def receive_part(way: Way, folder: Folder) -> bool:
+def receive_part(channel: CopyChannel, folder: Folder) -> bool:
     """Receive and write another host's part of a checkpoint; returns whether there was one. The manifest is written
     last.
     """
-    blocks = way.receive()
+    blocks = channel.receive()
     try:
         header = json.loads(next(blocks))
         step, group = int(header.get("step", 0)), str(header.get("group", ""))
@@ -110,21 +110,21 @@ def receive_part(way: Way, folder: Folder) -> bool:
     except (ValueError, AttributeError, TypeError):
         known = False
     if not known:
-        raise RemoteProtocolError(f"worker '{way.source}' sends a copy of a checkpoint in an unknown format")
+        raise RemoteProtocolError(f"worker '{channel.source}' sends a copy of a checkpoint in an unknown format")
     if not header:
         return False
-    manifest = b"".join(_take(blocks, int.from_bytes(next(blocks), "little")))
+    manifest = b"".join(_take_blocks(blocks, int.from_bytes(next(blocks), "little")))
     if not folder.has_room(2 * sum(size for _, size in listed)):
         raise CheckpointError("there is not enough space for a copy of another host's checkpoint", where=folder.path)
     path = folder.step_path(step)
     files.make_folder(path)
     for name, size in listed:
-        files.write_blocks(files.join(path, name), _take(blocks, size))
+        files.write_blocks(files.join(path, name), _take_blocks(blocks, size))
     files.write(folder.manifest_path(step, group), manifest)
     return True
 
 
-def _take(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
+def _take_blocks(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
     """Blocks until their bytes are `size`."""
     while size > 0:
         block = next(blocks)
@@ -144,27 +144,27 @@ class Copies:
     folder: Folder
     to: str
     of: str
-    _thread: Writer = field(default_factory=Writer)
-    _usable: bool = True
+    _writer: Writer = field(default_factory=Writer)
+    _is_usable: bool = True
 
     def expect(self, step: int) -> None:
         """Receive the other host's part of a step whose parts are all written."""
-        way = Way(self.session, self.of, self.session.worker, step, _SAVING)
-        self._thread.submit(self._guard, lambda: receive_part(way, self.folder))
+        channel = CopyChannel(self.session, self.of, self.session.worker, step, _SAVING)
+        self._writer.submit(self._guard, lambda: receive_part(channel, self.folder))
 
     def send(self, step: int) -> None:
         """Send the part of a step, if it was written; returns when the other host has it."""
-        way = Way(self.session, self.session.worker, self.to, step, _SAVING)
+        channel = CopyChannel(self.session, self.session.worker, self.to, step, _SAVING)
         found = next((each for each in self.folder.scan() if each.step == step), None)
-        self._guard(lambda: send_part(way, found, self.folder.group))
+        self._guard(lambda: send_part(channel, found, self.folder.group))
 
     def _guard(self, act: Callable[[], object]) -> None:
         """Call a function; after a failure, copying stops and training continues."""
         try:
-            if self._usable:
+            if self._is_usable:
                 act()
         except (NebulaError, OSError) as error:
-            self._usable = False
+            self._is_usable = False
             _LOG.info("%s: checkpoints are no longer copied to other hosts: %s", self.session.worker, error)
 
 
@@ -189,16 +189,18 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
     `found` is the local part, and `folder` is where this host stores received parts.
     """
     manifests = {} if found is None else found.manifests
-    has = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
-    answers = group.exchange("the holders of checkpoint parts", [group.label, has] if group.commits else None)
+    held_parts = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
+    answers = group.exchange("the holders of checkpoint parts", [group.label, held_parts] if group.commits else None)
     hosts = {worker: (str(each[0]), list(map(str, each[1]))) for worker, each in sorted(answers.items()) if each}
     needs = [need for worker in hosts if (need := _find_need(worker, hosts)) is not None]
     for number, (worker, label, source) in enumerate(needs):
-        way = Way(group.session, source, worker, number, _RESTORING) if group.worker in (worker, source) else None
-        if way is not None and group.worker == source:
-            send_part(way, found, label)
-        elif way is not None:
-            receive_part(way, folder)
+        channel = (
+            CopyChannel(group.session, source, worker, number, _RESTORING) if group.worker in (worker, source) else None
+        )
+        if channel is not None and group.worker == source:
+            send_part(channel, found, label)
+        elif channel is not None:
+            receive_part(channel, folder)
             _LOG.info("%s: %s has sent its part of the checkpoint", worker, source)
     if needs:
         group.exchange("the end of sending checkpoint parts", None)
@@ -210,18 +212,22 @@ def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str
     stay, unless these share a folder that has them. All processes call it at the same point.
     """
     found = next((each for each in folder.scan() if each.step == step), None)
-    has = [] if found is None else sorted(found.manifests)
-    answers = group.exchange("the hosts that leave", [group.label, has] if group.commits else None)
+    held_parts = [] if found is None else sorted(found.manifests)
+    answers = group.exchange("the hosts that leave", [group.label, held_parts] if group.commits else None)
     hosts = {worker: answer for worker, answer in sorted(answers.items()) if answer}
     leaves = {worker for worker in hosts if counts.get(cluster_of(worker), 1) == 0}
     stays = next((worker for worker in hosts if worker not in leaves), None)
     leaving = [] if stays is None else [w for w in hosts if w in leaves and hosts[w][0] not in hosts[stays][1]]
     for number, worker in enumerate(leaving):
-        way = Way(group.session, worker, str(stays), number, _RESTORING) if group.worker in (worker, stays) else None
-        if way is not None and group.worker == worker:
-            send_part(way, found, group.label)
-        elif way is not None:
-            receive_part(way, folder)
+        channel = (
+            CopyChannel(group.session, worker, str(stays), number, _RESTORING)
+            if group.worker in (worker, stays)
+            else None
+        )
+        if channel is not None and group.worker == worker:
+            send_part(channel, found, group.label)
+        elif channel is not None:
+            receive_part(channel, folder)
             _LOG.info("%s: %s leaves, and has sent its part of step %d", stays, worker, step)
     if leaving:
         group.exchange("the end of sending checkpoint parts", None)
@@ -231,9 +237,9 @@ def _find_need(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> t
     """The part of a checkpoint that a host needs, and its holder: the host's own part, or, if no host has it, any other
     for the common contents.
     """
-    label, has = hosts[worker]
-    if label in has:
+    label, held_parts = hosts[worker]
+    if label in held_parts:
         return None
     holders = {name: each for each in sorted(hosts, reverse=True) for name in hosts[each][1]}
-    wanted = label if label in holders else min(holders, default=None) if not has else None
+    wanted = label if label in holders else min(holders, default=None) if not held_parts else None
     return None if wanted is None else (worker, wanted, holders[wanted])

@@ -22,7 +22,7 @@ from whale_nebula.errors import CheckpointError, RemoteProtocolError
 from whale_nebula.errors.text import list_names
 from whale_nebula.runtime.checkpoint.copies import fetch_parts
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice, make_whole_entry
-from whale_nebula.runtime.variables.remote import Passed
+from whale_nebula.runtime.variables.remote import Transfer
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.run import Run
@@ -70,7 +70,7 @@ class Group:
         return self.worker == self.members[0]
 
     @property
-    def gone(self) -> list[str]:
+    def absent_clusters(self) -> list[str]:
         """The clusters without which the run continues."""
         found = self._run.attachment
         running = set(self._run.workers.values())
@@ -78,7 +78,7 @@ class Group:
 
     def report_needed(self) -> None:
         """Report to the launcher that the missing clusters are needed."""
-        self._report(needs=self.gone)
+        self._report(needs=self.absent_clusters)
 
     def report_saved(self, step: int) -> None:
         """Report to the launcher that a step is saved."""
@@ -151,27 +151,27 @@ class Group:
         if not every:
             return []
         own = {name: [_encode_slice(source, name, each) for each in source.list_slices(name)] for name in every}
-        there = self.exchange(
+        slices_by_worker = self.exchange(
             "the holders of missing checkpoint parts", {name: slices for name, slices in own.items() if slices}
         )
-        passed: list[Passed] = []
-        arriving: dict[str, Arriving] = {}
+        transfers: list[Transfer] = []
+        received_tensors: dict[str, ReceivedTensor] = {}
         for name in every:
             first: dict[tuple[Any, ...], str] = {}
-            for worker in sorted(there):
-                for each in there[worker].get(name, ()):
-                    first.setdefault(_to_key(each), worker)
+            for worker in sorted(slices_by_worker):
+                for each in slices_by_worker[worker].get(name, ()):
+                    first.setdefault(_parse_slice_key(each), worker)
             receivers = tuple(sorted(worker for worker, names in missing.items() if name in names))
             if name in lacking and first:
-                arriving[name] = Arriving(first)
+                received_tensors[name] = ReceivedTensor(first)
             for (dtype, _, starts, sizes), sender in first.items():
                 part = Slice(starts, sizes)
-                store = arriving[name].store(part) if name in arriving else None
-                passed.append(Passed(sender, receivers, partial(source.read, name, part), (dtype, sizes), store))
-        self._run.ledger.pass_on(passed, f"{len(passed)} slices of a checkpoint")
-        for name, found in arriving.items():
+                store = received_tensors[name].store(part) if name in received_tensors else None
+                transfers.append(Transfer(sender, receivers, partial(source.read, name, part), (dtype, sizes), store))
+        self._run.ledger.transfer_values(transfers, f"{len(transfers)} slices of a checkpoint")
+        for name, found in received_tensors.items():
             self._assign(lacking[name], found.read, found.form, name, source.path)
-        return [name for name in lacking if name not in arriving]
+        return [name for name in lacking if name not in received_tensors]
 
     def _assign(self, variable: Any, read: Callable[..., Any], form: Tensor, name: str, where: str) -> None:
         if form.dtype != variable.dtype.name or not variable.shape.is_compatible_with(form.shape):
@@ -208,7 +208,7 @@ class Group:
         return None if self._run.alone else self._run.ledger.kept.get(id(variable))
 
 
-class Arriving:
+class ReceivedTensor:
     """A tensor that is received in slices: its dtype, its shape, and the starts and sizes of the slices."""
 
     def __init__(self, slices: Collection[tuple[Any, ...]]) -> None:
@@ -238,7 +238,7 @@ def _encode_slice(source: Source, name: str, part: Slice) -> list[Any]:
     return [form.dtype, list(form.shape), list(part.starts), list(part.sizes)]
 
 
-def _to_key(description: Any) -> tuple[Any, ...]:
+def _parse_slice_key(description: Any) -> tuple[Any, ...]:
     """The description of a slice from another process as a key."""
     try:
         dtype, *lists = description
@@ -276,18 +276,18 @@ def choose_source(
 
 def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str] | None) -> None:
     """Refuse to continue without clusters that have parts of newer checkpoints: of more than one step, or of all."""
-    gone = group.gone
-    if not gone:
+    absent = group.absent_clusters
+    if not absent:
         return
     begun = -1 if chosen is None else chosen[0]
     newer = sorted({each.step for each in several if each.manifests and each.step > begun})
     if len(newer) > (0 if chosen is None else 1):
         group.report_needed()
         raise CheckpointError(
-            f"the run cannot resume without {list_names(gone)}: only a part of step {newer[-1]} is available",
+            f"the run cannot resume without {list_names(absent)}: only a part of step {newer[-1]} is available",
             where=several[0].path if several else None,
             why="each host saves to its own folder, and the missing hosts were lost before they could send their parts",
-            mend=f"start {gone[0]} again; or use one shared folder for all hosts, from which any of them can resume",
+            mend=f"start {absent[0]} again; or use one shared folder for all hosts, from which any of them can resume",
         )
 
 

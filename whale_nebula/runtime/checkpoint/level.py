@@ -29,7 +29,7 @@ from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
 from whale_nebula.runtime.checkpoint.copies import Copies
 from whale_nebula.runtime.checkpoint.group import Group
-from whale_nebula.runtime.checkpoint.writing import Snapshot, Writer, commit_parts, count_bytes, write_part
+from whale_nebula.runtime.checkpoint.writer import Snapshot, Writer, commit_parts, count_bytes, write_part
 from whale_nebula.site import Site, warn_at
 from whale_nebula.transport import Link
 from whale_nebula.wire.message import build_message
@@ -52,7 +52,7 @@ def choose_interval(cost: float, between_failures: float = BETWEEN_FAILURES, ove
     return max(math.sqrt(2 * cost * between_failures), cost / overhead)
 
 
-def guess_between_failures(seconds: float, failures: int) -> float:
+def estimate_between_failures(seconds: float, failures: int) -> float:
     """Estimate of the seconds between two failures of a run; the prior is one failure after an hour.
 
     >>> guess_between_failures(0.0, 0), guess_between_failures(23 * 3600.0, 0), guess_between_failures(7200.0, 2)
@@ -94,11 +94,11 @@ class Pace:
             return self.seconds
         return self.first if self.cost is None else choose_interval(self.cost, self.between_failures, self.overhead)
 
-    def note_saving(self, step: int, now: float) -> None:
+    def record_saving(self, step: int, now: float) -> None:
         """Record that a saving begins."""
         self.saved_step, self.saved_time = step, now
 
-    def note_cost(self, seconds: float) -> None:
+    def record_cost(self, seconds: float) -> None:
         """Record the cost of a saving in a moving average, in which the newest has half of the weight."""
         self.cost = seconds if self.cost is None else _WEIGHT * seconds + (1 - _WEIGHT) * self.cost
 
@@ -185,7 +185,7 @@ class Level:
     def write(self, snapshot: Snapshot) -> None:
         """Write this worker's part, concurrently with training."""
         self.due = False
-        self.pace.note_saving(snapshot.step, time.monotonic())
+        self.pace.record_saving(snapshot.step, time.monotonic())
         part = self._writer.submit(self._write_part, snapshot)
         self._pending = _Pending(snapshot.manifest, part, time.perf_counter())
         if self.group.alone:
@@ -255,7 +255,7 @@ class Level:
             self._report_failure(step, _explain(error))
         if self.copies is not None:
             self.copies.send(step)
-        self.pace.note_cost(time.perf_counter() - pending.began)
+        self.pace.record_cost(time.perf_counter() - pending.began)
 
     def _report_failure(self, step: int, why: str) -> None:
         """Warn of a failed saving; training continues, and earlier checkpoints are kept."""

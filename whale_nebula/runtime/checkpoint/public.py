@@ -11,11 +11,11 @@ import tensorflow as tf
 from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.errors import AccountError, CheckpointError, OptionError, StateError
-from whale_nebula.runtime.checkpoint.fitting import program_of, variables_of
+from whale_nebula.runtime.checkpoint.fit_position import program_of, variables_of
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
-from whale_nebula.runtime.checkpoint.opening import check_own_room, find_own
+from whale_nebula.runtime.checkpoint.open_checkpoints import check_account_room, resolve_folder
 from whale_nebula.runtime.checkpoint.slices import Source
-from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, count_bytes, write_part
+from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts, count_bytes, write_part
 from whale_nebula.runtime.run import current_run
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, script_site, short_traceback, warn_at
@@ -62,7 +62,7 @@ def state(**objects: Any) -> None:
     checkpoints = current_run().checkpoints
     for name, value in objects.items():
         if checkpoints is not None:
-            checkpoints.memories.add_object(name, value)
+            checkpoints.extra_state.add_object(name, value)
 
 
 @check_signature
@@ -81,15 +81,15 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     _build_optimizer(_check_model("save", model))
     variables = variables_of(model)
     run.settle()
-    group, telling = Group(run), run.ledger.share_failures if not run.alone else contextlib.nullcontext
-    folder = Folder(find_own(os.fspath(path), run.attachment), group.label, single=True)
-    with telling():
+    group, share_failures = Group(run), run.ledger.share_failures if not run.alone else contextlib.nullcontext
+    folder = Folder(resolve_folder(os.fspath(path), run.attachment), group.label, single=True)
+    with share_failures():
         _check_no_run(folder)
     entries = list(group.list_entries(variables))
     snapshot = Snapshot(begin_manifest(run, Position(), {}), group.worker, entries, {})
-    with telling():
+    with share_failures():
         try:
-            check_own_room(run.attachment, folder.path, count_bytes(entries) * len(group.members))
+            check_account_room(run.attachment, folder.path, count_bytes(entries) * len(group.members))
             report = write_part(folder, snapshot).digest
         except AccountError as error:
             report = f"!{error.what}"
@@ -102,7 +102,7 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
         raise CheckpointError(
             "the model could not be saved", where=folder.path, why=why, mend="free space on that disk"
         )
-    with telling():
+    with share_failures():
         if group.commits:
             commit_parts(folder, snapshot.manifest, reports, group.members, 0)
     group.exchange("the end of nb.save", None)
@@ -138,7 +138,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     """
     group = Group(current_run())
     _check_model("restore", model)
-    source = _find_source(group, find_own(os.fspath(path).rstrip("/"), current_run().attachment))
+    source = _find_source(group, resolve_folder(os.fspath(path).rstrip("/"), current_run().attachment))
     slots = any(name.endswith("/iteration") for name in source.tensors)
     if slots:
         _build_optimizer(model)

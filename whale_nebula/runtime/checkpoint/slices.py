@@ -132,7 +132,7 @@ def write_entries(prefix: str, entries: Sequence[Entry]) -> dict[str, tuple[str,
     return slices
 
 
-def overlap(one: Slice, other: Slice) -> int:
+def count_overlap(one: Slice, other: Slice) -> int:
     """The number of elements that two slices of a tensor have in common.
 
     >>> overlap(Slice((0, 0), (2, 8)), Slice((1, 4), (3, 2)))
@@ -175,7 +175,9 @@ class Source:
         shape = self.tensors[name].shape
         wanted = part or Slice((0,) * len(shape), tuple(shape))
         found = self._slices[name].items()
-        return next((b for b, held in found if sum(overlap(each, wanted) for each in held) >= wanted.numbers), None)
+        return next(
+            (b for b, held in found if sum(count_overlap(each, wanted) for each in held) >= wanted.numbers), None
+        )
 
     def read(self, name: str, part: Slice | None = None) -> Any:
         """Read a tensor, or a part of it."""

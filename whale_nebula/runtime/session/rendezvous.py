@@ -25,12 +25,12 @@ from whale_nebula.launch.placement import free_port
 from whale_nebula.runtime.exchange.expected import Expected
 from whale_nebula.runtime.replicas.collectives import Collectives, can_open, listening_port, open_collectives
 from whale_nebula.runtime.session.session import Session
-from whale_nebula.runtime.session.task import comes_from, tasks_of
+from whale_nebula.runtime.session.task import find_local_address, tasks_of
 from whale_nebula.runtime.variables.remote import Ledger
 from whale_nebula.transport import Link
 
 
-class Joined(NamedTuple):
+class JoinedLinks(NamedTuple):
     """Links by the worker at their other end, and a function that closes all of them, if they are not closed one by
     one.
     """
@@ -39,11 +39,11 @@ class Joined(NamedTuple):
     close: Callable[[], None] | None = None
 
 
-def join_links(attachment: Attachment, expected: Expected, config: Config) -> Joined:
+def join_links(attachment: Attachment, expected: Expected, config: Config) -> JoinedLinks:
     """Open every link; tensors received on one must be `expected`."""
     absent = {worker: address for worker, address in attachment.absent.items() if _may_come(attachment, worker)}
     if not attachment.peers and not absent:
-        return Joined({})
+        return JoinedLinks({})
     from whale_nebula.security import Credentials
     from whale_nebula.transport.deadlines import Deadlines
     from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -68,7 +68,7 @@ def join_links(attachment: Attachment, expected: Expected, config: Config) -> Jo
         versions={"whale_nebula": __version__},
         arrive=lambda error: departure.note_arrival(error.counts),
     )
-    return Joined(joined.links, joined.close)
+    return JoinedLinks(joined.links, joined.close)
 
 
 def _may_come(attachment: Attachment, worker: str) -> bool:
@@ -80,7 +80,7 @@ _log = logging.getLogger("whale_nebula.runtime.session.rendezvous")
 _DOING = "opening the collectives of a cluster"
 
 
-def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None:
+def open_cluster_collectives(session: Session, mates: Mapping[str, str]) -> Collectives | None:
     """The collectives of this worker and its `mates` (the host of each worker as addressed from here). Tasks are in the
     order of the workers' names. None in all of them if TensorFlow had already started in one. All mates call this at
     the same point.
@@ -88,13 +88,13 @@ def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None
     workers = sorted([session.worker, *mates])
     index = workers.index(session.worker)
     able = can_open(index, len(workers))
-    host = comes_from(mates[min(mates)]) if mates else "127.0.0.1"
+    host = find_local_address(mates[min(mates)]) if mates else "127.0.0.1"
     port = listening_port() or free_port()
     own = {"able": able, "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
     sheets = {session.worker: own, **session.exchange(_DOING, own, mates)}
-    started = [worker for worker in workers if not sheets[worker]["able"]]
-    if started:
-        _log.info("no collectives between %s: TensorFlow had started in %s", ", ".join(workers), ", ".join(started))
+    too_late = [worker for worker in workers if not sheets[worker]["able"]]
+    if too_late:
+        _log.info("no collectives between %s: TensorFlow had started in %s", ", ".join(workers), ", ".join(too_late))
         return None
     addresses = [sheets[worker]["address"] for worker in workers]
     found = open_collectives(index, addresses, patience=session.patience, lost=lambda: session.lost(mates))
@@ -110,7 +110,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     joined = join_links(attachment, expected, config)
     here, private, epoch = attachment.worker, config.private, attachment.epoch
     session = Session(here, joined.links, config.patience, expected, joined.close, private=private, epoch=epoch)
-    sheet = _sheet(attachment, seed, config)
+    sheet = _build_sheet(attachment, seed, config)
     try:
         greetings = session.hello(sheet)
     except OtherWorkersError as error:
@@ -120,26 +120,29 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
         attachment.heart.send(epoch=session.epoch)
     _agree_on_seed(attachment.worker, seed, greetings)
     _agree_on_config(attachment.worker, sheet, greetings)
-    hosts = {attachment.worker: sheet["host"], **{peer: _host(attachment, peer, greetings[peer]) for peer in greetings}}
-    return Ledger(session, own=config.weights == "own", collectives=_collectives(attachment, session)), hosts
+    hosts = {
+        attachment.worker: sheet["host"],
+        **{peer: _find_host(attachment, peer, greetings[peer]) for peer in greetings},
+    }
+    return Ledger(session, own=config.weights == "own", collectives=_open_collectives(attachment, session)), hosts
 
 
-def _collectives(attachment: Attachment, session: Session) -> Collectives | None:
+def _open_collectives(attachment: Attachment, session: Session) -> Collectives | None:
     """TensorFlow's collectives between the workers of this cluster, if there are several and all can take part."""
     mates = [worker for worker in tasks_of(attachment) if worker != attachment.worker]
     addresses = {mate: attachment.addresses.get(mate, "127.0.0.1:0") for mate in mates}
     hosts = {mate: address.rpartition(":")[0] for mate, address in addresses.items()}
-    return open_among(session, hosts) if hosts else None
+    return open_cluster_collectives(session, hosts) if hosts else None
 
 
-def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str, Any]:
+def _build_sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str, Any]:
     return {
         "run": attachment.run_id,
         "whale_nebula": whale_nebula.__version__,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "host": host_digest(attachment.run_id, attachment.worker, attachment.home),
-        **config_sheet(config),
+        "host": digest_host(attachment.run_id, attachment.worker, attachment.home),
+        **describe_config(config),
         "seed": seed,
         "launched": attachment.seed,
     }
@@ -166,7 +169,7 @@ _COMMON_KEYS = {
 """The keys that must be the same in every config of a run, and why."""
 
 
-def config_sheet(config: Config) -> dict[str, Any]:
+def describe_config(config: Config) -> dict[str, Any]:
     """The description of a config for the comparison between processes."""
     forms = {name: [form.dtype, list(form.shape)] for name, form in sorted(config.inputs.items())}
     limits = {name: [each.least, each.most] for name, each in sorted(config.elastic.items())}
@@ -186,7 +189,7 @@ def _agree_on_config(worker: str, own: Mapping[str, Any], greetings: Mapping[str
             )
 
 
-def host_digest(run: str, worker: str, home: str | None = None) -> str:
+def digest_host(run: str, worker: str, home: str | None = None) -> str:
     """Digest that identifies a worker's host and folder: processes that share a file system write a file once.
     Processes of an account share its `home`, and nothing with others.
 
@@ -196,22 +199,22 @@ def host_digest(run: str, worker: str, home: str | None = None) -> str:
     """
     path = os.path.realpath(home or ".")
     folder = os.stat(path)  # with its numbers: two containers of one host may have the same name and path
-    place = f"{_boot_number()}\n{socket.gethostname()}\n{path}\n{folder.st_dev} {folder.st_ino}"
+    place = f"{_read_boot_number()}\n{socket.gethostname()}\n{path}\n{folder.st_dev} {folder.st_ino}"
     return hashlib.sha256(f"{run}\n{worker}\n{place}".encode()).hexdigest()[:32]
 
 
-def _host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> str:
+def _find_host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> str:
     """The digest of this worker for a peer that proves to have the same host and folder, otherwise "". Without a boot
     number a digest can be guessed: then only workers of this launcher or of this cluster are trusted.
     """
     near = attachment.everywhere or attachment.peers[peer] == attachment.cluster
-    proven = sheet.get("host") == host_digest(attachment.run_id, peer, attachment.home) and (
-        near or bool(_boot_number())
+    proven = sheet.get("host") == digest_host(attachment.run_id, peer, attachment.home) and (
+        near or bool(_read_boot_number())
     )
-    return host_digest(attachment.run_id, attachment.worker, attachment.home) if proven else ""
+    return digest_host(attachment.run_id, attachment.worker, attachment.home) if proven else ""
 
 
-def _boot_number() -> str:
+def _read_boot_number() -> str:
     try:
         return _BOOT.read_text()
     except OSError:

@@ -67,7 +67,7 @@ _WITHOUT_VALUES = (
 """Errors whose texts name parts of the program, workers and settings, and contain no values of data or weights."""
 
 
-def failure_fields(failure: BaseException, *, private: bool = False) -> dict[str, str]:
+def describe_failure(failure: BaseException, *, private: bool = False) -> dict[str, str]:
     """The fields of an error to send. Paths are reduced to names of files.
 
     In a `private` run, only the type and code are sent of an error that may contain values: one from outside this
@@ -93,10 +93,10 @@ def remove_own_folders(text: str) -> str:
 def _is_free_of_values(failure: BaseException) -> bool:
     if isinstance(failure, TransportError) and not isinstance(failure, LocalProtocolError):
         return True  # its cause is a socket's error, or about a peer's message
-    return all(isinstance(each, _WITHOUT_VALUES) for each in _chain(failure))
+    return all(isinstance(each, _WITHOUT_VALUES) for each in _list_causes(failure))
 
 
-def _chain(failure: BaseException) -> Iterator[BaseException]:
+def _list_causes(failure: BaseException) -> Iterator[BaseException]:
     """An error and its chain of causes and contexts."""
     due, known = [failure], set()
     while due:
@@ -108,7 +108,7 @@ def _chain(failure: BaseException) -> Iterator[BaseException]:
 
 
 Sheet = Mapping[str, Any]
-_OF_MATES = {"mark", "alike"}
+_MATE_FIELDS = {"mark", "alike"}
 """The fields of a step's announcement that are sent only to workers of the same cluster."""
 _LONGEST_DIFFERENCE = 2 * LIMIT  # for two programs: a line of each
 
@@ -144,7 +144,7 @@ class Session:
         epoch, and processes with a different epoch cannot take part.
         """
         failpoint("hello.before")
-        self._say("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
+        self._send("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
         greetings = self._receive_all("HELLO", "nb.init")
         self.epoch = max([self.epoch, *(theirs.get("epoch", 0) for theirs in greetings.values())])
         for link in self.links.values():
@@ -176,32 +176,32 @@ class Session:
         """
         doing = f"the first step of {program!r}"
         failpoint("agree.before")
-        self._say("AGREE", doing, {"program": program, "digest": digest, "states": dict(states or {})})
+        self._send("AGREE", doing, {"program": program, "digest": digest, "states": dict(states or {})})
         received = self._receive_all("AGREE", doing)
         unlike = {peer: theirs for peer, theirs in received.items() if theirs["digest"] != digest}
         if not unlike and all(theirs["program"] == program for theirs in received.values()):
             failpoint("agree.after")
             return {peer: theirs.get("states", {}) for peer, theirs in received.items()}
         sent = [digest_lines([line]) for line in lines] if self.private else list(lines)
-        self._say("LINES", doing, {"program": program, "lines": sent})
+        self._send("LINES", doing, {"program": program, "lines": sent})
         for peer, theirs in self._receive_all("LINES", doing).items():
             if peer in unlike or theirs["program"] != program:
                 if not self.private:
-                    raise self._unlike_error(peer, program, theirs, difference(lines, theirs["lines"]))
-                raise self._unlike_line_error(
+                    raise self._make_mismatch_error(peer, program, theirs, difference(lines, theirs["lines"]))
+                raise self._make_line_mismatch_error(
                     peer, program, theirs, find_first_difference(sent, theirs["lines"]), lines
                 )
         return {}
 
-    def _unlike_line_error(
+    def _make_line_mismatch_error(
         self, peer: str, program: str, theirs: Sheet, number: int, lines: Sequence[str]
     ) -> PlanMismatchError:
         """The error of a private run, where peers compare digests of lines. Local text is not sent."""
-        error = self._unlike_error(peer, program, theirs, f"their texts differ from line {number + 1} on")
+        error = self._make_mismatch_error(peer, program, theirs, f"their texts differ from line {number + 1} on")
         error.add_note(f"line {number + 1} here: {lines[number] if number < len(lines) else '(the end)'}")
         return error
 
-    def _unlike_error(self, peer: str, program: str, theirs: Sheet, difference: str) -> PlanMismatchError:
+    def _make_mismatch_error(self, peer: str, program: str, theirs: Sheet, difference: str) -> PlanMismatchError:
         other = escape_foreign_text(theirs["program"])
         return PlanMismatchError(
             f"{self.worker} traced {program!r} and {peer} traced {other!r}: they are not the same",
@@ -228,9 +228,11 @@ class Session:
             inputs = {name: value for name, value in sheet["inputs"].items() if peer in readers.get(name, (peer,))}
             announcement = {**sheet, "inputs": inputs, "mark": mark}
             known = (
-                announcement if peer in mates else {key: announcement[key] for key in announcement.keys() - _OF_MATES}
+                announcement
+                if peer in mates
+                else {key: announcement[key] for key in announcement.keys() - _MATE_FIELDS}
             )
-            self._say("STEP", _step(sheet), known, (peer,))
+            self._send("STEP", _step(sheet), known, (peer,))
         failpoint("step.announced")
 
     def check_step(self, sheet: Sheet, mark: int = 0) -> Mapping[str, Sheet]:
@@ -240,7 +242,7 @@ class Session:
         announcements = self._receive_all("STEP", _step(sheet))
         for peer, theirs in announcements.items():
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
-                raise self._astray(_step(sheet), peer, _describe_place(theirs))
+                raise self._make_divergence_error(_step(sheet), peer, _describe_place(theirs))
             self._check_rows(peer, {"mark": mark, **sheet}, theirs)
             check_sums(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
         failpoint("step.checked")
@@ -251,11 +253,11 @@ class Session:
         reasons, the same in every process.
         """
         doing = f"phase {phase} of step {step} of {name!r}"
-        self._say("VOTE", doing, {"why": why})
+        self._send("VOTE", doing, {"why": why})
         received = self._receive_all("VOTE", doing)
         for peer, theirs in received.items():
             if theirs.get("doing") != doing:
-                raise self._astray(doing, peer, _describe_place(theirs))
+                raise self._make_divergence_error(doing, peer, _describe_place(theirs))
         votes = {self.worker: why, **{peer: theirs.get("why", "") for peer, theirs in received.items()}}
         return [escape_foreign_text(votes[worker]) for worker in sorted(votes) if votes[worker]]
 
@@ -263,7 +265,7 @@ class Session:
         """Wait until every process has reached the same point."""
         try:
             failpoint("meet.before")
-            self._say("MEET", doing, {})
+            self._send("MEET", doing, {})
             self._receive_all("MEET", doing)
             failpoint("meet.after")
         except BaseException as failure:
@@ -272,11 +274,11 @@ class Session:
 
     def exchange(self, doing: str, sheet: Sheet, mates: Collection[str]) -> Mapping[str, Sheet]:
         """Exchange a message with some peers, such as the workers of one cluster."""
-        self._say("MEET", doing, sheet, mates)
+        self._send("MEET", doing, sheet, mates)
         received = self._receive_all("MEET", doing, mates)
         for peer, theirs in received.items():
             if theirs.get("doing") != doing:
-                raise self._astray(doing, peer, _describe_place(theirs))
+                raise self._make_divergence_error(doing, peer, _describe_place(theirs))
             if missing := sheet.keys() - theirs.keys():
                 raise RemoteProtocolError(f"worker '{peer}' did not send its {', '.join(sorted(missing))}")
         return received
@@ -312,7 +314,7 @@ class Session:
                 "or draw the data with a seed: np.random.default_rng(1)",
             )
 
-    def _say(self, about: str, doing: str, sheet: Sheet, peers: Collection[str] | None = None) -> None:
+    def _send(self, about: str, doing: str, sheet: Sheet, peers: Collection[str] | None = None) -> None:
         site = script_site()
         self._line, line = str(site), str(site._replace(file=os.path.basename(site.file)))
         for peer, link in self._links_of(peers):
@@ -329,10 +331,10 @@ class Session:
             with self._name_lost_peer(doing, peer):
                 received[peer] = link.take(SESSION, self.patience)
             if received[peer]["about"] != about:
-                raise self._astray(doing, peer, _describe_place(received[peer]))
+                raise self._make_divergence_error(doing, peer, _describe_place(received[peer]))
         return received
 
-    def _astray(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
+    def _make_divergence_error(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
         return PlanMismatchError(
             f"{self.worker} is at {doing} ({self._line}), but {peer} is at {theirs}",
             where=peer,
@@ -359,7 +361,7 @@ class Session:
         """Announce to every peer that this process failed: immediately, or as the `last` message, after which they can
         complete the step that this process has finished.
         """
-        parts = failure_fields(failure, private=self.private)
+        parts = describe_failure(failure, private=self.private)
         for link in (self.whole or self).links.values():
             link.fail(parts, last=last)
 
@@ -398,7 +400,7 @@ def are_sums_due(steps: int) -> bool:
     return steps % _SUMS_EVERY == 1
 
 
-def add_up_variables(
+def checksum_variables(
     cut: Cut, worker: str, variables: Mapping[str, Any], pieces: Mapping[str, Sequence[str]] | None = None
 ) -> Sums:
     """Checksums of the variables that a worker replicates with others of its cluster; for `pieces`,

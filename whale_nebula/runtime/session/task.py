@@ -34,7 +34,7 @@ from whale_nebula.tf import collectives as tf_collectives
 _LOAD_BYTE, _LOAD_WORD, _AND, _EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x15, 0x06
 _NETWORK_HEADER = 0xFFF00000
 _SO_ATTACH_FILTER = 26
-_TAKE, _DROP = 0xFFFFFFFF, 0
+_ACCEPT, _DROP = 0xFFFFFFFF, 0
 _LOOPBACK_4, _LOOPBACK_6 = "127.0.0.0/8", "::1/128"
 
 _log = logging.getLogger("whale_nebula.runtime.session.task")
@@ -46,7 +46,7 @@ Rule = tuple[int, int, int, int]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def admit_only(port: int, hosts: Sequence[str]) -> bool:
+def restrict_connections(port: int, hosts: Sequence[str]) -> bool:
     """Allow only this machine and `hosts` (numeric addresses) to connect to a port that this process listens on.
     Earlier connections of others are closed.
 
@@ -61,14 +61,14 @@ def admit_only(port: int, hosts: Sequence[str]) -> bool:
     program = struct.pack("@HP", len(packed) // 8, ctypes.addressof(buffer))
     found = 0
     try:
-        for listener in _sockets(port):
-            if _listens(listener):
+        for listener in _list_sockets(port):
+            if _is_listening(listener):
                 listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
                 _wait_accepted(listener)
                 found += 1
     except OSError:  # another system, or a kernel that accepts no filter
         return False
-    _cut_off_strangers(port, networks)
+    _close_foreign_connections(port, networks)
     return found > 0
 
 
@@ -87,9 +87,9 @@ def _count_queued(listener: socket.socket) -> int:
     return int(struct.unpack_from("=I", info, _TCP_INFO_BYTES - 4)[0])
 
 
-def _cut_off_strangers(port: int, networks: Sequence[Network]) -> None:
+def _close_foreign_connections(port: int, networks: Sequence[Network]) -> None:
     """Close the connections to a port of this process from outside these networks."""
-    for each in _sockets(port):
+    for each in _list_sockets(port):
         with contextlib.suppress(OSError):  # a listener, or closed meanwhile
             peer = ipaddress.ip_address(each.getpeername()[0].partition("%")[0])
             peer = getattr(peer, "ipv4_mapped", None) or peer
@@ -99,7 +99,7 @@ def _cut_off_strangers(port: int, networks: Sequence[Network]) -> None:
 
 def restrict_port(port: int, hosts: Sequence[str]) -> None:
     """Restrict a port to this machine and `hosts`, or warn that it is open."""
-    if not admit_only(port, hosts):
+    if not restrict_connections(port, hosts):
         _log.warning(
             "the TensorFlow server of this worker listens on port %d for all hosts, without authentication: use a "
             "firewall to admit only the workers of this cluster",
@@ -122,7 +122,7 @@ def _match_network(network: Network) -> list[Rule]:
     for number, (wanted, mask) in enumerate(words):
         tests += [(_LOAD_WORD, 0, 0, _NETWORK_HEADER + source + 4 * number), (_AND, 0, 0, mask)]
         tests.append((_EQUAL, 0, 0, wanted))
-    steps = [(_EQUAL, 0, 0, network.version << 4), *tests, (_RETURN, 0, 0, _TAKE)]
+    steps = [(_EQUAL, 0, 0, network.version << 4), *tests, (_RETURN, 0, 0, _ACCEPT)]
     end = len(steps)
     return [(code, 0, end - at - 1 if code == _EQUAL else 0, k) for at, (code, _, _, k) in enumerate(steps)]
 
@@ -131,7 +131,7 @@ def _words(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
     return struct.unpack(f"!{len(address.packed) // 4}I", address.packed)
 
 
-def _sockets(port: int) -> Iterator[socket.socket]:
+def _list_sockets(port: int) -> Iterator[socket.socket]:
     """The sockets of this process that listen on a port, and those connected to it."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the folder's own descriptor is closed by now
@@ -145,11 +145,11 @@ def _is_tcp(found: socket.socket) -> bool:
     return found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
 
 
-def _listens(found: socket.socket) -> bool:
+def _is_listening(found: socket.socket) -> bool:
     return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def comes_from(host: str) -> str:
+def find_local_address(host: str) -> str:
     """The local address of connections to another host, found without sending anything.
 
     >>> comes_from("127.0.0.1")
@@ -186,7 +186,7 @@ def take(device: str, worker: str) -> None:
         ) from None
 
 
-_NOWHERE = "127.0.0.1:1"  # the address of a mate that is not yet known
+_UNKNOWN_ADDRESS = "127.0.0.1:1"  # the address of a mate that is not yet known
 
 
 def prepare(attachment: Attachment) -> None:
@@ -207,7 +207,7 @@ def prepare_task(attachment: Attachment) -> None:
     if len(workers) < 2 or tf_collectives.task() is not None:
         return
     index, port = workers.index(attachment.worker), free_port()
-    addresses = [f"127.0.0.1:{port}" if number == index else _NOWHERE for number in range(len(workers))]
+    addresses = [f"127.0.0.1:{port}" if number == index else _UNKNOWN_ADDRESS for number in range(len(workers))]
     tf_collectives.prepare(index, addresses, functools.partial(restrict_port, port, ()))
 
 

@@ -373,7 +373,7 @@ def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledg
             captured.begin(lambda variable: variable is own)
             return take_piece(own.read_value(), layout, count, index)
 
-        first = ledger.hand_out(slot, own, take) if known[path].trainable else take(shards.worker)
+        first = ledger.distribute_pieces(slot, own, take) if known[path].trainable else take(shards.worker)
         with tf.device(own.device):
             made = tf.Variable(first, trainable=False, name=f"{path}/piece", dtype=own.dtype)
         piece = Piece(layout, count, shards.index(stage), made, path, group[0], shards.collectives)

@@ -26,7 +26,7 @@ from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.session.session import Session, add_up_variables, are_sums_due
+from whale_nebula.runtime.session.session import Session, are_sums_due, checksum_variables
 from whale_nebula.runtime.split.shards import Shards, SplitExchange
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
 from whale_nebula.runtime.step.clock import Clocks, StepOutcome, count_bytes, weigh_worker
@@ -301,7 +301,7 @@ class DistributedStep(ActorStep):
             sheet["checkpoint"] = checkpoints.sheet()
         pieces = {} if self.shards is None else self.shards.mates
         if (self.routing.replicated or pieces) and are_sums_due(self.steps):
-            sheet["alike"] = add_up_variables(self.compiled.cut, self.session.worker, self.variables, pieces)
+            sheet["alike"] = checksum_variables(self.compiled.cut, self.session.worker, self.variables, pieces)
         self.session.start_step(sheet, inputs.mark, self.mates, self.readers)
         return self.watch.submit(self.session.check_step, sheet, inputs.mark)
 

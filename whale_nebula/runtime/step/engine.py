@@ -157,7 +157,7 @@ class Engine:
         """Run one step, report it, and pack its results as the user's code returns them."""
         checkpoints = current_run().checkpoints
         if checkpoints is not None:
-            checkpoints.take_again(self)
+            checkpoints.restore_if_requested(self)
             checkpoints.before_step(self, tensors)
         begin(self)
         if not self.runner.meets_clusters:

@@ -353,9 +353,9 @@ class Step:
         if run.checkpoints is not None:
             read = {id(variable.handle) for variable in captured.variables.values()}
             found.unread = {name: each for name, each in self.owned().items() if id(each.handle) not in read}
-            run.checkpoints.take_in(found)
+            run.checkpoints.register_program(found)
             if self.widens and all(spec.shape.rank is not None for spec in layout.specs):
-                run.checkpoints.note_form(_name_traces(self.name), tuple(tuple(spec.shape) for spec in layout.specs))
+                run.checkpoints.record_form(_name_traces(self.name), tuple(tuple(spec.shape) for spec in layout.specs))
         self.engines[describe_surroundings(), layout.key] = found
         self.forms.append((describe_surroundings(), layout))
         return found

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.keras_scopes import bears_scopes
-from whale_nebula.runtime.run import Run, current_run, opened_run
+from whale_nebula.runtime.run import Run, current_run, find_open_run
 from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, name_own_path, save_own
 from whale_nebula.scopes.compressing import find_apart
 from whale_nebula.scopes.frames import open_frames
@@ -77,7 +77,7 @@ def make_all_collective(models: Iterable[Any], run: Run) -> None:
     """
     kept = frozenset() if run.alone else run.ledger.kept.keys()
     for model in models:
-        if model.built and not kept.isdisjoint(_ids(model)):
+        if model.built and not kept.isdisjoint(_list_ids(model)):
             make_collective(model, run.ledger, run.writes_files, run.here().cluster, run.first_of_cluster)
         for name in (*_MEETING_READS, *_MEETING_WRITES, *_TRAINS) if run.rounds is not None else ():
             _replace(model, name, functools.partial(_call_after_meeting, name), "meets")
@@ -89,17 +89,17 @@ def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> A
     inside scopes is never outside them.
     """
     inside = name in _TRAINS and (find_apart(open_frames()) or bears_scopes(getattr(plain, "__self__", None)))
-    run = None if inside else opened_run()
+    run = None if inside else find_open_run()
     if run is not None:
         run.settle()
     found = plain(*args, **kwargs)
-    run = None if inside or name in _MEETING_READS else opened_run()
+    run = None if inside or name in _MEETING_READS else find_open_run()
     if run is not None and run.rounds is not None:
         run.rounds.restart()
     return found
 
 
-def _ids(model: Any, slots: bool = False) -> set[int]:
+def _list_ids(model: Any, slots: bool = False) -> set[int]:
     variables = [*model.weights, *(model.optimizer.variables if slots else ())]
     return {id(getattr(variable, "value", variable)) for variable in variables}
 
@@ -118,7 +118,7 @@ def _call_instead(hook: Plain, plain: Plain) -> Plain:
 
 
 def _read_whole(ledger: Ledger, model: Any, plain: Plain, *args: Any, slots: bool = False, **kwargs: Any) -> Any:
-    with ledger.gather(_ids(model, slots)):
+    with ledger.gather(_list_ids(model, slots)):
         return plain(*args, **kwargs)
 
 
@@ -140,9 +140,9 @@ def share_files() -> None:
             keras_training.silence(callback, functools.partial(_is_written_elsewhere, callback))
         if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
-            hooks = {"save": _save}
+            hooks = {"save": _save_backup}
             if isinstance(callback, keras_training.BACKUP):
-                hooks |= {"begin": _begin, "end": _end}
+                hooks |= {"begin": _begin_backup, "end": _end_backup}
             for name, hook in hooks.items():
                 keras_training.exchange(
                     callback, name, functools.partial(_call_instead, functools.partial(hook, callback))
@@ -159,7 +159,7 @@ def _is_written_elsewhere(callback: Any) -> bool:
     return _is_collective(callback) and not current_run().writes_files
 
 
-def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
+def _save_backup(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
     """Save a backup: one process writes everything but the weights; it is complete on return."""
     if _is_collective(callback):
         keras_training.make_folder(callback, *args, **kwargs)
@@ -175,7 +175,7 @@ def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
     run.ledger.session.meet("the end of a backup")
 
 
-def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
+def _begin_backup(callback: Any, plain: Plain, logs: Any = None) -> None:
     """Restore a backup: first in the process that may write, which repairs a broken backup; then in all, from the same
     epoch.
     """
@@ -186,15 +186,15 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     session = run.ledger.session
     if run.writes_files:
         with run.ledger.share_failures():
-            _restore(callback, plain, logs)
+            _restore_backup(callback, plain, logs)
     session.meet("the restore of a backup")
     if not run.writes_files:
-        _restore(callback, plain, logs)
+        _restore_backup(callback, plain, logs)
     epoch = keras_training.initial_epoch(callback.model)
     session.exchange(f"a fit that starts at epoch {epoch}", {}, session.links.keys())
 
 
-def _restore(callback: Any, plain: Plain, logs: Any) -> None:
+def _restore_backup(callback: Any, plain: Plain, logs: Any) -> None:
     """Restore a backup: Keras looks for the file of the whole model; with `weights: own` there are only files of
     clusters.
     """
@@ -207,7 +207,7 @@ def _restore(callback: Any, plain: Plain, logs: Any) -> None:
     plain(logs)
 
 
-def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
+def _end_backup(callback: Any, plain: Plain, logs: Any = None) -> None:
     """Remove the backup when no process is about to write it; on return it is removed for all."""
     if not _is_collective(callback):
         plain(logs)

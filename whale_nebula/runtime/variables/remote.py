@@ -31,7 +31,7 @@ from whale_nebula.transport.protocol import Key
 _CONTROL = 0
 
 
-class Joined(Protocol):
+class VariablePiece(Protocol):
     """A sharded variable; this process has one shard."""
 
     layout: Layout
@@ -46,7 +46,7 @@ class Joined(Protocol):
 
 
 @dataclass
-class Kept:
+class HeldVariable:
     """A variable that programs of this run touch, and the workers that hold it: completely, or a `piece` each. Its
     `layout` is the same in every process.
     """
@@ -54,11 +54,11 @@ class Kept:
     path: str
     variable: Any
     holders: tuple[str, ...]
-    piece: Joined | None = None
+    piece: VariablePiece | None = None
     layout: Layout = WHOLE_LAYOUT
 
 
-class Passed(NamedTuple):
+class Transfer(NamedTuple):
     """A value with a dtype and shape (`spec`) that process `source` can `read` and the `receivers` `store`."""
 
     source: str
@@ -81,7 +81,7 @@ class Ledger:
     session: Session
     own: bool = False
     collectives: Collectives | None = None
-    kept: dict[int, Kept] = field(default_factory=dict)
+    kept: dict[int, HeldVariable] = field(default_factory=dict)
     exchanges: int = 0
     whole: set[int] = field(default_factory=set)
     moved: Any = None
@@ -96,7 +96,7 @@ class Ledger:
         """Register a program: variables of several workers start from the first one's value; others are emptied.
 
         The workers of `copied` hold their own variables, independent of others. For variables that are `parted`, by
-        these layouts, each holder receives its piece: see `hand_out`.
+        these layouts, each holder receives its piece: see `distribute_pieces`.
         """
         new, parted = self._select_new(variables, held), parted or {}
         self._share([kept for kept in new if len(kept.holders) > 1 and kept.path not in parted])
@@ -113,15 +113,16 @@ class Ledger:
         held: Mapping[str, Sequence[str]],
         parted: Mapping[str, Sequence[int] | None] | None = None,
     ) -> None:
-        """Admit the values that `settle` and `hand_out` will receive. Called before the agreement on a program, because
-        others send them immediately after it. For a `parted` variable a shard of that shape is admitted, or nothing.
+        """Admit the values that `settle` and `distribute_pieces` will receive. Called before the agreement on a
+        program, because others send them immediately after it. For a `parted` variable a shard of that shape is
+        admitted, or nothing.
         """
         parted, here, new = parted or {}, self.session.worker, self._select_new(variables, held)
         shared = [kept for kept in new if len(kept.holders) > 1 and kept.path not in parted]
         self._admit(self.exchanges + 1, [(slot, kept) for slot, kept in enumerate(shared) if here in kept.holders[1:]])
         pieces = [kept for kept in new if parted.get(kept.path) is not None]
-        mine = [(slot, kept) for slot, kept in enumerate(pieces) if here in kept.holders[1:]]
-        self._admit(self.exchanges + 2, mine, {kept.path: parted[kept.path] or () for kept in pieces})
+        own_slots = [(slot, kept) for slot, kept in enumerate(pieces) if here in kept.holders[1:]]
+        self._admit(self.exchanges + 2, own_slots, {kept.path: parted[kept.path] or () for kept in pieces})
 
     def move(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]], *, rest: bool) -> None:
         """Move variables to other holders, one after the other, and free those that are no longer held here.
@@ -144,7 +145,7 @@ class Ledger:
             if here not in to:
                 empty(kept)
 
-    def hand_out(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
+    def distribute_pieces(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
         """The piece of a variable for this worker: its first holder sends the others their pieces, one after the other.
         `take` returns the piece of a worker.
         """
@@ -155,13 +156,13 @@ class Ledger:
             self.session.links[worker].send(self._key(slot, kept, worker), np.asarray(take(worker)))
         return take(here)
 
-    def hold(self, variable: Any, piece: Joined) -> None:
+    def hold(self, variable: Any, piece: VariablePiece) -> None:
         """Hold a piece of a variable from now on, instead of all of it."""
         kept = self.kept[id(variable)]
         kept.piece = piece
         empty(kept)
 
-    def pass_on(self, several: Sequence[Passed], doing: str) -> None:
+    def transfer_values(self, transfers: Sequence[Transfer], doing: str) -> None:
         """Send each of these values from the process that has it to those that need it, one after the other.
         Collective, with the same list in all processes.
         """
@@ -171,13 +172,13 @@ class Ledger:
         def key_of(slot: int, source: str, destination: str) -> Key:
             return Key("control", _CONTROL, self.exchanges, 0, -1, slot, source, destination)
 
-        wanted = [(slot, each) for slot, each in enumerate(several) if here in each.receivers and each.source != here]
+        wanted = [(slot, each) for slot, each in enumerate(transfers) if here in each.receivers and each.source != here]
         for slot, each in wanted:
             key = key_of(slot, each.source, here)
             session.expected.add_value(key, *each.spec)
             session.links[each.source].announce_receive(key)
         session.meet(doing)
-        for slot, each in enumerate(several):
+        for slot, each in enumerate(transfers):
             if each.source == here:
                 array = np.asarray(each.read())
                 for receiver in each.receivers:
@@ -197,13 +198,13 @@ class Ledger:
         kept = self.kept.get(id(variable))
         return None if kept is None else kept.layout
 
-    def _select_new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[Kept]:
-        every = [Kept(path, variables[path], tuple(held[path])) for path in sorted(variables)]
+    def _select_new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[HeldVariable]:
+        every = [HeldVariable(path, variables[path], tuple(held[path])) for path in sorted(variables)]
         for kept in every:
             self._check(kept)
         return [kept for kept in every if id(kept.variable) not in self.kept]
 
-    def _check(self, kept: Kept) -> None:
+    def _check(self, kept: HeldVariable) -> None:
         before = self.kept.get(id(kept.variable))
         if before is not None and self.session.worker in set(kept.holders) - set(before.holders):
             raise PlanError(
@@ -214,22 +215,25 @@ class Ledger:
                 mend="assign its layer to the same stage in all programs",
             )
 
-    def _share(self, several: Sequence[Kept]) -> None:
+    def _share(self, variables: Sequence[HeldVariable]) -> None:
         self.exchanges += 1
-        for slot, kept in enumerate(several):
+        for slot, kept in enumerate(variables):
             self._send(slot, kept, kept.holders[1:])
-        for slot, kept in enumerate(several):
+        for slot, kept in enumerate(variables):
             if self.session.worker in kept.holders[1:]:
                 kept.variable.assign(tf.convert_to_tensor(self._receive(slot, kept)))
 
-    def _send(self, slot: int, kept: Kept, destinations: Sequence[str]) -> None:
+    def _send(self, slot: int, kept: HeldVariable, destinations: Sequence[str]) -> None:
         if kept.holders[0] == self.session.worker and destinations:
             array = kept.variable.numpy()
             for destination in destinations:
                 self.session.links[destination].send(self._key(slot, kept, destination), array)
 
     def _admit(
-        self, exchange: int, wanted: Sequence[tuple[int, Kept]], shapes: Mapping[str, Sequence[int]] | None = None
+        self,
+        exchange: int,
+        wanted: Sequence[tuple[int, HeldVariable]],
+        shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """Admit these values, and no others. All send at once, so a request does not delay the sender."""
         for slot, kept in wanted:
@@ -238,13 +242,13 @@ class Ledger:
             self.session.expected.add_value(key, kept.variable.dtype.name, shape)
             self.session.links[kept.holders[0]].announce_receive(key)
 
-    def _receive(self, slot: int, kept: Kept) -> Any:
+    def _receive(self, slot: int, kept: HeldVariable) -> Any:
         key = self._key(slot, kept, self.session.worker)
         value = self.session.links[kept.holders[0]].receive(key, self.session.patience)
         self.session.expected.drop_value(key)
         return value
 
-    def _key(self, slot: int, kept: Kept, destination: str, exchange: int | None = None) -> Key:
+    def _key(self, slot: int, kept: HeldVariable, destination: str, exchange: int | None = None) -> Key:
         number = self.exchanges if exchange is None else exchange
         return Key("control", _CONTROL, number, 0, -1, slot, kept.holders[0], destination)
 
@@ -284,13 +288,13 @@ class Ledger:
                     empty(kept)
 
     @contextlib.contextmanager
-    def join_pieces(self, several: Iterable[Kept]) -> Iterator[None]:
+    def join_pieces(self, variables: Iterable[HeldVariable]) -> Iterator[None]:
         """Context in which the variables that this process has in pieces are complete. All holders of pieces, which are
         workers of one cluster, enter it at the same point; nothing is sent to other clusters.
         """
-        joined: list[tuple[Kept, Joined]] = []
+        joined: list[tuple[HeldVariable, VariablePiece]] = []
         try:
-            for kept in several:
+            for kept in variables:
                 if kept.piece is not None:
                     fill(kept, kept.piece.join(kept.variable.shape[kept.piece.layout.axis]))
                     joined.append((kept, kept.piece))
@@ -300,7 +304,7 @@ class Ledger:
                 piece.store(kept.variable.read_value())
                 empty(kept)
 
-    def _exchange(self, chosen: Sequence[Kept]) -> None:
+    def _exchange(self, chosen: Sequence[HeldVariable]) -> None:
         """Send the local variables to all processes without them, and receive the others."""
         self.exchanges += 1
         here = self.session.worker
@@ -319,7 +323,9 @@ def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
     """Context in which emptied variables of a list are read as arrays of shape (number, 0), which encode only their
     number.
     """
-    empty_here = [(number, variable) for number, variable in enumerate(elsewhere) if isinstance(variable, _Elsewhere)]
+    empty_here = [
+        (number, variable) for number, variable in enumerate(elsewhere) if isinstance(variable, _RemoteVariable)
+    ]
     for number, variable in empty_here:
         variable.nebula_blank = number
     try:
@@ -329,45 +335,47 @@ def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
             variable.nebula_blank = None
 
 
-def empty(kept: Kept) -> None:
+def empty(kept: HeldVariable) -> None:
     """Free a variable's memory and make reads of it raise an error with its holders."""
     variable = kept.variable
     if is_undrawn(variable):
         release(variable)
-    _drop(variable)
-    if not isinstance(variable, _Elsewhere):
+    _free_value(variable)
+    if not isinstance(variable, _RemoteVariable):
         kind: Any = type(variable)
-        variable.__class__ = make_guarded_class(kind, _Elsewhere, f"Elsewhere{kind.__name__}", _read, _write)
+        variable.__class__ = make_guarded_class(
+            kind, _RemoteVariable, f"Elsewhere{kind.__name__}", _guard_read, _guard_write
+        )
     variable.nebula_home = (kept.path, kept.holders)
     variable.nebula_piece = kept.piece
 
 
-def require_here(variables: Iterable[Any]) -> None:
+def require_local(variables: Iterable[Any]) -> None:
     """Refuse a read of any of these variables, Keras's or TensorFlow's, that is emptied here."""
     for variable in variables:
         held = variable if isinstance(variable, tf.Variable) else variable.value
-        if isinstance(held, _Elsewhere):
+        if isinstance(held, _RemoteVariable):
             raise held._refuse()
 
 
-def _drop(variable: Any) -> None:
+def _free_value(variable: Any) -> None:
     nothing = tf.zeros([0], variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
 
 
-def fill(kept: Kept, array: Any) -> None:
+def fill(kept: HeldVariable, array: Any) -> None:
     """Restore the value and the class of an emptied variable."""
     variable = kept.variable
-    if isinstance(variable, _Elsewhere):
+    if isinstance(variable, _RemoteVariable):
         variable.__class__ = type(variable).__mro__[2]
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(array, variable.dtype), validate_shape=False)
 
 
-class _Elsewhere:
+class _RemoteVariable:
     """Mixin for the class of an emptied variable: reads of its value outside a trace are refused."""
 
     nebula_home: tuple[str, tuple[str, ...]]
-    nebula_piece: Joined | None = None
+    nebula_piece: VariablePiece | None = None
     nebula_blank: int | None = None
 
     def _refuse(self) -> CollectiveReadError:
@@ -385,7 +393,7 @@ class _Elsewhere:
         )
 
 
-def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _guard_read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A read, which is refused outside a trace."""
     if not tf.executing_eagerly():
         return plain(variable, *args, **kwargs)
@@ -394,7 +402,7 @@ def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) ->
     return tf.zeros([variable.nebula_blank, 0], variable.dtype)
 
 
-def _write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _guard_write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A write, which every process performs: it is ignored, or stored in the local piece."""
     piece = variable.nebula_piece
     if not tf.executing_eagerly():
@@ -454,13 +462,13 @@ def fill_in(path: str, variables: Sequence[Any], cluster: str) -> None:
     """Replace datasets that contain a variable's number by datasets with that variable's shape and NaN as values."""
     with h5py.File(path, "a") as file:
         found: list[h5py.Dataset] = []
-        file.visititems(lambda name, each: found.append(each) if _is_number(each) else None)
+        file.visititems(lambda name, each: found.append(each) if _is_placeholder(each) else None)
         for each in found:
             _exchange(file, each.name, variables[each.shape[0]])
         file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all other values are NaN"
 
 
-def _is_number(each: Any) -> bool:
+def _is_placeholder(each: Any) -> bool:
     return isinstance(each, h5py.Dataset) and len(each.shape) == 2 and each.shape[1] == 0
 
 
@@ -469,11 +477,11 @@ def _exchange(file: h5py.File, name: str, variable: Any) -> None:
     before = file[name]
     dtype, attributes = before.dtype, dict(before.attrs)
     del file[name]
-    made = file.create_dataset(name, tuple(variable.shape), dtype, fillvalue=_nothing(dtype, attributes))
+    made = file.create_dataset(name, tuple(variable.shape), dtype, fillvalue=_find_fill_value(dtype, attributes))
     made.attrs.update(attributes)
 
 
-def _nothing(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> Any:
+def _find_fill_value(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> Any:
     """NaN of a type; for bfloat16, which HDF5 does not support, its bytes."""
     if attributes.get("dtype") == "bfloat16":
         return np.frombuffer(b"\xc0\x7f", dtype)[0]

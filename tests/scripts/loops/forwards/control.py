@@ -46,14 +46,14 @@ def scan_over_time(cut: Cut) -> Loop:
     return within(cut, scanned, w=w, batches=batches)
 
 
-@script(micro=(1,), rarely=True)
+@script(micro=(1,), grid_only=True)
 def scan_over_rows(cut: Cut) -> Loop:
     """Along the batch: rows depend on each other. With one micro-batch it is exact."""
     w = weights()
     return within(cut, lambda x: tf.scan(lambda h, r: tf.tanh(r + 0.1 * h), x @ w[0]), w=w)
 
 
-@script(micro=(1,), rarely=True)
+@script(micro=(1,), grid_only=True)
 def map_over_rows(cut: Cut) -> Loop:
     w = weights()
     return within(

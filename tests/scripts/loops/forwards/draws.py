@@ -57,7 +57,7 @@ def generator(cut: Cut) -> Loop:
     )
 
 
-@script(micro=(1,), rarely=True)
+@script(micro=(1,), grid_only=True)
 def keras_seeds_in_two_parts(cut: Cut) -> Loop:
     w, seed = weights(), keras.random.SeedGenerator(4)
     return within(

@@ -96,7 +96,7 @@ def test_look_ups_ahead_change_no_bit(kind: str, staleness: int, cut: bool) -> N
 @pytest.mark.grid
 @pytest.mark.parametrize(("kind", "devices", "micro_batch"), [("whole", 3, 4), ("whole", 2, 1), ("split", 2, 1)])
 def test_devices_of_a_split_have_the_bits_of_one(kind: str, devices: int, micro_batch: int) -> None:
-    """In one process; between processes, in every run: tests/processes/test_recommending.py."""
+    """In one process; between processes, in every run: tests/processes/test_recommender.py."""
     nb.init()
     one, several = make_embedding(kind), make_embedding(kind)
     meant = train(one, micro_batch=micro_batch)

@@ -20,7 +20,7 @@ from whale_nebula.runtime.checkpoint.objects import SavedState, encode_value
 
 @pytest.fixture
 def several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_table, "opened_run", lambda: SimpleNamespace(alone=False))
+    monkeypatch.setattr(row_table, "find_open_run", lambda: SimpleNamespace(alone=False))
 
 
 def make_table(**options: Any) -> RowTable:

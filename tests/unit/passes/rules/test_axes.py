@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.same import assert_same
+from tests.parity_harness import assert_same
 from tests.unit.passes.rules.harness import trace
 from whale_nebula.passes.rules.registry import RULES, Axes, Fold, Node, whole
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.same import assert_same
+from tests.parity_harness import assert_same
 from whale_nebula.capture.mirror import mirror, order_operations
 from whale_nebula.ir.graph import CAPTURE, INPUT
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts

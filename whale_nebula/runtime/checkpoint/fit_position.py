@@ -1,0 +1,230 @@
+"""The position of a Keras `fit` in checkpoints, and its resumption. Epochs that are already trained are iterated
+without training, so that the data's random numbers are the same, as are the trained batches of the epoch in which the
+run stopped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from whale_nebula.errors import CheckpointError
+from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
+from whale_nebula.tf import keras_training
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
+
+_CALLBACK_STATE: Mapping[type, tuple[str, ...]] = {
+    keras.callbacks.History: ("epoch", "history"),
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: (
+        "best",
+        "epochs_since_last_save",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    ),
+}
+"""The state of Keras's own callbacks between epochs. Other callbacks are saved with `get_state` and `set_state`, if
+they have these methods.
+"""
+
+
+class FitWatch(keras.callbacks.Callback):
+    """Callback that reports the position of a `fit` to the run's checkpoints, and makes it start where the run stopped.
+    It is called last.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
+        super().__init__()
+        self._checkpoints, self._fit, self._epoch, self._first_epoch = checkpoints, fit, fit.initial_epoch, 0
+        self._skips_batches = self._repeats_callbacks = False
+        checkpoints.count_last()
+        checkpoints.fits += 1
+        self._number = checkpoints.fits
+        resumed = checkpoints.resumed
+        self._resumed = resumed if resumed is not None and resumed.fit == checkpoints.fits else None
+        checkpoints.known.is_fit_over = resumed is not None and checkpoints.fits < resumed.fit
+        if checkpoints.known.is_fit_over:
+            self._first_epoch = fit.epochs
+            _skip_fit(checkpoints, model, fit, fit.initial_epoch + checkpoints.extra_state.count_epochs(self._number))
+        elif self._resumed is not None:
+            checkpoints.known.restore_again()
+            done = self._resumed.ended and fit.epochs <= self._resumed.epochs
+            self._first_epoch = fit.epochs if done else self._resumed.epoch
+            if done:
+                _skip_fit(checkpoints, model, fit, self._resumed.epoch)
+            elif self._first_epoch > fit.initial_epoch:
+                keras_training.keep_logs(fit)
+                keras_training.pass_epochs(fit, self._first_epoch)
+            checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
+            checkpoints.reset_metrics = model.reset_metrics if self._resumed.ended and not done else None
+        else:
+            checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Start with the epoch in which the run stopped; callbacks get their saved state."""
+        if self._first_epoch:
+            keras_training.begin_with(self.model, self._first_epoch)
+        if self._resumed is not None:
+            self._checkpoints.extra_state.restore_callbacks(self._fit.callbacks)
+            self._skips_batches = self._checkpoints.skips > 0
+            for callback in self._fit.callbacks if self._skips_batches else ():
+                keras_training.hold_saving(callback, lambda: self._skips_batches, lambda: self._repeats_callbacks)
+        self._checkpoints.extra_state.restore_history(self._number, self._fit.callbacks)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Record the start of an epoch."""
+        self._epoch = epoch
+        self._checkpoints.begin_epoch(program_of(self.model), epoch, self._fit.callbacks)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Record that all callbacks of the last batch were called."""
+        self._checkpoints.script_state.whole = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After the callbacks of the last batch that was trained already."""
+        self.end_skipping(finished=True)
+        self._repeats_callbacks = False
+
+    def end_skipping(self, *, finished: bool) -> None:
+        """Before or after the callbacks of a batch: if it is the last one that was trained already, give them the state
+        that they had before these, or after these if they had `finished`.
+        """
+        extra_state = self._checkpoints.extra_state
+        if self._skips_batches and self._checkpoints.skips == 0 and finished != extra_state.were_interrupted:
+            self._skips_batches, self._repeats_callbacks = False, not finished
+            extra_state.restore_callbacks(self._fit.callbacks)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Save the final model."""
+        if self._first_epoch:
+            keras_training.begin_with(self.model, 0)
+        if self._first_epoch < self._fit.epochs or not self._first_epoch:
+            self._checkpoints.end_fit(self._epoch + 1, self._fit.epochs, self._fit.callbacks)
+
+
+class EpochEnd(keras.callbacks.Callback):
+    """Callback that reports the end of an epoch's training to the run's checkpoints, before validation and before other
+    callbacks change what was trained. It is called first, and `watch` last.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, watch: FitWatch) -> None:
+        super().__init__()
+        self._checkpoints, self._watch = checkpoints, watch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Before the callbacks of the last batch that was already trained."""
+        self._watch.end_skipping(finished=False)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Keep the state before validation."""
+        self._checkpoints.hold_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keep the state before the epoch's callbacks."""
+        self._checkpoints.hold_epoch()
+
+
+def to_tensors(logs: Mapping[str, float]) -> dict[str, Any]:
+    """Convert logs to tensors, as a step returns them."""
+    return {name: tf.constant(value) for name, value in logs.items()}
+
+
+def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
+    """Make the `fit` that is about to begin report its position."""
+    fit = keras_training.find_fit()
+    if fit is not None and not any(isinstance(callback, FitWatch) for callback in fit.callbacks):
+        watch = FitWatch(checkpoints, fit, model)
+        keras_training.add_callback(fit, watch, model)
+        keras_training.add_callback(fit, EpochEnd(checkpoints, watch), model, first=True)
+
+
+def _skip_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:
+    """Handle a `fit` that was complete before epoch `until` and has nothing to train: restore the model now, for the
+    code that follows. The step also restores it when it skips the first batches as trained.
+    """
+    position, name = checkpoints.position, program_of(model)
+    checkpoints.position = replace(position, program=name, ended=False)
+    checkpoints.skips = model.steps_per_execution
+    keras_training.pass_epochs(fit, until, lambda iterator: model.train_function(iterator))
+    checkpoints.position, checkpoints.skips = position, 0
+
+
+def program_of(model: Any) -> str:
+    """The name of the program that trains a model by `fit`."""
+    return f"{model.name}.train_step"
+
+
+def name_variables(model: Any) -> dict[str, Any]:
+    """The variables of a model, its optimizer and its metrics, by path. Equal paths are numbered: Keras creates two
+    metrics from `metrics=["accuracy"], weighted_metrics=["accuracy"]`, and gives slots of Adafactor equal paths.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
+    every = [*model.variables, *(() if optimizer is None else optimizer.variables), *of_metrics]
+    found: dict[str, Any] = {}
+    used: Counter[str] = Counter()
+    for variable in {id(each): each for each in every}.values():
+        value = getattr(variable, "value", variable)
+        path = getattr(variable, "path", value.name)
+        used[path] += 1
+        found[path if used[path] == 1 else f"{path}#{used[path]}"] = value
+    return found
+
+
+def variables_of(model: Any) -> dict[str, Any]:
+    """The variables of a model, its optimizer and its metrics, by their names in checkpoints. Two variables of the
+    model itself with the same path are refused.
+    """
+    own = Counter(variable.path for variable in model.variables)
+    path = next((path for path, count in own.items() if count > 1), None)
+    if path is not None:
+        raise CheckpointError(
+            f"two variables of {model.name} have the same path {path!r}",
+            why="a checkpoint stores one tensor for each path",
+            mend="give their layers different names: keras.layers.Dense(..., name=...)",
+        )
+    return name_variables(model)
+
+
+def encode_callbacks(callbacks: Sequence[Any], put: Put) -> list[dict[str, Any]]:
+    """The states of callbacks, each with its class, as a document."""
+    found = []
+    for callback in callbacks:
+        names = _attributes_of(callback)
+        if names:
+            state = {name: getattr(callback, name) for name in names if hasattr(callback, name)}
+        elif hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+            state = callback.get_state()
+        else:
+            continue
+        found.append({"kind": type(callback).__name__, "state": encode_value(state, put)})
+    return found
+
+
+def restore_callbacks(callbacks: Sequence[Any], saved: Sequence[Mapping[str, Any]], get: Callable[[str], Any]) -> None:
+    """Restore the states of callbacks: the n-th of a class gets that of the n-th of that class."""
+    due: dict[str, list[Any]] = {}
+    for document in saved:
+        due.setdefault(document["kind"], []).append(document["state"])
+    for callback in callbacks:
+        states = due.get(type(callback).__name__)
+        if not states:
+            continue
+        state = decode_value(states.pop(0), get)
+        if not _attributes_of(callback):
+            callback.set_state(state)
+            continue
+        for name, value in state.items():
+            setattr(callback, name, value)
+
+
+def _attributes_of(callback: Any) -> tuple[str, ...]:
+    return next((names for kind, names in _CALLBACK_STATE.items() if isinstance(callback, kind)), ())

@@ -1,0 +1,450 @@
+"""The variables of a run by their names in checkpoints, their values from the checkpoint that it resumes from, and its
+leading program: if several programs train, the position of the run counts the steps of the leading one.
+
+With local SGD, each cluster has its own copy of the weights. The shared weights are saved under the names of their
+variables, with the optimizer's slots of the first cluster: this is the model, for any other plan. The copy of each
+cluster is saved under names that contain the cluster's name, as are differences in flight, compression errors, and the
+outer optimizer's state. A run of the same clusters resumes bit for bit; a run of other clusters starts from the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from whale_nebula.checkpoint.manifest import Position
+from whale_nebula.errors import CheckpointError, NebulaWarning
+from whale_nebula.runtime.checkpoint.group import Group
+from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
+from whale_nebula.runtime.checkpoint.slices import Entry, Source
+from whale_nebula.runtime.local_sgd.topology import Meetings, offset_seeds, seeds_of
+from whale_nebula.site import script_site, warn_once
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
+    from whale_nebula.runtime.checkpoint.group import Group
+    from whale_nebula.runtime.local_sgd.clusters import Opened
+    from whale_nebula.runtime.local_sgd.step import BetweenClusters
+
+
+# ---------------------------------------------------------------------- clusters that train apart
+_KIND = "rounds"
+
+
+def name_copy(cluster: str, name: str) -> str:
+    """The name in checkpoints of a cluster's copy of a variable.
+
+    >>> name_copy("gpu", "dense/kernel")
+    'apart/gpu/dense/kernel'
+    """
+    return f"apart/{cluster}/{name}"
+
+
+def list_copies(
+    opened: Opened, group: Group, entries: Iterable[Entry], variables: Mapping[str, Any]
+) -> Iterator[Entry]:
+    """The entries of this process's variables for a checkpoint under local SGD."""
+    shared, first = opened.read_shared(), opened.names[:1]
+    cluster = opened.own_cluster
+    for entry in entries:
+        variable = variables[entry.name]
+        if not group.knows_holders(variable) or (cluster in first and id(variable) not in shared):
+            yield entry
+        elif cluster not in first:
+            yield entry._replace(name=name_copy(cluster, entry.name))
+        else:
+            numbers = tf.cast(tf.reshape(shared[id(variable)], variable.shape), variable.dtype)
+            yield entry._replace(value=numbers)
+            yield entry._replace(name=name_copy(cluster, entry.name))
+        for other, copies in opened.copies.kept.items():
+            if id(variable) in copies:
+                yield entry._replace(name=name_copy(other, entry.name), value=copies[id(variable)].read_value())
+
+
+def capture_rounds(opened: Opened, names: Mapping[int, str]) -> Callable[[Put], dict[str, Any]]:
+    """Take a snapshot of the rounds of this process's clusters; returns the function that encodes it, which any thread
+    may call. `names` are the names of variables in checkpoints, by their ids.
+    """
+    taken = []
+    for meetings in opened.list_rounds():
+        weights = _name_weights(next(iter(meetings.values())).flat.variables, names)
+        begun = ((cluster, rounds) for cluster, rounds in meetings.items() if rounds.shared is not None)
+        taken += [(cluster, weights, rounds.form, rounds.capture()) for cluster, rounds in begun]
+
+    def encode(put: Put) -> dict[str, Any]:
+        found: dict[str, list[Any]] = {}
+        for cluster, weights, form, collect in taken:
+            state = encode_value(collect(), put)
+            found.setdefault(cluster, []).append({"weights": weights, "form": form, "state": state})
+        return {_KIND: {"clusters": list(opened.names), "of": found}}
+
+    return encode
+
+
+def _name_weights(variables: Sequence[Any], names: Mapping[int, str]) -> list[str]:
+    return [names.get(id(variable), "") for variable in variables]
+
+
+class SavedRounds:
+    """The state of the rounds of local SGD in a checkpoint."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        found = [part.memory[_KIND] for part in source.parts.values() if _KIND in part.memory]
+        self._clusters = tuple(found[0]["clusters"]) if found else ()
+        self._of: dict[str, Sequence[Mapping[str, Any]]] = {}
+        for each in found:
+            self._of.update(each["of"])
+
+    def has(self, clusters: tuple[str, ...], here: Mapping[str, Meetings], weights: Sequence[str]) -> bool:
+        """Whether it is from a run of exactly these clusters with the same options, and has the state of this process's
+        clusters.
+        """
+        found = {cluster: self._find(cluster, weights) for cluster in here}
+        alike = all(each is not None and each.get("form") == here[cluster].form for cluster, each in found.items())
+        return self._clusters == clusters and alike
+
+    def read(self, cluster: str, weights: Sequence[str]) -> Any:
+        """The state of a cluster in the rounds of these weights."""
+        found = self._find(cluster, weights)
+        return None if found is None else decode_value(found["state"], self._source.read)
+
+    def _find(self, cluster: str, weights: Sequence[str]) -> Mapping[str, Any] | None:
+        documents = self._of.get(cluster, ())
+        return next((each for each in documents if each["weights"] == list(weights)), None)
+
+
+def restore_apart(
+    group: Group, source: Source, runner: BetweenClusters, opened: Opened, named: Mapping[str, Any]
+) -> list[str]:
+    """Restore the variables of a step with local SGD, by their names in checkpoints, and this process's copies of them
+    for other clusters; returns the names without a saved value. All processes call it at the same point.
+    """
+    rounds, clusters, kept = runner.rounds, runner.participants.names, opened.copies.kept
+    own = opened.own_cluster
+    flat = rounds[own].flat.variables
+    weights = _name_weights(flat, {id(variable): name for name, variable in named.items()})
+    saved = SavedRounds(source)
+    exact = all(group.exchange("the resumption of all clusters", saved.has(clusters, rounds, weights)).values())
+    missing = group.restore(source, named)
+    opened.copies.alike(named.values())
+    for each in rounds.values():
+        each.begin()
+    if not exact:
+        _LOG.info("%s: all clusters start with the weights in %s", group.worker, source.path)
+        for place, cluster in enumerate(clusters):
+            held = {n: v for n, v in named.items() if cluster == own} or _select_copies(kept.get(cluster, {}), named)
+            offset_seeds(seeds_of(held), place)
+        return missing
+    trained = {id(variable) for variable in flat}
+    copied = {name: v for name, v in named.items() if own != clusters[0] or id(v) in trained}
+    _restore_copy(group, source, own, copied)
+    for cluster, copies in kept.items():
+        _restore_copy(group, source, cluster, _select_copies(copies, named))
+    for cluster, each in rounds.items():
+        each.resume(saved.read(cluster, weights))
+    return missing
+
+
+def _select_copies(copies: Mapping[int, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The copies of variables, by the variables' names."""
+    return {name: copies[id(variable)] for name, variable in named.items() if id(variable) in copies}
+
+
+def _restore_copy(group: Group, source: Source, cluster: str, variables: Mapping[str, Any]) -> None:
+    group.restore(source, {name_copy(cluster, name): variable for name, variable in variables.items()})
+
+
+def must_synchronize(opened: Opened) -> bool:
+    """Whether some clusters of this run must synchronise before they are saved."""
+    every = (rounds for meetings in opened.list_rounds() for rounds in meetings.values())
+    return any(rounds.waits_for_all and rounds.shared is not None for rounds in every)
+
+
+# ---------------------------------------------------------------------- variables by name
+Trained = weakref.WeakValueDictionary[int, Any]
+_NUMBER = re.compile(r"_\d+(?=/|$)")
+
+
+def _refuse_missing(path: str, program: str, source: Source, is_fit_over: bool) -> CheckpointError:
+    """The error for a variable that is missing, or whose layer's name has another number in the checkpoint. The fit
+    that trained it may have been `is_fit_over` when the checkpoint was saved.
+    """
+    why, mend = "the checkpoint is from a different model", 'nb.init(checkpoint="another/folder")'
+    plain = _NUMBER.sub("", path)
+    other = next((name for name in sorted(source.manifest.tensors) if _NUMBER.sub("", name) == plain), None)
+    if is_fit_over and other in (None, path):
+        why = "the checkpoint was saved in a later fit, when the model of this fit no longer existed"
+        mend = "keep all trained models in a list until the script ends, so that they are saved\n"
+        mend += 'or start again: nb.init(checkpoint="another/folder")'
+    elif other is not None:
+        why = f"the checkpoint has {other!r}: Keras numbers unnamed layers across all models of a process"
+        mend = "call keras.utils.clear_session() before you create the model again, or name its layers\n"
+        mend += 'or, for a different model, nb.init(checkpoint="another/folder")'
+    return CheckpointError(
+        f"variable {path!r} of {program} is not in the checkpoint", where=source.path, why=why, mend=mend
+    )
+
+
+@dataclass
+class KnownVariables:
+    """The registered variables of a process. `aliases` gives, by program, the names that are not the paths of its
+    variables. The n-th variable with a path in programs of one name is `path@n`: it belongs to a model that was created
+    again. A name is not reused, even if its variable no longer exists. `is_fit_over`: the `fit` that is about to begin
+    was complete when the checkpoint was saved. `restore_requests` counts the requests to restore all values again.
+    """
+
+    group: Group
+    source: Source | None = None
+    names: dict[int, str] = field(default_factory=dict)
+    aliases: dict[str, dict[str, str]] = field(default_factory=dict)
+    is_fit_over: bool = False
+    restore_requests: int = 0
+    _alive: dict[str, weakref.ref[Any]] = field(default_factory=dict)
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _restored: set[str] = field(default_factory=set)
+    _copied: set[str] = field(default_factory=set)
+    _titles: dict[str, dict[str, Trained]] = field(default_factory=dict)
+
+    def find_alive(self) -> dict[str, Any]:
+        """All variables that still exist, by name."""
+        found = {name: known() for name, known in self._alive.items()}
+        return {name: variable for name, variable in found.items() if variable is not None}
+
+    def restore(
+        self, program: str, variables: Mapping[str, Any], needed: Collection[str] = (), *, counted: bool = True
+    ) -> None:
+        """Register the variables of a program, by path, and restore those that have not been restored. A `needed`
+        variable must be in the checkpoint, unless the program had not trained, so that its steps are not `counted`
+        there.
+        """
+        fresh = {name: path for name, path in self.add(program, variables).items() if name not in self._restored}
+        self._restore(fresh, variables, program, needed, self.group.restore, counted=counted)
+
+    def restore_apart(
+        self,
+        program: str,
+        variables: Mapping[str, Any],
+        needed: Collection[str],
+        runner: BetweenClusters,
+        opened: Opened,
+        *,
+        began: bool,
+    ) -> None:
+        """Like `restore`, for a program with local SGD: each cluster gets its own copy. If the run has `began` to train
+        since, restored variables keep their values.
+        """
+        names = self.add(program, variables)
+        if names.keys() <= (self._restored if began else self._copied):
+            return
+
+        def restore(source: Source, named: Mapping[str, Any]) -> list[str]:
+            return restore_apart(self.group, source, runner, opened, named)
+
+        self._restore(names, variables, program, needed, restore)
+        self._copied.update(names)
+
+    def _restore(
+        self,
+        names: Mapping[str, str],
+        variables: Mapping[str, Any],
+        program: str,
+        needed: Collection[str],
+        restore: Callable[[Source, Mapping[str, Any]], Sequence[str]],
+        *,
+        counted: bool = True,
+    ) -> None:
+        self._restored.update(names)
+        if self.source is None:
+            return
+        missing = restore(self.source, {name: variables[path] for name, path in names.items()})
+        paths = (names[name] for name in missing if names[name] in needed)
+        lost = next((path for path in paths if self._was_saved(program, path)), None)
+        if lost is not None:
+            raise _refuse_missing(lost, program, self.source, self.is_fit_over)
+        fresh = [names[name] for name in missing if names[name] not in needed and not self.is_fit_over]
+        if (
+            fresh
+            and counted
+            and program in self.source.manifest.position.programs
+            and self.was_reached(program, needed)
+        ):
+            more = f" and {len(fresh) - 1} more variables" if len(fresh) > 1 else ""
+            warn_once(
+                script_site(),
+                f"{fresh[0]!r}{more} of {program} are not in the checkpoint, and keep their initial values",
+                where=self.source.path,
+                why="it was saved with a different optimizer, different metrics, or random ops with a different seed",
+                mend="use the same ones as before, to resume exactly where the run stopped",
+                key=(program, self.source.path),
+            )
+
+    def was_reached(self, program: str, needed: Collection[str]) -> bool:
+        """Whether the saved run had reached the model of these variables, if models are created again."""
+        return not needed or any(self._was_saved(program, path) for path in needed)
+
+    def _was_saved(self, program: str, path: str) -> bool:
+        """Whether the saved run had reached this variable: if a model is created again, the previous one."""
+        key = self._find_key(program, path)
+        return key == path or (self.source is not None and key in self.source.manifest.aliases.get(program, {}))
+
+    def _find_key(self, program: str, path: str) -> str:
+        """The key of the newest variable with a path among the aliases of a program."""
+        count = self._counts[program, path]
+        return path if count <= 1 else f"{path}@{count}"
+
+    def restore_again(self) -> None:
+        """Request that all variables are restored again when their program begins to train."""
+        self.restore_requests += 1
+        self._restored.clear()
+        self._copied.clear()
+
+    def find_title(self, program: str, trained: Sequence[Any]) -> str:
+        """The title of a program that trains these variables: its name, with a number if other programs with that name
+        train none of these.
+        """
+        met, own = self._titles.setdefault(program, {}), {id(each): each for each in trained}
+        title = next((title for title, known in met.items() if any(each in known for each in own)), None)
+        title = title or self._choose_title(program, {self.names.get(each, "") for each in own})
+        self.note_trained(program, title, trained)
+        return title
+
+    def note_trained(self, program: str, title: str, trained: Sequence[Any]) -> None:
+        """Record that the program with this title trains these variables."""
+        known = self._titles[program].setdefault(title, weakref.WeakValueDictionary())
+        known.update({id(each): each for each in trained})
+
+    def _choose_title(self, program: str, trained: Collection[str]) -> str:
+        """The title of a new program: the one under which it was saved, or a free one."""
+        saved = {} if self.source is None else self.source.manifest.position.titles
+        every = (program if number == 1 else f"{program}@{number}" for number in count(1))
+        free = [*islice((title for title in every if title not in self._titles[program]), len(saved) + 1)]
+        return next((title for title in free if saved.get(title) in trained), None) or next(
+            title for title in free if title not in saved
+        )
+
+    def list_titles(self) -> dict[str, str]:
+        """For programs that share a name, by title: a variable that each trains."""
+        found = {} if self.source is None else dict(self.source.manifest.position.titles)
+        for met in (each for each in self._titles.values() if len(each) > 1):
+            found |= {title: min(self.names.get(each, "") for each in ids) for title, ids in met.items() if ids}
+        return found
+
+    def add(self, program: str, variables: Mapping[str, Any]) -> dict[str, str]:
+        """Register variables; returns their names, each with its path in the program."""
+        for path in sorted(variables):
+            variable = variables[path]
+            known = self._alive.get(self.names.get(id(variable), ""))
+            if known is None or known() is not variable:
+                name = self._choose_name(program, path)
+                self._alive[name], self.names[id(variable)] = weakref.ref(variable), name
+        return {self.names[id(variable)]: path for path, variable in sorted(variables.items())}
+
+    def _choose_name(self, program: str, path: str) -> str:
+        """The name of a variable in checkpoints: its path, or a free name if that is already used."""
+        saved = {} if self.source is None else self.source.manifest.aliases.get(program, {})
+        self._counts[program, path] += 1
+        key = self._find_key(program, path)
+        name = saved.get(key, path)
+        number = 2
+        while name in self._alive:
+            name, number = f"{path}@{number}", number + 1
+        if name != path:
+            self.aliases.setdefault(program, {})[key] = name
+        return name
+
+
+# ---------------------------------------------------------------------- the leading program
+_STEPS_BEFORE_LEADING = 32
+"""Steps of other programs in a row after which the first of them leads."""
+
+
+@dataclass
+class LeadingProgram:
+    """Chooses the leading program: that of the running `fit`; in loops the first program that trained, until a
+    different one has trained alone for long, which then leads with all its steps so far.
+
+    `_away` are the programs of the steps since the last one of the leading program, `_beside` those that train in turn
+    with it.
+    """
+
+    _away: list[str] = field(default_factory=list)
+    _beside: set[str] = field(default_factory=set)
+
+    @property
+    def trained_others(self) -> bool:
+        """Whether other programs have trained since the last step of the leading one."""
+        return bool(self._away)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other programs have trained since, or train in turn with the leading one."""
+        return bool(self._away or self._beside)
+
+    def choose(self, position: Position, program: str) -> Position:
+        """The position before a step of a program, with the program that leads from there on."""
+        if program == position.program:
+            self._beside.update(self._away)
+            self._away.clear()
+            return position
+        self._away.append(program)
+        if not position.program or len(self._away) > _STEPS_BEFORE_LEADING:
+            position = self._replace_leading(position)
+            if program == position.program:  # this step is not done yet
+                position = replace(position, step=position.step - 1)
+        return position
+
+    def count_last(self, position: Position) -> Position:
+        """The position at the end of a loop, in which the last program leads if it trained after the leading one, not
+        in turn with it.
+        """
+        while self._away and self._beside.isdisjoint(self._away) and position.programs.get(position.program, 0) > 1:
+            position = self._replace_leading(position)
+        return position
+
+    def _replace_leading(self, position: Position) -> Position:
+        """Make the first program lead that has trained since the last step of the leading one, and count its steps."""
+        away, self._away, self._beside = self._away, [], set()
+        first = away[0]
+        for program in away:
+            if program == first:
+                self._beside.update(self._away)
+                self._away.clear()
+            else:
+                self._away.append(program)
+        return replace(position, program=first, step=position.step + away.count(first))
+
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+def warn_of_unused(checkpoints: Checkpoints) -> None:
+    """Log a warning if a script that exits without error has not trained the programs of its checkpoints."""
+    if sys.exc_info()[0] is not None:
+        return
+    resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path
+    if resumed is not None and checkpoints.fits < resumed.fit:
+        calls = f"fit {checkpoints.fits} time{'' if checkpoints.fits == 1 else 's'}"
+        what = f"this run was saved in fit {resumed.fit}, but the script has now called {calls}"
+        why = f"training resumes in fit {resumed.fit}: earlier fits were complete, and trained nothing"
+        mend = "call fit as often in a resumed run as in a new one, without `if nb.resumed() is None:`"
+    elif resumed is not None and not checkpoints.read:
+        what = f"the checkpoint of step {resumed.step} was not read"
+        why = "no step was called, so all models have their initial values"
+        mend = f"call nb.restore({folder!r}, model) if a loop has no steps left to train"
+    elif resumed is None and not checkpoints.known.names:
+        what = "nothing was saved"
+        why = "no model was trained by fit, and no step under @nb.function was called"
+        mend = "use @nb.function instead of @tf.function on the step of a loop; without training, remove checkpoint="
+    else:
+        return
+    _LOG.warning("%s", NebulaWarning(what, where=folder, why=why, mend=mend))

@@ -1,0 +1,121 @@
+"""Training of a model without scopes: Keras runs its steps itself, and the variables that they read and write are
+saved. These are the variables of the model, and all others that the function traced by Keras refers to: optimizers of a
+custom `train_step`, and the generator of all draws without a seed. In it, TensorFlow's own random ops draw from
+variables, with unchanged numbers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from whale_nebula.capture.patches import STATE
+from whale_nebula.runtime.checkpoint.fit_position import program_of, to_tensors, variables_of
+from whale_nebula.site import script_site, warn_once
+from whale_nebula.tf import keras_training
+from whale_nebula.tf.patch import apply_patches, fresh_state, patch_draws
+from whale_nebula.tf.private import list_op_types
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
+
+
+class PlainStep:
+    """The train function of a model without scopes, whose steps Keras runs itself."""
+
+    trains = True
+
+    def __init__(self, checkpoints: Checkpoints, model: Any) -> None:
+        self.name, self.title = program_of(model), ""
+        self.steps = 0
+        self._checkpoints, self._model, self._function = checkpoints, model, model.train_function
+        self._restored_at = -1
+        self._draws: dict[str, Any] = {}
+        self._draw_counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+        self._patches = patch_draws(self._find_draw_counter)
+
+    def __call__(self, iterator: Any) -> Any:
+        """Run the steps of an execution, or skip their batches."""
+        with apply_patches(self._patches):
+            return self._run(iterator)
+
+    def _run(self, iterator: Any) -> Any:
+        steps: int = self._model.steps_per_execution
+        batches: list[Any] = []
+        known = self._restored_at == self._checkpoints.known.restore_requests
+        if not known and not isinstance(iterator, tf.data.Iterator):
+            batches, iterator = keras_training.draw_batches(iterator, 1)
+        traced = iterator if isinstance(iterator, tf.data.Iterator) else batches and batches[0]
+        if not known and self.name in self._checkpoints.position.programs:
+            self._register_variables(traced)
+        if self._checkpoints.skip_batch(self.name, steps):
+            for _ in range(steps):
+                next(iterator)
+            return to_tensors(self._checkpoints.position.logs)
+        if self._checkpoints.needs_batch(self.name):
+            batches, iterator = keras_training.draw_batches(iterator, steps)
+        self._checkpoints.before_step(self, tf.nest.flatten(batches))
+        with self._checkpoints.note_failure():
+            logs = self._function(iterator)
+        if self._restored_at < 0:
+            self._register_variables(traced)
+        self.steps += 1
+        self._checkpoints.after_step(self, lambda: logs, steps)
+        return logs
+
+    def _register_variables(self, traced: Any) -> None:
+        """Register all variables; they are created by the first step, or, if there is a checkpoint, by its trace."""
+        self._restored_at = self._checkpoints.known.restore_requests
+        graph = keras_training.trace_step(self._function, traced)
+        if graph is None:
+            keras_training.build_model(self._model, getattr(traced, "element_spec", traced))
+            warn_once(
+                script_site(),
+                f"{self.name} runs eagerly, so only the variables of its model are saved",
+                why="other variables that it writes, such as optimizers and seeds, are known only if it is traced",
+                mend="use model.compile(...) without run_eagerly",
+                key=self.name,
+            )
+        variables = variables_of(self._model)
+        for variable in [] if graph is None else keras_training.list_captured(graph):
+            add_variable(variables, variable)
+        self._checkpoints.known.add(self.name, variables)
+        counted = self._checkpoints.count_saved(self)
+        needed = {each.path for each in self._model.trainable_variables} if counted else ()
+        self._checkpoints.register_variables(self.name, variables, needed, counted=bool(counted))
+        self._checkpoints.warn_of_draws(self.name, () if graph is None else list_op_types(graph))
+        if self._checkpoints.known.was_reached(self.name, needed):
+            self.steps = counted or self.steps
+        if self.title:
+            self._checkpoints.known.note_trained(self.name, self.title, self.list_trained())
+
+    def list_trained(self) -> list[Any]:
+        """The trained variables, once they are created."""
+        return [each.value for each in self._model.trainable_variables]
+
+    def _find_draw_counter(self, seed: int, seed2: int) -> Any:
+        """The variable of an op with these seeds: the same in all traces, so that draws continue."""
+        if tf.executing_eagerly():
+            return None
+        met = self._draw_counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
+        name = f"{STATE}_{seed}_{seed2}"
+        met[name] += 1
+        path = name if met[name] == 1 else f"{name}#{met[name]}"
+        if path not in self._draws:
+            self._draws[path] = fresh_state(seed, seed2, name)
+            with tf.init_scope():
+                self._checkpoints.known.restore(self.name, {path: self._draws[path]})
+        return self._draws[path]
+
+
+def add_variable(variables: dict[str, Any], variable: Any) -> None:
+    """Add a variable by its name, with a number if that name is already used."""
+    if any(each is variable for each in variables.values()):
+        return
+    path, number = variable.name.split(":")[0], 1
+    while (name := path if number == 1 else f"{path}#{number}") in variables:
+        number += 1
+    variables[name] = variable

@@ -1,0 +1,211 @@
+"""The last checkpoint of a script that stops with an error: the state after its last step, if that state is certain to
+be consistent. It is consistent if an undisturbed run would have had the same state, and if a resumed run repeats
+everything that came after it: in a `fit`, callbacks are called again for the last batch, and for the end of an epoch.
+In a custom loop, code after a step is not repeated, so its effects must not be saved partly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.parts import (
+    Written,
+    describe_parts,
+    join_parts,
+    list_uncommitted,
+    read_document,
+    write_document,
+)
+from whale_nebula.errors import StageFailedError
+from whale_nebula.runtime.checkpoint.extra_state import INTERRUPTED
+from whale_nebula.runtime.checkpoint.objects import holds_variables, is_spread
+from whale_nebula.runtime.checkpoint.slices import Entry
+from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
+    from whale_nebula.runtime.checkpoint.group import Group
+    from whale_nebula.runtime.checkpoint.level import Level
+    from whale_nebula.runtime.step.clock import Runner
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+@dataclass
+class ScriptState:
+    """The position of the script between two steps of the leading program; this process has run `steps` of them.
+    `thread` runs a step. `torn`: a step has failed, and may have changed variables. `whole`: all code between the last
+    step and the next one has run. `held` is the state after the last batch of an epoch, until the next step begins:
+    validation and callbacks may change variables in between.
+    """
+
+    steps: int = 0
+    thread: int | None = None
+    torn: bool = False
+    whole: bool = False
+    held: Snapshot | None = None
+
+    @contextlib.contextmanager
+    def run_step(self, runner: Runner | None = None) -> Iterator[None]:
+        """Context of a step of any program. A failed step has changed nothing if its error, or its runner, reports
+        this.
+        """
+        self.thread, self.torn = threading.get_ident(), True
+        try:
+            yield
+            self.torn = False
+        except StageFailedError as failure:
+            self.torn = failure.torn
+            raise
+        except BaseException:
+            self.torn = runner is None or runner.torn
+            raise
+        finally:
+            self.thread = None
+
+
+def save_at_error(checkpoints: Checkpoints) -> None:
+    """Save unsaved steps, if the state is certain to be consistent, and log what was saved, or why not. In a run of
+    several processes each writes its part; the next start of the run commits them if they match.
+    """
+    level, step = checkpoints.levels[0], checkpoints.position.step
+    if not checkpoints.script_state.steps:
+        return
+    last, why, alone = 0, "", checkpoints.group.alone
+    try:
+        written = level.finish_writing() and level.pending == step
+        last = _find_newest(level)
+        if last < step:
+            doubt = _find_doubt(checkpoints)
+            if not written:
+                why = doubt or _save(checkpoints)
+            elif not doubt:
+                _add_shared(checkpoints)
+    except Exception as failure:  # the script's own error is raised, not this one
+        why = str(failure).partition("\n")[0]
+    if why:
+        who = "" if alone else f"{checkpoints.group.worker}: "
+        newer = f" newer than step {last}" if last else ""
+        _LOG.warning("%sno step%s could be saved in %s: %s", who, newer, level.folder.path, why)
+    elif alone or last == step:
+        _LOG.warning("the last completed step, %d, is saved in %s", step, level.folder.path)
+    else:
+        _LOG.warning(
+            "%s: its part of the last completed step, %d, is saved in %s: the run resumes from it if all "
+            "workers have saved theirs", checkpoints.group.worker, step, level.folder.path,
+        )  # fmt: skip
+
+
+def commit_written(group: Group, folder: Folder) -> None:
+    """Before a run chooses a checkpoint: commit the parts that its last start wrote when it stopped, if those of all
+    workers exist and are from the same moment. All processes call it.
+    """
+    written = list_uncommitted(folder, group.members) if group.commits else {}
+    descriptions = group.exchange("the written checkpoint parts", describe_parts(written))
+    for joined in join_parts(descriptions.values(), group.everyone):
+        if joined.why and joined.step in written:
+            _LOG.warning("the parts of step %d in %s are not used: %s", joined.step, folder.path, joined.why)
+        elif joined.step in written:
+            _commit(group, folder, written[joined.step], joined.digests)
+        if not joined.why:
+            return
+
+
+def _commit(group: Group, folder: Folder, written: Mapping[str, Written], digests: Mapping[str, str]) -> None:
+    found = [each.manifest for each in written.values() if each.manifest is not None]
+    manifest = replace(found[0], at_error=any(each.at_error for each in found))
+    try:
+        commit_parts(folder, manifest, digests, group.members, 0)
+        _LOG.info("%s: step %d is saved, from the parts of all workers", group.worker, manifest.position.step)
+    except Exception as error:  # the run resumes from an earlier one
+        _LOG.warning("the parts of step %d in %s cannot be joined: %s", manifest.position.step, folder.path, error)
+
+
+def _find_newest(level: Level) -> int:
+    """The newest step that is saved; 0 if there is none."""
+    return max((found.step for found in level.folder.scan() if found.committed), default=0)
+
+
+def _save(checkpoints: Checkpoints) -> str:
+    """Save the state after the last step to the disk; returns why that failed, or "". It replaces no other checkpoint:
+    one more than usual is kept.
+    """
+    held, group = checkpoints.script_state.held, checkpoints.group
+    snapshot = held or checkpoints.take_snapshot()
+    if damaged := _find_nan(snapshot.manifest.position.logs, snapshot.entries):
+        return f"{damaged} is NaN"
+    level = checkpoints.levels[0]
+    level.keep += 1
+    memory = {**snapshot.memory, INTERRUPTED: held is None and not checkpoints.script_state.whole}
+    exact = group.alone or held is not None
+    shared = None if exact else group.digest_shared(checkpoints.known.find_alive())
+    snapshot = replace(
+        snapshot, manifest=replace(snapshot.manifest, at_error=True), memory=memory, exact=exact, shared=shared
+    )
+    level.write(snapshot)
+    written = level.finish_writing() or (group.alone and _find_newest(level) == snapshot.step)
+    return "" if written else "its files could not be written"
+
+
+def _add_shared(checkpoints: Checkpoints) -> None:
+    """Add digests to the already written part of the last step: other workers may not have got as far."""
+    group, level = checkpoints.group, checkpoints.levels[0]
+    path = level.folder.worker_path(checkpoints.position.step, group.worker)
+    shared = group.digest_shared(checkpoints.known.find_alive())
+    write_document(path, replace(read_document(path), shared=shared))
+
+
+def _find_doubt(checkpoints: Checkpoints) -> str:
+    """The reason why the state may not be that after a complete step, or ""."""
+    script_state, position, extra_state = checkpoints.script_state, checkpoints.position, checkpoints.extra_state
+    if script_state.held is not None:
+        return ""
+    if script_state.torn:
+        return f"step {position.step + 1} failed or got no batch, and may have changed variables"
+    if checkpoints.trains_apart:
+        return "with local SGD, checkpoints are possible only between two steps"
+    if shared := _find_shared(checkpoints):
+        return f"{shared!r} of nb.state must be read by all processes together"
+    if script_state.whole:
+        return ""
+    late = sorted(name for name, value in extra_state.objects.items() if holds_variables(value))
+    fits = position.fit > 0 and not position.ended
+    if checkpoints.leading.has_others or (script_state.steps < 2 and not fits):
+        return "each step may be followed by other steps, and not all of them were completed"
+    return f"{late[0]!r} of nb.state may be written after a step, which has not happened yet" if late else ""
+
+
+def can_hold(checkpoints: Checkpoints) -> bool:
+    """Whether the state after an epoch can be kept: there is a step since the last saving, and nothing is read late."""
+    script_state, position = checkpoints.script_state, checkpoints.position
+    new = script_state.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
+    spread = any(is_spread(value) for value in checkpoints.extra_state.objects.values()) or _find_shared(checkpoints)
+    return new and script_state.held is None and not (script_state.torn or spread or checkpoints.trains_apart)
+
+
+def _find_shared(checkpoints: Checkpoints) -> str:
+    """The name of a user object that several processes read together; "" if there is none."""
+    objects = {} if checkpoints.group.alone else checkpoints.extra_state.objects
+    return next((name for name, each in sorted(objects.items()) if is_spread(each) or holds_variables(each)), "")
+
+
+def _find_nan(logs: Mapping[str, float], entries: Sequence[Entry]) -> str:
+    """The name of a result of the last step, or of a tensor, that has a NaN; "" if there is none."""
+    result = next((name for name, value in logs.items() if math.isnan(value)), "")
+    return result or next((entry.name for entry in entries if _has_nan(entry.value)), "")
+
+
+def _has_nan(value: Any) -> bool:
+    if not (value.dtype.is_floating or value.dtype.is_complex):
+        return False
+    numbers = tf.cast(value, tf.float32) if value.dtype.size < 2 else tf.math.abs(value)
+    return bool(tf.reduce_any(tf.math.is_nan(numbers)))

@@ -1,0 +1,172 @@
+"""Write a checkpoint: each worker its part, and the first worker of a host the manifest, once all parts are written.
+
+Everything here runs concurrently with training, in a thread, on values that were taken between two steps.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.manifest import File, Manifest, Part
+from whale_nebula.checkpoint.parts import Start, Written, read_document, write_document
+from whale_nebula.errors import CheckpointError
+from whale_nebula.faults import failpoint
+from whale_nebula.runtime.checkpoint.extra_state import make_put
+from whale_nebula.runtime.checkpoint.objects import Put
+from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
+
+T = TypeVar("T")
+_STATE = "state"
+_BUNDLE = 256 << 20
+"""The maximum bytes of tensors in one bundle."""
+
+
+class Writer:
+    """A thread that runs functions in order. It continues while Python exits, unlike those of an executor."""
+
+    def __init__(self) -> None:
+        self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="nebula-checkpoint", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call a function with these arguments after all earlier ones."""
+        found: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                found.set_result(function(*arguments))
+            except BaseException as error:
+                found.set_exception(error)
+
+        self._due.put(call)
+        return found
+
+    def close(self) -> None:
+        """Stop when all submitted calls are done."""
+        self._due.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (call := self._due.get()) is not None:
+            call()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The entries of one worker for a step, and their manifest. Its states may be encoded `late`, in the writing
+    thread, if encoding has to wait. `start`, `exact` and `shared` are for the next start of the run, which may find the
+    part (`Written`).
+    """
+
+    manifest: Manifest
+    worker: str
+    entries: Sequence[Entry]
+    memory: Mapping[str, Any]
+    batch: str = ""
+    late: Callable[[Put], Mapping[str, Any]] | None = None
+    start: Start = field(default_factory=Start)
+    exact: bool = True
+    shared: Mapping[str, str] | None = None
+
+    @property
+    def step(self) -> int:
+        """The step that is saved."""
+        return self.manifest.position.step
+
+
+def write_part(folder: Folder, snapshot: Snapshot) -> Part:
+    """Write the part of one worker, durably. It is not yet committed."""
+    path = folder.worker_path(snapshot.step, snapshot.worker)
+    files.remove(path)
+    files.make_folder(path)
+    failpoint("checkpoint.before")
+    slices: dict[str, tuple[str, ...]] = {}
+    written, every, memory = [], list(snapshot.entries), snapshot.memory
+    if snapshot.late is not None:
+        memory = {**memory, **snapshot.late(make_put(snapshot.worker, every))}
+    for number, entries in enumerate(_divide_entries(every)):
+        prefix = files.join(path, f"{_STATE}-{number:05d}")
+        slices |= write_entries(prefix, entries)
+        data = f"{prefix}.data-00000-of-00001"
+        files.sync(data)
+        written.append(File(os.path.basename(prefix), files.size(data) or 0, files.digest(data)))
+    files.sync_folder(path)
+    failpoint("checkpoint.written")
+    part = Part(snapshot.worker, slices, tuple(written), memory, snapshot.batch)
+    tensors = {entry.name: entry.tensor for entry in every}
+    document = Written(part, tensors, snapshot.manifest, snapshot.start, snapshot.exact, snapshot.shared)
+    write_document(path, document)
+    return part
+
+
+def count_bytes(entries: Sequence[Entry]) -> int:
+    """The bytes of tensors, without the contents of strings."""
+    return sum(each.held.numbers * (each.value.dtype.size or 1) for each in entries)
+
+
+def _divide_entries(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Divide entries into bundles small enough that their copies need little memory."""
+    some: list[Entry] = []
+    for entry in entries:
+        some.append(entry)
+        if count_bytes(some) >= _BUNDLE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def commit_parts(
+    folder: Folder, manifest: Manifest, digests: Mapping[str, str], here: Sequence[str], keep: int
+) -> None:
+    """Join the parts of this host's workers, all written with these digests, and commit the checkpoint. The oldest ones
+    are removed.
+    """
+    step = manifest.position.step
+    paths = {worker: folder.worker_path(step, worker) for worker in sorted(here)}
+    written = {worker: read_document(path) for worker, path in paths.items()}
+    for worker, found in written.items():
+        if found.part.digest != digests[worker]:
+            raise CheckpointError(f"the part of {worker} differs from the one that it wrote", where=paths[worker])
+    bundles = [(worker, file) for worker, found in written.items() for file in found.part.files]
+    bundle = folder.name_bundle(step)
+    target = files.join(folder.step_path(step), bundle)
+    prefixes = [files.join(paths[worker], file.name) for worker, file in bundles]
+    with tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=target, delete_old_dirs=False)
+    failpoint("checkpoint.joined")
+    joined = []
+    for number, (_, file) in enumerate(bundles):
+        joined.append(replace(file, name=f"{bundle}.data-{number:05d}-of-{len(bundles):05d}"))
+    index = f"{target}.index"
+    files.sync(index)
+    joined.append(File(f"{bundle}.index", files.size(index) or 0, files.digest(index)))
+    tensors = {name: form for found in written.values() for name, form in found.tensors.items()}
+    folder.commit(
+        replace(
+            manifest,
+            workers=dict(digests),
+            parts=tuple(found.part for found in written.values()),
+            tensors=tensors,
+            files=tuple(joined),
+            bundle=bundle,
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+    )
+    failpoint("checkpoint.committed")
+    for path in paths.values():
+        files.remove(path)
+    if keep:
+        folder.prune(keep)

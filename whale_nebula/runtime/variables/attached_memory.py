@@ -1,0 +1,37 @@
+"""Objects outside a step's graph that use memory where a variable is held, such as a table of rows, and the memory that
+a planner counts for them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple, Protocol
+
+_NAME = "_nebula_beside"
+"""The attribute of a variable with its object, as a weak reference."""
+
+
+class Expected(NamedTuple):
+    """The total bytes that an object is expected to use, and a phrase that states the assumption."""
+
+    bytes: float
+    said: str
+
+
+class HasMemory(Protocol):
+    """An object with its own memory that is not copied to other workers."""
+
+    def expect_bytes(self) -> Expected:
+        """The bytes that it will use."""
+
+
+def attach_memory(variable: Any, held: HasMemory) -> None:
+    """Declare that an object is held by the workers that hold a TensorFlow variable."""
+    setattr(variable, _NAME, weakref.ref(held))
+
+
+def find_expected_memory(variable: Any) -> Expected | None:
+    """The memory that the object of a variable is expected to use; None if it has no object."""
+    found = getattr(variable, _NAME, None)
+    held = None if found is None else found()
+    return None if held is None else held.expect_bytes()
