@@ -76,7 +76,7 @@ def are_equal(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(a, b, strict=True))
 
 
-# --------------------------------------------------------------------------------------- told
+# ------------------------------------------------------------------------------------- reports
 def test_report_has_error_bytes_and_seconds_of_boundaries() -> None:
     trained = TrainedFunction(int8=True)
     trained.run(X, X, X)
@@ -199,9 +199,9 @@ def test_skipped_step_changes_no_variable(options: dict[str, Any], caplog: pytes
         trained.run(X_WITH_NAN)
     assert are_equal(before, trained.state())
     assert np.isnan(trained.losses[-1])
-    said = f"skipped: {THERE} contains a NaN or an infinity in micro-batch 0 of stage 'a'"
-    assert said in trained.reports[-1].notes
-    assert [record.message.endswith(said) for record in caplog.records if "is skipped" in record.message] == [True]
+    message = f"skipped: {THERE} contains a NaN or an infinity in micro-batch 0 of stage 'a'"
+    assert message in trained.reports[-1].notes
+    assert [record.message.endswith(message) for record in caplog.records if "is skipped" in record.message] == [True]
     trained.run(X, X)
     assert np.isfinite(trained.losses[-2:]).all()
     assert int(trained.optimizer.iterations) == int(trained.started_steps) == 4

@@ -137,11 +137,11 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("other", "said"), DIFFERENT)
-def test_differing_setting_is_reported_with_both_values(other: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("other", "message"), DIFFERENT)
+def test_differing_setting_is_reported_with_both_values(other: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _agree_on_config("gpu/0", make_sheet({}), {"npu/0": make_sheet(other)})
-    assert said in caught.value.what
+    assert message in caught.value.what
     assert "into the config of every cluster" in caught.value.mend
 
 
@@ -170,14 +170,14 @@ def test_host_digest_differs_for_another_folder_of_the_same_name(
 ) -> None:
     """As two containers of one host have them."""
     folder = tmp_path / "work"
-    said = []
+    digests = []
     for kept in ("first", "second"):
         folder.mkdir()
         monkeypatch.chdir(folder)
-        said.append(host_digest("mt", "gpu/0"))
-        assert host_digest("mt", "gpu/0") == said[-1]
+        digests.append(host_digest("mt", "gpu/0"))
+        assert host_digest("mt", "gpu/0") == digests[-1]
         folder.rename(tmp_path / kept)
-    assert len(set(said)) == 2
+    assert len(set(digests)) == 2
 
 
 # -------------------- A peer's messages in a session are accepted, or refused with this library's errors

@@ -72,8 +72,8 @@ class TestDifferences:
     def test_encoding_error_is_added_to_the_next_difference(self, way: str) -> None:
         ours, gone = Differences(parse_way(way)), numbers(2 * GRAIN)
         once = np.linalg.norm(Differences(parse_way(way)).encode(0, gone)[1] - gone)
-        told = sum(ours.encode(0, gone)[1] for _ in range(60))
-        assert np.linalg.norm(told - 60 * gone) < 20 * once  # 60 times as much, if it were lost each time
+        total = sum(ours.encode(0, gone)[1] for _ in range(60))
+        assert np.linalg.norm(total - 60 * gone) < 20 * once  # 60 times as much, if it were lost each time
 
     def test_fragments_have_separate_residues(self) -> None:
         ours = Differences(parse_way("int4"))

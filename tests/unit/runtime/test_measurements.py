@@ -53,7 +53,7 @@ def plan(micro_batch: int = 6, *hosts: str, speeds: tuple[float, ...] = (), turn
 
 
 def sheets(**seconds: Any) -> dict[str, Any]:
-    """What workers npu/0, npu/1 ... told of stage 1."""
+    """The sheets of workers npu/0, npu/1 ... with their speeds of stage 1."""
     return {f"npu/{name[1:]}": {"speeds": {"1": each}} for name, each in seconds.items()}
 
 
@@ -90,10 +90,10 @@ def test_speed_sample_stays_until_the_next_one_is_complete() -> None:
         assert look.seconds == ({} if steps < 3 else {"1": 0.5} if steps < EVERY + 3 else {"1": 0.25})
 
 
-@pytest.mark.parametrize("said", [None, "0.1", float("nan"), float("inf"), -1.0, 0.0, True, [0.1], {}])
-def test_invalid_seconds_are_ignored(said: Any) -> None:
+@pytest.mark.parametrize("seconds", [None, "0.1", float("nan"), float("inf"), -1.0, 0.0, True, [0.1], {}])
+def test_invalid_seconds_are_ignored(seconds: Any) -> None:
     assert parse_speeds(plan(), sheets(_0=0.1, _1=0.2)) == {1: {"npu/0": 0.1, "npu/1": 0.2}}
-    assert parse_speeds(plan(), sheets(_0=0.1, _1=said)) == {}
+    assert parse_speeds(plan(), sheets(_0=0.1, _1=seconds)) == {}
 
 
 def test_speeds_of_a_stage_need_all_replicas() -> None:
@@ -129,16 +129,16 @@ def test_replicas_on_one_worker_share_its_micro_batches() -> None:
 
 
 @given(
-    told=st.lists(st.floats(0.001, 1.0), min_size=2, max_size=5),
+    seconds=st.lists(st.floats(0.001, 1.0), min_size=2, max_size=5),
     noise=st.lists(st.floats(0.97, 1.03), min_size=5, max_size=5),
     micro_batch=st.integers(2, 24),
 )
-def test_order_is_stable_under_small_changes(told: list[float], noise: list[float], micro_batch: int) -> None:
-    hosts = [f"npu/{number}" for number in range(len(told))]
+def test_order_is_stable_under_small_changes(seconds: list[float], noise: list[float], micro_batch: int) -> None:
+    hosts = [f"npu/{number}" for number in range(len(seconds))]
     count = max(micro_batch, len(hosts))
-    best = order(shares([1.0 / each for each in told], count))
+    best = order(shares([1.0 / each for each in seconds], count))
     cut = plan(count, *hosts, turns=best)
-    shaken = [each * much for each, much in zip(told, noise, strict=False)]
+    shaken = [each * much for each, much in zip(seconds, noise, strict=False)]
     assert 1.0 / (1.0 - WORTH) > 1.03 / 0.97
     assert better_orders(cut, {1: dict(zip(hosts, shaken, strict=True))}) == cut.orders
 
@@ -284,25 +284,25 @@ STAGES = 2
 CUT: Any = SimpleNamespace(phases=[SimpleNamespace(index=0)], program=SimpleNamespace(stages=[None] * STAGES))
 
 
-def make_clocks(stage: int, spans: list[Span], told: list[Span]) -> Clocks:
+def make_clocks(stage: int, spans: list[Span], line_spans: list[Span]) -> Clocks:
     clock = StageClock("s", 0.0, spans=spans)
-    return Clocks({Seat(stage): clock}, StageClock("once", 0.0), LineClock(0, 0, 0.0, told))
+    return Clocks({Seat(stage): clock}, StageClock("once", 0.0), LineClock(0, 0, 0.0, line_spans))
 
 
 def simulate_medians(compute: float, hold: float, delay: float, count: int = 8, steps: int = 3) -> dict[str, float]:
     """What both processes say after steps as the simulator times them, with three micro-batches in flight."""
     works = [Work(compute / 3, 2 * compute / 3)] * STAGES
     timeline = simulate(works, uniform(STAGES, seconds=hold, delay=delay), count, in_flight=3)
-    told = {"0.0.forward": compute / 3, "0.0.backward": 2 * compute / 3, "0.1.forward": compute / 3}
-    told["0.1.backward"] = 2 * compute / 3
+    medians = {"0.0.forward": compute / 3, "0.0.backward": 2 * compute / 3, "0.1.forward": compute / 3}
+    medians["0.1.backward"] = 2 * compute / 3
     for stage in range(STAGES):
         places = (stage, _LINES[stage])
         spans, lines = ([convert_span(each) for each in timeline.spans if each.place == place] for place in places)
         measured = Measured(CUT, [], Links())
         for _ in range(steps):
             measured.add(make_clocks(stage, spans, lines))
-        told |= measured.medians()
-    return told
+        medians |= measured.medians()
+    return medians
 
 
 _LINES = ("0->1", "1->0")

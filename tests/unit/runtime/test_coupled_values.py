@@ -91,7 +91,9 @@ def test_variable_written_from_the_batch_and_read_by_the_loss_is_refused(
     assert train_step(compute_loss, 0)[1] != 0.0
     with pytest.raises(BatchCoupledError, match="is written from the batch and read afterwards") as caught:
         train_step(compute_loss, 3)
-    assert "test_rereads.py" in str(caught.value) and "read the variable before it is written" in str(caught.value)
+    assert "test_coupled_values.py" in str(caught.value) and "read the variable before it is written" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("compute_loss", [assign_mean, add_sum])
@@ -168,7 +170,7 @@ def test_lookup_table_written_and_read_by_the_batch_is_refused(kind: str, use: C
     assert np.isfinite(run_with_table(use, TABLES[kind](), 0)).all()
     with pytest.raises(BatchCoupledError, match="a lookup table is written from the batch and read") as caught:
         run_with_table(use, TABLES[kind](), 3)
-    assert "test_rereads.py" in caught.value.where and "before it is written" not in caught.value.mend
+    assert "test_coupled_values.py" in caught.value.where and "before it is written" not in caught.value.mend
 
 
 @pytest.mark.parametrize(("kind", "use"), [("mutable", put_alone), ("dense", read_alone), ("mutable", put_the_same)])

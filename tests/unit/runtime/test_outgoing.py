@@ -105,7 +105,7 @@ def test_measuring_does_not_change_the_states(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(channel_ends, "is_due", lambda step: False)
     for step in range(4):
         np.testing.assert_array_equal(made[step], others.measure(draw_low_rank(step))[1])
-    assert ends.away.of(ends.into.key).version == ends.here.of(ends.out.key).version == 1
+    assert ends.states_b.of(ends.incoming.key).version == ends.states_a.of(ends.outgoing.key).version == 1
 
 
 # ------------------------------------------------------------------------------------ fp16
