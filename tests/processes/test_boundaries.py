@@ -8,7 +8,7 @@ import pytest
 
 from tests.processes.running import Ended, several, told_alone
 from tests.processes.workers import train
-from whale_nebula.runtime.step import measured
+from whale_nebula.runtime.step import measurements
 
 CLUSTERS = ("c0", "c1")
 LINKS = "10gbit,0ms"
@@ -31,8 +31,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_both_sides_change_and_leave_out_at_the_same_step(
     pair: Mapping[str, Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_rate", "slowest"):  # as the worker sets them, and back again afterwards
-        owner = measured.LineRates if name == "_rate" else measured
+    for name in ("_find_rate", "find_slowest_seconds"):  # as the worker sets them, and back again afterwards
+        owner = measurements.LineRates if name == "_find_rate" else measurements
         monkeypatch.setattr(owner, name, getattr(owner, name))
     found, expected = pair["choosing"], told_alone(train.choosing, *CLUSTERS, links=LINKS)
     for name in ("auto", "free again", "left out"):

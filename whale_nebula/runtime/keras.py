@@ -15,7 +15,7 @@ from whale_nebula.errors import UnsupportedError
 from whale_nebula.report.published import note_skipped
 from whale_nebula.runtime.checkpoint.fitting import name_variables, to_tensors
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, unpack_positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
 from whale_nebula.scopes.step_options import StepOptions, replace_options
 from whale_nebula.site import script_site, short_traceback
@@ -147,7 +147,7 @@ def _arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
     data = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
     data = _complete_batch(data, kind)
     if not isinstance(data, tuple):
-        return [("x", data)], positional
+        return [("x", data)], unpack_positional
     kept = tuple(part is not None or _is_declared(_name(place)) for place, part in enumerate(data))
     names = tuple(_name(place) if here else None for place, here in enumerate(kept))
     return [(name, part) for name, part in zip(names, data, strict=True) if name], partial(_restore_batch, names)

@@ -29,7 +29,7 @@ from whale_nebula.planner.score import score
 from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.decisions import Known, agree_on_clusters, explain_whole, measure_in_clusters, set_rows
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs, replace_sizes
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, find_declared_inputs, replace_sizes
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.site import Site
 
@@ -66,7 +66,7 @@ def choose_by_length(step: Step, arguments: Arguments, unpack: Unpack, asked: Op
     known = run.by_length.get(key)
     if known is not None:
         return {length: Choice(*known[str(length)]) for length in asked.shapes}
-    layout, tensors = signature(arguments, step.whole, declared_inputs())
+    layout, tensors = signature(arguments, step.whole, find_declared_inputs())
     captured = _capture_any_length(step, layout, unpack, asked, run)
     found = _choose(step.name, captured, layout, tensors, asked, run)
     run.by_length[key] = {str(length): (each.micro_batch, each.codec, each.seconds) for length, each in found.items()}

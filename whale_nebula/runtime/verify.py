@@ -35,10 +35,10 @@ from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import keras_step, pack_as_fit
 from whale_nebula.runtime.planning import Subject, cast_as_fed, check_batch, no_scopes
 from whale_nebula.runtime.run import current_run, gathered
-from whale_nebula.runtime.step.engine import Engine, plain_function
-from whale_nebula.runtime.step.results import Absent
-from whale_nebula.runtime.step.rollback import Whereabouts, uncut_step
-from whale_nebula.runtime.step.step import declared_inputs
+from whale_nebula.runtime.step.engine import Engine, make_plain_function
+from whale_nebula.runtime.step.results import AbsentResult
+from whale_nebula.runtime.step.rollback import OpLocations, uncut_step_error
+from whale_nebula.runtime.step.step import find_declared_inputs
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, short_traceback
 from whale_nebula.tf import private as tf_private
@@ -80,14 +80,14 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     """
     current_run().settle()
     subject = _subject(model_or_function, batch)
-    layout, tensors = signature(subject.arguments, subject.step.whole, declared_inputs())
+    layout, tensors = signature(subject.arguments, subject.step.whole, find_declared_inputs())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
     with nullcontext() if run.alone else run.ledger.share_failures():  # other processes do not wait for one that failed
         _check(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
-        plain = plain_function(subject.call, layout, around=around)
+        plain = make_plain_function(subject.call, layout, around=around)
         reasons = _incomparable(engine, tensors)
         with _channels_kept():
             runs = _runs(engine, plain, tensors, measured=not reasons)
@@ -157,8 +157,8 @@ def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, 
             shuffled = _shuffle_rows(engine, tensors)
             noise = _noise(engine, again, lambda: plain(*shuffled), before, uncut) if measured else {}
         except tf.errors.OpError as failure:
-            place = Whereabouts(engine.captured.graph, engine.captured.program.stages)
-            raise uncut_step(failure, place) from failure
+            place = OpLocations(engine.captured.graph, engine.captured.program.stages)
+            raise uncut_step_error(failure, place) from failure
         finally:
             again()
     try:
@@ -238,9 +238,11 @@ def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verificati
 def _select_here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, list[str]]:
     """The results that the plan returned in this process; a remark names the holders of the others."""
     planned = runs.planned.returned
-    kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, Absent)]
+    kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, AbsentResult)]
     uncut, cut = (State([run.returned[n] for n in kept], run.variables) for run in (runs.uncut, runs.planned))
-    gone = [(name, tensor.owner) for name, tensor in zip(names, planned, strict=True) if isinstance(tensor, Absent)]
+    gone = [
+        (name, tensor.owner) for name, tensor in zip(names, planned, strict=True) if isinstance(tensor, AbsentResult)
+    ]
     remarks = [f"{name} stays on {owner} (results: owner), and is compared there" for name, owner in gone]
     return [names[n] for n in kept], replace(runs, uncut=uncut, planned=cut), remarks
 

@@ -12,7 +12,7 @@ from whale_nebula.codec.deltas import LIMIT
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import AT, At, States, Tally
+from whale_nebula.runtime.exchange.state import HOST_SEPARATOR, States, Tally, TensorPosition
 from whale_nebula.transport.protocol import Packed, check_packed
 
 FORWARD, BACKWARD = "b0 a->b", "b0 b->a"
@@ -35,12 +35,16 @@ class Pair:
     def __post_init__(self) -> None:
         forward = self.forward if isinstance(self.forward, Way) else parse_way(self.forward)
         backward = parse_way(self.backward).returned
-        self.outgoing = Outgoing(FORWARD, f"a->b{AT}a", forward, self.states_a, limit=self.limit)
-        self.incoming = Incoming(FORWARD, f"a->b{AT}b, incoming", forward, self.states_b, limit=self.limit)
-        self.outgoing_gradient = Outgoing(BACKWARD, f"a->b gradient{AT}b", backward, self.states_b, back=True)
-        self.incoming_gradient = Incoming(BACKWARD, f"a->b gradient{AT}a, incoming", backward, self.states_a, back=True)
+        self.outgoing = Outgoing(FORWARD, f"a->b{HOST_SEPARATOR}a", forward, self.states_a, limit=self.limit)
+        self.incoming = Incoming(FORWARD, f"a->b{HOST_SEPARATOR}b, incoming", forward, self.states_b, limit=self.limit)
+        self.outgoing_gradient = Outgoing(
+            BACKWARD, f"a->b gradient{HOST_SEPARATOR}b", backward, self.states_b, back=True
+        )
+        self.incoming_gradient = Incoming(
+            BACKWARD, f"a->b gradient{HOST_SEPARATOR}a, incoming", backward, self.states_a, back=True
+        )
 
-    def send(self, x: Any, at: At, rows: Any = None, ids: Any = None) -> Any:
+    def send(self, x: Any, at: TensorPosition, rows: Any = None, ids: Any = None) -> Any:
         """What crosses for a tensor."""
         self.payload, self.sent_residue = self.outgoing.send(tf.convert_to_tensor(x), at, self.tally, None, rows, ids)
         if isinstance(self.payload, Packed):
@@ -52,13 +56,13 @@ class Pair:
     ) -> np.ndarray:
         """The tensor as b has it."""
         made, self.received_residue = self.incoming.take(
-            self.send(x, At(step, micro_batch, training, self.seed), rows), self.tally
+            self.send(x, TensorPosition(step, micro_batch, training, self.seed), rows), self.tally
         )
         return made.numpy()
 
     def cross_back(self, gradient: Any, step: int = 0, micro_batch: int = 0) -> np.ndarray:
         """The gradient as a has it."""
-        at = At(step, micro_batch, self.training, self.seed)
+        at = TensorPosition(step, micro_batch, self.training, self.seed)
         self.payload, _ = self.outgoing_gradient.send(
             tf.convert_to_tensor(gradient), at, self.tally, self.received_residue
         )

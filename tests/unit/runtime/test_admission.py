@@ -12,7 +12,7 @@ from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.feed.checks import Missing
 from whale_nebula.ir.program import Leaf
-from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, count_known_rows, slots
+from whale_nebula.runtime.exchange.admission import ANY_SIZE, Admission, count_known_rows, slots
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.buffers import Bound
@@ -21,8 +21,8 @@ PLAN = cut("codecs fp16 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a comp
 FORWARD = Key("forward", 3, step=5, phase=0, micro_batch=1, slot=0, source="a/0", destination="b/0")
 
 
-def make_expected() -> Expected:
-    made = Expected()
+def make_expected() -> Admission:
+    made = Admission()
     made.add(3, PLAN)
     return made
 
@@ -77,7 +77,7 @@ def test_rows_are_unknown_when_inputs_of_one_micro_batch_differ(
 
 
 def test_unknown_length_allows_any_size() -> None:
-    made = Expected()
+    made = Admission()
     made.add(3, cut("micro 2\n" + TWO_STAGES.replace("[?,8]", "[?,?]") + DESCENT, apart))
     made.begin_step(3, 5, [4, 3])
     assert made(FORWARD).due == math.inf

@@ -6,7 +6,7 @@ import pytest
 
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.report.records import BoundaryReport
-from whale_nebula.runtime.exchange.auto import Auto, Direction, Outlook
+from whale_nebula.runtime.exchange.auto import CodecChooser, Direction, StepEstimate
 from whale_nebula.runtime.exchange.state import ChannelState, States, Tally
 from whale_nebula.spec import Spec
 
@@ -22,7 +22,7 @@ class LinkCase:
         self.way, self.states = way or parse_way("auto"), States()
         spec = Spec("float32", (None, 256))
         self.directions = [Direction(label, label, self.way, spec, (LINK,)) for label in labels or ("b0",)]
-        self.auto = Auto(self.directions, self.states, training)
+        self.auto = CodecChooser(self.directions, self.states, training)
         self.changes: list[str] = []
 
     def step(
@@ -31,7 +31,7 @@ class LinkCase:
         """A step of training; gives the codec that it uses."""
         tally = Tally()
         rates = {} if rate is None else {LINK: rate}
-        self.auto.choose(Outlook(ROWS, compute, rates, {LINK: carried}), last, tally)
+        self.auto.choose(StepEstimate(ROWS, compute, rates, {LINK: carried}), last, tally)
         self.changes = list(tally.changes())
         for each in self.directions:
             state = self.states.of(each.key)
@@ -176,15 +176,15 @@ def replace_spec(direction: Direction, spec: Spec) -> Direction:
 )
 def test_choice_without_a_measured_rate_is_noted(rates: dict[str, float], codec: str, words: str) -> None:
     case, tally = LinkCase(), Tally()
-    case.auto.choose(Outlook(ROWS, 1.0, rates, {LINK: 64}, {LINK}), {}, tally)
+    case.auto.choose(StepEstimate(ROWS, 1.0, rates, {LINK: 64}, {LINK}), {}, tally)
     (note,) = tally.notes()
     assert note == f"b0: auto {words}: too little is written to {LINK} at a time to measure its rate"
     assert case.now() == codec and tally.changes() == ()
 
 
 def test_choice_is_not_noted_before_a_step_or_with_a_measured_rate() -> None:
-    early, other = Outlook(ROWS, None, {}, {}, {LINK}), Outlook(ROWS, 1.0, {}, {}, {"x"})
-    for outlook in (early, other, Outlook(ROWS, 1.0, {LINK: 1.0})):
+    early, other = StepEstimate(ROWS, None, {}, {}, {LINK}), StepEstimate(ROWS, 1.0, {}, {}, {"x"})
+    for outlook in (early, other, StepEstimate(ROWS, 1.0, {LINK: 1.0})):
         tally = Tally()
         LinkCase().auto.choose(outlook, {}, tally)
         assert tally.notes() == ()

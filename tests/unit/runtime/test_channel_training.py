@@ -14,7 +14,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import NonFiniteError
 from whale_nebula.report.report import Report
-from whale_nebula.runtime.step import measured
+from whale_nebula.runtime.step import measurements
 
 WIDTH, ROWS = 64, 16
 THERE, BACK = "b0 a->b", "b0 b->a"
@@ -149,7 +149,7 @@ def test_new_basis_and_unused_structure_are_logged_once(caplog: pytest.LogCaptur
 @pytest.fixture
 def fast_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages compute a millisecond a step, however busy this machine is."""
-    monkeypatch.setattr(measured, "slowest", lambda medians, count: 1e-3 if medians else None)
+    monkeypatch.setattr(measurements, "find_slowest_seconds", lambda medians, count: 1e-3 if medians else None)
 
 
 def test_auto_chooses_int4_on_a_slow_link_and_notes_it(fast_stages: None) -> None:

@@ -21,8 +21,8 @@ from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.passes.batch import entries_per_row
 from whale_nebula.runtime.exchange.crossing import Channels
-from whale_nebula.runtime.exchange.post import Post
-from whale_nebula.runtime.exchange.state import AT, ChannelState, Models, Residue, States, Tally
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
+from whale_nebula.runtime.exchange.state import HOST_SEPARATOR, ChannelState, Models, Residue, States, Tally
 from whale_nebula.spec import Value
 from whale_nebula.transport.protocol import Packed
 
@@ -120,7 +120,7 @@ def test_stochastic_rounding_depends_on_the_key_only(change: dict[str, int]) -> 
 
 def test_gradient_rounding_does_not_depend_on_host_names() -> None:
     one, other = Pair(), Pair()
-    other.outgoing_gradient.key = other.outgoing_gradient.key.replace(f"{AT}b", f"{AT}c1/0")
+    other.outgoing_gradient.key = other.outgoing_gradient.key.replace(f"{HOST_SEPARATOR}b", f"{HOST_SEPARATOR}c1/0")
     for pair in (one, other):
         pair.cross(draw_normal(9, COLUMNS))
         pair.cross_back(draw_normal(9, COLUMNS))
@@ -312,11 +312,11 @@ def test_states_of_a_deleted_model_are_dropped() -> None:
     models, ours, theirs, held = Models(), [Variable()], [Variable()], {}
     for number in (models.number(ours), models.number(theirs)):
         States(held, number).put("a->b", ChannelState(steps=number + 1))
-    assert models.find_gone() == set()
+    assert models.find_deleted() == set()
     ours.clear()
     gc.collect()
-    assert models.find_gone() == {0}
-    States(held).forget(models.find_gone())
+    assert models.find_deleted() == {0}
+    States(held).forget(models.find_deleted())
     assert [States(held, number).of("a->b").steps for number in (0, 1)] == [0, 2]
     assert models.number([Variable()]) == 2
 
@@ -363,21 +363,21 @@ ROWS = (4, 3)
 MEBIBYTE = 1 << 20
 
 
-def make_post(micro_batches: int) -> tuple[Post, Value]:
+def make_post(micro_batches: int) -> tuple[LinkExchange, Value]:
     """The exchange of a step whose one boundary has 8 columns, and as many rows as the batch."""
     head = f"codecs int8 none\nmicro {micro_batches}\n"
     plan = cut(head + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)
     channels = Channels(plan, plan.routing, States())
-    return Post(channels, {}, 0, 0, 1.0, rows=ROWS[:micro_batches]), plan.boundaries[0].value
+    return LinkExchange(channels, {}, 0, 0, 1.0, rows=ROWS[:micro_batches]), plan.boundaries[0].value
 
 
-def pack_tensor(post: Post, value: Value, rows: int, micro_batch: int) -> Any:
+def pack_tensor(post: LinkExchange, value: Value, rows: int, micro_batch: int) -> Any:
     crossing = post.crossings.by_value[value]
     lane = post.crossings.lane(crossing, micro_batch)._replace(before=None)
     return post._pack(crossing, lane, micro_batch, tf.ones((rows, 8)), None)
 
 
-def unpack_tensor(post: Post, value: Value, received: Any, micro_batch: int) -> Any:
+def unpack_tensor(post: LinkExchange, value: Value, received: Any, micro_batch: int) -> Any:
     crossing = post.crossings.by_value[value]
     return post._unpack(
         crossing,

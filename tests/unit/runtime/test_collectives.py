@@ -15,8 +15,8 @@ from whale_nebula.runtime.replicas.collectives import (
     Collectives,
     Group,
     apply_packed,
-    buckets,
     can_open,
+    group_into_buckets,
     open_collectives,
 )
 
@@ -142,7 +142,7 @@ class TestPieces:
 class TestPacking:
     def test_buckets_contain_each_tensor_once(self) -> None:
         dtypes = ["float32", "int32", "float32", "float32", "int32"]
-        found = buckets(dtypes, [10, 10, 50, 6, 10], limit=20)
+        found = group_into_buckets(dtypes, [10, 10, 50, 6, 10], limit=20)
         assert sorted(number for bucket in found for number in bucket) == [0, 1, 2, 3, 4]
         assert found == [[0], [1, 4], [2], [3]]
 

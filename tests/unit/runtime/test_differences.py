@@ -17,7 +17,7 @@ from whale_nebula.codec.deltas import LIMIT, Cache, most_bytes
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange.state import At, States, Tally
+from whale_nebula.runtime.exchange.state import States, Tally, TensorPosition
 from whale_nebula.runtime.run import current_run
 from whale_nebula.transport.protocol import Packed
 
@@ -32,7 +32,7 @@ class Ends(Pair):
 
     def send(self, x: np.ndarray, ids: Any, rows: Any = None) -> Any:  # type: ignore[override]
         self.steps += 1
-        return super().send(x, At(self.steps, 0, True), rows, to_ids(ids))
+        return super().send(x, TensorPosition(self.steps, 0, True), rows, to_ids(ids))
 
     def take(self, payload: Any, ids: Any) -> np.ndarray:
         made, _ = self.incoming.take(payload, self.tally, None, to_ids(ids))
@@ -227,7 +227,7 @@ def test_zstd_compresses_changes() -> None:
 def test_decoded_tensors_have_their_original_dtype(dtype: str) -> None:
     ends, x = Ends(INT8_WAY), tf.cast(draw_samples(), dtype)
     for _ in range(2):
-        payload, _ = ends.outgoing.send(x, At(0, 0, True), ends.tally, None, None, to_ids(range(SAMPLES)))
+        payload, _ = ends.outgoing.send(x, TensorPosition(0, 0, True), ends.tally, None, None, to_ids(range(SAMPLES)))
         made, _ = ends.incoming.take(payload, ends.tally, None, to_ids(range(SAMPLES)))
         assert made.dtype == x.dtype and relative_error(to_float32(made), to_float32(x)) < 0.01
 
@@ -236,7 +236,7 @@ def test_codec_alone_is_used_without_matching_ids() -> None:
     ends, x = Ends(INT8_WAY), draw_samples()
     for ids in (None, range(SAMPLES - 1)):
         payload, _ = ends.outgoing.send(
-            tf.constant(x), At(0, 0, True), ends.tally, None, None, None if ids is None else to_ids(ids)
+            tf.constant(x), TensorPosition(0, 0, True), ends.tally, None, None, None if ids is None else to_ids(ids)
         )
         made, _ = ends.incoming.take(payload, ends.tally)
         assert (
@@ -264,7 +264,7 @@ def test_different_ids_at_the_other_end_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="or different samples"):
         ends.take(ends.send(x, range(SAMPLES)), range(100, 100 + SAMPLES))
     with pytest.raises(RemoteProtocolError, match="whose samples are not cached"):
-        Ends(INT8_WAY).into.take(Ends(INT8_WAY).send(x, range(SAMPLES)), Tally())
+        Ends(INT8_WAY).incoming.take(Ends(INT8_WAY).send(x, range(SAMPLES)), Tally())
 
 
 def test_truncated_payload_is_refused() -> None:

@@ -19,8 +19,8 @@ from whale_nebula.errors import DeadlineError
 from whale_nebula.ir.routing import Routing
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.crossing import Channels, Crossings
-from whale_nebula.runtime.exchange.post import Post
-from whale_nebula.runtime.exchange.state import AT, ChannelState, States, Tally, note_changes
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
+from whale_nebula.runtime.exchange.state import HOST_SEPARATOR, ChannelState, States, Tally, note_changes
 from whale_nebula.transport import MemoryNetwork
 
 CHANNEL = "gpu->npu float32[?,4] 1"
@@ -29,7 +29,7 @@ FULL = f"model 0: {CHANNEL}"
 
 def make_states(version: int, end: str = "gpu/0") -> States:
     made = States()
-    made.put(f"{CHANNEL}{AT}{end}", ChannelState(steps=3, version=version, structure=np.ones(2)))
+    made.put(f"{CHANNEL}{HOST_SEPARATOR}{end}", ChannelState(steps=3, version=version, structure=np.ones(2)))
     return made
 
 
@@ -78,7 +78,7 @@ def test_channels_of_another_model_are_kept() -> None:
     here = make_states(4)
     here.model = 1
     assert here.drop({"there": {f"model 1: {CHANNEL}": 3}}, [CHANNEL]) == [f"model 1: {CHANNEL}"]
-    assert list(here.held) == [f"{FULL}{AT}gpu/0"]
+    assert list(here.held) == [f"{FULL}{HOST_SEPARATOR}gpu/0"]
 
 
 def test_ends_are_those_of_coded_channels() -> None:
@@ -91,8 +91,8 @@ def test_ends_are_those_of_coded_channels() -> None:
     assert set().union(*of.values()) == everything
     for name in everything:
         assert sum(name in ends for ends in of.values()) >= 2, "each channel has an end at both sides"
-    coded = [each for each in crossings.of_boundaries if each.way.coded]
-    assert len(everything) == len(coded) < len(crossings.of_boundaries)
+    coded = [each for each in crossings.boundary_crossings if each.way.coded]
+    assert len(everything) == len(coded) < len(crossings.boundary_crossings)
     assert crossings.ends(lambda host: False) == ()
     together = Crossings(crossings.cut, Routing.plain(["one"] * len(crossings.routing.hosts)))
     assert together.ends(lambda host: True) == (), "within a host nothing crosses"
@@ -107,14 +107,14 @@ def test_reports_of_both_ends_count_once() -> None:
     tally = Tally()
     for _ in range(2):
         tally.add(NAME, SENT)
-        tally.took(NAME, BoundaryReport("int8", 400, 100, 120, 1, decode_seconds=0.25))
+        tally.add_received(NAME, BoundaryReport("int8", 400, 100, 120, 1, decode_seconds=0.25))
     found = tally.reports()[NAME]
     assert found == BoundaryReport("int8", 800, 200, 240, 2, 1.0, 0.5, 0.01)
 
 
 def test_report_of_an_incoming_end_alone_is_used() -> None:
     tally = Tally()
-    tally.took(NAME, BoundaryReport("int8", 400, 100, 120, 1, decode_seconds=0.25))
+    tally.add_received(NAME, BoundaryReport("int8", 400, 100, 120, 1, decode_seconds=0.25))
     assert tally.reports() == {NAME: BoundaryReport("int8", 400, 100, 120, 1, decode_seconds=0.25)}
 
 
@@ -132,7 +132,7 @@ def test_repeated_note_is_reported_once_a_step() -> None:
     tally = Tally()
     for _ in range(3):
         tally.add(NAME, BoundaryReport(notes=("it is so",)))
-    tally.took(NAME, BoundaryReport(notes=("it is so",)))
+    tally.add_received(NAME, BoundaryReport(notes=("it is so",)))
     assert tally.notes() == (f"{NAME}: it is so",)
     assert tally.reports()[NAME].notes == ("it is so",)
 
@@ -140,8 +140,8 @@ def test_repeated_note_is_reported_once_a_step() -> None:
 def test_first_reason_to_skip_a_step_is_kept() -> None:
     tally = Tally()
     assert tally.left_out == ""
-    tally.leave_out("one")
-    tally.leave_out("two")
+    tally.skip_step("one")
+    tally.skip_step("two")
     assert tally.left_out == "one"
 
 
@@ -185,18 +185,18 @@ VALUE = PLAN.boundaries[0].value
 HERE, THERE = (PLAN.routing.first(stage) for stage in (0, 1))
 
 
-def make_post(patience: float = 20.0) -> Post:
+def make_post(patience: float = 20.0) -> LinkExchange:
     network = MemoryNetwork({})
     links = {pair: network.link(*pair, *pair) for pair in ((HERE, THERE), (THERE, HERE))}
     channels = Channels(PLAN, PLAN.routing, States())
-    return Post(channels, links, 0, 0, patience, slices=((), ()))
+    return LinkExchange(channels, links, 0, 0, patience, slices=((), ()))
 
 
 def make_tensor(micro_batch: int) -> Any:
     return tf.random.stateless_normal((32, 64), (micro_batch, 0))
 
 
-def put(post: Post, micro_batch: int) -> None:
+def put(post: LinkExchange, micro_batch: int) -> None:
     post.put(VALUE, micro_batch, make_tensor(micro_batch))
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, Program, Request, Variable
-from whale_nebula.runtime.step.gradients import Sums, merge, sum_over_stages
+from whale_nebula.runtime.step.gradients import GradientSums, merge, sum_over_stages
 from whale_nebula.spec import Spec, Value
 
 ROWS, LENGTH, WIDTH, TOKENS = 8, 5, 4, 7
@@ -183,7 +183,7 @@ def make_part(stage: int, *values: int) -> GradientPart:
 
 
 def test_dense_gradients_are_added_in_stage_order() -> None:
-    first, second = Sums(make_program()), Sums(make_program())
+    first, second = GradientSums(make_program()), GradientSums(make_program())
     first.add(0, make_part(0), [tf.fill((2, 3), 1e8)])
     second.add(0, make_part(1), [tf.fill((2, 3), 1.0)])
     second.add(0, make_part(1), [tf.fill((2, 3), -1e8)])
@@ -192,7 +192,7 @@ def test_dense_gradients_are_added_in_stage_order() -> None:
 
 
 def test_dense_and_sparse_gradients_of_a_tied_variable_are_added() -> None:
-    dense, sparse = Sums(make_program()), Sums(make_program())
+    dense, sparse = GradientSums(make_program()), GradientSums(make_program())
     dense.add(0, make_part(1), [tf.ones((2, 3))])
     sparse.add(0, make_part(0, 1, 2), [tf.ones((2, 3)), tf.constant([1, 1])])
     found = sum_over_stages(make_program(), {**dense.parts(), **sparse.parts()})

@@ -20,21 +20,21 @@ from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import Elsewhere, LinkReport, Span, StageReport, WorkerReport
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
 from whale_nebula.runtime.step.distributed import pack_report, parse_reports
-from whale_nebula.runtime.step.measured import (
+from whale_nebula.runtime.step.measurements import (
     CLOSE,
     EVERY,
     LARGE,
     WORTH,
     LineRates,
-    Look,
-    Measured,
-    better_orders,
+    SpeedSampler,
+    StageMeasurements,
     changes,
-    looked_at,
-    paces_of_trips,
+    compute_paces,
+    find_slowest_seconds,
+    improve_orders,
+    is_sampled,
     parse_speeds,
     replicas,
-    slowest,
     slowness,
 )
 from whale_nebula.schedule.lines import Work, uniform
@@ -66,7 +66,7 @@ def step(*seconds: float, kind: str = "fused") -> Clocks:
 
 
 def test_speed_sample_is_the_median_without_the_warm_up_step() -> None:
-    look = Look()
+    look = SpeedSampler()
     for steps, seconds in enumerate([(9.0, 9.0), (0.2, 0.1), (0.2, 0.2), (5.0, 0.2)]):
         assert not look.seconds
         look.add(steps, step(*seconds))
@@ -74,7 +74,7 @@ def test_speed_sample_is_the_median_without_the_warm_up_step() -> None:
 
 
 def test_speed_sample_adds_directions_and_phases() -> None:
-    look = Look()
+    look = SpeedSampler()
     for steps in range(4):
         both = step(0.25, 0.25, kind="forward")
         both.stages[Seat(1)].spans.append(Span("npu.0", "backward 0", 0.0, 0.5, 0))
@@ -84,7 +84,7 @@ def test_speed_sample_adds_directions_and_phases() -> None:
 
 
 def test_speed_sample_stays_until_the_next_one_is_complete() -> None:
-    look = Look()
+    look = SpeedSampler()
     for steps in range(2 * EVERY):
         look.add(steps, step(0.5 if steps < EVERY else 0.25))
         assert look.seconds == ({} if steps < 3 else {"1": 0.5} if steps < EVERY + 3 else {"1": 0.25})
@@ -104,28 +104,28 @@ def test_speeds_of_a_stage_need_all_replicas() -> None:
 
 def test_faster_replica_takes_more_micro_batches() -> None:
     cut = plan()
-    assert better_orders(cut, {1: {"npu/0": 0.2, "npu/1": 0.1}}) == ((), (1, 0, 1))
-    assert better_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.2}}) == ((), (0, 1, 0))
+    assert improve_orders(cut, {1: {"npu/0": 0.2, "npu/1": 0.1}}) == ((), (1, 0, 1))
+    assert improve_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.2}}) == ((), (0, 1, 0))
 
 
 def test_small_speed_differences_change_no_order() -> None:
-    assert better_orders(plan(6), {1: {"npu/0": 0.2, "npu/1": 0.15}}) == ()
-    assert better_orders(plan(2), {1: {"npu/0": 0.4, "npu/1": 0.1}}) == ()
+    assert improve_orders(plan(6), {1: {"npu/0": 0.2, "npu/1": 0.15}}) == ()
+    assert improve_orders(plan(2), {1: {"npu/0": 0.4, "npu/1": 0.1}}) == ()
 
 
 def test_order_becomes_equal_again_when_speeds_become_equal() -> None:
     cut = plan(turns=(1, 0, 1))
-    assert better_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}}) == ()
+    assert improve_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}}) == ()
     assert list(changes(cut, plan())) == ["the replicas of npu now take 3 : 3 micro-batches instead of 2 : 4"]
 
 
 def test_configured_speeds_are_not_overridden() -> None:
-    assert better_orders(plan(speeds=(1.0, 1.0)), {1: {"npu/0": 0.4, "npu/1": 0.1}}) == ()
+    assert improve_orders(plan(speeds=(1.0, 1.0)), {1: {"npu/0": 0.4, "npu/1": 0.1}}) == ()
 
 
 def test_replicas_on_one_worker_share_its_micro_batches() -> None:
     cut = plan(9, "npu/0", "npu/1", "npu/0")
-    assert take_counts(better_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}})[1], 3, 9)[1] in (4, 5)
+    assert take_counts(improve_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}})[1], 3, 9)[1] in (4, 5)
 
 
 @given(
@@ -140,7 +140,7 @@ def test_order_is_stable_under_small_changes(seconds: list[float], noise: list[f
     cut = plan(count, *hosts, turns=best)
     shaken = [each * much for each, much in zip(seconds, noise, strict=False)]
     assert 1.0 / (1.0 - WORTH) > 1.03 / 0.97
-    assert better_orders(cut, {1: dict(zip(hosts, shaken, strict=True))}) == cut.orders
+    assert improve_orders(cut, {1: dict(zip(hosts, shaken, strict=True))}) == cut.orders
 
 
 def test_replica_reports_follow_from_the_measured_speeds() -> None:
@@ -151,7 +151,7 @@ def test_replica_reports_follow_from_the_measured_speeds() -> None:
 
 
 def test_speed_samples_are_rare() -> None:
-    assert sum(map(looked_at, range(1000))) <= 50
+    assert sum(map(is_sampled, range(1000))) <= 50
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_order_is_not_changed_with_stateful_codecs(codec: str, moves: bool) -> N
     workers = Worker("gpu/0", "gpu", (0,)), Worker("npu/0", "npu", (1,)), Worker("npu/1", "npu", (1,))
     boundary = Boundary(0, Value(0), 0, 0, (1,), True, codec=codec)
     cut = replace(cut, program=replace(cut.program, graph=graph), workers=workers, boundaries=(boundary,))
-    assert bool(better_orders(cut, {1: {"npu/0": 0.2, "npu/1": 0.1}})) is moves
+    assert bool(improve_orders(cut, {1: {"npu/0": 0.2, "npu/1": 0.1}})) is moves
 
 
 # -------------------- Estimates for lines and stages before a step
@@ -226,10 +226,10 @@ def test_outlook_counts_outgoing_links_and_the_last_step() -> None:
 
 
 def test_slowest_stage_adds_phases_and_directions() -> None:
-    assert slowest({}, 4) is None
-    assert slowest({"once": 3.0}, 4) is None
+    assert find_slowest_seconds({}, 4) is None
+    assert find_slowest_seconds({"once": 3.0}, 4) is None
     medians = {"0.0.forward": 1.0, "1.0.backward": 2.0, "0.1.fused": 2.5}
-    assert slowest(medians, 2) == 6.0
+    assert find_slowest_seconds(medians, 2) == 6.0
 
 
 # ---------------------------------------------------------------------- real lines and small messages
@@ -251,7 +251,7 @@ def test_adjacent_small_messages_count_as_one_large_message() -> None:
 def test_messages_that_do_not_fill_the_link_give_no_rate(count: int, gap: float) -> None:
     seen = LineRates((LINK,), parse_links("80mbit"))
     seen.add(make_spans(count, LARGE // 4, 1e-5, gap))
-    assert rate(seen) == 1e7 and seen.outlook([1], {}).unseen == {LINK}
+    assert rate(seen) == 1e7 and seen.outlook([1], {}).unmeasured == {LINK}
 
 
 def test_pause_between_messages_does_not_count_as_transfer_time() -> None:
@@ -268,15 +268,15 @@ def test_pause_between_messages_does_not_count_as_transfer_time() -> None:
 
 def test_unseen_links_carried_bytes_without_a_measured_rate() -> None:
     seen = LineRates((LINK, "npu->gpu"), parse_links(None))
-    assert not seen.outlook([1], {}).unseen
+    assert not seen.outlook([1], {}).unmeasured
     seen.add([make_span(10, 1e-6)])
-    assert seen.outlook([1], {}).unseen == {LINK}
+    assert seen.outlook([1], {}).unmeasured == {LINK}
     seen.add([make_span(LARGE_MESSAGE, 1.0)])
     seen.add([make_span(10, 1e-6)])
-    assert not seen.outlook([1], {}).unseen
+    assert not seen.outlook([1], {}).unmeasured
     exact = LineRates((LINK,), parse_links(None), exact=True)
     exact.add([make_span(10, 0.0)])
-    assert not exact.outlook([1], {}).unseen
+    assert not exact.outlook([1], {}).unmeasured
 
 
 # -------------------- Timings of the first micro-batch in stages of several processes, and the resulting in-flig
@@ -298,7 +298,7 @@ def simulate_medians(compute: float, hold: float, delay: float, count: int = 8, 
     for stage in range(STAGES):
         places = (stage, _LINES[stage])
         spans, lines = ([convert_span(each) for each in timeline.spans if each.place == place] for place in places)
-        measured = Measured(CUT, [], Links())
+        measured = StageMeasurements(CUT, [], Links())
         for _ in range(steps):
             measured.add(make_clocks(stage, spans, lines))
         medians |= measured.medians()
@@ -314,12 +314,12 @@ def convert_span(span: Any) -> Span:
 
 
 def find_limit(seen: dict[str, float]) -> int:
-    (pace,) = paces_of_trips(CUT, seen)
+    (pace,) = compute_paces(CUT, seen)
     return limits("eager-1f1b", STAGES, 8, pace=pace)[0]
 
 
 def test_pace_is_computed_from_round_trips() -> None:
-    (pace,) = paces_of_trips(CUT, simulate_medians(0.15, hold=0.07, delay=0.02))
+    (pace,) = compute_paces(CUT, simulate_medians(0.15, hold=0.07, delay=0.02))
     assert pace == Pace(pytest.approx(0.15), (pytest.approx(0.18),), pytest.approx(0.07))
 
 
@@ -344,10 +344,8 @@ def test_slow_link_limits_in_flight_micro_batches() -> None:
 
 
 def test_pace_needs_medians_of_all_stages() -> None:
-    assert paces_of_trips(CUT, simulate_medians(0.15, hold=0.07, delay=0.02, steps=1) | {}) == [
-        Pace(0.15, (0.15,), 0.0)
-    ]
-    assert paces_of_trips(CUT, {}) == []
+    assert compute_paces(CUT, simulate_medians(0.15, hold=0.07, delay=0.02, steps=1) | {}) == [Pace(0.15, (0.15,), 0.0)]
+    assert compute_paces(CUT, {}) == []
 
 
 # -------------------- Exchanged measurements of a step: round trips, and invalid ones are ignored

@@ -42,7 +42,7 @@ def gradient_of_rows(tape: Any, e: Any, r: Any, made: Any) -> Any:
     return tape.gradient(made["loss"], made["rows"])
 
 
-def compute_requested_gradients(request: GradientRequest, micro_batch: int, links: str | None = None) -> list[Any]:
+def compute_requested_gradients(compute: GradientRequest, micro_batch: int, links: str | None = None) -> list[Any]:
     """What a step returns that asks for gradients of values that it has made; without micro-batches it is not cut."""
     weights = tf.Variable(WEIGHTS)
 
@@ -58,7 +58,7 @@ def compute_requested_gradients(request: GradientRequest, micro_batch: int, link
                 loss = 3 * tf.reduce_mean(mean) + tf.reduce_sum(0.1 * added) + 0.5 * number
                 squares = tf.reduce_mean(r**2)
         made = {"rows": r, "mean": mean, "sum": added, "number": number, "loss": loss, "squares": squares}
-        return request(tape, e, r, made)
+        return compute(tape, e, r, made)
 
     if not micro_batch:
         return [each.numpy() for each in tf.nest.flatten(step(tf.constant(ROWS)))]
@@ -67,7 +67,7 @@ def compute_requested_gradients(request: GradientRequest, micro_batch: int, link
 
 
 @pytest.mark.parametrize(
-    ("request", "links"),
+    ("compute", "links"),
     [
         (gradient_of_weights, None),
         (gradient_of_mean, "10gbit,0ms"),
@@ -75,23 +75,23 @@ def compute_requested_gradients(request: GradientRequest, micro_batch: int, link
         (gradient_of_rows, "10gbit,0ms"),
     ],
 )
-def test_gradients_of_intermediate_values_are_merged_exactly(request: GradientRequest, links: str | None) -> None:
+def test_gradients_of_intermediate_values_are_merged_exactly(compute: GradientRequest, links: str | None) -> None:
     for one, other in zip(
-        compute_requested_gradients(request, 0), compute_requested_gradients(request, 3, links), strict=True
+        compute_requested_gradients(compute, 0), compute_requested_gradients(compute, 3, links), strict=True
     ):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
 
 
 def test_gradient_that_cannot_be_merged_is_refused() -> None:
-    def request(tape: Any, e: Any, r: Any, made: Any) -> Any:
+    def compute(tape: Any, e: Any, r: Any, made: Any) -> Any:
         with tape:
             across = tf.transpose(r)
             loss = tf.reduce_mean(across**2)
         return tape.gradient(loss, across)
 
-    assert compute_requested_gradients(request, 0)[0].shape == (4, 8)
+    assert compute_requested_gradients(compute, 0)[0].shape == (4, 8)
     with pytest.raises(BatchCoupledError, match="a requested gradient") as caught:
-        compute_requested_gradients(request, 3)
+        compute_requested_gradients(compute, 3)
     assert "axis 1" in caught.value.why
 
 
@@ -176,10 +176,10 @@ def test_lower_bound_assertion_on_a_maximum_is_refused() -> None:
 
 
 # --------------------------------------------------------------------------- seeds, whole numbers, row numbers
-def compute_results(request: Callable[[Any], Any], micro_batch: int) -> Any:
+def compute_results(compute: Callable[[Any], Any], micro_batch: int) -> Any:
     """What a step returns that asks something of its rows; without micro-batches it is not cut."""
     if not micro_batch:
-        return request(tf.constant(ROWS)).numpy()
+        return compute(tf.constant(ROWS)).numpy()
 
     @nb.function
     def step(x: Any) -> Any:
@@ -188,7 +188,7 @@ def compute_results(request: Callable[[Any], Any], micro_batch: int) -> Any:
                 h = x * 1.0
             with nb.stage(cluster="npu"):
                 r = h * 1.0
-        return request(r)
+        return compute(r)
 
     return step(ROWS).numpy()
 
@@ -213,7 +213,7 @@ def add_noise_and_update_seed(r: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "request",
+    "compute",
     [
         gather_every_second,
         gather_twice,
@@ -224,10 +224,10 @@ def add_noise_and_update_seed(r: Any) -> Any:
         lambda r: tf.random.stateless_categorical(tf.zeros_like(r), 5, seed=[1, 2]),
     ],
 )
-def test_values_of_the_whole_batch_are_refused(request: Callable[[Any], Any]) -> None:
-    assert compute_results(request, 0).size
+def test_values_of_the_whole_batch_are_refused(compute: Callable[[Any], Any]) -> None:
+    assert compute_results(compute, 0).size
     with pytest.raises(BatchCoupledError):
-        compute_results(request, 4)
+        compute_results(compute, 4)
 
 
 def test_row_blocks_of_unknown_size_are_merged_exactly() -> None:

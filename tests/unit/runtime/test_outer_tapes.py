@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import GradientError
-from whale_nebula.runtime.step.engine import refusing
-from whale_nebula.runtime.step.results import Later
+from whale_nebula.runtime.step.engine import refuse_outer_gradients
+from whale_nebula.runtime.step.results import PendingResult
 
 X = tf.constant(np.linspace(-1.0, 1.0, 32, dtype="float32").reshape(8, 4))
 
@@ -128,7 +128,7 @@ def test_pending_result_is_resolved_under_an_outer_tape() -> None:
     promise.set_result([tf.constant(2.0)])
     weight = tf.Variable(1.0)
     with tf.GradientTape() as tape:
-        (loss,) = refusing("step", [weight], [], [Later(promise, 0, Spec("float32", ()))])
+        (loss,) = refuse_outer_gradients("step", [weight], [], [PendingResult(promise, 0, Spec("float32", ()))])
         doubled = 2.0 * loss
     assert float(doubled) == 4.0
     with pytest.raises(GradientError, match="step"):

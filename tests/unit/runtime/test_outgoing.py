@@ -12,7 +12,7 @@ from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NonFiniteError
 from whale_nebula.runtime.exchange import ends as channel_ends
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import At, Residue, States, Tally
+from whale_nebula.runtime.exchange.state import Residue, States, Tally, TensorPosition
 from whale_nebula.transport.protocol import Packed
 
 ROWS, COLUMNS = 48, 64
@@ -93,9 +93,9 @@ def test_evaluation_reports_the_error_that_training_measured() -> None:
 def test_error_is_measured_for_the_first_micro_batch_only() -> None:
     tally, way = Tally(), parse_way("int4")
     out = Outgoing("b0 a->b", "x at a", way, States())
-    out.send(draw_low_rank(), At(0, 0, True), tally)
+    out.send(draw_low_rank(), TensorPosition(0, 0, True), tally)
     first = tally.reports()["b0 a->b"].error
-    out.send(draw_low_rank(1), At(0, 1, True), tally)
+    out.send(draw_low_rank(1), TensorPosition(0, 1, True), tally)
     assert tally.reports()["b0 a->b"].error == first
 
 
@@ -115,7 +115,7 @@ def test_numbers_clamped_by_fp16_are_counted_in_every_micro_batch(way: str) -> N
     x[3, 5], x[7, 1], x[9, 9] = 1e6, -7e4, 65504.0
     tally, out = Tally(), Outgoing("b0 a->b", "x at a", parse_way(way), States())
     for micro_batch in range(2):
-        out.send(tf.constant(x), At(2, micro_batch, True), tally)
+        out.send(tf.constant(x), TensorPosition(2, micro_batch, True), tally)
     found = tally.reports()["b0 a->b"]
     assert found.clamped == 4
     assert found.notes == ("numbers beyond 65504 are clamped by fp16",)
@@ -157,7 +157,7 @@ def send_once(
 ) -> tuple[Any, Tally, States]:  # fmt: skip
     tally, states = Tally(), States() if states is None else states
     out = Outgoing("b0 a->b", "x at a", parse_way(way), states, back, stage="a")
-    at = At(step, micro_batch, training)
+    at = TensorPosition(step, micro_batch, training)
     payload, _ = out.send(x, at, tally, Residue(dims=tuple(x.shape)) if back else None, rows, np.arange(16))
     return payload, tally, states
 

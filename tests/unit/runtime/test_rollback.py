@@ -25,7 +25,7 @@ from whale_nebula.errors import (
 from whale_nebula.errors.text import remove_folders
 from whale_nebula.ir.canonical import digest_lines, first_difference
 from whale_nebula.runtime.session.session import Session, failure_fields
-from whale_nebula.runtime.step.rollback import Guard, Whereabouts
+from whale_nebula.runtime.step.rollback import Guard, OpLocations
 from whale_nebula.transport import MemoryNetwork
 
 
@@ -44,7 +44,7 @@ def make_guard() -> tuple[Guard, tf.Variable, tf.Variable]:
 
 def test_rollback_restores_variables_that_the_forward_wrote() -> None:
     guarded, seed, weight = make_guard()
-    with pytest.raises(ZeroDivisionError), guarded.undone():
+    with pytest.raises(ZeroDivisionError), guarded.roll_back_on_failure():
         seed.assign(2.0)
         weight.assign(2.0)
         raise ZeroDivisionError
@@ -53,7 +53,7 @@ def test_rollback_restores_variables_that_the_forward_wrote() -> None:
 
 def test_rollback_restores_nothing_after_an_update_has_begun() -> None:
     guarded, seed, _ = make_guard()
-    with pytest.raises(ZeroDivisionError), guarded.undone():
+    with pytest.raises(ZeroDivisionError), guarded.roll_back_on_failure():
         seed.assign(2.0)
         guarded.begin()
         raise ZeroDivisionError
@@ -63,9 +63,9 @@ def test_rollback_restores_nothing_after_an_update_has_begun() -> None:
 def test_skipped_update_is_rolled_back() -> None:
     guarded, seed, weight = make_guard()
     seed.assign(2.0)
-    guarded.without_trace(lambda: weight.assign(5.0))()
+    guarded.roll_back_if_skipped(lambda: weight.assign(5.0))()
     assert (float(seed), float(weight)) == (1.0, 1.0)
-    guarded.without_trace(lambda: weight.assign(5.0), out=False)()
+    guarded.roll_back_if_skipped(lambda: weight.assign(5.0), out=False)()
     assert float(weight) == 5.0
 
 
@@ -77,7 +77,7 @@ def test_skipped_update_that_fails_is_rolled_back() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        guarded.without_trace(update)()
+        guarded.roll_back_if_skipped(update)()
     assert float(weight) == 1.0
 
 
@@ -89,7 +89,7 @@ def test_skipped_update_restores_own_variables_only() -> None:
         own.assign(2.0)
         other.assign(2.0)
 
-    guarded.without_trace(update)()
+    guarded.roll_back_if_skipped(update)()
     assert (float(own), float(other)) == (1.0, 2.0)
 
 
@@ -108,7 +108,7 @@ def test_failure_names_stage_phase_and_micro_batch() -> None:
     ("phases", "message"), [(1, "failed in micro-batch 2"), (2, "failed in phase 0, micro-batch 2")]
 )
 def test_failure_names_the_phase_only_among_several(phases: int, message: str) -> None:
-    guarded = Guard({}, [], whereabouts=Whereabouts(phases=phases))
+    guarded = Guard({}, [], locations=OpLocations(phases=phases))
     with pytest.raises(StageFailedError, match=message), guarded.piece("a", 0, 2, "forward"):
         divide_by_zero_in_function()
 
@@ -142,9 +142,9 @@ def test_op_in_a_branch_is_located_at_the_line_of_the_branch() -> None:
     graph = tf.Graph()
     with graph.as_default():
         tf.debugging.assert_greater(tf.compat.v1.placeholder(tf.float32), 100.0)
-    line = Whereabouts(graph).line("assert_greater/Assert/AssertGuard/Assert")
+    line = OpLocations(graph).line("assert_greater/Assert/AssertGuard/Assert")
     assert line.startswith(f"{__file__}:")
-    assert Whereabouts(graph).line("elsewhere/Assert") == ""
+    assert OpLocations(graph).line("elsewhere/Assert") == ""
 
 
 # -------------------- The report of an error to other processes: in a private run without anything that may cont

@@ -18,7 +18,7 @@ from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError, LinkClosedError
 from whale_nebula.runtime.keras import _arguments
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.step.results import Later
+from whale_nebula.runtime.step.results import PendingResult
 from whale_nebula.runtime.step.step import Step, takes, widen_signature
 from whale_nebula.spec import Spec
 
@@ -226,11 +226,11 @@ def promise() -> Future[Any]:
 
 
 @pytest.fixture
-def loss(promise: Future[Any]) -> Later:
-    return Later(promise, 0, Spec("float32", ()))
+def loss(promise: Future[Any]) -> PendingResult:
+    return PendingResult(promise, 0, Spec("float32", ()))
 
 
-def test_pending_result_has_its_dtype_and_shape(loss: Later) -> None:
+def test_pending_result_has_its_dtype_and_shape(loss: PendingResult) -> None:
     assert (loss.dtype, loss.shape.rank) == (tf.float32, 0)
     assert len({loss, loss}) == 1
 
@@ -252,7 +252,7 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_pending_result_reads_like_the_tensor(promise: Future[Any], loss: Later, read: Any) -> None:
+def test_pending_result_reads_like_the_tensor(promise: Future[Any], loss: PendingResult, read: Any) -> None:
     tensor = tf.constant(2.25)
     promise.set_result([tensor])
     cast = tf.cast(tensor, tf.float64) if read is READS["cast"] else read(tensor)
@@ -260,7 +260,9 @@ def test_pending_result_reads_like_the_tensor(promise: Future[Any], loss: Later,
 
 
 @pytest.mark.parametrize("read", [READS["float"], READS["op"], READS["repr"], READS["numpy"], READS["array"]])
-def test_failure_of_a_pending_result_is_raised_when_it_is_read(promise: Future[Any], loss: Later, read: Any) -> None:
+def test_failure_of_a_pending_result_is_raised_when_it_is_read(
+    promise: Future[Any], loss: PendingResult, read: Any
+) -> None:
     promise.set_exception(LinkClosedError("worker 'npu/0' is gone"))
     with pytest.raises(LinkClosedError, match="'npu/0' is gone"):
         read(loss)

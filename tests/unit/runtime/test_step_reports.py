@@ -13,7 +13,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.unit.report.making import full
 from whale_nebula.report.records import EXCHANGE, ONCE
-from whale_nebula.runtime.step.results import scalar_results
+from whale_nebula.runtime.step.results import find_scalar_results
 from whale_nebula.runtime.tensorboard import EventFiles
 
 ROWS, WIDTH = 8, 16
@@ -191,10 +191,10 @@ def test_names_of_scalar_results() -> None:
     with tf.Graph().as_default():
         one, many = tf.constant(1.0), tf.zeros([3])
         indexed = tf.IndexedSlices(many, tf.constant([0, 1, 2]))
-        found = scalar_results((many, indexed, {"b": one, "a": (many, one)}, tf.constant("text"), tf.constant(7)))
+        found = find_scalar_results((many, indexed, {"b": one, "a": (many, one)}, tf.constant("text"), tf.constant(7)))
         assert (found.names, found.places) == (("2/a/1", "2/b", "4"), (4, 5, 7))
-        assert scalar_results(one).names == ("result",)
-    assert dict(scalar_results(one).of([tf.constant(0.5)])) == {"result": 0.5}
+        assert find_scalar_results(one).names == ("result",)
+    assert dict(find_scalar_results(one).of([tf.constant(0.5)])) == {"result": 0.5}
 
 
 def read_events(folder: Path) -> list[Any]:

@@ -40,7 +40,7 @@ from whale_nebula.runtime.checkpoint.level import Level, Notices, guess_between_
 from whale_nebula.runtime.checkpoint.memories import Memories
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.writing import Snapshot
-from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
+from whale_nebula.runtime.local_sgd.step import LocalSgdRunner, OwnClusterRunner
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import keras_training
 
@@ -103,7 +103,7 @@ class Checkpoints:
     leading: Leading = field(default_factory=Leading)
     known: Known = field(init=False)
     _batch: str = ""
-    _apart: dict[str, BetweenClusters] = field(default_factory=dict)
+    _apart: dict[str, LocalSgdRunner] = field(default_factory=dict)
     _turns: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
     _ended: bool = False
@@ -153,7 +153,7 @@ class Checkpoints:
         """Register the variables of a program, and restore them if the run resumes from a checkpoint."""
         program, self.read = engine.name, True
         self._turns[program] = self.known.turns
-        if isinstance(engine.runner, BetweenClusters):
+        if isinstance(engine.runner, LocalSgdRunner):
             self._apart[program] = engine.runner
         trainable = {variable.path for variable in engine.cut.program.variables if variable.trainable}
         variables = engine.captured.variables
@@ -290,7 +290,7 @@ class Checkpoints:
         step, runner = self.position.step, self._apart[self.position.program]
         notices.poll()
         found = notices.take_due(step)
-        if self.group.worker == self.group.everyone[0] and isinstance(runner, TrainsApart):
+        if self.group.worker == self.group.everyone[0] and isinstance(runner, OwnClusterRunner):
             self._guess_failures()
             for number, level in enumerate(self.levels):
                 if number not in notices.due and level not in found and level.is_due(step):

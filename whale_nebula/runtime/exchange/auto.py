@@ -32,12 +32,12 @@ _UNKNOWN = (1, 4096)  # stands for the shape of a tensor of unknown rank
 
 
 @dataclass(frozen=True)
-class Outlook:
+class StepEstimate:
     """Estimates for a step before it begins.
 
     `rows` are those of its micro-batches, `compute` the computing seconds of the slowest stage (None: not measured
     yet). By link, "a->b": `rates` are bytes a second, where a missing link takes no time; `carried` are the bytes of
-    the previous step. For `unseen` links no rate was measured although they transferred data: their `rates` are the
+    the previous step. For `unmeasured` links no rate was measured although they transferred data: their `rates` are the
     configured ones.
     """
 
@@ -45,7 +45,7 @@ class Outlook:
     compute: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     carried: Mapping[str, int] = field(default_factory=dict)
-    unseen: Collection[str] = ()
+    unmeasured: Collection[str] = ()
 
 
 class Direction(NamedTuple):
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
 
 
 @dataclass
-class Auto:
+class CodecChooser:
     """Chooses the precision of all directions of a program that this process sends."""
 
     directions: Sequence[Direction]
@@ -80,7 +80,7 @@ class Auto:
     _measured: bool = False
     _steps: int = 0
 
-    def choose(self, outlook: Outlook, last: Mapping[str, BoundaryReport], tally: Tally) -> None:
+    def choose(self, outlook: StepEstimate, last: Mapping[str, BoundaryReport], tally: Tally) -> None:
         """Choose rungs before a step; `last` is the previous step's report of its boundaries."""
         self._steps += 1
         first = outlook.compute is not None and not self._measured
@@ -102,7 +102,7 @@ class Auto:
         steps = self.states.of(direction.key).steps if self.training else self._steps - 1
         return (steps - direction.way.start) % EVERY == 0
 
-    def _choice(self, link: str, outlook: Outlook, last: Mapping[str, BoundaryReport]) -> Choice:
+    def _choice(self, link: str, outlook: StepEstimate, last: Mapping[str, BoundaryReport]) -> Choice:
         rate, compute = outlook.rates.get(link), GUESS if outlook.compute is None else outlook.compute
         if not rate:
             return Choice(0, 0.0, compute)
@@ -111,7 +111,7 @@ class Auto:
         sizes = [self._sizes(each, outlook.rows, last.get(each.label)) for each in shared]
         rest = max(outlook.carried.get(link, 0) - own, 0)
         held = [(rest + sum(rung)) / rate for rung in zip(*sizes, strict=True)]
-        rung = mildest(held, compute, max(self.states.of(each.key).rung for each in shared))
+        rung = find_mildest(held, compute, max(self.states.of(each.key).rung for each in shared))
         return Choice(rung, held[rung], compute)
 
     def _sizes(self, direction: Direction, rows: Sequence[int], last: BoundaryReport | None) -> list[float]:
@@ -130,10 +130,10 @@ class Auto:
         tally.note_change(direction.label, f"auto chooses {direction.way.rungs[choice.rung] or NONE}: {choice}")
 
 
-def _note_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
+def _note_unseen(direction: Direction, outlook: StepEstimate, tally: Tally) -> None:
     """Add a note if the choice depends on the config alone."""
     for link in direction.links:
-        if link in outlook.unseen and outlook.compute is not None:
+        if link in outlook.unmeasured and outlook.compute is not None:
             rate = outlook.rates.get(link)
             free = "assumes that the link is free, as configured"
             so = f"uses the configured {8e-6 * rate:.4g}mbit" if rate else free
@@ -141,7 +141,7 @@ def _note_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
             tally.add(direction.label, BoundaryReport(notes=(note,)))
 
 
-def mildest(held: Sequence[float], compute: float, now: int) -> int:
+def find_mildest(held: Sequence[float], compute: float, now: int) -> int:
     """The least lossy rung whose transfer time is hidden by computation, otherwise the last one.
 
     >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=0), mildest([9.0, 5.0, 3.0, 2.0], compute=1.1, now=0)

@@ -15,9 +15,9 @@ from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.passes.batch import entries_per_row
 from whale_nebula.report.records import BoundaryReport
-from whale_nebula.runtime.exchange.auto import Auto, Direction
+from whale_nebula.runtime.exchange.auto import CodecChooser, Direction
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import AT, LANE, States, StepLines, Tally
+from whale_nebula.runtime.exchange.state import HOST_SEPARATOR, ROUTE_SEPARATOR, States, StepLines, Tally
 from whale_nebula.spec import Spec, Value
 
 
@@ -58,7 +58,7 @@ class Crossing:
         return self.value if self.boundary is None else self.boundary.value
 
 
-class Lane(NamedTuple):
+class Route(NamedTuple):
     """The route of one micro-batch in a plan: the replica that sends it (`seat`) and its host, those that read it
     (`seats`, by stage), how many other stages read it on each host, and which of these hosts receive it `packed` by its
     codec. `name` is set if the hosts vary; `lead` is the first micro-batch of a step on this route, and `before` the
@@ -87,7 +87,7 @@ class Crossings:
     cut: Cut
     routing: Routing
     clusters: Mapping[str, str] = field(default_factory=dict)
-    _lanes: dict[tuple[Value, int], Lane] = field(default_factory=dict)
+    _lanes: dict[tuple[Value, int], Route] = field(default_factory=dict)
 
     @cached_property
     def by_value(self) -> Mapping[Value, Crossing]:
@@ -122,18 +122,18 @@ class Crossings:
         return f"{source}->{readers}", f"{readers}->{source}"
 
     @cached_property
-    def of_boundaries(self) -> tuple[Crossing, ...]:
+    def boundary_crossings(self) -> tuple[Crossing, ...]:
         """The crossings of boundaries, with a way."""
         return tuple(each for each in self.by_value.values() if each.boundary is not None)
 
-    def lane(self, crossing: Crossing, micro_batch: int) -> Lane:
+    def lane(self, crossing: Crossing, micro_batch: int) -> Route:
         """The route of a micro-batch."""
         key = crossing.value, micro_batch
         if key not in self._lanes:
             self._lanes[key] = self._make_lane(crossing, micro_batch)
         return self._lanes[key]
 
-    def _make_lane(self, crossing: Crossing, micro_batch: int) -> Lane:
+    def _make_lane(self, crossing: Crossing, micro_batch: int) -> Route:
         home, *others = self._hosts(crossing, micro_batch)
         moving = not self.routing.replicated.isdisjoint((crossing.source, *crossing.readers))
         name = f"{home}->{','.join(others)}" if moving else ""
@@ -146,21 +146,23 @@ class Crossings:
             readers[host] += stage != crossing.source
         takes = not crossing.way.plain or crossing.way.nonfinite == SKIP
         far = {host for host in others if takes and self.cluster(host) != self.cluster(home)}
-        return Lane(routing.seat(crossing.source, micro_batch), home, seats, readers, frozenset(far), name, first, last)
+        return Route(
+            routing.seat(crossing.source, micro_batch), home, seats, readers, frozenset(far), name, first, last
+        )
 
-    def lanes(self, crossing: Crossing) -> tuple[Lane, ...]:
+    def lanes(self, crossing: Crossing) -> tuple[Route, ...]:
         """Every lane of a crossing, by its first micro-batch."""
         every = (self.lane(crossing, m) for m in range(self.cut.program.pipeline.micro_batch))
         return tuple({(lane.home, lane.name): lane for lane in every}.values())
 
     def state_key(self, crossing: Crossing, host: str, lane: str = "", *, out: bool) -> str:
         """The name of a host's codec state of a crossing, on the sending (`out`) or the receiving side."""
-        return f"{_channel(crossing, lane)}{AT}{host}{'' if out else ', incoming'}"
+        return f"{_channel(crossing, lane)}{HOST_SEPARATOR}{host}{'' if out else ', incoming'}"
 
     def ends(self, here: Callable[[str], bool]) -> tuple[str, ...]:
         """The names of channels with a local end: the prefixes of state keys, without the host."""
         found: dict[str, None] = {}
-        for crossing in self.of_boundaries:
+        for crossing in self.boundary_crossings:
             for lane in self.lanes(crossing) if crossing.way.coded else ():
                 hosts = (lane.home, *lane.hosts)
                 if len(set(map(self.cluster, hosts))) > 1 and any(map(here, hosts)):
@@ -183,7 +185,7 @@ class Crossings:
 
 
 def _channel(crossing: Crossing, lane: str) -> str:
-    return f"{crossing.name}{LANE}{lane}" if lane else crossing.name
+    return f"{crossing.name}{ROUTE_SEPARATOR}{lane}" if lane else crossing.name
 
 
 def _leave_sizes_open(spec: Spec) -> Spec:
@@ -242,7 +244,7 @@ class Channels:
     @cached_property
     def may_skip(self) -> bool:
         """Whether any boundary requests to skip steps with a NaN, for which all processes must agree on each step."""
-        return self.training and any(each.way.nonfinite == SKIP for each in self.crossings.of_boundaries)
+        return self.training and any(each.way.nonfinite == SKIP for each in self.crossings.boundary_crossings)
 
     def end(self, crossing: Crossing, host: str, lane: str, *, out: bool) -> Any:
         """The end of a channel at a host: an `Outgoing` or an `Incoming`."""
@@ -261,25 +263,25 @@ class Channels:
         """For values that may arrive encoded and whose first axis is known only in a step: the number of entries for
         each row.
         """
-        program, boundaries = self.cut.program, self.crossings.of_boundaries
+        program, boundaries = self.cut.program, self.crossings.boundary_crossings
         coded = dict.fromkeys(each.boundary.value for each in boundaries if each.boundary and each.way.coded)
         return entries_per_row(program, [n for n in coded if (program.graph.spec(n).shape or (0,))[0] is None])
 
     @cached_property
-    def auto(self) -> Auto:
+    def auto(self) -> CodecChooser:
         """The chooser of codecs of directions with `nb.compress("auto")`."""
-        return Auto(tuple(self._directions()), self.states, self.training)
+        return CodecChooser(tuple(self._directions()), self.states, self.training)
 
     def _directions(self) -> Iterator[Direction]:
         """The directions with `nb.compress("auto")` that this process sends."""
-        for each in self.crossings.of_boundaries:
+        for each in self.crossings.boundary_crossings:
             links = self.crossings.links(each) if each.way.auto else ()
             for lane in self.crossings.lanes(each) if links else ():
                 if self.here(lane.home):
                     key = self.crossings.state_key(each, lane.home, lane.name, out=True)
                     yield Direction(each.label, key, each.way, each.spec, links)
 
-    def lines_of(self, tally: Tally) -> StepLines:
+    def list_lines(self, tally: Tally) -> StepLines:
         """Lines about a step; a skipped step reports no changes."""
         out, notes = tally.left_out, tally.notes()
         changes = () if out else tally.changes()
@@ -290,7 +292,7 @@ class Channels:
     def boundaries(self) -> tuple[Boundary, ...]:
         """The plan's boundaries with the codecs of the last step, which vary on a ramp or by `nb.compress("auto")`."""
         found = {each.value: each for each in self.cut.boundaries}
-        for each in self.crossings.of_boundaries:
+        for each in self.crossings.boundary_crossings:
             way, last = each.way, self.last.get(each.label)
             if each.boundary is not None and last is not None and (way.auto or way.ladder or way.start):
                 used = None if last.codec in ("", NONE) else parse(last.codec)

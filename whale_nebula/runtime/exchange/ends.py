@@ -20,13 +20,13 @@ from whale_nebula.codec.sizes import elides, fitting, nbytes
 from whale_nebula.codec.way import NONE, SKIP, Way
 from whale_nebula.errors import NonFiniteError, RemoteProtocolError
 from whale_nebula.runtime.exchange.state import (
-    AT,
-    LANE,
-    At,
+    HOST_SEPARATOR,
+    ROUTE_SEPARATOR,
     ChannelState,
     Residue,
     States,
     Tally,
+    TensorPosition,
     note_changes,
     report_crossing,
 )
@@ -75,7 +75,13 @@ class Outgoing(_End):
     stage: str = ""
 
     def send(
-        self, x: Any, at: At, tally: Tally, residue: Residue | None = None, rows: Any = None, ids: Any = None
+        self,
+        x: Any,
+        at: TensorPosition,
+        tally: Tally,
+        residue: Residue | None = None,
+        rows: Any = None,
+        ids: Any = None,
     ) -> tuple[Any, Residue]:
         """Encode a micro-batch's tensor: the payload, and the residue for its gradient. `ids` are those of samples."""
         began = perf_counter()
@@ -97,7 +103,7 @@ class Outgoing(_End):
         tally.add(self.name, report)
         return made.payload, made.residue
 
-    def _begin(self, x: Any, at: At) -> tuple[ChannelState, Codec | None]:
+    def _begin(self, x: Any, at: TensorPosition) -> tuple[ChannelState, Codec | None]:
         """Count a step of training, and consider the next rung of the ladder; returns the codec that the step uses."""
         state, way = self.states.of(self.key), self.way
         starts = at.training and at.first
@@ -114,7 +120,14 @@ class Outgoing(_End):
         return state, way.rungs[min(state.rung, len(way.rungs) - 1)]
 
     def _encode(
-        self, x: Any, asked: Codec | None, state: ChannelState, at: At, residue: Residue, ids: Any, tally: Tally
+        self,
+        x: Any,
+        asked: Codec | None,
+        state: ChannelState,
+        at: TensorPosition,
+        residue: Residue,
+        ids: Any,
+        tally: Tally,
     ) -> _Made:
         way, dims = self.way, tuple(x.shape)
         kept = x if residue.rows is None else _select_rows(x, residue.rows)
@@ -122,7 +135,7 @@ class Outgoing(_End):
         codec = asked if exact else fitting(asked, x.dtype.name, tuple(kept.shape), taken=residue.taken)
         structure, differs = None if codec is None else codec.structure, codec is not None and way.delta is not None
         remembers = differs or (structure is not None and structure.remembers(dims))
-        if (remembers or (at.training and way.nonfinite == SKIP)) and not is_whole(kept):
+        if (remembers or (at.training and way.nonfinite == SKIP)) and not is_all_finite(kept):
             self._leave_out(at, tally)
             return _Made(x, None, Residue(dims=dims), state)
         if codec is not None and way.cast is not None:
@@ -141,12 +154,18 @@ class Outgoing(_End):
             return _Made(packed, codec, residue, state, 0, notes, again)
         return self._compress(x, kept, codec, state, at, residue)
 
-    def _compress(self, x: Any, kept: Any, codec: Codec | None, state: ChannelState, at: At, residue: Residue) -> _Made:
+    def _compress(
+        self, x: Any, kept: Any, codec: Codec | None, state: ChannelState, at: TensorPosition, residue: Residue
+    ) -> _Made:
         structure, news = None if codec is None else codec.structure, None
         if structure is not None and structure.news(tuple(kept.shape)):
             state, news = self._refresh(structure, kept, state, at)
         held = residue.structure if structure is not None and structure.follows else state.structure
-        key = rounding_key(self.key.partition(AT)[0].partition(LANE)[0], at) if self.back else None
+        key = (
+            make_rounding_key(self.key.partition(HOST_SEPARATOR)[0].partition(ROUTE_SEPARATOR)[0], at)
+            if self.back
+            else None
+        )
         made = (codec or PLAIN).compress(kept, held, key)
         if made.state is not None:
             state = replace(state, structure=made.state)
@@ -158,7 +177,9 @@ class Outgoing(_End):
             residue = replace(residue, structure=made.residue, taken=structure is not None)
         return _Made(payload, codec, residue, state, made.clamped, _CLAMPED if made.clamped else (), None, made.data)
 
-    def _refresh(self, structure: Structure, kept: Any, state: ChannelState, at: At) -> tuple[ChannelState, Any]:
+    def _refresh(
+        self, structure: Structure, kept: Any, state: ChannelState, at: TensorPosition
+    ) -> tuple[ChannelState, Any]:
         """The structure's state for the other side: sent with the first micro-batch of a training step and at the first
         use.
         """
@@ -190,7 +211,7 @@ class Outgoing(_End):
             again, _ = codec.restore(made.data, tuple(kept.shape), x.dtype.name, held)
         return distance(kept, again)
 
-    def _leave_out(self, at: At, tally: Tally) -> None:
+    def _leave_out(self, at: TensorPosition, tally: Tally) -> None:
         """Mark the step as skipped, or raise an error if that is not allowed; in an evaluation do nothing."""
         if not at.training:
             return
@@ -204,7 +225,7 @@ class Outgoing(_End):
                 why="it would remain in the codec state of this boundary, and spoil all later steps",
             )
         name, stage = self.name, self.stage
-        tally.leave_out(f"{name} contains a NaN or an infinity in micro-batch {at.micro_batch} of stage {stage!r}")
+        tally.skip_step(f"{name} contains a NaN or an infinity in micro-batch {at.micro_batch} of stage {stage!r}")
 
 
 @dataclass
@@ -228,7 +249,7 @@ class Incoming(_End):
                 x = blocks.restore(x, self.dtype)
         timed = isinstance(came, Packed) or codec is not None
         seconds = perf_counter() - began if timed else 0.0
-        tally.took(self.name, report_crossing(came, x, codec, decode_seconds=seconds))
+        tally.add_received(self.name, report_crossing(came, x, codec, decode_seconds=seconds))
         if first:
             after = self.states.of(self.key)
             self.states.put(self.key, note_changes(tally, self.name, self.way, before, after, codec))
@@ -320,7 +341,7 @@ def distance(x: Any, again: Any) -> float:
     return float(off) if float(size) == 0 else float(off / size)
 
 
-def is_whole(x: Any) -> bool:
+def is_all_finite(x: Any) -> bool:
     """Whether all numbers of a tensor are finite.
 
     >>> is_whole(tf.constant([1.0, 2.0])), is_whole(tf.constant([1.0, float("inf")])), is_whole(tf.zeros([0]))
@@ -329,7 +350,7 @@ def is_whole(x: Any) -> bool:
     return not x.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(x)))
 
 
-def rounding_key(name: str, at: At) -> np.ndarray:
+def make_rounding_key(name: str, at: TensorPosition) -> np.ndarray:
     """Two 32-bit numbers from the run's seed, the boundary, the step and the micro-batch.
 
     >>> a, b = rounding_key("b0", At(1, 0, True)), rounding_key("b0", At(1, 1, True))

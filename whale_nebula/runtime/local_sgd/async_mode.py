@@ -22,7 +22,7 @@ import numpy as np
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import DeadlineError, LinkClosedError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Meetings, naming, read_numbers
+from whale_nebula.runtime.local_sgd.topology import ClusterSync, Differences, Ends, name_sender, read_numbers
 from whale_nebula.transport.mailbox import unsent_error
 from whale_nebula.wire.tensor import Bytes
 
@@ -59,9 +59,9 @@ class Server:
     def begin(self, shared: Numbers) -> None:
         """Initialise the shared weights."""
         self.shared = shared.copy()
-        self._known = {cluster: shared.copy() for cluster in self.ends.firsts}
-        self._back = {cluster: Differences(self.way) for cluster in self.ends.firsts}
-        self._rounds = dict.fromkeys(self.ends.firsts, 0)
+        self._known = {cluster: shared.copy() for cluster in self.ends.lead_workers}
+        self._back = {cluster: Differences(self.way) for cluster in self.ends.lead_workers}
+        self._rounds = dict.fromkeys(self.ends.lead_workers, 0)
         for cluster in self.ends.others:
             named = f"nebula-serves-{cluster}"
             self._threads.append(threading.Thread(target=self._serve, args=(cluster,), name=named, daemon=True))
@@ -69,7 +69,7 @@ class Server:
 
     def take(self, cluster: str, when: int, data: Bytes, *, last: bool) -> Bytes:
         """Receive a cluster's difference; returns the answer, once the cluster may continue."""
-        with naming(self.ends.firsts[cluster]):
+        with name_sender(self.ends.lead_workers[cluster]):
             gone = self._back[cluster].decode(data, self._size)
         with self._changed:
             shared = self._known[cluster] if self.shared is None else self.shared
@@ -85,7 +85,7 @@ class Server:
         """Reset the shared weights to values that all clusters have, with no pushes pending."""
         with self._changed:
             self.shared = shared.copy()
-            self._known = {cluster: shared.copy() for cluster in self.ends.firsts}
+            self._known = {cluster: shared.copy() for cluster in self.ends.lead_workers}
 
     def close(self) -> None:
         """Stop all threads, after they have answered slower clusters."""
@@ -114,7 +114,10 @@ class Server:
             if not self._changed.wait_for(partial(is_done_or_pushed, before), patience):
                 slowest = min(before, key=before.__getitem__)
                 raise unsent_error(
-                    self.ends.firsts[cluster], self.ends.firsts[slowest], f"round {before[slowest] + 1}", patience
+                    self.ends.lead_workers[cluster],
+                    self.ends.lead_workers[slowest],
+                    f"round {before[slowest] + 1}",
+                    patience,
                 )
 
     def _may_go(self, cluster: str, last: bool) -> bool:
@@ -167,7 +170,7 @@ class Server:
             self._changed.notify_all()
 
 
-class Pushed(NamedTuple):
+class PushedDifference(NamedTuple):
     """A difference in flight: the cluster's weights when it was sent, and the shared weights in the answer."""
 
     own: Numbers
@@ -175,13 +178,13 @@ class Pushed(NamedTuple):
 
 
 @dataclass
-class Pushes(Meetings):
+class Pushes(ClusterSync):
     """The cluster's side of asynchronous mode. The first cluster's first worker has the `server`."""
 
     waits_for_all: ClassVar[bool] = True
     every: int = field(kw_only=True)
     server: Server | None = None
-    _on_way: Pushed | None = None
+    _on_way: PushedDifference | None = None
     _agreed: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-pushes"))
 
@@ -202,13 +205,13 @@ class Pushes(Meetings):
     def take(self) -> None:
         """Nothing to do: answers are applied before the next push."""
 
-    def settle_send(self) -> None:
+    def send_remaining(self) -> None:
         """Push the remaining difference, because all clusters need the shared weights now."""
-        if not self.settled:
+        if not self.is_synchronized:
             self._take()
             self._push(last=True)
 
-    def settle_take(self) -> None:
+    def receive_remaining(self) -> None:
         """Receive the shared weights, after which all clusters have bit-identical weights."""
         self._take(exactly=True)
         self._settled_steps = self.steps
@@ -244,12 +247,12 @@ class Pushes(Meetings):
         own = self._read_all()
         known = own if self._shared is None else self._shared
         self.met += 1
-        self._on_way = Pushed(own, self._thread.submit(self._exchange, self.met, known, own, last))
+        self._on_way = PushedDifference(own, self._thread.submit(self._exchange, self.met, known, own, last))
 
     def _exchange(self, when: int, known: Numbers, own: Numbers, last: bool) -> Numbers:
         data, _ = self.differences.encode(0, known - own)
         answer = self._ask_server(when, data, last)
-        with naming(self.ends.server):
+        with name_sender(self.ends.server):
             if last:
                 self.differences.forget()
                 return read_numbers(answer, known.size)

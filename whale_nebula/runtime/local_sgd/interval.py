@@ -31,16 +31,16 @@ from whale_nebula.runtime.local_sgd.topology import (
     Participants,
     count_encoded_bytes,
     count_numbers,
-    dims_of,
+    find_dims,
     find_participants,
-    weights_of,
+    find_weights,
 )
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.schedule.rounds import MOST_STEPS, pieces, ranges, time_to_arrive
 
-SHARE = 0.5
+MAX_SHARE = 0.5
 """The maximum share of the steps between two rounds that an exchange may take."""
-SLACK = 0.02
+MAX_WAIT_SHARE = 0.02
 """The share of these steps by which they may additionally wait for an exchange."""
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
@@ -82,10 +82,10 @@ class Exchange:
         sizes = (end - begin for begin, end in ranges(self.numbers, count))
         return sum(max(0.0, self.seconds(each) - apart.delay * step) for each in sizes if each)
 
-    def hides(self, apart: Apart, step: float) -> bool:
+    def is_hidden(self, apart: Apart, step: float) -> bool:
         """Whether the steps of an interval hide the exchange."""
         between = apart.every * step
-        return self.seconds(self.numbers) <= SHARE * between and self.waits(apart, step) <= SLACK * between
+        return self.seconds(self.numbers) <= MAX_SHARE * between and self.waits(apart, step) <= MAX_WAIT_SHARE * between
 
 
 def set_interval(apart: Apart, every: int) -> Apart:
@@ -103,7 +103,7 @@ def find_interval(apart: Apart, exchange: Exchange, step: float) -> Apart:
     (23, 1)
     """
     tried = (set_interval(apart, every) for every in range(_find_least(apart), MOST_STEPS + 1))
-    return next((each for each in tried if exchange.hides(each, step)), set_interval(apart, MOST_STEPS))
+    return next((each for each in tried if exchange.is_hidden(each, step)), set_interval(apart, MOST_STEPS))
 
 
 def _find_least(apart: Apart) -> int:
@@ -127,7 +127,7 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
         if not captured.program.requests or len(participants.names) == 1:
             return captured
         known = _choose(name, captured, apart, layout, tensors, run, participants)
-        weights = weights_of(captured.program, captured.variables, ()).values()
+        weights = find_weights(captured.program, captured.variables, ()).values()
         run.intervals.append((known, frozenset(id(variable.handle) for variable in weights)))
         if run.checkpoints is not None:
             run.checkpoints.intervals[name] = known.every
@@ -183,8 +183,8 @@ def _count_exchange(
         where = f"links: [{{between: [{', '.join(unknown)}], rate: 60mbit, delay: 20ms}}] in the config"
         why = f"the rate of the link {'->'.join(unknown)} is not known"
         raise _refuse(apart, why, f"{where}, or whale-nebula bench link")
-    count = count_numbers(weights_of(captured.program, captured.variables, ()))
-    dims = dims_of(count)
+    count = count_numbers(find_weights(captured.program, captured.variables, ()))
+    dims = find_dims(count)
     used = fitting(parse_way(apart.codec).codec, "float32", dims)
     each = clusters.codecs.get(str(used))
     taken = cost(used, dims) if used is not None else None
@@ -250,8 +250,10 @@ def _explain(chosen: Apart, exchange: Exchange, cluster: str, step: float) -> st
     how += f" ({size(count_encoded_bytes(exchange.codec, exchange.numbers))})"
     how += f", {_count(chosen.every)} of {cluster} take {duration(between)}"
     met = f"the clusters synchronise every {_count(chosen.every)}, chosen by sync_every='auto': {how}"
-    if exchange.hides(chosen, step):
-        return f"{met}; the limit is {SHARE:.0%} of them" + f", and a piece {_count(chosen.delay)}" * bool(chosen.delay)
+    if exchange.is_hidden(chosen, step):
+        return f"{met}; the limit is {MAX_SHARE:.0%} of them" + f", and a piece {_count(chosen.delay)}" * bool(
+            chosen.delay
+        )
     waits = duration(exchange.waits(chosen, step))
     return f"{met}; even the longest interval does not hide it, and clusters wait {waits}: use nb.compress"
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from whale_nebula.errors import OptionError, RemoteProtocolError
 from whale_nebula.ir.layout import divide
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.runtime.local_sgd.topology import Ends, Flat, Meetings, naming, read_numbers
+from whale_nebula.runtime.local_sgd.topology import ClusterSync, Ends, FlatVariables, name_sender, read_numbers
 from whale_nebula.wire.tensor import Bytes
 
 SCALE_BYTES = 4
@@ -68,14 +68,14 @@ def note_optimizer(optimizer: MomentumOptimizer) -> None:
     _OPTIMIZERS.add(optimizer)
 
 
-class Exchanged(NamedTuple):
+class ExchangedWeights(NamedTuple):
     """An optimizer whose momenta are exchanged, with the paths of the weights that it trains in a step."""
 
     optimizer: MomentumOptimizer
     paths: tuple[str, ...]
 
 
-def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> Exchanged:
+def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> ExchangedWeights:
     """Find the one optimizer that trains these weights in a step that touches `variables`; an optimizer from an earlier
     `compile` of the model does not count. Other weights are moving averages of layers.
     """
@@ -84,7 +84,7 @@ def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], whe
     for optimizer in list(_OPTIMIZERS):
         slots = {path: optimizer.slots_of(variable) for path, variable in weights.items()}
         paths = tuple(path for path, own in slots.items() if own is not None and id(own.momentum) in touched)
-        found += [Exchanged(optimizer, paths)] if paths else []
+        found += [ExchangedWeights(optimizer, paths)] if paths else []
     if len(found) == 1:
         return found[0]
     raise OptionError(
@@ -132,7 +132,7 @@ def list_spans(ends: Sequence[int], count: int) -> list[list[tuple[int, int]]]:
 
 
 @dataclass(repr=False)
-class OneBitRounds(Meetings):
+class OneBitRounds(ClusterSync):
     """Exchange of one-bit compressed momenta with error feedback, for one cluster. `flat` are all weights, of which
     `trained` have slots; the others are moving averages, which are sent uncompressed. `shares` are the clusters'
     weights in the mean. `_step` is the optimizer's step count, so that a loaded model continues.
@@ -204,8 +204,8 @@ class OneBitRounds(Meetings):
         came = self.ends.receive_fragments(self.steps, 0)
         self.waited += time.perf_counter() - began
         momentum, kept = np.zeros_like(own), np.zeros_like(own_kept)
-        for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
-            with naming(self.ends.firsts[cluster]):
+        for cluster in self.ends.lead_workers:  # in the same order everywhere, for identical bits
+            with name_sender(self.ends.lead_workers[cluster]):
                 found = (own, own_kept) if cluster == self.ends.cluster else self._decode(came[cluster])
             momentum += np.float32(self.shares[cluster]) * found[0]
             kept += np.float32(self.shares[cluster]) * found[1]
@@ -214,10 +214,10 @@ class OneBitRounds(Meetings):
             momentum = self._compress_mean(momentum, sizes, self._mask)[1]
         return momentum, kept
 
-    def settle_send(self) -> None:
+    def send_remaining(self) -> None:
         """Do nothing: all have the same weights after each step."""
 
-    def settle_take(self) -> None:
+    def receive_remaining(self) -> None:
         """Do nothing: it was already verified that all have the same weights."""
         self._settled_steps = self.steps
 
@@ -249,13 +249,13 @@ class OneBitRounds(Meetings):
 
     # ------------------------------------------------------------------ encoding
     @property
-    def _momenta(self) -> Flat:
-        return Flat([each.momentum for each in self.slots])
+    def _momenta(self) -> FlatVariables:
+        return FlatVariables([each.momentum for each in self.slots])
 
     @property
-    def _kept(self) -> Flat:
+    def _kept(self) -> FlatVariables:
         trained = {id(each) for each in self.trained}
-        return Flat([each for each in self.flat.variables if id(each) not in trained])
+        return FlatVariables([each for each in self.flat.variables if id(each) not in trained])
 
     @property
     def _ends(self) -> list[int]:
@@ -290,7 +290,7 @@ class OneBitRounds(Meetings):
 
     def _list_spans(self) -> list[list[tuple[int, int]]]:
         """The spans of numbers that each participant serves: one in each part that shares a scale."""
-        return list_spans(self._ends, len(self.ends.firsts))
+        return list_spans(self._ends, len(self.ends.lead_workers))
 
     def _compress_mean(self, mean: Numbers, sizes: Sequence[int], mask: Numbers) -> tuple[Bytes, Numbers]:
         """Compress a mean like servers with spans of these sizes: the bytes, and their decoded values. If all
@@ -323,7 +323,9 @@ class OneBitRounds(Meetings):
         """
         if self._update is None:
             self._update = tf.function(self._compute_update, autograph=False, reduce_retracing=True)
-        weights = [tf.reshape(numbers, v.shape) for v, numbers in Flat(self.trained).divide(self._trained_before())]
+        weights = [
+            tf.reshape(numbers, v.shape) for v, numbers in FlatVariables(self.trained).divide(self._trained_before())
+        ]
         momenta = [tf.reshape(numbers, slots.momentum.shape) for slots, (_, numbers) in zip(
             self.slots, self._momenta.divide(momentum), strict=True
         )]  # fmt: skip
@@ -354,7 +356,7 @@ class OneBitRounds(Meetings):
 
 def make_one_bit_rounds(
     kind: type[OneBitRounds], weights: Mapping[str, Any], ends: Ends, differences: Any, shares: Mapping[str, float],
-    exchanged: Exchanged, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
+    exchanged: ExchangedWeights, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> OneBitRounds:  # fmt: skip
     """The rounds, of this kind, of a cluster with these `weights`; `models_own` are the model's variables, which the
     optimizer trains, and `copy` returns this cluster's copy of one.
@@ -363,6 +365,6 @@ def make_one_bit_rounds(
     slots = [own for path in trained if (own := optimizer.slots_of(models_own[path])) is not None]
     copies = [each._replace(momentum=copy(each.momentum), others=tuple(map(copy, each.others))) for each in slots]
     return kind(
-        Flat(tuple(weights.values())), ends, differences, optimizer=optimizer, trained=[weights[p] for p in trained],
-        slots=copies, shares=shares,
+        FlatVariables(tuple(weights.values())), ends, differences, optimizer=optimizer,
+        trained=[weights[p] for p in trained], slots=copies, shares=shares,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from whale_nebula.feed.inputs import count_rows, slice_rows, take_whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.report.records import LinkReport, MeetingsReport
-from whale_nebula.runtime.local_sgd.topology import Meetings, Participants, offset_seeds, seeds_of
+from whale_nebula.runtime.local_sgd.topology import ClusterSync, Participants, find_seeds, offset_seeds
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.transport import Link, LinkTotals
@@ -28,7 +28,7 @@ _LEAVING = "LEAVING"
 
 
 @dataclass
-class Asked:
+class LeaveRequests:
     """Requests of workers to leave, by the number of the program that they refer to, for all steps of a run."""
 
     worker: str
@@ -69,7 +69,7 @@ class Asked:
 
 
 @dataclass
-class LeavesTogether:
+class LeaveAgreement:
     """Agreement on leaving, for the steps of one program. `ahead` is the maximum number of rounds by which another
     cluster may be ahead.
 
@@ -77,7 +77,7 @@ class LeavesTogether:
     announcements: all leave there. If several workers are asked to leave, the first of these steps counts.
     """
 
-    asked: Asked
+    asked: LeaveRequests
     program: int
     every: int
     ahead: int = 0
@@ -103,16 +103,16 @@ class LeavesTogether:
 
 
 @dataclass
-class BetweenClusters(Runner):
+class LocalSgdRunner(Runner):
     """Runner that runs a step of its clusters with an `inner` runner, and synchronises afterwards. `make` creates the
     rounds of each local cluster at the first step. `chosen` is the reason for an interval that was chosen.
     """
 
-    meets_clusters = True
+    synchronizes_clusters = True
     inner: Runner
     leaves: Sequence[Leaf]
     participants: Participants
-    make: Callable[[], Mapping[str, Meetings]]
+    make: Callable[[], Mapping[str, ClusterSync]]
     chosen: str = field(default="", kw_only=True)
     _sent: Mapping[str, LinkTotals] = field(default_factory=dict)
     _seconds: float = 0.0
@@ -124,7 +124,7 @@ class BetweenClusters(Runner):
         return self.inner.innermost
 
     @cached_property
-    def rounds(self) -> Mapping[str, Meetings]:
+    def rounds(self) -> Mapping[str, ClusterSync]:
         """The rounds of each local cluster, created together with the other clusters at the first step."""
         made = self.make()
         self._sent = count_sent(made)
@@ -138,7 +138,7 @@ class BetweenClusters(Runner):
         meetings = self._count_step(self.rounds[cluster], seconds)
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
 
-    def _count_step(self, rounds: Meetings, seconds: float) -> MeetingsReport:
+    def _count_step(self, rounds: ClusterSync, seconds: float) -> MeetingsReport:
         """The progress of a cluster relative to the others; time counts from the first synchronisation, as steps before
         it include tracing.
         """
@@ -153,13 +153,13 @@ class BetweenClusters(Runner):
 
 
 @dataclass
-class TrainsApart(BetweenClusters):
+class OwnClusterRunner(LocalSgdRunner):
     """Runner for the one cluster of this process; the other clusters are in other processes."""
 
-    takes_parts = True
+    takes_partial_inputs = True
     cluster: str = field(kw_only=True)
     session: Session = field(kw_only=True)
-    leaving: LeavesTogether = field(kw_only=True)
+    leaving: LeaveAgreement = field(kw_only=True)
     settle: Callable[[], None] = field(kw_only=True)
 
     def count_to_common(self) -> int:
@@ -182,7 +182,7 @@ class TrainsApart(BetweenClusters):
         self.leaving.look(rounds.steps)
         waited = rounds.waited
         own = select_own_rows(self.leaves, tensors, self.participants, self.cluster)
-        outcome = self.inner.run(own if self.inner.takes_parts else take_whole(self.leaves, own))
+        outcome = self.inner.run(own if self.inner.takes_partial_inputs else take_whole(self.leaves, own))
         rounds.send_due()
         rounds.take()
         if self.leaving.now(rounds.steps):
@@ -205,7 +205,7 @@ def select_own_rows(
 
 
 @dataclass
-class Copies:
+class VariableCopies:
     """The copies of a run's variables for all clusters except the first, by the variables' ids."""
 
     kept: dict[str, dict[int, Any]] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class Copies:
         fresh = {path: variable for path, variable in variables.items() if id(variable) not in own}
         made = {path: tf.Variable(variable, trainable=False) for path, variable in fresh.items()}
         offset_seeds(made, place)
-        self.seeds.update(id(seed) for seed in seeds_of(fresh).values())
+        self.seeds.update(id(seed) for seed in find_seeds(fresh).values())
         own.update({id(variable): made[path] for path, variable in fresh.items()})
         return own
 
@@ -246,13 +246,13 @@ class Copies:
 
 
 @dataclass
-class TakesTurns(BetweenClusters):
+class AllClustersRunner(LocalSgdRunner):
     """Runner that runs a step for each cluster in turn, in one process. Results are those of the first cluster, on its
     rows.
     """
 
     variables: Mapping[str, Any] = field(kw_only=True)
-    copies: Copies = field(kw_only=True)
+    copies: VariableCopies = field(kw_only=True)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
@@ -293,6 +293,6 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 
-def count_sent(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkTotals]:
+def count_sent(rounds: Mapping[str, ClusterSync]) -> Mapping[str, LinkTotals]:
     """The bytes that all clusters have sent so far, by link."""
     return {name: totals for each in rounds.values() for name, totals in each.ends.count_sent().items()}

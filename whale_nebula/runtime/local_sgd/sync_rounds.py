@@ -20,11 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
-from whale_nebula.runtime.local_sgd.topology import Meetings, Range, naming
+from whale_nebula.runtime.local_sgd.topology import ClusterSync, Range, name_sender
 from whale_nebula.schedule.rounds import Timetable, ranges
 
 
-class Sent(NamedTuple):
+class SentFragment(NamedTuple):
     """A fragment in flight: the cluster's weights when it was sent, and the shared weights that will result."""
 
     fragment: int
@@ -33,14 +33,14 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class Rounds(Meetings):
+class Rounds(ClusterSync):
     """The rounds of one cluster. `shares` are the weights of the clusters' differences in their mean, by name."""
 
     table: Timetable = field(kw_only=True)
     outer: Outer = field(kw_only=True)
     shares: Mapping[str, float] = field(kw_only=True)
     _states: dict[int, Any] = field(default_factory=dict)
-    _on_way: list[Sent] = field(default_factory=list)
+    _on_way: list[SentFragment] = field(default_factory=list)
     _when: int = 0
     _sending: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-sends"))
     _receiving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-receives"))
@@ -56,16 +56,16 @@ class Rounds(Meetings):
         for fragment in self.table.takes(self.steps):
             self._take(fragment)
 
-    def settle_send(self) -> None:
+    def send_remaining(self) -> None:
         """Apply fragments in flight, then send all differences, because all clusters need the shared weights now."""
-        if self.settled:
+        if self.is_synchronized:
             return
         while self._on_way:
             self._take(self._on_way[0].fragment)
         for fragment in range(self.table.fragments):
             self._send(fragment)
 
-    def settle_take(self) -> None:
+    def receive_remaining(self) -> None:
         """Receive the differences, after which all clusters have bit-identical weights."""
         for sent in self._on_way[:]:
             self._take(sent.fragment, exactly=True)
@@ -94,7 +94,7 @@ class Rounds(Meetings):
         self._shared = self._shared if state["shared"] is None else state["shared"]
         self.differences.resume(state["left"])
         self._states = dict(state["states"])
-        self._on_way = [Sent(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]]
+        self._on_way = [SentFragment(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]]
 
     def restart(self) -> None:
         """Restart with the current weights, and reset the outer optimizer."""
@@ -136,7 +136,7 @@ class Rounds(Meetings):
         self._when += 1
         sent = self._sending.submit(self._send_difference, self._when, fragment, gone)
         shared = self._receiving.submit(self._average_differences, self._when, fragment, sent)
-        self._on_way.append(Sent(fragment, own, shared))
+        self._on_way.append(SentFragment(fragment, own, shared))
 
     def _send_difference(self, when: int, fragment: int, gone: Numbers) -> Numbers:
         data, there = self.differences.encode(fragment, gone)
@@ -153,11 +153,11 @@ class Rounds(Meetings):
         came = self.ends.receive_fragments(when, fragment)
         decoded = {}
         for cluster, data in came.items():
-            with naming(self.ends.firsts[cluster]):
+            with name_sender(self.ends.lead_workers[cluster]):
                 decoded[cluster] = self.differences.decode(data, size)
         decoded[self.ends.cluster] = own
         mean = np.zeros(size, np.float32)
-        for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
+        for cluster in self.ends.lead_workers:  # in the same order everywhere, for identical bits
             mean += np.float32(self.shares[cluster]) * decoded[cluster]
         before = self._known[slice(*where)]
         state = self._states[fragment] if fragment in self._states else self.outer.init(before)

@@ -39,28 +39,29 @@ program.
 
 @dataclass(frozen=True)
 class Ends:
-    """One worker's ends of the exchange. `firsts` are the first workers by cluster, in the order of adding differences.
+    """One worker's ends of the exchange. `lead_workers` are the first workers by cluster, in the order of adding
+    differences.
 
     `mates` are the other workers of its own cluster: they hold the same weights, so these are not sent to them.
     """
 
     worker: str
     cluster: str
-    firsts: Mapping[str, str]
+    lead_workers: Mapping[str, str]
     links: Mapping[str, Link]
     patience: float
     mates: Sequence[str] = ()
     number: int = 0
 
     @property
-    def leads(self) -> bool:
+    def is_lead(self) -> bool:
         """Whether this is the first worker of its cluster, which sends and receives for it."""
-        return self.firsts[self.cluster] == self.worker
+        return self.lead_workers[self.cluster] == self.worker
 
     @property
     def others(self) -> Mapping[str, str]:
         """The first workers of the other clusters."""
-        return {cluster: first for cluster, first in self.firsts.items() if cluster != self.cluster}
+        return {cluster: first for cluster, first in self.lead_workers.items() if cluster != self.cluster}
 
     @property
     def program(self) -> int:
@@ -71,9 +72,9 @@ class Ends:
         """Send a fragment to the other clusters, without waiting. Their fragments are requested first: all send at the
         same time, and a link delays tensors that the receiver has not requested.
         """
-        for first in self.others.values() if self.leads else ():
+        for first in self.others.values() if self.is_lead else ():
             self.links[first].later(self._key(when, fragment, self._place(self.cluster), first, self.worker))
-        for cluster, first in self.others.items() if self.leads else ():
+        for cluster, first in self.others.items() if self.is_lead else ():
             self._send(self._key(when, fragment, self._place(cluster), self.worker, first), data, raw)
 
     def receive_fragments(self, when: int, fragment: int) -> Mapping[str, Bytes]:
@@ -90,49 +91,49 @@ class Ends:
 
     def _receive_from(self, when: int, fragment: int, cluster: str) -> Bytes:
         place = self._place(self.cluster)
-        if self.leads:
+        if self.is_lead:
             first = self.others[cluster]
             data = np.asarray(self._receive(self._key(when, fragment, place, first, self.worker)))
             for mate in self.mates:
                 self._send(self._key(when, fragment, self._place(cluster), self.worker, mate), data, data.nbytes)
             return data
-        lead = self.firsts[self.cluster]
+        lead = self.lead_workers[self.cluster]
         return np.asarray(self._receive(self._key(when, fragment, self._place(cluster), lead, self.worker)))
 
     @property
     def server(self) -> str:
         """The worker of the parameter server, in asynchronous mode."""
-        return next(iter(self.firsts.values()))
+        return next(iter(self.lead_workers.values()))
 
     def push(self, when: int, data: Bytes, raw: int) -> None:
         """Send this cluster's difference to the server."""
-        if self.leads:
+        if self.is_lead:
             self._send(self._key(when, 0, self._place(self.cluster), self.worker, self.server), data, raw)
 
     def pull(self, when: int) -> Bytes:
         """Receive the server's answer; the cluster's first worker passes it on to the others."""
-        place, first = len(self.firsts), self.firsts[self.cluster]
-        source = self.server if self.leads else first
+        place, first = len(self.lead_workers), self.lead_workers[self.cluster]
+        source = self.server if self.is_lead else first
         data = np.asarray(self._receive(self._key(when, 0, place, source, self.worker)))
         self.pass_on(when, data)
         return data
 
     def pass_on(self, when: int, data: Bytes) -> None:
         """Send the server's answer to the others of this cluster."""
-        for mate in self.mates if self.leads else ():
-            self._send(self._key(when, 0, len(self.firsts), self.worker, mate), data, data.nbytes)
+        for mate in self.mates if self.is_lead else ():
+            self._send(self._key(when, 0, len(self.lead_workers), self.worker, mate), data, data.nbytes)
 
     def receive_push(self, when: int, cluster: str, deadline: float) -> Bytes:
         """Receive a cluster's difference, on the server."""
-        key = self._key(when, 0, self._place(cluster), self.firsts[cluster], self.worker)
+        key = self._key(when, 0, self._place(cluster), self.lead_workers[cluster], self.worker)
         return np.asarray(self.links[key.source].receive(key, deadline))
 
     def answer(self, when: int, cluster: str, data: Bytes, raw: int) -> None:
         """Send a cluster the server's answer to its push."""
-        self._send(self._key(when, 0, len(self.firsts), self.worker, self.firsts[cluster]), data, raw)
+        self._send(self._key(when, 0, len(self.lead_workers), self.worker, self.lead_workers[cluster]), data, raw)
 
     def _place(self, cluster: str) -> int:
-        return list(self.firsts).index(cluster)
+        return list(self.lead_workers).index(cluster)
 
     def _send(self, key: Key, data: Bytes, raw: int) -> None:
         self.links[key.destination].send(key, np.ascontiguousarray(data), raw_bytes=raw)
@@ -264,7 +265,7 @@ class Differences:
         """Decode `size` numbers."""
         if not self._codec(size) and not self.way.zstd:
             return read_numbers(data, size)
-        dims = dims_of(size)
+        dims = find_dims(size)
         payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE, zstd=self.way.zstd)
         found, _ = (self._codec(size) or PLAIN).restore(payload.data, dims, "float32")
         return np.asarray(found, np.float32).reshape(-1)[:size]
@@ -283,11 +284,11 @@ class Differences:
         self._left.clear()
 
     def _codec(self, size: int) -> Codec | None:
-        return fitting(self.way.codec, "float32", dims_of(size))
+        return fitting(self.way.codec, "float32", find_dims(size))
 
 
 @contextlib.contextmanager
-def naming(worker: str) -> Iterator[None]:
+def name_sender(worker: str) -> Iterator[None]:
     """Add the sending worker's name to errors about its message."""
     try:
         yield
@@ -303,7 +304,7 @@ def read_numbers(data: Bytes, size: int) -> Numbers:
     return np.ascontiguousarray(data).view(np.float32)
 
 
-def dims_of(size: int) -> tuple[int, int]:
+def find_dims(size: int) -> tuple[int, int]:
     """The matrix sizes in which numbers are encoded: rows of the grain, or a single row."""
     return (1, size) if size <= GRAIN else (-(-size // GRAIN), GRAIN)
 
@@ -319,13 +320,13 @@ def count_encoded_bytes(codec: str, count: int) -> int:
     >>> count_encoded_bytes("none", 10_000), count_encoded_bytes("fp16", 4096)
     (40000, 8192)
     """
-    dims = dims_of(count)
+    dims = find_dims(count)
     used = fitting(parse_way(codec).codec, "float32", dims)
     return 4 * count if used is None else nbytes(used.arrays(dims, "float32"))
 
 
 def _rows(numbers: Numbers) -> Numbers:
-    dims = dims_of(numbers.size)
+    dims = find_dims(numbers.size)
     padded = np.zeros(dims, np.float32)
     padded.reshape(-1)[: numbers.size] = numbers
     return padded
@@ -335,7 +336,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatVariables:
     """A flat view of variables, one after another.
 
     >>> one, two = tf.Variable([[1.0, 2.0]]), tf.Variable([3.0, 4.0])
@@ -395,7 +396,7 @@ _SEEDS = "seed_generator_state"
 _STRIDE = 0x3779B9  # the difference of the seeds of two clusters
 
 
-def weights_of(program: Program, variables: Mapping[str, Any], models: Iterable[Any]) -> Mapping[str, Any]:
+def find_weights(program: Program, variables: Mapping[str, Any], models: Iterable[Any]) -> Mapping[str, Any]:
     """The trained weights, and the moving averages of layers of these models, ordered by path.
 
     Optimizer slots and metrics are not included.
@@ -407,25 +408,25 @@ def weights_of(program: Program, variables: Mapping[str, Any], models: Iterable[
     return {path: variables[path] for path in sorted(asked) if variables[path].dtype.is_floating}
 
 
-def seeds_of(variables: Mapping[str, Any]) -> dict[str, Any]:
+def find_seeds(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The seeds of dropout, and the draw counters of TensorFlow's random ops."""
     return {path: v for path, v in variables.items() if (path.endswith(_SEEDS) or STATE in path) and v.shape.rank == 1}
 
 
 def offset_seeds(variables: Mapping[str, Any], place: int) -> None:
     """Offset the seeds of a cluster's dropout, so that its draws differ from the first cluster's."""
-    for variable in seeds_of(variables).values() if place else ():
+    for variable in find_seeds(variables).values() if place else ():
         first = tf.one_hot(0, variable.shape[0], dtype=variable.dtype)
         variable.assign_add(first * tf.cast(place * _STRIDE, variable.dtype))
 
 
 @dataclass(repr=False)
-class Meetings(ABC):
+class ClusterSync(ABC):
     """Synchronisation of one cluster with the others. `met` counts exchanges, and `waited` the seconds that steps
     waited for them.
     """
 
-    flat: Flat
+    flat: FlatVariables
     ends: Ends
     differences: Differences
     steps: int = 0
@@ -450,15 +451,15 @@ class Meetings(ABC):
         """Apply what is due now; waits for messages that have not arrived."""
 
     @abstractmethod
-    def settle_send(self) -> None:
+    def send_remaining(self) -> None:
         """Before a synchronisation of all clusters: send all differences since the last one."""
 
     @abstractmethod
-    def settle_take(self) -> None:
+    def receive_remaining(self) -> None:
         """Complete the synchronisation, after which all clusters have bit-identical weights."""
 
     @property
-    def settled(self) -> bool:
+    def is_synchronized(self) -> bool:
         """Whether no step has run since all clusters had the same weights."""
         return self.steps == self._settled_steps
 

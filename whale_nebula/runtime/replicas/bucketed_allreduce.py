@@ -18,7 +18,7 @@ from whale_nebula.ir.layout import SPLIT, local_shape
 from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
 from whale_nebula.runtime.step.compiled import Compiled, Piece
-from whale_nebula.runtime.step.gradients import Sums
+from whale_nebula.runtime.step.gradients import GradientSums
 from whale_nebula.spec import Spec, Value
 
 
@@ -27,7 +27,7 @@ class Run(Protocol):
 
     stage: int
     turns: Sequence[int]
-    sums: Sums
+    sums: GradientSums
     added: set[ReplicaMessage]
 
 
@@ -143,7 +143,9 @@ class BucketedAllReduce:
         return self.cut.program.stages[stage].replicas < 3 or len(orders) == 1
 
 
-def find_groups(compiled: Compiled, collectives: Collectives | None, program: int) -> BucketedAllReduce | None:
+def make_bucketed_allreduce(
+    compiled: Compiled, collectives: Collectives | None, program: int
+) -> BucketedAllReduce | None:
     """The groups of this worker; None if TensorFlow's collectives are not available."""
     found = groups(compiled.cut, compiled.worker, collectives, f"program {program}")
     return BucketedAllReduce(compiled.cut, found, program, compiled.worker) if found else None

@@ -21,7 +21,7 @@ _LEAST_SIZES = 2
 
 
 @dataclass(frozen=True)
-class Among:
+class CollectiveCosts:
     """Costs of collectives among workers, and the spread of each kind at its largest tensor."""
 
     collectives: tuple[Collective, ...]
@@ -48,7 +48,9 @@ def time_collectives(
     return found
 
 
-def fit_collectives(found: Mapping[str, Sequence[Sequence[float]]], sizes: Sequence[int], workers: int) -> Among:
+def fit_collectives(
+    found: Mapping[str, Sequence[Sequence[float]]], sizes: Sequence[int], workers: int
+) -> CollectiveCosts:
     """The costs that follow from the seconds of each run, by kind and size."""
     made, spreads = [], {}
     for kind, seconds in found.items():
@@ -57,7 +59,7 @@ def fit_collectives(found: Mapping[str, Sequence[Sequence[float]]], sizes: Seque
         beta = line.beta or timed[-1].seconds / sizes[len(timed) - 1]  # lost in noise: at most the time of the largest
         made.append(Collective(kind, line.alpha, beta, workers))
         spreads[kind] = timed[-1].spread
-    return Among(tuple(made), spreads)
+    return CollectiveCosts(tuple(made), spreads)
 
 
 def _time_one(kind: str, workers: int, size: int, runs: int) -> list[float]:

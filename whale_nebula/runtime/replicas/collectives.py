@@ -38,7 +38,7 @@ BUCKET_BYTES = 1 << 21
 """The size of a bucket: two are in flight while a third is filled; see benchmarks/replica for other sizes."""
 
 
-def buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
+def group_into_buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
     """Group tensors into buckets by index: neighbours of the same dtype up to `limit` bytes, larger ones alone.
 
     >>> buckets(["float32", "int32", "float32"], [8, 4, 8], limit=16)
@@ -85,7 +85,7 @@ def can_open(index: int, count: int) -> bool:
     return (task.index, task.count) == (index, count) if task is not None else not runtime_started()
 
 
-def listening_port() -> int | None:
+def find_listening_port() -> int | None:
     """The port of TensorFlow's server in this process; None if there is none."""
     task = tf_collectives.task()
     return None if task is None or not task.address else split_address(task.address)[1]
@@ -265,7 +265,7 @@ class Group:
         call = f"{name}/{graph.again(f'{name}{forms}')}/{forms}"
         sizes = [count(tensor) * tensor.dtype.size for tensor in tensors]
         sums: list[Any] = [None] * len(tensors)
-        for bucket in buckets([dtype for dtype, _ in forms], sizes, BUCKET_BYTES):
+        for bucket in group_into_buckets([dtype for dtype, _ in forms], sizes, BUCKET_BYTES):
             run = functools.partial(self._run_collective, key=self._key(f"{call}/{bucket[0]}"), graph=graph)
             if axes[bucket[0]] is None:
                 found = apply_packed(tensors, bucket, functools.partial(run, tf_collectives.reduce, op="Add"))
@@ -427,7 +427,7 @@ class ReplicaSums:
         return [(f"{about} {number}", spec(Value(op))) for number, op in enumerate(self.ops(fragment))]
 
 
-def replica_sums(cut: Cut, worker: str, collectives: Collectives | None, program: int) -> ReplicaSums | None:
+def make_replica_sums(cut: Cut, worker: str, collectives: Collectives | None, program: int) -> ReplicaSums | None:
     """The sums of a worker; None if no function of its stages has any."""
     found = groups(cut, worker, collectives, f"moments of program {program}")
     return ReplicaSums(cut, found, program) if found else None

@@ -37,7 +37,7 @@ _SHAPED = {
 
 
 @dataclass(frozen=True)
-class Shared:
+class SplitStage:
     """The layouts of a stage's values, and the group of devices that runs it."""
 
     layouts: Layouts
@@ -45,14 +45,14 @@ class Shared:
 
 
 @dataclass
-class Part:
+class StageLowering:
     """The ops of one stage for its devices. `values` are tensors in their layouts, `others` converted to the layouts
     that single ops need; `made` are the ops that were created for each.
     """
 
     graph: Graph
     operations: Sequence[Any]
-    shared: Shared
+    shared: SplitStage
     handles: Mapping[int, Any]
     made: dict[int, list[Any]]
     values: dict[Value, Tensors] = field(default_factory=dict)
@@ -256,13 +256,13 @@ class Lowering:
 
     graph: Graph
     operations: Sequence[Any]
-    stages: Sequence[Shared]
+    stages: Sequence[SplitStage]
     handles: Mapping[int, Any]
     whole: dict[Value, Any] = field(default_factory=dict)
     made: dict[int, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.parts = [Part(self.graph, self.operations, each, self.handles, self.made) for each in self.stages]
+        self.parts = [StageLowering(self.graph, self.operations, each, self.handles, self.made) for each in self.stages]
         for part in self.parts:
             part.values |= {Value(op): [handle] * len(part.group.here) for op, handle in self.handles.items()}
         self.whole |= {Value(op): handle for op, handle in self.handles.items()}
@@ -298,11 +298,11 @@ class Lowering:
         self.made[index] = [made]
         self.whole.update(zip(op.values, made.outputs, strict=True))
 
-    def part_of(self, value: Value) -> Part | None:
+    def part_of(self, value: Value) -> StageLowering | None:
         """The stage that has a value in pieces, if any."""
         return next((part for part in self.parts if value in part.layouts.of), None)
 
-    def give(self, value: Value, reader: Part) -> None:
+    def give(self, value: Value, reader: StageLowering) -> None:
         """Make an outside value available to a stage."""
         if value not in reader.values:
             tensors = [self.take(value)] * len(reader.group.here)
@@ -345,17 +345,17 @@ def _exponentials(group: Group, scores: Tensors) -> tuple[Tensors, Tensors, Tens
     return shifted, powers, group.sum([tf.reduce_sum(each, -1, keepdims=True) for each in powers])
 
 
-def _softmax(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _softmax(run: StageLowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     _, powers, sums = _exponentials(run.group, inputs[0])
     return [[power / total for power, total in zip(powers, sums, strict=True)]]
 
 
-def _log_softmax(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _log_softmax(run: StageLowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     shifted, _, sums = _exponentials(run.group, inputs[0])
     return [[each - tf.math.log(total) for each, total in zip(shifted, sums, strict=True)]]
 
 
-def _cross_entropy(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _cross_entropy(run: StageLowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """The loss of each row, which all devices have, and its gradient with respect to the scores, in pieces."""
     shifted, powers, sums = _exponentials(run.group, inputs[0])
     labels = inputs[1] if layouts[1].kind == SPLIT else _mark_labels(run, op.inputs[0], inputs[1], shifted, layouts[0])
@@ -372,7 +372,7 @@ def _cross_entropy(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Ten
     return [losses, slopes]
 
 
-def _mark_labels(run: Part, value: Value, labels: Tensors, scores: Tensors, layout: Layout) -> Tensors:
+def _mark_labels(run: StageLowering, value: Value, labels: Tensors, scores: Tensors, layout: Layout) -> Tensors:
     """A one at the label of each row, if it is among the classes of a device."""
     offsets = zip(labels, run.starts(value, scores, layout), scores, strict=True)
     return [
@@ -381,7 +381,7 @@ def _mark_labels(run: Part, value: Value, labels: Tensors, scores: Tensors, layo
     ]
 
 
-def _extreme(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _extreme(run: StageLowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """The extreme over the local extremes of all devices."""
     (own,) = run.copy(op, inputs, layouts)
     if op.type == "Max":
@@ -389,7 +389,7 @@ def _extreme(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     return [[-each for each in run.group.maximum([-each for each in own])]]
 
 
-def _best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _best(run: StageLowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """The index of the first maximum, or minimum, over all devices."""
     axis, sign = layouts[0].axis, 1 if op.type == "ArgMax" else -1
     (own,) = run.copy(op, inputs, layouts)
@@ -406,7 +406,7 @@ def _best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     ]
 
 
-def _is_among_best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _is_among_best(run: StageLowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """Whether fewer than k scores of a row are above that of its target, and all are finite."""
     scores, targets, counts = inputs
     marks = [mark > 0 for mark in _mark_labels(run, op.inputs[0], targets, scores, layouts[0])]
@@ -425,7 +425,7 @@ def _is_among_best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Ten
     return [[(above < count) & (strange == 0) & (summed[1] > 0) for (above, strange), (_, count, summed) in pairs]]
 
 
-def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _largest(run: StageLowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """The k largest along the last axis, from the k largest of each device's piece."""
     starts, sizes = run.measure(op.inputs[0], inputs[0], layouts[0])
     count = tf.get_static_value(inputs[1][0])
@@ -440,7 +440,7 @@ def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     return [[top.values for top in best], [tf.cast(each, op.outputs[1].dtype) for each in chosen]]
 
 
-def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _look_up(run: StageLowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """Look up rows in a sharded table: zeros for rows of other devices."""
     axis = 0 if op.type == "ResourceGather" else int(tf.get_static_value(inputs[2][0]))
     shared = run.operations[op.index].get_attr("batch_dims")
@@ -457,7 +457,7 @@ def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     return [found]
 
 
-def _tables(run: Part, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
+def _tables(run: StageLowering, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
     if op.type != "ResourceGather":
         return tensors
     handle = run.handles[op.inputs[0].op]
@@ -467,7 +467,7 @@ def _tables(run: Part, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
     return [take_piece(table, layout, run.group.count, device) for device in run.group.here]
 
 
-def _call_rows(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _call_rows(run: StageLowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """Call Python for rows of a table outside the graph: each device for its own rows. In one process, one call serves
     all.
     """
@@ -487,7 +487,7 @@ def _call_rows(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors
     return [reshard(run.group, [tensor] * count, WHOLE_LAYOUT, run.layouts.layout(value)) for value, tensor in outputs]
 
 
-_TOGETHER: Mapping[str, Callable[[Part, Op, Inputs, Held], list[Tensors]]] = {
+_TOGETHER: Mapping[str, Callable[[StageLowering, Op, Inputs, Held], list[Tensors]]] = {
     "Softmax": _softmax,
     "LogSoftmax": _log_softmax,
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,

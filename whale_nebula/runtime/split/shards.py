@@ -18,7 +18,7 @@ from whale_nebula.errors import NotYetError, StateError
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import SPLIT, Layout, local_shape
 from whale_nebula.ir.program import Variable
-from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives
 from whale_nebula.runtime.split.groups import (
     Sizes,
@@ -145,7 +145,7 @@ def _longest(sizes: Sizes) -> Any:
 _MOST_AXES = 8
 
 
-class Broadcast:
+class TensorBroadcast:
     """Broadcast of tensors of any shape and dtype from the first of some workers to the others, outside their
     functions.
     """
@@ -231,7 +231,7 @@ class Shards:
     collectives: Collectives
     program: int
     pieces: dict[int, Piece] = field(default_factory=dict)
-    _broadcasts: dict[int, Broadcast] = field(default_factory=dict)
+    _broadcasts: dict[int, TensorBroadcast] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> Sequence[int]:
@@ -271,10 +271,10 @@ class Shards:
         keys = " and ".join(repr(self.cut.program.stages[stage].key) for stage in self.stages)
         return self.collectives.explain_failures(f"stage {keys}, which several workers run together")
 
-    def broadcast(self, stage: int) -> Broadcast:
+    def broadcast(self, stage: int) -> TensorBroadcast:
         """The broadcast from the first worker of a replica to the others."""
         if stage not in self._broadcasts:
-            self._broadcasts[stage] = Broadcast(self.cut.program.stages[stage].shards, self.name(stage))
+            self._broadcasts[stage] = TensorBroadcast(self.cut.program.stages[stage].shards, self.name(stage))
         return self._broadcasts[stage]
 
 
@@ -282,7 +282,7 @@ class Shards:
 class SplitExchange:
     """The exchange for the stages of one worker, some of which are sharded over several workers."""
 
-    inner: Post
+    inner: LinkExchange
     shards: Shards
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
@@ -304,7 +304,7 @@ class SplitExchange:
 
 
 @dataclass(frozen=True)
-class Parted:
+class NewShards:
     """The variables that a program newly shards, each with the stage whose workers hold the shards.
 
     Trained variables start from the first worker's value, and each worker receives its piece. Others (an optimizer's
@@ -315,7 +315,7 @@ class Parted:
     stages: Mapping[str, int]
 
     @classmethod
-    def of(cls, cut: Cut, variables: Mapping[str, Any], ledger: Ledger) -> Parted:
+    def of(cls, cut: Cut, variables: Mapping[str, Any], ledger: Ledger) -> NewShards:
         """The newly sharded variables of a program; empty without split stages."""
         found: dict[str, int] = {}
         for stage, layouts in cut.layouts.items():
@@ -350,7 +350,7 @@ class Parted:
         return tuple(axis or 0 for axis in piece.shape or ())
 
 
-def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledger) -> None:
+def hold_pieces(shards: Shards, parted: NewShards, captured: Captured, ledger: Ledger) -> None:
     """Replace the variables of split stages by a worker's pieces, one variable after the other. If a variable has no
     value, only its pieces are drawn, if possible. Pieces of earlier programs are already held.
     """

@@ -25,18 +25,18 @@ from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.crossing import Channels
-from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
-from whale_nebula.runtime.step.gradients import Sums
-from whale_nebula.runtime.step.measured import LineRates, Measured, Medians
-from whale_nebula.runtime.step.once import ASSERTION, OnceRun
+from whale_nebula.runtime.step.gradients import GradientSums
+from whale_nebula.runtime.step.measurements import LineRates, Medians, StageMeasurements
 from whale_nebula.runtime.step.peers import Peers
 from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.stage_run import BoundaryExchange, StageRun
+from whale_nebula.runtime.step.whole_batch import ASSERTION, WholeBatchRun
 from whale_nebula.schedule.schedules import (
     Backward,
     BackwardWeights,
@@ -87,7 +87,7 @@ class Turnstile:
 
 
 @dataclass
-class OneStep:
+class RunningStep:
     """A running step: its batch, its exchange, its clocks and its rollback.
 
     `paces` are those of the phases, once measured. Stages use its `exchange` for boundaries, unless it is the post
@@ -95,7 +95,7 @@ class OneStep:
     """
 
     batch: Batch
-    post: Post
+    post: LinkExchange
     clocks: Clocks
     guard: Guard
     peers: Peers
@@ -117,8 +117,8 @@ class ActorStep(Runner):
     lazy: bool = False
     steps: int = 0
     clocks: Clocks | None = None
-    adder: BucketedAllReduce | None = None
-    looked_at: bool = False
+    allreduce: BucketedAllReduce | None = None
+    is_sampled: bool = False
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
 
     def _set_up(
@@ -131,7 +131,7 @@ class ActorStep(Runner):
         self.pool = ThreadPoolExecutor(max(1, len(self.seats)), thread_name_prefix="nebula-stage")
         self.channels = Channels(cut, routing, self.states, self.seed, here, clusters)
         stages = [stage.cluster for stage in cut.program.stages]
-        self.measured = Measured(cut, stages, self.lines, paced=not clusters)
+        self.measured = StageMeasurements(cut, stages, self.lines, paced=not clusters)
 
     # ------------------------------------------------------------------ before and after a step
     def _start_clocks(self) -> Clocks:
@@ -157,7 +157,7 @@ class ActorStep(Runner):
         held = clocks.lines.seconds()
         return {name: report + LinkReport(seconds=held.get(name, 0.0)) for name, report in found.items()}
 
-    def _measure(self, step: OneStep) -> None:
+    def _measure(self, step: RunningStep) -> None:
         """Record the measurements of a step."""
         self.measured.add(step.clocks)
         self.measured.uses(self.channels.boundaries())
@@ -165,7 +165,7 @@ class ActorStep(Runner):
         self.steps += 1
 
     def _report(
-        self, step: OneStep, results: list[Any], seconds: float, links: Mapping[str, LinkReport], pace: Medians
+        self, step: RunningStep, results: list[Any], seconds: float, links: Mapping[str, LinkReport], pace: Medians
     ) -> StepOutcome:
         counts = step.batch.rows
         return StepOutcome(
@@ -177,30 +177,30 @@ class ActorStep(Runner):
             spans=step.clocks.spans(),
             basis=self.measured.basis(counts, pace),
             boundaries=self.channels.last,
-            said=self.channels.lines_of(step.post.tally),
+            said=self.channels.list_lines(step.post.tally),
             pace=pace,
         )
 
     # ------------------------------------------------------------------ methods of single runners
     @abstractmethod
-    def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
+    def _blame(self, step: RunningStep, failure: BaseException) -> BaseException:
         """Notify others of a stage's exception; returns the exception to raise."""
 
-    def _is_left_out(self, step: OneStep, phase: int) -> bool:
+    def _is_left_out(self, step: RunningStep, phase: int) -> bool:
         """After the micro-batches of a phase: whether its update is to be rolled back."""
         return bool(step.post.tally.left_out)
 
     # ------------------------------------------------------------------ the step
-    def run_stages(self, step: OneStep) -> list[Any]:
+    def run_stages(self, step: RunningStep) -> list[Any]:
         """Run a step; returns its results."""
         values: dict[Value, Any] = {}
         current_run().step_now.micro_batches = len(step.batch.rows)
         once, guard = step.clocks.once, step.guard
-        worker = OnceRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
+        worker = WholeBatchRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
         with once.computing("whole batch"):
             step.batch = worker.weigh()
         runs = {seat: self._stage_run(step, seat, values) for seat in step.clocks.stages}
-        with guard.undone():
+        with guard.roll_back_on_failure():
             with guard.once("part that is computed from the whole batch", 0), once.computing("whole batch"):
                 worker.whole()
             for phase in self.compiled.cut.phases:
@@ -218,7 +218,9 @@ class ActorStep(Runner):
                     guard.begin()
                 failpoint("update.begun")
                 with guard.once("update", phase.index), once.computing("update", phase=phase.index):
-                    self._run_to_end(guard.without_trace(partial(worker.update, phase, list(runs.values())), out))
+                    self._run_to_end(
+                        guard.roll_back_if_skipped(partial(worker.update, phase, list(runs.values())), out)
+                    )
                 failpoint("update.after")
             results = worker.results()
         if step.post.tally.left_out:
@@ -226,15 +228,16 @@ class ActorStep(Runner):
         self.channels.last = step.post.tally.reports()
         return results
 
-    def _stage_run(self, step: OneStep, seat: Seat, values: dict[Value, Any]) -> StageRun:
+    def _stage_run(self, step: RunningStep, seat: Seat, values: dict[Value, Any]) -> StageRun:
         replicas = self.routing.seats(seat.stage, self.routing.hosts[seat.stage][seat.replica])[seat]
         turns = (m for m in range(len(step.batch.slices)) if self.routing.replica(seat.stage, m) in replicas)
         return StageRun(
-            self.compiled, seat.stage, step.batch, step.exchange or step.post, values, Sums(self.compiled.cut.program),
-            step.clocks.stages[seat], tuple(turns), None if self.looked_at else self.adder, self.looked_at,
+            self.compiled, seat.stage, step.batch, step.exchange or step.post, values,
+            GradientSums(self.compiled.cut.program), step.clocks.stages[seat], tuple(turns),
+            None if self.is_sampled else self.allreduce, self.is_sampled,
         )  # fmt: skip
 
-    def _run_micro_batches(self, step: OneStep, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> None:
+    def _run_micro_batches(self, step: RunningStep, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> None:
         gates = {stage: Turnstile() for stage in self._stages_in_order(phase, runs)}
         futures = [self.pool.submit(self._work, step, phase, run, gates.get(seat.stage)) for seat, run in runs.items()]
         _wait(futures, step.post.abort)
@@ -257,7 +260,7 @@ class ActorStep(Runner):
             if several and (plan.skip is not None or plan.drifting):
                 yield plan.stage
 
-    def _instructions(self, step: OneStep, phase: PhasePlan, run: StageRun) -> Sequence[Instruction]:
+    def _instructions(self, step: RunningStep, phase: PhasePlan, run: StageRun) -> Sequence[Instruction]:
         plan = next((s for s in phase.stages if s.stage == run.stage), None)
         if plan is None:
             return ()
@@ -282,7 +285,7 @@ class ActorStep(Runner):
             each for each in every if each.micro_batch in run.turns or (skips and isinstance(each, Forward | Fused))
         ]
 
-    def _work(self, step: OneStep, phase: PhasePlan, run: StageRun, gate: Turnstile | None) -> None:
+    def _work(self, step: RunningStep, phase: PhasePlan, run: StageRun, gate: Turnstile | None) -> None:
         """The body of a stage's thread in a phase."""
         key = self.compiled.cut.program.stages[run.stage].key
         try:

@@ -221,12 +221,13 @@ def weigh_worker(held: int) -> WorkerReport:
 class Runner(ABC):
     """Runs a captured step on the tensors of its leaves.
 
-    A runner that `takes_parts` receives inputs that this process has only in part; one that `meets_clusters`
-    synchronises the clusters of local SGD itself; one that is `plain` calls the original function.
+    A runner that `takes_partial_inputs` receives inputs that this process has only in part; one that
+    `synchronizes_clusters` synchronises the clusters of local SGD itself; one that is `plain` calls the original
+    function.
     """
 
-    takes_parts = False
-    meets_clusters = False
+    takes_partial_inputs = False
+    synchronizes_clusters = False
     plain = False
     clocks: Clocks | None = None
 

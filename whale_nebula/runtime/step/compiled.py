@@ -26,10 +26,10 @@ from whale_nebula.passes.exchange import Bundle, ReplicaMessage, bundles, replic
 from whale_nebula.passes.facts import ASSIGNS
 from whale_nebula.runtime.replicas.collectives import ReplicaSums
 from whale_nebula.runtime.split.groups import Group, LocalGroup, Pieces
-from whale_nebula.runtime.split.lowering import Lowering, Shared
+from whale_nebula.runtime.split.lowering import Lowering, SplitStage
 from whale_nebula.runtime.split.shards import Shards
 from whale_nebula.runtime.step.handover import Handover
-from whale_nebula.runtime.step.rollback import Whereabouts
+from whale_nebula.runtime.step.rollback import OpLocations
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
@@ -37,7 +37,7 @@ from whale_nebula.tf import private as tf_private
 @dataclass(frozen=True)
 class Function:
     """A callable fragment from tensors of `feeds` to tensors of `fetches`. A function with `waits` contains
-    all-reduces, and is called inside that context. One that is `in_pieces` takes and returns shards of tensors; a
+    all-reduces, and is called inside that context. One that is `is_sharded` takes and returns shards of tensors; a
     process with a single shard passes it as a tensor. Values in `handed` are not arguments: they are handed over.
     """
 
@@ -45,21 +45,21 @@ class Function:
     concrete: Any
     captured: Sequence[Any]
     waits: Callable[[], contextlib.AbstractContextManager[None]] | None = None
-    in_pieces: bool = False
+    is_sharded: bool = False
     handed: Mapping[Value, Handover] = field(default_factory=dict)
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Run the fragment on the tensors of its feeds that are not handed over."""
-        if self.in_pieces:
+        if self.is_sharded:
             tensors = tf.nest.flatten(list(tensors), expand_composites=True)
         with contextlib.nullcontext() if self.waits is None else self.waits():
             found = tf_private.call_flat(self.concrete, tensors, self.captured)
-        if not self.in_pieces:
+        if not self.is_sharded:
             return found
         return [each.tensors[0] if isinstance(each, Pieces) and len(each.tensors) == 1 else each for each in found]
 
 
-class Workshop:
+class FunctionBuilder:
     """A builder of functions from one traced graph, which it reads once; `aliases` are replacements of values.
 
     XLA compiles the fragments that `xla` takes. If replicas are processes, `sums` has the sums over them. Stages with
@@ -139,14 +139,14 @@ class Workshop:
                 if name in self._external:
                     own = pieces[number].variable.handle if number in pieces else self._external[name]
                     handles[number] = traced.capture(own)
-            shared = [Shared(each, self._group(stage, fragment)) for stage, each in self._layouts.items()]
+            shared = [SplitStage(each, self._group(stage, fragment)) for stage, each in self._layouts.items()]
             lowering = Lowering(graph, donor.operations, shared, handles)
             tensors = self._take(fragment, given, slots)
             return lowering.run(fragment.ops, dict(zip(fragment.feeds, tensors, strict=True)), fragment.fetches)
 
         concrete = self._trace(fragment, body, slots)
         waits = None if self._shards is None else self._shards.explained
-        return Function(fragment, concrete, concrete.captured_inputs, waits, in_pieces=True, handed=slots)
+        return Function(fragment, concrete, concrete.captured_inputs, waits, is_sharded=True, handed=slots)
 
     def _find_waits(self, fragment: Fragment) -> Mapping[int, int]:
         """For each ordered op of an update, the write that it waits for."""
@@ -219,7 +219,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class StagePieces:
+class StageFunctions:
     """The functions of one stage in one phase; if `fused`, `forward` includes the backward."""
 
     plan: StagePhase
@@ -235,7 +235,7 @@ class Compiled:
 
     cut: Cut
     worker: str
-    workshop: Workshop
+    workshop: FunctionBuilder
     apart: bool = False
     _pieces: dict[Fragment, Piece] = field(default_factory=dict)
 
@@ -245,9 +245,9 @@ class Compiled:
         return next(w.stages for w in self.cut.workers if w.name == self.worker)
 
     @cached_property
-    def whereabouts(self) -> Whereabouts:
+    def locations(self) -> OpLocations:
         """Source lines of ops, for errors at run time."""
-        return Whereabouts(self.workshop.graph, self.cut.program.stages, len(self.cut.phases))
+        return OpLocations(self.workshop.graph, self.cut.program.stages, len(self.cut.phases))
 
     @cached_property
     def boundaries(self) -> Mapping[Value, Boundary]:
@@ -280,12 +280,12 @@ class Compiled:
         plans = (plan.weights for phase in self.cut.phases for plan in phase.stages if plan.weights is not None)
         return frozenset(value for fragment in plans for value in fragment.feeds)
 
-    def stage(self, phase: PhasePlan, stage: int) -> StagePieces | None:
+    def stage(self, phase: PhasePlan, stage: int) -> StageFunctions | None:
         """The functions of a stage in a phase, or None if it has none."""
         plan = next((s for s in phase.stages if s.stage == stage), None)
         if plan is None:
             return None
-        return StagePieces(plan, *map(self._make_piece, (plan.forward, plan.backward, plan.skip, plan.weights)))
+        return StageFunctions(plan, *map(self._make_piece, (plan.forward, plan.backward, plan.skip, plan.weights)))
 
     def prologue(self, phase: PhasePlan) -> Piece | None:
         """The pieces that run once before the micro-batches of a phase."""

@@ -21,29 +21,29 @@ from whale_nebula.launch.ending import departure
 from whale_nebula.passes.readings import check_here, rows_read
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport, WorkerReport
-from whale_nebula.runtime.exchange.expected import count_known_rows
-from whale_nebula.runtime.exchange.post import Post
-from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
+from whale_nebula.runtime.exchange.admission import count_known_rows
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
+from whale_nebula.runtime.replicas.bucketed_allreduce import make_bucketed_allreduce
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.session.session import Session, add_up_variables, are_sums_due
 from whale_nebula.runtime.split.shards import Shards, SplitExchange
-from whale_nebula.runtime.step.actors import ActorStep, OneStep
+from whale_nebula.runtime.step.actors import ActorStep, RunningStep
 from whale_nebula.runtime.step.clock import Clocks, StepOutcome, count_bytes, weigh_worker
-from whale_nebula.runtime.step.measured import (
+from whale_nebula.runtime.step.measurements import (
     LineRates,
-    Look,
     Medians,
     Speeds,
-    better_orders,
+    SpeedSampler,
     changes,
-    looked_at,
-    paces_of_trips,
+    compute_paces,
+    improve_orders,
+    is_sampled,
     parse_speeds,
     replicas,
     slowness,
 )
-from whale_nebula.runtime.step.peers import Wires
+from whale_nebula.runtime.step.peers import WorkerPeers
 from whale_nebula.runtime.step.rollback import Guard
 
 PeerReport = Mapping[str, Any]
@@ -131,7 +131,7 @@ class DistributedStep(ActorStep):
     `stays`, shares do not change during the run: the input pipeline reads only the process's own rows.
     """
 
-    takes_parts = True
+    takes_partial_inputs = True
     session: Session = field(kw_only=True)
     name: str = field(kw_only=True)
     ids: frozenset[str] = frozenset()
@@ -141,13 +141,13 @@ class DistributedStep(ActorStep):
     shards: Shards | None = None
     checked: set[tuple[int, ...]] = field(default_factory=set)
     seen: PeerReport | None = None
-    look: Look = field(default_factory=Look)
+    look: SpeedSampler = field(default_factory=SpeedSampler)
     replica_seconds: Speeds = field(default_factory=dict)
     version: int = 1
     stays: bool = False
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
     promises: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
-    _running: OneStep | None = None
+    _running: RunningStep | None = None
 
     def __post_init__(self) -> None:
         cut, here = self.compiled.cut, self.session.worker
@@ -157,7 +157,7 @@ class DistributedStep(ActorStep):
         rates = LineRates([f"{own}->{other}" for other in others], self.lines)
         self._set_up(cut.routings[here], partial(eq, here), self.clusters, rates)
         self.channels = replace(self.channels, routing=cut.routing)
-        self.adder = find_groups(self.compiled, self.collectives, self.program)
+        self.allreduce = make_bucketed_allreduce(self.compiled, self.collectives, self.program)
         self.links = {(here, peer): link for peer, link in self.session.links.items()}
         self.mates = [peer for peer in self.session.links if self.clusters[peer] == own]
         self.pace: Medians = {}
@@ -206,7 +206,7 @@ class DistributedStep(ActorStep):
         seen = {**self.measured.medians(), **self.rates.seconds()}
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         clocks, before = self._start_clocks(), self._totals()
-        self.looked_at = self.looks and looked_at(self.steps)
+        self.is_sampled = self.looks and is_sampled(self.steps)
         asked, speeds = departure.word if self.leaves else None, dict(self.look.seconds)
         agreed = self._announce(inputs, counts, medians, asked)
         step = self._start(cut(program.leaves, inputs.tensors, counts).in_rows(), rows, clocks, agreed)
@@ -246,7 +246,7 @@ class DistributedStep(ActorStep):
         if seconds == self.replica_seconds:
             return
         self.replica_seconds, self.measured.slowness = seconds, slowness(seconds, cut)
-        orders = better_orders(cut, seconds)
+        orders = improve_orders(cut, seconds)
         stays = any(sheet.get("stays") for sheet in sheets.values())
         if orders != cut.orders and not stays:
             self._move(replace(cut, orders=orders))
@@ -273,7 +273,7 @@ class DistributedStep(ActorStep):
     def _check_here(self, absent: tuple[int, ...]) -> None:
         """Check inputs that this process reads, because they may be absent in some steps."""
         if absent not in self.checked:
-            graph, line = self.compiled.cut.program.graph, self.compiled.whereabouts.line
+            graph, line = self.compiled.cut.program.graph, self.compiled.locations.line
             check_here(self.compiled.cut, self.session.worker, absent, lambda op: line(graph.ops[op].name))
             self.checked.add(absent)
 
@@ -305,32 +305,32 @@ class DistributedStep(ActorStep):
         self.session.start_step(sheet, inputs.mark, self.mates, self.readers)
         return self.watch.submit(self.session.check_step, sheet, inputs.mark)
 
-    def _start(self, batch: Batch, rows: Sequence[int], clocks: Clocks, agreed: Agreed) -> OneStep:
+    def _start(self, batch: Batch, rows: Sequence[int], clocks: Clocks, agreed: Agreed) -> RunningStep:
         cut, session = self.compiled.cut, self.session
-        post = Post(
+        post = LinkExchange(
             self.channels, self.links, self.program, self.steps, session.patience, batch.slices, rows,
             self.rates.outlook(batch.rows, self.pace), here=lambda host: False, clocks=clocks.stages,
         )  # fmt: skip
         guard = Guard(
-            self.variables, self.written_here, alone=False, whereabouts=self.compiled.whereabouts, own=self.held_here,
+            self.variables, self.written_here, alone=False, locations=self.compiled.locations, own=self.held_here,
             updates=cut.updates,
         )  # fmt: skip
-        wires = Wires(
+        wires = WorkerPeers(
             self.compiled, session.links, self.program, self.steps, session.patience, self.promises, self.variables,
-            self.adder,
+            self.allreduce,
         )  # fmt: skip
         agreed.add_done_callback(partial(self._abort, post))
         exchange = None if self.shards is None else SplitExchange(post, self.shards)
-        self._running = OneStep(batch, post, clocks, guard, wires, paces_of_trips(cut, self.pace), exchange, agreed)
+        self._running = RunningStep(batch, post, clocks, guard, wires, compute_paces(cut, self.pace), exchange, agreed)
         return self._running
 
-    def _abort(self, post: Post, done: Agreed) -> None:
+    def _abort(self, post: LinkExchange, done: Agreed) -> None:
         failure = done.exception() if not done.cancelled() else None
         if failure is not None:
             post.abort(failure)
             self._send_failure(failure)
 
-    def _is_left_out(self, step: OneStep, phase: int) -> bool:
+    def _is_left_out(self, step: RunningStep, phase: int) -> bool:
         """Whether any process votes to skip the step; votes are only exchanged if a boundary requests it."""
         if not self.channels.may_skip:
             return False
@@ -339,7 +339,7 @@ class DistributedStep(ActorStep):
         tally.left_out = next(iter(reasons), "")  # they all report the same
         return bool(reasons)
 
-    def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
+    def _blame(self, step: RunningStep, failure: BaseException) -> BaseException:
         """The cause of a stage's failure: a disagreement between processes, if there is one. All are notified."""
         cause = None
         with contextlib.suppress(TimeoutError):

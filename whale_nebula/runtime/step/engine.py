@@ -36,16 +36,16 @@ from whale_nebula.report.report import Prices, Report, StepCost
 from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Models, States, StepLines
-from whale_nebula.runtime.local_sgd.clusters import OfClusters, make_cluster_copy
-from whale_nebula.runtime.replicas.collectives import replica_sums
+from whale_nebula.runtime.local_sgd.clusters import ClusterCopy, make_cluster_copy
+from whale_nebula.runtime.replicas.collectives import make_replica_sums
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.split.shards import Parted, Shards, hold_pieces
+from whale_nebula.runtime.split.shards import NewShards, Shards, hold_pieces
 from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation, count_bytes, weigh_worker
-from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
+from whale_nebula.runtime.step.compiled import Compiled, FunctionBuilder, Xla, refused_by_xla
 from whale_nebula.runtime.step.distributed import DistributedStep
 from whale_nebula.runtime.step.local import EmulatedStep, LocalStep
-from whale_nebula.runtime.step.results import Later, ScalarResults, scalar_results
-from whale_nebula.runtime.step.rollback import Whereabouts, whole_step_error
+from whale_nebula.runtime.step.results import PendingResult, ScalarResults, find_scalar_results
+from whale_nebula.runtime.step.rollback import OpLocations, plain_step_error
 from whale_nebula.site import script_site, warn_at
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.failures import leave_errors
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from whale_nebula.runtime.replan import PlanWatch
 
 
-def warn_if_few(program: Program, name: str, made: int, rows: int) -> None:
+def warn_if_few_rows(program: Program, name: str, made: int, rows: int) -> None:
     """Warn if the first batch, of `rows` rows, gives fewer micro-batches (`made`) than the step `name` requests."""
     if max(made, rows) < program.pipeline.micro_batch:  # replicas with sums in the forward count as one in one process
         asked = f"{_name_asker(program)} for {program.pipeline.micro_batch} micro-batches"
@@ -88,7 +88,9 @@ def _fewer(program: Program, rows: int) -> str:
     return " and ".join(asked)
 
 
-def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def refuse_outer_gradients(
+    name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]
+) -> list[Any]:
     """The results of step `name` for a caller whose tape records: the same values, without a gradient.
 
     A gradient with respect to the step's variables, or to sources of its arguments, is refused; other gradients pass.
@@ -108,14 +110,14 @@ def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results:
 
 def _fresh(result: Any) -> Any:
     """A copy of a result, which may be an argument that is returned or a value still in flight."""
-    if not isinstance(result, tf.Tensor | Later) or not _differentiable(result):
+    if not isinstance(result, tf.Tensor | PendingResult) or not _differentiable(result):
         return result
     with tf_private.stop_recording():
         return tf.identity(result)
 
 
 def _differentiable(result: Any) -> bool:
-    return isinstance(result, tf.Tensor | Later) and bool(result.dtype.is_floating or result.dtype.is_complex)
+    return isinstance(result, tf.Tensor | PendingResult) and bool(result.dtype.is_floating or result.dtype.is_complex)
 
 
 def _refusal(name: str) -> GradientError:
@@ -160,9 +162,9 @@ class Engine:
             checkpoints.take_again(self)
             checkpoints.before_step(self, tensors)
         begin(self)
-        if not self.runner.meets_clusters:
+        if not self.runner.synchronizes_clusters:
             current_run().settle()
-        if not self.runner.takes_parts:
+        if not self.runner.takes_partial_inputs:
             tensors = take_whole(self.cut.program.leaves, tensors)
         taped = tf_private.tape_records() and not self.runner.plain
         without_tape = tf_private.stop_recording() if taped else contextlib.nullcontext()
@@ -178,7 +180,7 @@ class Engine:
         self.steps += 1
         self._log(outcome.said)
         if self.steps == 1:
-            warn_if_few(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
+            warn_if_few_rows(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
         xla_notes = () if self.xla is None else self.xla.notes
         workers = {self.worker: weigh_worker(self._held_bytes), **outcome.elsewhere.workers}
         publish(
@@ -208,7 +210,9 @@ class Engine:
             checkpoints.after_step(self, partial(self._scalars.of, outcome.tensors))
         if not taped:
             return self.captured.pack(outcome.tensors)
-        return self.captured.pack(refusing(self.name, self.captured.variables.values(), tensors, outcome.tensors))
+        return self.captured.pack(
+            refuse_outer_gradients(self.name, self.captured.variables.values(), tensors, outcome.tensors)
+        )
 
     def count_from(self, steps: int) -> None:
         """Continue the count at `steps`, unless it is higher. `steps` counts another signature of the batch, or another
@@ -269,7 +273,7 @@ class Engine:
 
     @cached_property
     def _scalars(self) -> ScalarResults:
-        return scalar_results(self.captured.structured_outputs)
+        return find_scalar_results(self.captured.structured_outputs)
 
     @property
     def doing(self) -> Mapping[str, str]:
@@ -278,7 +282,7 @@ class Engine:
 
 
 @dataclass
-class Uncut(Runner):
+class UncutStep(Runner):
     """Runner of one stage and one micro-batch, with the original function."""
 
     plain = True
@@ -292,7 +296,7 @@ class Uncut(Runner):
         try:
             results = tf.nest.flatten(self.function(*tensors), expand_composites=True)
         except tf.errors.OpError as failure:
-            raise whole_step_error(self.stage.key, failure, Whereabouts(self.graph, [self.stage])) from failure
+            raise plain_step_error(self.stage.key, failure, OpLocations(self.graph, [self.stage])) from failure
         found = [leaf for leaf in results if isinstance(leaf, tf.Tensor)]
         return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage.key: StageReport()})
 
@@ -359,7 +363,7 @@ def _watch_plan(captured: Captured, run: Run, name: str) -> PlanWatch | None:
     return PlanWatch(name, captured.decision, run, captured.program.leaves)
 
 
-def held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
+def find_held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
     """The layouts of variables that earlier programs of the run have fixed, by their op."""
     known = {op: run.ledger.layout_of(captured.variables[v.path]) for op, v in captured.program.variable_ops.items()}
     return {op: layout for op, layout in known.items() if layout is not None}
@@ -371,7 +375,7 @@ def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = 
     run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
     operations = order_operations(captured.graph.get_operations())
     workers, config = tuple(_place_workers(captured, run)), run.config
-    held = {} if run.alone else held_layouts(captured, run)
+    held = {} if run.alone else find_held_layouts(captured, run)
 
     def where(number: int) -> str:
         return find_origin(operations[number])
@@ -406,13 +410,13 @@ def _runner(
 ) -> Runner:
     program = captured.program
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1 and not cut.layouts:
-        function = plain_function(
+        function = make_plain_function(
             call, layout, jit=xla is not None, around=lambda tensors: patches.draw_from(captured.draws)
         )
-        return Uncut(function, program.stages[0], captured.graph)
+        return UncutStep(function, program.stages[0], captured.graph)
     lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
     apart = any(line.rate or line.delay for line in lines) or has_codecs(cut)
-    compiled = Compiled(cut, worker, Workshop(captured.graph, captured.aliases, xla, cut=cut), apart)
+    compiled = Compiled(cut, worker, FunctionBuilder(captured.graph, captured.aliases, xla, cut=cut), apart)
     if apart:
         states, seed = _states(run, captured), _seed(run)
         step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states, seed)
@@ -421,7 +425,7 @@ def _runner(
     return LocalStep(compiled, captured.variables)
 
 
-def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted) -> Shards | None:
+def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: NewShards) -> Shards | None:
     """The part of split stages that belongs to this worker."""
     if worker not in hosts_of_splits(cut) or run.ledger.collectives is None:
         run.ledger.exchanges += bool(cut.layouts)  # like workers with layouts
@@ -432,7 +436,7 @@ def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted)
 
 
 def _make_distributed(
-    captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool, copied: OfClusters | None = None
+    captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool, copied: ClusterCopy | None = None
 ) -> Runner:
     """Agree with the other processes, release variables that they hold, and run the local stages. If each cluster
     trains its own copy, the other processes are those of this cluster.
@@ -448,7 +452,7 @@ def _make_distributed(
         refuse_unshared(ids, readers, clusters)
         states = _states(run, captured)
         ends = Crossings(cut, cut.routing, clusters).ends(session.worker.__eq__)  # the channels with a local end
-        parted = Parted.of(cut, captured.variables, run.ledger)
+        parted = NewShards.of(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
         run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
         versions = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
@@ -462,8 +466,12 @@ def _make_distributed(
     except BaseException as failure:
         session.fail(failure)
         raise
-    sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
-    compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases, xla, sums, cut, shards), True)
+    sums = (
+        make_replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
+    )
+    compiled = Compiled(
+        cut, session.worker, FunctionBuilder(captured.graph, captured.aliases, xla, sums, cut, shards), True
+    )
     variables = dict(captured.variables)
     for op, piece in shards.pieces.items() if shards is not None else ():
         variables[cut.program.variable_ops[op].path] = piece.variable
@@ -498,7 +506,7 @@ def _states(run: Run, captured: Captured) -> States:
     """The codec states of a program's model."""
     run.models = run.models or Models()
     states = States(run.channels, run.models.number(captured.variables.values()))
-    states.forget(run.models.find_gone())
+    states.forget(run.models.find_deleted())
     return states
 
 
@@ -513,7 +521,7 @@ def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:
     run.closers.append(close)
 
 
-def plain_function(
+def make_plain_function(
     call: Callable[[Sequence[Any]], Any],
     layout: Signature,
     *,

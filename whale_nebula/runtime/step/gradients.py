@@ -49,7 +49,7 @@ def _add(one: Any, other: Any) -> Any:
 
 
 @dataclass
-class Sums:
+class GradientSums:
     """The gradients of one stage, added up over micro-batches."""
 
     program: Program

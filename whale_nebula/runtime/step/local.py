@@ -23,20 +23,20 @@ from whale_nebula.ir.sizes import Exchanged, fill_cut_sizes, is_sized
 from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
+from whale_nebula.runtime.exchange.admission import count_known_rows
 from whale_nebula.runtime.exchange.crossing import Crossings
-from whale_nebula.runtime.exchange.expected import count_known_rows
-from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.step.actors import ActorStep, OneStep
+from whale_nebula.runtime.step.actors import ActorStep, RunningStep
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
-from whale_nebula.runtime.step.gradients import Sums
-from whale_nebula.runtime.step.measured import LineRates, Medians, paces_of_trips
-from whale_nebula.runtime.step.once import ASSERTION, OnceRun
+from whale_nebula.runtime.step.gradients import GradientSums
+from whale_nebula.runtime.step.measurements import LineRates, Medians, compute_paces
 from whale_nebula.runtime.step.peers import Parts, Peers
-from whale_nebula.runtime.step.rollback import Guard, unfit
+from whale_nebula.runtime.step.rollback import Guard, micro_batch_error
 from whale_nebula.runtime.step.stage_run import StageRun
-from whale_nebula.runtime.step.traffic import link_reports
+from whale_nebula.runtime.step.traffic import plan_link_reports
+from whale_nebula.runtime.step.whole_batch import ASSERTION, WholeBatchRun
 from whale_nebula.schedule.lines import pace
 from whale_nebula.schedule.schedules import Pace
 from whale_nebula.spec import Value
@@ -104,15 +104,15 @@ class EmulatedStep(ActorStep):
         batch = cut(plan.program.leaves, tensors, counts)
         medians = self.measured.medians()
         clocks, before = self._start_clocks(), self._totals()
-        step = OneStep(
+        step = RunningStep(
             batch,
-            Post(
+            LinkExchange(
                 self.channels, self.links, self.program, self.steps, PATIENCE, batch.slices,
                 count_known_rows(plan.program.leaves, batch.whole, batch.rows),
                 self.rates.outlook(batch.rows, medians), clocks=clocks.stages,
             ),
             clocks,
-            Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates),
+            Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates),
             EmulatedPeers(plan.exchange, self.links, self.program, self.steps, sum(batch.rows)),
             self._find_paces(batch.rows, medians),
         )  # fmt: skip
@@ -132,10 +132,10 @@ class EmulatedStep(ActorStep):
         trips.
         """
         if not self.measured.traffic.is_known(tuple(rows)):
-            return paces_of_trips(self.compiled.cut, medians)
+            return compute_paces(self.compiled.cut, medians)
         return [pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
 
-    def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
+    def _blame(self, step: RunningStep, failure: BaseException) -> BaseException:
         """Wake all stages that wait for a link."""
         for link in self.links.values():
             link.fail({"what": str(failure)})
@@ -146,7 +146,7 @@ NOT_BEGUN = float("inf")
 
 
 @dataclass
-class Shelf:
+class LocalExchange:
     """The exchange within one trace: a dict. Tensors for another cluster are encoded and decoded like on any link."""
 
     crossings: Crossings
@@ -177,10 +177,12 @@ def run_in_sequence(
     """
     program = compiled.cut.program
     once: dict[Value, Any] = {}
-    shelf = Shelf(Crossings(compiled.cut, compiled.cut.routing_by_cluster), [stage.cluster for stage in program.stages])
-    worker = OnceRun(compiled, batch, once)
+    shelf = LocalExchange(
+        Crossings(compiled.cut, compiled.cut.routing_by_cluster), [stage.cluster for stage in program.stages]
+    )
+    worker = WholeBatchRun(compiled, batch, once)
     batch = worker.weigh()
-    runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
+    runs = [StageRun(compiled, s, batch, shelf, once, GradientSums(program)) for s in range(len(program.stages))]
     if begun is not None:
         worker.gate = _gate(begun)
     with _guard_once(guard, "part that is computed from the whole batch", 0):
@@ -240,7 +242,7 @@ def _name_failures(
     return guard.piece(key, phase.index, micro_batch, what)
 
 
-def one_function(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) -> Any:
+def trace_step(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) -> Any:
     """A step of micro-batches of `counts` rows as one concrete function of the leaves."""
     leaves = compiled.cut.program.leaves
 
@@ -277,7 +279,7 @@ class LocalStep(Runner):
         function = self._function(counts)
         current_run().step_now.micro_batches = len(counts)
         plan = self.compiled.cut
-        guard = Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates)
+        guard = Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates)
         start = time.perf_counter()
         try:
             results = tf_private.call_flat(function, tensors, function.captured_inputs)
@@ -287,7 +289,7 @@ class LocalStep(Runner):
         except tf.errors.OpError as failure:
             guard.restore()
             if float(self._begun) == NOT_BEGUN:
-                with guard.undone():  # repeat by pieces, without the update, to name the failing one
+                with guard.roll_back_on_failure():  # repeat by pieces, without the update, to name the failing one
                     run_in_sequence(self.compiled, cut(program.leaves, tensors, counts), guard=guard)
             raise guard.failed_update(failure, 0) from failure
 
@@ -297,10 +299,10 @@ class LocalStep(Runner):
         if key not in self._functions:
             try:
                 with pause_garbage_collection():
-                    self._functions[key] = one_function(self.compiled, counts, self._begun)
+                    self._functions[key] = trace_step(self.compiled, counts, self._begun)
             except (ValueError, TypeError, tf.errors.OpError) as failure:
                 alone = lines_of(self.compiled.cut.program).alone
-                raise unfit(counts, failure, self.compiled.whereabouts, alone) from failure
+                raise micro_batch_error(counts, failure, self.compiled.locations, alone) from failure
         return self._functions[key]
 
     @cached_property
@@ -321,7 +323,7 @@ class LocalStep(Runner):
         if (counts, shapes) not in self._counted:
             plan = self.compiled.cut if self._is_sized else fill_cut_sizes(self.compiled.cut, shapes, max(counts))
             hosts = [stage.cluster for stage in plan.program.stages]
-            links = link_reports(plan, hosts, counts, Exchanged(plan))
+            links = plan_link_reports(plan, hosts, counts, Exchanged(plan))
             self._counted[counts, shapes] = links, count_casts(plan, hosts, counts)
         return self._counted[counts, shapes]
 
@@ -336,7 +338,7 @@ def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mappin
     """
     crossings = Crossings(cut, Routing.plain(hosts))
     found: dict[str, BoundaryReport] = {}
-    for each in crossings.of_boundaries:
+    for each in crossings.boundary_crossings:
         cast, spec = each.way.cast, each.spec
         if cast is None or not crossings.links(each) or spec.shape is None or None in spec.shape[1:]:
             continue

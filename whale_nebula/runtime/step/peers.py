@@ -17,7 +17,7 @@ from whale_nebula.passes.replicas import sums_of
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import sum_in_order
-from whale_nebula.runtime.step.results import Later
+from whale_nebula.runtime.step.results import PendingResult
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.spec import Spec
 from whale_nebula.transport import Key, KeyKind, Link
@@ -48,7 +48,7 @@ class Peers:
 
 
 @dataclass
-class Wires(Peers):
+class WorkerPeers(Peers):
     """The exchange of one worker's update in one step. `promises` is the thread for receptions that
     are not awaited.
     """
@@ -60,7 +60,7 @@ class Wires(Peers):
     patience: float
     promises: Executor
     variables: Mapping[str, Any]
-    adder: BucketedAllReduce | None = None
+    allreduce: BucketedAllReduce | None = None
 
     def _key(self, kind: str, phase: int, slot: int, source: str, destination: str, micro_batch: int = -1) -> Key:
         return Key(cast(KeyKind, kind), self.program, self.step, phase, micro_batch, slot, source, destination)
@@ -75,11 +75,11 @@ class Wires(Peers):
         came = self.links[bundle.source].receive(self._bundle_key(bundle), self.patience)
         return unbundle_tensors(came, bundle.specs)
 
-    def later(self, bundle: Bundle) -> Sequence[Later]:
+    def later(self, bundle: Bundle) -> Sequence[PendingResult]:
         """Numbers that are only returned, received in the background."""
         self.links[bundle.source].later(self._bundle_key(bundle))
         promise = self.promises.submit(self.receive, bundle)
-        return [Later(promise, place, spec) for place, spec in enumerate(bundle.specs)]
+        return [PendingResult(promise, place, spec) for place, spec in enumerate(bundle.specs)]
 
     def _bundle_key(self, bundle: Bundle) -> Key:
         return self._key("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
@@ -111,9 +111,9 @@ class Wires(Peers):
         exchanged = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
         for own, run, each in exchanged:
             self._send_parts(phase, run, each, own)
-        if self.adder is not None:
+        if self.allreduce is not None:
             for run in runs:
-                self.adder.add(run, messages)
+                self.allreduce.add(run, messages)
         columns: dict[tuple[int, PartKey], list[Sequence[Any]]] = {}
         for own, run, each in exchanged:
             parts = self._receive_parts(phase, run, each, own)
@@ -130,7 +130,7 @@ class Wires(Peers):
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"
             return same and run.stage in sums_of(self.compiled.cut.program) and all(self._turns(run).values())
-        return self.adder is not None and self.adder.takes(each)
+        return self.allreduce is not None and self.allreduce.takes(each)
 
     # ------------------------------------------------------------------ the values that are sent
     def _read_own(self, run: StageRun, each: ReplicaMessage) -> dict[int, Any]:

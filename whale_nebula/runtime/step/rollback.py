@@ -21,7 +21,7 @@ _OWN_MEND = re.compile(r"\bNB-\d{3} .+\n(?:  why: .+\n)?  mend: (.+)")
 _SHAPES = re.compile(r"but the requested shape|[Ii]ncompatible shapes|[Dd]imensions? (?:.* )?must")
 
 
-class Whereabouts:
+class OpLocations:
     """The user's lines of the ops of a traced graph, the clusters of its stages, and its number of phases."""
 
     def __init__(self, graph: Any = None, stages: Sequence[Stage] = (), phases: int = 1) -> None:
@@ -31,7 +31,7 @@ class Whereabouts:
 
     def of(self, failure: BaseException, stage: str = "") -> str:
         """The op that failed, its line in the user's code, and the cluster."""
-        name = op_of(failure)
+        name = find_failed_op(failure)
         cluster = self._clusters.get(stage)
         parts = [f"op {name!r}" if name else "", self.line(name), f"cluster {cluster!r}" if cluster else ""]
         return ", ".join(part for part in parts if part)
@@ -74,14 +74,14 @@ def _list_enclosing(name: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def op_of(failure: BaseException) -> str:
+def find_failed_op(failure: BaseException) -> str:
     """TensorFlow's name of the op that failed."""
     found = _NAMED.search(str(getattr(failure, "message", failure)))
     return "" if found is None else next(name for name in found.groups() if name)
 
 
 @contextlib.contextmanager
-def taken_back(variables: Sequence[Any]) -> Iterator[None]:
+def roll_back(variables: Sequence[Any]) -> Iterator[None]:
     """Run an update only for its results: all variables are restored at the end.
 
     >>> import tensorflow as tf
@@ -113,13 +113,13 @@ class Guard:
         variables: Mapping[str, Any],
         written: Sequence[str],
         alone: bool = True,
-        whereabouts: Whereabouts | None = None,
+        locations: OpLocations | None = None,
         own: Collection[str] | None = None,
         updates: bool = True,
     ) -> None:
         self._updates = updates
         self._go_on = "go on" if alone else "start all workers again"
-        self._whereabouts = whereabouts or Whereabouts()
+        self._whereabouts = locations or OpLocations()
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
         self._own = (variables, own)
 
@@ -132,12 +132,12 @@ class Guard:
         """Record that an update starts."""
         self._begun = self._updates
 
-    def without_trace(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
+    def roll_back_if_skipped(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
         """Context of an update that is rolled back if the step is skipped (`out`), with the forward's writes."""
 
         def run() -> None:
             variables, own = self._own
-            with taken_back([variables[path] for path in variables if own is None or path in own]):
+            with roll_back([variables[path] for path in variables if own is None or path in own]):
                 update()
             self.restore()
 
@@ -149,7 +149,7 @@ class Guard:
             variable.assign(value)
 
     @contextlib.contextmanager
-    def undone(self) -> Iterator[None]:
+    def roll_back_on_failure(self) -> Iterator[None]:
         """Context around a step, until all its threads have stopped: failures before an update are rolled back."""
         try:
             yield
@@ -213,38 +213,40 @@ class Guard:
         )
 
 
-def whole_step_error(stage: str, failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
+def plain_step_error(stage: str, failure: BaseException, locations: OpLocations) -> StageFailedError:
     """The error for a failed step that runs as the original function, with unknown progress."""
     return StageFailedError(
         f"the step of stage {stage!r} failed",
-        where=whereabouts.of(failure, stage),
+        where=locations.of(failure, stage),
         why=_sentence(failure),
-        mend=f"{whereabouts.mend(failure)}; some variables may be updated: restore a checkpoint if that matters",
+        mend=f"{locations.mend(failure)}; some variables may be updated: restore a checkpoint if that matters",
         stage=stage,
         torn=True,
     )
 
 
-def uncut_step(failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
+def uncut_step_error(failure: BaseException, locations: OpLocations) -> StageFailedError:
     """Context of a step that runs without a plan; its caller restores variables after a failure."""
     return StageFailedError(
         "the uncut step failed",
-        where=whereabouts.of(failure),
+        where=locations.of(failure),
         why=_sentence(failure),
-        mend=f"{whereabouts.mend(failure)}; the variables are as they were before",
+        mend=f"{locations.mend(failure)}; the variables are as they were before",
     )
 
 
-def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts, alone: str) -> CaptureError:
+def micro_batch_error(
+    counts: Sequence[int], failure: BaseException, locations: OpLocations, alone: str
+) -> CaptureError:
     """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run. `alone` is
     the line of code that keeps the batch undivided.
     """
     rows = " and ".join(str(count) for count in sorted(set(counts)))
     return CaptureError(
         f"the step cannot run in micro-batches of {rows} rows",
-        where=whereabouts.of(failure),
+        where=locations.of(failure),
         why=f"an op that accepts the whole batch does not accept a part of it: {_sentence(failure)}",
-        mend=f"{whereabouts.mend(failure)}\nor {alone}",
+        mend=f"{locations.mend(failure)}\nor {alone}",
     )
 
 

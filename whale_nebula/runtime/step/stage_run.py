@@ -19,7 +19,7 @@ from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
-from whale_nebula.runtime.step.gradients import Sums
+from whale_nebula.runtime.step.gradients import GradientSums
 from whale_nebula.spec import Value
 
 
@@ -38,7 +38,7 @@ class BoundaryExchange(Protocol):
 @dataclass
 class StageRun:
     """The state of a stage in a step. `turns` are the micro-batches that it runs here, `kept` their values for the
-    update. With `looked_at`, each piece is timed until its device has finished.
+    update. With `is_sampled`, each piece is timed until its device has finished.
     """
 
     compiled: Compiled
@@ -46,11 +46,11 @@ class StageRun:
     batch: Batch
     exchange: BoundaryExchange
     once: dict[Value, Any]
-    sums: Sums
+    sums: GradientSums
     clock: StageClock = field(default_factory=StageClock)
     turns: Sequence[int] = ()
-    adder: BucketedAllReduce | None = None
-    looked_at: bool = False
+    allreduce: BucketedAllReduce | None = None
+    is_sampled: bool = False
     added: set[ReplicaMessage] = field(default_factory=set)
     local: dict[int, dict[Value, Any]] = field(default_factory=dict)
     kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class StageRun:
         with self.clock.computing(piece.fragment.kind, micro_batch, phase.index):
             results = self._call_piece(phase, piece, micro_batch, tensors)
             self._sum(phase, piece, results)
-            if self.looked_at:
+            if self.is_sampled:
                 tf.test.experimental.sync_devices()
         del tensors
         self._hand_on(piece, micro_batch, results)
@@ -108,8 +108,8 @@ class StageRun:
         contains sums over replicas, the all-reduces wait, so that their order is the same in all replicas.
         """
         last = self.turns and micro_batch == self.turns[-1] and piece.function.waits is None
-        if self.adder is not None and last and piece.fragment.kind != "forward":
-            found = self.adder.last(self, piece, tensors, self.compiled.replica_messages[phase.index])
+        if self.allreduce is not None and last and piece.fragment.kind != "forward":
+            found = self.allreduce.last(self, piece, tensors, self.compiled.replica_messages[phase.index])
             if found is not None:
                 return found
         return dict(zip(piece.fetches, piece.function(tensors), strict=True))

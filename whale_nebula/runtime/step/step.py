@@ -36,7 +36,7 @@ from whale_nebula.tf.patch import Patch
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
 
-def shapes_of(tensors: Sequence[Any]) -> Shapes:
+def list_shapes(tensors: Sequence[Any]) -> Shapes:
     """The shapes of a batch's tensors; None for other values."""
     return tuple(_shape(tensor) for tensor in tensors)
 
@@ -127,7 +127,7 @@ _CALLS = Patch(keras.Model, "__call__", _note_call)
 
 
 @contextlib.contextmanager
-def models_met() -> Iterator[list[Any]]:
+def collect_models() -> Iterator[list[Any]]:
     """Collect the models that this thread calls inside the context, each once."""
     before, _LOCAL.met = getattr(_LOCAL, "met", None), []
     try:
@@ -137,7 +137,7 @@ def models_met() -> Iterator[list[Any]]:
         _LOCAL.met = before
 
 
-def models_of(fn: Callable[..., Any]) -> list[Any]:
+def find_models(fn: Callable[..., Any]) -> list[Any]:
     """The models that a function refers to by name, or that the object of a method holds.
 
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -173,12 +173,12 @@ Unpack = Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]]
 """A function from the values of the arguments to the arguments of `fn`."""
 
 
-def positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def unpack_positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Call with the values as positional arguments, in order."""
     return values, {}
 
 
-def declared_inputs() -> Declared:
+def find_declared_inputs() -> Declared:
     """The shapes that the run's config declares for inputs."""
     run = current_run()
     return Declared(run.config.inputs, run.alone)
@@ -217,12 +217,12 @@ class Step:
         """The model whose method the step is, if any."""
         return getattr(self.fn, "__self__", None)
 
-    def run(self, arguments: Arguments, unpack: Unpack = positional) -> Any:
+    def run(self, arguments: Arguments, unpack: Unpack = unpack_positional) -> Any:
         """Run one step on the given arguments (name and value each)."""
         check_surroundings()
         hold_something()
         with self._lock:
-            layout, tensors = signature(arguments, self.whole, declared_inputs())
+            layout, tensors = signature(arguments, self.whole, find_declared_inputs())
             watching = observer()
             shown = None if watching is None else watching.look(self, layout, tensors, unpack)
             if shown is not None:
@@ -241,7 +241,7 @@ class Step:
             failure.why = "\n".join(filter(None, [failure.why, other]))
             raise
         self.steps = last.steps
-        self.first = self.first or shapes_of(tensors)
+        self.first = self.first or list_shapes(tensors)
         return results
 
     def call(self, unpack: Unpack, given: Sequence[Any]) -> Any:
@@ -249,7 +249,7 @@ class Step:
         args, kwargs = unpack(list(given))
         return self.fn(*args, **kwargs)
 
-    def captured_before(self, layout: Signature) -> Captured | None:
+    def find_capture(self, layout: Signature) -> Captured | None:
         """The capture for calls with this signature, if one has run; None if a planner decided its stages."""
         with self._lock:
             self._forget_others()
@@ -260,10 +260,10 @@ class Step:
         """The function that selects the argument of Keras's own train step; None for another step."""
         return (lambda given: unpack(list(given))[0][0]) if self.trains else None
 
-    def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
+    def plan(self, arguments: Arguments, unpack: Unpack = unpack_positional) -> Engine:
         """Capture and plan for the given arguments without running them."""
         with self._lock:
-            layout, tensors = signature(arguments, self.whole, declared_inputs())
+            layout, tensors = signature(arguments, self.whole, find_declared_inputs())
             if (watching := observer()) is not None:
                 watching.look(self, layout, tensors, unpack)
             return self._engine(layout, unpack, tensors, checked=False)
@@ -332,7 +332,7 @@ class Step:
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
         call = functools.partial(self.call, unpack)
         run = current_run()
-        with models_met() as met:
+        with collect_models() as met:
             captured = capture_step(
                 self.name, call, layout, tensors,
                 paths=self.paths, metrics=self.metrics, later=not run.alone, owner=self.owner,
@@ -345,7 +345,7 @@ class Step:
                 micro_batches(leaves, tensors, captured.program.pipeline.micro_batch)
             check_pinned(self.name, captured, layout)
             notes = (*self.notes, *captured.projected, *filter(None, [current_step_options().said]))
-            models = [*met, *models_of(self.fn)]
+            models = [*met, *find_models(self.fn)]
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
         finally:
             captured.begin(lambda variable: True)  # no effect, unless the step was refused

@@ -64,13 +64,13 @@ def _is_sized(spec: Spec) -> bool:
     return spec.shape is not None and None not in spec.shape[1:]
 
 
-def bounded_links(cut: Cut, hosts: Sequence[str], exchanged: Exchanged) -> frozenset[str]:
+def find_bounded_links(cut: Cut, hosts: Sequence[str], exchanged: Exchanged) -> frozenset[str]:
     """The links for which only an upper bound of bytes is known, because the bytes depend on values in the batch."""
     found = {f"{hosts[each.source]}->{hosts[each.destination]}" for each in messages(cut, hosts, 1) if each.bounded}
     return frozenset(found | {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)})
 
 
-def link_reports(
+def plan_link_reports(
     cut: Cut, hosts: Sequence[str], counts: Sequence[int], exchanged: Exchanged
 ) -> Mapping[str, LinkReport]:
     """The planned load of each link in a step whose micro-batches have `counts` rows; `exchanged` has the sizes of
@@ -120,7 +120,7 @@ class Traffic:
     @cached_property
     def at_most(self) -> tuple[str, ...]:
         """The links whose bytes are upper bounds."""
-        return tuple(sorted(bounded_links(self.cut, self.hosts, self.exchanged)))
+        return tuple(sorted(find_bounded_links(self.cut, self.hosts, self.exchanged)))
 
     def is_known(self, counts: tuple[int, ...]) -> bool:
         """Whether the sizes of all crossings are known before a step, given its rows."""
@@ -133,7 +133,7 @@ class Traffic:
     def link_bytes(self, counts: tuple[int, ...]) -> Mapping[str, int]:
         """The load of each link in a step with these micro-batches."""
         if counts not in self._bytes:
-            reports = link_reports(self.cut, self.hosts, counts, self.exchanged)
+            reports = plan_link_reports(self.cut, self.hosts, counts, self.exchanged)
             self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
         return self._bytes[counts]
 

@@ -14,7 +14,7 @@ import whale_nebula as nb
 from whale_nebula.errors import PlanError
 from whale_nebula.hardware import LinkRate
 from whale_nebula.ir.program import OPEN, Apart
-from whale_nebula.runtime.local_sgd.interval import SHARE, SLACK, Exchange, find_interval
+from whale_nebula.runtime.local_sgd.interval import MAX_SHARE, MAX_WAIT_SHARE, Exchange, find_interval
 from whale_nebula.runtime.run import current_run
 from whale_nebula.schedule.rounds import MOST_STEPS
 
@@ -95,7 +95,10 @@ def find(rate: float | None, *, codec: str = "none", step: float = 0.05, **optio
     between, smaller = found.every * step, find_interval(apart, exchange, 2 * step)
     assert smaller.every <= found.every
     if found.every < MOST_STEPS:
-        assert exchange.seconds(1_000_000) <= SHARE * between and exchange.waits(found, step) <= SLACK * between
+        assert (
+            exchange.seconds(1_000_000) <= MAX_SHARE * between
+            and exchange.waits(found, step) <= MAX_WAIT_SHARE * between
+        )
     return found
 
 

@@ -19,9 +19,9 @@ from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
 from whale_nebula.launch.ending import Departure
 from whale_nebula.runtime.local_sgd.async_mode import Server
-from whale_nebula.runtime.local_sgd.step import Asked
+from whale_nebula.runtime.local_sgd.step import LeaveRequests
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
-from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat
+from whale_nebula.runtime.local_sgd.topology import Differences, Ends, FlatVariables
 from whale_nebula.schedule.rounds import GRAIN, Timetable
 from whale_nebula.transport import MemoryNetwork
 
@@ -38,7 +38,9 @@ class TestFlat:
     @given(st.data())
     def test_ranges_are_read_and_added_as_in_one_array(self, data: st.DataObject) -> None:
         shapes = [(2, 3), (), (5,), (1, 4)]
-        flat = Flat([tf.Variable(numbers(int(np.prod(shape)), n).reshape(shape)) for n, shape in enumerate(shapes)])
+        flat = FlatVariables(
+            [tf.Variable(numbers(int(np.prod(shape)), n).reshape(shape)) for n, shape in enumerate(shapes)]
+        )
         oracle = flat.read((0, flat.total))
         begin = data.draw(st.integers(0, flat.total))
         end = data.draw(st.integers(begin, flat.total))
@@ -48,14 +50,14 @@ class TestFlat:
         np.testing.assert_array_equal(flat.read((0, flat.total)), oracle)
 
     def test_read_numbers_are_a_copy(self) -> None:
-        flat = Flat([tf.Variable([1.0, 2.0])])
+        flat = FlatVariables([tf.Variable([1.0, 2.0])])
         before = flat.read((0, 2))
         flat.write((0, 2), np.float32([5.0, 6.0]))
         assert before.tolist() == [1.0, 2.0]
 
     def test_float16_variables_are_added_in_float32(self) -> None:
         half = tf.Variable(tf.cast([1.5, 2.5], tf.float16))
-        flat = Flat([half])
+        flat = FlatVariables([half])
         flat.add((1, 2), np.float32([1.0]))
         assert half.dtype == tf.float16
         assert half.numpy().tolist() == [1.5, 3.5]
@@ -96,14 +98,14 @@ class ClusterGroup:
 
     def __init__(self, table: Timetable, outer: Outer, way: str, size: int = 2 * GRAIN + 100) -> None:
         network = MemoryNetwork()
-        firsts = {name: f"{name}/0" for name in CLUSTERS}
+        lead_workers = {name: f"{name}/0" for name in CLUSTERS}
         self.start = numbers(size)
         self.rounds: list[Rounds] = []
-        for name, worker in firsts.items():
-            others = {other: peer for other, peer in firsts.items() if other != name}
+        for name, worker in lead_workers.items():
+            others = {other: peer for other, peer in lead_workers.items() if other != name}
             links = {peer: network.link(worker, peer, name, other) for other, peer in others.items()}
             shares = {"a": 0.5, "b": 0.25, "c": 0.25}
-            flat, ends = Flat([tf.Variable(self.start)]), Ends(worker, name, firsts, links, 10.0)
+            flat, ends = FlatVariables([tf.Variable(self.start)]), Ends(worker, name, lead_workers, links, 10.0)
             self.rounds.append(Rounds(flat, ends, Differences(parse_way(way)), table=table, outer=outer, shares=shares))
         for each in self.rounds:
             each.begin()
@@ -118,9 +120,9 @@ class ClusterGroup:
 
     def settle(self) -> None:
         for each in self.rounds:
-            each.settle_send()
+            each.send_remaining()
         for each in self.rounds:
-            each.settle_take()
+            each.receive_remaining()
 
     @property
     def held(self) -> list[np.ndarray]:
@@ -257,10 +259,10 @@ class TestServer:
 
     def test_cluster_that_pushes_nothing_is_named_in_the_deadline_error(self) -> None:
         network = MemoryNetwork()
-        firsts = {name: f"{name}/0" for name in CLUSTERS}
-        links = {peer: network.link("a/0", peer, "a", name) for name, peer in firsts.items() if name != "a"}
+        lead_workers = {name: f"{name}/0" for name in CLUSTERS}
+        links = {peer: network.link("a/0", peer, "a", name) for name, peer in lead_workers.items() if name != "a"}
         shares = dict.fromkeys(CLUSTERS, 1 / 3)
-        server = Server(Ends("a/0", "a", firsts, links, 0.05), parse_way("none"), shares, staleness=1)
+        server = Server(Ends("a/0", "a", lead_workers, links, 0.05), parse_way("none"), shares, staleness=1)
         server.begin(numbers(3))
         push = np.zeros(3, np.float32).view(np.uint8)
         server.take("b", 1, push, last=False)
@@ -272,10 +274,12 @@ class TestServer:
 
     def test_patience_counts_from_the_last_push_of_any_cluster(self) -> None:
         """Patience counts from the latest push of any cluster."""
-        firsts = {name: f"{name}/0" for name in CLUSTERS}
+        lead_workers = {name: f"{name}/0" for name in CLUSTERS}
         network = MemoryNetwork()
-        links = {peer: network.link("a/0", peer, "a", name) for name, peer in firsts.items() if name != "a"}
-        server = Server(Ends("a/0", "a", firsts, links, 10.0), parse_way("none"), dict.fromkeys(CLUSTERS, 1 / 3), 9)
+        links = {peer: network.link("a/0", peer, "a", name) for name, peer in lead_workers.items() if name != "a"}
+        server = Server(
+            Ends("a/0", "a", lead_workers, links, 10.0), parse_way("none"), dict.fromkeys(CLUSTERS, 1 / 3), 9
+        )
         server.begin(numbers(3))
         waits: list[dict[str, float]] = []
         push = np.zeros(3, np.float32).view(np.uint8)
@@ -300,7 +304,7 @@ class TestServer:
 
 def test_departures_are_those_that_all_workers_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker asks as well, but of a later step: some do not know that yet when they leave."""
-    asked = {worker: Asked(worker, each.links) for worker, each in sessions(["gpu/0", "npu/0"]).items()}
+    asked = {worker: LeaveRequests(worker, each.links) for worker, each in sessions(["gpu/0", "npu/0"]).items()}
     asked["gpu/0"].announce(1, 8, "SIGTERM npu=1")
     asked["npu/0"].receive()
     asked["npu/0"].announce(1, 12, "SIGTERM npu=0")

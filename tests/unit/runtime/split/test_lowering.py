@@ -18,7 +18,7 @@ from whale_nebula.ir.layout import SPLIT, Layout, Layouts
 from whale_nebula.passes.completion import Question, complete_layouts
 from whale_nebula.passes.rules import fold
 from whale_nebula.runtime.split.groups import LocalGroup
-from whale_nebula.runtime.split.lowering import Lowering, Shared
+from whale_nebula.runtime.split.lowering import Lowering, SplitStage
 from whale_nebula.spec import Value
 
 RATE, STEPS = 0.05, 3
@@ -193,7 +193,7 @@ class Step:
         def run(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
             handles = {number: graph.capture(handle) for number, handle in self.handles.items()}
-            lowering = Lowering(self.graph, self.operations, [Shared(layouts, LocalGroup(layouts.count))], handles)
+            lowering = Lowering(self.graph, self.operations, [SplitStage(layouts, LocalGroup(layouts.count))], handles)
             return lowering.run(range(len(self.graph)), dict(zip(self.feeds, tensors, strict=True)), self.fetches)
 
         return run
@@ -277,7 +277,7 @@ def test_each_device_scatters_its_own_rows_into_its_piece(axis: int) -> None:
         @tf.function(autograph=False)
         def step(*tensors: Any) -> None:
             inside = {number: tf.compat.v1.get_default_graph().capture(handle) for number, handle in own.items()}
-            lowering = Lowering(graph, operations, [Shared(layouts, OneDeviceGroup(count, device))], inside)
+            lowering = Lowering(graph, operations, [SplitStage(layouts, OneDeviceGroup(count, device))], inside)
             lowering.run(range(len(graph)), dict(zip(feeds, tensors, strict=True)), [])
 
         step(numbers, rows)

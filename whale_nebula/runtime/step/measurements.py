@@ -27,7 +27,7 @@ from whale_nebula.passes.batch import divides
 from whale_nebula.passes.codec_options import lane_notes
 from whale_nebula.report.prediction import Basis, PhaseBasis
 from whale_nebula.report.records import Span, StageReport, busiest
-from whale_nebula.runtime.exchange.auto import Outlook
+from whale_nebula.runtime.exchange.auto import StepEstimate
 from whale_nebula.runtime.step.clock import CODING, Clocks
 from whale_nebula.runtime.step.traffic import Traffic
 from whale_nebula.schedule.lines import Work
@@ -46,7 +46,7 @@ _FIRST = ".first."
 
 
 @dataclass
-class Measured:
+class StageMeasurements:
     """Median seconds of each stage's forward and backward of a micro-batch over the last steps, and estimates of the
     latency between stages from the first micro-batch of each step.
 
@@ -206,7 +206,7 @@ def _line_seconds(spans: Sequence[Span]) -> Iterator[tuple[int, float]]:
     yield from busiest.items()
 
 
-def paces_of_trips(cut: Cut, medians: Medians) -> list[Pace]:
+def compute_paces(cut: Cut, medians: Medians) -> list[Pace]:
     """The pace of each phase from round trips; empty before all were measured."""
     found = [_pace(phase, len(cut.program.stages), medians) for phase in cut.phases]
     known = [pace for pace in found if pace is not None]
@@ -269,11 +269,11 @@ class LineRates:
         """Seconds for each MiB written to a link, by "line gpu->npu", for links with measurements."""
         return {f"{LINE}{name}": MIB / rate for name in self._recent if (rate := self._rate(name))}
 
-    def outlook(self, rows: Sequence[int], medians: Medians) -> Outlook:
+    def outlook(self, rows: Sequence[int], medians: Medians) -> StepEstimate:
         """The estimates before a step whose micro-batches have these rows."""
         rates = {name: rate for name in self.names if (rate := self._rate(name))}
-        unseen = {name for name, size in self._carried.items() if size and name not in self._recent}
-        return Outlook(rows, slowest(medians, len(rows)), rates, self._carried, frozenset(unseen))
+        unmeasured = {name for name, size in self._carried.items() if size and name not in self._recent}
+        return StepEstimate(rows, find_slowest_seconds(medians, len(rows)), rates, self._carried, frozenset(unmeasured))
 
     def _rate(self, name: str) -> float | None:
         """Bytes a second; None if unknown, or if the link is as fast as memory."""
@@ -308,7 +308,7 @@ def _add_spans(spans: Iterable[Span]) -> Span:
     return Span("", "", 0.0, sum(took for took, _ in found), bytes=sum(size for _, size in found))
 
 
-def slowest(medians: Medians, micro_batches: int) -> float | None:
+def find_slowest_seconds(medians: Medians, micro_batches: int) -> float | None:
     """Seconds that the slowest stage computes in a step; None before anything was measured.
 
     >>> slowest({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, micro_batches=4)
@@ -334,7 +334,7 @@ Speeds = Mapping[int, Mapping[str, float]]
 """Seconds that each process takes for a micro-batch: by stage, and then by worker."""
 
 
-def looked_at(steps: int) -> bool:
+def is_sampled(steps: int) -> bool:
     """Whether a step, by its number, is part of a measurement of replicas' speeds, or its warm-up.
 
     >>> [step for step in range(150) if looked_at(step)]
@@ -344,7 +344,7 @@ def looked_at(steps: int) -> bool:
 
 
 @dataclass
-class Look:
+class SpeedSampler:
     """Measurement of the speeds of this process's replicas; `seconds` are those of a micro-batch in the last complete
     measurement, by stage.
     """
@@ -356,7 +356,7 @@ class Look:
         """Record a step by its number."""
         if steps % EVERY == 0:
             self._seen.clear()
-        elif looked_at(steps):
+        elif is_sampled(steps):
             for key, took in _looked_at_pieces(clocks):
                 self._seen[key].append(took)
         if steps % EVERY == _STEPS:
@@ -391,7 +391,7 @@ def _number(given: Any) -> float:
     return given if isinstance(given, float) and isfinite(given) and given > 0.0 else 0.0
 
 
-def better_orders(cut: Cut, seconds: Speeds) -> tuple[Order, ...]:
+def improve_orders(cut: Cut, seconds: Speeds) -> tuple[Order, ...]:
     """The orders of replicas that are clearly better than a plan's; otherwise the plan's own.
 
     Speeds in the config take precedence. Measurements do not change stages with codec states, which depend on the

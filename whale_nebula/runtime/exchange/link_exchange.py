@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.routing import Seat
-from whale_nebula.runtime.exchange.auto import Outlook
-from whale_nebula.runtime.exchange.crossing import Channels, Crossing, Lane
-from whale_nebula.runtime.exchange.state import At, Residue, Tally
+from whale_nebula.runtime.exchange.auto import StepEstimate
+from whale_nebula.runtime.exchange.crossing import Channels, Crossing, Route
+from whale_nebula.runtime.exchange.state import Residue, Tally, TensorPosition
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.spec import Value
 from whale_nebula.transport import Key, KeyKind, Link, Packed
@@ -28,7 +28,7 @@ Place = tuple[str, Value, int]
 
 
 @dataclass
-class Post:
+class LinkExchange:
     """The exchange of one step, shared by the stages of a process.
 
     `slices` are the inputs of each micro-batch and `rows` their numbers of rows; `outlook` are estimates for the step.
@@ -41,7 +41,7 @@ class Post:
     patience: float
     slices: Sequence[Sequence[Any]] = ()
     rows: Sequence[int] = ()
-    outlook: Outlook = field(default_factory=Outlook)
+    outlook: StepEstimate = field(default_factory=StepEstimate)
     here: Callable[[str], bool] = lambda host: True
     clocks: Mapping[Seat, StageClock] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
@@ -112,9 +112,9 @@ class Post:
         return Key(kind, self.program, self.step, crossing.phase, micro_batch, crossing.number, home, host)
 
     # ------------------------------------------------------------------ codecs
-    def _pack(self, crossing: Crossing, lane: Lane, micro_batch: int, tensor: Any, rows: Any) -> Any:
+    def _pack(self, crossing: Crossing, lane: Route, micro_batch: int, tensor: Any, rows: Any) -> Any:
         """Encode a tensor."""
-        at = At(self.step, micro_batch, self.channels.training, self.channels.seed, lane.lead)
+        at = TensorPosition(self.step, micro_batch, self.channels.training, self.channels.seed, lane.lead)
         end = self.channels.end(crossing, lane.home, lane.name, out=True)
         place, ids = (lane.home, crossing.tensor, micro_batch), crossing.ids and self._ids(crossing.ids, micro_batch)
         with self._coding("encode", crossing, lane, (lane.home, crossing.value, micro_batch), lane.seat):
@@ -124,7 +124,7 @@ class Post:
                 self._residues[place] = after
         return payload
 
-    def _unpack(self, crossing: Crossing, lane: Lane, taken: Place, seat: Seat, came: Any) -> Any:
+    def _unpack(self, crossing: Crossing, lane: Route, taken: Place, seat: Seat, came: Any) -> Any:
         """Decode a tensor."""
         host, _, micro_batch = taken
         end = self.channels.end(crossing, host, lane.name, out=False)
@@ -150,7 +150,7 @@ class Post:
         return np.asarray(self.slices[micro_batch][leaf]).astype(np.int64).reshape(-1)
 
     @contextlib.contextmanager
-    def _coding(self, what: str, crossing: Crossing, lane: Lane, place: Place, seat: Seat) -> Iterator[None]:
+    def _coding(self, what: str, crossing: Crossing, lane: Route, place: Place, seat: Seat) -> Iterator[None]:
         """Context of a codec; its time counts for the stage that sends, or that reads first. Codec state is used in the
         order of micro-batches, independent of the speeds of local replicas.
         """
@@ -167,7 +167,7 @@ class Post:
                 self._changed.notify_all()
 
     # ------------------------------------------------------------------ values stored on a host
-    def _lay(self, lane: Lane, place: Place, tensor: Any) -> None:
+    def _lay(self, lane: Route, place: Place, tensor: Any) -> None:
         with self._changed:
             self._left.setdefault(place, lane.readers[place[0]])
             self._shelf[place] = tensor

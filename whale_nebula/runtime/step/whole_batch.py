@@ -14,9 +14,9 @@ from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle, parts_of
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
-from whale_nebula.runtime.step.gradients import Sums, merge, sum_over_stages
+from whale_nebula.runtime.step.gradients import GradientSums, merge, sum_over_stages
 from whale_nebula.runtime.step.peers import Peers
-from whale_nebula.runtime.step.results import Absent
+from whale_nebula.runtime.step.results import AbsentResult
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.spec import Value
 
@@ -32,7 +32,7 @@ def join_replicas(phase: PhasePlan, runs: Sequence[StageRun]) -> Sequence[StageR
 def _one(phase: PhasePlan, runs: Sequence[StageRun]) -> StageRun:
     first = runs[0]
     kept: dict[Any, dict[int, Any]] = {}
-    sums = Sums(first.sums.program)
+    sums = GradientSums(first.sums.program)
     for run in runs:
         for value, by_number in run.kept.items():
             kept.setdefault(value, {}).update(by_number)
@@ -59,7 +59,7 @@ ASSERTION = "assertion on values of the whole batch"
 
 
 @dataclass
-class OnceRun:
+class WholeBatchRun:
     """The once-a-step part of a worker. In a trace, `gate` returns the ops that its updates wait for; otherwise waits
     for `peers` are timed by the `clock`.
 
@@ -226,7 +226,7 @@ class OnceRun:
             return self.batch.whole[cut.program.leaf_ops[value.op]]
         owners = cut.owners.get(value, ())
         if owners and self.compiled.worker not in owners:
-            return Absent(owners[0], cut.program.graph.spec(value))
+            return AbsentResult(owners[0], cut.program.graph.spec(value))
         return self.once[value]
 
 

@@ -22,7 +22,7 @@ from whale_nebula.runtime.local_sgd.one_bit import (
     list_spans,
     restore_signs,
 )
-from whale_nebula.runtime.local_sgd.topology import Ends, naming, read_numbers
+from whale_nebula.runtime.local_sgd.topology import Ends, name_sender, read_numbers
 from whale_nebula.runtime.replicas.collectives import Collectives, Group
 from whale_nebula.transport import LinkTotals
 from whale_nebula.wire.tensor import Bytes
@@ -44,21 +44,28 @@ class CollectiveEnds(Ends):
     @classmethod
     def among(cls, collectives: Collectives, ends: Ends) -> CollectiveEnds:
         """The ends of a worker whose cluster has these collectives."""
-        group = collectives.group(range(len(ends.firsts)), f"momenta of rounds {ends.number}")
+        group = collectives.group(range(len(ends.lead_workers)), f"momenta of rounds {ends.number}")
         return cls(
-            ends.worker, ends.cluster, ends.firsts, ends.links, ends.patience, ends.mates, ends.number, group=group
+            ends.worker,
+            ends.cluster,
+            ends.lead_workers,
+            ends.links,
+            ends.patience,
+            ends.mates,
+            ends.number,
+            group=group,
         )
 
     def exchange(self, parts: Sequence[Bytes], raw: int) -> Sequence[Bytes]:
-        """Send each worker its part, in the order of `firsts`; returns the parts received from each. All parts have the
-        same size; `raw` is the size of one of them without a codec, in bytes.
+        """Send each worker its part, in the order of `lead_workers`; returns the parts received from each. All parts
+        have the same size; `raw` is the size of one of them without a codec, in bytes.
         """
         found = self.group.exchange(np.stack([_to_words(each) for each in parts]))
         self._count(parts[0].nbytes, raw)
         return [each.view(np.uint8) for each in found]
 
     def gather(self, data: Bytes, raw: int) -> Sequence[Bytes]:
-        """The bytes of all workers, the same number from each, in the order of `firsts`."""
+        """The bytes of all workers, the same number from each, in the order of `lead_workers`."""
         found = self.group.gather(_to_words(data))
         self._count(data.nbytes, raw)
         return [each.view(np.uint8)[: data.nbytes] for each in found]
@@ -105,14 +112,14 @@ class MemberRounds(OneBitRounds):
         came = {**self.ends.receive_fragments(self.steps, 0), self.ends.cluster: own_kept.view(np.uint8)}
         self.waited += time.perf_counter() - began
         kept = []
-        for cluster, worker in self.ends.firsts.items():
-            with naming(worker):
+        for cluster, worker in self.ends.lead_workers.items():
+            with name_sender(worker):
                 kept.append(read_numbers(came[cluster], own_kept.size))
         return momentum, self._add_up(kept)
 
     def _average_parts(self, own: Numbers) -> Numbers:
         """The mean, of which each worker computes a part; `own` is this worker's momentum as decoded by others."""
-        spans, place = self._list_spans(), list(self.ends.firsts).index(self.ends.cluster)
+        spans, place = self._list_spans(), list(self.ends.lead_workers).index(self.ends.cluster)
         most = max(_count(each) for each in spans)
         came = self.ends.exchange(self._encode_parts(own, spans, most), 4 * most)
         sizes, mask = [end - begin for begin, end in spans[place]], _take(self._mask, spans[place])
@@ -155,7 +162,7 @@ class MemberRounds(OneBitRounds):
 
     def _freeze(self) -> None:
         super()._freeze()
-        place = list(self.ends.firsts).index(self.ends.cluster)
+        place = list(self.ends.lead_workers).index(self.ends.cluster)
         self._server_error = _take(self._server_error, self._list_spans()[place])
 
 
