@@ -199,9 +199,9 @@ class _Bench:
 
     def _make(self, subgraph: Subgraph, copies: dict[int, Any]) -> Function:
         """The function of a subgraph, which reads and writes copies of variables."""
-        made = self._workshop.make(subgraph.fragment)
+        made = self._workshop.build(subgraph.fragment)
         captured = []
-        for tensor in made.captured:
+        for tensor in made.captured_inputs:
             variable = self._variables.get(id(tensor))
             if variable is None and tensor.dtype == tf.resource:
                 raise _UnfitError(f"{tensor!r} is not a variable of the step")

@@ -135,7 +135,7 @@ def _step(model: Any, kind: str) -> Step:
         name=f"{model.name}.{kind}_step",
         paths=lambda: _paths(model),
         metrics=lambda: _metrics(model),
-        owned=partial(name_variables, model) if kind == "train" else dict,
+        owned_variables=partial(name_variables, model) if kind == "train" else dict,
         jit=bool(model.jit_compile),
         notes=(note,) if count > 1 else (),
         widens=True,

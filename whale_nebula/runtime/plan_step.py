@@ -202,7 +202,7 @@ def _graph_def(cut: Cut, workshop: Callable[[], FunctionBuilder], stage: str) ->
     for phase in cut.phases:
         for found in phase.stages:
             if cut.program.stages[found.stage].key == stage and found.forward is not None:
-                return workshop().make(found.forward).concrete.graph.as_graph_def()
+                return workshop().build(found.forward).concrete.graph.as_graph_def()
     return tf.compat.v1.GraphDef()
 
 

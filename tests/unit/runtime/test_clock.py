@@ -46,9 +46,9 @@ def test_count_in_flight_separates_phases() -> None:
 
 def test_stage_clock_records_computing_waiting_and_activity() -> None:
     clock = StageClock("gpu", 0.0, "c0")
-    with clock.waits():
+    with clock.time_wait():
         assert clock.doing == "waits"
-    with clock.computing("forward", 2, 1):
+    with clock.time_computing("forward", 2, 1):
         assert clock.doing == "forward 2"
     assert clock.doing == ""
     (span,) = clock.spans
@@ -60,13 +60,13 @@ def test_stage_clock_records_computing_waiting_and_activity() -> None:
 
 def test_codec_time_is_neither_computing_nor_waiting() -> None:
     clock = StageClock("gpu", 0.0, "c0")
-    with clock.waits(), clock.codes("decode", "forward", 2, 1):
+    with clock.time_wait(), clock.time_codec("decode", "forward", 2, 1):
         assert clock.doing == "decodes 2"
         time.sleep(0.002)
     assert clock.doing == "waits"
-    with clock.computing("forward", 2, 1):
+    with clock.time_computing("forward", 2, 1):
         pass
-    with clock.codes("encode", "forward", 2, 1):
+    with clock.time_codec("encode", "forward", 2, 1):
         pass
     found = clock.report()
     assert [span.what for span in clock.spans] == ["decode forward 2", "forward 2", "encode forward 2"]
@@ -95,9 +95,9 @@ def test_line_clock_records_only_its_step_and_program() -> None:
 def test_clocks_collect_spans_of_stages_links_and_once() -> None:
     lines = LineClock(1, 0, 0.0, [Span("a->b", "forward 0", 0.0, 0.5), Span("a->b", "forward 1", 0.5, 0.75)])
     clocks = Clocks({0: StageClock("gpu", 0.0)}, StageClock(ONCE, 0.0), lines)
-    with clocks.stages[0].computing("forward", 0):
+    with clocks.stages[0].time_computing("forward", 0):
         assert clocks.doing() == {"gpu": "forward 0"}
-    with clocks.once.computing("update", phase=1):
+    with clocks.once.time_computing("update", phase=1):
         pass
     assert [span.lane for span in clocks.spans()] == ["gpu", ONCE, "a->b", "a->b"]
     assert lines.seconds() == {"a->b": 0.75}
@@ -131,7 +131,7 @@ def run_step(middle_stage: Any, jit: bool = True, links: str | None = None) -> E
 
 def list_compiled_fragments(made: Engine) -> set[str]:
     """The kinds of fragments that XLA compiles, with their stages."""
-    make_spans = made.runner.compiled._pieces.items()
+    make_spans = made.runner.compiled._bound_functions.items()
     return {
         f"{fragment.kind} {fragment.stage}"
         for fragment, piece in make_spans

@@ -275,7 +275,7 @@ def test_step_without_updates_is_never_torn() -> None:
     for updates in (True, False):
         guard = Guard({}, [], updates=updates)
         guard.begin()
-        with pytest.raises(StageFailedError) as caught, guard.once("update", 0):
+        with pytest.raises(StageFailedError) as caught, guard.explain_phase_failure("update", 0):
             raise tf.errors.InvalidArgumentError(None, None, "Incompatible shapes")
         assert caught.value.torn is updates
         assert ("torn" in caught.value.what) is updates

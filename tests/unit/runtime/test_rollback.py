@@ -96,7 +96,7 @@ def test_skipped_update_restores_own_variables_only() -> None:
 def test_failure_names_stage_phase_and_micro_batch() -> None:
     guarded, *_ = make_guard()
     message = "the forward of stage 'a' failed in phase 1, micro-batch 2"
-    with pytest.raises(StageFailedError, match=message) as caught, guarded.piece("a", 1, 2, "forward"):
+    with pytest.raises(StageFailedError, match=message) as caught, guarded.explain_stage_failure("a", 1, 2, "forward"):
         divide_by_zero_in_function()
     error = caught.value
     assert (error.stage, error.phase, error.micro_batch, error.torn) == ("a", 1, 2, False)
@@ -109,20 +109,23 @@ def test_failure_names_stage_phase_and_micro_batch() -> None:
 )
 def test_failure_names_the_phase_only_among_several(phases: int, message: str) -> None:
     guarded = Guard({}, [], locations=OpLocations(phases=phases))
-    with pytest.raises(StageFailedError, match=message), guarded.piece("a", 0, 2, "forward"):
+    with pytest.raises(StageFailedError, match=message), guarded.explain_stage_failure("a", 0, 2, "forward"):
         divide_by_zero_in_function()
 
 
 def test_python_errors_of_the_user_are_not_wrapped() -> None:
     guarded, *_ = make_guard()
-    with pytest.raises(KeyError), guarded.piece("a", 0, 0, "forward"):
+    with pytest.raises(KeyError), guarded.explain_stage_failure("a", 0, 0, "forward"):
         raise KeyError("mine")
 
 
 def test_failure_in_a_later_phase_tears_the_step() -> None:
     guarded, *_ = make_guard()
     guarded.begin()
-    with pytest.raises(StageFailedError, match="checkpoint") as caught, guarded.piece("a", 1, 0, "forward"):
+    with (
+        pytest.raises(StageFailedError, match="checkpoint") as caught,
+        guarded.explain_stage_failure("a", 1, 0, "forward"),
+    ):
         fail_assertion()
     assert caught.value.torn
 
@@ -132,7 +135,7 @@ def test_failure_outside_micro_batches_tears_the_step_only_in_an_update(begun: b
     guarded, *_ = make_guard()
     if begun:
         guarded.begin()
-    with pytest.raises(StageFailedError) as caught, guarded.once("update" if begun else "prologue", 0):
+    with pytest.raises(StageFailedError) as caught, guarded.explain_phase_failure("update" if begun else "prologue", 0):
         fail_assertion()
     assert caught.value.torn is begun
     assert caught.value.micro_batch is None
@@ -142,9 +145,9 @@ def test_op_in_a_branch_is_located_at_the_line_of_the_branch() -> None:
     graph = tf.Graph()
     with graph.as_default():
         tf.debugging.assert_greater(tf.compat.v1.placeholder(tf.float32), 100.0)
-    line = OpLocations(graph).line("assert_greater/Assert/AssertGuard/Assert")
+    line = OpLocations(graph).find_line("assert_greater/Assert/AssertGuard/Assert")
     assert line.startswith(f"{__file__}:")
-    assert OpLocations(graph).line("elsewhere/Assert") == ""
+    assert OpLocations(graph).find_line("elsewhere/Assert") == ""
 
 
 # -------------------- The report of an error to other processes: in a private run without anything that may cont

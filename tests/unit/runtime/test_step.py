@@ -19,7 +19,7 @@ from whale_nebula.errors import AbsentInputError, LinkClosedError
 from whale_nebula.runtime.keras import _arguments
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.results import PendingResult
-from whale_nebula.runtime.step.step import Step, takes, widen_signature
+from whale_nebula.runtime.step.step import Step, accepts_call, widen_signature
 from whale_nebula.spec import Spec
 
 X = np.ones((8, 4), "float32")
@@ -174,8 +174,8 @@ def test_widened_signature_frees_only_the_axes_that_differ() -> None:
     wide = widen_signature(make_signature(2, 5, 3), [make_signature(4, 7, 3)])
     assert wide is not None
     assert wide.specs == (tf.TensorSpec([None, None, 3], tf.float32),)
-    assert takes(wide, make_signature(8, 9, 3))
-    assert not takes(wide, make_signature(8, 9, 4))
+    assert accepts_call(wide, make_signature(8, 9, 3))
+    assert not accepts_call(wide, make_signature(8, 9, 4))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_widened_signature_frees_only_the_axes_that_differ() -> None:
 )
 def test_signatures_of_other_dtype_rank_or_values_are_not_widened(other: Any) -> None:
     assert widen_signature(make_signature(4, 5), [other]) is None
-    assert not takes(other, make_signature(4, 5))
+    assert not accepts_call(other, make_signature(4, 5))
 
 
 def run_lengths(fn: Callable[[Any], Any], *, widens: bool) -> tuple[Step, list[np.ndarray]]:

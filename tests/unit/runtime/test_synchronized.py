@@ -157,7 +157,7 @@ def test_collectives_replace_sums_without_consumers(engine: Engine) -> None:
     sums = ReplicaSums(engine.cut, {0: group}, 1)
     fragment = find_summing_fragment(engine)
     assert len(sums.ops(fragment)) == 2  # one forward, one for its gradient
-    plain, summed = (FunctionBuilder(engine.captured.graph, sums=each).make(fragment) for each in (None, sums))
+    plain, summed = (FunctionBuilder(engine.captured.graph, sums=each).build(fragment) for each in (None, sums))
     assert plain.waits is None and summed.waits is not None
     marks = [op for op in summed.concrete.graph.get_operations() if "replica_sum" in op.name]
     assert len(marks) == 2 and not any(op.outputs[0].consumers() for op in marks)

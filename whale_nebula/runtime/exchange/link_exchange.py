@@ -156,7 +156,7 @@ class LinkExchange:
         """
         host, value, micro_batch = place
         clock = None if crossing.way.plain else self.clocks.get(seat)
-        timed = None if clock is None else clock.codes(what, crossing.kind, micro_batch, crossing.phase)
+        timed = None if clock is None else clock.time_codec(what, crossing.kind, micro_batch, crossing.phase)
         with timed or contextlib.nullcontext():
             if lane.before is not None and (host, value, lane.before) not in self._coded:
                 with self._changed:

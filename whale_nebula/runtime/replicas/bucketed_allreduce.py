@@ -17,7 +17,7 @@ from whale_nebula.ir.cut import Cut, Fragment, rank_workers
 from whale_nebula.ir.layout import SPLIT, local_shape
 from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
-from whale_nebula.runtime.step.compiled import Compiled, Piece
+from whale_nebula.runtime.step.compiled import BoundFunction, Compiled
 from whale_nebula.runtime.step.gradients import GradientSums
 from whale_nebula.spec import Spec, Value
 
@@ -28,7 +28,7 @@ class Run(Protocol):
     stage: int
     turns: Sequence[int]
     sums: GradientSums
-    added: set[ReplicaMessage]
+    summed_messages: set[ReplicaMessage]
 
 
 @dataclass
@@ -54,7 +54,7 @@ class BucketedAllReduce:
         """Replace this replica's values by the sums over all replicas, unless already done. A replica without rows
         adds zeros.
         """
-        chosen = [each for each in self._choose(run.stage, messages) if each not in run.added]
+        chosen = [each for each in self._choose(run.stage, messages) if each not in run.summed_messages]
         if chosen:
             empty = not run.turns
             own = [
@@ -64,7 +64,7 @@ class BucketedAllReduce:
             self._put(run, chosen, self._sum(run.stage, own, chosen))
 
     def last(
-        self, run: Run, piece: Piece, tensors: Sequence[Any], messages: Sequence[ReplicaMessage]
+        self, run: Run, piece: BoundFunction, tensors: Sequence[Any], messages: Sequence[ReplicaMessage]
     ) -> dict[Value, Any] | None:
         """Run the last micro-batch of a replica and sum the replicas' gradients; returns the other outputs of the
         piece, or None if it does not compute all of the gradients to sum.
@@ -72,7 +72,7 @@ class BucketedAllReduce:
         chosen = self._choose(run.stage, messages)
         if not chosen or any(each.values[0] not in piece.fetches for each in chosen):
             return None
-        again = any(run.sums.has(each.key) for each in chosen)
+        again = any(run.sums.has_part(each.key) for each in chosen)
         before = [run.sums.dense[each.key] for each in chosen] if again else []
         key = piece.fragment, again
         if key not in self._functions:
@@ -83,7 +83,7 @@ class BucketedAllReduce:
         self._put(run, chosen, results[len(rest) :])
         return dict(zip(rest, results, strict=False))
 
-    def _add_sums(self, stage: int, piece: Piece, chosen: Sequence[ReplicaMessage], again: bool) -> Any:
+    def _add_sums(self, stage: int, piece: BoundFunction, chosen: Sequence[ReplicaMessage], again: bool) -> Any:
         crossing = {flow.gradient for request in self.cut.program.requests for flow in request.flows}
         summed = {each.values[0] for each in chosen} - crossing
         rest = [value for value in piece.fetches if value not in summed]
@@ -107,7 +107,7 @@ class BucketedAllReduce:
 
     def _put(self, run: Run, chosen: Sequence[ReplicaMessage], found: Sequence[Any]) -> None:
         for each, tensor in zip(chosen, found, strict=True):
-            run.added.add(each)
+            run.summed_messages.add(each)
             run.sums.put(each.key, [(tensor,)])
 
     def _sum(self, stage: int, own: Sequence[Any], chosen: Sequence[ReplicaMessage]) -> list[Any]:

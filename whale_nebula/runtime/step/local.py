@@ -63,18 +63,18 @@ class EmulatedPeers(Peers):
         for number in sorted({each.round for each in due}):
             together = [each for each in due if each.round == number]
             for each in together:
-                size = _size(each, own, self.rows)
-                self.links[each.source, each.destination].send(self._key(each), None, raw_bytes=size, size=size)
+                size = _count_bytes(each, own, self.rows)
+                self.links[each.source, each.destination].send(self._make_key(each), None, raw_bytes=size, size=size)
             for each in together:
-                self.links[each.destination, each.source].receive(self._key(each), PATIENCE)
+                self.links[each.destination, each.source].receive(self._make_key(each), PATIENCE)
         return own
 
-    def _key(self, each: Exchange) -> Key:
+    def _make_key(self, each: Exchange) -> Key:
         kind = cast(KeyKind, each.kind)
         return Key(kind, self.program, self.step, each.phase, -1 - each.copy, each.slot, each.source, each.destination)
 
 
-def _size(each: Exchange, own: Parts, rows: int) -> int:
+def _count_bytes(each: Exchange, own: Parts, rows: int) -> int:
     """Bytes of a message: a result with the batch's rows, or a sparse gradient with as many as were looked up."""
     if each.part is None:
         return each.spec.nbytes(unknown=rows)
@@ -103,7 +103,7 @@ class EmulatedStep(ActorStep):
         counts = micro_batches(plan.program.leaves, tensors, pieces_here(plan.program))
         batch = cut(plan.program.leaves, tensors, counts)
         medians = self.measured.medians()
-        clocks, before = self._start_clocks(), self._totals()
+        clocks, before = self._start_clocks(), self._read_totals()
         step = RunningStep(
             batch,
             LinkExchange(
@@ -119,13 +119,13 @@ class EmulatedStep(ActorStep):
         try:
             results = self.run_stages(step)
         except BaseException:
-            step.post.undo()
+            step.link_exchange.undo()
             self.steps += 1
             self._connect()
             raise
         seconds = clocks.seconds()
-        self._measure(step)
-        return self._report(step, results, seconds, self._count_links(before, clocks), medians)
+        self._record_measurements(step)
+        return self._make_outcome(step, results, seconds, self._count_links(before, clocks), medians)
 
     def _find_paces(self, rows: Sequence[int], medians: Medians) -> Sequence[Pace]:
         """The pace of each phase from the load of its lines or, if sizes of crossings are not planned, from round
@@ -135,7 +135,7 @@ class EmulatedStep(ActorStep):
             return compute_paces(self.compiled.cut, medians)
         return [pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
 
-    def _blame(self, step: RunningStep, failure: BaseException) -> BaseException:
+    def _handle_failure(self, step: RunningStep, failure: BaseException) -> BaseException:
         """Wake all stages that wait for a link."""
         for link in self.links.values():
             link.fail({"what": str(failure)})
@@ -181,15 +181,15 @@ def run_in_sequence(
         Crossings(compiled.cut, compiled.cut.routing_by_cluster), [stage.cluster for stage in program.stages]
     )
     worker = WholeBatchRun(compiled, batch, once)
-    batch = worker.weigh()
+    batch = worker.weigh_micro_batches()
     runs = [StageRun(compiled, s, batch, shelf, once, GradientSums(program)) for s in range(len(program.stages))]
     if begun is not None:
-        worker.gate = _gate(begun)
+        worker.gate = _make_gate(begun)
     with _guard_once(guard, "part that is computed from the whole batch", 0):
-        worker.whole()
+        worker.run_whole_batch()
     for phase in compiled.cut.phases:
         with _guard_once(guard, "prologue", phase.index):
-            worker.prologue(phase)
+            worker.run_prologue(phase)
         for micro_batch in range(len(batch.slices)):
             for run in runs:
                 with _name_failures(guard, run, phase, micro_batch, "forward"):
@@ -198,16 +198,16 @@ def run_in_sequence(
                 with _name_failures(guard, run, phase, micro_batch, "backward"):
                     run.backward(phase, micro_batch)
                     run.backward_weights(phase, micro_batch)
-        if worker.asserts(phase):
+        if worker.has_assertions(phase):
             with _guard_once(guard, ASSERTION, phase.index):
-                worker.check(phase, runs)
+                worker.check_assertions(phase, runs)
         if guard is not None:
             return []
-        worker.update(phase, runs)
-    return worker.results()
+        worker.run_update(phase, runs)
+    return worker.collect_results()
 
 
-def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _make_gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Add to a trace an op that waits for all inputs of an update, and marks the update's start.
 
     After TensorFlow has inlined a call, a control edge from it waits only for its effects; failures of ops without
@@ -230,7 +230,7 @@ def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _guard_once(guard: Guard | None, what: str, phase: int) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if guard is None else guard.once(what, phase)
+    return contextlib.nullcontext() if guard is None else guard.explain_phase_failure(what, phase)
 
 
 def _name_failures(
@@ -239,7 +239,7 @@ def _name_failures(
     if guard is None:
         return contextlib.nullcontext()
     key = run.compiled.cut.program.stages[run.stage].key
-    return guard.piece(key, phase.index, micro_batch, what)
+    return guard.explain_stage_failure(key, phase.index, micro_batch, what)
 
 
 def trace_step(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) -> Any:
@@ -259,7 +259,7 @@ def trace_step(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) ->
     return tf.function(step, input_signature=[spec(leaf) for leaf in leaves], autograph=False).get_concrete_function()
 
 
-_Crossed = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
+_CrossingReports = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
 
 
 @dataclass
@@ -268,15 +268,15 @@ class LocalStep(Runner):
 
     compiled: Compiled
     variables: Mapping[str, Any]
-    _counted: dict[tuple[tuple[int, ...], tuple[Shape, ...]], _Crossed] = field(default_factory=dict)
+    _crossing_reports: dict[tuple[tuple[int, ...], tuple[Shape, ...]], _CrossingReports] = field(default_factory=dict)
     _functions: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    _begun: Any = field(default_factory=lambda: tf.Variable(NOT_BEGUN, trainable=False, name="nebula_begun"))
+    _update_marker: Any = field(default_factory=lambda: tf.Variable(NOT_BEGUN, trainable=False, name="nebula_begun"))
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         program = self.compiled.cut.program
         counts = tuple(micro_batches(program.leaves, tensors, pieces_here(program)))
-        function = self._function(counts)
+        function = self._find_function(counts)
         current_run().step_now.micro_batches = len(counts)
         plan = self.compiled.cut
         guard = Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates)
@@ -288,18 +288,18 @@ class LocalStep(Runner):
             return StepOutcome(results, seconds, counts, self._stages, links, boundaries=boundaries)
         except tf.errors.OpError as failure:
             guard.restore()
-            if float(self._begun) == NOT_BEGUN:
+            if float(self._update_marker) == NOT_BEGUN:
                 with guard.roll_back_on_failure():  # repeat by pieces, without the update, to name the failing one
                     run_in_sequence(self.compiled, cut(program.leaves, tensors, counts), guard=guard)
-            raise guard.failed_update(failure, 0) from failure
+            raise guard.update_error(failure, 0) from failure
 
-    def _function(self, counts: tuple[int, ...]) -> Any:
+    def _find_function(self, counts: tuple[int, ...]) -> Any:
         """The function of a step for micro-batches of these rows; a single micro-batch may have any number."""
         key = counts if len(counts) > 1 else (0,)
         if key not in self._functions:
             try:
                 with pause_garbage_collection():
-                    self._functions[key] = trace_step(self.compiled, counts, self._begun)
+                    self._functions[key] = trace_step(self.compiled, counts, self._update_marker)
             except (ValueError, TypeError, tf.errors.OpError) as failure:
                 alone = lines_of(self.compiled.cut.program).alone
                 raise micro_batch_error(counts, failure, self.compiled.locations, alone) from failure
@@ -315,17 +315,17 @@ class LocalStep(Runner):
             for stage in self.compiled.cut.program.stages
         }
 
-    def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
+    def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _CrossingReports:
         """Bytes that would cross free links, cached for each division of the batch and, with unknown axes, each shape
         of the crossing tensors.
         """
         shapes = () if self._is_sized else tuple(tuple(tensor.shape) for tensor in tensors)
-        if (counts, shapes) not in self._counted:
+        if (counts, shapes) not in self._crossing_reports:
             plan = self.compiled.cut if self._is_sized else fill_cut_sizes(self.compiled.cut, shapes, max(counts))
             hosts = [stage.cluster for stage in plan.program.stages]
             links = plan_link_reports(plan, hosts, counts, Exchanged(plan))
-            self._counted[counts, shapes] = links, count_casts(plan, hosts, counts)
-        return self._counted[counts, shapes]
+            self._crossing_reports[counts, shapes] = links, count_casts(plan, hosts, counts)
+        return self._crossing_reports[counts, shapes]
 
     @cached_property
     def _is_sized(self) -> bool:

@@ -78,7 +78,7 @@ class StageMeasurements:
         for phase, seconds in _line_seconds(clocks.lines.spans):
             stage = min((seat.stage for seat in clocks.stages), default=0)
             self._keep(f"{phase}.{stage}{_FIRST}held", seconds, _KEPT_OF_FIRST)
-        self._keep("once", clocks.once.compute - clocks.once.waiting)
+        self._keep("once", clocks.once.compute_seconds - clocks.once.wait_seconds)
         self._keep("step", clocks.seconds())
 
     def _keep(self, what: str, seconds: float, most: int = _KEPT) -> None:

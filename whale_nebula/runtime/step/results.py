@@ -104,11 +104,11 @@ class PendingResult(_Result):
 
     def __init__(self, promise: Future[Sequence[Any]], place: int, spec: Spec) -> None:
         super().__init__(spec)
-        self._promise = promise
-        self._place = place
+        self._future = promise
+        self._index = place
 
     def _wait_for_value(self) -> Any:
-        return self._promise.result()[self._place]
+        return self._future.result()[self._index]
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
         tensor = self._wait_for_value()
@@ -175,14 +175,14 @@ for _name in (*_OPERATORS, "__array__", "__tf_tensor__"):
 AbsentResult.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def _no_rows(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002
+def _shape_absent(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002
     return tf.zeros([max(1, len(input._spec.shape or ()))], out_type or tf.int32)
 
 
-def _first(values: Sequence[AbsentResult], axis: Any, name: str = "concat") -> AbsentResult:
+def _concat_absent(values: Sequence[AbsentResult], axis: Any, name: str = "concat") -> AbsentResult:
     return values[0]
 
 
 # `Model.predict` concatenates the results of its batches.
-tf_private.dispatch_to(tf.shape, AbsentResult, _no_rows)
-tf_private.dispatch_to(tf.concat, AbsentResult, _first)
+tf_private.dispatch_to(tf.shape, AbsentResult, _shape_absent)
+tf_private.dispatch_to(tf.concat, AbsentResult, _concat_absent)
