@@ -184,7 +184,7 @@ def test_choice_without_a_measured_rate_is_noted(rates: dict[str, float], codec:
 
 def test_choice_is_not_noted_before_a_step_or_with_a_measured_rate() -> None:
     early, other = StepEstimate(ROWS, None, {}, {}, {LINK}), StepEstimate(ROWS, 1.0, {}, {}, {"x"})
-    for outlook in (early, other, StepEstimate(ROWS, 1.0, {LINK: 1.0})):
+    for estimate in (early, other, StepEstimate(ROWS, 1.0, {LINK: 1.0})):
         tally = Tally()
-        LinkCase().auto.choose(outlook, {}, tally)
+        LinkCase().auto.choose(estimate, {}, tally)
         assert tally.notes() == ()

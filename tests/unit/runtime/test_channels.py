@@ -373,15 +373,15 @@ def make_post(micro_batches: int) -> tuple[LinkExchange, Value]:
 
 def pack_tensor(post: LinkExchange, value: Value, rows: int, micro_batch: int) -> Any:
     crossing = post.crossings.by_value[value]
-    lane = post.crossings.lane(crossing, micro_batch)._replace(before=None)
-    return post._pack(crossing, lane, micro_batch, tf.ones((rows, 8)), None)
+    route = post.crossings.find_route(crossing, micro_batch)._replace(before=None)
+    return post._pack(crossing, route, micro_batch, tf.ones((rows, 8)), None)
 
 
 def unpack_tensor(post: LinkExchange, value: Value, received: Any, micro_batch: int) -> Any:
     crossing = post.crossings.by_value[value]
     return post._unpack(
         crossing,
-        post.crossings.lane(crossing, micro_batch)._replace(before=None),
+        post.crossings.find_route(crossing, micro_batch)._replace(before=None),
         ("b/0", value, micro_batch),
         1,
         received,

@@ -86,16 +86,16 @@ def test_ends_are_those_of_coded_channels() -> None:
     ways = ("rank(2) >> int8", "fp16")
     boundaries = tuple(replace(b, codec=ways[b.slot], backward_codec="int8") for b in found.boundaries)
     crossings = Crossings(replace(found, boundaries=boundaries), Routing.plain(worker.name for worker in found.workers))
-    of = {host: crossings.ends(host.__eq__) for (host,) in crossings.routing.hosts}
-    everything = set(crossings.ends(lambda host: True))
+    of = {host: crossings.list_ends(host.__eq__) for (host,) in crossings.routing.hosts}
+    everything = set(crossings.list_ends(lambda host: True))
     assert set().union(*of.values()) == everything
     for name in everything:
         assert sum(name in ends for ends in of.values()) >= 2, "each channel has an end at both sides"
     coded = [each for each in crossings.boundary_crossings if each.way.coded]
     assert len(everything) == len(coded) < len(crossings.boundary_crossings)
-    assert crossings.ends(lambda host: False) == ()
+    assert crossings.list_ends(lambda host: False) == ()
     together = Crossings(crossings.cut, Routing.plain(["one"] * len(crossings.routing.hosts)))
-    assert together.ends(lambda host: True) == (), "within a host nothing crosses"
+    assert together.list_ends(lambda host: True) == (), "within a host nothing crosses"
 
 
 # -------------------- Statistics of a step's channels: sums, both ends in one process, and changes
@@ -139,10 +139,10 @@ def test_repeated_note_is_reported_once_a_step() -> None:
 
 def test_first_reason_to_skip_a_step_is_kept() -> None:
     tally = Tally()
-    assert tally.left_out == ""
+    assert tally.skip_reason == ""
     tally.skip_step("one")
     tally.skip_step("two")
-    assert tally.left_out == "one"
+    assert tally.skip_reason == "one"
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from whale_nebula.report.records import Elsewhere, LinkReport, Span, StageReport
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
 from whale_nebula.runtime.step.distributed import pack_report, parse_reports
 from whale_nebula.runtime.step.measurements import (
-    CLOSE,
-    EVERY,
-    LARGE,
-    WORTH,
+    MAX_PAUSE,
+    MIN_GAIN,
+    MIN_MEASURED_BYTES,
+    SAMPLE_EVERY,
     LineRates,
     SpeedSampler,
     StageMeasurements,
@@ -85,9 +85,9 @@ def test_speed_sample_adds_directions_and_phases() -> None:
 
 def test_speed_sample_stays_until_the_next_one_is_complete() -> None:
     look = SpeedSampler()
-    for steps in range(2 * EVERY):
-        look.add(steps, step(0.5 if steps < EVERY else 0.25))
-        assert look.seconds == ({} if steps < 3 else {"1": 0.5} if steps < EVERY + 3 else {"1": 0.25})
+    for steps in range(2 * SAMPLE_EVERY):
+        look.add(steps, step(0.5 if steps < SAMPLE_EVERY else 0.25))
+        assert look.seconds == ({} if steps < 3 else {"1": 0.5} if steps < SAMPLE_EVERY + 3 else {"1": 0.25})
 
 
 @pytest.mark.parametrize("seconds", [None, "0.1", float("nan"), float("inf"), -1.0, 0.0, True, [0.1], {}])
@@ -139,7 +139,7 @@ def test_order_is_stable_under_small_changes(seconds: list[float], noise: list[f
     best = order(shares([1.0 / each for each in seconds], count))
     cut = plan(count, *hosts, turns=best)
     shaken = [each * much for each, much in zip(seconds, noise, strict=False)]
-    assert 1.0 / (1.0 - WORTH) > 1.03 / 0.97
+    assert 1.0 / (1.0 - MIN_GAIN) > 1.03 / 0.97
     assert improve_orders(cut, {1: dict(zip(hosts, shaken, strict=True))}) == cut.orders
 
 
@@ -167,7 +167,7 @@ def test_order_is_not_changed_with_stateful_codecs(codec: str, moves: bool) -> N
 
 
 # -------------------- Estimates for lines and stages before a step
-LINK, LARGE_MESSAGE = "gpu->npu", 16 * LARGE
+LINK, LARGE_MESSAGE = "gpu->npu", 16 * MIN_MEASURED_BYTES
 
 
 def make_span(size: int, seconds: float, link: str = LINK) -> Span:
@@ -175,7 +175,7 @@ def make_span(size: int, seconds: float, link: str = LINK) -> Span:
 
 
 def rate(seen: LineRates) -> float | None:
-    return seen.outlook([1], {}).rates.get(LINK)
+    return seen.make_estimate([1], {}).rates.get(LINK)
 
 
 def test_rate_before_the_first_step_is_the_configured_one() -> None:
@@ -194,11 +194,11 @@ def test_measured_rate_replaces_the_configured_one_if_exact_or_slower(exact: boo
 
 def test_small_messages_do_not_change_the_rate_of_a_real_link() -> None:
     seen = LineRates((LINK,), parse_links(None))
-    seen.add([make_span(LARGE - 1, 1e-6)])
+    seen.add([make_span(MIN_MEASURED_BYTES - 1, 1e-6)])
     assert rate(seen) is None
-    seen.add([*make_spans(1, LARGE - 1, 1e-6), *make_spans(1, LARGE_MESSAGE, 1.0, start=9.0)])
+    seen.add([*make_spans(1, MIN_MEASURED_BYTES - 1, 1e-6), *make_spans(1, LARGE_MESSAGE, 1.0, start=9.0)])
     for _ in range(30):
-        seen.add([make_span(LARGE - 1, 1e-6)])
+        seen.add([make_span(MIN_MEASURED_BYTES - 1, 1e-6)])
     assert rate(seen) == pytest.approx(LARGE_MESSAGE)
 
 
@@ -221,7 +221,7 @@ def test_outlook_counts_outgoing_links_and_the_last_step() -> None:
     seen = LineRates((LINK,), parse_links(None), exact=True)
     seen.add([make_span(1000, 1.0)])
     seen.add([make_span(1000, 1.0), make_span(2000, 1.0), make_span(7, 1.0, "npu->gpu")])
-    found = seen.outlook([4, 4, 3], {"0.0.fused": 0.5, "0.1.fused": 0.25})
+    found = seen.make_estimate([4, 4, 3], {"0.0.fused": 0.5, "0.1.fused": 0.25})
     assert (found.rows, found.compute, found.carried) == ([4, 4, 3], 1.5, {LINK: 3000})
 
 
@@ -241,42 +241,42 @@ def make_spans(count: int, size: int, seconds: float, gap: float = 1e-5, start: 
 
 def test_adjacent_small_messages_count_as_one_large_message() -> None:
     seen = LineRates((LINK,), parse_links(None))
-    seen.add(make_spans(8, LARGE // 4, 0.1))
-    assert rate(seen) == pytest.approx(LARGE / 4 / 0.1, rel=1e-3)
-    seen.add(list(reversed(make_spans(8, LARGE // 4, 0.3))))
-    assert rate(seen) == pytest.approx(LARGE / 4 / 0.2, rel=1e-3), "in whatever order they are told"
+    seen.add(make_spans(8, MIN_MEASURED_BYTES // 4, 0.1))
+    assert rate(seen) == pytest.approx(MIN_MEASURED_BYTES / 4 / 0.1, rel=1e-3)
+    seen.add(list(reversed(make_spans(8, MIN_MEASURED_BYTES // 4, 0.3))))
+    assert rate(seen) == pytest.approx(MIN_MEASURED_BYTES / 4 / 0.2, rel=1e-3), "in whatever order they are told"
 
 
-@pytest.mark.parametrize(("count", "gap"), [(8, 10 * CLOSE), (3, 0.0)], ids=["with pauses", "too few"])
+@pytest.mark.parametrize(("count", "gap"), [(8, 10 * MAX_PAUSE), (3, 0.0)], ids=["with pauses", "too few"])
 def test_messages_that_do_not_fill_the_link_give_no_rate(count: int, gap: float) -> None:
     seen = LineRates((LINK,), parse_links("80mbit"))
-    seen.add(make_spans(count, LARGE // 4, 1e-5, gap))
-    assert rate(seen) == 1e7 and seen.outlook([1], {}).unmeasured == {LINK}
+    seen.add(make_spans(count, MIN_MEASURED_BYTES // 4, 1e-5, gap))
+    assert rate(seen) == 1e7 and seen.make_estimate([1], {}).unmeasured == {LINK}
 
 
 def test_pause_between_messages_does_not_count_as_transfer_time() -> None:
     seen = LineRates((LINK,), parse_links(None))
     seen.add(
         [
-            *make_spans(4, LARGE // 4, 0.1, 0.0),
-            *make_spans(8, LARGE // 4, 0.1, 0.0, start=9.0),
+            *make_spans(4, MIN_MEASURED_BYTES // 4, 0.1, 0.0),
+            *make_spans(8, MIN_MEASURED_BYTES // 4, 0.1, 0.0, start=9.0),
             *make_spans(1, 8, 0.1, start=20.0),
         ]
     )
-    assert rate(seen) == pytest.approx(LARGE / 4 / 0.1)
+    assert rate(seen) == pytest.approx(MIN_MEASURED_BYTES / 4 / 0.1)
 
 
 def test_unseen_links_carried_bytes_without_a_measured_rate() -> None:
     seen = LineRates((LINK, "npu->gpu"), parse_links(None))
-    assert not seen.outlook([1], {}).unmeasured
+    assert not seen.make_estimate([1], {}).unmeasured
     seen.add([make_span(10, 1e-6)])
-    assert seen.outlook([1], {}).unmeasured == {LINK}
+    assert seen.make_estimate([1], {}).unmeasured == {LINK}
     seen.add([make_span(LARGE_MESSAGE, 1.0)])
     seen.add([make_span(10, 1e-6)])
-    assert not seen.outlook([1], {}).unmeasured
+    assert not seen.make_estimate([1], {}).unmeasured
     exact = LineRates((LINK,), parse_links(None), exact=True)
     exact.add([make_span(10, 0.0)])
-    assert not exact.outlook([1], {}).unmeasured
+    assert not exact.make_estimate([1], {}).unmeasured
 
 
 # -------------------- Timings of the first micro-batch in stages of several processes, and the resulting in-flig

@@ -188,7 +188,7 @@ def test_nan_passes_codecs_without_state(way: str, bad: float) -> None:
     payload, tally, _ = send_once(way, draw_rows(bad))
     made, _ = Incoming("b0", "x at b", parse_way(way), States()).take(payload, Tally())
     made = np.asarray(tf.cast(made, tf.float32))
-    assert not np.isfinite(made[3, 7]) and tally.left_out == ""
+    assert not np.isfinite(made[3, 7]) and tally.skip_reason == ""
     if way in ("fp16", "bf16", "none, zstd"):
         np.testing.assert_array_equal(made[3, 7], bad)
 
@@ -205,33 +205,33 @@ def test_nan_skips_the_step_with_nonfinite_skip(way: str) -> None:
     x = draw_rows(np.nan)
     payload, tally, states = send_once(f"{way}, nonfinite skip", x, micro_batch=2)
     assert payload is x
-    assert tally.left_out == "b0 a->b contains a NaN or an infinity in micro-batch 2 of stage 'a'"
+    assert tally.skip_reason == "b0 a->b contains a NaN or an infinity in micro-batch 2 of stage 'a'"
     assert states.of("x at a").structure is None and states.of("x at a").held is None
 
 
 def test_nan_in_a_gradient_passes_or_skips_the_step() -> None:
     payload, tally, _ = send_once("int8", draw_rows(np.nan), back=True)
-    assert isinstance(payload, Packed) and tally.left_out == ""
+    assert isinstance(payload, Packed) and tally.skip_reason == ""
     x = draw_rows(np.nan)
     payload, tally, _ = send_once("int8, nonfinite skip", x, back=True)
-    assert payload is x and "b0 a->b" in tally.left_out
+    assert payload is x and "b0 a->b" in tally.skip_reason
 
 
 def test_nan_in_an_evaluation_passes_and_leaves_no_state() -> None:
     for more in ("", ", nonfinite skip"):
         x = draw_rows(np.nan)
         payload, tally, states = send_once("rank(4) >> int8" + more, x, training=False)
-        assert payload is x and tally.left_out == ""
+        assert payload is x and tally.skip_reason == ""
         assert states.of("x at a").structure is None
 
 
 def test_nan_passes_before_the_first_step_of_the_codec() -> None:
     x = draw_rows(np.nan)
     assert send_once("rank(4), from step 9", x)[0] is x
-    assert send_once("rank(4), from step 9, nonfinite skip", x)[1].left_out
+    assert send_once("rank(4), from step 9, nonfinite skip", x)[1].skip_reason
 
 
 def test_nan_in_a_masked_row_is_ignored() -> None:
     rows = np.arange(16) != 3
     payload, tally, _ = send_once("rank(4) >> int8, mask tokens", draw_rows(np.nan), rows=rows)
-    assert isinstance(payload, Packed) and tally.left_out == ""
+    assert isinstance(payload, Packed) and tally.skip_reason == ""

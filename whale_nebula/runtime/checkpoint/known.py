@@ -136,7 +136,7 @@ def restore_apart(
     saved = SavedRounds(source)
     exact = all(group.exchange("the resumption of all clusters", saved.has(clusters, rounds, weights)).values())
     missing = group.restore(source, named)
-    opened.copies.alike(named.values())
+    opened.copies.reset_copies(named.values())
     for each in rounds.values():
         each.begin()
     if not exact:

@@ -154,13 +154,13 @@ class TensorPosition(NamedTuple):
 @dataclass(frozen=True)
 class Residue:
     """Encoder information for a micro-batch's gradient: the rows that were sent, whether a structure was applied
-    (`taken`) and its residue, and the tensor's sizes.
+    (`has_structure`) and its residue, and the tensor's sizes.
     """
 
     rows: Any = None
     structure: Any = None
     dims: tuple[int, ...] | None = None
-    taken: bool = False
+    has_structure: bool = False
 
 
 class StepLines(NamedTuple):
@@ -168,7 +168,7 @@ class StepLines(NamedTuple):
 
     fresh: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    left_out: str = ""
+    skip_reason: str = ""
 
 
 @dataclass
@@ -176,12 +176,12 @@ class Tally:
     """Statistics of one step's channels, summed up at its end. Thread-safe.
 
     Sent and received tensors are counted separately: if both ends of a boundary are in this process, its bytes count
-    once. `left_out` is the reason to skip the step, or "".
+    once. `skip_reason` is the reason to skip the step, or "".
     """
 
-    left_out: str = ""
+    skip_reason: str = ""
     _sent: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
-    _taken: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
+    _received: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
     _changes: dict[tuple[str, str], None] = field(default_factory=dict)
 
     def add(self, name: str, report: BoundaryReport) -> None:
@@ -190,7 +190,7 @@ class Tally:
 
     def add_received(self, name: str, report: BoundaryReport) -> None:
         """Count a tensor received in a direction of a boundary."""
-        self._taken[name].append(report)
+        self._received[name].append(report)
 
     def note_change(self, name: str, what: str) -> None:
         """Record a change from this step on; if both ends are in this process, their equal notes count once."""
@@ -198,11 +198,11 @@ class Tally:
 
     def skip_step(self, why: str) -> None:
         """Mark the step as skipped; the first reason is kept."""
-        self.left_out = self.left_out or why
+        self.skip_reason = self.skip_reason or why
 
     def reports(self) -> dict[str, BoundaryReport]:
         """Statistics by name, with changes among the notes."""
-        return {name: self._merge_ends(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
+        return {name: self._merge_ends(name) for name in (*self._sent, *(self._received.keys() - self._sent.keys()))}
 
     def changes(self) -> tuple[str, ...]:
         """The changes of this step as text."""
@@ -210,14 +210,14 @@ class Tally:
 
     def notes(self) -> tuple[str, ...]:
         """Lasting notes on unexpected conditions."""
-        both = (*self._sent.items(), *self._taken.items())
+        both = (*self._sent.items(), *self._received.items())
         return tuple(
             dict.fromkeys(f"{name}: {note}" for name, reports in both for each in reports for note in each.notes)
         )
 
     def _merge_ends(self, name: str) -> BoundaryReport:
         sent, taken = (
-            sum(each[name], BoundaryReport()) if name in each else None for each in (self._sent, self._taken)
+            sum(each[name], BoundaryReport()) if name in each else None for each in (self._sent, self._received)
         )
         found = sent or taken or BoundaryReport()
         if sent is not None and taken is not None:

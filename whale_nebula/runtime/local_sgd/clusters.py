@@ -56,9 +56,9 @@ from whale_nebula.site import script_site, warn_once
 from whale_nebula.transport import MemoryNetwork
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
-_MOST = 8
+_MAX_NUMBER_BYTES = 8
 """The maximum bytes of a number in transit: a large share by topk takes more bytes than all numbers uncompressed."""
-_OWN = 1 << 10
+_MAX_HEADER_BYTES = 1 << 10
 """The maximum bytes of a codec's header."""
 
 
@@ -71,12 +71,12 @@ class OpenRounds:
     run: Run
     copies: VariableCopies = field(default_factory=VariableCopies)
     _known: dict[frozenset[int], Mapping[str, ClusterSync]] = field(default_factory=dict)
-    _said: dict[frozenset[int], tuple[Apart, ExchangedWeights | None]] = field(default_factory=dict)
+    _options: dict[frozenset[int], tuple[Apart, ExchangedWeights | None]] = field(default_factory=dict)
     _variables: dict[int, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     own_cluster: str = ""
     own_workers: tuple[str, ...] = ()
-    _made: int = 0
+    _opened_count: int = 0
 
     def note_own(self, participants: Participants) -> None:
         """Record the participant that this process belongs to."""
@@ -98,12 +98,12 @@ class OpenRounds:
         }
 
     @cached_property
-    def asked(self) -> LeaveRequests:
+    def leave_requests(self) -> LeaveRequests:
         """The requests of all workers of this run to leave."""
         session = self.run.ledger.session
         return LeaveRequests(session.worker, session.links)
 
-    def here(
+    def open_rounds(
         self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Mapping[str, ClusterSync]:
         """The rounds of these weights in this process, by cluster: of its own cluster, or of all clusters if it runs
@@ -112,17 +112,17 @@ class OpenRounds:
         key = frozenset(id(variable) for variable in weights.values())
         exchanged = find_exchanged(weights, variables, apart.where) if apart.exchange else None
         options = replace(apart, where=""), exchanged
-        if key in self._known and self._said[key] != options:
+        if key in self._known and self._options[key] != options:
             self.settle()
             for each in self._known.pop(key).values():
                 each.close()
         if key not in self._known:
-            self._said[key], self.names = options, participants.names
+            self._options[key], self.names = options, participants.names
             self._check(key, weights, apart)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
-            self._made += 1
-            make = self._make_all if self.run.alone else self._make_own
+            self._opened_count += 1
+            make = self._make_all_clusters if self.run.alone else self._make_own_cluster
             self._known[key] = make(apart, participants, weights, fresh, exchanged)
         return self._known[key]
 
@@ -141,29 +141,29 @@ class OpenRounds:
             self.settle()
 
     def _settle(self) -> None:
-        self.copies.follow(self._variables.values())
+        self.copies.propagate_writes(self._variables.values())
         for rounds in self._known.values():
             if all(each.is_synchronized for each in rounds.values()):
                 continue
             if not self.run.alone:
-                self._meet(*rounds.values())
+                self._compare_weights(*rounds.values())
             for each in rounds.values():
                 each.send_remaining()
             for each in rounds.values():
                 each.receive_remaining()
             self.copies.left(self._variables.values())
 
-    def _meet(self, rounds: ClusterSync) -> None:
+    def _compare_weights(self, rounds: ClusterSync) -> None:
         """Synchronise all processes, and verify that their shared weights were bit-identical."""
         session, shared = self.run.ledger.session, rounds.digest()
         sheets = session.exchange(
             f"a synchronisation of all clusters after {rounds.steps} steps", {"shared": shared}, session.links
         )
-        unlike = next((peer for peer, sheet in sheets.items() if sheet.get("shared") != shared), None)
-        if unlike is not None:
+        differing = next((peer for peer, sheet in sheets.items() if sheet.get("shared") != shared), None)
+        if differing is not None:
             raise PlanMismatchError(
-                f"{session.worker} and {unlike} no longer have the same weights, after {rounds.steps} steps",
-                where=unlike,
+                f"{session.worker} and {differing} no longer have the same weights, after {rounds.steps} steps",
+                where=differing,
                 why="all compute the shared weights from the same bytes, so a device has computed them differently",
                 mend="start all workers from a checkpoint, such as a file that model.save_weights(...) wrote before",
             )
@@ -172,7 +172,7 @@ class OpenRounds:
         """Restart after the weights were replaced by the same ones in every process."""
         for rounds in self._known.values():
             first = next(iter(rounds.values()))
-            self.copies.alike(first.flat.variables)
+            self.copies.reset_copies(first.flat.variables)
         self.copies.left(self._variables.values())
         for rounds in self._known.values():
             for each in rounds.values():
@@ -196,7 +196,7 @@ class OpenRounds:
             )
 
     # ------------------------------------------------------------------ all clusters in this process
-    def _make_all(
+    def _make_all_clusters(
         self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: ExchangedWeights | None,
     ) -> Mapping[str, ClusterSync]:  # fmt: skip
@@ -208,13 +208,13 @@ class OpenRounds:
         for place, (cluster, first) in enumerate(lead_workers.items()):
             others = {other: peer for other, peer in lead_workers.items() if peer != first}
             links = {peer: network.link(first, peer, cluster, other) for other, peer in others.items()}
-            ends = Ends(first, cluster, lead_workers, links, self.run.config.patience, number=self._made)
+            ends = Ends(first, cluster, lead_workers, links, self.run.config.patience, number=self._opened_count)
             held = weights
             if place:
                 own = self.copies.of(cluster, variables, place)
                 held = {path: own[id(variable)] for path, variable in weights.items()}
             copy = partial(self._copy_of, cluster if place else "")
-            made[cluster] = _meetings(apart, participants, held, ends, exchanged, copy=copy, models_own=weights)
+            made[cluster] = _make_rounds(apart, participants, held, ends, exchanged, copy=copy, models_own=weights)
         return made
 
     def _copy_of(self, cluster: str, variable: Any) -> Any:
@@ -222,17 +222,17 @@ class OpenRounds:
         return self.copies.kept[cluster][id(variable)] if cluster else variable
 
     # ------------------------------------------------------------------ clusters in other processes
-    def _make_own(
+    def _make_own_cluster(
         self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: ExchangedWeights | None,
     ) -> Mapping[str, ClusterSync]:  # fmt: skip
         session, own = self.run.ledger.session, participants.find_own(self.run)
         lead_workers = {cluster: workers[0] for cluster, workers in participants.workers.items()}
         mates = [worker for worker in participants.workers[own] if worker != session.worker]
-        ends = Ends(session.worker, own, lead_workers, session.links, session.patience, mates, self._made)
+        ends = Ends(session.worker, own, lead_workers, session.links, session.patience, mates, self._opened_count)
         if apart.copies > 1 and self.run.ledger.collectives is not None:
-            ends = CollectiveEnds.among(self.run.ledger.collectives, ends)
-        rounds = _meetings(
+            ends = CollectiveEnds.connect(self.run.ledger.collectives, ends)
+        rounds = _make_rounds(
             apart,
             participants,
             weights,
@@ -242,7 +242,7 @@ class OpenRounds:
             copy=partial(self._copy_of, ""),
             models_own=weights,
         )
-        session.expected.add_round(ends.program, _MOST * rounds.flat.total + _OWN)
+        session.expected.add_round(ends.program, _MAX_NUMBER_BYTES * rounds.flat.total + _MAX_HEADER_BYTES)
         self._start_alike(rounds, find_seeds(variables))
         offset_seeds(variables, participants.names.index(own))
         return {own: rounds}
@@ -272,7 +272,7 @@ class OpenRounds:
                 rounds.flat.write(whole, read_numbers(ends.receive_start(first), rounds.flat.total))
 
 
-def _meetings(
+def _make_rounds(
     apart: Apart, participants: Participants, weights: Mapping[str, Any], ends: Ends,
     exchanged: ExchangedWeights | None, waits: bool = False, *, copy: Callable[[Any], Any],
     models_own: Mapping[str, Any],
@@ -305,7 +305,7 @@ class ClusterCopy:
     models: Sequence[Any]
 
     @property
-    def near(self) -> Session:
+    def cluster_session(self) -> Session:
         """The session with the other workers of this cluster."""
         session: Session = self.run.ledger.session
         return session.among(self.mates)
@@ -317,7 +317,7 @@ class ClusterCopy:
         return () if here.alone else tuple(w for w in self._own_workers if w != here.worker)
 
     @property
-    def far(self) -> tuple[str, ...]:
+    def other_cluster_workers(self) -> tuple[str, ...]:
         """The workers of the other clusters."""
         return tuple(worker for worker in self.run.workers if worker not in self._own_workers)
 
@@ -351,7 +351,7 @@ class ClusterCopy:
         """Refuse weights that a synchronisation cannot average."""
         if not self.captured.program.requests or len(self.participants.names) == 1:
             return
-        wide = next((path for path, variable in weights.items() if variable.dtype.size > _BYTES), None)
+        wide = next((path for path, variable in weights.items() if variable.dtype.size > _MAX_WEIGHT_BYTES), None)
         if wide is not None:
             raise NotYetError(
                 f"weights of {weights[wide].dtype.name} with sync_every",
@@ -390,7 +390,7 @@ class ClusterCopy:
         self.captured.begin(lambda variable: True)
         own = self.run.here().worker
         held = dict.fromkeys(self.captured.variables, (own,))
-        self.run.ledger.settle(self.captured.variables, held, self.far)
+        self.run.ledger.settle(self.captured.variables, held, self.other_cluster_workers)
 
     def around(self, inner: Runner) -> Runner:
         """Wrap the runner of a cluster's step in the synchronisation after it; only for steps that train, and with more
@@ -401,7 +401,7 @@ class ClusterCopy:
             return inner
         weights = find_weights(program, variables, self.models)
         opened: OpenRounds = run.rounds
-        make = partial(opened.here, self.apart, self.participants, weights, variables)
+        make = partial(opened.open_rounds, self.apart, self.participants, weights, variables)
         if run.alone:
             return AllClustersRunner(
                 inner,
@@ -413,7 +413,7 @@ class ClusterCopy:
                 chosen=self.apart.chosen,
             )
         own, session = self.participants.find_own(run), run.ledger.session
-        leaving = LeaveAgreement(opened.asked, run.programs, self.apart.every, self.apart.staleness)
+        leaving = LeaveAgreement(opened.leave_requests, run.programs, self.apart.every, self.apart.staleness)
         return OwnClusterRunner(
             inner,
             program.leaves,
@@ -438,7 +438,7 @@ def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, mod
     if captured.program.requests and len(found.participants.names) == 1:
         _warn_alone(apart, found.participants.names[0])
     if captured.program.requests and not run.alone:
-        lines = _lines(apart, captured, models, found.participants)
+        lines = _list_settings(apart, captured, models, found.participants)
         session = run.ledger.session
         try:
             session.agree(name, digest_lines(lines), lines, first_difference)
@@ -448,7 +448,7 @@ def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, mod
     return found
 
 
-_BYTES = 4
+_MAX_WEIGHT_BYTES = 4
 
 
 def _warn_alone(apart: Apart, name: str) -> None:
@@ -463,7 +463,9 @@ def _warn_alone(apart: Apart, name: str) -> None:
     )
 
 
-def _lines(apart: Apart, captured: Captured, models: Sequence[Any], participants: Participants) -> tuple[str, ...]:
+def _list_settings(
+    apart: Apart, captured: Captured, models: Sequence[Any], participants: Participants
+) -> tuple[str, ...]:
     """The settings that must be the same in all clusters: mode, speeds and weights."""
     weights = find_weights(captured.program, captured.variables, models)
     speeds = (f"cluster {name} of speed {speed:g}" for name, speed in participants.speeds.items())

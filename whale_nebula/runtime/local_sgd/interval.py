@@ -59,13 +59,13 @@ class Exchange:
     codec: str = "none"
     lines: Mapping[tuple[str, str], LinkRate] | None = None
     coding: float = 0.0
-    answered: bool = False
+    is_answered: bool = False
 
     def seconds(self, count: int) -> float:
         """Seconds until this many numbers, and in async mode their answer, have crossed the slowest link."""
         sent = count_encoded_bytes(self.codec, count)
         trip = max((line.seconds(sent) for line in (self.lines or {}).values()), default=0.0)
-        return (trip + self.coding * count) * (1 + self.answered)
+        return (trip + self.coding * count) * (1 + self.is_answered)
 
     @property
     def slowest(self) -> str:
@@ -76,7 +76,7 @@ class Exchange:
 
     def waits(self, apart: Apart, step: float) -> float:
         """Seconds that steps of `step` seconds wait for the exchange in each interval of these options."""
-        if self.answered:
+        if self.is_answered:
             return max(0.0, self.seconds(self.numbers) - apart.every * step)
         count = apart.fragments or pieces(self.numbers, apart.every)
         sizes = (end - begin for begin, end in ranges(self.numbers, count))
@@ -126,7 +126,7 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
         participants = find_participants(apart, run)
         if not captured.program.requests or len(participants.names) == 1:
             return captured
-        known = _choose(name, captured, apart, layout, tensors, run, participants)
+        known = _choose_interval(name, captured, apart, layout, tensors, run, participants)
         weights = find_weights(captured.program, captured.variables, ()).values()
         run.intervals.append((known, frozenset(id(variable.handle) for variable in weights)))
         if run.checkpoints is not None:
@@ -138,7 +138,7 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
     return replace(captured, program=replace(captured.program, apart=found), decision=Unplanned(reason))
 
 
-def _choose(
+def _choose_interval(
     name: str,
     captured: Captured,
     apart: Apart,
@@ -151,9 +151,11 @@ def _choose(
     saved = None if run.checkpoints is None else run.checkpoints.intervals.get(name)
     if saved is not None and saved >= _find_least(apart):
         chosen = set_interval(apart, saved)
-        return replace(chosen, chosen=f"the clusters synchronise every {_count(saved)}, as before this run was saved")
+        return replace(
+            chosen, chosen=f"the clusters synchronise every {_format_steps(saved)}, as before this run was saved"
+        )
     if len(captured.program.requests) > 1:
-        raise _refuse(apart, "the step requests gradients more than once, so its duration cannot be predicted")
+        raise _interval_error(apart, "the step requests gradients more than once, so its duration cannot be predicted")
     shapes, program = shapes_of_batch(layout, tensors), captured.program
     rows = next((s[0] for s, leaf in zip(shapes, program.leaves, strict=True) if leaf.batched and s), 1)
     agreed = agree_on_clusters(name, find_configured(run, participants.names), Known(rows), run)
@@ -161,7 +163,7 @@ def _choose(
     exchange = _count_exchange(captured, apart, clusters, participants, run)
     layers = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
     if layers is None:
-        raise _refuse(apart, "no op of the step reads a variable, so its duration cannot be predicted")
+        raise _interval_error(apart, "no op of the step reads a variable, so its duration cannot be predicted")
     options = Options()
     measured, _ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     _check_speeds(apart, clusters, measured)
@@ -182,7 +184,7 @@ def _count_exchange(
     if unknown is not None and not run.alone:
         where = f"links: [{{between: [{', '.join(unknown)}], rate: 60mbit, delay: 20ms}}] in the config"
         why = f"the rate of the link {'->'.join(unknown)} is not known"
-        raise _refuse(apart, why, f"{where}, or whale-nebula bench link")
+        raise _interval_error(apart, why, f"{where}, or whale-nebula bench link")
     count = count_numbers(find_weights(captured.program, captured.variables, ()))
     dims = find_dims(count)
     used = fitting(parse_way(apart.codec).codec, "float32", dims)
@@ -197,21 +199,21 @@ def _check_speeds(apart: Apart, clusters: Clusters, measured: Measured) -> None:
     for cluster in clusters.clusters:
         known = all(worker.device.flops_per_s is not None for worker in cluster.workers)
         if cluster.name not in measured and not known:
-            raise _refuse(
+            raise _interval_error(
                 apart,
                 f"the speed of cluster {cluster.name} is not known, and its steps are not measured in this process",
                 f"flops: 5T of clusters.{cluster.name} in the config, or measure: 10s",
             )
         blocks = measured.get(cluster.name)
         if blocks is not None and not known and all(math.isnan(each) for each in blocks.forward[0]):
-            raise _refuse(
+            raise _interval_error(
                 apart,
                 f"no block of the step was measured in cluster {cluster.name}",
                 f"measure: 10s in the config, or flops: 5T of clusters.{cluster.name}",
             )
 
 
-def _refuse(apart: Apart, why: str, mend: str = "") -> PlanError:
+def _interval_error(apart: Apart, why: str, mend: str = "") -> PlanError:
     others = f"{mend}; or a number: " if mend else ""
     return PlanError(
         'no interval can be chosen for sync_every="auto"',
@@ -248,15 +250,15 @@ def _explain(chosen: Apart, exchange: Exchange, cluster: str, step: float) -> st
     takes, between = exchange.seconds(exchange.numbers), chosen.every * step
     how = f"an exchange takes {duration(takes)}" + f" on {exchange.slowest}" * bool(takes)
     how += f" ({size(count_encoded_bytes(exchange.codec, exchange.numbers))})"
-    how += f", {_count(chosen.every)} of {cluster} take {duration(between)}"
-    met = f"the clusters synchronise every {_count(chosen.every)}, chosen by sync_every='auto': {how}"
+    how += f", {_format_steps(chosen.every)} of {cluster} take {duration(between)}"
+    met = f"the clusters synchronise every {_format_steps(chosen.every)}, chosen by sync_every='auto': {how}"
     if exchange.is_hidden(chosen, step):
-        return f"{met}; the limit is {MAX_SHARE:.0%} of them" + f", and a piece {_count(chosen.delay)}" * bool(
+        return f"{met}; the limit is {MAX_SHARE:.0%} of them" + f", and a piece {_format_steps(chosen.delay)}" * bool(
             chosen.delay
         )
     waits = duration(exchange.waits(chosen, step))
     return f"{met}; even the longest interval does not hide it, and clusters wait {waits}: use nb.compress"
 
 
-def _count(steps: int) -> str:
+def _format_steps(steps: int) -> str:
     return f"{steps} step{'s' * (steps != 1)}"

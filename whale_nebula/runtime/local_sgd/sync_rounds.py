@@ -40,8 +40,8 @@ class Rounds(ClusterSync):
     outer: Outer = field(kw_only=True)
     shares: Mapping[str, float] = field(kw_only=True)
     _states: dict[int, Any] = field(default_factory=dict)
-    _on_way: list[SentFragment] = field(default_factory=list)
-    _when: int = 0
+    _in_flight: list[SentFragment] = field(default_factory=list)
+    _round_number: int = 0
     _sending: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-sends"))
     _receiving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-receives"))
 
@@ -60,24 +60,29 @@ class Rounds(ClusterSync):
         """Apply fragments in flight, then send all differences, because all clusters need the shared weights now."""
         if self.is_synchronized:
             return
-        while self._on_way:
-            self._take(self._on_way[0].fragment)
+        while self._in_flight:
+            self._take(self._in_flight[0].fragment)
         for fragment in range(self.table.fragments):
             self._send(fragment)
 
     def receive_remaining(self) -> None:
         """Receive the differences, after which all clusters have bit-identical weights."""
-        for sent in self._on_way[:]:
+        for sent in self._in_flight[:]:
             self._take(sent.fragment, exactly=True)
-        self._settled_steps = self.steps
+        self._synchronized_steps = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
         """Take a snapshot of the state; the sending and receiving threads add theirs after their earlier work."""
-        plain = {"steps": self.steps, "when": self._when, "met": self.met, "told": self._settled_steps}
+        plain = {
+            "steps": self.steps,
+            "when": self._round_number,
+            "met": self.round_count,
+            "told": self._synchronized_steps,
+        }
         narrow = any(variable.dtype != tf.float32 for variable in self.flat.variables)
         shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round them
-        on_way = list(self._on_way)
-        left = self._sending.submit(lambda: self.differences.left)
+        on_way = list(self._in_flight)
+        left = self._sending.submit(lambda: self.differences.residues)
         states = self._receiving.submit(lambda: dict(self._states))
 
         def collect() -> dict[str, Any]:
@@ -88,13 +93,15 @@ class Rounds(ClusterSync):
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restore a state; fragments in flight count as arrived."""
-        self.steps, self._when, self.met, self._settled_steps = (
+        self.steps, self._round_number, self.round_count, self._synchronized_steps = (
             int(state[name]) for name in ("steps", "when", "met", "told")
         )
         self._shared = self._shared if state["shared"] is None else state["shared"]
         self.differences.resume(state["left"])
         self._states = dict(state["states"])
-        self._on_way = [SentFragment(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]]
+        self._in_flight = [
+            SentFragment(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]
+        ]
 
     def restart(self) -> None:
         """Restart with the current weights, and reset the outer optimizer."""
@@ -132,27 +139,27 @@ class Rounds(ClusterSync):
         if where[0] == where[1]:
             return
         own = self.flat.read(where)
-        gone = self._known[slice(*where)] - own
-        self._when += 1
-        sent = self._sending.submit(self._send_difference, self._when, fragment, gone)
-        shared = self._receiving.submit(self._average_differences, self._when, fragment, sent)
-        self._on_way.append(SentFragment(fragment, own, shared))
+        difference = self._known[slice(*where)] - own
+        self._round_number += 1
+        sent = self._sending.submit(self._send_difference, self._round_number, fragment, difference)
+        shared = self._receiving.submit(self._average_differences, self._round_number, fragment, sent)
+        self._in_flight.append(SentFragment(fragment, own, shared))
 
-    def _send_difference(self, when: int, fragment: int, gone: Numbers) -> Numbers:
-        data, there = self.differences.encode(fragment, gone)
-        self.ends.send_fragment(when, fragment, data, gone.nbytes)
+    def _send_difference(self, round_number: int, fragment: int, difference: Numbers) -> Numbers:
+        data, there = self.differences.encode(fragment, difference)
+        self.ends.send_fragment(round_number, fragment, data, difference.nbytes)
         return there
 
-    def _average_differences(self, when: int, fragment: int, sent: Future[Numbers]) -> Numbers:
+    def _average_differences(self, round_number: int, fragment: int, sent: Future[Numbers]) -> Numbers:
         """Receive the differences of all clusters, average them and apply the outer optimizer: the new shared weights
         of a fragment.
         """
         where = self._ranges[fragment]
         size = where[1] - where[0]
         own = sent.result()
-        came = self.ends.receive_fragments(when, fragment)
+        received = self.ends.receive_fragments(round_number, fragment)
         decoded = {}
-        for cluster, data in came.items():
+        for cluster, data in received.items():
             with name_sender(self.ends.lead_workers[cluster]):
                 decoded[cluster] = self.differences.decode(data, size)
         decoded[self.ends.cluster] = own
@@ -165,21 +172,21 @@ class Rounds(ClusterSync):
         return shared
 
     def _take(self, fragment: int, *, exactly: bool = False) -> None:
-        place = next((n for n, sent in enumerate(self._on_way) if sent.fragment == fragment), None)
+        place = next((n for n, sent in enumerate(self._in_flight) if sent.fragment == fragment), None)
         if place is None:
             return
         began = time.perf_counter()
-        sent = self._on_way[place]
+        sent = self._in_flight[place]
         shared = sent.shared.result()
-        self.waited += time.perf_counter() - began
-        del self._on_way[place]
+        self.wait_seconds += time.perf_counter() - began
+        del self._in_flight[place]
         where = self._ranges[fragment]
         self._known[slice(*where)] = shared
         if exactly or self.table.delay == 0:
             self.flat.write(where, shared)
         else:
             self.flat.add(where, shared - sent.own)
-        self.met += 1
+        self.round_count += 1
 
 
 def _complete(numbers: Numbers) -> Future[Numbers]:

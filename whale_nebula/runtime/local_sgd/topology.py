@@ -68,18 +68,20 @@ class Ends:
         """The number of these rounds in keys of tensors, instead of that of a program."""
         return PROGRAMS + self.number
 
-    def send_fragment(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
+    def send_fragment(self, round_number: int, fragment: int, data: Bytes, raw: int) -> None:
         """Send a fragment to the other clusters, without waiting. Their fragments are requested first: all send at the
         same time, and a link delays tensors that the receiver has not requested.
         """
         for first in self.others.values() if self.is_lead else ():
-            self.links[first].later(self._key(when, fragment, self._place(self.cluster), first, self.worker))
+            self.links[first].later(
+                self._key(round_number, fragment, self._find_index(self.cluster), first, self.worker)
+            )
         for cluster, first in self.others.items() if self.is_lead else ():
-            self._send(self._key(when, fragment, self._place(cluster), self.worker, first), data, raw)
+            self._send(self._key(round_number, fragment, self._find_index(cluster), self.worker, first), data, raw)
 
-    def receive_fragments(self, when: int, fragment: int) -> Mapping[str, Bytes]:
+    def receive_fragments(self, round_number: int, fragment: int) -> Mapping[str, Bytes]:
         """Receive a message from each other cluster, by name."""
-        return {cluster: self._receive_from(when, fragment, cluster) for cluster in self.others}
+        return {cluster: self._receive_from(round_number, fragment, cluster) for cluster in self.others}
 
     def send_start(self, worker: str, data: Bytes) -> None:
         """Send another worker the initial weights, before the first round."""
@@ -89,50 +91,56 @@ class Ends:
         """Receive the initial weights from another worker."""
         return np.asarray(self._receive(self._key(0, 0, 0, worker, self.worker)))
 
-    def _receive_from(self, when: int, fragment: int, cluster: str) -> Bytes:
-        place = self._place(self.cluster)
+    def _receive_from(self, round_number: int, fragment: int, cluster: str) -> Bytes:
+        place = self._find_index(self.cluster)
         if self.is_lead:
             first = self.others[cluster]
-            data = np.asarray(self._receive(self._key(when, fragment, place, first, self.worker)))
+            data = np.asarray(self._receive(self._key(round_number, fragment, place, first, self.worker)))
             for mate in self.mates:
-                self._send(self._key(when, fragment, self._place(cluster), self.worker, mate), data, data.nbytes)
+                self._send(
+                    self._key(round_number, fragment, self._find_index(cluster), self.worker, mate), data, data.nbytes
+                )
             return data
         lead = self.lead_workers[self.cluster]
-        return np.asarray(self._receive(self._key(when, fragment, self._place(cluster), lead, self.worker)))
+        return np.asarray(
+            self._receive(self._key(round_number, fragment, self._find_index(cluster), lead, self.worker))
+        )
 
     @property
     def server(self) -> str:
         """The worker of the parameter server, in asynchronous mode."""
         return next(iter(self.lead_workers.values()))
 
-    def push(self, when: int, data: Bytes, raw: int) -> None:
+    def push(self, round_number: int, data: Bytes, raw: int) -> None:
         """Send this cluster's difference to the server."""
         if self.is_lead:
-            self._send(self._key(when, 0, self._place(self.cluster), self.worker, self.server), data, raw)
+            self._send(self._key(round_number, 0, self._find_index(self.cluster), self.worker, self.server), data, raw)
 
-    def pull(self, when: int) -> Bytes:
+    def pull(self, round_number: int) -> Bytes:
         """Receive the server's answer; the cluster's first worker passes it on to the others."""
         place, first = len(self.lead_workers), self.lead_workers[self.cluster]
         source = self.server if self.is_lead else first
-        data = np.asarray(self._receive(self._key(when, 0, place, source, self.worker)))
-        self.pass_on(when, data)
+        data = np.asarray(self._receive(self._key(round_number, 0, place, source, self.worker)))
+        self.forward_answer(round_number, data)
         return data
 
-    def pass_on(self, when: int, data: Bytes) -> None:
+    def forward_answer(self, round_number: int, data: Bytes) -> None:
         """Send the server's answer to the others of this cluster."""
         for mate in self.mates if self.is_lead else ():
-            self._send(self._key(when, 0, len(self.lead_workers), self.worker, mate), data, data.nbytes)
+            self._send(self._key(round_number, 0, len(self.lead_workers), self.worker, mate), data, data.nbytes)
 
-    def receive_push(self, when: int, cluster: str, deadline: float) -> Bytes:
+    def receive_push(self, round_number: int, cluster: str, deadline: float) -> Bytes:
         """Receive a cluster's difference, on the server."""
-        key = self._key(when, 0, self._place(cluster), self.lead_workers[cluster], self.worker)
+        key = self._key(round_number, 0, self._find_index(cluster), self.lead_workers[cluster], self.worker)
         return np.asarray(self.links[key.source].receive(key, deadline))
 
-    def answer(self, when: int, cluster: str, data: Bytes, raw: int) -> None:
+    def answer(self, round_number: int, cluster: str, data: Bytes, raw: int) -> None:
         """Send a cluster the server's answer to its push."""
-        self._send(self._key(when, 0, len(self.lead_workers), self.worker, self.lead_workers[cluster]), data, raw)
+        self._send(
+            self._key(round_number, 0, len(self.lead_workers), self.worker, self.lead_workers[cluster]), data, raw
+        )
 
-    def _place(self, cluster: str) -> int:
+    def _find_index(self, cluster: str) -> int:
         return list(self.lead_workers).index(cluster)
 
     def _send(self, key: Key, data: Bytes, raw: int) -> None:
@@ -141,8 +149,8 @@ class Ends:
     def _receive(self, key: Key) -> Any:
         return self.links[key.source].receive(key, self.patience)
 
-    def _key(self, when: int, fragment: int, place: int, source: str, destination: str) -> Key:
-        return Key("round", self.program, when, place, -1, fragment, source, destination)
+    def _key(self, round_number: int, fragment: int, place: int, source: str, destination: str) -> Key:
+        return Key("round", self.program, round_number, place, -1, fragment, source, destination)
 
     def count_sent(self) -> Mapping[str, LinkTotals]:
         """The bytes sent to each other cluster so far, by link."""
@@ -193,7 +201,7 @@ def find_participants(apart: Apart, run: Run) -> Participants:
             why=f"each of {', '.join(names)} trains a copy, and every process of the run must take part",
             mend=f"nb.cluster({[*names, run.here().cluster]!r})",
         )
-    speeds = {name: _speed(run, name) for name in names}
+    speeds = {name: _sum_speeds(run, name) for name in names}
     workers = {name: tuple(worker for worker, cluster in run.workers.items() if cluster == name) for name in names}
     absent = next((name for name in names if not run.alone and not workers[name]), None)
     if absent is not None:
@@ -222,7 +230,7 @@ def _find_copies(apart: Apart, run: Run, cluster: str) -> Participants:
     return Participants(dict(zip(names, speeds, strict=True)), {name: (name,) * bool(workers) for name in names})
 
 
-def _speed(run: Run, cluster: str) -> float:
+def _sum_speeds(run: Run, cluster: str) -> float:
     """The sum of the configured speeds of a cluster's workers; 1 for each worker without one."""
     listed = run.config.clusters.get(cluster)
     if listed is not None and listed.workers:
@@ -230,7 +238,7 @@ def _speed(run: Run, cluster: str) -> float:
     return float(max(1, list(run.workers.values()).count(cluster)))
 
 
-_MORE = 64  # bytes by which a codec's payload may exceed the numbers
+_EXTRA_BYTES = 64  # bytes by which a codec's payload may exceed the numbers
 
 
 @dataclass
@@ -248,17 +256,17 @@ class Differences:
     """
 
     way: Way
-    _left: dict[int, Numbers] = field(default_factory=dict)
+    _residues: dict[int, Numbers] = field(default_factory=dict)
 
     def encode(self, fragment: int, numbers: Numbers) -> tuple[Bytes, Numbers]:
         """The bytes to send, and their decoded values."""
         if not self._codec(numbers.size) and not self.way.zstd:
             return numbers.view(np.uint8), numbers
-        wanted = numbers + self._left[fragment] if fragment in self._left else numbers
+        wanted = numbers + self._residues[fragment] if fragment in self._residues else numbers
         made = (self._codec(numbers.size) or PLAIN).compress(tf.convert_to_tensor(_rows(wanted)))
         data = write_payload(Payload(made.data), zstd=self.way.zstd)
         there = self.decode(data, numbers.size)
-        self._left[fragment] = wanted - there
+        self._residues[fragment] = wanted - there
         return data, there
 
     def decode(self, data: Bytes, size: int) -> Numbers:
@@ -266,22 +274,22 @@ class Differences:
         if not self._codec(size) and not self.way.zstd:
             return read_numbers(data, size)
         dims = find_dims(size)
-        payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE, zstd=self.way.zstd)
+        payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _EXTRA_BYTES, zstd=self.way.zstd)
         found, _ = (self._codec(size) or PLAIN).restore(payload.data, dims, "float32")
         return np.asarray(found, np.float32).reshape(-1)[:size]
 
     @property
-    def left(self) -> Mapping[int, Numbers]:
+    def residues(self) -> Mapping[int, Numbers]:
         """The compression errors so far, by fragment."""
-        return dict(self._left)
+        return dict(self._residues)
 
-    def resume(self, left: Mapping[int, Numbers]) -> None:
+    def resume(self, residues: Mapping[int, Numbers]) -> None:
         """Restore compression errors."""
-        self._left = dict(left)
+        self._residues = dict(residues)
 
     def forget(self) -> None:
         """Discard compression errors, because the weights were replaced."""
-        self._left.clear()
+        self._residues.clear()
 
     def _codec(self, size: int) -> Codec | None:
         return fitting(self.way.codec, "float32", find_dims(size))
@@ -390,7 +398,7 @@ class FlatVariables:
                 yield variable, slice(first - start, last - start), slice(first - begin, last - begin)
 
 
-_SEEDS = "seed_generator_state"
+_SEED_SUFFIX = "seed_generator_state"
 
 
 _STRIDE = 0x3779B9  # the difference of the seeds of two clusters
@@ -410,7 +418,9 @@ def find_weights(program: Program, variables: Mapping[str, Any], models: Iterabl
 
 def find_seeds(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The seeds of dropout, and the draw counters of TensorFlow's random ops."""
-    return {path: v for path, v in variables.items() if (path.endswith(_SEEDS) or STATE in path) and v.shape.rank == 1}
+    return {
+        path: v for path, v in variables.items() if (path.endswith(_SEED_SUFFIX) or STATE in path) and v.shape.rank == 1
+    }
 
 
 def offset_seeds(variables: Mapping[str, Any], place: int) -> None:
@@ -422,18 +432,18 @@ def offset_seeds(variables: Mapping[str, Any], place: int) -> None:
 
 @dataclass(repr=False)
 class ClusterSync(ABC):
-    """Synchronisation of one cluster with the others. `met` counts exchanges, and `waited` the seconds that steps
-    waited for them.
+    """Synchronisation of one cluster with the others. `round_count` counts exchanges, and `wait_seconds` the seconds
+    that steps waited for them.
     """
 
     flat: FlatVariables
     ends: Ends
     differences: Differences
     steps: int = 0
-    met: int = 0
-    waited: float = 0.0
+    round_count: int = 0
+    wait_seconds: float = 0.0
     _shared: Numbers | None = None
-    _settled_steps: int = 0
+    _synchronized_steps: int = 0
 
     def begin(self, shared: Numbers | None = None) -> None:
         """Use these weights, or the current ones, as the shared weights; afterwards the clusters train separately. Only
@@ -461,7 +471,7 @@ class ClusterSync(ABC):
     @property
     def is_synchronized(self) -> bool:
         """Whether no step has run since all clusters had the same weights."""
-        return self.steps == self._settled_steps
+        return self.steps == self._synchronized_steps
 
     @property
     def fragments(self) -> int:

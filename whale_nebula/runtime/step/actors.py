@@ -141,7 +141,7 @@ class ActorStep(Runner):
 
     def _name_line(self, here: str, there: str) -> str:
         """The line that a link between hosts uses; None within a cluster."""
-        one, other = map(self.channels.crossings.cluster, (here, there))
+        one, other = map(self.channels.crossings.find_cluster, (here, there))
         return f"{one}->{other}" if one != other else ""
 
     def _read_totals(self) -> dict[tuple[str, str], LinkTotals]:
@@ -160,7 +160,7 @@ class ActorStep(Runner):
     def _record_measurements(self, step: RunningStep) -> None:
         """Record the measurements of a step."""
         self.measured.add(step.clocks)
-        self.measured.uses(self.channels.boundaries())
+        self.measured.set_boundaries(self.channels.list_boundaries())
         self.rates.add(step.clocks.lines.spans)
         self.steps += 1
 
@@ -188,7 +188,7 @@ class ActorStep(Runner):
 
     def _is_skipped(self, step: RunningStep, phase: int) -> bool:
         """After the micro-batches of a phase: whether its update is to be rolled back."""
-        return bool(step.link_exchange.tally.left_out)
+        return bool(step.link_exchange.tally.skip_reason)
 
     # ------------------------------------------------------------------ the step
     def run_stages(self, step: RunningStep) -> list[Any]:
@@ -235,8 +235,8 @@ class ActorStep(Runner):
                     )
                 failpoint("update.after")
             results = worker.collect_results()
-        if step.link_exchange.tally.left_out:
-            step.link_exchange.undo()
+        if step.link_exchange.tally.skip_reason:
+            step.link_exchange.restore_states()
         self.channels.last = step.link_exchange.tally.reports()
         return results
 

@@ -149,7 +149,7 @@ class FunctionBuilder:
             return lowering.run(fragment.ops, dict(zip(fragment.feeds, tensors, strict=True)), fragment.fetches)
 
         concrete = self._trace(fragment, body, slots)
-        waits = None if self._shards is None else self._shards.explained
+        waits = None if self._shards is None else self._shards.explain_failures
         return Function(fragment, concrete, concrete.captured_inputs, waits, is_sharded=True, handover_slots=slots)
 
     def _find_update_order(self, fragment: Fragment) -> Mapping[int, int]:
@@ -185,7 +185,7 @@ class FunctionBuilder:
 
     def _replace_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
         """The fetched tensors, with placeholders of sums over replicas replaced by the sums."""
-        found = self.sums.add_up(fragment, marks) if self.sums is not None and marks else {}
+        found = self.sums.replace_markers(fragment, marks) if self.sums is not None and marks else {}
         return [found.get(tensor.ref(), tensor) for tensor in fetches]
 
 

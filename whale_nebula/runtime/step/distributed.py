@@ -183,7 +183,7 @@ class DistributedStep(ActorStep):
             outcome = self._run(tensors)
         except BaseException as failure:
             if self._running_step is not None and not self.torn:
-                self._running_step.link_exchange.undo()
+                self._running_step.link_exchange.restore_states()
             self._send_failure(failure)
             raise
         self._running_step = None
@@ -267,7 +267,7 @@ class DistributedStep(ActorStep):
         self.plan_notes = (f"plan version {self.version}, from step {self.steps + 1} on: {text}",)
         _LOG.info("%s: %r continues with %s", self.session.worker, self.name, self.plan_notes[0])
         self.compiled.cut = cut
-        self.measured.moves(cut)
+        self.measured.set_cut(cut)
         self.reads = rows_read(cut, self.session.worker)
         self.routing = cut.routings[self.session.worker]
         self.channels = replace(self.channels, routing=cut.routing)
@@ -322,7 +322,7 @@ class DistributedStep(ActorStep):
         cut, session = self.compiled.cut, self.session
         link_exchange = LinkExchange(
             self.channels, self.links, self.program, self.steps, session.patience, batch.slices, rows,
-            self.rates.outlook(batch.rows, self.pace), here=lambda host: False, clocks=clocks.stages,
+            self.rates.make_estimate(batch.rows, self.pace), here=lambda host: False, clocks=clocks.stages,
         )  # fmt: skip
         guard = Guard(
             self.variables, self.written_paths, alone=False, locations=self.compiled.locations, own=self.held_paths,
@@ -350,8 +350,8 @@ class DistributedStep(ActorStep):
         if not self.channels.may_skip:
             return False
         tally = step.link_exchange.tally
-        reasons = self.session.vote(self.name, self.steps, phase, tally.left_out)
-        tally.left_out = next(iter(reasons), "")  # they all report the same
+        reasons = self.session.vote(self.name, self.steps, phase, tally.skip_reason)
+        tally.skip_reason = next(iter(reasons), "")  # they all report the same
         return bool(reasons)
 
     def _handle_failure(self, step: RunningStep, failure: BaseException) -> BaseException:

@@ -268,8 +268,8 @@ class Engine:
         """Log the lines of a step about its boundaries; both sides of a boundary log them."""
         for line in lines.fresh:
             _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)
-        if lines.left_out:
-            _LOG.warning("%s: step %d of %r is skipped: %s", self.worker, self.steps, self.name, lines.left_out)
+        if lines.skip_reason:
+            _LOG.warning("%s: step %d of %r is skipped: %s", self.worker, self.steps, self.name, lines.skip_reason)
 
     @cached_property
     def _scalars(self) -> ScalarResults:
@@ -447,7 +447,7 @@ def _make_distributed(
     """Agree with the other processes, release variables that they hold, and run the local stages. If each cluster
     trains its own copy, the other processes are those of this cluster.
     """
-    session = run.ledger.session if cluster_copy is None else cluster_copy.near
+    session = run.ledger.session if cluster_copy is None else cluster_copy.cluster_session
     lines = canonical_lines(captured.program)
     session.expected.add(run.programs, cut)
     leaves = [leaf.name for leaf in captured.program.leaves]
@@ -457,7 +457,7 @@ def _make_distributed(
         clusters = {worker.name: worker.cluster for worker in cut.workers}
         refuse_unshared(ids, readers, clusters)
         states = _make_states(run, captured)
-        ends = Crossings(cut, cut.routing, clusters).ends(session.worker.__eq__)  # the channels with a local end
+        ends = Crossings(cut, cut.routing, clusters).list_ends(session.worker.__eq__)  # the channels with a local end
         new_shards = NewShards.of(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
         run.ledger.expect(captured.variables, cut.held, new_shards.shapes(session.worker))
@@ -468,7 +468,10 @@ def _make_distributed(
         later = elsewhere | {id(captured.variables[path]) for path in new_shards.stages}
         captured.begin(lambda variable: id(variable) not in later)
         run.ledger.settle(
-            captured.variables, cut.held, () if cluster_copy is None else cluster_copy.far, new_shards.layouts
+            captured.variables,
+            cut.held,
+            () if cluster_copy is None else cluster_copy.other_cluster_workers,
+            new_shards.layouts,
         )
         shards = _make_shards(cut, captured, run, session.worker, new_shards)
     except BaseException as failure:

@@ -109,7 +109,7 @@ class EmulatedStep(ActorStep):
             LinkExchange(
                 self.channels, self.links, self.program, self.steps, PATIENCE, batch.slices,
                 count_known_rows(plan.program.leaves, batch.whole, batch.rows),
-                self.rates.outlook(batch.rows, medians), clocks=clocks.stages,
+                self.rates.make_estimate(batch.rows, medians), clocks=clocks.stages,
             ),
             clocks,
             Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates),
@@ -119,7 +119,7 @@ class EmulatedStep(ActorStep):
         try:
             results = self.run_stages(step)
         except BaseException:
-            step.link_exchange.undo()
+            step.link_exchange.restore_states()
             self.steps += 1
             self._connect()
             raise
@@ -340,7 +340,7 @@ def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mappin
     found: dict[str, BoundaryReport] = {}
     for each in crossings.boundary_crossings:
         cast, spec = each.way.cast, each.spec
-        if cast is None or not crossings.links(each) or spec.shape is None or None in spec.shape[1:]:
+        if cast is None or not crossings.list_links(each) or spec.shape is None or None in spec.shape[1:]:
             continue
         for rows in counts:
             size = payload_bytes(cast, spec.dtype, spec.sized(rows))

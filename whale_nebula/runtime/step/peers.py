@@ -130,7 +130,7 @@ class WorkerPeers(Peers):
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"
             return same and run.stage in sums_of(self.compiled.cut.program) and all(self._list_turns(run).values())
-        return self.allreduce is not None and self.allreduce.takes(each)
+        return self.allreduce is not None and self.allreduce.can_sum(each)
 
     # ------------------------------------------------------------------ the values that are sent
     def _read_own(self, run: StageRun, each: ReplicaMessage) -> dict[int, Any]:

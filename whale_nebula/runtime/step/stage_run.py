@@ -90,7 +90,7 @@ class StageRun:
         sums, pieces = self.compiled.builder.sums, self.compiled.bind_stage(phase, self.stage)
         if sums is not None and pieces is not None:
             for fragment in pieces.plan.fragments:
-                sums.idle(fragment)
+                sums.sum_zeros(fragment)
 
     def _run(self, phase: PhasePlan, piece: BoundFunction, micro_batch: int) -> None:
         with self.clock.time_wait():
@@ -111,7 +111,7 @@ class StageRun:
         """
         last = self.turns and micro_batch == self.turns[-1] and piece.function.waits is None
         if self.allreduce is not None and last and piece.fragment.kind != "forward":
-            found = self.allreduce.last(self, piece, tensors, self.compiled.replica_messages[phase.index])
+            found = self.allreduce.run_last(self, piece, tensors, self.compiled.replica_messages[phase.index])
             if found is not None:
                 return found
         return dict(zip(piece.fetches, piece.function(tensors), strict=True))

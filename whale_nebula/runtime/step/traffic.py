@@ -44,10 +44,10 @@ def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
         spec, boundary = each.spec, each.boundary
         if not _is_sized(spec):
             continue
-        raw, codec, forward = spec.nbytes(unknown=rows), NONE, None if not each.back else NONE
+        raw, codec, forward = spec.nbytes(unknown=rows), NONE, None if not each.is_gradient else NONE
         if boundary is not None:
-            codec = boundary.backward_codec if each.back else boundary.codec
-            forward = boundary.codec if each.back else None
+            codec = boundary.backward_codec if each.is_gradient else boundary.codec
+            forward = boundary.codec if each.is_gradient else None
         payload = payload_bytes(codec, spec.dtype, spec.sized(rows), forward)
         coded = spec.floating and not spec.scalar and not spec.dtype.startswith("complex")
         numbers = raw // Spec(spec.dtype, ()).nbytes() if coded else 0

@@ -89,7 +89,7 @@ def test_auto_parallel_explains_itself_and_the_interval() -> None:
 def find(rate: float | None, *, codec: str = "none", step: float = 0.05, **options: Any) -> Apart:
     line = {("gpu", "npu"): LinkRate(rate, 0.02), ("npu", "gpu"): LinkRate(rate)}
     mode = "async" if options.get("staleness") else "sync"
-    exchange = Exchange(1_000_000, codec, line, coding=1e-9 * (codec != "none"), answered=mode == "async")
+    exchange = Exchange(1_000_000, codec, line, coding=1e-9 * (codec != "none"), is_answered=mode == "async")
     apart = Apart(OPEN, codec=codec, mode=mode, **{"delay": OPEN, **options})
     found = find_interval(apart, exchange, step)
     between, smaller = found.every * step, find_interval(apart, exchange, 2 * step)

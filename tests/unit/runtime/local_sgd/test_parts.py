@@ -215,9 +215,9 @@ class TestRounds:
         clusters.settle()
         clusters.step(draw_moves(0, clusters.start.size))
         clusters.settle()
-        met = [each.met for each in clusters.rounds]
+        round_count = [each.round_count for each in clusters.rounds]
         clusters.settle()
-        assert [each.met for each in clusters.rounds] == met
+        assert [each.round_count for each in clusters.rounds] == round_count
 
     def test_restart_continues_from_the_replaced_weights(self, open_groups: list[ClusterGroup]) -> None:
         clusters = make_clusters(open_groups, Timetable(1, 1, 0), Nesterov(), "int4")
@@ -290,11 +290,11 @@ class TestServer:
             def __enter__(self) -> None: ...
             def __exit__(self, *error: object) -> None: ...
             def notify_all(self) -> None: ...
-            def wait_for(self, met: Callable[[], bool], seconds: float) -> bool:
+            def wait_for(self, round_count: Callable[[], bool], seconds: float) -> bool:
                 waits.append(dict(server._rounds))
                 cluster = "b" if len(waits) % 2 else "c"
                 server._rounds[cluster] = float("inf") if len(waits) > 4 else len(waits)
-                return met()
+                return round_count()
 
         server._changed = cast(threading.Condition, Steps())
         server.take("a", 1, push, last=True)
@@ -309,7 +309,7 @@ def test_departures_are_those_that_all_workers_know(monkeypatch: pytest.MonkeyPa
     asked["npu/0"].receive()
     asked["npu/0"].announce(1, 12, "SIGTERM npu=0")
     for each in asked.values():
-        assert each.after(1, 8) and not each.after(1, 7)
+        assert each.is_last_step(1, 8) and not each.is_last_step(1, 7)
         departure = Departure()
         monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.departure", departure)
         each.leave(1)
