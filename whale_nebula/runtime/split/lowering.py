@@ -406,7 +406,7 @@ def _arg_extreme(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayou
     ]
 
 
-def _in_top_k(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
+def _is_in_top_k(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
     """Whether fewer than k scores of a row are above that of its target, and all are finite."""
     scores, targets, counts = inputs
     marks = [mark > 0 for mark in _mark_labels(run, op.inputs[0], targets, scores, layouts[0])]
@@ -494,8 +494,8 @@ _COLLECTIVE_OPS: Mapping[str, Callable[[StageLowering, Op, Inputs, InputLayouts]
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
     "ArgMax": _arg_extreme,
     "ArgMin": _arg_extreme,
-    "InTopK": _in_top_k,
-    "InTopKV2": _in_top_k,
+    "InTopK": _is_in_top_k,
+    "InTopKV2": _is_in_top_k,
     "TopKV2": _top_k,
     "Max": _extreme,
     "Min": _extreme,
