@@ -55,7 +55,7 @@ def test_stage_clock_records_computing_waiting_and_activity() -> None:
     assert (span.lane, span.what, span.micro_batch, span.phase) == ("gpu", "forward 2", 2, 1)
     found = clock.report()
     assert found.compute_seconds == pytest.approx(span.end - span.start)
-    assert (found.cluster, found.in_flight, found.wait_seconds) == ("c0", 1, clock.waiting)
+    assert (found.cluster, found.in_flight, found.wait_seconds) == ("c0", 1, clock.wait_seconds)
 
 
 def test_codec_time_is_neither_computing_nor_waiting() -> None:

@@ -113,10 +113,10 @@ class TestInOneProcess:
     def test_key_collision_of_two_sums_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("whale_nebula.tf.collectives.hash_key", lambda text: 1)
         group = Collectives(0, ("127.0.0.1:1",) * 2, 1.0).group([0, 1], "all")
-        group._key("one")
-        group._key("one")
+        group._make_key("one")
+        group._make_key("one")
         with pytest.raises(StateError, match="the same key"):
-            group._key("other")
+            group._make_key("other")
 
 
 class TestPieces:
