@@ -430,8 +430,8 @@ def changes(before: Cut, after: Cut) -> Iterator[str]:
     for number, stage in enumerate(before.program.stages):
         was, now = (take_counts(_find_order(cut, number), stage.replicas, count) for cut in (before, after))
         if was != now:
-            ratios = f"{_format_ratio(now)} micro-batches instead of {_format_ratio(was)}"
-            yield f"the replicas of {stage.key} now take {ratios}"
+            new, old = map(_format_ratio, (now, was))
+            yield f"the replicas of {stage.key} now take {new} micro-batches instead of {old}"
 
 
 def _find_order(cut: Cut, stage: int) -> Order:
