@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from benchmarks.replica.turns import blocks, serve
+from benchmarks.replica.step_server import blocks, serve
 from whale_nebula.models import SwitchFeedForward
 from whale_nebula.runtime.split.shards import CollectiveGroup
 from whale_nebula.tf import collectives as tf_collectives

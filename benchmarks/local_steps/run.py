@@ -28,7 +28,7 @@ LOST, NEAR = 0.05, 1.0
 DEADLINE = 3600
 
 
-def timed(folder: Path) -> dict[str, Any]:
+def run_timed(folder: Path) -> dict[str, Any]:
     """One run in which the line is slow and free alternately; seconds of both sites, by period."""
     follow = folder / "line"
     lines = [" ".join(each) for each in (LINE, FREE)]
@@ -41,7 +41,7 @@ def timed(folder: Path) -> dict[str, Any]:
     return {"slow": slow, "free": free, "waited": [each["waited"] for each in told], "met": met, "bytes": size}
 
 
-def apart(seed: int, outer: str, folder: Path) -> float:
+def train_apart(seed: int, outer: str, folder: Path) -> float:
     """The held-out loss of two sites with local SGD."""
     words = ["--every", str(EVERY), "--steps", str(LEARNED), "--seed", str(seed), "--outer", outer, "--loss"]
     told, _ = run(FREE, [str(HERE / "site.py"), *words], folder)
@@ -51,7 +51,7 @@ def apart(seed: int, outer: str, folder: Path) -> float:
     return loss
 
 
-def together(seed: int) -> float:
+def train_together(seed: int) -> float:
     """The held-out loss of synchronous training."""
     command = [sys.executable, str(HERE / "learn.py"), "--seed", str(seed), "--steps", str(LEARNED)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -66,19 +66,19 @@ def together(seed: int) -> float:
 OUTERS = ("average",)
 
 
-def whole() -> int:
+def run_all() -> int:
     """Run the complete benchmark."""
     with tempfile.TemporaryDirectory() as folder:
-        seconds = [timed(Path(folder)) for _ in range(RUNS)]
-        losses = {outer: [apart(seed, outer, Path(folder)) for seed in SEEDS] for outer in OUTERS}
-    losses["together"] = [together(seed) for seed in SEEDS]
-    rows = [*_rows_of_time(seconds), *_rows_of_loss(losses)]
+        seconds = [run_timed(Path(folder)) for _ in range(RUNS)]
+        losses = {outer: [train_apart(seed, outer, Path(folder)) for seed in SEEDS] for outer in OUTERS}
+    losses["together"] = [train_together(seed) for seed in SEEDS]
+    rows = [*_list_time_rows(seconds), *_list_loss_rows(losses)]
     result = {"machine": machine(), "line": LINE, "every": EVERY, "seconds": seconds, "losses": losses}
     write(__file__, result, [("what", "measured", "beside", "at most", ""), *rows])
     return int(any(row[-1] == "missed" for row in rows))
 
 
-def _rows_of_time(runs: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+def _list_time_rows(runs: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     slow, free = (sum(sum(each[kind]) for each in runs) for kind in ("slow", "free"))
     pairs = [f / s for each in runs for s, f in zip(each["slow"], each["free"], strict=True)]
     waited = sum(sum(each["waited"]) for each in runs) / (slow + free)
@@ -91,7 +91,7 @@ def _rows_of_time(runs: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     ]  # fmt: skip
 
 
-def _rows_of_loss(losses: dict[str, list[float]]) -> list[tuple[object, ...]]:
+def _list_loss_rows(losses: dict[str, list[float]]) -> list[tuple[object, ...]]:
     noise = max(losses["together"]) - min(losses["together"])
     rows: list[tuple[object, ...]] = []
     for way in OUTERS:
@@ -106,7 +106,7 @@ def _rows_of_loss(losses: dict[str, list[float]]) -> list[tuple[object, ...]]:
 def main() -> int:
     """Measure, print and write."""
     if not parser(__doc__).parse_args().quick:
-        return whole()
+        return run_all()
     with tempfile.TemporaryDirectory() as folder:
         words = ["--every", "20", "--steps", "60", "--loss"]
         print(*run(LINE, [str(HERE / "site.py"), *words], Path(folder))[0], sep="\n")

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 ROWS, INPUTS, WIDTH, OUTPUTS = 64, 64, 2048, 16
-HELD, NOISE = 2048, 0.5
+HELD_OUT_ROWS, NOISE = 2048, 0.5
 
 
 class Teacher:
@@ -25,14 +25,14 @@ class Teacher:
         self._out = fixed.normal(size=(16, OUTPUTS)).astype("float32") / 4.0
         self._rng = np.random.default_rng(seed)
 
-    def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw_rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows with their targets."""
         x = self._rng.normal(size=(count, INPUTS)).astype("float32")
         noise = NOISE * self._rng.normal(size=(count, OUTPUTS)).astype("float32")
         return x, np.tanh(2.0 * x @ self._in) @ self._out + noise
 
 
-def model(seed: int, rate: float) -> keras.Model:
+def make_model(seed: int, rate: float) -> keras.Model:
     """Seven dense layers."""
     keras.utils.set_random_seed(seed)
     layers: list[Any] = [keras.Input((INPUTS,))]
@@ -42,11 +42,13 @@ def model(seed: int, rate: float) -> keras.Model:
     return made
 
 
-def batches(seed: int, steps: int) -> tf.data.Dataset:
+def make_batches(seed: int, steps: int) -> tf.data.Dataset:
     """The same rows in every process."""
     teacher = Teacher(seed)
     forms = tf.TensorSpec((ROWS, INPUTS)), tf.TensorSpec((ROWS, OUTPUTS))
-    return tf.data.Dataset.from_generator(lambda: (teacher.rows(ROWS) for _ in range(steps)), output_signature=forms)
+    return tf.data.Dataset.from_generator(
+        lambda: (teacher.draw_rows(ROWS) for _ in range(steps)), output_signature=forms
+    )
 
 
 class Clock(keras.callbacks.Callback):
@@ -64,22 +66,22 @@ class Clock(keras.callbacks.Callback):
         """Record the end of a step."""
         self.ends.append(time.perf_counter())
         if len(self.ends) % self._steps == 0:
-            self._change(self._lines[_turn(len(self.ends) // self._steps - 1)])
+            self._change(self._lines[_find_line_index(len(self.ends) // self._steps - 1)])
 
     def blocks(self) -> tuple[list[float], list[float]]:
         """Seconds of each block over the first and over the second line."""
         marks = self.ends[self._steps - 1 :: self._steps]
         found: tuple[list[float], list[float]] = [], []
         for number, (begin, end) in enumerate(itertools.pairwise(marks)):
-            found[_turn(number)].append(end - begin)
+            found[_find_line_index(number)].append(end - begin)
         return found
 
 
-def _turn(block: int) -> int:
+def _find_line_index(block: int) -> int:
     return (0, 1, 1, 0)[block % 4]
 
 
-def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def add_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the options of both kinds of runs."""
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=600)

@@ -18,7 +18,7 @@ LENGTH, VOCABULARY, MASK, READ_EVERY = 64, 2000, 1, 10
 LINES = {"free": ("100gbit", "0ms"), "slow": ("120mbit", "20ms")}
 
 
-def networks(width: int) -> tuple[keras.Model, keras.Model]:
+def make_networks(width: int) -> tuple[keras.Model, keras.Model]:
     """A generator that predicts tokens, and a discriminator that detects replaced ones."""
     sizes = Sizes(VOCABULARY, LENGTH, width, 8, 4)
     generator = transformer(sizes)
@@ -39,7 +39,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     keras.utils.set_random_seed(1)
-    generator, discriminator = networks(a.width)
+    generator, discriminator = make_networks(a.width)
     of_generator, of_discriminator = keras.optimizers.Adam(1e-4), keras.optimizers.Adam(1e-4)
     of_generator.build(generator.trainable_variables)
     of_discriminator.build(discriminator.trainable_variables)
@@ -68,7 +68,7 @@ def main() -> None:
     turns = [list(LINES)[:: 1 if number % 2 else -1] for number in range(a.pairs)]
     losses: dict[str, float] = {}
     for line in ["free", *(line for turn in turns for line in turn)]:
-        change(a.line, line)
+        write_line(a.line, line)
         began = time.perf_counter()
         for _ in range(READ_EVERY):
             found = step(tokens, draw.random((a.rows, LENGTH)) < 0.15)
@@ -79,7 +79,7 @@ def main() -> None:
     print(json.dumps({"site": nb.here().cluster, "seconds": seconds, "losses": losses, "links": links}), flush=True)
 
 
-def change(path: Path, line: str) -> None:
+def write_line(path: Path, line: str) -> None:
     """Switch the line between two steps: the generator's site requests it, and waits until it is done."""
     if nb.here().cluster == "gpu":
         path.write_text(" ".join(LINES[line]))

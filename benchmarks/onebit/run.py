@@ -37,34 +37,34 @@ STEPS, FREEZE, TIMED, SEEDS = 240, 48, 6, (1, 2, 3)
 NEVER = 10**6
 
 
-def lamb(freeze: int) -> Any:
+def make_lamb(freeze: int) -> Any:
     """LAMB with one-bit exchange from step `freeze` on."""
     return OneBitLamb(keras.optimizers.schedules.CosineDecay(1e-2, STEPS, 0.1), freeze)
 
 
-def adam(freeze: int) -> Any:
+def make_adam(freeze: int) -> Any:
     """Adam with one-bit exchange from step `freeze` on."""
     return OneBitAdam(keras.optimizers.schedules.CosineDecay(1e-3, STEPS, 0.1), freeze)
 
 
-def plain(_: int) -> Any:
+def make_adam_for_weights(_: int) -> Any:
     """Keras's Adam, for clusters that exchange weights."""
     return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, STEPS, 0.1))
 
 
-WAYS: Mapping[str, tuple[Any, bool, Mapping[str, Any], Mapping[str, Any]]] = {
-    "LAMB, float32": (lamb, False, {"exchange": "1bit"}, {}),
-    "1-bit LAMB": (lamb, True, {"exchange": "1bit"}, {}),
-    "Adam, float32": (adam, False, {"exchange": "1bit"}, {}),
-    "1-bit Adam": (adam, True, {"exchange": "1bit"}, {}),
-    "Adam, weights each 4 steps, int4": (plain, False, {"sync_every": 4}, {"int4": True}),
+VARIANTS: Mapping[str, tuple[Any, bool, Mapping[str, Any], Mapping[str, Any]]] = {
+    "LAMB, float32": (make_lamb, False, {"exchange": "1bit"}, {}),
+    "1-bit LAMB": (make_lamb, True, {"exchange": "1bit"}, {}),
+    "Adam, float32": (make_adam, False, {"exchange": "1bit"}, {}),
+    "1-bit Adam": (make_adam, True, {"exchange": "1bit"}, {}),
+    "Adam, weights each 4 steps, int4": (make_adam_for_weights, False, {"sync_every": 4}, {"int4": True}),
 }
 """The optimizer, whether it freezes, and what is said of the replica and of the codec."""
 
 
-def train(way: str, seed: int, steps: int, freeze: int, line: str | None) -> dict[str, Any]:
+def train(variant: str, seed: int, steps: int, freeze: int, line: str | None) -> dict[str, Any]:
     """The seconds and bytes of each step, and the held-out loss."""
-    make, freezes, replica, codec = WAYS[way]
+    make, freezes, replica, codec = VARIANTS[variant]
     nb.shutdown()
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
@@ -89,18 +89,20 @@ def train(way: str, seed: int, steps: int, freeze: int, line: str | None) -> dic
 
 def measure(steps: int, freeze: int, seeds: tuple[int, ...], found: list[dict[str, Any]], keep: bool) -> None:
     """Measure the missing rows; each is saved at once."""
-    wanted = [("timed", way, 0) for way in WAYS] + [("learned", way, seed) for seed in seeds for way in WAYS]
+    wanted = [("timed", variant, 0) for variant in VARIANTS] + [
+        ("learned", variant, seed) for seed in seeds for variant in VARIANTS
+    ]
     have = {(row["kind"], row["way"], row["seed"]) for row in found}
-    for kind, way, seed in wanted:
-        if (kind, way, seed) in have:
+    for kind, variant, seed in wanted:
+        if (kind, variant, seed) in have:
             continue
         if kind == "timed":  # without the traced steps; some before and some after the end of the warm-up
-            row = train(way, 1, 4 + 2 * TIMED, 4 + TIMED // 2, LINE)
+            row = train(variant, 1, 4 + 2 * TIMED, 4 + TIMED // 2, LINE)
         else:
-            row = train(way, seed, steps, freeze, None)
+            row = train(variant, seed, steps, freeze, None)
             row["steps"] = [[0.0, sent] for _, sent in row["steps"]]
-        found.append({"kind": kind, "way": way, "seed": seed, **row})
-        print(f"{kind} {way} seed {seed}: loss {row['loss']:.3f}", flush=True)
+        found.append({"kind": kind, "way": variant, "seed": seed, **row})
+        print(f"{kind} {variant} seed {seed}: loss {row['loss']:.3f}", flush=True)
         if keep:
             with ROWS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(found[-1]) + "\n")
@@ -118,27 +120,27 @@ def describe(found: list[dict[str, Any]]) -> list[list[Any]]:
     ]
     rows: list[list[Any]] = [[*head, "loss, held back", "bars"]]
     base: dict[str, dict[str, Any]] = {}
-    for way in WAYS:
-        learned = [row for row in found if (row["kind"], row["way"]) == ("learned", way)]
-        (timed,) = [row for row in found if (row["kind"], row["way"]) == ("timed", way)]
+    for variant in VARIANTS:
+        learned = [row for row in found if (row["kind"], row["way"]) == ("learned", variant)]
+        (timed,) = [row for row in found if (row["kind"], row["way"]) == ("timed", variant)]
         after = statistics.median(each[0] for each in timed["steps"][-TIMED // 2 * 2 :][-TIMED:])
-        if "each 4" in way:
+        if "each 4" in variant:
             after = statistics.mean(each[0] for each in timed["steps"][-2 * (TIMED // 3) * 2 :][-8:])
         sent = [sum(each[1] for each in row["steps"]) for row in learned]
         last = statistics.mean(each[1] for each in learned[0]["steps"][-4:])
-        kind = "LAMB" if "LAMB" in way else "Adam"
+        kind = "LAMB" if "LAMB" in variant else "Adam"
         own = {"after": after, "sent": sent[0], "last": last}
         base.setdefault(kind, own)
         first = base[kind]
-        warm = FREEZE / STEPS if WAYS[way][1] else 0.0
+        warm = FREEZE / STEPS if VARIANTS[variant][1] else 0.0
         whole = warm + (1 - warm) * after / first["after"]
         losses = [row["loss"] for row in learned]
         spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
         bars = ""
-        if WAYS[way][1]:
+        if VARIANTS[variant][1]:
             bars = f"bytes 1/24: {verdict(last / first['last'], 1 / 24)}; time 1/8: {verdict(whole, 1 / 8)}"
         rows.append([
-            way, f"1/{first['last'] / last:.1f}", f"{sent[0] / first['sent']:.3f}", f"{after:.3f} s",
+            variant, f"1/{first['last'] / last:.1f}", f"{sent[0] / first['sent']:.3f}", f"{after:.3f} s",
             f"{after / first['after']:.3f}", f"{whole:.3f}", f"{statistics.mean(losses):.3f} ± {spread:.3f}", bars,
         ])  # fmt: skip
     return rows

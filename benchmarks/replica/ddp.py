@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 import torch
+from step_server import LAYERS, ROWS, WIDTH, serve
 from torch import nn
-from turns import LAYERS, ROWS, WIDTH, serve
 
 port, index, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-from turns import LAYERS, ROWS, WIDTH, serve
+from step_server import LAYERS, ROWS, WIDTH, serve
 
 port, index = int(sys.argv[1]), int(sys.argv[2])
 tf.config.threading.set_intra_op_parallelism_threads(1)

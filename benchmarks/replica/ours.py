@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from turns import LAYERS, ROWS, WIDTH, blocks, serve
+from step_server import LAYERS, ROWS, WIDTH, blocks, serve
 
 import whale_nebula as nb
 
@@ -20,7 +20,7 @@ tf.config.threading.set_intra_op_parallelism_threads(1)
 RATE = 1e-3
 
 
-def loop(port: int, name: str, x: Any, y: Any) -> None:
+def serve_loop(port: int, name: str, x: Any, y: Any) -> None:
     weights = [tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), [n, 0]) / WIDTH**0.5) for n in range(LAYERS)]
 
     @nb.function
@@ -38,7 +38,7 @@ def loop(port: int, name: str, x: Any, y: Any) -> None:
     serve(port, name, lambda: float(step(x, y)))
 
 
-def fit(port: int, name: str, x: Any, y: Any) -> None:
+def serve_fit(port: int, name: str, x: Any, y: Any) -> None:
     inputs = tensor = keras.Input((WIDTH,))
     with nb.cluster(), nb.replica(2):
         for _ in range(LAYERS):
@@ -46,13 +46,13 @@ def fit(port: int, name: str, x: Any, y: Any) -> None:
     model = keras.Model(inputs, tensor)
     model.compile(keras.optimizers.SGD(RATE), "mse")
     dataset = tf.data.Dataset.from_tensors((x, y)).cache().repeat()
-    for count, say in blocks(port, name):
-        times = _Times()
+    for count, send in blocks(port, name):
+        times = _StepTimes()
         model.fit(dataset, steps_per_epoch=count + 1, epochs=1, verbose=0, callbacks=[times])
-        say(list(np.diff(times.ends)))
+        send(list(np.diff(times.ends)))
 
 
-class _Times(keras.callbacks.Callback):
+class _StepTimes(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.ends: list[float] = []
@@ -66,7 +66,7 @@ def main() -> None:
     nb.init()
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal((2 * ROWS, WIDTH)).astype("float32") for _ in range(2))
-    {"loop": loop, "fit": fit}[kind](port, f"{kind} {nb.here().worker}", x, y)
+    {"loop": serve_loop, "fit": serve_fit}[kind](port, f"{kind} {nb.here().worker}", x, y)
 
 
 main()

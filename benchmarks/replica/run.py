@@ -31,7 +31,7 @@ TORCH = ROOT / "build" / "torch" / "bin" / "python"
 CONTENDERS = ("loop", "fit", "mwms", "ddp")
 BARS = {("loop", "mwms"): 1.05, ("loop", "ddp"): 1.05, ("fit", "loop"): 1.10}
 """A contender's median step as a multiple of another's, at most."""
-SAID = {
+READY_MESSAGE = {
     "loop": "`nb.replica()`, own loop",
     "fit": "`nb.replica()`, Keras `fit`",
     "mwms": "MultiWorkerMirroredStrategy, own loop",
@@ -40,13 +40,13 @@ SAID = {
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"}
 
 
-class Team:
+class Contender:
     """The processes of one contender, each behind a socket."""
 
     def __init__(self, lines: list[Any]) -> None:
         self.lines = lines
 
-    def block(self, steps: int) -> list[float]:
+    def run_block(self, steps: int) -> list[float]:
         """Run `steps` steps; the slower process counts."""
         for line in self.lines:
             line.write(f"{steps}\n")
@@ -56,27 +56,27 @@ class Team:
 
 
 @contextlib.contextmanager
-def started(name: str) -> Iterator[Team]:
+def start_contender(name: str) -> Iterator[Contender]:
     """Start a contender's two processes and wait until they are ready."""
-    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as door:
-        door.settimeout(180)
-        port = door.getsockname()[1]
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as address_or_port:
+        address_or_port.settimeout(180)
+        port = address_or_port.getsockname()[1]
         if name in ("loop", "fit"):
             script = ["-m", "whale_nebula.launch.child", str(HERE / "ours.py"), name, str(port)]
             env = {**QUIET, "PYTHONPATH": f"{HERE}:{ROOT}"}
             stack.enter_context(spawn(script, {"a/0": "a", "a/1": "a"}, seed=1, env=env))
         else:
-            for command, more in _commands(name, port):
+            for command, more in _list_commands(name, port):
                 process = subprocess.Popen(command, env={**os.environ, **QUIET, **more}, cwd=HERE)
                 stack.callback(process.wait, 30)
                 stack.callback(process.terminate)
-        lines = [stack.enter_context(stack.enter_context(door.accept()[0]).makefile("rw")) for _ in range(2)]
+        lines = [stack.enter_context(stack.enter_context(address_or_port.accept()[0]).makefile("rw")) for _ in range(2)]
         for line in lines:
             line.readline()
-        yield Team(lines)
+        yield Contender(lines)
 
 
-def _commands(name: str, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
+def _list_commands(name: str, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
     """The command of each process, with its environment."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     for index in range(2):
@@ -91,23 +91,23 @@ def measure(names: list[str], steps: int, rounds: int) -> dict[str, list[float]]
     """The seconds of every step, by contender."""
     found: dict[str, list[float]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
-        teams = {name: stack.enter_context(started(name)) for name in names}
+        teams = {name: stack.enter_context(start_contender(name)) for name in names}
         for team in teams.values():
-            team.block(10)
+            team.run_block(10)
         for _ in range(rounds):
             for name in (*names, *reversed(names)):
-                found[name] += teams[name].block(steps)
+                found[name] += teams[name].run_block(steps)
             print({name: round(1e3 * median(each), 2) for name, each in found.items()}, flush=True)
     return found
 
 
-def rows(ms: dict[str, float]) -> list[list[object]]:
+def make_rows(ms: dict[str, float]) -> list[list[object]]:
     """A line for each bar, head first."""
     found: list[list[object]] = [["what", "a step, ms", "beside", "a step, ms", "ratio", "at most", ""]]
     for (name, other), bar in BARS.items():
         if name in ms and other in ms:
             ratio = ms[name] / ms[other]
-            both = SAID[name], ms[name], SAID[other], ms[other]
+            both = READY_MESSAGE[name], ms[name], READY_MESSAGE[other], ms[other]
             found.append([*both, f"{ratio:.2f}", bar, common.verdict(ratio, bar)])
     return found
 
@@ -122,10 +122,10 @@ def main() -> None:
     found = measure(names, steps, rounds)
     ms = {name: round(1e3 * median(each), 2) for name, each in found.items()}
     result = {"machine": machine, "steps": {name: len(each) for name, each in found.items()}, "ms": ms}
-    for row in rows(ms):
+    for row in make_rows(ms):
         print(*row, sep=" | ")
     if not asked.quick and not asked.only:
-        common.write(__file__, result, rows(ms))
+        common.write(__file__, result, make_rows(ms))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ CASE = json.loads(sys.argv[1])
 ROWS, WIDTH, RATE = CASE["rows"], 8, 0.01
 
 
-def slept(rows: Any, seconds: float) -> Any:
+def sleep_for_rows(rows: Any, seconds: float) -> Any:
     """The rows, after the seconds that they take on the calling worker."""
 
     def rest(given: np.ndarray) -> np.ndarray:
@@ -34,58 +34,58 @@ def slept(rows: Any, seconds: float) -> Any:
     return found
 
 
-def pipeline() -> Any:
+def make_pipeline() -> Any:
     """The micro-batches of the case; Python functions may couple rows, which must be allowed."""
     return nb.pipeline(CASE["micro_batch"], coupled="allow")
 
 
 @contextlib.contextmanager
-def copied() -> Iterator[None]:
+def open_replicas() -> Iterator[None]:
     """The stage in several replicas."""
-    with nb.replica(CASE["replicas"]), pipeline(), nb.stage(cluster="npu"):
+    with nb.replica(CASE["replicas"]), make_pipeline(), nb.stage(cluster="npu"):
         yield
 
 
-def alone() -> Any:
+def make_replicated_step() -> Any:
     """One stage in several replicas."""
     weight = tf.Variable(tf.ones((WIDTH, WIDTH)))
 
     @nb.function
     def step(x: Any) -> Any:
-        with tf.GradientTape() as tape, nb.cluster(), copied():
-            loss = tf.reduce_mean((slept(x, CASE["seconds"]) @ weight) ** 2)
+        with tf.GradientTape() as tape, nb.cluster(), open_replicas():
+            loss = tf.reduce_mean((sleep_for_rows(x, CASE["seconds"]) @ weight) ** 2)
         weight.assign_sub(RATE * tape.gradient(loss, weight))
         return loss
 
     return step
 
 
-def apart() -> Any:
+def make_local_sgd_step() -> Any:
     """A copy in each cluster, with local SGD."""
     weight = tf.Variable(tf.ones((WIDTH, WIDTH)))
 
     @nb.function
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape, nb.cluster(), nb.replica(sync_every=CASE["apart"]):
-            loss = tf.reduce_mean((slept(x, CASE["seconds"]) @ weight) ** 2)
+            loss = tf.reduce_mean((sleep_for_rows(x, CASE["seconds"]) @ weight) ** 2)
         weight.assign_sub(RATE * tape.gradient(loss, weight))
         return loss
 
     return step
 
 
-def fed() -> Any:
+def make_generator_step() -> Any:
     """A generator that trains alone and feeds the replicas of a discriminator; no gradient returns."""
     makes, judges = tf.Variable(tf.ones((WIDTH, WIDTH))), tf.Variable(tf.ones((WIDTH, WIDTH)))
 
     @nb.function
     def step(x: Any) -> Any:
         with tf.GradientTape() as first, tf.GradientTape() as second, nb.cluster():
-            with nb.replica(1), pipeline(), nb.stage(cluster="gpu"):
-                made = slept(x, CASE["generator"]) @ makes
+            with nb.replica(1), make_pipeline(), nb.stage(cluster="gpu"):
+                made = sleep_for_rows(x, CASE["generator"]) @ makes
                 own = tf.reduce_mean(made**2)
-            with copied():
-                found = tf.reduce_mean((slept(tf.stop_gradient(made), CASE["seconds"]) @ judges) ** 2)
+            with open_replicas():
+                found = tf.reduce_mean((sleep_for_rows(tf.stop_gradient(made), CASE["seconds"]) @ judges) ** 2)
         makes.assign_sub(RATE * first.gradient(own, makes))
         judges.assign_sub(RATE * second.gradient(found, judges))
         return own + found
@@ -96,7 +96,13 @@ def fed() -> Any:
 def main() -> None:
     """Run the steps; the first ones warm up, and measure workers' speeds if the config has none."""
     nb.init()
-    step = fed() if "generator" in CASE else apart() if CASE["apart"] else alone()
+    step = (
+        make_generator_step()
+        if "generator" in CASE
+        else make_local_sgd_step()
+        if CASE["apart"]
+        else make_replicated_step()
+    )
     x = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype("float32")
     seconds, busy = [], []
     for _ in range(CASE["warm"] + CASE["steps"]):

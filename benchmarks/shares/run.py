@@ -44,7 +44,7 @@ class Case:
     rows: int
     seconds: float
     micro_batch: int = 1
-    told: bool = True
+    is_configured: bool = True
     generator: float | None = None
     warm: int = 7
     steps: int = 10
@@ -58,9 +58,9 @@ class Case:
 
 
 CASES = (
-    Case("1 : 2, in turn, 2 micro-batches", (1, 2), 48, 0.1, micro_batch=2, told=False, bars=False),
+    Case("1 : 2, in turn, 2 micro-batches", (1, 2), 48, 0.1, micro_batch=2, is_configured=False, bars=False),
     Case("1 : 2, the config says so", (1, 2), 48, 0.1),
-    Case("1 : 2, seen, 6 micro-batches", (1, 2), 48, 0.1, micro_batch=6, told=False),
+    Case("1 : 2, seen, 6 micro-batches", (1, 2), 48, 0.1, micro_batch=6, is_configured=False),
     Case("a cluster of speed 1 and one of 2, which meet every 4 steps", (1, 2), 48, 0.1, apart=4),
     Case("1 generator to 8", (1,) * 8, 200, 0.8, micro_batch=200, generator=0.1, warm=2, steps=4),
     Case("1 generator to 8, half of these at half speed", (1,) * 4 + (0.5,) * 4, 200, 0.6, micro_batch=200,
@@ -68,10 +68,10 @@ CASES = (
 )  # fmt: skip
 
 
-def config(case: Case, path: Path) -> dict[str, float]:
+def write_config(case: Case, path: Path) -> dict[str, float]:
     """Write clusters.yaml; returns the speeds by worker."""
     workers = [{"address": f"127.0.0.1:{free_port()}"} for _ in case.speeds]
-    if case.told:
+    if case.is_configured:
         workers = [{**each, "speed": speed} for each, speed in zip(workers, case.speeds, strict=True)]
     if case.apart:
         named = {f"c{number}": {"workers": [each]} for number, each in enumerate(workers)}
@@ -84,12 +84,12 @@ def config(case: Case, path: Path) -> dict[str, float]:
     return {f"npu/{number}": float(speed) for number, speed in enumerate(case.speeds)}
 
 
-def measured(case: Case) -> list[dict[str, Any]]:
+def run_case(case: Case) -> list[dict[str, Any]]:
     """Run a case; returns the output of each worker."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clusters.yaml"
         about = {name: getattr(case, name) for name in ("rows", "seconds", "micro_batch", "warm", "steps", "apart")}
-        about |= {"replicas": len(case.speeds), "speeds": config(case, path)}
+        about |= {"replicas": len(case.speeds), "speeds": write_config(case, path)}
         about |= {} if case.generator is None else {"generator": case.generator}
         command = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--all", "--config", str(path)]
         ended = subprocess.run(
@@ -101,7 +101,7 @@ def measured(case: Case) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"site"')]
 
 
-def row(case: Case, told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def make_row(case: Case, told: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The table's row for a case; the slowest process determines the seconds of a step."""
     steps = [max(each) for each in zip(*(each["seconds"] for each in told), strict=True)]
     step = statistics.median(steps)
@@ -125,7 +125,7 @@ def main() -> int:
     about, rows = machine(), []
     cases = CASES if chosen.only is None else CASES[chosen.only : chosen.only + 1]
     for case in CASES[1:3] if chosen.quick else cases:
-        rows.append(row(case, measured(replace(case, steps=4) if quick else case)))
+        rows.append(make_row(case, run_case(replace(case, steps=4) if quick else case)))
         print(rows[-1], flush=True)
     if not quick:
         bars = {"step": STEP_BAR, "generator": BUSY_BAR}

@@ -76,7 +76,7 @@ def run_worker(port: int) -> None:
     import tensorflow as tf
 
     import whale_nebula as nb
-    from benchmarks.replica.turns import blocks
+    from benchmarks.replica.step_server import blocks
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     nb.init()

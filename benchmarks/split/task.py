@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.replica import turns
+from benchmarks.replica import step_server
 
 ROWS, INPUTS, FEATURES, RATE = 32, 1024, 512, 1e-3
 HIDDEN = (2048, 1536, FEATURES)
@@ -41,4 +41,4 @@ def measure_peak_mib() -> float:
 
 def serve(door: str, name: str, step: Callable[[], object], before: float) -> None:
     """Run every requested block; `before` is the peak of memory before the model was created."""
-    turns.serve(door, name, step, lambda seconds: {"seconds": seconds, "peak": measure_peak_mib(), "before": before})
+    step_server.serve(door, name, step, lambda seconds: {"seconds": seconds, "peak": measure_peak_mib(), "before": before})

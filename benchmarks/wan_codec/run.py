@@ -26,7 +26,7 @@ SCRIPT = BENCHMARKS / "wan_pipeline" / "ours.py"
 BAR = 1.10
 
 
-class Way(NamedTuple):
+class Variant(NamedTuple):
     """A row's name, and its options of nb.compress."""
 
     name: str
@@ -34,16 +34,16 @@ class Way(NamedTuple):
     backward: str
 
 
-WAYS = (
-    Way("none", "none", "none"),
-    Way("int8 both ways", "int8", "int8"),
-    Way("int4 both ways", "int4", "int4"),
-    Way("rank H/8 + int8", "rank(64) >> int8", "int8"),
-    Way("auto", "auto", "default"),
+VARIANTS = (
+    Variant("none", "none", "none"),
+    Variant("int8 both ways", "int8", "int8"),
+    Variant("int4 both ways", "int4", "int4"),
+    Variant("rank H/8 + int8", "rank(64) >> int8", "int8"),
+    Variant("auto", "auto", "default"),
 )
 
 
-def step(way: Way, line: Line, steps: int, folder: Path) -> dict[str, Any]:
+def run_step(way: Variant, line: Line, steps: int, folder: Path) -> dict[str, Any]:
     """One run: seconds of a step, and the bytes of its links."""
     shape = {**SHAPE, "steps": steps, "codec": way.codec, "backward": way.backward}
     words = [word for name, value in shape.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -56,20 +56,20 @@ def step(way: Way, line: Line, steps: int, folder: Path) -> dict[str, Any]:
 
 def measure(steps: int, rounds: int) -> list[dict[str, Any]]:
     """All codecs over both lines, alternating."""
-    kept: dict[tuple[Way, Line], list[dict[str, Any]]] = {}
+    kept: dict[tuple[Variant, Line], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as name:
         for _ in range(rounds):
-            for way in WAYS:
+            for way in VARIANTS:
                 for line in (FREE, SLOW):
-                    found = step(way, line, steps, Path(name))
+                    found = run_step(way, line, steps, Path(name))
                     kept.setdefault((way, line), []).append(found)
                     print(way.name, *line, round(found["seconds"], 3), found["links"], found["codecs"], flush=True)
     middle = {key: statistics.median(each["seconds"] for each in found) for key, found in kept.items()}
-    return [_row(way, middle, kept[way, SLOW][-1]["links"]) for way in WAYS]
+    return [_make_row(way, middle, kept[way, SLOW][-1]["links"]) for way in VARIANTS]
 
 
-def _row(way: Way, middle: dict[tuple[Way, Line], float], links: dict[str, int]) -> dict[str, Any]:
-    free, slow = middle[WAYS[0], FREE], middle[way, SLOW]
+def _make_row(way: Variant, middle: dict[tuple[Variant, Line], float], links: dict[str, int]) -> dict[str, Any]:
+    free, slow = middle[VARIANTS[0], FREE], middle[way, SLOW]
     own = middle[way, FREE] - free
     there, back = links.get("gpu->npu", 0), links.get("npu->gpu", 0)
     row = {"codec": way.name, "step": round(slow, 3), "of the free step": round(slow / free, 3)}

@@ -18,7 +18,7 @@ import whale_nebula as nb
 from whale_nebula.models.transformer import Sizes, transformer
 
 
-def options() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     """The common options of both sides."""
     parser = argparse.ArgumentParser()
     for name in ("rows", "length", "vocabulary", "width", "heads", "blocks", "micro_batches", "steps"):
@@ -29,23 +29,23 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def compressed(a: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
+def open_compression(a: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
     """The scope of compression, if there is one."""
     return contextlib.nullcontext() if a.codec == "none" else nb.compress(a.codec, backward=a.backward)
 
 
-def model(a: argparse.Namespace) -> keras.Model:
+def make_model(a: argparse.Namespace) -> keras.Model:
     """Embedding and half of the blocks in one cluster, the rest and the output in the other."""
     sizes = Sizes(a.vocabulary, a.length, a.width, a.heads, a.blocks)
     stages = {block: nb.stage(cluster="gpu" if block < a.blocks // 2 else "npu") for block in range(a.blocks)}
-    with nb.cluster(), nb.pipeline(micro_batch=a.micro_batches), compressed(a):
+    with nb.cluster(), nb.pipeline(micro_batch=a.micro_batches), open_compression(a):
         made = transformer(sizes, around=stages.__getitem__)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     made.compile(keras.optimizers.SGD(0.01), loss=loss)
     return made
 
 
-class Timer(keras.callbacks.Callback):
+class StepRecorder(keras.callbacks.Callback):
     """Callback that keeps the report of every step."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Timer(keras.callbacks.Callback):
         self.predicted.append(report.predicted_seconds or 0.0)
 
 
-def digest(weights: list[np.ndarray]) -> str:
+def hash_weights(weights: list[np.ndarray]) -> str:
     """A hash of all weights."""
     whole = hashlib.sha256()
     for each in weights:
@@ -70,7 +70,7 @@ def digest(weights: list[np.ndarray]) -> str:
 
 def main() -> None:
     """Train, and print the results."""
-    a = options()
+    a = parse_options()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     keras.utils.set_random_seed(1)
@@ -79,14 +79,14 @@ def main() -> None:
     draw = np.random.default_rng(2)
     shape = (a.rows * a.steps, a.length)
     tokens, targets = (draw.integers(0, a.vocabulary, shape, dtype="int32") for _ in range(2))
-    made, timer = model(a), Timer()
+    made, timer = make_model(a), StepRecorder()
     made.fit(tokens, targets, batch_size=a.rows, epochs=1, shuffle=False, verbose=0, callbacks=[timer])
     told = {
         "site": nb.here().cluster,
         "median": statistics.median(timer.seconds[2:]),
         "seconds": timer.seconds,
         "predicted": timer.predicted[-1],
-        "weights": digest(made.get_weights()),
+        "weights": hash_weights(made.get_weights()),
         "links": {name: link.bytes for name, link in nb.last_report().links.items()},
         "codecs": {name: each.codec for name, each in nb.last_report().boundaries.items()},
     }

@@ -22,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from closed_form import eager_seconds
 from common import verdict
+from compute_closed_form import eager_seconds
 from two_sites import DEADLINE, FREE, Line, bench, run, sites
 
 HERE = Path(__file__).resolve().parent
@@ -34,32 +34,38 @@ LINES = (("60mbit", "20ms"), ("120mbit", "20ms"))
 BAR = 1.05
 
 
-def words(steps: int) -> list[str]:
+def list_arguments(steps: int) -> list[str]:
     """The sizes, as options of both sides."""
     shape = {**SHAPE, "steps": steps}
     return [word for name, size in shape.items() for word in (f"--{name.replace('_', '-')}", str(size))]
 
 
-def ours(line: Line, steps: int, folder: Path) -> dict[str, Any]:
+def run_ours(line: Line, steps: int, folder: Path) -> dict[str, Any]:
     """One run of whale_nebula over a line."""
-    (one, other), crossed = run(line, [str(HERE / "ours.py"), *words(steps)], folder)
+    (one, other), crossed = run(line, [str(HERE / "ours.py"), *list_arguments(steps)], folder)
     if one["weights"] != other["weights"]:
         raise SystemExit("the sites ended with different weights")
     return {"seconds": max(one["median"], other["median"]), "weights": one["weights"], "crossed": crossed}
 
 
-def torch(line: Line, steps: int) -> dict[str, Any]:
+def run_torch(line: Line, steps: int) -> dict[str, Any]:
     """One run of PyTorch over a line."""
-    script = [str(TORCH / "bin" / "python"), str(HERE / "torch_side.py"), *words(steps), "--address", "10.77.0.1:29500"]
+    script = [
+        str(TORCH / "bin" / "python"),
+        str(HERE / "torch_side.py"),
+        *list_arguments(steps),
+        "--address",
+        "10.77.0.1:29500",
+    ]
     command = ["env", "GLOO_SOCKET_IFNAME=wan0", *script]
     (one, other), crossed = sites(line, [command, command])
     return {"seconds": max(one["median"], other["median"]), "crossed": crossed}
 
 
-def alone(steps: int) -> str:
+def run_in_one_process(steps: int) -> str:
     """The digest of the final weights of the same plan in one process."""
     ended = subprocess.run(
-        [sys.executable, str(HERE / "ours.py"), *words(steps), "--links", "10gbit,0ms"],
+        [sys.executable, str(HERE / "ours.py"), *list_arguments(steps), "--links", "10gbit,0ms"],
         capture_output=True, text=True, timeout=DEADLINE, check=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
     )  # fmt: skip
@@ -75,7 +81,7 @@ def make_torch() -> None:
     subprocess.run(pip, check=True, capture_output=True)
 
 
-def closed_form(free: float, line: Line) -> float:
+def compute_closed_form(free: float, line: Line) -> float:
     """The seconds of a step over a line, from those over a free one."""
     many = SHAPE["micro_batches"]
     rate = float(line[0].removesuffix("mbit")) * 1e6
@@ -91,33 +97,33 @@ def measure(lines: Sequence[Line], steps: int, rounds: int, with_torch: bool) ->
     with tempfile.TemporaryDirectory() as name:
         for _ in range(rounds):
             for line in (FREE, *lines):
-                found = ours(line, steps, Path(name))
+                found = run_ours(line, steps, Path(name))
                 digests.add(found["weights"])
                 kept.setdefault(("ours", line), []).append(found["seconds"])
                 print("ours ", *line, round(found["seconds"], 3), found["crossed"], flush=True)
                 if with_torch:
-                    theirs = torch(line, steps)
+                    theirs = run_torch(line, steps)
                     kept.setdefault(("torch", line), []).append(theirs["seconds"])
                     print("torch", *line, round(theirs["seconds"], 3), theirs["crossed"], flush=True)
-    digests.add(alone(steps))
+    digests.add(run_in_one_process(steps))
     if len(digests) > 1:
         raise SystemExit("the runs did not end with the same weights")
     middle = {key: statistics.median(values) for key, values in kept.items()}
-    return [_row(line, middle) for line in (FREE, *lines)]
+    return [_make_row(line, middle) for line in (FREE, *lines)]
 
 
-def _row(line: Line, middle: dict[tuple[str, Line], float]) -> dict[str, Any]:
+def _make_row(line: Line, middle: dict[tuple[str, Line], float]) -> dict[str, Any]:
     took, theirs = middle["ours", line], middle.get(("torch", line))
     row: dict[str, Any] = {"line": "free" if line == FREE else ", ".join(line), "ours": round(took, 3)}
     row["torch"] = None if theirs is None else round(theirs, 3)
     row["faster"] = None if theirs is None else round(theirs / took, 2)
     if line != FREE:
-        form = closed_form(middle["ours", FREE], line)
+        form = compute_closed_form(middle["ours", FREE], line)
         row |= {"closed form": round(form, 3), "ratio": round(took / form, 3), "verdict": verdict(took / form, BAR)}
     return row
 
 
-def beside_torch(steps: int, rounds: int) -> list[dict[str, Any]]:
+def compare_with_torch(steps: int, rounds: int) -> list[dict[str, Any]]:
     """All lines, with PyTorch installed if it is missing."""
     make_torch()
     return measure(LINES, steps, rounds, with_torch=True)
@@ -128,7 +134,7 @@ def main() -> int:
     return bench(
         __file__,
         __doc__,
-        whole=beside_torch,
+        whole=compare_with_torch,
         quick=lambda: measure(LINES[:1], 4, 1, with_torch=False),
         quickly="one rate, few steps, without PyTorch",
         steps=12,

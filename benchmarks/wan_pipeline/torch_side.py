@@ -37,7 +37,7 @@ class Block(nn.Module):
         return hidden + self.narrow(nn.functional.gelu(self.wide(self.inner_norm(hidden))))
 
 
-class First(nn.Module):
+class FirstHalf(nn.Module):
     """The embedding and the first half of the blocks."""
 
     def __init__(self, a: argparse.Namespace) -> None:
@@ -50,7 +50,7 @@ class First(nn.Module):
         return self.blocks(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1])))
 
 
-class Second(nn.Module):
+class SecondHalf(nn.Module):
     """The other blocks and the output."""
 
     def __init__(self, a: argparse.Namespace) -> None:
@@ -63,7 +63,7 @@ class Second(nn.Module):
         return self.output(self.norm(self.blocks(hidden)))
 
 
-def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def compute_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Cross entropy, a mean over tokens."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -79,9 +79,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     dist.init_process_group("gloo", init_method=f"tcp://{a.address}", rank=rank, world_size=2)
-    module = First(a) if rank == 0 else Second(a)
+    module = FirstHalf(a) if rank == 0 else SecondHalf(a)
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, a.micro_batches, loss_fn=loss)  # on every rank: no loss would mean no backward
+    schedule = Schedule1F1B(
+        stage, a.micro_batches, loss_fn=compute_loss
+    )  # on every rank: no loss would mean no backward
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     draw = torch.Generator().manual_seed(2)
     seconds = []

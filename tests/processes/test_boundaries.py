@@ -8,7 +8,7 @@ import pytest
 
 from tests.processes.worker_runs import FinishedRun, run_in_this_process, run_scenarios
 from tests.processes.workers import train
-from whale_nebula.runtime.step import measured
+from whale_nebula.runtime.step import measurements
 
 CLUSTERS = ("c0", "c1")
 LINKS = "10gbit,0ms"
@@ -34,8 +34,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_codec_changes_and_skipped_steps_agree_between_processes(
     pair: Mapping[str, FinishedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_rate", "slowest"):  # as the worker sets them, and back again afterwards
-        owner = measured.LineRates if name == "_rate" else measured
+    for name in ("_find_rate", "find_slowest_seconds"):  # as the worker sets them, and back again afterwards
+        owner = measurements.LineRates if name == "_find_rate" else measurements
         monkeypatch.setattr(owner, name, getattr(owner, name))
     found, expected = pair["train_auto_codec"], run_in_this_process(train.train_auto_codec, *CLUSTERS, links=LINKS)
     for name in ("auto", "free again", "left out"):

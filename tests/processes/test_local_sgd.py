@@ -13,7 +13,7 @@ from tests import momenta
 from tests.processes.worker_runs import FinishedRun, run_in_this_process, run_workers, start_training, wait_for_run
 from tests.processes.workers import train
 from whale_nebula.launch.ending import EXIT_LEFT
-from whale_nebula.runtime.local_sgd.members import MemberRounds
+from whale_nebula.runtime.local_sgd.one_bit_collectives import MemberRounds
 from whale_nebula.strategies import OneBitAdam
 
 DEADLINE = 300.0

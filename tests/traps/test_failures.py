@@ -16,7 +16,7 @@ import whale_nebula as nb
 from tests.parity_harness import assert_same
 from tests.traps.conftest import Cut
 from whale_nebula.errors import StageFailedError
-from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 
 layers = keras.layers
 ROWS, MICRO = 6, 3
@@ -196,7 +196,7 @@ def test_the_actors_free_what_they_used() -> None:
     """After a step no boundary and no residual is alive, whichever schedule."""
     width = 37  # no other tensor of the test has it
     left: list[int] = []
-    ended: list[Post] = []
+    ended: list[LinkExchange] = []
     nb.init(links="1gbit,0ms")
     variables = [tf.Variable(tf.ones((width, width)) * 0.01) for _ in range(2)]
 
@@ -217,7 +217,7 @@ def test_the_actors_free_what_they_used() -> None:
         gc.collect()
         found = [t for t in gc.get_objects() if isinstance(t, tf.Tensor) and hasattr(t, "_numpy")]
         left.append(sum(t.shape.rank == 2 and t.shape[1] == width and t is not x for t in found))
-        ended += [post for post in gc.get_objects() if isinstance(post, Post)]
+        ended += [post for post in gc.get_objects() if isinstance(post, LinkExchange)]
     assert left == [0, 0, 0]
     assert [post.leftover for post in ended if post.leftover] == []
 

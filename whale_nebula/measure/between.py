@@ -15,7 +15,7 @@ from whale_nebula.hardware.measured import RUNS
 from whale_nebula.launch import attach, spawn
 
 if TYPE_CHECKING:
-    from whale_nebula.runtime.replicas.collective_costs import Among
+    from whale_nebula.runtime.replicas.collective_costs import CollectiveCosts
 
 
 class Sizes(NamedTuple):
@@ -31,7 +31,7 @@ _LIMIT_SECONDS, _PATIENCE = 60.0, 20.0
 _NAME = "measure"
 
 
-def measure_collectives(sizes: Sizes = FULL, report: Callable[[str], None] = lambda text: None) -> Among:
+def measure_collectives(sizes: Sizes = FULL, report: Callable[[str], None] = lambda text: None) -> CollectiveCosts:
     """Start two processes that reduce, gather and exchange tensors of these sizes with each other."""
     from whale_nebula.runtime.replicas.collective_costs import fit_collectives
 

@@ -22,7 +22,7 @@ from whale_nebula.ir.graph import INPUT
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.cluster_costs import WHOLE, MeasuredBlocks, Points, Subgraph, subgraphs_of
-from whale_nebula.runtime.step.compiled import Function, Workshop
+from whale_nebula.runtime.step.compiled import Function, FunctionBuilder
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 
@@ -147,8 +147,8 @@ class _Bench:
         return {id(variable.handle): variable for variable in self.captured.variables.values()}
 
     @cached_property
-    def _workshop(self) -> Workshop:
-        return Workshop(self.captured.graph, self.captured.aliases)
+    def _workshop(self) -> FunctionBuilder:
+        return FunctionBuilder(self.captured.graph, self.captured.aliases)
 
     @cached_property
     def _call(self) -> float:
@@ -199,9 +199,9 @@ class _Bench:
 
     def _make_function(self, subgraph: Subgraph, copies: dict[int, Any]) -> Function:
         """The function of a subgraph, which reads and writes copies of variables."""
-        made = self._workshop.make(subgraph.fragment)
+        made = self._workshop.build(subgraph.fragment)
         captured = []
-        for tensor in made.captured:
+        for tensor in made.captured_inputs:
             variable = self._variables.get(id(tensor))
             if variable is None and tensor.dtype == tf.resource:
                 raise _UnfitError(f"{tensor!r} is not a variable of the step")

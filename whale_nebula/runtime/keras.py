@@ -15,7 +15,7 @@ from whale_nebula.errors import UnsupportedError
 from whale_nebula.report.published import note_skipped
 from whale_nebula.runtime.checkpoint.fit_position import name_variables, to_tensors
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, unpack_positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
 from whale_nebula.scopes.step_options import StepOptions, replace_options
 from whale_nebula.site import script_site, short_traceback
@@ -135,7 +135,7 @@ def _make_step(model: Any, kind: str) -> Step:
         name=f"{model.name}.{kind}_step",
         paths=lambda: _map_paths(model),
         metrics=lambda: _map_metrics(model),
-        owned=partial(name_variables, model) if kind == "train" else dict,
+        owned_variables=partial(name_variables, model) if kind == "train" else dict,
         jit=bool(model.jit_compile),
         notes=(note,) if count > 1 else (),
         widens=True,
@@ -147,7 +147,7 @@ def _name_arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
     data = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
     data = _complete_batch(data, kind)
     if not isinstance(data, tuple):
-        return [("x", data)], positional
+        return [("x", data)], unpack_positional
     kept = tuple(part is not None or _is_declared(_name_input(place)) for place, part in enumerate(data))
     names = tuple(_name_input(place) if here else None for place, here in enumerate(kept))
     return [(name, part) for name, part in zip(names, data, strict=True) if name], partial(_restore_batch, names)

@@ -35,7 +35,7 @@ from whale_nebula.runtime.decisions import (
     set_rows,
 )
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs, replace_sizes
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, find_declared_inputs, replace_sizes
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.site import Site
 
@@ -74,7 +74,7 @@ def choose_by_length(
     known = run.by_length.get(key)
     if known is not None:
         return {length: LengthChoice(*known[str(length)]) for length in open_choices.shapes}
-    layout, tensors = signature(arguments, step.whole, declared_inputs())
+    layout, tensors = signature(arguments, step.whole, find_declared_inputs())
     captured = _capture_any_length(step, layout, unpack, open_choices, run)
     found = _choose(step.name, captured, layout, tensors, open_choices, run)
     run.by_length[key] = {str(length): (each.micro_batch, each.codec, each.seconds) for length, each in found.items()}

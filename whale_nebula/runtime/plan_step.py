@@ -29,20 +29,20 @@ from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.clusters import find_rings
-from whale_nebula.runtime.local_sgd.members import MemberRounds
 from whale_nebula.runtime.local_sgd.one_bit import OneBitRounds, find_exchanged
+from whale_nebula.runtime.local_sgd.one_bit_collectives import MemberRounds
 from whale_nebula.runtime.local_sgd.topology import (
     Participants,
     count_encoded_bytes,
     count_numbers,
     find_participants,
-    weights_of,
+    find_weights,
 )
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.step.compiled import Workshop
+from whale_nebula.runtime.step.compiled import FunctionBuilder
 from whale_nebula.runtime.step.engine import prepare_compilation
-from whale_nebula.runtime.step.results import returned_names
-from whale_nebula.runtime.step.traffic import Traffic, link_reports
+from whale_nebula.runtime.step.results import list_returned_names
+from whale_nebula.runtime.step.traffic import Traffic, plan_link_reports
 from whale_nebula.scopes.auto import current_limits
 
 
@@ -56,7 +56,7 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
         return ()
     shares = [end - begin for begin, end in (participants.rows(name, rows) for name in participants.names)]
     worked = ", ".join(f"{name} {share}" for name, share in zip(participants.names, shares, strict=True))
-    weights, own = weights_of(program, variables, ()), participants.find_own(run)
+    weights, own = find_weights(program, variables, ()), participants.find_own(run)
     who = "worker" if apart.copies > 1 else "cluster"
     found = [f"the {rows} rows are divided ({worked}); the values above are for one {who} on all rows"]
     if apart.exchange:
@@ -148,8 +148,8 @@ def _assemble_plan(
 ) -> Plan:
     pipeline = cut.program.pipeline
     model, _, step = name.rpartition(".")
-    returned = returned_names(captured.structured_outputs)
-    workshop = functools.cache(lambda: Workshop(captured.graph, captured.aliases))
+    returned = list_returned_names(captured.structured_outputs)
+    workshop = functools.cache(lambda: FunctionBuilder(captured.graph, captured.aliases))
     overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     traffic = Traffic(cut, [stage.cluster for stage in cut.program.stages], run.links, shapes)
     crossed = Crossed(cut, rows, shapes)
@@ -193,18 +193,18 @@ def _assemble_plan(
 def _list_links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
     """The links that this step uses, with sizes by the formula with which links count bytes."""
     found: dict[str, PlanLink] = {}
-    for name, link in link_reports(traffic.cut, traffic.hosts, rows, traffic.exchanged).items():
+    for name, link in plan_link_reports(traffic.cut, traffic.hosts, rows, traffic.exchanged).items():
         line, sent = traffic.lines.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
         found[name] = PlanLink(str(line), *sent, line.rate, line.delay, at_most=name in traffic.at_most)
     return found
 
 
-def _find_graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:
+def _find_graph_def(cut: Cut, workshop: Callable[[], FunctionBuilder], stage: str) -> Any:
     """The graph of a stage's forward, in the first phase in which it has one."""
     for phase in cut.phases:
         for found in phase.stages:
             if cut.program.stages[found.stage].key == stage and found.forward is not None:
-                return workshop().make(found.forward).concrete.graph.as_graph_def()
+                return workshop().build(found.forward).concrete.graph.as_graph_def()
     return tf.compat.v1.GraphDef()
 
 

@@ -21,7 +21,7 @@ from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import find_running_step, make_keras_step, pack_as_fit
 from whale_nebula.runtime.plan_step import capture_step, plan_step
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, find_declared_inputs
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.scopes.step_options import current_step_options
@@ -57,7 +57,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     layout, tensors = _make_signature(subject)
     with target_wanted("nb.plan", model_or_function, batch):
         step = subject.step
-        running = None if subject.running is None or current_limits() else subject.running.captured_before(layout)
+        running = None if subject.running is None or current_limits() else subject.running.find_capture(layout)
         captured = running or capture_step(
             step.name, subject.call, layout, tensors,
             paths=step.paths, metrics=step.metrics, owner=step.owner, data=step.data(subject.unpack),
@@ -199,7 +199,7 @@ def _make_signature(subject: Subject) -> tuple[Signature, list[Any]]:
         return tensor
 
     arguments = [(name, tf.nest.map_structure(stand_in, value)) for name, value in subject.arguments]
-    layout, tensors = signature(arguments, subject.step.whole, declared_inputs())
+    layout, tensors = signature(arguments, subject.step.whole, find_declared_inputs())
     given = [specs.get(id(tensor), spec) for tensor, spec in zip(tensors, layout.specs, strict=True)]
     chosen = [_open_batch_axis(spec) if split else spec for spec, split in zip(given, layout.batched, strict=True)]
     return replace(layout, specs=tuple(chosen)), tensors

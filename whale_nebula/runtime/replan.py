@@ -22,7 +22,7 @@ from whale_nebula.report.prediction import Basis, PlannedReport
 from whale_nebula.report.records import Beside, WorkerReport, duration
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome
-from whale_nebula.runtime.step.measured import LINE, MIB
+from whale_nebula.runtime.step.measurements import LINE, MIB
 from whale_nebula.schedule.lines import Line
 from whale_nebula.site import script_site, warn_once
 

@@ -35,10 +35,10 @@ from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import make_keras_step, pack_as_fit
 from whale_nebula.runtime.planning import Subject, cast_to_floatx, check_batch, no_scopes_error
 from whale_nebula.runtime.run import current_run, gathered
-from whale_nebula.runtime.step.engine import Engine, plain_function
-from whale_nebula.runtime.step.results import Absent
-from whale_nebula.runtime.step.rollback import Whereabouts, uncut_step
-from whale_nebula.runtime.step.step import declared_inputs
+from whale_nebula.runtime.step.engine import Engine, make_plain_function
+from whale_nebula.runtime.step.results import AbsentResult
+from whale_nebula.runtime.step.rollback import OpLocations, uncut_step_error
+from whale_nebula.runtime.step.step import find_declared_inputs
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, short_traceback
 from whale_nebula.tf import private as tf_private
@@ -80,14 +80,14 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     """
     current_run().settle()
     subject = _find_subject(model_or_function, batch)
-    layout, tensors = signature(subject.arguments, subject.step.whole, declared_inputs())
+    layout, tensors = signature(subject.arguments, subject.step.whole, find_declared_inputs())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
     with nullcontext() if run.alone else run.ledger.share_failures():  # other processes do not wait for one that failed
         _check_comparable(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
-        plain = plain_function(subject.call, layout, around=around)
+        plain = make_plain_function(subject.call, layout, around=around)
         reasons = _list_reasons(engine, tensors)
         with _restore_channels():
             runs = _run_both(engine, plain, tensors, measured=not reasons)
@@ -159,8 +159,8 @@ def _run_both(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any],
                 _measure_noise(engine, restore_variables, lambda: plain(*shuffled), before, uncut) if measured else {}
             )
         except tf.errors.OpError as failure:
-            place = Whereabouts(engine.captured.graph, engine.captured.program.stages)
-            raise uncut_step(failure, place) from failure
+            place = OpLocations(engine.captured.graph, engine.captured.program.stages)
+            raise uncut_step_error(failure, place) from failure
         finally:
             restore_variables()
     try:
@@ -240,9 +240,11 @@ def _build_verification(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) 
 def _select_here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, list[str]]:
     """The results that the plan returned in this process; a remark names the holders of the others."""
     planned = runs.planned.returned
-    kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, Absent)]
+    kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, AbsentResult)]
     uncut, cut = (State([run.returned[n] for n in kept], run.variables) for run in (runs.uncut, runs.planned))
-    gone = [(name, tensor.owner) for name, tensor in zip(names, planned, strict=True) if isinstance(tensor, Absent)]
+    gone = [
+        (name, tensor.owner) for name, tensor in zip(names, planned, strict=True) if isinstance(tensor, AbsentResult)
+    ]
     remarks = [f"{name} stays on {owner} (results: owner), and is compared there" for name, owner in gone]
     return [names[n] for n in kept], replace(runs, uncut=uncut, planned=cut), remarks
 

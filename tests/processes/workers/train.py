@@ -32,7 +32,7 @@ from tests.processes.worker_runs import open_next_run, run_selected
 from whale_nebula.capture.splits import is_undrawn
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.step import measured
+from whale_nebula.runtime.step import measurements
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.strategies import OneBitLamb
 
@@ -435,8 +435,8 @@ def train_auto_codec(*clusters: str) -> None:
 
         Every line has this rate, and stages compute for a millisecond in each step, so that choices are predictable.
         """
-        measured.LineRates._rate = lambda self, name: rate  # type: ignore[method-assign]
-        measured.slowest = lambda medians, count: 1e-3 if medians else None  # type: ignore[assignment]
+        measurements.LineRates._find_rate = lambda self, name: rate  # type: ignore[method-assign]
+        measurements.find_slowest_seconds = lambda medians, count: 1e-3 if medians else None  # type: ignore[assignment]
         losses, notes = [], []
         for batch in batches:
             losses.append(float(model.train_on_batch(batch, y)).hex())

@@ -12,37 +12,41 @@ from whale_nebula.codec.deltas import LIMIT
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import AT, At, States, Tally
+from whale_nebula.runtime.exchange.state import HOST_SEPARATOR, States, Tally, TensorPosition
 from whale_nebula.transport.protocol import Packed, check_packed
 
-THERE, BACK = "b0 a->b", "b0 b->a"
+FORWARD, BACKWARD = "b0 a->b", "b0 b->a"
 
 
 @dataclass
 class Pair:
     """Both sides of a boundary, as two processes have them. What crossed last is its `payload`."""
 
-    there: str | Way = "int8"
-    back: str = "int8"
+    forward: str | Way = "int8"
+    backward: str = "int8"
     seed: int = 0
     limit: int = LIMIT
-    here: States = field(default_factory=States)
-    away: States = field(default_factory=States)
+    states_a: States = field(default_factory=States)
+    states_b: States = field(default_factory=States)
     tally: Tally = field(default_factory=Tally)
     training: bool = True
     steps: int = 0
 
     def __post_init__(self) -> None:
-        there = self.there if isinstance(self.there, Way) else parse_way(self.there)
-        back = parse_way(self.back).returned
-        self.out = Outgoing(THERE, f"a->b{AT}a", there, self.here, limit=self.limit)
-        self.into = Incoming(THERE, f"a->b{AT}b, incoming", there, self.away, limit=self.limit)
-        self.returned = Outgoing(BACK, f"a->b gradient{AT}b", back, self.away, back=True)
-        self.taken = Incoming(BACK, f"a->b gradient{AT}a, incoming", back, self.here, back=True)
+        forward = self.forward if isinstance(self.forward, Way) else parse_way(self.forward)
+        backward = parse_way(self.backward).returned
+        self.outgoing = Outgoing(FORWARD, f"a->b{HOST_SEPARATOR}a", forward, self.states_a, limit=self.limit)
+        self.incoming = Incoming(FORWARD, f"a->b{HOST_SEPARATOR}b, incoming", forward, self.states_b, limit=self.limit)
+        self.outgoing_gradient = Outgoing(
+            BACKWARD, f"a->b gradient{HOST_SEPARATOR}b", backward, self.states_b, back=True
+        )
+        self.incoming_gradient = Incoming(
+            BACKWARD, f"a->b gradient{HOST_SEPARATOR}a, incoming", backward, self.states_a, back=True
+        )
 
-    def send(self, x: Any, at: At, rows: Any = None, ids: Any = None) -> Any:
+    def send(self, x: Any, at: TensorPosition, rows: Any = None, ids: Any = None) -> Any:
         """What crosses for a tensor."""
-        self.payload, self.sent = self.out.send(tf.convert_to_tensor(x), at, self.tally, None, rows, ids)
+        self.payload, self.sent_residue = self.outgoing.send(tf.convert_to_tensor(x), at, self.tally, None, rows, ids)
         if isinstance(self.payload, Packed):
             check_packed(self.payload)
         return self.payload
@@ -51,22 +55,26 @@ class Pair:
         self, x: Any, step: int = 0, micro_batch: int = 0, rows: Any = None, *, training: bool = True
     ) -> np.ndarray:
         """The tensor as b has it."""
-        made, self.got = self.into.take(self.send(x, At(step, micro_batch, training, self.seed), rows), self.tally)
+        made, self.received_residue = self.incoming.take(
+            self.send(x, TensorPosition(step, micro_batch, training, self.seed), rows), self.tally
+        )
         return made.numpy()
 
     def cross_back(self, gradient: Any, step: int = 0, micro_batch: int = 0) -> np.ndarray:
         """The gradient as a has it."""
-        at = At(step, micro_batch, self.training, self.seed)
-        self.payload, _ = self.returned.send(tf.convert_to_tensor(gradient), at, self.tally, self.got)
-        made, _ = self.taken.take(self.payload, self.tally, self.sent)
+        at = TensorPosition(step, micro_batch, self.training, self.seed)
+        self.payload, _ = self.outgoing_gradient.send(
+            tf.convert_to_tensor(gradient), at, self.tally, self.received_residue
+        )
+        made, _ = self.incoming_gradient.take(self.payload, self.tally, self.sent_residue)
         return made.numpy()
 
     def measure(self, x: Any, rows: Any = None, gradient: Any = None) -> tuple[BoundaryReport, np.ndarray]:
-        """A step of one micro-batch: what is told of what was sent last, and what the other side has."""
-        self.into.dtype = self.taken.dtype = "float32"
+        """Run a step of one micro-batch: the report of the last sent tensor, and its decoded value."""
+        self.incoming.dtype = self.incoming_gradient.dtype = "float32"
         self.tally, step, self.steps = Tally(), self.steps, self.steps + 1
         made = self.cross(x, step, rows=rows, training=self.training)
         if gradient is None:
-            return self.tally.reports()[THERE], made
+            return self.tally.reports()[FORWARD], made
         made = self.cross_back(gradient, step)
-        return self.tally.reports()[BACK], made
+        return self.tally.reports()[BACKWARD], made

@@ -19,7 +19,7 @@ from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.frame import count_wire_bytes
 
 
-def pieces(words: str, phase: int = 0) -> list[Span]:
+def make_spans(words: str, phase: int = 0) -> list[Span]:
     """Spans from "F0 F1 B0": forward 0, forward 1, backward 0."""
     kinds = {"F": "forward", "B": "backward", "X": "fused"}
     return [Span("s", f"{kinds[w[0]]} {w[1:]}", 0.0, 0.0, int(w[1:]), phase) for w in words.split()]
@@ -36,37 +36,37 @@ def pieces(words: str, phase: int = 0) -> list[Span]:
         ("F0 F1 B0 F2 B1 F3 B2 B3", 2),
     ],
 )
-def test_the_most_that_is_in_flight(words: str, most: int) -> None:
-    assert count_in_flight(pieces(words)) == most
+def test_count_in_flight(words: str, most: int) -> None:
+    assert count_in_flight(make_spans(words)) == most
 
 
-def test_phases_are_counted_apart() -> None:
-    assert count_in_flight([*pieces("F0 F1"), *pieces("F0 F1 B0 B1", phase=1)]) == 2
+def test_count_in_flight_separates_phases() -> None:
+    assert count_in_flight([*make_spans("F0 F1"), *make_spans("F0 F1 B0 B1", phase=1)]) == 2
 
 
-def test_a_stage_computes_waits_and_says_what_it_does() -> None:
+def test_stage_clock_records_computing_waiting_and_activity() -> None:
     clock = StageClock("gpu", 0.0, "c0")
-    with clock.waits():
+    with clock.time_wait():
         assert clock.doing == "waits"
-    with clock.computing("forward", 2, 1):
+    with clock.time_computing("forward", 2, 1):
         assert clock.doing == "forward 2"
     assert clock.doing == ""
     (span,) = clock.spans
     assert (span.lane, span.what, span.micro_batch, span.phase) == ("gpu", "forward 2", 2, 1)
     found = clock.report()
     assert found.compute_seconds == pytest.approx(span.end - span.start)
-    assert (found.cluster, found.in_flight, found.wait_seconds) == ("c0", 1, clock.waiting)
+    assert (found.cluster, found.in_flight, found.wait_seconds) == ("c0", 1, clock.wait_seconds)
 
 
-def test_what_codecs_take_is_neither_computing_nor_a_wait() -> None:
+def test_codec_time_is_neither_computing_nor_waiting() -> None:
     clock = StageClock("gpu", 0.0, "c0")
-    with clock.waits(), clock.codes("decode", "forward", 2, 1):
+    with clock.time_wait(), clock.time_codec("decode", "forward", 2, 1):
         assert clock.doing == "decodes 2"
         time.sleep(0.002)
     assert clock.doing == "waits"
-    with clock.computing("forward", 2, 1):
+    with clock.time_computing("forward", 2, 1):
         pass
-    with clock.codes("encode", "forward", 2, 1):
+    with clock.time_codec("encode", "forward", 2, 1):
         pass
     found = clock.report()
     assert [span.what for span in clock.spans] == ["decode forward 2", "forward 2", "encode forward 2"]
@@ -75,12 +75,12 @@ def test_what_codecs_take_is_neither_computing_nor_a_wait() -> None:
     assert found.in_flight == 1
 
 
-def test_what_is_encoded_after_a_backward_is_not_in_flight_again() -> None:
+def test_codec_spans_do_not_count_as_in_flight() -> None:
     whats = ["forward 0", "encode forward 0", "decode backward 0", "backward 0", "encode backward 0", "forward 1"]
     assert count_in_flight([Span("s", what, 0.0, 0.0, int(what[-1])) for what in whats]) == 1
 
 
-def test_lines_tell_of_this_step_of_this_program_only() -> None:
+def test_line_clock_records_only_its_step_and_program() -> None:
     link = MemoryNetwork().link("a", "b", "a", "b")
     clock = LineClock.start(1, 5, [("a->b", link)])
     keys = [Key("forward", program, step, 0, 3, program + step, "a", "b") for program in (1, 2) for step in (4, 5)]
@@ -97,20 +97,20 @@ def test_lines_tell_of_this_step_of_this_program_only() -> None:
     assert (scalar.what, scalar.micro_batch, scalar.phase) == ("scalar", None, 1)
 
 
-def test_all_spans_of_a_step() -> None:
+def test_clocks_collect_spans_of_stages_links_and_once() -> None:
     lines = LineClock(1, 0, 0.0, [Span("a->b", "forward 0", 0.0, 0.5), Span("a->b", "forward 1", 0.5, 0.75)])
     clocks = Clocks({0: StageClock("gpu", 0.0)}, StageClock(ONCE, 0.0), lines)
-    with clocks.stages[0].computing("forward", 0):
+    with clocks.stages[0].time_computing("forward", 0):
         assert clocks.doing() == {"gpu": "forward 0"}
-    with clocks.once.computing("update", phase=1):
+    with clocks.once.time_computing("update", phase=1):
         pass
     assert [span.lane for span in clocks.spans()] == ["gpu", ONCE, "a->b", "a->b"]
     assert lines.seconds() == {"a->b": 0.75}
 
 
 # -------------------- The pieces of a step that XLA compiles, by their functions' attributes
-def ran(middle: Any, jit: bool = True, links: str | None = None) -> Engine:
-    """A training step of two stages with `middle` in the second, run once."""
+def run_step(middle_stage: Any, jit: bool = True, links: str | None = None) -> Engine:
+    """A training step of two stages with `middle_stage` in the second, run once."""
     if links is not None:
         nb.init(links=links)
     weight = tf.Variable(tf.ones([4, 4]) * 0.1)
@@ -120,7 +120,7 @@ def ran(middle: Any, jit: bool = True, links: str | None = None) -> Engine:
             with nb.stage(cluster="a"):
                 hidden = tf.tanh(x @ weight)
             with nb.stage(cluster="b"):
-                loss = tf.reduce_mean(middle(hidden))
+                loss = tf.reduce_mean(middle_stage(hidden))
         weight.assign_sub(tape.gradient(loss, weight))
         return loss
 
@@ -134,30 +134,30 @@ def ran(middle: Any, jit: bool = True, links: str | None = None) -> Engine:
     return made
 
 
-def compiled(made: Engine) -> set[str]:
+def list_compiled_fragments(made: Engine) -> set[str]:
     """The kinds of fragments that XLA compiles, with their stages."""
-    pieces = made.runner.compiled._pieces.items()
+    make_spans = made.runner.compiled._bound_functions.items()
     return {
         f"{fragment.kind} {fragment.stage}"
-        for fragment, piece in pieces
+        for fragment, piece in make_spans
         if "_XlaMustCompile" in piece.function.concrete.function_def.attr
     }
 
 
 @pytest.mark.parametrize("links", [None, "1gbit,0ms"])
-def test_forward_and_backward_are_compiled_and_the_update_is_not(links: str | None) -> None:
-    made = ran(tf.square, links=links)
-    assert compiled(made) == {"forward 0", "backward 0", "fused 1"}
+def test_xla_compiles_forward_and_backward_but_not_the_update(links: str | None) -> None:
+    made = run_step(tf.square, links=links)
+    assert list_compiled_fragments(made) == {"forward 0", "backward 0", "fused 1"}
     assert made.xla is not None
     assert made.xla.notes == []
 
 
-def test_nothing_is_compiled_unasked() -> None:
-    assert compiled(ran(tf.square, jit=False)) == set()
+def test_xla_compiles_nothing_without_jit() -> None:
+    assert list_compiled_fragments(run_step(tf.square, jit=False)) == set()
 
 
 @pytest.mark.parametrize(
-    ("middle", "held"),
+    ("middle_stage", "unsupported_op"),
     [
         (lambda h: tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, tf.sin(h)), [0, h])[1], "While"),
         (lambda h: tf.cond(tf.reduce_sum(h) > 0, lambda: h, lambda: -h), "If"),
@@ -166,18 +166,18 @@ def test_nothing_is_compiled_unasked() -> None:
         (lambda h: tf.function(lambda t: tf.py_function(tf.identity, [t], tf.float32))(h), "EagerPyFunc"),
     ],
 )
-def test_a_stage_that_it_cannot_take_is_left_out_and_named(middle: Any, held: str) -> None:
-    made = ran(middle)
-    assert compiled(made) == {"forward 0", "backward 0"}
+def test_stage_with_unsupported_ops_is_not_compiled_and_noted(middle_stage: Any, unsupported_op: str) -> None:
+    made = run_step(middle_stage)
+    assert list_compiled_fragments(made) == {"forward 0", "backward 0"}
     assert made.xla is not None
     (note,) = made.xla.notes
     assert note.startswith("stage 'b' is not compiled by XLA: it contains ")
-    assert held in note
+    assert unsupported_op in note
 
 
-def test_checks_are_not_given_up() -> None:
-    def checked(h: Any) -> Any:
+def test_stage_with_assertions_is_not_compiled() -> None:
+    def assert_and_return(h: Any) -> Any:
         tf.debugging.assert_less(h, 100.0)
         return h
 
-    assert compiled(ran(checked)) == {"forward 0", "backward 0"}
+    assert list_compiled_fragments(run_step(assert_and_return)) == {"forward 0", "backward 0"}

@@ -33,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Wire:
+class TensorLink:
     """A link's end that takes what a step in one process sends: tensors by reference, and sizes without any."""
 
     def __init__(self, link: PeerLink) -> None:
@@ -58,7 +58,7 @@ class Wire:
         return self.link.totals()
 
 
-class Cutting:
+class ConnectionBreaker:
     """Loses every so-and-so-many-th frame from one side, and with it the connection."""
 
     def __init__(self, source: str, every: int) -> None:
@@ -82,7 +82,7 @@ class Cutting:
             thread.join(PATIENCE)
 
 
-def wired(plan: Cutting) -> Callable[[EmulatedStep], None]:
+def connect_by(plan: ConnectionBreaker) -> Callable[[EmulatedStep], None]:
     """Join the clusters of a step by links over a cable, once."""
 
     def connect(step: EmulatedStep) -> None:
@@ -90,12 +90,12 @@ def wired(plan: Cutting) -> Callable[[EmulatedStep], None]:
         deadlines = Deadlines(patience=PATIENCE)
         greetings = ((end, Greeting("run", end.here, end.there)) for end in cable.ends)
         plan.links = [PeerLink(end, greeting, ENDS, deadlines=deadlines) for end, greeting in greetings]
-        step.links = dict(zip(permutations(ENDS), map(Wire, plan.links), strict=True))  # type: ignore[arg-type]
+        step.links = dict(zip(permutations(ENDS), map(TensorLink, plan.links), strict=True))  # type: ignore[arg-type]
 
     return connect
 
 
-def trained(options: dict[str, Any]) -> tuple[list[float], list[bytes], list[Any]]:
+def train(options: dict[str, Any]) -> tuple[list[float], list[bytes], list[Any]]:
     """Losses, weights and what both sides hold, after some steps over samples that come again."""
     keras.utils.set_random_seed(4)
     kernels = [tf.Variable(keras.random.normal((6, WIDTH))), tf.Variable(keras.random.normal((WIDTH, 2)))]
@@ -115,11 +115,11 @@ def trained(options: dict[str, Any]) -> tuple[list[float], list[bytes], list[Any
     for number in range(STEPS):
         rows = np.arange(BATCH) + BATCH * number % SAMPLES
         losses.append(float(build_step_message(X[rows], Y[rows], rows.astype("int64"))))
-    held = [remembered(state) for state in current_run().channels.values()]
+    held = [list_state(state) for state in current_run().channels.values()]
     return losses, [kernel.numpy().tobytes() for kernel in kernels], held
 
 
-def remembered(state: Any) -> Any:
+def list_state(state: Any) -> Any:
     """A state as bytes, but for what its side alone uses."""
     cache = None if state.held is None else {k: v.tobytes() for k, v in state.held.as_arrays().items()}
     basis = None if state.structure is None else np.asarray(state.structure.q).tobytes()
@@ -128,17 +128,15 @@ def remembered(state: Any) -> Any:
 
 @pytest.mark.grid
 @pytest.mark.parametrize(("name", "source"), [("delta", "gpu"), ("shared rank", "npu")])
-def test_a_run_whose_line_is_cut_comes_to_the_same_bits(
-    name: str, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_broken_connections_is_bit_identical(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with nb.init(seed=2):
-        whole = trained(OPTIONS[name])
+        whole = train(OPTIONS[name])
     assert any(cache or basis for _, _, cache, basis in whole[2]), "there is something to remember"
-    plan = Cutting(source, every=11)
-    monkeypatch.setattr(EmulatedStep, "_connect", wired(plan))
+    plan = ConnectionBreaker(source, every=11)
+    monkeypatch.setattr(EmulatedStep, "_connect", connect_by(plan))
     nb.shutdown()
     with nb.init(seed=2):
-        broken = trained(OPTIONS[name])
+        broken = train(OPTIONS[name])
     plan.close()
     assert plan.cuts >= 2, "and the line was cut while it was used"
     assert plan.cable is not None and abs(plan.cable.connection) > plan.cuts, "and made again"

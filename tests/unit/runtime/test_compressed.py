@@ -20,65 +20,67 @@ from whale_nebula.codec import FP16, INT4, SVD
 
 THERE, BACK = "b0 gpu->npu", "b0 npu->gpu"
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble", "eager-1f1b")
-RARELY = ("fp16", "bf16", "int8", "svd", "svd alone", "rank", "rank alone")  # what they are made of, others have
+GRID_CODECS = ("fp16", "bf16", "int8", "svd", "svd alone", "rank", "rank alone")  # what they are made of, others have
 BOUNDED = ("bf16", "mask", "mask and rank")  # values decide how many bytes there are, at most
 
 
-def trained(options: dict[str, Any], **how: Any) -> StepResults:
+def train_in_new_run(options: dict[str, Any], **how: Any) -> StepResults:
     """What training leaves, in a run of its own."""
     with nb.init(links="10gbit,0ms"):
         return train_with_codec(options, **how)
 
 
-def left(name: str, micro_batches: int = 3, schedule: str = "eager-1f1b") -> StepResults:
+def train_by_name(name: str, micro_batches: int = 3, schedule: str = "eager-1f1b") -> StepResults:
     """The same, by a codec's name; once for all tests that ask, however they write it."""
-    return trained_once(name, micro_batches, schedule)
+    return train_cached(name, micro_batches, schedule)
 
 
 @functools.cache
-def trained_once(name: str, micro_batches: int, schedule: str) -> StepResults:
-    return trained(CODECS[name], micro_batches=micro_batches, schedule=schedule, plan=schedule == SCHEDULES[-1])
+def train_cached(name: str, micro_batches: int, schedule: str) -> StepResults:
+    return train_in_new_run(
+        CODECS[name], micro_batches=micro_batches, schedule=schedule, plan=schedule == SCHEDULES[-1]
+    )
 
 
-def off(found: np.ndarray, plain: np.ndarray) -> float:
+def relative_error(found: np.ndarray, plain: np.ndarray) -> float:
     return float(np.linalg.norm(found - plain) / np.linalg.norm(plain))
 
 
-def same(one: StepResults, other: StepResults) -> bool:
+def are_equal(one: StepResults, other: StepResults) -> bool:
     return one.losses == other.losses and all(map(np.array_equal, one.weights, other.weights))
 
 
-def sampled(*case: Any) -> Any:
+def make_case(*case: Any) -> Any:
     """A case whose codec comes first."""
-    return pytest.param(*case, marks=[pytest.mark.grid] if case[0] in RARELY else [])
+    return pytest.param(*case, marks=[pytest.mark.grid] if case[0] in GRID_CODECS else [])
 
 
 # ---------------------------------------------------------------------- every codec
-@pytest.mark.parametrize("name", [sampled(name) for name in CODECS])
-def test_it_trains(name: str) -> None:
+@pytest.mark.parametrize("name", [make_case(name) for name in CODECS])
+def test_compressed_training_stays_near_uncompressed(name: str) -> None:
     """The loss falls as it does uncompressed, and the matrices are near those: how near, the codec decides."""
-    found, plain = left(name), left("none")
+    found, plain = train_by_name(name), train_by_name("none")
     assert np.isfinite(found.losses).all()
     assert found.losses == pytest.approx(plain.losses, rel=0.5)
-    far = max(off(a, b) for a, b in zip(found.weights, plain.weights, strict=True) if b.ndim == 2)
+    far = max(relative_error(a, b) for a, b in zip(found.weights, plain.weights, strict=True) if b.ndim == 2)
     assert far <= {"none": 0.0, "fp16": 1e-4, "bf16": 1e-3, "int8": 1e-3, "mask": 1e-6}.get(name, 0.1)
     assert far > 0.0 or name in ("none", "mask")
 
 
 @pytest.mark.parametrize(
     ("name", "micro_batches"),
-    [*(sampled(name, 3) for name in CODECS if name != "ramp"), pytest.param("topk", 1, marks=pytest.mark.grid)],
+    [*(make_case(name, 3) for name in CODECS if name != "ramp"), pytest.param("topk", 1, marks=pytest.mark.grid)],
 )
-def test_a_step_takes_the_bytes_that_its_plan_says(name: str, micro_batches: int) -> None:
+def test_step_sends_the_planned_bytes(name: str, micro_batches: int) -> None:
     """Those of the last step: a basis has been sent by then, and what starts later has started."""
-    found = left(name, micro_batches)
+    found = train_by_name(name, micro_batches)
     assert found.plan is not None
     for link in ("gpu->npu", "npu->gpu"):
-        said, sent = found.plan.links[link], found.links[-1][link]
-        assert sent.payload_bytes <= said.bytes and sent.bytes <= said.wire_bytes
+        planned_link, sent = found.plan.links[link], found.links[-1][link]
+        assert sent.payload_bytes <= planned_link.bytes and sent.bytes <= planned_link.wire_bytes
         if name not in BOUNDED:
-            assert sent.payload_bytes == pytest.approx(said.bytes, rel=0.01)
-            assert sent.bytes == pytest.approx(said.wire_bytes, rel=0.01)
+            assert sent.payload_bytes == pytest.approx(planned_link.bytes, rel=0.01)
+            assert sent.bytes == pytest.approx(planned_link.wire_bytes, rel=0.01)
 
 
 SAMPLE = [("mask and rank", "gpipe", 3)]
@@ -92,57 +94,57 @@ SAMPLE = [("mask and rank", "gpipe", 3)]
     ],
 )
 def test_weights_do_not_depend_on_the_schedule(name: str, schedule: str, micro_batches: int) -> None:
-    assert same(left(name, micro_batches, schedule), left(name, micro_batches))
+    assert are_equal(train_by_name(name, micro_batches, schedule), train_by_name(name, micro_batches))
 
 
 @pytest.mark.parametrize(
     ("name", "there", "back"),
     [
-        sampled("int8", "int8", "int8"),
+        make_case("int8", "int8", "int8"),
         ("int4", "int4", "int4"),
-        sampled("svd", "svd(0.5) >> fp16", "int8"),
-        sampled("svd alone", "svd(0.5)", "svd(0.5) >> int8"),
-        sampled("rank", "rank(8) >> int8", "rank(8) >> int8"),
-        sampled("rank alone", "rank(8)", "rank(8)"),
+        make_case("svd", "svd(0.5) >> fp16", "int8"),
+        make_case("svd alone", "svd(0.5)", "svd(0.5) >> int8"),
+        make_case("rank", "rank(8) >> int8", "rank(8) >> int8"),
+        make_case("rank alone", "rank(8)", "rank(8)"),
         ("topk", "topk(0.25) >> int4", "topk(0.25) >> int8"),
         ("falls back", "int4", "int8"),
     ],
 )
-def test_the_report_says_what_was_used(name: str, there: str, back: str) -> None:
-    assert left(name).codecs == [{THERE: there, BACK: back}] * 3
+def test_report_names_the_codecs_used(name: str, there: str, back: str) -> None:
+    assert train_by_name(name).codecs == [{THERE: there, BACK: back}] * 3
 
 
-def test_a_codec_that_would_not_shrink_is_not_used_and_the_plan_says_so() -> None:
-    plan, why = left("falls back").plan, "would not make it smaller"
+def test_codec_that_would_not_shrink_is_replaced_and_noted_in_the_plan() -> None:
+    plan, why = train_by_name("falls back").plan, "would not make it smaller"
     assert plan is not None
     assert f"b0 [3, {LENGTH}, {WIDTH}] crosses as int4: topk(0.9) >> int4 {why}" in plan.notes
     assert f"b0 gradient [3, {LENGTH}, {WIDTH}] crosses as int8: topk(0.9) >> int8 {why}" in plan.notes
 
 
 # ---------------------------------------------------------------------- what changes in the middle of a run
-def test_a_codec_that_starts_later_starts_in_both_directions_at_that_step() -> None:
-    assert left("late").codecs == [{THERE: "none", BACK: "none"}] * 2 + [{THERE: "int4", BACK: "int8"}]
-    assert same(trained(CODECS["late"], steps=2), trained({}, steps=2))
+def test_start_step_applies_to_both_directions() -> None:
+    assert train_by_name("late").codecs == [{THERE: "none", BACK: "none"}] * 2 + [{THERE: "int4", BACK: "int8"}]
+    assert are_equal(train_in_new_run(CODECS["late"], steps=2), train_in_new_run({}, steps=2))
 
 
 @pytest.mark.grid
-def test_a_ramp_climbs_every_ten_steps_and_stops_where_the_next_would_lose_too_much() -> None:
-    found = trained({"int4": True, "ramp": 0.03}, steps=12).codecs
+def test_ramp_advances_every_ten_steps_within_its_error_bound() -> None:
+    found = train_in_new_run({"int4": True, "ramp": 0.03}, steps=12).codecs
     assert [each[THERE] for each in found] == ["int8"] * 12  # int8 loses 0.01, int4 would lose 0.1
-    found = trained({"int4": True, "backward": "int4", "ramp": 0.5}, steps=12).codecs
+    found = train_in_new_run({"int4": True, "backward": "int4", "ramp": 0.5}, steps=12).codecs
     assert [each[THERE] for each in found] == [each[BACK] for each in found] == ["int8"] * 10 + ["int4"] * 2
 
 
 @pytest.mark.grid
-def test_two_models_of_a_run_have_states_of_their_own() -> None:
+def test_models_of_one_run_have_separate_states() -> None:
     """Of the same sizes and stages: what starts at a step starts at each one's own."""
     first, second = train_with_codec(CODECS["late"]), train_with_codec(CODECS["late"])
     assert first.codecs == second.codecs
-    assert same(first, second)
+    assert are_equal(first, second)
 
 
 # ---------------------------------------------------------------------- steps without a gradient
-def head(options: dict[str, Any]) -> tuple[keras.Model, keras.layers.Layer, keras.layers.Layer]:
+def make_model(options: dict[str, Any]) -> tuple[keras.Model, keras.layers.Layer, keras.layers.Layer]:
     keras.utils.set_random_seed(16)
     first, second = keras.layers.Dense(WIDTH, activation="tanh"), keras.layers.Dense(3)
     inputs = keras.Input((12,))
@@ -160,8 +162,8 @@ def head(options: dict[str, Any]) -> tuple[keras.Model, keras.layers.Layer, kera
     [({}, "int4"), ({"forward": "none"}, None), ({"forward": SVD(0.5) >> FP16()}, "svd(0.5) >> fp16")],
     ids=str,
 )
-def test_predict_goes_through_the_same_codec_unless_told_otherwise(options: dict[str, Any], used: str | None) -> None:
-    model, first, second = head({"int4": True, **options})
+def test_predict_uses_the_training_codec_or_forward_option(options: dict[str, Any], used: str | None) -> None:
+    model, first, second = make_model({"int4": True, **options})
     x = draw_batch(0)[0].reshape(-1, 12)[:20]
     hidden = first(x)
     if used == "int4":
@@ -175,8 +177,8 @@ def test_predict_goes_through_the_same_codec_unless_told_otherwise(options: dict
 
 
 @pytest.mark.grid
-def test_evaluate_goes_through_the_codec_of_training() -> None:
-    model, first, second = head({"int4": True})
+def test_evaluate_uses_the_training_codec() -> None:
+    model, first, second = make_model({"int4": True})
     x, y = draw_batch(0)[0].reshape(-1, 12)[:20], draw_batch(0)[1].reshape(-1, 3)[:20]
     model.fit(x, y, batch_size=10, epochs=1, verbose=0)
     hidden = first(x)
@@ -186,19 +188,19 @@ def test_evaluate_goes_through_the_codec_of_training() -> None:
 
 
 # ---------------------------------------------------------------------- padding
-def test_rows_that_a_mask_leaves_out_change_nothing() -> None:
+def test_masked_rows_are_not_sent_and_training_is_exact() -> None:
     """Exact: what is left out counts for nothing, and the rest crosses as it is."""
-    found, plain = left("mask"), left("none")
+    found, plain = train_by_name("mask"), train_by_name("none")
     assert found.losses == pytest.approx(plain.losses, rel=1e-6)
     for a, b in zip(found.weights, plain.weights, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
     left_out = 4 * WIDTH * (ROWS * LENGTH - int(draw_batch(2)[2].sum()))
     heads = {"npu->gpu": 3 * 4, "gpu->npu": sum(4 + -(-rows * LENGTH // 8) for rows in (3, 2, 2))}
-    for link, head in heads.items():
-        assert found.links[-1][link].payload_bytes == plain.links[-1][link].payload_bytes - left_out + head
+    for link, make_model in heads.items():
+        assert found.links[-1][link].payload_bytes == plain.links[-1][link].payload_bytes - left_out + make_model
 
 
-def test_a_mask_that_only_training_is_given_leaves_predictions_whole() -> None:
+def test_mask_input_missing_in_predictions_is_ignored() -> None:
     @nb.function
     def predict(x: Any) -> Any:
         with nb.cluster(), nb.compress(mask="weights"):
@@ -211,7 +213,7 @@ def test_a_mask_that_only_training_is_given_leaves_predictions_whole() -> None:
     np.testing.assert_allclose(predict(x), 2.0 * np.tanh(x), rtol=1e-6)
 
 
-def reader(compressed: bool) -> tuple[list[np.ndarray], int]:
+def train_with_keras_mask(compressed: bool) -> tuple[list[np.ndarray], int]:
     """A model whose mask Keras finds: trained for two steps, and what the last of them sent."""
     keras.utils.set_random_seed(17)
     inputs = keras.Input((LENGTH,), dtype="int32")
@@ -229,16 +231,16 @@ def reader(compressed: bool) -> tuple[list[np.ndarray], int]:
     return [np.array(variable) for variable in model.trainable_variables], sent
 
 
-def test_padding_that_keras_marks_is_not_sent() -> None:
+def test_padding_masked_by_keras_is_not_sent() -> None:
     nb.init(links="10gbit,0ms")
-    (weights, sent), (plain, whole) = reader(True), reader(False)
+    (weights, sent), (plain, whole) = train_with_keras_mask(True), train_with_keras_mask(False)
     assert sent < 0.8 * whole
     for a, b in zip(weights, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
 # ---------------------------------------------------------------------- several readers
-def test_a_tensor_that_two_stages_of_a_cluster_read_starts_once() -> None:
+def test_start_step_of_a_tensor_with_two_readers_counts_steps_once() -> None:
     """Each of them gives a share of its gradient: a step counts once for each, and they are rounded apart."""
     weights = [tf.Variable(0.2 * data(16, 16, seed=number)) for number in range(3)]
 
@@ -263,7 +265,7 @@ def test_a_tensor_that_two_stages_of_a_cluster_read_starts_once() -> None:
 
 
 # ---------------------------------------------------------------------- steps that fail
-def with_failures(*failing: int) -> tuple[list[float], list[str]]:
+def train_with_failures(*failing: int) -> tuple[list[float], list[str]]:
     """The losses of four steps, and how each crossed; before those that are named, one fails."""
     weights = [tf.Variable(0.2 * data(16, 16, seed=number)) for number in range(2)]
 
@@ -289,18 +291,18 @@ def with_failures(*failing: int) -> tuple[list[float], list[str]]:
     return losses, used
 
 
-def test_a_step_that_fails_leaves_no_trace() -> None:
+def test_failed_steps_do_not_count_for_codecs() -> None:
     """What begins with the third step does so after two that succeed."""
-    plain = with_failures()
+    plain = train_with_failures()
     assert plain[1] == ["none", "none", "rank(4)", "rank(4)"]
-    assert with_failures(1, 3) == plain
+    assert train_with_failures(1, 3) == plain
 
 
 # -------------------- Batches with varying lengths of sentences: a free line counts the bytes of an emulated one
 LENGTHS = (5, 9, 3, 9)
 
 
-class Kept(keras.callbacks.Callback):
+class LinkRecorder(keras.callbacks.Callback):
     """What each step put on the links."""
 
     def __init__(self) -> None:
@@ -317,7 +319,7 @@ def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield draw.integers(1, 20, (6, length)), draw.standard_normal((6, length, 2)).astype("float32")
 
 
-def carried(links: str | None, micro_batch: int) -> list[dict[str, tuple[int, int]]]:
+def list_link_bytes(links: str | None, micro_batch: int) -> list[dict[str, tuple[int, int]]]:
     """Bytes and frames of each step."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((None,), dtype="int32")
@@ -330,7 +332,7 @@ def carried(links: str | None, micro_batch: int) -> list[dict[str, tuple[int, in
             outputs = keras.layers.Dense(2)(keras.layers.Concatenate()([again, hidden]))
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
-    kept = Kept()
+    kept = LinkRecorder()
     with nb.init(links=links):
         model.fit(batches(), steps_per_epoch=len(LENGTHS), verbose=0, callbacks=[kept])
     return kept.links
@@ -338,13 +340,13 @@ def carried(links: str | None, micro_batch: int) -> list[dict[str, tuple[int, in
 
 @pytest.mark.grid
 @pytest.mark.parametrize("micro_batch", [1, 4])
-def test_what_a_free_line_would_carry_is_counted_length_by_length(micro_batch: int) -> None:
-    free = carried(None, micro_batch)
-    assert free == carried("10gbit,0ms", micro_batch)
+def test_bytes_on_a_free_link_are_counted_for_each_length(micro_batch: int) -> None:
+    free = list_link_bytes(None, micro_batch)
+    assert free == list_link_bytes("10gbit,0ms", micro_batch)
     assert len({step["gpu->npu"] for step in free}) == len(set(LENGTHS))
 
 
-def test_as_many_micro_batches_are_in_flight_as_the_line_needs() -> None:
+def test_in_flight_limit_follows_the_measured_round_trip() -> None:
     """No size is planned, so the way of the first micro-batch says how long the line is."""
     keras.utils.set_random_seed(1)
     with nb.cluster(), nb.pipeline(6):

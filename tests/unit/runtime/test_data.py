@@ -32,7 +32,7 @@ def config(site: Site) -> Iterator[dict[str, Any]]:  # noqa: F811
     nb.shutdown()
 
 
-def here(site: Site) -> dict[str, Any]:  # noqa: F811
+def make_local_config(site: Site) -> dict[str, Any]:  # noqa: F811
     return {"run": "mt", "data": {"gpu": {"registry": str(site.owner.home / "certs")}}}
 
 
@@ -40,13 +40,13 @@ def ages(dataset: tf.data.Dataset) -> list[list[int]]:
     return [batch["age"].numpy().tolist() for batch in dataset]
 
 
-def test_batches_are_the_same_here_and_elsewhere(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+def test_batches_are_equal_locally_and_remotely(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
     nb.init(config)
     remote = nb.data("gpu://corpus", batch=30, seed=4)
     assert (len(remote), remote.element_spec["age"]) == (4, tf.TensorSpec((None,), tf.int64, "age"))
     first, second = ages(remote), ages(remote)
     nb.shutdown()
-    nb.init(here(site))
+    nb.init(make_local_config(site))
     direct = nb.data("gpu://corpus", batch=30, seed=4)
     assert (ages(direct), ages(direct)) == (first, second)
     assert first != second and sorted(age for batch in second for age in batch) == list(range(100))
@@ -55,7 +55,7 @@ def test_batches_are_the_same_here_and_elsewhere(site: Site, config: dict[str, A
     assert (ages(whole), whole.element_spec["age"].shape) == ([[*range(60)]], (60,))
 
 
-def test_what_is_skipped_is_not_read(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+def test_skipped_batches_are_not_read(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
     nb.init(config)
     found = nb.data("gpu://corpus", batch=30, seed=4)
     whole = ages(found)
@@ -65,7 +65,7 @@ def test_what_is_skipped_is_not_read(site: Site, config: dict[str, Any]) -> None
     assert ages(found.skip(9)) == []
 
 
-def test_texts_cross_as_they_are(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+def test_strings_are_received_unchanged(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
     column = {"dtype": "string", "raw": True}
     site.owner.publish(transform=[], schema={"age": {"dtype": "int64"}, "name": column})
     nb.init(config)
@@ -105,15 +105,15 @@ def train(folder: Path | None, config: dict[str, Any], epochs: int) -> list[np.n
     return values
 
 
-def test_a_fit_goes_on_to_the_bit(site: Site, config: dict[str, Any], tmp_path: Path) -> None:  # noqa: F811
+def test_resumed_fit_is_bit_identical(site: Site, config: dict[str, Any], tmp_path: Path) -> None:  # noqa: F811
     """Trained in one go on the owner's side; and elsewhere, broken off after an epoch."""
-    whole = train(None, here(site), 3)
+    whole = train(None, make_local_config(site), 3)
     train(tmp_path / "saved", config, 1)
     assert all(map(np.array_equal, train(tmp_path / "saved", config, 3), whole))
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "said"),
+    ("call", "error", "message"),
     [
         (lambda: nb.data("corpus", batch=1), OptionError, "does not name a dataset"),
         (lambda: nb.data("gpu://../x", batch=1), OptionError, "does not name a dataset"),
@@ -127,13 +127,13 @@ def test_a_fit_goes_on_to_the_bit(site: Site, config: dict[str, Any], tmp_path: 
         (lambda: nb.data("gpu://corpus", batch=8, purpose="other"), AccessError, "may not read"),
     ],
 )
-def test_what_is_asked_for_in_a_wrong_way(config: dict[str, Any], call: Any, error: Any, said: str) -> None:
+def test_invalid_data_calls_are_refused(config: dict[str, Any], call: Any, error: Any, message: str) -> None:
     nb.init(config)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         call()
 
 
-def test_a_refusal_in_mid_pass_ends_with_its_reason(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+def test_refusal_during_a_pass_is_raised_with_its_reason(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
     site.owner.publish(limits={"account": {"rows": 250}})
     nb.init(config)
     with pytest.raises(AccessError, match="has reached the total limit of dataset 'corpus'"):
@@ -145,7 +145,7 @@ def test_a_refusal_in_mid_pass_ends_with_its_reason(site: Site, config: dict[str
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"gpu": {}}, "missing address of the data service of 'gpu'"),
         ({"gpu": {"at": "nowhere"}}, "is not an address"),
@@ -153,12 +153,12 @@ def test_a_refusal_in_mid_pass_ends_with_its_reason(site: Site, config: dict[str
         ({"gpu": "a:1"}, "is not a mapping"),
     ],
 )
-def test_a_config_that_is_wrong(data: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_data_config_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         nb.init({"data": data})
 
 
-def test_a_folder_without_certificates(tmp_path: Path) -> None:
+def test_folder_without_certificates_is_refused(tmp_path: Path) -> None:
     nb.init({"data": {"gpu": {"at": "127.0.0.1:1", "folder": str(tmp_path)}}})
     with pytest.raises(AccessError, match="missing certificate of an account of gpu") as caught:
         nb.data("gpu://corpus", batch=8)
@@ -166,7 +166,7 @@ def test_a_folder_without_certificates(tmp_path: Path) -> None:
     nb.shutdown()
 
 
-def test_a_service_that_is_not_there(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+def test_unreachable_data_service_is_reported(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
     config["data"]["gpu"]["at"] = "127.0.0.1:1"
     nb.init(config)
     with pytest.raises(AccountError, match="is unreachable"):
@@ -174,14 +174,14 @@ def test_a_service_that_is_not_there(site: Site, config: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("account", ["ana", "bob"])
-def test_on_a_machine_of_the_owners_an_account_needs_a_grant_too(site: Site, account: str) -> None:  # noqa: F811
+def test_account_on_the_owners_machine_needs_a_grant(site: Site, account: str) -> None:  # noqa: F811
     """It is the account that the worker's certificate names."""
     site.owner.publish()
     site.owner.grant("ana")
     home = site.owner.home / "certs"
     paths = certify(site.owner, account, site.tmp / "worker")._replace(revoked=home / "revoked.json")
     attached = Attachment("gpu/0", "gpu", {}, listen="127.0.0.1:1", security=paths)
-    run = Run(load(here(site)), Links(), attachment=attached)
+    run = Run(load(make_local_config(site)), Links(), attachment=attached)
     run.clusters = ["gpu"]
     reading = _find_reading(run, "gpu", None, "")
     if account == "ana":
@@ -192,7 +192,7 @@ def test_on_a_machine_of_the_owners_an_account_needs_a_grant_too(site: Site, acc
     for close in run.closers:
         close()
     (access_records,) = (home / "audit").glob("data-gpu-worker-0.jsonl")
-    said = [json.loads(line) for line in access_records.read_text().splitlines()]
-    assert said[0]["certificate"] and [each["account"] for each in said if each["action"] == "read"] == (
+    message = [json.loads(line) for line in access_records.read_text().splitlines()]
+    assert message[0]["certificate"] and [each["account"] for each in message if each["action"] == "read"] == (
         ["bob"] if account == "bob" else []
     )

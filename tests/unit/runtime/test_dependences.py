@@ -17,12 +17,12 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, ForbiddenCrossingError
 from whale_nebula.plan.forbidden import check_forbidden
 
-LOOK = {"x": np.arange(8.0, dtype="float32").reshape(4, 2) / 8, "y": np.float32([1, 3, 2, 0])}
-SEEN: list[bytes] = []
+BATCH = {"x": np.arange(8.0, dtype="float32").reshape(4, 2) / 8, "y": np.float32([1, 3, 2, 0])}
+RECORDED: list[bytes] = []
 
 
 @dataclass(frozen=True)
-class Seen(nb.codec.Precision):
+class RecordingCodec(nb.codec.Precision):
     """Half precision that keeps what crosses."""
 
     name: ClassVar[str] = "seen"
@@ -32,7 +32,7 @@ class Seen(nb.codec.Precision):
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         def keep(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            SEEN.append(array.tobytes())
+            RECORDED.append(array.tobytes())
             return array
 
         kept = tf.numpy_function(keep, [x], x.dtype)
@@ -44,16 +44,16 @@ class Seen(nb.codec.Precision):
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
+def register_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     """The codec is known to these tests alone."""
-    monkeypatch.setitem(CODECS, Seen.name, Seen)
+    monkeypatch.setitem(CODECS, RecordingCodec.name, RecordingCodec)
 
 
 def variable(*shape: int) -> tf.Variable:
     return tf.Variable(np.linspace(0.1, 0.9, int(np.prod(shape))).reshape(shape).astype("float32"))
 
 
-def trained(forward: Callable[[Any, Any], Any], *weights: tf.Variable) -> Callable[..., Any]:
+def make_training_step(forward: Callable[[Any, Any], Any], *weights: tf.Variable) -> Callable[..., Any]:
     """A step that trains weights by a gradient."""
 
     def step(x: Any, y: Any) -> Any:
@@ -66,7 +66,7 @@ def trained(forward: Callable[[Any, Any], Any], *weights: tf.Variable) -> Callab
     return step
 
 
-def head() -> Callable[..., Any]:
+def make_labels_at_the_head() -> Callable[..., Any]:
     a, b = variable(2, 3), variable(3, 1)
 
     def forward(x: Any, y: Any) -> Any:
@@ -75,10 +75,10 @@ def head() -> Callable[..., Any]:
         with nb.stage(cluster="npu"):
             return tf.reduce_mean((tf.squeeze(hidden @ b, 1) - y) ** 2)
 
-    return trained(forward, a, b)
+    return make_training_step(forward, a, b)
 
 
-def labels_are_sent() -> Callable[..., Any]:
+def send_labels() -> Callable[..., Any]:
     """The labels are made one-hot where the model begins."""
     a = variable(2, 4)
 
@@ -88,10 +88,10 @@ def labels_are_sent() -> Callable[..., Any]:
         with nb.stage(cluster="npu"):
             return tf.reduce_mean((hidden - wanted) ** 2)
 
-    return trained(forward, a)
+    return make_training_step(forward, a)
 
 
-def labels_are_hidden() -> Callable[..., Any]:
+def hide_labels_in_activation() -> Callable[..., Any]:
     """The labels are a column of an activation."""
     a, b = variable(2, 3), variable(4, 1)
 
@@ -101,10 +101,10 @@ def labels_are_hidden() -> Callable[..., Any]:
         with nb.stage(cluster="npu"):
             return tf.reduce_mean(hidden @ b)
 
-    return trained(forward, a, b)
+    return make_training_step(forward, a, b)
 
 
-def labels_are_kept() -> Callable[..., Any]:
+def keep_labels_in_variable() -> Callable[..., Any]:
     """A variable of the first stage brings the labels of the step before."""
     a, memory = variable(2, 3), tf.Variable(tf.zeros([4]), trainable=False)
 
@@ -118,7 +118,7 @@ def labels_are_kept() -> Callable[..., Any]:
     return step
 
 
-def at_home() -> Callable[..., Any]:
+def keep_ends_at_home() -> Callable[..., Any]:
     """The middle is elsewhere; inputs and labels are in one cluster."""
     a, b, c = variable(2, 3), variable(3, 3), variable(3, 1)
 
@@ -130,10 +130,10 @@ def at_home() -> Callable[..., Any]:
         with nb.stage(cluster="gpu", name="head"):
             return tf.reduce_mean((tf.squeeze(middle @ c, 1) - y) ** 2)
 
-    return trained(forward, a, b, c)
+    return make_training_step(forward, a, b, c)
 
 
-def tied() -> Callable[..., Any]:
+def tie_table() -> Callable[..., Any]:
     """A table that both stages look up: the numbers of rows go along with the gradients of these."""
     table, b = variable(4, 3), variable(3, 1)
 
@@ -144,10 +144,10 @@ def tied() -> Callable[..., Any]:
             found = tf.gather(table, tf.cast(y, tf.int32)) + hidden
             return tf.reduce_mean(found @ b)
 
-    return trained(forward, table, b)
+    return make_training_step(forward, table, b)
 
 
-def sizes_alone() -> Callable[..., Any]:
+def use_label_count() -> Callable[..., Any]:
     """Of the labels only their number is asked for."""
     a = variable(2, 3)
 
@@ -164,14 +164,14 @@ Depends = Mapping[str, str]
 NUMBERS = "losses, metrics and other numbers"
 X, BACK = {"x": "derived"}, {"x": "gradient", "y": "gradient"}
 CASES: Mapping[Callable[[], Callable[..., Any]], Mapping[str, Depends]] = {
-    head: {
+    make_labels_at_the_head: {
         "input x in gpu": {"x": "itself"},
         "input y in npu": {"y": "itself"},
         "b0 gpu>npu": X,
         "gradient of b0 npu>gpu": BACK,
         f"{NUMBERS} npu>gpu": {"x": "number", "y": "number"},
     },
-    labels_are_sent: {
+    send_labels: {
         "input x in gpu": {"x": "itself"},
         "input y in gpu": {"y": "itself"},
         "b0 gpu>npu": X,
@@ -179,19 +179,19 @@ CASES: Mapping[Callable[[], Callable[..., Any]], Mapping[str, Depends]] = {
         "gradient of b0 npu>gpu": BACK,
         f"{NUMBERS} npu>gpu": {"x": "number", "y": "number"},
     },
-    labels_are_hidden: {
+    hide_labels_in_activation: {
         "input x in gpu": {"x": "itself"},
         "input y in gpu": {"y": "itself"},
         "b0 gpu>npu": {"x": "derived", "y": "itself"},
         f"{NUMBERS} npu>gpu": {"x": "number", "y": "number"},
     },
-    labels_are_kept: {
+    keep_labels_in_variable: {
         "input x in gpu": {"x": "itself"},
         "input y in gpu": {"y": "itself"},
         "b0 gpu>npu": {"x": "derived", "y": "derived"},
         f"{NUMBERS} npu>gpu": {"x": "number", "y": "number"},
     },
-    at_home: {
+    keep_ends_at_home: {
         "input x in gpu": {"x": "itself"},
         "input y in gpu": {"y": "itself"},
         "b0 gpu>npu": X,
@@ -200,7 +200,7 @@ CASES: Mapping[Callable[[], Callable[..., Any]], Mapping[str, Depends]] = {
         "gradient of b1 gpu>npu": BACK,
         f"{NUMBERS} gpu>npu": {"x": "number", "y": "number"},
     },
-    tied: {
+    tie_table: {
         "input x in gpu": {"x": "itself"},
         "input y in npu": {"y": "itself"},
         "b0 gpu>npu": X,
@@ -208,7 +208,7 @@ CASES: Mapping[Callable[[], Callable[..., Any]], Mapping[str, Depends]] = {
         "gradients of tied variables gpu>npu": {"x": "gradient"},
         f"{NUMBERS} npu>gpu": {"x": "number", "y": "number"},
     },
-    sizes_alone: {
+    use_label_count: {
         "input x in gpu": {"x": "itself"},
         "b0 gpu>npu": X,
         f"{NUMBERS} npu>gpu": {"x": "number"},
@@ -227,58 +227,58 @@ def cut(make: Callable[[], Callable[..., Any]]) -> Any:
     return train
 
 
-def planned(make: Callable[[], Callable[..., Any]]) -> nb.Plan:
-    return nb.plan(cut(make), *map(tf.constant, LOOK.values()))
+def make_plan(make: Callable[[], Callable[..., Any]]) -> nb.Plan:
+    return nb.plan(cut(make), *map(tf.constant, BATCH.values()))
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_what_crosses_depends_on_these_inputs(make: Callable[[], Callable[..., Any]]) -> None:
+def test_reported_dependences_of_crossings(make: Callable[[], Callable[..., Any]]) -> None:
     found = {
         f"{each.name} {f'{each.source}>' if each.source else 'in '}{each.destination}": dict(each.depends)
-        for each in planned(make).crossings
+        for each in make_plan(make).crossings
     }
     assert found == CASES[make]
 
 
 @pytest.mark.parametrize(
     "make",
-    [pytest.param(labels_are_sent, marks=pytest.mark.grid), labels_are_hidden, at_home, sizes_alone],
+    [pytest.param(send_labels, marks=pytest.mark.grid), hide_labels_in_activation, keep_ends_at_home, use_label_count],
     ids=lambda make: make.__name__,
 )
-def test_it_changes_with_these_inputs_and_with_no_other(make: Callable[[], Callable[..., Any]]) -> None:
-    plan = planned(make)
+def test_crossings_change_only_with_the_reported_inputs(make: Callable[[], Callable[..., Any]]) -> None:
+    plan = make_plan(make)
     crossings = {each.name: each.depends for each in plan.crossings}
     names = [each.name for each in plan.boundaries]
     names += [f"gradient of {each.name}" for each in plan.boundaries[::-1] if each.backward]
-    told: list[list[bytes]] = []
+    recorded: list[list[bytes]] = []
     for changed in ("", "x", "y"):
-        SEEN.clear()
-        values = {name: value[::-1].copy() if name == changed else value for name, value in LOOK.items()}
+        RECORDED.clear()
+        values = {name: value[::-1].copy() if name == changed else value for name, value in BATCH.items()}
         cut(make)(*map(tf.constant, values.values()))
-        told.append(list(SEEN))
-    assert [len(each) for each in told] == [len(names)] * 3
+        recorded.append(list(RECORDED))
+    assert [len(each) for each in recorded] == [len(names)] * 3
     for place, name in enumerate(names):
-        differs = {which for which, each in zip("xy", told[1:], strict=True) if each[place] != told[0][place]}
+        differs = {which for which, each in zip("xy", recorded[1:], strict=True) if each[place] != recorded[0][place]}
         assert differs == set(crossings.get(name, ())), name
 
 
-def by_python(put: Any, take: Any) -> Any:
+def pass_by_python(put: Any, take: Any) -> Any:
     kept: list[Any] = []
     with tf.control_dependencies([tf.numpy_function(lambda y: (kept.append(y), y)[1], [put], tf.float32)]):
         return tf.numpy_function(lambda x: kept[-1] + 0 * x[:, 0], [take], tf.float32)
 
 
-def by_a_file(put: Any, take: Any) -> Any:
+def pass_by_file(put: Any, take: Any) -> Any:
     with tf.control_dependencies([tf.io.write_file("kept", tf.io.serialize_tensor(put))]):
         return tf.io.parse_tensor(tf.io.read_file("kept"), tf.float32)
 
 
-def by_a_staging_area(put: Any, take: Any) -> Any:
+def pass_by_staging_area(put: Any, take: Any) -> Any:
     with tf.control_dependencies([tf.raw_ops.Stage(values=[put], shared_name="kept")]):
         return tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name="kept")[0]
 
 
-def by_a_name(put: Any, take: Any) -> Any:
+def pass_by_shared_name(put: Any, take: Any) -> Any:
     def handle() -> Any:
         return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[4], shared_name="kept")
 
@@ -287,10 +287,8 @@ def by_a_name(put: Any, take: Any) -> Any:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["in one cluster", "in two clusters"])
-@pytest.mark.parametrize("way", [by_python, by_a_file, by_a_staging_area, by_a_name])
-def test_what_the_graph_does_not_show_may_be_all_that_its_cluster_was_given(
-    way: Callable[[Any, Any], Any], apart: bool
-) -> None:
+@pytest.mark.parametrize("way", [pass_by_python, pass_by_file, pass_by_staging_area, pass_by_shared_name])
+def test_opaque_ops_depend_on_all_inputs_of_their_cluster(way: Callable[[Any, Any], Any], apart: bool) -> None:
     a = variable(2, 3)
 
     def step(x: Any, y: Any) -> Any:
@@ -300,53 +298,57 @@ def test_what_the_graph_does_not_show_may_be_all_that_its_cluster_was_given(
             wanted = tf.reshape(way(y, x), [4, 1]) if apart else 0.0
             return tf.reduce_mean(hidden - wanted)
 
-    [found] = [each.depends for each in planned(lambda: step).crossings if each.name == "b0"]
+    [found] = [each.depends for each in make_plan(lambda: step).crossings if each.name == "b0"]
     assert set(found) == ({"x"} if apart else {"x", "y"})
 
 
-@pytest.mark.parametrize(("rules", "said"), [(["x -> tpu", "labels -> npu"], "labels -> npu"), (["* -> npu"], "")])
-def test_a_rule_about_no_input_of_a_step_that_trains_is_told(rules: list[str], said: str) -> None:
+@pytest.mark.parametrize(("rules", "message"), [(["x -> tpu", "labels -> npu"], "labels -> npu"), (["* -> npu"], "")])
+def test_rule_about_an_unknown_input_warns(rules: list[str], message: str) -> None:
     config = load({"forbid": rules})
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         check_forbidden("train", [], config.forbid, ["x", "y"], trains=True)
-    assert [str(each.message).count(said) for each in told] == [1] * bool(said)
+    assert [str(each.message).count(message) for each in recorded] == [1] * bool(message)
 
 
 RULES: Mapping[str, tuple[Callable[[], Callable[..., Any]], Any, str]] = {
-    "a gradient tells": (at_home, "y -> npu", "gradient of b1, gpu -> npu: a gradient that depends on y"),
-    "and so does a number": (at_home, {"input": "y", "cluster": "npu", "allow": "gradient"}, "single numbers"),
-    "unless both may": (at_home, {"input": "y", "cluster": "npu", "allow": ["gradient", "number"]}, ""),
+    "gradient": (keep_ends_at_home, "y -> npu", "gradient of b1, gpu -> npu: a gradient that depends on y"),
+    "number": (
+        keep_ends_at_home,
+        {"input": "y", "cluster": "npu", "allow": "gradient"},
+        "single numbers",
+    ),
+    "both allowed": (keep_ends_at_home, {"input": "y", "cluster": "npu", "allow": ["gradient", "number"]}, ""),
     "any input": (
-        at_home,
+        keep_ends_at_home,
         {"input": "*", "cluster": "npu", "allow": ["gradient", "number"]},
         "computed from x and weights",
     ),
-    "what is hidden": (
-        labels_are_hidden,
+    "hidden labels": (
+        hide_labels_in_activation,
         {"input": "y", "cluster": "npu", "allow": "derived"},
         "b0, gpu -> npu: y itself",
     ),
-    "who reads it": (head, "y -> npu", "input y, in npu: y itself"),
-    "sizes": (sizes_alone, "y -> npu", ""),
+    "reader": (make_labels_at_the_head, "y -> npu", "input y, in npu: y itself"),
+    "sizes": (use_label_count, "y -> npu", ""),
 }
 
 
-@pytest.mark.parametrize(("make", "rule", "said"), RULES.values(), ids=RULES)
-def test_a_step_that_breaks_a_rule_is_refused(make: Callable[[], Callable[..., Any]], rule: Any, said: str) -> None:
+@pytest.mark.parametrize(("make", "rule", "message"), RULES.values(), ids=RULES)
+def test_step_that_breaks_a_rule_is_refused(make: Callable[[], Callable[..., Any]], rule: Any, message: str) -> None:
     nb.init({"forbid": [rule]})
-    step, values = cut(make), [tf.constant(value) for value in LOOK.values()]
+    step, values = cut(make), [tf.constant(value) for value in BATCH.values()]
     marked = "forbidden: " in nb.plan(step, *values).to_text()
-    assert marked == bool(said)
-    if said:
-        with pytest.raises(ForbiddenCrossingError, match=said):
+    assert marked == bool(message)
+    if message:
+        with pytest.raises(ForbiddenCrossingError, match=message):
             step(*values)
     else:
         step(*values)
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ("y to npu", "is not a rule of the form"),
         ("y ->", "is not a rule of the form"),
@@ -356,6 +358,6 @@ def test_a_step_that_breaks_a_rule_is_refused(make: Callable[[], Callable[..., A
         ({"input": "y", "cluster": "npu", "except": "number"}, "unknown key 'except'"),
     ],
 )
-def test_a_rule_that_is_none_is_refused(rule: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_rule_is_refused(rule: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load({"clusters": {"gpu": {}, "npu": {}}, "forbid": [rule]})

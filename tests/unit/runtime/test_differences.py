@@ -17,7 +17,7 @@ from whale_nebula.codec.deltas import LIMIT, Cache, most_bytes
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange.state import At, States, Tally
+from whale_nebula.runtime.exchange.state import States, Tally, TensorPosition
 from whale_nebula.runtime.run import current_run
 from whale_nebula.transport.protocol import Packed
 
@@ -32,20 +32,20 @@ class Ends(Pair):
 
     def send(self, x: np.ndarray, ids: Any, rows: Any = None) -> Any:  # type: ignore[override]
         self.steps += 1
-        return super().send(x, At(self.steps, 0, True), rows, array(ids))
+        return super().send(x, TensorPosition(self.steps, 0, True), rows, to_ids(ids))
 
     def take(self, payload: Any, ids: Any) -> np.ndarray:
-        made, _ = self.into.take(payload, self.tally, None, array(ids))
+        made, _ = self.incoming.take(payload, self.tally, None, to_ids(ids))
         return np.asarray(made)
 
     def cross(self, x: np.ndarray, ids: Any, rows: Any = None) -> tuple[np.ndarray, int]:  # type: ignore[override]
         """The tensor as the reader has it, and the bytes that crossed."""
         made = self.take(self.send(x, ids, rows), ids)
-        assert stored(self.here, OUT) == stored(self.away, IN)
+        assert list_cache_bytes(self.states_a, OUT) == list_cache_bytes(self.states_b, IN)
         return made, self.payload.nbytes
 
 
-def array(ids: Any) -> np.ndarray:
+def to_ids(ids: Any) -> np.ndarray:
     return np.asarray(ids, np.int64)
 
 
@@ -55,89 +55,89 @@ def held(states: States, name: str) -> Cache:
     return found
 
 
-def stored(states: States, name: str) -> dict[str, bytes]:
+def list_cache_bytes(states: States, name: str) -> dict[str, bytes]:
     return {what: each.tobytes() for what, each in held(states, name).as_arrays().items()}
 
 
-def drawn(seed: int = 0, samples: int = SAMPLES, scale: float = 1.0, length: int = LENGTH) -> np.ndarray:
+def draw_samples(seed: int = 0, samples: int = SAMPLES, scale: float = 1.0, length: int = LENGTH) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((samples, length, COLUMNS)).astype(np.float32) * scale
 
 
-def single(x: Any) -> np.ndarray:
+def to_float32(x: Any) -> np.ndarray:
     return np.asarray(tf.cast(x, tf.float32))
 
 
-def error(made: np.ndarray, x: np.ndarray) -> float:
+def relative_error(made: np.ndarray, x: np.ndarray) -> float:
     return float(np.linalg.norm(made - x) / np.linalg.norm(x))
 
 
-def whole(samples: int, marks: int = SAMPLES) -> int:
+def count_whole_bytes(samples: int, marks: int = SAMPLES) -> int:
     """Bytes of so many samples that cross whole."""
     return 4 + -(-marks // 8) + samples * FULL
 
 
 @pytest.mark.parametrize(("way", "coarse"), [(INT8_WAY, 0.005), (INT4_WAY, 0.08)])
-def test_bytes_fall_after_the_first_epoch_and_the_error_as_samples_settle(way: Way, coarse: float) -> None:
-    ends, x, order = Ends(way), drawn(), np.random.default_rng(1)
+def test_bytes_and_errors_fall_after_the_first_epoch(way: Way, coarse: float) -> None:
+    ends, x, order = Ends(way), draw_samples(), np.random.default_rng(1)
     errors, sizes = [], []
     for epoch in range(5):
-        moved = x + drawn(7 + epoch, scale=0.2 / 4**epoch)
+        moved = x + draw_samples(7 + epoch, scale=0.2 / 4**epoch)
         epoch_sizes, made = [], np.empty_like(x)
         for batch in np.split(order.permutation(SAMPLES), 3):
             made[batch], size = ends.cross(moved[batch], batch)
             epoch_sizes.append(size)
-        errors.append(error(made, moved))
+        errors.append(relative_error(made, moved))
         sizes.append(epoch_sizes)
-    assert sizes[0] == [whole(4, marks=4)] * 3
+    assert sizes[0] == [count_whole_bytes(4, marks=4)] * 3
     due = payload_bytes(str(way), "float32", (4, LENGTH, COLUMNS))
     assert sizes[1:] == [[due] * 3] * 4
     assert errors[2] < errors[1] / 2 < coarse / 2
     direct = np.asarray(way.codec.decode(way.codec.encode(tf.constant(x)), x.shape, "float32"))
-    assert errors[-1] < error(direct, x) / 10
+    assert errors[-1] < relative_error(direct, x) / 10
 
 
-def test_the_first_time_a_sample_crosses_in_half_precision_and_too_large_numbers_as_large_as_can_be() -> None:
-    x = drawn()
+def test_first_sample_is_sent_as_clamped_float16() -> None:
+    x = draw_samples()
     x[3, 0, :2] = 1e9, -1e9
     made, size = Ends(INT8_WAY).cross(x, range(SAMPLES))
-    assert size == whole(SAMPLES)
+    assert size == count_whole_bytes(SAMPLES)
     np.testing.assert_array_equal(made, np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32))
 
 
-def test_known_and_unknown_samples_cross_in_one_micro_batch() -> None:
-    ends, x = Ends(INT8_WAY), drawn()
+def test_micro_batch_can_mix_cached_and_new_samples() -> None:
+    ends, x = Ends(INT8_WAY), draw_samples()
     ends.cross(x[:5], range(5))
     made, size = ends.cross(x, [3, 20, 4, 21, 22, 0, 23, 24, 25, 26, 27, 28])
     three = payload_bytes("int8", "float32", (3, LENGTH, COLUMNS)) - 4
-    assert size == whole(9) + three
+    assert size == count_whole_bytes(9) + three
     unknown = [1, 3, 4, *range(6, SAMPLES)]
     np.testing.assert_array_equal(made[unknown], x[unknown].astype(np.float16).astype(np.float32))
-    assert 0 < error(made[[0, 2, 5]], x[[0, 2, 5]]) < 0.02
-    assert len(held(ends.here, OUT)) == 5 + 9
+    assert 0 < relative_error(made[[0, 2, 5]], x[[0, 2, 5]]) < 0.02
+    assert len(held(ends.states_a, OUT)) == 5 + 9
 
 
-def test_the_reader_computes_with_what_both_hold() -> None:
-    ends, x = Ends(INT4_WAY), drawn()
+def test_decoded_tensor_equals_the_cached_samples() -> None:
+    ends, x = Ends(INT4_WAY), draw_samples()
     ends.cross(x, range(SAMPLES))
     made, _ = ends.cross(x + 0.1, range(SAMPLES))
-    np.testing.assert_array_equal(made, held(ends.here, OUT).get(array(range(SAMPLES))).astype(np.float32))
+    np.testing.assert_array_equal(made, held(ends.states_a, OUT).get(to_ids(range(SAMPLES))).astype(np.float32))
 
 
-def test_a_ragged_last_batch_and_an_empty_one() -> None:
-    ends, x = Ends(INT8_WAY), drawn()
+def test_ragged_and_empty_batches_are_sent() -> None:
+    ends, x = Ends(INT8_WAY), draw_samples()
     ends.cross(x, range(SAMPLES))
     made, size = ends.cross(x[:1], [11])
-    assert made.shape == (1, LENGTH, COLUMNS) and size < whole(1)
-    before = stored(ends.here, OUT)
+    assert made.shape == (1, LENGTH, COLUMNS) and size < count_whole_bytes(1)
+    before = list_cache_bytes(ends.states_a, OUT)
     payload = ends.send(x[:0], [])
     assert ends.take(payload, []).shape == (0, LENGTH, COLUMNS)
-    assert stored(ends.here, OUT) == before == stored(ends.away, IN)
+    assert list_cache_bytes(ends.states_a, OUT) == before == list_cache_bytes(ends.states_b, IN)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_crosses_whole_is_seen_and_is_not_held(bad: float) -> None:
+def test_sample_with_nan_is_sent_whole_and_not_cached(bad: float) -> None:
     """The ends refuse it before it comes here; what they hold stays sound all the same."""
-    here, there, x, ids = Cache(LIMIT), Cache(LIMIT), drawn(), array(range(SAMPLES))
+    here, there, x, ids = Cache(LIMIT), Cache(LIMIT), draw_samples(), to_ids(range(SAMPLES))
 
     def cross(x: np.ndarray) -> tuple[np.ndarray, int]:
         data, made = deltas.encode(INT8(), tf.constant(x), ids, here)
@@ -148,59 +148,59 @@ def test_what_is_no_number_crosses_whole_is_seen_and_is_not_held(bad: float) -> 
     cross(x)
     x[2, 1, 5] = bad
     made, size = cross(x)
-    assert size == whole(1) + payload_bytes("int8", "float32", (11, LENGTH, COLUMNS)) - 2 * 4
+    assert size == count_whole_bytes(1) + payload_bytes("int8", "float32", (11, LENGTH, COLUMNS)) - 2 * 4
     assert np.array_equal(made[2, 1, 5], bad, equal_nan=True) and np.isfinite(np.delete(made, 2, axis=0)).all()
     x[2, 1, 5] = 0.5
     assert np.isfinite(cross(x)[0]).all()
 
 
-def room(samples: int) -> int:
+def find_cache_limit(samples: int) -> int:
     one = Cache(LIMIT)
-    one.put(array([0]), np.zeros((1, LENGTH, COLUMNS)))
+    one.put(to_ids([0]), np.zeros((1, LENGTH, COLUMNS)))
     return samples * one.nbytes
 
 
-def test_samples_beyond_the_room_cross_as_without_differences_and_the_report_says_so() -> None:
-    ends, x = Ends(INT8_WAY, limit=room(7)), drawn()
+def test_samples_beyond_the_cache_limit_are_sent_whole_and_noted() -> None:
+    ends, x = Ends(INT8_WAY, limit=find_cache_limit(7)), draw_samples()
     alone = payload_bytes(str(INT8_WAY), "float32", (4, LENGTH, COLUMNS))
     sizes, errors = [], []
     for first in [0, 4, 8] * 3:
         made, size = ends.cross(x[first : first + 4], range(first, first + 4))
         sizes.append(size)
-        errors.append([error(made[each], x[first + each]) for each in range(4)])
-        assert held(ends.away, IN).nbytes <= room(7)
-    assert sizes[0] == whole(4, marks=4) and alone < sizes[1] < sizes[0] and sizes[2:] == [alone] * 7
+        errors.append([relative_error(made[each], x[first + each]) for each in range(4)])
+        assert held(ends.states_b, IN).nbytes <= find_cache_limit(7)
+    assert sizes[0] == count_whole_bytes(4, marks=4) and alone < sizes[1] < sizes[0] and sizes[2:] == [alone] * 7
     assert max(errors[3] + errors[4][:3]) < 0.001 < 0.004 < min(errors[5]) <= max(errors[5]) < 0.01
     direct = np.asarray(INT8().decode(INT8().encode(tf.constant(x[8:])), x[8:].shape, "float32"))
     np.testing.assert_allclose(made, direct, rtol=1e-3, atol=1e-6)
     assert "the cache has no room" in ends.tally.reports()["b0 a->b"].notes[0]
 
 
-def test_where_nothing_that_is_held_comes_again_all_of_it_goes_for_what_comes() -> None:
-    ends, x = Ends(INT8_WAY, limit=room(4)), drawn(samples=4)
+def test_unused_samples_are_evicted_for_new_ones() -> None:
+    ends, x = Ends(INT8_WAY, limit=find_cache_limit(4)), draw_samples(samples=4)
     ends.cross(x, range(4))
     for _ in range(15):
-        assert ends.cross(x, range(10, 14))[1] < whole(4, marks=4)
-    assert held(ends.here, OUT).known(array([0, 10])).tolist() == [True, False]
-    assert ends.cross(x, range(10, 14))[1] == whole(4, marks=4)
-    assert held(ends.away, IN).known(array([0, 10])).tolist() == [False, True]
+        assert ends.cross(x, range(10, 14))[1] < count_whole_bytes(4, marks=4)
+    assert held(ends.states_a, OUT).known(to_ids([0, 10])).tolist() == [True, False]
+    assert ends.cross(x, range(10, 14))[1] == count_whole_bytes(4, marks=4)
+    assert held(ends.states_b, IN).known(to_ids([0, 10])).tolist() == [False, True]
 
 
-def test_samples_of_another_shape_cross_as_without_differences_and_the_report_says_so() -> None:
-    ends, x = Ends(INT8_WAY), drawn()
+def test_samples_of_another_shape_use_the_codec_alone_and_are_noted() -> None:
+    ends, x = Ends(INT8_WAY), draw_samples()
     ends.cross(x, range(SAMPLES))
-    longer = drawn(length=LENGTH + 1)
-    version = held(ends.here, OUT).version
+    longer = draw_samples(length=LENGTH + 1)
+    version = held(ends.states_a, OUT).version
     made, size = ends.cross(longer, range(SAMPLES))
-    assert size == payload_bytes(str(INT8_WAY), "float32", longer.shape) and error(made, longer) < 0.01
-    assert held(ends.here, OUT).version == version
+    assert size == payload_bytes(str(INT8_WAY), "float32", longer.shape) and relative_error(made, longer) < 0.01
+    assert held(ends.states_a, OUT).version == version
     assert "pad to one length" in ends.tally.reports()["b0 a->b"].notes[0]
-    assert error(ends.cross(x, range(SAMPLES))[0], x) < 0.001
+    assert relative_error(ends.cross(x, range(SAMPLES))[0], x) < 0.001
 
 
 @pytest.mark.parametrize("way", EVERY_WAY)
-def test_rows_that_a_mask_leaves_out_do_not_cross_and_read_as_zeros(way: Way) -> None:
-    ends, x = Ends(way), drawn()
+def test_masked_rows_are_not_sent_and_are_read_as_zeros(way: Way) -> None:
+    ends, x = Ends(way), draw_samples()
     marks = np.random.default_rng(3).random((SAMPLES, LENGTH)) < 0.6
     kept = int(marks.sum())
     made, size = ends.cross(x, range(SAMPLES), marks)
@@ -212,61 +212,63 @@ def test_rows_that_a_mask_leaves_out_do_not_cross_and_read_as_zeros(way: Way) ->
     made, size = ends.cross(x, range(SAMPLES), other)
     kept = int(other.sum())
     assert size == 4 + 2 + rows + payload_bytes(str(way.codec), "float32", (kept, COLUMNS)) - 4
-    assert not made[~other].any() and error(made[other], x[other]) < 0.1
+    assert not made[~other].any() and relative_error(made[other], x[other]) < 0.1
 
 
-def test_zstd_packs_changes_as_well() -> None:
-    ends, x = Ends(Way(INT8(), delta="ids", zstd=True)), drawn()
+def test_zstd_compresses_changes() -> None:
+    ends, x = Ends(Way(INT8(), delta="ids", zstd=True)), draw_samples()
     x = x.astype(np.float16).astype(np.float32)
     ends.cross(x, range(SAMPLES))
     made, size = ends.cross(x, range(SAMPLES))
-    assert size < payload_bytes("int8", "float32", x.shape) / 2 and error(made, x) < 0.001
+    assert size < payload_bytes("int8", "float32", x.shape) / 2 and relative_error(made, x) < 0.001
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-def test_tensors_come_back_in_their_own_type(dtype: str) -> None:
-    ends, x = Ends(INT8_WAY), tf.cast(drawn(), dtype)
+def test_decoded_tensors_have_their_original_dtype(dtype: str) -> None:
+    ends, x = Ends(INT8_WAY), tf.cast(draw_samples(), dtype)
     for _ in range(2):
-        payload, _ = ends.out.send(x, At(0, 0, True), ends.tally, None, None, array(range(SAMPLES)))
-        made, _ = ends.into.take(payload, ends.tally, None, array(range(SAMPLES)))
-        assert made.dtype == x.dtype and error(single(made), single(x)) < 0.01
+        payload, _ = ends.outgoing.send(x, TensorPosition(0, 0, True), ends.tally, None, None, to_ids(range(SAMPLES)))
+        made, _ = ends.incoming.take(payload, ends.tally, None, to_ids(range(SAMPLES)))
+        assert made.dtype == x.dtype and relative_error(to_float32(made), to_float32(x)) < 0.01
 
 
-def test_without_ids_or_with_others_than_rows_the_codec_alone_is_used() -> None:
-    ends, x = Ends(INT8_WAY), drawn()
+def test_codec_alone_is_used_without_matching_ids() -> None:
+    ends, x = Ends(INT8_WAY), draw_samples()
     for ids in (None, range(SAMPLES - 1)):
-        payload, _ = ends.out.send(
-            tf.constant(x), At(0, 0, True), ends.tally, None, None, None if ids is None else array(ids)
+        payload, _ = ends.outgoing.send(
+            tf.constant(x), TensorPosition(0, 0, True), ends.tally, None, None, None if ids is None else to_ids(ids)
         )
-        made, _ = ends.into.take(payload, ends.tally)
-        assert payload.nbytes == payload_bytes("int8", "float32", x.shape) and error(np.asarray(made), x) < 0.01
-    assert ends.here.of(OUT).held is None and ends.away.of(IN).held is None
+        made, _ = ends.incoming.take(payload, ends.tally)
+        assert (
+            payload.nbytes == payload_bytes("int8", "float32", x.shape) and relative_error(np.asarray(made), x) < 0.01
+        )
+    assert ends.states_a.of(OUT).held is None and ends.states_b.of(IN).held is None
 
 
-def test_sides_that_hold_different_samples_find_out_by_name() -> None:
-    ends, x = Ends(INT8_WAY), drawn()
+def test_different_caches_are_refused_with_the_name_of_the_boundary() -> None:
+    ends, x = Ends(INT8_WAY), draw_samples()
     ends.cross(x, range(SAMPLES))
     lost = ends.send(x[:4], range(4))
     assert isinstance(lost, Packed)
     payload = ends.send(x, range(SAMPLES))
-    before = stored(ends.away, IN)
+    before = list_cache_bytes(ends.states_b, IN)
     with pytest.raises(RemoteProtocolError, match="the two sides of b0 a->b have different states") as caught:
         ends.take(payload, range(SAMPLES))
     assert "the same checkpoint" in caught.value.mend
-    assert stored(ends.away, IN) == before
+    assert list_cache_bytes(ends.states_b, IN) == before
 
 
-def test_other_ids_at_the_other_side_are_refused() -> None:
-    ends, x = Ends(INT8_WAY), drawn()
+def test_different_ids_at_the_other_end_are_refused() -> None:
+    ends, x = Ends(INT8_WAY), draw_samples()
     ends.cross(x, range(SAMPLES))
     with pytest.raises(RemoteProtocolError, match="or different samples"):
         ends.take(ends.send(x, range(SAMPLES)), range(100, 100 + SAMPLES))
     with pytest.raises(RemoteProtocolError, match="whose samples are not cached"):
-        Ends(INT8_WAY).into.take(Ends(INT8_WAY).send(x, range(SAMPLES)), Tally())
+        Ends(INT8_WAY).incoming.take(Ends(INT8_WAY).send(x, range(SAMPLES)), Tally())
 
 
-def test_bytes_that_are_cut_short_are_refused() -> None:
-    x = drawn()
+def test_truncated_payload_is_refused() -> None:
+    x = draw_samples()
     payload = Ends(INT8_WAY).send(x, range(SAMPLES))
     for size in (4, 5, payload.nbytes - 1):
         with pytest.raises(RemoteProtocolError):
@@ -274,23 +276,23 @@ def test_bytes_that_are_cut_short_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dims", [(1, 1), (9, 2), (3, 2, 65)])
-def test_no_payload_is_larger_than_said(dims: tuple[int, ...]) -> None:
+def test_most_bytes_bounds_every_payload(dims: tuple[int, ...]) -> None:
     assert most_bytes(dims) >= -(-dims[0] // 8) + 2 * np.prod(dims)
     assert most_bytes(dims) >= -(-dims[0] // 8) + payload_bytes("int8", "float64", dims) - 4
 
 
-def test_a_failed_step_leaves_what_is_held_as_it_was() -> None:
-    ends, x = Ends(INT8_WAY), drawn()
+def test_restored_states_have_their_former_caches() -> None:
+    ends, x = Ends(INT8_WAY), draw_samples()
     ends.cross(x, range(SAMPLES))
-    here, there = stored(ends.here, OUT), stored(ends.away, IN)
-    before = ends.here.copy(), ends.away.copy()
+    here, there = list_cache_bytes(ends.states_a, OUT), list_cache_bytes(ends.states_b, IN)
+    before = ends.states_a.copy(), ends.states_b.copy()
     ends.cross(x[:4] + 1, range(4))
     ends.send(x[4:8], range(20, 24))
-    assert stored(ends.here, OUT) != here and stored(ends.away, IN) != there
-    ends.here.restore(before[0])
-    ends.away.restore(before[1])
-    assert (stored(ends.here, OUT), stored(ends.away, IN)) == (here, there)
-    assert ends.cross(x, range(SAMPLES))[1] < whole(SAMPLES)
+    assert list_cache_bytes(ends.states_a, OUT) != here and list_cache_bytes(ends.states_b, IN) != there
+    ends.states_a.restore(before[0])
+    ends.states_b.restore(before[1])
+    assert (list_cache_bytes(ends.states_a, OUT), list_cache_bytes(ends.states_b, IN)) == (here, there)
+    assert ends.cross(x, range(SAMPLES))[1] < count_whole_bytes(SAMPLES)
 
 
 MICRO_BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=12)
@@ -298,16 +300,14 @@ MICRO_BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), ma
 
 @settings(deadline=None, max_examples=25)
 @given(MICRO_BATCHES, st.integers(0, 5), st.sampled_from(EVERY_WAY), st.booleans())
-def test_whatever_samples_come_both_sides_hold_the_same_bits(
-    batches: list[list[int]], held_rows: int, way: Way, masked: bool
-) -> None:
+def test_caches_of_both_ends_stay_identical(batches: list[list[int]], held_rows: int, way: Way, masked: bool) -> None:
     ends, draw = Ends(way, limit=held_rows * (2 * 64 * 2 + 160)), np.random.default_rng(0)
     for ids in batches:
         x = draw.standard_normal((len(ids), 2, 64)).astype(np.float32)
         marks = draw.random((len(ids), 2)) < 0.7 if masked else np.ones((len(ids), 2), np.bool_)
         made, size = ends.cross(x, ids, marks if masked else None)
-        assert size <= x.nbytes and held(ends.here, OUT).nbytes <= ends.limit
-        assert not marks.any() or error(made[marks], x[marks]) < 1
+        assert size <= x.nbytes and held(ends.states_a, OUT).nbytes <= ends.limit
+        assert not marks.any() or relative_error(made[marks], x[marks]) < 1
 
 
 # -------------------- Training with differences in one process: bytes, caches of both sides, and excluded cases
@@ -328,13 +328,13 @@ def run() -> Iterator[None]:
         yield
 
 
-def held_in_training() -> list[dict[str, bytes]]:
+def list_training_caches() -> list[dict[str, bytes]]:
     """What each side holds of samples."""
     states = current_run().channels.values()
     return [{k: v.tobytes() for k, v in s.held.as_arrays().items()} for s in states if s.held is not None]
 
 
-def crossed() -> int:
+def count_payload_bytes() -> int:
     return nb.last_report().boundaries[THERE].payload_bytes
 
 
@@ -352,22 +352,24 @@ class TestKeras:
 
     def fit(self, model: keras.Model) -> tuple[list[float], list[int]]:
         sizes: list[int] = []
-        seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: sizes.append(crossed()))
+        seen = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: sizes.append(count_payload_bytes())
+        )
         done = model.fit(DATA, Y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[seen])
         return done.history["loss"], sizes
 
     @pytest.mark.grid
-    def test_three_epochs_with_differences_and_evaluation_between(self) -> None:
+    def test_training_with_differences_and_evaluation(self) -> None:
         model = self.model(int8=True, delta="x/ids")
         losses, sizes = self.fit(model)
         steps = TRAINED_SAMPLES // BATCH
         assert sizes == [WHOLE] * steps + [CHANGES] * (EPOCHS - 1) * steps
-        first, second = held_in_training()
+        first, second = list_training_caches()
         assert first == second and len(first["ids"]) == TRAINED_SAMPLES * 8
         model.evaluate(DATA, Y, batch_size=BATCH, verbose=0)
-        assert crossed() == PARTS * payload_bytes("int8", "float32", (ROWS, WIDTH))
+        assert count_payload_bytes() == PARTS * payload_bytes("int8", "float32", (ROWS, WIDTH))
         model.predict({**DATA, "ids": np.arange(TRAINED_SAMPLES)}, batch_size=BATCH, verbose=0)
-        assert held_in_training() == [first, second]
+        assert list_training_caches() == [first, second]
         exact, _ = self.fit(self.model(fp16=True, backward=None))
         np.testing.assert_allclose(losses, exact, rtol=0.02)
         assert losses[-1] < losses[0]

@@ -15,7 +15,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, Program, Request, Variable
-from whale_nebula.runtime.step.gradients import Sums, merge, sum_over_stages
+from whale_nebula.runtime.step.gradients import GradientSums, merge, sum_over_stages
 from whale_nebula.spec import Spec, Value
 
 ROWS, LENGTH, WIDTH, TOKENS = 8, 5, 4, 7
@@ -41,7 +41,7 @@ def positions(ids: Any) -> Any:
     return tf.range(tf.shape(ids)[1])
 
 
-def fixed(ids: Any) -> Any:
+def fixed_positions(ids: Any) -> Any:
     return tf.range(LENGTH)
 
 
@@ -49,26 +49,26 @@ def tokens(ids: Any) -> Any:
     return ids
 
 
-def shifted(ids: Any) -> Any:
+def shifted_tokens(ids: Any) -> Any:
     return tf.cast((ids + 1) % TOKENS, tf.int64)
 
 
-def chosen_by_all(ids: Any) -> Any:
+def token_sum(ids: Any) -> Any:
     return (tf.reduce_sum(ids) % TOKENS)[None]
 
 
-def branches(ids: Any) -> Any:
+def branched_positions(ids: Any) -> Any:
     return tf.cond(tf.shape(ids)[1] > 2, lambda: positions(ids) + 1, lambda: positions(ids))
 
 
 LOOKUPS = {
     "positions": (positions,),
-    "fixed positions": (fixed,),
+    "fixed positions": (fixed_positions,),
     "tokens": (tokens,),
     "tokens and positions": (tokens, positions),
-    "tokens twice": (tokens, shifted),
-    "a branch": (branches,),
-    "chosen by all": (chosen_by_all,),
+    "tokens twice": (tokens, shifted_tokens),
+    "a branch": (branched_positions,),
+    "chosen by all": (token_sum,),
 }
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
@@ -116,7 +116,7 @@ SAMPLE = {
     ("lookup", "optimizer", "cut", "stages"),
     [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.grid) for case in ALL],
 )
-def test_weights_and_slots_are_those_of_the_uncut_step(lookup: str, optimizer: str, cut: str, stages: int) -> None:
+def test_weights_and_slots_equal_those_of_the_uncut_step(lookup: str, optimizer: str, cut: str, stages: int) -> None:
     losses, state = train(lookup, optimizer, "", stages)
     found_losses, found = train(lookup, optimizer, cut, stages)
     np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
@@ -125,7 +125,7 @@ def test_weights_and_slots_are_those_of_the_uncut_step(lookup: str, optimizer: s
 
 
 @pytest.mark.parametrize("lookup", ["positions", "tokens and positions", "chosen by all"])
-def test_the_users_code_gets_the_slices_of_the_uncut_gradient(lookup: str) -> None:
+def test_gradient_slices_equal_those_of_the_uncut_step(lookup: str) -> None:
     table = Lookup(*LOOKUPS[lookup])
     table.build(None)
 
@@ -150,21 +150,21 @@ SHARES = [tf.constant(0.75), tf.constant(0.25)]
     ("rule", "expected"),
     [("mean", [2.5]), ("sum", [6.0]), ("last", [4.0]), ("same", [2.0]), ("concat:0", [2.0, 4.0])],
 )
-def test_rules(rule: str, expected: list[float]) -> None:
+def test_merge_rules(rule: str, expected: list[float]) -> None:
     assert merge(rule, [tf.constant([2.0]), tf.constant([4.0])], SHARES).numpy().tolist() == expected
 
 
-def test_the_entries_of_a_shape_have_each_their_own_rule() -> None:
+def test_vector_rule_merges_each_entry_by_its_own_rule() -> None:
     shapes = [tf.constant([3, 4, 6]), tf.constant([1, 4, 2])]
     assert merge("vector:sum,same,sum", shapes, SHARES).numpy().tolist() == [4, 4, 8]
 
 
-def test_one_micro_batch_is_left_as_it_is() -> None:
+def test_merge_returns_the_tensor_of_one_micro_batch_unchanged() -> None:
     only = tf.constant(3.0)
     assert merge("mean", [only], [tf.constant(0.5)]) is only
 
 
-def program(sparse: bool = False) -> Program:
+def make_program(sparse: bool = False) -> Program:
     """A request of the gradient of one variable (2 x 3) by two stages."""
     spec = Spec("float32", (2, 3))
     ops = (
@@ -178,22 +178,22 @@ def program(sparse: bool = False) -> Program:
     return Program(Graph(ops), leaves, variables=(Variable(0, "v", spec),), requests=(request,))
 
 
-def part(stage: int, *values: int) -> GradientPart:
+def make_part(stage: int, *values: int) -> GradientPart:
     return GradientPart(stage, 0, tuple(Value(op, 0) for op in values or (1,)))
 
 
 def test_dense_gradients_are_added_in_stage_order() -> None:
-    first, second = Sums(program()), Sums(program())
-    first.add(0, part(0), [tf.fill((2, 3), 1e8)])
-    second.add(0, part(1), [tf.fill((2, 3), 1.0)])
-    second.add(0, part(1), [tf.fill((2, 3), -1e8)])
-    found = sum_over_stages(program(), {**second.parts(), **first.parts()})
+    first, second = GradientSums(make_program()), GradientSums(make_program())
+    first.add(0, make_part(0), [tf.fill((2, 3), 1e8)])
+    second.add(0, make_part(1), [tf.fill((2, 3), 1.0)])
+    second.add(0, make_part(1), [tf.fill((2, 3), -1e8)])
+    found = sum_over_stages(make_program(), {**second.parts(), **first.parts()})
     assert found[Value(1, 0)].numpy().max() == 0.0  # 1e8 + (1 - 1e8), and in no other order
 
 
-def test_a_tied_variable_mixes_dense_and_sparse() -> None:
-    dense, sparse = Sums(program()), Sums(program())
-    dense.add(0, part(1), [tf.ones((2, 3))])
-    sparse.add(0, part(0, 1, 2), [tf.ones((2, 3)), tf.constant([1, 1])])
-    found = sum_over_stages(program(), {**dense.parts(), **sparse.parts()})
+def test_dense_and_sparse_gradients_of_a_tied_variable_are_added() -> None:
+    dense, sparse = GradientSums(make_program()), GradientSums(make_program())
+    dense.add(0, make_part(1), [tf.ones((2, 3))])
+    sparse.add(0, make_part(0, 1, 2), [tf.ones((2, 3)), tf.constant([1, 1])])
+    found = sum_over_stages(make_program(), {**dense.parts(), **sparse.parts()})
     assert found[Value(1, 0)].numpy().tolist() == [[1.0] * 3, [3.0] * 3]

@@ -16,41 +16,39 @@ WIDTH = 512
 """Of a square weight of 1 MiB, which counts as a large one."""
 
 
-def address(tensor: Any) -> int:
+def find_address(tensor: Any) -> int:
     """Where a tensor lies in memory."""
     return int(np.asarray(memoryview(tensor)).ctypes.data)
 
 
-def test_a_function_writes_into_the_memory_of_what_it_is_handed() -> None:
+def test_function_writes_into_the_memory_of_a_handed_over_tensor() -> None:
     slot = Handover(tf.float32)
     double = tf.function(lambda: 2.0 * slot.take([WIDTH, WIDTH]))
-    given = tf.random.normal([WIDTH, WIDTH])  # in memory of TensorFlow's own
-    place, whole = address(given), given.numpy()
-    slot.put(given)
-    del given
+    tensor_given = tf.random.normal([WIDTH, WIDTH])  # in memory of TensorFlow's own
+    place, whole = find_address(tensor_given), tensor_given.numpy()
+    slot.put(tensor_given)
+    del tensor_given
     found = double()
-    assert address(found) == place
+    assert find_address(found) == place
     np.testing.assert_array_equal(found, 2.0 * whole)
 
 
-def test_what_somebody_else_holds_stays_as_it_was() -> None:
+def test_tensor_with_another_reference_is_not_overwritten() -> None:
     slot = Handover(tf.float32)
-    given = tf.random.normal([WIDTH, WIDTH])
-    whole = given.numpy()
-    slot.put(given)
+    tensor_given = tf.random.normal([WIDTH, WIDTH])
+    whole = tensor_given.numpy()
+    slot.put(tensor_given)
     found = tf.function(lambda: 2.0 * slot.take([WIDTH, WIDTH]))()
-    assert address(found) != address(given)
-    np.testing.assert_array_equal(given, whole)
+    assert find_address(found) != find_address(tensor_given)
+    np.testing.assert_array_equal(tensor_given, whole)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
-def test_nobody_holds_a_large_gradient_while_its_variable_is_updated(
-    micro_batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_gradient_is_handed_over_to_its_update(micro_batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     places, put = [], Handover.put
 
     def record(self: Handover, tensor: Any) -> None:
-        places.append(address(tensor))
+        places.append(find_address(tensor))
         put(self, tensor)
 
     monkeypatch.setattr(Handover, "put", record)
@@ -67,4 +65,4 @@ def test_nobody_holds_a_large_gradient_while_its_variable_is_updated(
         return loss
 
     nb.function(train)(tf.constant(data(8, WIDTH)))
-    assert places == [address(weight.read_value())]
+    assert places == [find_address(weight.read_value())]

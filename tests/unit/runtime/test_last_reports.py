@@ -35,7 +35,7 @@ def chain() -> keras.Model:
 
 
 @pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def metrics_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two epochs with a validation after each, and a prediction."""
     nb.shutdown()
     path = tmp_path_factory.mktemp("metrics") / "run.jsonl"
@@ -48,7 +48,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     nb.shutdown()
 
 
-def test_the_last_training_step_is_had_after_a_validation(metrics: Path) -> None:
+def test_training_report_is_available_after_validation(metrics_file: Path) -> None:
     assert nb.last_report().program == "chain.predict_step"
     assert (nb.last_report("train_step").step, nb.last_report("test_step").program) == (6, "chain.test_step")
     with pytest.raises(StateError, match=r"'chain.train_step', 'chain.test_step', 'chain.predict_step'"):
@@ -56,11 +56,11 @@ def test_the_last_training_step_is_had_after_a_validation(metrics: Path) -> None
 
 
 @pytest.mark.parametrize("program", ["train_step", "test_step", "predict_step"])
-def test_every_report_can_be_printed(metrics: Path, program: str) -> None:
+def test_report_text_has_a_bottleneck(metrics_file: Path, program: str) -> None:
     assert "bottleneck: " in str(nb.last_report(program))
 
 
-def test_steps_that_only_go_forward_wait_for_no_update(metrics: Path) -> None:
+def test_forward_only_steps_exchange_no_gradients(metrics_file: Path) -> None:
     for program in ("test_step", "predict_step"):
         (exchange, *_) = nb.last_report(program).basis.exchange
         assert not any("gradients" in word for one in exchange for word in one.what)
@@ -68,11 +68,11 @@ def test_steps_that_only_go_forward_wait_for_no_update(metrics: Path) -> None:
     assert {one.what for one in exchange} == {("results",)}
 
 
-def test_the_file_of_metrics_tells_the_same(metrics: Path) -> None:
-    reports = read(metrics)[0]
+def test_metrics_file_equals_the_reports(metrics_file: Path) -> None:
+    reports = read(metrics_file)[0]
     assert [(each.program, len(each.reports)) for each in programs(reports)] == [
         ("chain.train_step", 6), ("chain.test_step", 6), ("chain.predict_step", 3)
     ]  # fmt: skip
     assert summary_text(reports).count("bottleneck: ") == 3
-    told = {report.program: report.basis.exchange for report in reports if report.basis is not None}
-    assert told == {name: nb.last_report(name).basis.exchange for name in told}
+    exchanges = {report.program: report.basis.exchange for report in reports if report.basis is not None}
+    assert exchanges == {name: nb.last_report(name).basis.exchange for name in exchanges}

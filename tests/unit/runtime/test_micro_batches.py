@@ -23,26 +23,26 @@ WEIGHTS = np.linspace(-1.0, 1.0, 16, dtype="float32").reshape(4, 4)
 
 
 # --------------------------------------------------------------------------- gradients of what is made on the way
-Asked = Callable[[Any, Any, Any, Any], Any]
+GradientRequest = Callable[[Any, Any, Any, Any], Any]
 
 
-def normalised(tape: Any, e: Any, r: Any, made: Any) -> Any:
+def gradient_of_weights(tape: Any, e: Any, r: Any, made: Any) -> Any:
     return tape.gradient(made["squares"], e)
 
 
-def of_mean(tape: Any, e: Any, r: Any, made: Any) -> Any:
+def gradient_of_mean(tape: Any, e: Any, r: Any, made: Any) -> Any:
     return tape.gradient(made["loss"], made["mean"])
 
 
-def of_sum(tape: Any, e: Any, r: Any, made: Any) -> Any:
+def gradients_of_sums(tape: Any, e: Any, r: Any, made: Any) -> Any:
     return tape.gradient(made["loss"], [made["sum"], made["number"]])
 
 
-def of_rows(tape: Any, e: Any, r: Any, made: Any) -> Any:
+def gradient_of_rows(tape: Any, e: Any, r: Any, made: Any) -> Any:
     return tape.gradient(made["loss"], made["rows"])
 
 
-def asking(ask: Asked, micro_batch: int, links: str | None = None) -> list[Any]:
+def compute_requested_gradients(compute: GradientRequest, micro_batch: int, links: str | None = None) -> list[Any]:
     """What a step returns that asks for gradients of values that it has made; without micro-batches it is not cut."""
     weights = tf.Variable(WEIGHTS)
 
@@ -58,7 +58,7 @@ def asking(ask: Asked, micro_batch: int, links: str | None = None) -> list[Any]:
                 loss = 3 * tf.reduce_mean(mean) + tf.reduce_sum(0.1 * added) + 0.5 * number
                 squares = tf.reduce_mean(r**2)
         made = {"rows": r, "mean": mean, "sum": added, "number": number, "loss": loss, "squares": squares}
-        return ask(tape, e, r, made)
+        return compute(tape, e, r, made)
 
     if not micro_batch:
         return [each.numpy() for each in tf.nest.flatten(step(tf.constant(ROWS)))]
@@ -67,28 +67,36 @@ def asking(ask: Asked, micro_batch: int, links: str | None = None) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("ask", "links"), [(normalised, None), (of_mean, "10gbit,0ms"), (of_sum, None), (of_rows, "10gbit,0ms")]
+    ("compute", "links"),
+    [
+        (gradient_of_weights, None),
+        (gradient_of_mean, "10gbit,0ms"),
+        (gradients_of_sums, None),
+        (gradient_of_rows, "10gbit,0ms"),
+    ],
 )
-def test_the_gradient_of_a_value_is_put_together_as_the_value_is(ask: Asked, links: str | None) -> None:
-    for one, other in zip(asking(ask, 0), asking(ask, 3, links), strict=True):
+def test_gradients_of_intermediate_values_are_merged_exactly(compute: GradientRequest, links: str | None) -> None:
+    for one, other in zip(
+        compute_requested_gradients(compute, 0), compute_requested_gradients(compute, 3, links), strict=True
+    ):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
 
 
-def test_what_cannot_be_put_together_is_refused() -> None:
-    def ask(tape: Any, e: Any, r: Any, made: Any) -> Any:
+def test_gradient_that_cannot_be_merged_is_refused() -> None:
+    def compute(tape: Any, e: Any, r: Any, made: Any) -> Any:
         with tape:
             across = tf.transpose(r)
             loss = tf.reduce_mean(across**2)
         return tape.gradient(loss, across)
 
-    assert asking(ask, 0)[0].shape == (4, 8)
+    assert compute_requested_gradients(compute, 0)[0].shape == (4, 8)
     with pytest.raises(BatchCoupledError, match="a requested gradient") as caught:
-        asking(ask, 3)
+        compute_requested_gradients(compute, 3)
     assert "axis 1" in caught.value.why
 
 
 # --------------------------------------------------------------------------- assertions
-def asserting(check: Callable[[Any], Any], micro_batch: int, variable: tf.Variable | None = None) -> float:
+def run_with_assertion(check: Callable[[Any], Any], micro_batch: int, variable: tf.Variable | None = None) -> float:
     """The loss of a step that asserts something of its rows."""
     variable = tf.Variable(1.0) if variable is None else variable
 
@@ -126,22 +134,22 @@ FAILS: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize(
     "number", [pytest.param(number, marks=pytest.mark.grid if number in (1, 4) else ()) for number in range(len(HOLDS))]
 )
-def test_an_assertion_that_holds_of_the_batch_holds(number: int) -> None:
-    assert asserting(HOLDS[number], 4) == pytest.approx(ROWS.mean())
+def test_assertion_that_holds_for_the_batch_passes(number: int) -> None:
+    assert run_with_assertion(HOLDS[number], 4) == pytest.approx(ROWS.mean())
 
 
 @pytest.mark.parametrize(("number", "links"), [(0, None), (1, "10gbit,0ms"), (2, "10gbit,0ms")])
-def test_an_assertion_that_does_not_hold_of_the_batch_fails_before_the_update(number: int, links: str | None) -> None:
+def test_assertion_that_fails_for_the_batch_fails_before_the_update(number: int, links: str | None) -> None:
     nb.init(links=links)
     variable = tf.Variable(1.0)
     with pytest.raises(StageFailedError, match="assertion failed") as caught:
-        asserting(FAILS[number], 4, variable)
+        run_with_assertion(FAILS[number], 4, variable)
     assert not caught.value.torn
     assert float(variable) == 1.0
 
 
-def test_rows_that_wait_for_an_assertion_about_all_of_them_need_not() -> None:
-    def waited(limit: float) -> float:
+def test_ops_that_depend_on_a_batch_assertion_run_per_micro_batch() -> None:
+    def run_with_limit(limit: float) -> float:
         variable = tf.Variable(1.0)
 
         @nb.function
@@ -156,22 +164,22 @@ def test_rows_that_wait_for_an_assertion_about_all_of_them_need_not() -> None:
 
         return float(step(ROWS))
 
-    assert waited(TOTAL + 1) == pytest.approx(TOTAL)
+    assert run_with_limit(TOTAL + 1) == pytest.approx(TOTAL)
     with pytest.raises(StageFailedError):
-        waited(TOTAL - 1)
+        run_with_limit(TOTAL - 1)
 
 
-def test_the_largest_of_all_rows_is_asserted_from_below_by_none() -> None:
+def test_lower_bound_assertion_on_a_maximum_is_refused() -> None:
     with pytest.raises(BatchCoupledError, match="an assertion") as caught:
-        asserting(lambda r: tf.debugging.assert_greater(tf.reduce_max(r), 3.0), 4)
+        run_with_assertion(lambda r: tf.debugging.assert_greater(tf.reduce_max(r), 3.0), 4)
     assert "check them outside" in caught.value.mend
 
 
 # --------------------------------------------------------------------------- seeds, whole numbers, row numbers
-def left(ask: Callable[[Any], Any], micro_batch: int) -> Any:
+def compute_results(compute: Callable[[Any], Any], micro_batch: int) -> Any:
     """What a step returns that asks something of its rows; without micro-batches it is not cut."""
     if not micro_batch:
-        return ask(tf.constant(ROWS)).numpy()
+        return compute(tf.constant(ROWS)).numpy()
 
     @nb.function
     def step(x: Any) -> Any:
@@ -180,7 +188,7 @@ def left(ask: Callable[[Any], Any], micro_batch: int) -> Any:
                 h = x * 1.0
             with nb.stage(cluster="npu"):
                 r = h * 1.0
-        return ask(r)
+        return compute(r)
 
     return step(ROWS).numpy()
 
@@ -188,60 +196,60 @@ def left(ask: Callable[[Any], Any], micro_batch: int) -> Any:
 COUNT, SEED = tf.Variable(2), tf.Variable([0, 1])
 
 
-def twice(r: Any) -> Any:
+def gather_every_second(r: Any) -> Any:
     numbers = tf.range(tf.shape(r)[0])
     return tf.gather(tf.reshape(tf.tile(r, [1, COUNT]), [-1]), numbers + numbers)
 
 
-def in_turn(r: Any) -> Any:
+def gather_twice(r: Any) -> Any:
     numbers = tf.range(tf.shape(r)[0])
     return tf.reduce_sum(tf.gather(tf.repeat(r, 2, axis=0), tf.concat([numbers, numbers], 0)) * tf.range(4.0))
 
 
-def updated(r: Any) -> Any:
+def add_noise_and_update_seed(r: Any) -> Any:
     found = r + tf.random.stateless_normal(tf.shape(r), SEED)
     SEED.assign_add([0, 1])
     return found
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "compute",
     [
-        twice,
-        in_turn,
-        updated,
+        gather_every_second,
+        gather_twice,
+        add_noise_and_update_seed,
         lambda r: tf.gather(tf.reshape(tf.tile(r, [1, COUNT]), [-1]), tf.range(tf.shape(r)[0]) * COUNT),
         lambda r: tf.reduce_mean(tf.cast(r * 10, tf.int32)),
         lambda r: r + tf.random.stateless_normal(tf.shape(r), SEED),
         lambda r: tf.random.stateless_categorical(tf.zeros_like(r), 5, seed=[1, 2]),
     ],
 )
-def test_what_only_the_whole_batch_gives_is_refused(ask: Callable[[Any], Any]) -> None:
-    assert left(ask, 0).size
+def test_values_of_the_whole_batch_are_refused(compute: Callable[[Any], Any]) -> None:
+    assert compute_results(compute, 0).size
     with pytest.raises(BatchCoupledError):
-        left(ask, 4)
+        compute_results(compute, 4)
 
 
-def test_blocks_of_an_unknown_size_are_found_by_the_size_of_what_was_merged() -> None:
+def test_row_blocks_of_unknown_size_are_merged_exactly() -> None:
     def found(r: Any) -> Any:
         long = tf.ensure_shape(tf.reshape(tf.tile(r, [1, COUNT * 2]), [tf.shape(r)[0], -1, 2]), [None, None, 2])
         size = tf.shape(long)[1]
         firsts = tf.range(tf.shape(long)[0]) * size
         return tf.gather(tf.reshape(long, [-1, 2]), firsts + 1)
 
-    np.testing.assert_array_equal(left(found, 4), left(found, 0))
+    np.testing.assert_array_equal(compute_results(found, 4), compute_results(found, 0))
 
 
-def test_whole_numbers_of_a_row_are_rounded_as_ever() -> None:
+def test_integer_means_of_rows_are_rounded_as_uncut() -> None:
     def per_row(r: Any) -> Any:
         return tf.reduce_mean(tf.cast(r * 10, tf.int32), 1)
 
-    np.testing.assert_array_equal(left(per_row, 4), left(per_row, 0))
+    np.testing.assert_array_equal(compute_results(per_row, 4), compute_results(per_row, 0))
 
 
 # --------------------------------------------------------------------------- boundaries without rows of the batch
 @pytest.mark.parametrize("rows", ["fixed", "of the batch"])
-def test_a_boundary_that_is_sent_whole_for_each_micro_batch_is_pointed_out(rows: str) -> None:
+def test_boundary_independent_of_the_batch_is_noted(rows: str) -> None:
     weights = tf.Variable(WEIGHTS)
 
     @nb.function
@@ -263,19 +271,19 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.random((8, 5, 4)).astype("float32")
 
 
-def test_a_program_that_updates_nothing_is_never_torn() -> None:
+def test_step_without_updates_is_never_torn() -> None:
     for updates in (True, False):
         guard = Guard({}, [], updates=updates)
         guard.begin()
-        with pytest.raises(StageFailedError) as caught, guard.once("update", 0):
+        with pytest.raises(StageFailedError) as caught, guard.explain_phase_failure("update", 0):
             raise tf.errors.InvalidArgumentError(None, None, "Incompatible shapes")
         assert caught.value.torn is updates
         assert ("torn" in caught.value.what) is updates
 
 
 # ---------------------------------------------------------------------- words of refusals
-def loss_of(body: Callable[[Any], Any]) -> str:
-    """What is said of a step with this loss when it is cut."""
+def catch_refusal(body: Callable[[Any], Any]) -> str:
+    """The refusal of a step with this loss when it is cut."""
     weights = tf.Variable(tf.ones((4, 4)))
 
     @nb.function
@@ -300,14 +308,14 @@ HEADLINES = {
 
 
 @pytest.mark.parametrize("case", HEADLINES)
-def test_a_missing_rule_is_not_called_coupled_rows(case: str) -> None:
+def test_missing_fold_rule_is_not_reported_as_coupled_rows(case: str) -> None:
     body, headline = HEADLINES[case]
-    said = loss_of(body).partition("\n")[0]
-    assert any(part in said for part in headline.split("|")), said
-    assert ("depend on each other" in said) is False or case == "coupled"
+    first_line = catch_refusal(body).partition("\n")[0]
+    assert any(part in first_line for part in headline.split("|")), first_line
+    assert ("depend on each other" in first_line) is False or case == "coupled"
 
 
-def test_a_fixed_number_of_rows_beside_the_batch_offers_what_helps() -> None:
+def test_fix_for_a_fixed_number_of_rows_works() -> None:
     """`coupled="allow"` would fail with the first micro-batch; rows as many as the batch's do not."""
     weights = tf.Variable(tf.ones(5))
     for reason in (BESIDE, FIXED):
@@ -324,7 +332,7 @@ def test_a_fixed_number_of_rows_beside_the_batch_offers_what_helps() -> None:
         np.testing.assert_array_equal(decode(X[:, :, 0]), np.concatenate([np.ones((8, 1)), X[:, :, 0]], 1))
 
 
-def test_an_argument_with_one_axis_that_is_no_batch_is_told_to_be_named() -> None:
+def test_fix_for_an_argument_without_a_batch_axis_is_whole() -> None:
     def make_step() -> Callable[[Any], Any]:
         model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
 
@@ -340,7 +348,7 @@ def test_an_argument_with_one_axis_that_is_no_batch_is_told_to_be_named() -> Non
     assert np.isfinite(float(nb.function(whole=("state",))(make_step())(tf.ones(4))))
 
 
-def test_a_step_without_a_batch_is_not_said_to_have_no_rows() -> None:
+def test_step_without_a_batch_warns_and_runs_undivided() -> None:
     @nb.function
     def step() -> Any:
         with nb.stage(name="one"):
@@ -354,7 +362,7 @@ def test_a_step_without_a_batch_is_not_said_to_have_no_rows() -> None:
 BODY_ROWS = np.random.default_rng(0).standard_normal((6, 4)).astype("float32")
 
 
-def _gradients(cut: bool, micro_batch: int, loss: Callable[[Any], Any]) -> list[Any]:
+def compute_gradients(cut: bool, micro_batch: int, loss: Callable[[Any], Any]) -> list[Any]:
     first, second = tf.Variable(tf.eye(4) * 0.5), tf.Variable(tf.eye(4))
 
     def stage(cluster: str) -> contextlib.AbstractContextManager[Any]:
@@ -372,21 +380,23 @@ def _gradients(cut: bool, micro_batch: int, loss: Callable[[Any], Any]) -> list[
     return [np.asarray(each) for each in (nb.function(step) if cut else step)(BODY_ROWS)]
 
 
-def _branch(out: Any) -> Any:
+def branch_loss(out: Any) -> Any:
     return tf.cond(tf.reduce_mean(out) > 0.0, lambda: tf.reduce_mean(out**2), lambda: tf.reduce_sum(out))
 
 
-def _loop(out: Any) -> Any:
+def loop_loss(out: Any) -> Any:
     return tf.while_loop(lambda turn, _: turn < 3, lambda turn, x: (turn + 1, x + tf.reduce_mean(out)), [0, 0.0])[1]
 
 
-def _ctc(out: Any) -> Any:
+def ctc_loss_of(out: Any) -> Any:
     ones = tf.ones([tf.shape(out)[0]], tf.int32)
     scores = tf.stack([out, 2.0 * out, -out], 1)
     return tf.reduce_mean(tf.nn.ctc_loss(ones[:, None], scores, ones, 3 * ones, logits_time_major=False, blank_index=0))
 
 
-@pytest.mark.parametrize(("loss", "micro_batch"), [(_branch, 1), (_loop, 3), (_ctc, 1)])
-def test_under_a_tape_that_is_asked_twice(loss: Callable[[Any], Any], micro_batch: int) -> None:
-    for expected, found in zip(_gradients(False, 1, loss), _gradients(True, micro_batch, loss), strict=True):
+@pytest.mark.parametrize(("loss", "micro_batch"), [(branch_loss, 1), (loop_loss, 3), (ctc_loss_of, 1)])
+def test_persistent_tape_over_loops_and_branches_is_exact(loss: Callable[[Any], Any], micro_batch: int) -> None:
+    for expected, found in zip(
+        compute_gradients(False, 1, loss), compute_gradients(True, micro_batch, loss), strict=True
+    ):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

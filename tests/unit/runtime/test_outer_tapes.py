@@ -12,13 +12,13 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import GradientError
-from whale_nebula.runtime.step.engine import refusing
-from whale_nebula.runtime.step.results import Later
+from whale_nebula.runtime.step.engine import refuse_outer_gradients
+from whale_nebula.runtime.step.results import PendingResult
 
 X = tf.constant(np.linspace(-1.0, 1.0, 32, dtype="float32").reshape(8, 4))
 
 
-def forward(micro_batches: int = 1) -> tuple[Any, tuple[keras.layers.Layer, keras.layers.Layer]]:
+def make_forward(micro_batches: int = 1) -> tuple[Any, tuple[keras.layers.Layer, keras.layers.Layer]]:
     """A forward of two stages, whose layers are built when it is first called."""
     first, second = keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)
 
@@ -37,11 +37,9 @@ def forward(micro_batches: int = 1) -> tuple[Any, tuple[keras.layers.Layer, kera
     ("links", "micro_batches", "built"),
     [(None, 1, False), (None, 2, True), ("100mbit,1ms", 1, True), ("100mbit,1ms", 2, False)],
 )
-def test_a_gradient_for_its_variables_is_refused_at_every_call(
-    links: str | None, micro_batches: int, built: bool
-) -> None:
+def test_outer_gradient_for_the_step_variables_is_refused(links: str | None, micro_batches: int, built: bool) -> None:
     nb.init(links=links)
-    step, (first, second) = forward(micro_batches)
+    step, (first, second) = make_forward(micro_batches)
     if built:
         first.build((None, 4))
         second.build((None, 3))
@@ -54,30 +52,30 @@ def test_a_gradient_for_its_variables_is_refused_at_every_call(
         assert "tf.stop_gradient" in caught.value.mend
 
 
-def watched(tape: Any) -> Any:
+def watch_input(tape: Any) -> Any:
     tape.watch(X)
     return X, X
 
 
-def made(tape: Any) -> Any:
+def scale_input(tape: Any) -> Any:
     scale = tf.Variable(2.0)
     return scale * X, scale
 
 
-@pytest.mark.parametrize("given", [watched, made])
-def test_so_is_one_for_what_its_arguments_are_made_of(given: Callable[[Any], Any]) -> None:
-    step, _ = forward()
+@pytest.mark.parametrize("make_argument", [watch_input, scale_input])
+def test_outer_gradient_for_the_step_arguments_is_refused(make_argument: Callable[[Any], Any]) -> None:
+    step, _ = make_forward()
     for _ in range(2):
         with tf.GradientTape() as tape:
-            argument, source = given(tape)
+            argument, source = make_argument(tape)
             found = step(argument)
         with pytest.raises(GradientError):
             tape.gradient(found, source)
 
 
-def test_what_is_made_of_its_results_is_differentiated() -> None:
+def test_gradients_of_ops_after_the_step_are_computed() -> None:
     """A head of plain TensorFlow on a trunk that is not trained."""
-    (step, (first, _)), head = forward(), tf.Variable(2.0)
+    (step, (first, _)), head = make_forward(), tf.Variable(2.0)
     for _ in range(2):
         with tf.GradientTape() as tape:
             features = step(X)
@@ -88,7 +86,7 @@ def test_what_is_made_of_its_results_is_differentiated() -> None:
     assert tape.gradient(loss, first.trainable_variables) == [None, None]
 
 
-def test_one_stage_runs_the_users_own_function_and_has_its_gradients() -> None:
+def test_outer_gradient_through_a_single_stage_is_computed() -> None:
     weight = tf.Variable(3.0)
 
     @nb.function
@@ -102,7 +100,7 @@ def test_one_stage_runs_the_users_own_function_and_has_its_gradients() -> None:
         np.testing.assert_allclose(tape.gradient(found, weight), tf.reduce_sum(X), atol=1e-5)
 
 
-def test_without_a_tape_results_are_what_they_are_and_with_one_they_are_equal() -> None:
+def test_results_are_equal_with_and_without_an_outer_tape() -> None:
     weight = tf.Variable(3.0)
 
     @nb.function
@@ -121,7 +119,7 @@ def test_without_a_tape_results_are_what_they_are_and_with_one_they_are_equal() 
         np.testing.assert_array_equal(plain[name], taped[name])
 
 
-def test_a_number_that_is_on_its_way_is_waited_for() -> None:
+def test_pending_result_is_resolved_under_an_outer_tape() -> None:
     from concurrent.futures import Future
 
     from whale_nebula.spec import Spec
@@ -130,7 +128,7 @@ def test_a_number_that_is_on_its_way_is_waited_for() -> None:
     promise.set_result([tf.constant(2.0)])
     weight = tf.Variable(1.0)
     with tf.GradientTape() as tape:
-        (loss,) = refusing("step", [weight], [], [Later(promise, 0, Spec("float32", ()))])
+        (loss,) = refuse_outer_gradients("step", [weight], [], [PendingResult(promise, 0, Spec("float32", ()))])
         doubled = 2.0 * loss
     assert float(doubled) == 4.0
     with pytest.raises(GradientError, match="step"):

@@ -16,7 +16,7 @@ NEWS = st.none() | st.binary(min_size=1, max_size=40).map(lambda data: np.frombu
 
 
 @given(BYTES, ROWS, NEWS, st.booleans(), st.booleans())
-def test_what_was_written_is_read(data: Any, rows: Any, news: Any, changes: bool, zstd: bool) -> None:
+def test_payload_round_trip(data: Any, rows: Any, news: Any, changes: bool, zstd: bool) -> None:
     given = Payload(data, rows, news, changes)
     crossed = write_payload(given, zstd=zstd)
     found = read_payload(crossed, 0 if rows is None else rows.size, 0 if news is None else news.size, data.size)
@@ -34,7 +34,7 @@ def test_what_was_written_is_read(data: Any, rows: Any, news: Any, changes: bool
 @example(b"\x04\x00\x00\x00", 8, 8, 10)
 @example(b"\x01\x00\x00\x00\x01", 100, 0, 10)
 @example(b"\x02\x00\x00\x00\x01", 0, 40, 10)
-def test_any_bytes_are_read_or_refused(data: bytes, rows: int, news: int, most: int) -> None:
+def test_arbitrary_bytes_are_read_or_refused(data: bytes, rows: int, news: int, most: int) -> None:
     try:
         found = read_payload(np.frombuffer(data, np.uint8), rows, news, most)
     except RemoteProtocolError:
@@ -43,7 +43,7 @@ def test_any_bytes_are_read_or_refused(data: bytes, rows: int, news: int, most: 
     assert found.data.dtype == np.uint8
 
 
-def test_what_is_said_to_be_packed_is_bounded_before_it_is_unpacked() -> None:
+def test_declared_size_is_checked_before_decompression() -> None:
     crossed = write_payload(Payload(np.zeros(100_000, np.uint8)), zstd=True)
     assert crossed.size < 1000
     with pytest.raises(
@@ -53,6 +53,6 @@ def test_what_is_said_to_be_packed_is_bounded_before_it_is_unpacked() -> None:
 
 
 @pytest.mark.parametrize("head", [b"", b"\x00\x00\x00", b"\x80\x00\x00\x00", b"\x00\x00\x00\x01"])
-def test_heads_that_mean_nothing_are_refused(head: bytes) -> None:
+def test_invalid_headers_are_refused(head: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="invalid header"):
         read_payload(np.frombuffer(head, np.uint8), 0, 0, 100)

@@ -26,7 +26,7 @@ from whale_nebula.runtime.run import Run, current_run
 CLUSTERS = {"clusters": {"gpu": {"flops": "2G"}, "npu": {"flops": "2G"}}}
 
 
-def lesson(width: int = 48, rows: int = 32, steps: int = 6, **fit: Any) -> dict[str, Any]:
+def train_model(width: int = 48, rows: int = 32, steps: int = 6, **fit: Any) -> dict[str, Any]:
     """Trains a model, and evaluates it on the way; all that is left of it."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(width, activation="relu") for _ in range(2)]
@@ -34,11 +34,11 @@ def lesson(width: int = 48, rows: int = 32, steps: int = 6, **fit: Any) -> dict[
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.random((steps * rows, width)).astype("float32"), draw.random((steps * rows, 3)).astype("float32")
-    told = [model.fit(x, y, batch_size=rows, epochs=2, verbose=0, shuffle=False, **fit).history]
-    told.append(model.evaluate(x, y, batch_size=rows, verbose=0))
-    told.append(model.fit(x, y, batch_size=rows, epochs=1, verbose=0, shuffle=False).history)
+    results = [model.fit(x, y, batch_size=rows, epochs=2, verbose=0, shuffle=False, **fit).history]
+    results.append(model.evaluate(x, y, batch_size=rows, verbose=0))
+    results.append(model.fit(x, y, batch_size=rows, epochs=1, verbose=0, shuffle=False).history)
     optimizer = [variable.numpy() for variable in model.optimizer.variables]
-    return {"told": told, "weights": model.get_weights(), "optimizer": optimizer}
+    return {"results": results, "weights": model.get_weights(), "optimizer": optimizer}
 
 
 @pytest.fixture
@@ -48,16 +48,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
     flat = ([np.asarray(leaf) for leaf in keras.tree.flatten(each)] for each in (found, expected))
     for got, wanted in zip(*flat, strict=True):
         np.testing.assert_allclose(got, wanted, 1e-5, 1e-6)
 
 
-def test_numbers_stay_those_of_the_uncut_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replanned_training_equals_the_uncut_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages go to the other cluster and the batch is cut, then all of it is one stage, in the middle of a fit. A plan
     that the passes refuse leaves the one before."""
-    expected = lesson()
+    expected = train_model()
     nb.init(CLUSTERS, links="10gbit,0ms")
     ran = force_plans(monkeypatch.setattr, ["gpu, npu", "npu, gpu: 4", "npu", "gpu, npu: 2"])
     plain = auto_parallel.run_passes
@@ -69,8 +69,8 @@ def test_numbers_stay_those_of_the_uncut_model(cache: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(auto_parallel, "run_passes", run_passes)
     with nb.auto_parallel(replan=True):
-        found = lesson()
-    assert_alike(found, expected)
+        found = train_model()
+    assert_close(found, expected)
     report = nb.last_report("train_step")
     assert ran[-1] == "gpu, npu: 2" and report.step == 18 and list(report.stages) == ["stage0"]
     assert report.planned is not None and report.planned.steps == 18 - 3 * 3 - 2
@@ -78,28 +78,28 @@ def test_numbers_stay_those_of_the_uncut_model(cache: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("pinned", "others", "taken"),
+    ("pinned_plan", "others", "is_taken"),
     [(None, None, True), ("fit", None, False), (None, "the same", True), (None, "another", False)],
 )
-def test_a_better_plan_is_taken_where_all_have_found_it_and_none_is_pinned(
-    pinned: str | None, others: str | None, taken: bool
+def test_better_plan_is_taken_only_if_unpinned_and_agreed(
+    pinned_plan: str | None, others: str | None, is_taken: bool
 ) -> None:
     def share(doing: str, value: Any) -> Any:
         return {"c0/0": value, "c1/0": value if others == "the same" else {"plan": "npu alone"}}
 
     session = SimpleNamespace(share=share)
-    pins = SimpleNamespace(pin_of=lambda name: pinned)
+    pins = SimpleNamespace(pin_of=lambda name: pinned_plan)
     run = SimpleNamespace(pins=pins, alone=others is None, ledger=SimpleNamespace(session=session))
     problem = make_problem()
     better = Offer(problem, search(problem).candidates)
     watch = PlanWatch("fit", decide(problem, replan=True), cast(Run, run), ())
-    assert watch._will_adopt(better) is taken and not watch._will_adopt(None)
+    assert watch._will_adopt(better) is is_taken and not watch._will_adopt(None)
     stays = replace(watch.decision, replan=False)
     assert not replace(watch, decision=stays)._will_adopt(better)
 
 
 @pytest.mark.grid
-def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_configured_flops_are_reported_and_corrected(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster that is told a thousand times too fast: the sentence names it, the report has both numbers, and the
     next run plans with what was measured."""
     wrong = {"clusters": {"gpu": {"flops": "1T"}, "npu": {"flops": "500T"}}}
@@ -107,10 +107,10 @@ def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.Monkey
     nb.init(wrong)
     with (
         nb.auto_parallel(micro_batch=1),
-        pytest.warns(NebulaWarning, match="than the .* nb.auto_parallel predicted") as told,
+        pytest.warns(NebulaWarning, match="than the .* nb.auto_parallel predicted") as recorded,
     ):
-        lesson(**size)
-    (warning,) = {str(each.message) for each in told}
+        train_model(**size)
+    (warning,) = {str(each.message) for each in recorded}
     assert "stage npu computes" in warning and "if gpu computes as fast as configured" in warning
     assert re.search("mend: .*gpu.* would take", warning) and "nb.auto_parallel(replan=True)" in warning
     planned = nb.last_report("train_step").planned
@@ -122,7 +122,7 @@ def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.Monkey
     nb.init(wrong)
     with nb.auto_parallel(micro_batch=1, replan=True), warnings.catch_warnings():
         warnings.simplefilter("ignore", NebulaWarning)
-        lesson(**size)
+        train_model(**size)
     first = current_run().decisions[0]
     while first.replaces is not None:
         first = first.replaces

@@ -63,7 +63,7 @@ def train(made: keras.Model) -> tuple[list[float], list[np.ndarray]]:
 
 
 @functools.cache
-def uncut() -> tuple[list[float], list[np.ndarray]]:
+def train_uncut() -> tuple[list[float], list[np.ndarray]]:
     """What the model is trained to without scopes."""
     made = model()
     made.run_eagerly = True  # so few uncut steps are not worth a trace
@@ -71,7 +71,7 @@ def uncut() -> tuple[list[float], list[np.ndarray]]:
 
 
 @functools.cache
-def trained(
+def train_in_replicas(
     copies: tuple[int, ...], micro_batch: int, **options: Any
 ) -> tuple[list[float], list[np.ndarray], nb.Report]:
     """What the model is trained to in replicas, and the report of its last step; once for all tests that ask."""
@@ -94,15 +94,15 @@ SAMPLE = [((1, 3), 4)]
     [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.grid) for case in ALL],
     ids=str,
 )
-def test_the_step_is_the_uncut_one(copies: tuple[int, ...], micro_batch: int) -> None:
-    expected = uncut()
-    losses, weights, _ = trained(copies, micro_batch)
+def test_step_equals_the_uncut_step(copies: tuple[int, ...], micro_batch: int) -> None:
+    expected = train_uncut()
+    losses, weights, _ = train_in_replicas(copies, micro_batch)
     close(losses, expected[0])
     close(weights, expected[1])
 
 
 @pytest.mark.grid
-def test_what_codecs_remember_goes_from_micro_batch_to_micro_batch() -> None:
+def test_codec_state_does_not_depend_on_the_number_of_replicas() -> None:
     found = []
     for copies in ((1, 1), (3, 2)):
         with nb.init(links=LINE):
@@ -111,28 +111,28 @@ def test_what_codecs_remember_goes_from_micro_batch_to_micro_batch() -> None:
 
 
 @pytest.mark.grid
-def test_averages_of_coupled_rows_are_written_in_the_order_of_micro_batches() -> None:
+def test_batch_norm_averages_are_written_in_micro_batch_order() -> None:
     found = []
     for copies in ((1, 1), (3, 2)):
-        found.append(trained(copies, 3, coupled="allow")[1])
+        found.append(train_in_replicas(copies, 3, coupled="allow")[1])
     close(found[1], found[0])
 
 
-def test_a_batch_is_cut_for_all_replicas() -> None:
+def test_plan_divides_the_batch_for_all_replicas() -> None:
     plan = nb.plan(model((2, 3)), X, Y)
     assert plan.rows == (8, 8, 8)
     assert [stage.replicas for stage in plan.stages.values()] == [2, 3]
     assert "3 replicas" in plan.to_text() and "c1.2 |" in plan.to_text()
 
 
-def test_replicas_work_at_the_same_time_and_are_timed_apart() -> None:
-    _, _, report = trained((1, 3), 4)
+def test_replicas_are_timed_separately() -> None:
+    _, _, report = train_in_replicas((1, 3), 4)
     assert {span.lane for span in report.timeline()} >= {"c0", "c1.0", "c1.1", "c1.2"}
     assert len(report.stages["c1"].replicas) == 3 and not report.stages["c0"].replicas
     assert report.stages["c1"].idle_seconds >= 0.0
 
 
-def test_without_a_stage_the_whole_model_is_copied() -> None:
+def test_replica_without_stages_copies_the_whole_model() -> None:
     inputs = keras.Input((8,))
     with nb.cluster(), nb.replica(4):
         outputs = keras.layers.Dense(1)(inputs)
@@ -144,9 +144,7 @@ def test_without_a_stage_the_whole_model_is_copied() -> None:
 
 
 @pytest.mark.parametrize(("workers", "inside", "expected"), [(4, 1, 4), (4, 2, 2), (1, 1, 1), (3, 2, 1)])
-def test_without_a_count_there_are_as_many_as_the_cluster_has_room_for(
-    workers: int, inside: int, expected: int
-) -> None:
+def test_replica_without_a_count_fills_the_workers_of_the_cluster(workers: int, inside: int, expected: int) -> None:
     addresses = [f"127.0.0.1:{7000 + number}" for number in range(workers)]
     with nb.init({"clusters": {"gpu": {"workers": addresses}}}):
         inputs = tensor = keras.Input((8,))
@@ -160,7 +158,7 @@ def test_without_a_count_there_are_as_many_as_the_cluster_has_room_for(
     assert [stage.replicas for stage in plan.stages.values()] == [expected] * inside
 
 
-def test_rows_of_sparse_gradients_and_of_inputs_come_in_the_order_of_the_batch() -> None:
+def test_sparse_and_input_gradients_keep_the_order_of_the_batch() -> None:
     table, weight = tf.Variable(tf.random.stateless_normal((20, 4), [1, 2])), tf.Variable(tf.ones((4, 1)))
 
     def body(ids: Any, x: Any, around: Any) -> Any:
@@ -175,10 +173,10 @@ def test_rows_of_sparse_gradients_and_of_inputs_come_in_the_order_of_the_batch()
 
     @nb.function
     def step(ids: Any, x: Any) -> Any:
-        return body(ids, x, lambda n: copied(n))
+        return body(ids, x, lambda n: open_scopes(n))
 
     @contextlib.contextmanager
-    def copied(number: int) -> Iterator[None]:
+    def open_scopes(number: int) -> Iterator[None]:
         with nb.replica(2 + number), nb.stage(cluster=f"c{number}"):
             yield
 
@@ -188,7 +186,7 @@ def test_rows_of_sparse_gradients_and_of_inputs_come_in_the_order_of_the_batch()
     close([np.asarray(t) for t in found], [np.asarray(t) for t in body(ids, x, lambda n: contextlib.nullcontext())])
 
 
-def test_a_replica_without_a_stage_beside_stages_is_refused() -> None:
+def test_replica_without_a_stage_next_to_stages_is_refused() -> None:
     @nb.function
     def step(x: Any) -> Any:
         with nb.stage(cluster="c0"):
@@ -200,7 +198,7 @@ def test_a_replica_without_a_stage_beside_stages_is_refused() -> None:
         step(tf.ones((4, 2)))
 
 
-def test_a_stage_has_as_many_replicas_everywhere() -> None:
+def test_stage_with_two_replica_counts_is_refused() -> None:
     @nb.function
     def step(x: Any) -> Any:
         with nb.replica(2), nb.stage(cluster="c0"):
@@ -212,7 +210,7 @@ def test_a_stage_has_as_many_replicas_everywhere() -> None:
         step(tf.ones((4, 2)))
 
 
-def test_a_failure_in_one_replica_ends_the_step() -> None:
+def test_failure_in_one_replica_fails_the_step() -> None:
     @nb.function
     def step(x: Any) -> Any:
         with nb.replica(2), nb.stage(cluster="c0"):
@@ -229,7 +227,7 @@ def test_a_failure_in_one_replica_ends_the_step() -> None:
         assert float(tf.reduce_sum(step(tf.ones((6, 1))))) == 18.0
 
 
-def test_one_pipeline_around_stages_with_counts_of_their_own() -> None:
+def test_outer_pipeline_gives_the_plan_of_inner_pipelines() -> None:
     """It is the same plan as the same pipeline in each replica."""
     keras.backend.clear_session(free_memory=False)  # the digest has the variables' names
     inside = nb.plan(model((3, 2), 6), X, Y)
@@ -240,9 +238,9 @@ def test_one_pipeline_around_stages_with_counts_of_their_own() -> None:
 
 
 @pytest.mark.grid
-def test_a_whole_pipeline_is_copied() -> None:
+def test_replicated_pipeline_trains_like_the_uncut_model() -> None:
     """Case 4 of Whale's training: data parallelism of the pipeline of a cluster."""
-    expected = uncut()
+    expected = train_uncut()
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8,))
     with nb.cluster(), nb.replica(2), nb.pipeline(4):

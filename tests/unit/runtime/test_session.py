@@ -47,33 +47,33 @@ def others(worker: str) -> list[str]:
     return [mate for mate in MATES if mate != worker]
 
 
-def exchanged(doing: Mapping[str, str]) -> list[Any]:
-    """What the mates hear, while the worker of another cluster says and hears nothing."""
+def exchange_among_mates(exchange_names: Mapping[str, str]) -> list[Any]:
+    """Run an exchange of the mates, without the worker of another cluster; return what each received."""
     found = sessions(WORKERS)
-    with ThreadPoolExecutor(len(doing)) as pool:
-        asked = [
+    with ThreadPoolExecutor(len(exchange_names)) as pool:
+        futures = [
             pool.submit(found[worker].exchange, what, {"address": str(number)}, others(worker))
-            for number, (worker, what) in enumerate(doing.items())
+            for number, (worker, what) in enumerate(exchange_names.items())
         ]
-        return [each.result() for each in asked]
+        return [each.result() for each in futures]
 
 
-def test_mates_hear_each_other_and_nobody_else() -> None:
-    first, second = exchanged({"a/0": "opening", "a/1": "opening"})
+def test_exchange_reaches_all_mates_and_no_other_worker() -> None:
+    first, second = exchange_among_mates({"a/0": "opening", "a/1": "opening"})
     assert {worker: sheet["address"] for worker, sheet in first.items()} == {"a/1": "1"}
     assert {worker: sheet["address"] for worker, sheet in second.items()} == {"a/0": "0"}
 
 
-def test_a_mate_that_is_at_something_else_is_refused() -> None:
+def test_mate_with_another_exchange_is_refused() -> None:
     with pytest.raises(PlanMismatchError, match="at closing"):
-        exchanged({"a/0": "opening", "a/1": "closing"})
+        exchange_among_mates({"a/0": "opening", "a/1": "closing"})
 
 
-def test_a_mate_that_is_there_is_not_lost() -> None:
+def test_connected_worker_is_not_lost() -> None:
     assert sessions(WORKERS)["a/0"].lost(WORKERS) is None
 
 
-def test_a_mate_that_left_or_failed_is_lost_and_others_do_not_matter() -> None:
+def test_lost_reports_closed_and_failed_workers_among_those_asked() -> None:
     found = sessions(WORKERS)
     found["a/1"].close()
     assert isinstance(found["a/0"].lost(["a/1"]), LinkClosedError)
@@ -82,32 +82,32 @@ def test_a_mate_that_left_or_failed_is_lost_and_others_do_not_matter() -> None:
     assert found["a/0"].lost([]) is None
 
 
-def test_where_tensorflow_had_started_in_one_all_do_without() -> None:
+def test_collectives_are_not_opened_after_tensorflow_has_started() -> None:
     tf.constant(1.0)
     found = sessions(WORKERS)
     with ThreadPoolExecutor(len(MATES)) as pool:
-        asked = [
+        futures = [
             pool.submit(open_cluster_collectives, found[worker], dict.fromkeys(others(worker), "127.0.0.1"))
             for worker in MATES
         ]
-        assert [each.result() for each in asked] == [None, None]
+        assert [each.result() for each in futures] == [None, None]
 
 
-def test_tasks_are_the_workers_of_a_cluster_by_name() -> None:
+def test_tasks_are_the_workers_of_the_own_cluster_in_order() -> None:
     attachment = Attachment("a/1", "a", {"b/0": "b", "a/2": "a", "a/0": "a"}, {}, "run", None)
     assert tasks_of(attachment) == ["a/0", "a/1", "a/2"]
 
 
-def test_a_worker_without_mates_becomes_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(tf_collectives, "prepare", lambda index, addresses, started: asked.append(len(addresses)))
+def test_worker_without_mates_is_not_prepared_as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    task_counts: list[int] = []
+    monkeypatch.setattr(tf_collectives, "prepare", lambda index, addresses, started: task_counts.append(len(addresses)))
     for peers in ({"a/0": "a"}, {"a/0": "a", "b/1": "b", "b/2": "b"}):
         prepare_task(Attachment("b/0", "b", peers, {}, "run", None))
-    assert asked == [3]
+    assert task_counts == [3]
 
 
 @pytest.mark.grid
-def test_a_process_is_prepared_whichever_module_loads_keras() -> None:
+def test_process_is_prepared_when_any_module_loads_keras() -> None:
     """In a process of its own, as Keras is loaded here. Scripts that load Keras themselves: tests/processes."""
     script = """
 from whale_nebula.launch import child
@@ -127,13 +127,13 @@ print("tasks:", collectives.task().count)
 FORM = {"shape": [None, 4], "dtype": "int32"}
 
 
-def told(config: Mapping[str, Any]) -> dict[str, Any]:
+def make_sheet(config: Mapping[str, Any]) -> dict[str, Any]:
     return describe_config(load(config))
 
 
-def test_the_same_words_are_agreed_on() -> None:
-    own = told({"inputs": {"x": FORM, "y": FORM}, "weights": "own"})
-    _agree_on_config("gpu/0", own, {"npu/0": told({"inputs": {"y": FORM, "x": FORM}, "weights": "own"})})
+def test_equal_configs_are_agreed_on() -> None:
+    own = make_sheet({"inputs": {"x": FORM, "y": FORM}, "weights": "own"})
+    _agree_on_config("gpu/0", own, {"npu/0": make_sheet({"inputs": {"y": FORM, "x": FORM}, "weights": "own"})})
     _agree_on_config("gpu/0", describe_config(Config()), {})
 
 
@@ -144,16 +144,16 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("other", "said"), DIFFERENT)
-def test_what_differs_is_named_with_both(other: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("other", "message"), DIFFERENT)
+def test_differing_setting_is_reported_with_both_values(other: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        _agree_on_config("gpu/0", told({}), {"npu/0": told(other)})
-    assert said in caught.value.what
+        _agree_on_config("gpu/0", make_sheet({}), {"npu/0": make_sheet(other)})
+    assert message in caught.value.what
     assert "into the config of every cluster" in caught.value.mend
 
 
 @pytest.mark.parametrize(
-    ("peer", "said_by", "drawn", "everywhere", "believed"),
+    ("peer", "source", "drawn", "same_host", "accepted"),
     [
         ("npu/0", "npu/0", True, False, True),
         ("npu/0", "gpu/0", True, False, False),  # what this worker has said of itself proves nothing of another
@@ -162,47 +162,49 @@ def test_what_differs_is_named_with_both(other: dict[str, Any], said: str) -> No
         ("gpu/1", "gpu/1", False, False, True),
     ],
 )
-def test_who_shares_a_folder_proves_it(
-    monkeypatch: pytest.MonkeyPatch, peer: str, said_by: str, drawn: bool, everywhere: bool, believed: bool
+def test_shared_host_is_accepted_only_with_proof(
+    monkeypatch: pytest.MonkeyPatch, peer: str, source: str, drawn: bool, same_host: bool, accepted: bool
 ) -> None:
     if not drawn:
         monkeypatch.setattr(rendezvous, "_BOOT", Path("/there/is/none"))
-    launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", everywhere=everywhere)
-    found = _find_host(launched, peer, {"host": digest_host("mt", said_by)})
-    assert found == (digest_host("mt", "gpu/0") if believed else "")
+    launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", everywhere=same_host)
+    found = _find_host(launched, peer, {"host": digest_host("mt", source)})
+    assert found == (digest_host("mt", "gpu/0") if accepted else "")
 
 
-def test_another_folder_of_the_same_name_is_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_digest_differs_for_another_folder_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As two containers of one host have them."""
     folder = tmp_path / "work"
-    said = []
+    digests = []
     for kept in ("first", "second"):
         folder.mkdir()
         monkeypatch.chdir(folder)
-        said.append(digest_host("mt", "gpu/0"))
-        assert digest_host("mt", "gpu/0") == said[-1]
+        digests.append(digest_host("mt", "gpu/0"))
+        assert digest_host("mt", "gpu/0") == digests[-1]
         folder.rename(tmp_path / kept)
-    assert len(set(said)) == 2
+    assert len(set(digests)) == 2
 
 
 # -------------------- A peer's messages in a session are accepted, or refused with this library's errors
-def test_a_sample_of_hostile_sheets() -> None:
+def test_hostile_messages_are_refused_or_accepted_without_crashing() -> None:
     counts = session_messages.run(seed=7, count=60)
     assert min(counts[how] for how in ("refused", "told", "taken")) > 10, counts
 
 
 @pytest.mark.parametrize("about", session_messages.VALID_MESSAGES)
-def test_true_sheets_fit_the_registry(about: str) -> None:
+def test_valid_messages_match_the_registry(about: str) -> None:
     message = build_message("SESSION", about, **session_messages.VALID_MESSAGES[about])
     assert find_fault(message) == ""
 
 
-def test_a_message_without_an_entry_cannot_be_built() -> None:
+def test_message_of_an_unregistered_kind_cannot_be_built() -> None:
     with pytest.raises(LocalProtocolError, match="'SESSION VETO' of an unknown kind"):
         build_message("SESSION", "VETO", why="")
 
 
-def test_every_kind_has_a_word_that_the_table_of_states_knows() -> None:
+def test_state_table_covers_the_words_of_all_kinds() -> None:
     assert {entry.trigger for entry in KINDS.values()} <= {trigger for _, trigger in TABLE}
 
 
@@ -210,31 +212,31 @@ def test_every_kind_has_a_word_that_the_table_of_states_knows() -> None:
 VOTERS = ("a/0", "b/0", "c/0")
 
 
-def votes(*reasons: str, phases: tuple[int, ...] = (0, 0, 0)) -> list[list[str]]:
+def collect_votes(*reasons: str, phases: tuple[int, ...] = (0, 0, 0)) -> list[list[str]]:
     found = sessions(VOTERS)
     with ThreadPoolExecutor(len(VOTERS)) as pool:
-        asked = [
+        futures = [
             pool.submit(found[worker].vote, "step", 4, phase, why)
             for worker, why, phase in zip(VOTERS, reasons, phases, strict=True)
         ]
-        return [each.result() for each in asked]
+        return [each.result() for each in futures]
 
 
-def test_without_a_reason_the_step_goes_on() -> None:
-    assert votes("", "", "") == [[], [], []]
+def test_vote_without_reasons_applies_the_step() -> None:
+    assert collect_votes("", "", "") == [[], [], []]
 
 
-def test_one_reason_is_everybodys() -> None:
-    assert votes("", "a NaN", "") == [["a NaN"]] * 3
+def test_reason_of_one_voter_reaches_all() -> None:
+    assert collect_votes("", "a NaN", "") == [["a NaN"]] * 3
 
 
-def test_of_several_reasons_all_take_the_same_first() -> None:
-    assert votes("", "two", "one") == [["two", "one"]] * 3
+def test_several_reasons_have_the_same_order_in_all_voters() -> None:
+    assert collect_votes("", "two", "one") == [["two", "one"]] * 3
 
 
-def test_who_is_somewhere_else_is_refused() -> None:
+def test_voter_in_another_phase_is_refused() -> None:
     with pytest.raises(PlanMismatchError, match="phase 0 of step 4"):
-        votes("", "", "", phases=(0, 1, 0))
+        collect_votes("", "", "", phases=(0, 1, 0))
 
 
 # -------------------- Processes that read parts of one batch detect parts of different ones
@@ -242,8 +244,8 @@ ROW_WORKERS = ("a/0", "a/1", "b/0")
 ROW_MATES = {"a/0": ["a/1"], "a/1": ["a/0"], "b/0": []}
 
 
-def tell_rows(
-    inputs: dict[str, Any], marks: dict[str, int], readers: dict[str, set[str]] | None = None
+def announce_rows(
+    inputs: dict[str, Any], row_marks: dict[str, int], readers: dict[str, set[str]] | None = None
 ) -> list[dict[str, Any]]:
     """All announce a step and check it; what each heard of the others."""
     found = sessions(ROW_WORKERS)
@@ -252,47 +254,47 @@ def tell_rows(
         session = found[worker]
         own_inputs = {"x": inputs.get(worker, [1, 2])}
         sheet = {"program": 1, "name": "step", "step": 3, "rows": 4, "inputs": own_inputs, "alike": {"a/0, a/1": 7}}
-        session.start_step(sheet, marks[worker], ROW_MATES[worker], readers or {})
-        return session.check_step(sheet, marks[worker])
+        session.start_step(sheet, row_marks[worker], ROW_MATES[worker], readers or {})
+        return session.check_step(sheet, row_marks[worker])
 
     with ThreadPoolExecutor(len(ROW_WORKERS)) as pool:
         return [future.result() for future in [pool.submit(one, worker) for worker in ROW_WORKERS]]
 
 
-def test_parts_of_the_same_batch_go_together() -> None:
+def test_parts_of_the_same_batch_are_accepted() -> None:
     parts = {"a/0": [7, None], "a/1": [None, 8], "b/0": [7, 8]}
-    heard = tell_rows(parts, {"a/0": 5, "a/1": 5, "b/0": 5})
+    heard = announce_rows(parts, {"a/0": 5, "a/1": 5, "b/0": 5})
     assert heard[0]["a/1"]["mark"] == 5 and heard[0]["a/1"]["inputs"] == {"x": [None, 8]}
 
 
-def test_no_other_cluster_is_told_which_rows_there_are() -> None:
-    heard = tell_rows({}, {"a/0": 5, "a/1": 5, "b/0": 9})
+def test_row_marks_are_not_sent_to_other_clusters() -> None:
+    heard = announce_rows({}, {"a/0": 5, "a/1": 5, "b/0": 9})
     assert "mark" not in heard[2]["a/0"] and "mark" not in heard[0]["b/0"]
 
 
-def test_mates_that_share_no_row_notice_another_order() -> None:
+def test_another_row_order_is_refused_among_mates_without_shared_rows() -> None:
     with pytest.raises(InputMismatchError, match=r"the order of rows differs between a/. and a/. at step 3"):
-        tell_rows({"a/0": [7, None], "a/1": [None, 8]}, {"a/0": 5, "a/1": 6, "b/0": 5})
+        announce_rows({"a/0": [7, None], "a/1": [None, 8]}, {"a/0": 5, "a/1": 6, "b/0": 5})
 
 
-def test_who_reads_the_same_rows_notices_other_values() -> None:
+def test_other_values_of_shared_rows_are_refused() -> None:
     with pytest.raises(InputMismatchError, match=r"input 'x' differs between ./. and ./. at step 3"):
-        tell_rows({"a/0": [7, None], "b/0": [9, 8], "a/1": [None, 8]}, {"a/0": 5, "a/1": 5, "b/0": 5})
+        announce_rows({"a/0": [7, None], "b/0": [9, 8], "a/1": [None, 8]}, {"a/0": 5, "a/1": 5, "b/0": 5})
 
 
-def test_a_process_without_such_a_dataset_says_nothing_of_its_order() -> None:
-    assert len(tell_rows({}, {"a/0": 5, "a/1": 0, "b/0": 0})) == 3
+def test_row_order_is_not_compared_without_a_sharded_dataset() -> None:
+    assert len(announce_rows({}, {"a/0": 5, "a/1": 0, "b/0": 0})) == 3
 
 
 @pytest.mark.parametrize("readers", [{"a/0", "a/1"}, {"a/1", "b/0"}, {"b/0"}, set(ROW_WORKERS), set()])
-def test_a_fingerprint_goes_to_readers_alone(readers: set[str]) -> None:
-    heard = zip(ROW_WORKERS, tell_rows({}, dict.fromkeys(ROW_WORKERS, 0), {"x": readers}), strict=True)
+def test_input_fingerprints_are_sent_to_readers_only(readers: set[str]) -> None:
+    heard = zip(ROW_WORKERS, announce_rows({}, dict.fromkeys(ROW_WORKERS, 0), {"x": readers}), strict=True)
     for worker, came in heard:
         assert [bool(sheet["inputs"]) for sheet in came.values()] == [worker in readers] * len(came)
 
 
-def test_a_checksum_of_variables_goes_to_mates_alone() -> None:
-    heard = tell_rows({}, dict.fromkeys(ROW_WORKERS, 0))
+def test_variable_checksums_are_sent_to_mates_only() -> None:
+    heard = announce_rows({}, dict.fromkeys(ROW_WORKERS, 0))
     assert heard[0]["a/1"]["alike"] and "alike" not in heard[2]["a/0"] and "alike" not in heard[0]["b/0"]
 
 
@@ -302,7 +304,7 @@ UNSHARED += [({"a/0"}, {"a/0": "a", "a/1": "a"}, False)]  # clusters that train 
 
 
 @pytest.mark.parametrize(("readers", "clusters", "refused"), UNSHARED)
-def test_ids_that_no_two_clusters_would_compare_are_refused(
+def test_ids_are_refused_when_no_two_clusters_compare_them(
     readers: set[str], clusters: dict[str, str], refused: bool
 ) -> None:
     with (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.runtime.test_replicas import X, Y, close, model, train, uncut
+from tests.unit.runtime.test_replicas import X, Y, close, model, train, train_uncut
 
 LINE = "1gbit,0ms"
 
@@ -21,7 +21,7 @@ def config(*speeds: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "micro_batch", "many", "order"),
+    ("speeds", "micro_batch", "micro_batches", "order"),
     [
         ((1, 2), 1, 3, (1, 0, 1)),
         pytest.param((1, 2), 4, 4, (1, 1, 0, 1), marks=pytest.mark.grid),
@@ -31,17 +31,17 @@ def config(*speeds: float) -> dict[str, Any]:
         pytest.param((1, 1, 2), 1, 4, (2, 0, 1, 2), marks=pytest.mark.grid),
     ],
 )
-def test_a_batch_is_cut_as_speeds_need_it_where_nobody_says_how(
-    speeds: tuple[float, ...], micro_batch: int, many: int, order: tuple[int, ...]
+def test_micro_batches_and_order_follow_the_speeds(
+    speeds: tuple[float, ...], micro_batch: int, micro_batches: int, order: tuple[int, ...]
 ) -> None:
     with nb.init(config(*speeds)):
         plan = nb.plan(model((1, len(speeds)), micro_batch), X, Y)
-    assert len(plan.rows) == many
+    assert len(plan.rows) == micro_batches
     assert sorted(plan.stages["c1"].order) == sorted(order)
 
 
-def test_the_step_is_the_uncut_one_whoever_takes_more() -> None:
-    expected = uncut()
+def test_step_with_unequal_shares_equals_the_uncut_step() -> None:
+    expected = train_uncut()
     with nb.init(config(1, 2), links=LINE):
         losses, weights = train(model((1, 2), 6))
         report = nb.last_report()
@@ -52,7 +52,7 @@ def test_the_step_is_the_uncut_one_whoever_takes_more() -> None:
 
 
 @pytest.mark.grid
-def test_numbers_are_drawn_by_micro_batch_whoever_takes_it() -> None:
+def test_random_numbers_do_not_depend_on_the_shares() -> None:
     found = []
     for copies, speeds in (((1, 1), (1,)), ((1, 2), (5, 1))):
         with nb.init(config(*speeds), links=LINE):
@@ -60,24 +60,24 @@ def test_numbers_are_drawn_by_micro_batch_whoever_takes_it() -> None:
     assert all(np.allclose(each, found[0], rtol=1e-6) for each in found)
 
 
-def test_the_plan_says_who_takes_what_and_who_waits() -> None:
+def test_plan_text_shows_shares_and_waiting_replicas() -> None:
     with nb.init(config(1, 2)):
         three, two = (nb.plan(model((1, 2), count), X, Y) for count in (1, 2))
     assert "c1: replicas take 1 : 2 of 3 micro-batches, in the order 1 0 1 (speeds 1 : 2)" in three.to_text()
     assert "slowest" not in three.to_text()
     assert "replicas take 1 : 2 of 3 micro-batches" in three.to_html()
-    said = "c1.0 is the slowest of c1: c1.1 waits 50 % of that time; with micro_batch=3 shares could match speeds"
-    assert said in " ".join(two.to_text().split())
+    warning = "c1.0 is the slowest of c1: c1.1 waits 50 % of that time; with micro_batch=3 shares could match speeds"
+    assert warning in " ".join(two.to_text().split())
 
 
-def test_speeds_come_in_the_order_in_which_replicas_are_given_to_workers() -> None:
+def test_cluster_speeds_are_in_the_order_of_workers() -> None:
     with nb.init(config(*range(1, 12))) as run:
         assert run.cluster_speeds == {"c1": (1, 2, 11, 3, 4, 5, 6, 7, 8, 9, 10)}  # c1/10 stands before c1/2
     with nb.init(config(2, 2)) as run:
         assert run.cluster_speeds == {}
 
 
-def test_an_order_is_a_part_of_the_plan_and_of_its_file(tmp_path: Path) -> None:
+def test_order_is_part_of_the_digest_and_the_saved_plan(tmp_path: Path) -> None:
     found = []
     for speeds in ((1, 2), (1, 1), (2, 1)):
         with nb.init(config(*speeds)):

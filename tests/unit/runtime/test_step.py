@@ -18,8 +18,8 @@ from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError, LinkClosedError
 from whale_nebula.runtime.keras import _name_arguments
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.step.results import Later
-from whale_nebula.runtime.step.step import Step, takes, widen_signature
+from whale_nebula.runtime.step.results import PendingResult
+from whale_nebula.runtime.step.step import Step, accepts_call, widen_signature
 from whale_nebula.spec import Spec
 
 X = np.ones((8, 4), "float32")
@@ -43,54 +43,54 @@ def fit(trained: Any) -> None:
     trained.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
 
 
-def planned() -> tuple[int, dict[str, str], int]:
+def describe_last_step() -> tuple[int, dict[str, str], int]:
     """Of the last step: its micro-batches and its codecs; and how many plans the run has made."""
     report = nb.last_report()
     return report.micro_batches, {name: each.codec for name, each in report.boundaries.items()}, current_run().programs
 
 
 @pytest.mark.grid
-def test_each_fit_is_planned_for_the_scopes_that_it_stands_in() -> None:
+def test_fit_is_planned_for_the_scopes_around_it() -> None:
     trained, coded = model(), {"b0 a->b": "fp16", "b0 b->a": "int8"}
     fit(trained)
-    assert planned() == (1, {}, 1)
+    assert describe_last_step() == (1, {}, 1)
     with nb.pipeline(4):
         fit(trained)
-    assert planned() == (4, {}, 2)
+    assert describe_last_step() == (4, {}, 2)
     for _ in range(2):  # the same words are the same plan, wherever they stand
         with nb.compress(fp16=True):
             fit(trained)
-        assert planned() == (1, coded, 3)
+        assert describe_last_step() == (1, coded, 3)
     with nb.cluster(), nb.replica(2), nb.compress(fp16=True):
         fit(trained)
-    assert planned() == (2, coded, 4)
+    assert describe_last_step() == (2, coded, 4)
     fit(trained)
-    assert planned() == (1, {}, 4) and nb.last_report().step == 6
+    assert describe_last_step() == (1, {}, 4) and nb.last_report().step == 6
 
 
 @pytest.mark.grid
-def test_evaluate_predict_and_functions_are_too() -> None:
+def test_evaluate_predict_and_functions_are_planned_for_their_scopes() -> None:
     trained = model()
     trained.evaluate(X, Y, verbose=0)
     trained.predict(X, verbose=0)
     with nb.pipeline(2):
         trained.evaluate(X, Y, verbose=0)
-        assert planned()[0] == 2
+        assert describe_last_step()[0] == 2
         trained.predict(X, verbose=0)
-        assert planned()[0] == 2
+        assert describe_last_step()[0] == 2
 
     @nb.function
     def called(rows: Any) -> Any:
         return trained(rows)
 
     called(X)
-    assert planned()[0] == 1
+    assert describe_last_step()[0] == 1
     with nb.pipeline(4):
         called(X)
-    assert planned()[0] == 4
+    assert describe_last_step()[0] == 4
 
 
-def test_a_model_without_scopes_has_those_around_it_and_loses_them_again() -> None:
+def test_model_without_scopes_uses_those_around_each_fit() -> None:
     trained = model(scoped=False)
     fit(trained)
     with pytest.raises(nb.errors.StateError):
@@ -99,14 +99,14 @@ def test_a_model_without_scopes_has_those_around_it_and_loses_them_again() -> No
         warnings.simplefilter("error", nb.errors.NebulaWarning)
         with nb.replica(2):
             fit(trained)
-    assert planned()[0] == 2
+    assert describe_last_step()[0] == 2
     inside = trained.train_function
     fit(trained)
     assert trained.train_function is not inside
-    assert planned() == (2, {}, 1)  # of the step before: Keras has run this one
+    assert describe_last_step() == (2, {}, 1)  # of the step before: Keras has run this one
 
 
-def test_a_pipeline_around_a_model_without_stages_says_that_it_holds_none() -> None:
+def test_pipeline_around_a_model_without_stages_warns() -> None:
     with pytest.warns(nb.errors.NebulaWarning, match=r"nb\.pipeline contains no nb\.stage"), nb.pipeline(2):
         fit(model(scoped=False))
 
@@ -114,17 +114,17 @@ def test_a_pipeline_around_a_model_without_stages_says_that_it_holds_none() -> N
 @pytest.mark.parametrize(
     ("placed", "what"), [pytest.param(False, "nb.stage", marks=pytest.mark.grid), (True, "nb.place")]
 )
-def test_a_layout_around_a_step_that_leaves_out_a_stage_is_refused(placed: bool, what: str) -> None:
+def test_cluster_scope_without_the_cluster_of_a_stage_is_refused(placed: bool, what: str) -> None:
     trained = model(scoped=not placed, placed=placed)
-    said = rf"{what} at .* is on cluster 'a', which nb\.cluster at"
-    with pytest.raises(nb.errors.StageIdentityError, match=said), nb.cluster(["z"]):
+    message = rf"{what} at .* is on cluster 'a', which nb\.cluster at"
+    with pytest.raises(nb.errors.StageIdentityError, match=message), nb.cluster(["z"]):
         fit(trained)
     with nb.cluster(["b", "a"]):
         fit(trained)
     assert list(nb.last_report().stages) == ["a", "b"]
 
 
-def test_a_place_for_what_is_inside_a_layer_without_layers_is_refused_when_it_is_called() -> None:
+def test_place_on_a_layer_without_sublayers_is_refused_by_fit() -> None:
     layer = keras.layers.Dense(4, name="alone")
     nb.place(layer, {"alone": "a"})
     trained = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
@@ -134,14 +134,14 @@ def test_a_place_for_what_is_inside_a_layer_without_layers_is_refused_when_it_is
     nb.place(layer, {})
 
 
-def test_lists_are_told_from_arrays_in_a_sentence() -> None:
+def test_lists_instead_of_arrays_are_refused_with_a_fix() -> None:
     with pytest.raises(nb.errors.CaptureError) as caught:
         nb.verify(model(), X.tolist(), Y)
     assert "x/0/3 float32[]" in caught.value.why and caught.value.why.endswith(" and 21 more")
     assert caught.value.mend.startswith("pass arrays, np.asarray(x)")
 
 
-def test_a_report_and_a_plan_say_which_stages_there_are() -> None:
+def test_unknown_stage_name_is_refused_with_the_known_names() -> None:
     trained = model()
     fit(trained)
     for stages in (nb.last_report().stages, nb.plan(trained, X, Y).stages):
@@ -149,7 +149,7 @@ def test_a_report_and_a_plan_say_which_stages_there_are() -> None:
             stages["zz"]
 
 
-def test_a_tolerance_that_is_not_used_is_not_told() -> None:
+def test_verify_notes_the_tolerance_only_when_it_is_used() -> None:
     trained = model()
     with nb.compress(fp16=True):
         assert not any("tolerance" in note for note in nb.verify(trained, X, Y).notes)
@@ -158,7 +158,7 @@ def test_a_tolerance_that_is_not_used_is_not_told() -> None:
 
 
 @pytest.mark.grid
-def test_a_compress_scope_without_a_say_does_not_make_steps_incomparable() -> None:
+def test_overridden_compress_scope_keeps_steps_comparable() -> None:
     trained = model()
     with nb.pipeline(2, coupled="allow"), nb.compress(fp16=True, backward=None), nb.compress(bf16=True, backward=None):
         found = nb.verify(trained, X, Y)
@@ -166,38 +166,40 @@ def test_a_compress_scope_without_a_say_does_not_make_steps_incomparable() -> No
 
 
 # -------------------- Batches of many lengths run by one program, if the step does not depend on sizes
-def _form(*shape: int, dtype: str = "float32", **plain: Any) -> Any:
+def make_signature(*shape: int, dtype: str = "float32", **plain: Any) -> Any:
     return signature([("x", np.zeros(shape, dtype)), *plain.items()])[0]
 
 
-def test_axes_that_differ_are_free_and_others_stay() -> None:
-    wide = widen_signature(_form(2, 5, 3), [_form(4, 7, 3)])
+def test_widened_signature_frees_only_the_axes_that_differ() -> None:
+    wide = widen_signature(make_signature(2, 5, 3), [make_signature(4, 7, 3)])
     assert wide is not None
     assert wide.specs == (tf.TensorSpec([None, None, 3], tf.float32),)
-    assert takes(wide, _form(8, 9, 3))
-    assert not takes(wide, _form(8, 9, 4))
+    assert accepts_call(wide, make_signature(8, 9, 3))
+    assert not accepts_call(wide, make_signature(8, 9, 4))
 
 
-@pytest.mark.parametrize("other", [_form(4, 7, dtype="int32"), _form(4, 7, 3), _form(4, 7, flag=True)])
-def test_forms_that_differ_in_more_than_sizes_are_not_widened(other: Any) -> None:
-    assert widen_signature(_form(4, 5), [other]) is None
-    assert not takes(other, _form(4, 5))
+@pytest.mark.parametrize(
+    "other", [make_signature(4, 7, dtype="int32"), make_signature(4, 7, 3), make_signature(4, 7, flag=True)]
+)
+def test_signatures_of_other_dtype_rank_or_values_are_not_widened(other: Any) -> None:
+    assert widen_signature(make_signature(4, 5), [other]) is None
+    assert not accepts_call(other, make_signature(4, 5))
 
 
-def _ran(fn: Callable[[Any], Any], *, widens: bool) -> tuple[Step, list[np.ndarray]]:
+def run_lengths(fn: Callable[[Any], Any], *, widens: bool) -> tuple[Step, list[np.ndarray]]:
     step = Step(fn, name="step", widens=widens)
     lengths = (3, 5, 4, 6, 5)
     return step, [np.array(step.run([("x", tf.ones((4, n)) * n)])) for n in lengths]
 
 
-def _sums(x: Any) -> Any:
+def compute_sums(x: Any) -> Any:
     with nb.cluster(), nb.pipeline(2), nb.stage(cluster="a"):
         hidden = tf.cumsum(x, axis=1)
     with nb.stage(cluster="b"):
         return tf.reduce_sum(hidden, axis=1)
 
 
-def _counted(x: Any) -> Any:
+def compute_sums_of_known_length(x: Any) -> Any:
     """Needs to know how long its rows are while it is traced."""
     with nb.cluster(), nb.pipeline(2), nb.stage(cluster="a"):
         hidden = tf.add_n([x[:, n] * (n + 1) for n in range(x.shape[1])])
@@ -205,12 +207,15 @@ def _counted(x: Any) -> Any:
         return hidden * 2.0
 
 
-@pytest.mark.parametrize(("fn", "widens", "programs"), [(_sums, True, 2), (_sums, False, 4), (_counted, True, 4)])
-def test_many_lengths(fn: Callable[[Any], Any], widens: bool, programs: int) -> None:
+@pytest.mark.parametrize(
+    ("fn", "widens", "programs"),
+    [(compute_sums, True, 2), (compute_sums, False, 4), (compute_sums_of_known_length, True, 4)],
+)
+def test_number_of_programs_for_batches_of_many_lengths(fn: Callable[[Any], Any], widens: bool, programs: int) -> None:
     """A step is captured for its first length and then once more, or for each length if it must be."""
-    step, found = _ran(fn, widens=widens)
+    step, found = run_lengths(fn, widens=widens)
     assert len(step.forms) == programs
-    rows = {_sums: lambda n: n * n * (n + 1) / 2, _counted: lambda n: n * n * (n + 1)}[fn]
+    rows = {compute_sums: lambda n: n * n * (n + 1) / 2, compute_sums_of_known_length: lambda n: n * n * (n + 1)}[fn]
     np.testing.assert_allclose(np.stack(found), [[rows(n)] * 4 for n in (3, 5, 4, 6, 5)])
 
 
@@ -221,11 +226,11 @@ def promise() -> Future[Any]:
 
 
 @pytest.fixture
-def loss(promise: Future[Any]) -> Later:
-    return Later(promise, 0, Spec("float32", ()))
+def loss(promise: Future[Any]) -> PendingResult:
+    return PendingResult(promise, 0, Spec("float32", ()))
 
 
-def test_its_kind_is_known_before_it_comes(loss: Later) -> None:
+def test_pending_result_has_its_dtype_and_shape(loss: PendingResult) -> None:
     assert (loss.dtype, loss.shape.rank) == (tf.float32, 0)
     assert len({loss, loss}) == 1
 
@@ -247,7 +252,7 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_it_reads_as_the_tensor_does(promise: Future[Any], loss: Later, read: Any) -> None:
+def test_pending_result_reads_like_the_tensor(promise: Future[Any], loss: PendingResult, read: Any) -> None:
     tensor = tf.constant(2.25)
     promise.set_result([tensor])
     cast = tf.cast(tensor, tf.float64) if read is READS["cast"] else read(tensor)
@@ -255,7 +260,9 @@ def test_it_reads_as_the_tensor_does(promise: Future[Any], loss: Later, read: An
 
 
 @pytest.mark.parametrize("read", [READS["float"], READS["op"], READS["repr"], READS["numpy"], READS["array"]])
-def test_what_kept_it_from_coming_is_raised_where_it_is_read(promise: Future[Any], loss: Later, read: Any) -> None:
+def test_failure_of_a_pending_result_is_raised_when_it_is_read(
+    promise: Future[Any], loss: PendingResult, read: Any
+) -> None:
     promise.set_exception(LinkClosedError("worker 'npu/0' is gone"))
     with pytest.raises(LinkClosedError, match="'npu/0' is gone"):
         read(loss)
@@ -290,7 +297,7 @@ CASES: list[tuple[list[str], str, Any, list[str]]] = [
 
 @pytest.mark.parametrize(("run", "kind", "data", "names"), CASES, indirect=["run"])
 @pytest.mark.usefixtures("run")
-def test_parts_that_the_config_names_are_there(kind: str, data: Any, names: list[str]) -> None:
+def test_configured_inputs_are_added_to_a_keras_batch(kind: str, data: Any, names: list[str]) -> None:
     arguments, unpack = _name_arguments(data, kind)
     assert [name for name, _ in arguments] == names
     (given,), _ = unpack([name.upper() for name in names])
@@ -300,14 +307,14 @@ def test_parts_that_the_config_names_are_there(kind: str, data: Any, names: list
 
 @pytest.mark.parametrize("run", [["y"]], indirect=True)
 @pytest.mark.usefixtures("run")
-def test_an_optional_that_is_empty_is_a_none() -> None:
+def test_empty_optional_becomes_none() -> None:
     arguments, _ = _name_arguments((BATCH_X, tf.experimental.Optional.empty(None)), "train")
     assert arguments[1] == ("y", None)
 
 
 @pytest.mark.parametrize("run", [["x/b", "y"]], indirect=True)
 @pytest.mark.usefixtures("run")
-def test_in_one_process_all_of_a_batch_is_given() -> None:
+def test_single_process_refuses_absent_inputs() -> None:
     inputs = {name: keras.Input((2,), name=name) for name in ("a", "b")}
     with nb.cluster(), nb.stage(cluster="gpu"):
         outputs = keras.layers.Dense(2)(inputs["a"] + inputs["b"])

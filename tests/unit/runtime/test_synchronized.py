@@ -18,7 +18,7 @@ from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.replicas import SHARED_NOTE, check_hosts, find_replica_sums
 from whale_nebula.runtime.replicas.collectives import Collectives, Group, ReplicaSums
-from whale_nebula.runtime.step.compiled import Workshop
+from whale_nebula.runtime.step.compiled import FunctionBuilder
 from whale_nebula.runtime.step.engine import Engine
 
 LINE = "1gbit,0ms"
@@ -27,10 +27,10 @@ LINE = "1gbit,0ms"
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Any]:
     """What training uncut leaves."""
-    return train_model(eager(build_model(enter_no_scopes)))
+    return train_model(make_eager(build_model(enter_no_scopes)))
 
 
-def eager(model: keras.Model) -> keras.Model:
+def make_eager(model: keras.Model) -> keras.Model:
     """A few uncut steps are not worth a trace."""
     model.run_eagerly = True
     return model
@@ -39,7 +39,7 @@ def eager(model: keras.Model) -> keras.Model:
 @pytest.mark.parametrize(
     ("copies", "links"), [pytest.param((2,), None, marks=pytest.mark.grid), ((3, 3), LINE)], ids=str
 )
-def test_the_step_is_the_uncut_one(
+def test_step_equals_the_uncut_step(
     copies: tuple[int, ...], links: str | None, expected: dict[str, Any], recwarn: pytest.WarningsRecorder
 ) -> None:
     with nb.init(links=links):
@@ -47,7 +47,7 @@ def test_the_step_is_the_uncut_one(
     assert not [each for each in recwarn if "micro-batches" in str(each.message)], "a batch has too few rows for them"
 
 
-def refused(*around: contextlib.AbstractContextManager[Any]) -> BatchCoupledError:
+def catch_refusal(*around: contextlib.AbstractContextManager[Any]) -> BatchCoupledError:
     """How a model inside these scopes is refused."""
     with contextlib.ExitStack() as stack:
         for scope in around:
@@ -59,15 +59,15 @@ def refused(*around: contextlib.AbstractContextManager[Any]) -> BatchCoupledErro
 
 
 def test_replicas_with_several_micro_batches_are_refused() -> None:
-    error = refused(nb.replica(2), nb.pipeline(6), nb.stage(name="all"))
+    error = catch_refusal(nb.replica(2), nb.pipeline(6), nb.stage(name="all"))
     assert "the synchronized moments of BatchNormalization" in error.what
     assert "stage 'all' has 6 micro-batches for 2 replicas" in str(error)
     assert error.mends[0] == "use nb.pipeline(micro_batch=2), one for each replica"
     assert any('coupled="allow"' in mend for mend in error.mends)
 
 
-def test_a_pipeline_without_replicas_is_refused() -> None:
-    error = refused(nb.pipeline(4), nb.stage(name="all"))
+def test_pipeline_without_replicas_is_refused() -> None:
+    error = catch_refusal(nb.pipeline(4), nb.stage(name="all"))
     assert "has 4 micro-batches for 1 replica" in str(error)
     assert error.mends[:2] == (
         "use nb.replica(4) around stage 'all', so each replica has one micro-batch",
@@ -75,25 +75,25 @@ def test_a_pipeline_without_replicas_is_refused() -> None:
     )
 
 
-def test_a_stage_of_fewer_replicas_than_another_is_refused() -> None:
+def test_stage_with_fewer_replicas_than_micro_batches_is_refused() -> None:
     with pytest.raises(BatchCoupledError, match=r"stage 's1' has 3 micro-batches for 2 replicas"):
         nb.plan(build_model(make_scopes((3, 2))), X, Y)
 
 
-def test_what_is_allowed_runs_micro_batch_by_micro_batch() -> None:
-    both = build_model(make_scopes((2,), 4, coupled="allow")), eager(build_model(enter_no_scopes))
+def test_allowed_coupling_normalizes_each_micro_batch_separately() -> None:
+    both = build_model(make_scopes((2,), 4, coupled="allow")), make_eager(build_model(enter_no_scopes))
     found, whole = (float(model.train_on_batch(X, Y)[0]) for model in both)
     assert not any(note.startswith(SHARED_NOTE) for note in nb.last_report().notes)
     assert abs(found - whole) > 1e-4 * whole
 
 
-def test_what_is_allowed_and_can_be_had_is_exact() -> None:
+def test_allowed_coupling_is_exact_with_one_micro_batch_per_replica() -> None:
     assert nb.verify(build_model(make_scopes((2,), 2, coupled="allow")), X, Y).ok
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("renorm", [False, True])
-def test_a_layer_that_is_used_twice_writes_its_averages_twice(renorm: bool) -> None:
+def test_layer_used_twice_updates_its_averages_twice(renorm: bool) -> None:
     inputs, norm = keras.Input((8,)), keras.layers.BatchNormalization(synchronized=True, renorm=renorm)
     with nb.replica(2):
         hidden = norm(keras.layers.Dense(6, use_bias=False)(inputs))
@@ -111,7 +111,7 @@ def test_unequal_workers_have_one_micro_batch_each() -> None:
     assert plan.rows == (16, 15) and not any("slowest" in note for note in plan.to_text().splitlines())
 
 
-def test_the_mend_of_plain_batch_normalisation_is_to_synchronize_it() -> None:
+def test_fix_of_plain_batch_normalization_is_synchronized() -> None:
     inputs = keras.Input((8,))
     with nb.replica(2):
         outputs = keras.layers.BatchNormalization()(keras.layers.Dense(3)(inputs))
@@ -122,7 +122,7 @@ def test_the_mend_of_plain_batch_normalisation_is_to_synchronize_it() -> None:
     assert any("synchronized=True" in mend for mend in caught.value.mends)
 
 
-def test_a_masked_layer_is_refused_as_keras_does_not_synchronize_it() -> None:
+def test_masked_layer_is_refused() -> None:
     inputs = keras.Input((5, 3))
     with nb.replica(2):
         hidden = keras.layers.Dense(3)(keras.layers.Masking()(inputs))
@@ -152,38 +152,38 @@ def engine() -> Engine:
     return found
 
 
-def test_collectives_stand_where_sums_are_and_nobody_reads_the_parts(engine: Engine) -> None:
+def test_collectives_replace_sums_without_consumers(engine: Engine) -> None:
     group = Group(Collectives(0, ("127.0.0.1:1",), 1.0), (0,), "alone")
     sums = ReplicaSums(engine.cut, {0: group}, 1)
-    fragment = _fragment(engine)
+    fragment = find_summing_fragment(engine)
     assert len(sums.ops(fragment)) == 2  # one forward, one for its gradient
-    plain, summed = (Workshop(engine.captured.graph, sums=each).make(fragment) for each in (None, sums))
+    plain, summed = (FunctionBuilder(engine.captured.graph, sums=each).build(fragment) for each in (None, sums))
     assert plain.waits is None and summed.waits is not None
     marks = [op for op in summed.concrete.graph.get_operations() if "replica_sum" in op.name]
     assert len(marks) == 2 and not any(op.outputs[0].consumers() for op in marks)
-    sums.idle(fragment)
+    sums.sum_zeros(fragment)
 
 
-def between(engine: Engine, *workers: str) -> Cut:
+def cut_for_workers(engine: Engine, *workers: str) -> Cut:
     """The plan of the step where these are processes."""
     return cut_program(engine.captured.program, [Worker(name, "c0", (0,)) for name in workers])
 
 
-def test_a_worker_without_collectives_is_refused(engine: Engine) -> None:
-    cut = between(engine, "c0/0", "c0/1")
+def test_worker_without_collectives_is_refused(engine: Engine) -> None:
+    cut = cut_for_workers(engine, "c0/0", "c0/1")
     check_hosts(cut, "c0/0", str, collectives=True)
     check_hosts(cut, "c1/0", str, collectives=False)
     with pytest.raises(BatchCoupledError, match=r"call nb.init\(\) before anything that creates a tensor"):
         check_hosts(cut, "c0/0", str, collectives=False)
 
 
-def test_a_worker_with_two_replicas_is_refused(engine: Engine) -> None:
+def test_worker_with_two_replicas_is_refused(engine: Engine) -> None:
     assert find_replica_sums(engine.captured.program).keys() == {0}
     with pytest.raises(BatchCoupledError, match=r"which need a worker each, but 1 worker"):
-        check_hosts(between(engine, "c0/0"), "c0/0", str, collectives=True)
+        check_hosts(cut_for_workers(engine, "c0/0"), "c0/0", str, collectives=True)
 
 
-def _fragment(engine: Engine) -> Fragment:
+def find_summing_fragment(engine: Engine) -> Fragment:
     found = engine.cut.phases[0].stages[0].backward or engine.cut.phases[0].stages[0].forward
     assert found is not None
     return found

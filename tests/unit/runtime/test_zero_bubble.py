@@ -61,7 +61,9 @@ def model(middle: str, stages: int, schedule: str, **options: Any) -> keras.Mode
     return found
 
 
-def left(middle: str, stages: int, schedule: str, line: str | None = "10gbit,0ms", **options: Any) -> list[Any]:
+def train_with_schedule(
+    middle: str, stages: int, schedule: str, line: str | None = "10gbit,0ms", **options: Any
+) -> list[Any]:
     """The history and the weights of a training of two epochs with a ragged last batch."""
     nb.shutdown()
     nb.init(links=line)
@@ -71,7 +73,7 @@ def left(middle: str, stages: int, schedule: str, line: str | None = "10gbit,0ms
     return [history, [np.array(each) for each in made.weights]]
 
 
-def bits(found: list[Any]) -> Any:
+def to_bits(found: list[Any]) -> Any:
     history, weights = found
     return {name: [value.hex() for value in values] for name, values in history.items()}, [w.tobytes() for w in weights]
 
@@ -90,8 +92,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("middle", "stages", "options"), CASES)
-def test_it_leaves_what_other_schedules_leave(middle: str, stages: int, options: dict[str, Any]) -> None:
-    assert bits(left(middle, stages, "zero-bubble", **options)) == bits(left(middle, stages, "eager-1f1b", **options))
+def test_zero_bubble_trains_bit_identically_to_eager_1f1b(middle: str, stages: int, options: dict[str, Any]) -> None:
+    assert to_bits(train_with_schedule(middle, stages, "zero-bubble", **options)) == to_bits(
+        train_with_schedule(middle, stages, "eager-1f1b", **options)
+    )
 
 
 @pytest.mark.grid
@@ -99,46 +103,46 @@ def test_it_leaves_what_other_schedules_leave(middle: str, stages: int, options:
     ("middle", "stages"),
     [("dense", 2), pytest.param("recurrent", 3, marks=GRID), pytest.param("attention", 3, marks=GRID)],
 )
-def test_as_one_function_it_leaves_what_the_uncut_step_leaves(middle: str, stages: int) -> None:
-    found = left(middle, stages, "zero-bubble", None)
-    assert_same(left(middle, 0, "", None), found, "sums", 0.6)
+def test_zero_bubble_as_one_function_equals_the_uncut_step(middle: str, stages: int) -> None:
+    found = train_with_schedule(middle, stages, "zero-bubble", None)
+    assert_same(train_with_schedule(middle, 0, "", None), found, "sums", 0.6)
 
 
 # ---------------------------------------------------------------------- what is apart
-def runs(middle: str, stages: int = 3, **options: Any) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+def list_runs(middle: str, stages: int = 3, **options: Any) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """What stages run, and what the plan says of backwards."""
     plan = nb.plan(model(middle, stages, "zero-bubble", **options), np.zeros((8, 6)), np.zeros((8, 3)))
     return {name: stage.runs for name, stage in plan.stages.items()}, [n for n in plan.notes if "backward" in n]
 
 
-def test_nothing_goes_back_from_the_first_stage_so_it_is_as_it_was() -> None:
-    assert runs("dense") == ({"c0": ("FB",), "c1": ("FBW",), "c2": ("FBW",)}, [])
-    assert runs("dense", 2) == ({"c0": ("FB",), "c1": ("FBW",)}, [])
+def test_backward_of_the_first_stage_is_not_divided() -> None:
+    assert list_runs("dense") == ({"c0": ("FB",), "c1": ("FBW",), "c2": ("FBW",)}, [])
+    assert list_runs("dense", 2) == ({"c0": ("FB",), "c1": ("FBW",)}, [])
 
 
-def test_a_stage_without_weights_stays_whole_and_says_so() -> None:
-    found, notes = runs("no weights")
+def test_backward_of_a_stage_without_weights_is_not_divided_and_noted() -> None:
+    found, notes = list_runs("no weights")
     assert found["c1"] == ("FB",)
     assert notes == ["the backward of stage 'c1' is not divided: the stage has no weights"]
 
 
-def test_an_op_that_makes_both_is_named_with_its_line() -> None:
-    found, notes = runs("recurrent")
+def test_op_that_prevents_the_division_is_noted_with_its_line() -> None:
+    found, notes = list_runs("recurrent")
     assert found["c1"] == ("FB",) and found["c2"] == ("FBW",)
     (note,) = notes
     assert note.startswith("the backward of stage 'c1' is not divided: ") and " at " in note
     assert note.endswith(" computes the gradients of its weights together with the values sent back")
 
 
-def letters(span: Span) -> str:
+def abbreviate(span: Span) -> str:
     return f"{span.what[0]}{span.micro_batch}"
 
 
-def test_gradients_of_weights_wait_until_the_memory_of_the_first_stage_is_full() -> None:
+def test_weight_gradients_are_deferred_within_the_memory_of_stage_0() -> None:
     """Of the last stage, with one micro-batch in flight: as many wait as the first stage has more."""
-    left("dense", 3, "zero-bubble", in_flight=3)
+    train_with_schedule("dense", 3, "zero-bubble", in_flight=3)
     spans = [span for span in nb.last_report().timeline() if span.lane == "c2"]
-    assert [letters(span) for span in sorted(spans, key=lambda span: span.start)] == [
+    assert [abbreviate(span) for span in sorted(spans, key=lambda span: span.start)] == [
         "f0", "f1", "f2", "w0", "f3", "w1", "w2", "w3"
     ]  # fmt: skip
     assert "W weights" in str(nb.last_report().timeline())
@@ -147,7 +151,7 @@ def test_gradients_of_weights_wait_until_the_memory_of_the_first_stage_is_full()
 
 
 # ---------------------------------------------------------------------- chosen by the planner
-def slow(flops: str) -> dict[str, Any]:
+def make_slow_clusters(flops: str) -> dict[str, Any]:
     """Three clusters so slow that a model is cut."""
     return {"clusters": {f"c{number}": {"flops": flops} for number in range(3)}}
 
@@ -157,7 +161,7 @@ def slow(flops: str) -> dict[str, Any]:
     "middle",
     [pytest.param(name, marks=[] if name == "recurrent" else GRID) for name in MIDDLES],
 )
-def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planner_predicts_which_backwards_are_divided(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage has a function for gradients of weights just where the planner counts seconds for it."""
 
     def choose(problem: Problem, most: int = 8) -> Found:
@@ -167,7 +171,7 @@ def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(decisions, "search", choose)
     nb.shutdown()
-    nb.init(slow("1M"), links="10gbit,0ms")
+    nb.init(make_slow_clusters("1M"), links="10gbit,0ms")
     with nb.auto_parallel(micro_batch=4):
         plan = nb.plan(model(middle, 0, ""), np.zeros((8, 6)), np.zeros((8, 3)))
     (decision,) = current_run().decisions
@@ -178,12 +182,12 @@ def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.grid
-def test_the_planner_chooses_it_where_it_is_clearly_faster() -> None:
+def test_planner_chooses_zero_bubble_when_clearly_faster() -> None:
     """What is proposed trains as the uncut model: tests/parity/test_auto_parallel.py."""
 
     def planned(flops: str) -> nb.Plan:
         nb.shutdown()
-        nb.init(slow(flops), links="10gbit,0ms")
+        nb.init(make_slow_clusters(flops), links="10gbit,0ms")
         found = keras.Sequential([keras.Input((64,)), *(layers.Dense(64, "relu") for _ in range(3)), layers.Dense(1)])
         found.compile(keras.optimizers.SGD(0.1), "mse")
         with nb.auto_parallel():
@@ -196,11 +200,11 @@ def test_the_planner_chooses_it_where_it_is_clearly_faster() -> None:
 
 
 # ---------------------------------------------------------------------- what is written meanwhile
-def test_what_a_forward_writes_is_not_read_later() -> None:
+def test_deferred_weight_gradients_use_values_of_their_forward() -> None:
     """A weight that each micro-batch's forward scales: the gradient of another one is made of what it was then."""
     gate, scale, weight = tf.Variable(1.0, trainable=False), tf.Variable(0.5 * data(4, 4)), tf.Variable(data(4, 4))
 
-    def by(schedule: str) -> list[Any]:
+    def train_with(schedule: str) -> list[Any]:
         gate.assign(1.0), scale.assign(0.5 * data(4, 4)), weight.assign(data(4, 4, seed=1))
 
         @nb.function
@@ -220,4 +224,4 @@ def test_what_a_forward_writes_is_not_read_later() -> None:
         losses = [float(step(data(8, 4, seed=number))) for number in range(2)]
         return [losses, scale.numpy().tobytes(), weight.numpy().tobytes(), float(gate)]
 
-    assert by("zero-bubble") == by("1f1b")
+    assert train_with("zero-bubble") == train_with("1f1b")

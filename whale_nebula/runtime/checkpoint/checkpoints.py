@@ -47,7 +47,7 @@ from whale_nebula.runtime.checkpoint.level import Level, Notices, estimate_betwe
 from whale_nebula.runtime.checkpoint.save_on_error import ScriptState, can_hold, commit_written, save_at_error
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.writer import Snapshot
-from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
+from whale_nebula.runtime.local_sgd.step import LocalSgdRunner, OwnClusterRunner
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import keras_training
 
@@ -110,7 +110,7 @@ class Checkpoints:
     leading: LeadingProgram = field(default_factory=LeadingProgram)
     known: KnownVariables = field(init=False)
     _batch: str = ""
-    _apart: dict[str, BetweenClusters] = field(default_factory=dict)
+    _apart: dict[str, LocalSgdRunner] = field(default_factory=dict)
     _restore_requests: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
     _ended: bool = False
@@ -160,7 +160,7 @@ class Checkpoints:
         """Register the variables of a program, and restore them if the run resumes from a checkpoint."""
         program, self.read = engine.name, True
         self._restore_requests[program] = self.known.restore_requests
-        if isinstance(engine.runner, BetweenClusters):
+        if isinstance(engine.runner, LocalSgdRunner):
             self._apart[program] = engine.runner
         trainable = {variable.path for variable in engine.cut.program.variables if variable.trainable}
         variables = engine.captured.variables
@@ -297,7 +297,7 @@ class Checkpoints:
         step, runner = self.position.step, self._apart[self.position.program]
         notices.poll()
         found = notices.take_due(step)
-        if self.group.worker == self.group.everyone[0] and isinstance(runner, TrainsApart):
+        if self.group.worker == self.group.everyone[0] and isinstance(runner, OwnClusterRunner):
             self._estimate_failures()
             for number, level in enumerate(self.levels):
                 if number not in notices.due and level not in found and level.is_due(step):

@@ -26,14 +26,14 @@ from whale_nebula.errors import CheckpointError, NebulaWarning
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
 from whale_nebula.runtime.checkpoint.slices import Entry, Source
-from whale_nebula.runtime.local_sgd.topology import Meetings, offset_seeds, seeds_of
+from whale_nebula.runtime.local_sgd.topology import ClusterSync, find_seeds, offset_seeds
 from whale_nebula.site import script_site, warn_once
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
     from whale_nebula.runtime.checkpoint.group import Group
-    from whale_nebula.runtime.local_sgd.clusters import Opened
-    from whale_nebula.runtime.local_sgd.step import BetweenClusters
+    from whale_nebula.runtime.local_sgd.clusters import OpenRounds
+    from whale_nebula.runtime.local_sgd.step import LocalSgdRunner
 
 
 # ---------------------------------------------------------------------- clusters that train apart
@@ -50,7 +50,7 @@ def name_copy(cluster: str, name: str) -> str:
 
 
 def list_copies(
-    opened: Opened, group: Group, entries: Iterable[Entry], variables: Mapping[str, Any]
+    opened: OpenRounds, group: Group, entries: Iterable[Entry], variables: Mapping[str, Any]
 ) -> Iterator[Entry]:
     """The entries of this process's variables for a checkpoint under local SGD."""
     shared, first = opened.read_shared(), opened.names[:1]
@@ -70,7 +70,7 @@ def list_copies(
                 yield entry._replace(name=name_copy(other, entry.name), value=copies[id(variable)].read_value())
 
 
-def capture_rounds(opened: Opened, names: Mapping[int, str]) -> Callable[[Put], dict[str, Any]]:
+def capture_rounds(opened: OpenRounds, names: Mapping[int, str]) -> Callable[[Put], dict[str, Any]]:
     """Take a snapshot of the rounds of this process's clusters; returns the function that encodes it, which any thread
     may call. `names` are the names of variables in checkpoints, by their ids.
     """
@@ -105,7 +105,7 @@ class SavedRounds:
         for each in found:
             self._of.update(each["of"])
 
-    def has(self, clusters: tuple[str, ...], here: Mapping[str, Meetings], weights: Sequence[str]) -> bool:
+    def has(self, clusters: tuple[str, ...], here: Mapping[str, ClusterSync], weights: Sequence[str]) -> bool:
         """Whether it is from a run of exactly these clusters with the same options, and has the state of this process's
         clusters.
         """
@@ -124,7 +124,7 @@ class SavedRounds:
 
 
 def restore_apart(
-    group: Group, source: Source, runner: BetweenClusters, opened: Opened, named: Mapping[str, Any]
+    group: Group, source: Source, runner: LocalSgdRunner, opened: OpenRounds, named: Mapping[str, Any]
 ) -> list[str]:
     """Restore the variables of a step with local SGD, by their names in checkpoints, and this process's copies of them
     for other clusters; returns the names without a saved value. All processes call it at the same point.
@@ -136,14 +136,14 @@ def restore_apart(
     saved = SavedRounds(source)
     exact = all(group.exchange("the resumption of all clusters", saved.has(clusters, rounds, weights)).values())
     missing = group.restore(source, named)
-    opened.copies.alike(named.values())
+    opened.copies.reset_copies(named.values())
     for each in rounds.values():
         each.begin()
     if not exact:
         _LOG.info("%s: all clusters start with the weights in %s", group.worker, source.path)
         for place, cluster in enumerate(clusters):
             held = {n: v for n, v in named.items() if cluster == own} or _select_copies(kept.get(cluster, {}), named)
-            offset_seeds(seeds_of(held), place)
+            offset_seeds(find_seeds(held), place)
         return missing
     trained = {id(variable) for variable in flat}
     copied = {name: v for name, v in named.items() if own != clusters[0] or id(v) in trained}
@@ -164,7 +164,7 @@ def _restore_copy(group: Group, source: Source, cluster: str, variables: Mapping
     group.restore(source, {name_copy(cluster, name): variable for name, variable in variables.items()})
 
 
-def must_synchronize(opened: Opened) -> bool:
+def must_synchronize(opened: OpenRounds) -> bool:
     """Whether some clusters of this run must synchronise before they are saved."""
     every = (rounds for meetings in opened.list_rounds() for rounds in meetings.values())
     return any(rounds.waits_for_all and rounds.shared is not None for rounds in every)
@@ -235,8 +235,8 @@ class KnownVariables:
         program: str,
         variables: Mapping[str, Any],
         needed: Collection[str],
-        runner: BetweenClusters,
-        opened: Opened,
+        runner: LocalSgdRunner,
+        opened: OpenRounds,
         *,
         began: bool,
     ) -> None:

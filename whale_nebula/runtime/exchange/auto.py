@@ -22,22 +22,22 @@ from whale_nebula.runtime.exchange.state import States, Tally
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import count_wire_bytes
 
-ROOM = 0.8
+MILDER_SHARE = 0.8
 """The share of the computing time within which a milder precision must fit."""
 
-GUESS = 0.05
+ASSUMED_SECONDS = 0.05
 """The assumed computing seconds of the slowest stage in a step, until measured."""
 
-_UNKNOWN = (1, 4096)  # stands for the shape of a tensor of unknown rank
+_UNKNOWN_DIMS = (1, 4096)  # stands for the shape of a tensor of unknown rank
 
 
 @dataclass(frozen=True)
-class Outlook:
+class StepEstimate:
     """Estimates for a step before it begins.
 
     `rows` are those of its micro-batches, `compute` the computing seconds of the slowest stage (None: not measured
     yet). By link, "a->b": `rates` are bytes a second, where a missing link takes no time; `carried` are the bytes of
-    the previous step. For `unseen` links no rate was measured although they transferred data: their `rates` are the
+    the previous step. For `unmeasured` links no rate was measured although they transferred data: their `rates` are the
     configured ones.
     """
 
@@ -45,7 +45,7 @@ class Outlook:
     compute: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     carried: Mapping[str, int] = field(default_factory=dict)
-    unseen: Collection[str] = ()
+    unmeasured: Collection[str] = ()
 
 
 class Direction(NamedTuple):
@@ -62,16 +62,17 @@ class Choice(NamedTuple):
     """The rung for a link, with its transfer time and the computing time that may hide it."""
 
     rung: int
-    held: float
+    transfer_seconds: float
     compute: float
 
     def __str__(self) -> str:
-        comparison = "under" if self.held <= self.compute else "and not under"
-        return f"{duration(self.held)} of the link a step, {comparison} {duration(self.compute)} of computation"
+        comparison = "under" if self.transfer_seconds <= self.compute else "and not under"
+        seconds = duration(self.transfer_seconds)
+        return f"{seconds} of the link a step, {comparison} {duration(self.compute)} of computation"
 
 
 @dataclass
-class Auto:
+class CodecChooser:
     """Chooses the precision of all directions of a program that this process sends."""
 
     directions: Sequence[Direction]
@@ -80,19 +81,19 @@ class Auto:
     _measured: bool = False
     _steps: int = 0
 
-    def choose(self, outlook: Outlook, last: Mapping[str, BoundaryReport], tally: Tally) -> None:
+    def choose(self, estimate: StepEstimate, last: Mapping[str, BoundaryReport], tally: Tally) -> None:
         """Choose rungs before a step; `last` is the previous step's report of its boundaries."""
         self._steps += 1
-        first = outlook.compute is not None and not self._measured
+        first = estimate.compute is not None and not self._measured
         begun = [each for each in self.directions if self._has_begun(each)]
         for each in begun:
-            _note_unseen(each, outlook, tally)
+            _note_unmeasured(each, estimate, tally)
         if not begun or not (first or any(self._is_due(each) for each in begun)):
             return
         self._measured |= first
-        chosen = {link: self._choice(link, outlook, last) for each in begun for link in each.links}
+        chosen = {link: self._choose_rung(link, estimate, last) for each in begun for link in each.links}
         for each in begun:
-            self._take(each, max(chosen[link] for link in each.links), tally)
+            self._apply_choice(each, max(chosen[link] for link in each.links), tally)
 
     def _has_begun(self, direction: Direction) -> bool:
         steps = self.states.of(direction.key).steps
@@ -102,27 +103,29 @@ class Auto:
         steps = self.states.of(direction.key).steps if self.training else self._steps - 1
         return (steps - direction.way.start) % EVERY == 0
 
-    def _choice(self, link: str, outlook: Outlook, last: Mapping[str, BoundaryReport]) -> Choice:
-        rate, compute = outlook.rates.get(link), GUESS if outlook.compute is None else outlook.compute
+    def _choose_rung(self, link: str, estimate: StepEstimate, last: Mapping[str, BoundaryReport]) -> Choice:
+        rate, compute = estimate.rates.get(link), ASSUMED_SECONDS if estimate.compute is None else estimate.compute
         if not rate:
             return Choice(0, 0.0, compute)
         shared = [each for each in self.directions if link in each.links]
         own = sum(last[each.label].wire_bytes for each in shared if each.label in last)
-        sizes = [self._sizes(each, outlook.rows, last.get(each.label)) for each in shared]
-        rest = max(outlook.carried.get(link, 0) - own, 0)
-        held = [(rest + sum(rung)) / rate for rung in zip(*sizes, strict=True)]
-        rung = mildest(held, compute, max(self.states.of(each.key).rung for each in shared))
-        return Choice(rung, held[rung], compute)
+        sizes = [self._estimate_sizes(each, estimate.rows, last.get(each.label)) for each in shared]
+        rest = max(estimate.carried.get(link, 0) - own, 0)
+        transfer_seconds = [(rest + sum(rung)) / rate for rung in zip(*sizes, strict=True)]
+        rung = find_mildest(transfer_seconds, compute, max(self.states.of(each.key).rung for each in shared))
+        return Choice(rung, transfer_seconds[rung], compute)
 
-    def _sizes(self, direction: Direction, rows: Sequence[int], last: BoundaryReport | None) -> list[float]:
+    def _estimate_sizes(self, direction: Direction, rows: Sequence[int], last: BoundaryReport | None) -> list[float]:
         """Bytes a step on each rung: by the sizes, corrected by the ratio that was measured on the current rung."""
-        found: list[float] = [sum(_wire(codec, direction.spec, each) for each in rows) for codec in direction.way.rungs]
+        found: list[float] = [
+            sum(_count_wire_bytes(codec, direction.spec, each) for each in rows) for codec in direction.way.rungs
+        ]
         now = self.states.of(direction.key).rung
         if last is None or last.codec != str(direction.way.rungs[now] or NONE) or not found[now]:
             return found
         return [size * last.wire_bytes / found[now] for size in found]
 
-    def _take(self, direction: Direction, choice: Choice, tally: Tally) -> None:
+    def _apply_choice(self, direction: Direction, choice: Choice, tally: Tally) -> None:
         state = self.states.of(direction.key)
         if choice.rung == state.rung:
             return
@@ -130,18 +133,18 @@ class Auto:
         tally.note_change(direction.label, f"auto chooses {direction.way.rungs[choice.rung] or NONE}: {choice}")
 
 
-def _note_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
+def _note_unmeasured(direction: Direction, estimate: StepEstimate, tally: Tally) -> None:
     """Add a note if the choice depends on the config alone."""
     for link in direction.links:
-        if link in outlook.unseen and outlook.compute is not None:
-            rate = outlook.rates.get(link)
+        if link in estimate.unmeasured and estimate.compute is not None:
+            rate = estimate.rates.get(link)
             free = "assumes that the link is free, as configured"
             so = f"uses the configured {8e-6 * rate:.4g}mbit" if rate else free
             note = f"auto {so}: too little is written to {link} at a time to measure its rate"
             tally.add(direction.label, BoundaryReport(notes=(note,)))
 
 
-def mildest(held: Sequence[float], compute: float, now: int) -> int:
+def find_mildest(transfer_seconds: Sequence[float], compute: float, now: int) -> int:
     """The least lossy rung whose transfer time is hidden by computation, otherwise the last one.
 
     >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=0), mildest([9.0, 5.0, 3.0, 2.0], compute=1.1, now=0)
@@ -149,14 +152,14 @@ def mildest(held: Sequence[float], compute: float, now: int) -> int:
     >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=3), mildest([4.0, 2.0, 1.0, 0.5], compute=1.3, now=3)
     (3, 2)
     """
-    for rung, seconds in enumerate(held):
-        if seconds <= compute * (ROOM if rung < now else 1.0):
+    for rung, seconds in enumerate(transfer_seconds):
+        if seconds <= compute * (MILDER_SHARE if rung < now else 1.0):
             return rung
-    return len(held) - 1
+    return len(transfer_seconds) - 1
 
 
-def _wire(codec: Codec | None, spec: Spec, rows: int) -> int:
+def _count_wire_bytes(codec: Codec | None, spec: Spec, rows: int) -> int:
     """Bytes of a micro-batch on the wire."""
-    dims = _UNKNOWN if spec.shape is None else spec.sized(rows)
+    dims = _UNKNOWN_DIMS if spec.shape is None else spec.sized(rows)
     used = fitting(codec, spec.dtype, dims)
     return count_wire_bytes(nbytes((used or PLAIN).arrays(dims, spec.dtype)) + PREFIX * (used is not None))

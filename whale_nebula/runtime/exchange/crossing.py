@@ -15,9 +15,9 @@ from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.passes.batch import count_entries_per_row
 from whale_nebula.report.records import BoundaryReport
-from whale_nebula.runtime.exchange.auto import Auto, Direction
+from whale_nebula.runtime.exchange.auto import CodecChooser, Direction
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import AT, LANE, States, StepLines, Tally
+from whale_nebula.runtime.exchange.state import HOST_SEPARATOR, ROUTE_SEPARATOR, States, StepLines, Tally
 from whale_nebula.spec import Spec, Value
 
 
@@ -43,14 +43,14 @@ class Crossing:
     name: str = ""
 
     @cached_property
-    def back(self) -> bool:
+    def is_gradient(self) -> bool:
         """Whether it is a gradient."""
         return self.kind == "backward"
 
     @cached_property
     def ids(self) -> Value | None:
         """The ids of samples, if it is sent as differences to cached ones."""
-        return None if self.back or self.boundary is None else self.boundary.ids
+        return None if self.is_gradient or self.boundary is None else self.boundary.ids
 
     @cached_property
     def tensor(self) -> Value:
@@ -58,26 +58,26 @@ class Crossing:
         return self.value if self.boundary is None else self.boundary.value
 
 
-class Lane(NamedTuple):
+class Route(NamedTuple):
     """The route of one micro-batch in a plan: the replica that sends it (`seat`) and its host, those that read it
-    (`seats`, by stage), how many other stages read it on each host, and which of these hosts receive it `packed` by its
-    codec. `name` is set if the hosts vary; `lead` is the first micro-batch of a step on this route, and `before` the
-    previous one.
+    (`seats`, by stage), how many other stages read it on each host, and which of these hosts receive it packed by its
+    codec (`packed_hosts`). `name` is set if the hosts vary; `first_micro_batch` is the first one of a step on this
+    route, and `before` the previous one.
     """
 
     seat: Seat
-    home: str
+    source_host: str
     seats: Mapping[int, tuple[str, Seat]]
     readers: Mapping[str, int]
-    packed: frozenset[str]
+    packed_hosts: frozenset[str]
     name: str
-    lead: int
+    first_micro_batch: int
     before: int | None
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The receiving hosts."""
-        return tuple(host for host in self.readers if host != self.home)
+        return tuple(host for host in self.readers if host != self.source_host)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Crossings:
     cut: Cut
     routing: Routing
     clusters: Mapping[str, str] = field(default_factory=dict)
-    _lanes: dict[tuple[Value, int], Lane] = field(default_factory=dict)
+    _routes: dict[tuple[Value, int], Route] = field(default_factory=dict)
 
     @cached_property
     def by_value(self) -> Mapping[Value, Crossing]:
@@ -95,8 +95,8 @@ class Crossings:
         program, boundaries = self.cut.program, {each.value: each for each in self.cut.boundaries}
         found, used = {}, dict[str, int]()
         for value, each in boundaries.items():
-            (there, _), spec, way = self._ends(each), program.graph.spec(value), parse_way(each.codec)
-            name = _number_name(f"{there} {_leave_sizes_open(spec)}{_remembering(way)}", used)
+            (there, _), spec, way = self._name_ends(each), program.graph.spec(value), parse_way(each.codec)
+            name = _number_name(f"{there} {_leave_sizes_open(spec)}{_name_structure(way)}", used)
             ends = each.phase, each.source, each.destinations
             found[value] = Crossing(
                 value, "forward", each.slot, *ends, spec, each, way, label=f"b{each.slot} {there}", name=name
@@ -109,35 +109,35 @@ class Crossings:
             if flow.boundary in boundaries:
                 boundary, tensor = boundaries[flow.boundary], found[flow.boundary]
                 way = parse_way(boundary.backward_codec)
-                name = _number_name(f"{tensor.name} gradient{_remembering(way)}", used)
-                label = f"b{boundary.slot} {self._ends(boundary)[1]}"
+                name = _number_name(f"{tensor.name} gradient{_name_structure(way)}", used)
+                label = f"b{boundary.slot} {self._name_ends(boundary)[1]}"
                 crossing = replace(crossing, boundary=boundary, way=way.returned, label=label, name=name)
             found[flow.gradient] = crossing
         return found
 
-    def _ends(self, boundary: Boundary) -> tuple[str, str]:
+    def _name_ends(self, boundary: Boundary) -> tuple[str, str]:
         """Names of sender and receiver, of the tensor and of its gradient."""
         stages = self.cut.program.stages
         source, readers = stages[boundary.source].key, ",".join(stages[stage].key for stage in boundary.destinations)
         return f"{source}->{readers}", f"{readers}->{source}"
 
     @cached_property
-    def of_boundaries(self) -> tuple[Crossing, ...]:
+    def boundary_crossings(self) -> tuple[Crossing, ...]:
         """The crossings of boundaries, with a way."""
         return tuple(each for each in self.by_value.values() if each.boundary is not None)
 
-    def lane(self, crossing: Crossing, micro_batch: int) -> Lane:
+    def find_route(self, crossing: Crossing, micro_batch: int) -> Route:
         """The route of a micro-batch."""
         key = crossing.value, micro_batch
-        if key not in self._lanes:
-            self._lanes[key] = self._make_lane(crossing, micro_batch)
-        return self._lanes[key]
+        if key not in self._routes:
+            self._routes[key] = self._make_route(crossing, micro_batch)
+        return self._routes[key]
 
-    def _make_lane(self, crossing: Crossing, micro_batch: int) -> Lane:
-        home, *others = self._hosts(crossing, micro_batch)
+    def _make_route(self, crossing: Crossing, micro_batch: int) -> Route:
+        source_host, *others = self._list_hosts(crossing, micro_batch)
         moving = not self.routing.replicated.isdisjoint((crossing.source, *crossing.readers))
-        name = f"{home}->{','.join(others)}" if moving else ""
-        earlier = [m for m in range(micro_batch) if self._hosts(crossing, m) == (home, *others) or not name]
+        name = f"{source_host}->{','.join(others)}" if moving else ""
+        earlier = [m for m in range(micro_batch) if self._list_hosts(crossing, m) == (source_host, *others) or not name]
         first, last = (earlier[0], earlier[-1]) if earlier else (micro_batch, None)
         routing = self.routing
         seats = {s: (routing.host(s, micro_batch), routing.seat(s, micro_batch)) for s in crossing.readers}
@@ -145,45 +145,47 @@ class Crossings:
         for stage, (host, _) in seats.items():
             readers[host] += stage != crossing.source
         takes = not crossing.way.plain or crossing.way.nonfinite == SKIP
-        far = {host for host in others if takes and self.cluster(host) != self.cluster(home)}
-        return Lane(routing.seat(crossing.source, micro_batch), home, seats, readers, frozenset(far), name, first, last)
+        far = {host for host in others if takes and self.find_cluster(host) != self.find_cluster(source_host)}
+        return Route(
+            routing.seat(crossing.source, micro_batch), source_host, seats, readers, frozenset(far), name, first, last
+        )
 
-    def lanes(self, crossing: Crossing) -> tuple[Lane, ...]:
-        """Every lane of a crossing, by its first micro-batch."""
-        every = (self.lane(crossing, m) for m in range(self.cut.program.pipeline.micro_batch))
-        return tuple({(lane.home, lane.name): lane for lane in every}.values())
+    def list_routes(self, crossing: Crossing) -> tuple[Route, ...]:
+        """Every route of a crossing, by its first micro-batch."""
+        every = (self.find_route(crossing, m) for m in range(self.cut.program.pipeline.micro_batch))
+        return tuple({(route.source_host, route.name): route for route in every}.values())
 
-    def state_key(self, crossing: Crossing, host: str, lane: str = "", *, out: bool) -> str:
+    def state_key(self, crossing: Crossing, host: str, route: str = "", *, out: bool) -> str:
         """The name of a host's codec state of a crossing, on the sending (`out`) or the receiving side."""
-        return f"{_channel(crossing, lane)}{AT}{host}{'' if out else ', incoming'}"
+        return f"{_name_channel(crossing, route)}{HOST_SEPARATOR}{host}{'' if out else ', incoming'}"
 
-    def ends(self, here: Callable[[str], bool]) -> tuple[str, ...]:
+    def list_ends(self, here: Callable[[str], bool]) -> tuple[str, ...]:
         """The names of channels with a local end: the prefixes of state keys, without the host."""
         found: dict[str, None] = {}
-        for crossing in self.of_boundaries:
-            for lane in self.lanes(crossing) if crossing.way.coded else ():
-                hosts = (lane.home, *lane.hosts)
-                if len(set(map(self.cluster, hosts))) > 1 and any(map(here, hosts)):
-                    found[_channel(crossing, lane.name)] = None
+        for crossing in self.boundary_crossings:
+            for route in self.list_routes(crossing) if crossing.way.coded else ():
+                hosts = (route.source_host, *route.hosts)
+                if len(set(map(self.find_cluster, hosts))) > 1 and any(map(here, hosts)):
+                    found[_name_channel(crossing, route.name)] = None
         return tuple(found)
 
-    def links(self, crossing: Crossing) -> tuple[str, ...]:
+    def list_links(self, crossing: Crossing) -> tuple[str, ...]:
         """The links of a crossing, such as "gpu->npu"; empty if all readers are on the host that computes it."""
         stages = (crossing.source, *crossing.readers)
-        home, *others = (self.cluster(self.routing.first(stage)) for stage in stages)
-        return tuple(f"{home}->{other}" for other in dict.fromkeys(others) if other != home)
+        source_host, *others = (self.find_cluster(self.routing.first(stage)) for stage in stages)
+        return tuple(f"{source_host}->{other}" for other in dict.fromkeys(others) if other != source_host)
 
-    def cluster(self, host: str) -> str:
+    def find_cluster(self, host: str) -> str:
         """The cluster of a host."""
         return self.clusters.get(host, host)
 
-    def _hosts(self, crossing: Crossing, micro_batch: int) -> tuple[str, ...]:
+    def _list_hosts(self, crossing: Crossing, micro_batch: int) -> tuple[str, ...]:
         stages = (crossing.source, *crossing.readers)
         return tuple(dict.fromkeys(self.routing.host(stage, micro_batch) for stage in stages))
 
 
-def _channel(crossing: Crossing, lane: str) -> str:
-    return f"{crossing.name}{LANE}{lane}" if lane else crossing.name
+def _name_channel(crossing: Crossing, route: str) -> str:
+    return f"{crossing.name}{ROUTE_SEPARATOR}{route}" if route else crossing.name
 
 
 def _leave_sizes_open(spec: Spec) -> Spec:
@@ -198,7 +200,7 @@ def _leave_sizes_open(spec: Spec) -> Spec:
     return Spec(spec.dtype, (*[None] * len(outer), last if outer else None))
 
 
-def _remembering(way: Way) -> str:
+def _name_structure(way: Way) -> str:
     """The part of a state's key that separates steps without a gradient, whose structure may have its own state.
 
     >>> _remembering(parse_way("rank(4) >> int8")), _remembering(parse_way("int8"))
@@ -226,8 +228,8 @@ class Channels:
     here: Callable[[str], bool] = lambda host: True
     clusters: Mapping[str, str] = field(default_factory=dict)
     last: Mapping[str, BoundaryReport] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)
-    _ends: dict[tuple[Value, str, str, bool], Any] = field(default_factory=dict)
+    _logged_notes: set[str] = field(default_factory=set)
+    _channel_ends: dict[tuple[Value, str, str, bool], Any] = field(default_factory=dict)
 
     @cached_property
     def crossings(self) -> Crossings:
@@ -242,61 +244,61 @@ class Channels:
     @cached_property
     def may_skip(self) -> bool:
         """Whether any boundary requests to skip steps with a NaN, for which all processes must agree on each step."""
-        return self.training and any(each.way.nonfinite == SKIP for each in self.crossings.of_boundaries)
+        return self.training and any(each.way.nonfinite == SKIP for each in self.crossings.boundary_crossings)
 
-    def end(self, crossing: Crossing, host: str, lane: str, *, out: bool) -> Any:
+    def find_end(self, crossing: Crossing, host: str, route: str, *, out: bool) -> Any:
         """The end of a channel at a host: an `Outgoing` or an `Incoming`."""
-        key = (crossing.value, host, lane, out)
-        if key not in self._ends:
-            state = self.crossings.state_key(crossing, host, lane, out=out)
-            ends = crossing.label, state, crossing.way, self.states, crossing.back
+        key = (crossing.value, host, route, out)
+        if key not in self._channel_ends:
+            state = self.crossings.state_key(crossing, host, route, out=out)
+            ends = crossing.label, state, crossing.way, self.states, crossing.is_gradient
             if out:
-                self._ends[key] = Outgoing(*ends, stage=self.cut.program.stages[crossing.source].key)
+                self._channel_ends[key] = Outgoing(*ends, stage=self.cut.program.stages[crossing.source].key)
             else:
-                self._ends[key] = Incoming(*ends, dtype=crossing.spec.dtype)
-        return self._ends[key]
+                self._channel_ends[key] = Incoming(*ends, dtype=crossing.spec.dtype)
+        return self._channel_ends[key]
 
     @cached_property
     def entries(self) -> Mapping[Value, int]:
         """For values that may arrive encoded and whose first axis is known only in a step: the number of entries for
         each row.
         """
-        program, boundaries = self.cut.program, self.crossings.of_boundaries
+        program, boundaries = self.cut.program, self.crossings.boundary_crossings
         coded = dict.fromkeys(each.boundary.value for each in boundaries if each.boundary and each.way.coded)
         return count_entries_per_row(program, [n for n in coded if (program.graph.spec(n).shape or (0,))[0] is None])
 
     @cached_property
-    def auto(self) -> Auto:
+    def auto(self) -> CodecChooser:
         """The chooser of codecs of directions with `nb.compress("auto")`."""
-        return Auto(tuple(self._directions()), self.states, self.training)
+        return CodecChooser(tuple(self._list_directions()), self.states, self.training)
 
-    def _directions(self) -> Iterator[Direction]:
+    def _list_directions(self) -> Iterator[Direction]:
         """The directions with `nb.compress("auto")` that this process sends."""
-        for each in self.crossings.of_boundaries:
-            links = self.crossings.links(each) if each.way.auto else ()
-            for lane in self.crossings.lanes(each) if links else ():
-                if self.here(lane.home):
-                    key = self.crossings.state_key(each, lane.home, lane.name, out=True)
+        for each in self.crossings.boundary_crossings:
+            links = self.crossings.list_links(each) if each.way.auto else ()
+            for route in self.crossings.list_routes(each) if links else ():
+                if self.here(route.source_host):
+                    key = self.crossings.state_key(each, route.source_host, route.name, out=True)
                     yield Direction(each.label, key, each.way, each.spec, links)
 
-    def lines_of(self, tally: Tally) -> StepLines:
+    def list_lines(self, tally: Tally) -> StepLines:
         """Lines about a step; a skipped step reports no changes."""
-        out, notes = tally.left_out, tally.notes()
+        out, notes = tally.skip_reason, tally.notes()
         changes = () if out else tally.changes()
-        fresh = [note for note in notes if note not in self._said]
-        self._said.update(fresh)
+        fresh = [note for note in notes if note not in self._logged_notes]
+        self._logged_notes.update(fresh)
         return StepLines((*changes, *fresh), (*changes, *notes, *([f"skipped: {out}"] if out else [])), out)
 
-    def boundaries(self) -> tuple[Boundary, ...]:
+    def list_boundaries(self) -> tuple[Boundary, ...]:
         """The plan's boundaries with the codecs of the last step, which vary on a ramp or by `nb.compress("auto")`."""
         found = {each.value: each for each in self.cut.boundaries}
-        for each in self.crossings.of_boundaries:
+        for each in self.crossings.boundary_crossings:
             way, last = each.way, self.last.get(each.label)
             if each.boundary is not None and last is not None and (way.auto or way.ladder or way.start):
                 used = None if last.codec in ("", NONE) else parse(last.codec)
                 text = str(replace(way, codec=used, auto=False, ladder=(), start=0))
                 crossed = found[each.boundary.value]
-                crossed = replace(crossed, backward_codec=text) if each.back else replace(crossed, codec=text)
+                crossed = replace(crossed, backward_codec=text) if each.is_gradient else replace(crossed, codec=text)
                 found[crossed.value] = crossed
         return tuple(found.values())
 

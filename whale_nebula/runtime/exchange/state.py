@@ -18,12 +18,12 @@ from whale_nebula.report.records import BoundaryReport
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import count_frames, count_wire_bytes
 
-AT = " at "
+HOST_SEPARATOR = " at "
 """The separator between a channel's name and the host of the end in a state's key."""
-LANE = " by "
+ROUTE_SEPARATOR = " by "
 """The separator between a channel's name and its hosts, if replicas cause several channels of one boundary."""
 
-codec_name = functools.cache(str)
+format_codec = functools.cache(str)
 """The text of a codec, cached as it is needed for every tensor."""
 
 
@@ -77,7 +77,7 @@ class States:
         """
         found = dict.fromkeys((f"model {self.model}: {name}" for name in ends), 0)
         for name, state in self.held.items():
-            channel = name.partition(AT)[0]
+            channel = name.partition(HOST_SEPARATOR)[0]
             if state.version:
                 found[channel] = max(found.get(channel, 0), state.version)
         return found
@@ -93,7 +93,7 @@ class States:
                 versions.setdefault(channel, set()).add(version)
         unlike = sorted(channel for channel, found in versions.items() if len(found) > 1)
         for name in list(self.held):
-            if name.partition(AT)[0] in unlike:
+            if name.partition(HOST_SEPARATOR)[0] in unlike:
                 del self.held[name]
         return unlike
 
@@ -129,12 +129,12 @@ class Models:
         self._known.append([weakref.ref(each) for each in given])
         return len(self._known) - 1
 
-    def find_gone(self) -> set[int]:
+    def find_deleted(self) -> set[int]:
         """The models that were garbage-collected."""
         return {number for number, refs in enumerate(self._known) if refs and all(ref() is None for ref in refs)}
 
 
-class At(NamedTuple):
+class TensorPosition(NamedTuple):
     """Position of a tensor: its program's step, the micro-batch, and whether the step trains; `lead` is the first
     micro-batch of the step between the same two hosts.
     """
@@ -154,13 +154,13 @@ class At(NamedTuple):
 @dataclass(frozen=True)
 class Residue:
     """Encoder information for a micro-batch's gradient: the rows that were sent, whether a structure was applied
-    (`taken`) and its residue, and the tensor's sizes.
+    (`has_structure`) and its residue, and the tensor's sizes.
     """
 
     rows: Any = None
     structure: Any = None
     dims: tuple[int, ...] | None = None
-    taken: bool = False
+    has_structure: bool = False
 
 
 class StepLines(NamedTuple):
@@ -168,7 +168,7 @@ class StepLines(NamedTuple):
 
     fresh: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    left_out: str = ""
+    skip_reason: str = ""
 
 
 @dataclass
@@ -176,33 +176,33 @@ class Tally:
     """Statistics of one step's channels, summed up at its end. Thread-safe.
 
     Sent and received tensors are counted separately: if both ends of a boundary are in this process, its bytes count
-    once. `left_out` is the reason to skip the step, or "".
+    once. `skip_reason` is the reason to skip the step, or "".
     """
 
-    left_out: str = ""
+    skip_reason: str = ""
     _sent: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
-    _taken: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
+    _received: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
     _changes: dict[tuple[str, str], None] = field(default_factory=dict)
 
     def add(self, name: str, report: BoundaryReport) -> None:
         """Count a tensor sent in a direction of a boundary."""
         self._sent[name].append(report)
 
-    def took(self, name: str, report: BoundaryReport) -> None:
+    def add_received(self, name: str, report: BoundaryReport) -> None:
         """Count a tensor received in a direction of a boundary."""
-        self._taken[name].append(report)
+        self._received[name].append(report)
 
     def note_change(self, name: str, what: str) -> None:
         """Record a change from this step on; if both ends are in this process, their equal notes count once."""
         self._changes[name, what] = None
 
-    def leave_out(self, why: str) -> None:
+    def skip_step(self, why: str) -> None:
         """Mark the step as skipped; the first reason is kept."""
-        self.left_out = self.left_out or why
+        self.skip_reason = self.skip_reason or why
 
     def reports(self) -> dict[str, BoundaryReport]:
         """Statistics by name, with changes among the notes."""
-        return {name: self._merge_ends(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
+        return {name: self._merge_ends(name) for name in (*self._sent, *(self._received.keys() - self._sent.keys()))}
 
     def changes(self) -> tuple[str, ...]:
         """The changes of this step as text."""
@@ -210,14 +210,14 @@ class Tally:
 
     def notes(self) -> tuple[str, ...]:
         """Lasting notes on unexpected conditions."""
-        both = (*self._sent.items(), *self._taken.items())
+        both = (*self._sent.items(), *self._received.items())
         return tuple(
             dict.fromkeys(f"{name}: {note}" for name, reports in both for each in reports for note in each.notes)
         )
 
     def _merge_ends(self, name: str) -> BoundaryReport:
         sent, taken = (
-            sum(each[name], BoundaryReport()) if name in each else None for each in (self._sent, self._taken)
+            sum(each[name], BoundaryReport()) if name in each else None for each in (self._sent, self._received)
         )
         found = sent or taken or BoundaryReport()
         if sent is not None and taken is not None:
@@ -233,7 +233,7 @@ def note_changes(
     """
     if way.lossless:  # integers cross unchanged if that is smaller
         return replace(after, error=0.0)
-    current, known = codec_name(codec or NONE), after.codec or (NONE if way.auto else "")
+    current, known = format_codec(codec or NONE), after.codec or (NONE if way.auto else "")
     if known and current != known:
         tally.note_change(name, f"{known} -> {current}")
     structure = None if codec is None else codec.structure
@@ -246,4 +246,4 @@ def report_crossing(payload: Any, x: Any, codec: Codec | None, **more: Any) -> B
     """Statistics of a tensor that crossed as a payload."""
     raw = prod(x.shape) * int(tf.as_dtype(x.dtype).size)
     size = payload.nbytes if isinstance(payload, Packed) else prod(payload.shape) * int(tf.as_dtype(payload.dtype).size)
-    return BoundaryReport(codec_name(codec or NONE), raw, size, count_wire_bytes(size), count_frames(size), **more)
+    return BoundaryReport(format_codec(codec or NONE), raw, size, count_wire_bytes(size), count_frames(size), **more)

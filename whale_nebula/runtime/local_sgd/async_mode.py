@@ -22,13 +22,13 @@ import numpy as np
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import DeadlineError, LinkClosedError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Meetings, naming, read_numbers
+from whale_nebula.runtime.local_sgd.topology import ClusterSync, Differences, Ends, name_sender, read_numbers
 from whale_nebula.transport.mailbox import unsent_item_error
 from whale_nebula.wire.tensor import Bytes
 
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 """Seconds after which a thread that waits for a push checks whether the run is over."""
-_WHOLE = 0
+_WHOLE_FRAGMENT = 0
 
 
 @dataclass
@@ -49,50 +49,50 @@ class Server:
     shared: Numbers | None = None
     failure: BaseException | None = None
     _known: dict[str, Numbers] = field(default_factory=dict)
-    _back: dict[str, Differences] = field(default_factory=dict)
+    _answer_encoders: dict[str, Differences] = field(default_factory=dict)
     _rounds: dict[str, float] = field(default_factory=dict)
-    _met: dict[str, int] = field(default_factory=dict)
+    _settled_rounds: dict[str, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _over: bool = False
+    _is_closed: bool = False
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def begin(self, shared: Numbers) -> None:
         """Initialise the shared weights."""
         self.shared = shared.copy()
-        self._known = {cluster: shared.copy() for cluster in self.ends.firsts}
-        self._back = {cluster: Differences(self.way) for cluster in self.ends.firsts}
-        self._rounds = dict.fromkeys(self.ends.firsts, 0)
+        self._known = {cluster: shared.copy() for cluster in self.ends.lead_workers}
+        self._answer_encoders = {cluster: Differences(self.way) for cluster in self.ends.lead_workers}
+        self._rounds = dict.fromkeys(self.ends.lead_workers, 0)
         for cluster in self.ends.others:
             named = f"nebula-serves-{cluster}"
             self._threads.append(threading.Thread(target=self._serve, args=(cluster,), name=named, daemon=True))
             self._threads[-1].start()
 
-    def take(self, cluster: str, when: int, data: Bytes, *, last: bool) -> Bytes:
+    def take(self, cluster: str, round_number: int, data: Bytes, *, last: bool) -> Bytes:
         """Receive a cluster's difference; returns the answer, once the cluster may continue."""
-        with naming(self.ends.firsts[cluster]):
-            gone = self._back[cluster].decode(data, self._size)
+        with name_sender(self.ends.lead_workers[cluster]):
+            difference = self._answer_encoders[cluster].decode(data, self._size)
         with self._changed:
             shared = self._known[cluster] if self.shared is None else self.shared
-            self.shared = shared - np.float32(self.shares[cluster]) * gone
-            self._rounds[cluster] = inf if last else when
+            self.shared = shared - np.float32(self.shares[cluster]) * difference
+            self._rounds[cluster] = inf if last else round_number
             self._changed.notify_all()
             self._wait_for_others(cluster, last)
             if self.failure is not None:
                 raise self.failure
-            return self._settled_weights(cluster, when) if last else self._answer(cluster)
+            return self._settled_weights(cluster, round_number) if last else self._make_answer(cluster)
 
-    def again(self, shared: Numbers) -> None:
+    def reset(self, shared: Numbers) -> None:
         """Reset the shared weights to values that all clusters have, with no pushes pending."""
         with self._changed:
             self.shared = shared.copy()
-            self._known = {cluster: shared.copy() for cluster in self.ends.firsts}
+            self._known = {cluster: shared.copy() for cluster in self.ends.lead_workers}
 
     def close(self) -> None:
         """Stop all threads, after they have answered slower clusters."""
         for thread in self._threads if self.waits and self.failure is None else ():
             thread.join(self.ends.patience)
         with self._changed:
-            self._over = True
+            self._is_closed = True
             self._changed.notify_all()
 
     @property
@@ -103,7 +103,7 @@ class Server:
         """Block a cluster that is too far ahead; raises if the clusters that it waits for push nothing for too long."""
 
         def is_done() -> bool:
-            return self._over or self.failure is not None or self._may_go(cluster, last)
+            return self._is_closed or self.failure is not None or self._may_continue(cluster, last)
 
         def is_done_or_pushed(before: Mapping[str, float]) -> bool:
             return is_done() or self._rounds != before
@@ -114,45 +114,48 @@ class Server:
             if not self._changed.wait_for(partial(is_done_or_pushed, before), patience):
                 slowest = min(before, key=before.__getitem__)
                 raise unsent_item_error(
-                    self.ends.firsts[cluster], self.ends.firsts[slowest], f"round {before[slowest] + 1}", patience
+                    self.ends.lead_workers[cluster],
+                    self.ends.lead_workers[slowest],
+                    f"round {before[slowest] + 1}",
+                    patience,
                 )
 
-    def _may_go(self, cluster: str, last: bool) -> bool:
+    def _may_continue(self, cluster: str, last: bool) -> bool:
         if last:
-            return all(each == inf for each in self._rounds.values()) or bool(self._met)
+            return all(each == inf for each in self._rounds.values()) or bool(self._settled_rounds)
         return self._rounds[cluster] - min(self._rounds.values()) <= self.staleness
 
-    def _answer(self, cluster: str) -> Bytes:
+    def _make_answer(self, cluster: str) -> Bytes:
         """The change of the shared weights since this cluster's last pull, as decoded by the cluster."""
         known = self._known[cluster]
         shared = known if self.shared is None else self.shared
-        data, there = self._back[cluster].encode(_WHOLE, shared - known)
+        data, there = self._answer_encoders[cluster].encode(_WHOLE_FRAGMENT, shared - known)
         self._known[cluster] = known + there
         return data
 
-    def _settled_weights(self, cluster: str, when: int) -> Bytes:
+    def _settled_weights(self, cluster: str, round_number: int) -> Bytes:
         """The shared weights, the same for all clusters; the last one to receive them starts the next rounds."""
         shared = self._known[cluster] if self.shared is None else self.shared
         self._known[cluster] = shared.copy()
-        self._back[cluster].forget()
-        self._met[cluster] = when
-        if len(self._met) == len(self._rounds):
-            self._rounds = dict(self._met)
-            self._met = {}
+        self._answer_encoders[cluster].forget()
+        self._settled_rounds[cluster] = round_number
+        if len(self._settled_rounds) == len(self._rounds):
+            self._rounds = dict(self._settled_rounds)
+            self._settled_rounds = {}
         return shared.view(np.uint8)
 
     def _serve(self, cluster: str) -> None:
         """The thread of one cluster."""
-        when = 0
+        round_number = 0
         try:
-            while not self._over:
+            while not self._is_closed:
                 try:
-                    data = self.ends.receive_push(when + 1, cluster, _LOOK)
+                    data = self.ends.receive_push(round_number + 1, cluster, _POLL_SECONDS)
                 except DeadlineError:
                     continue
-                when += 1
-                answer = self.take(cluster, when, data[1:], last=bool(data[:1].any()))
-                self.ends.answer(when, cluster, answer, 4 * self._size)
+                round_number += 1
+                answer = self.take(cluster, round_number, data[1:], last=bool(data[:1].any()))
+                self.ends.answer(round_number, cluster, answer, 4 * self._size)
         except (DeadlineError, LinkClosedError, RemoteProtocolError) as known:  # raised by waiting threads
             self._fail(known)
         except BaseException as failure:
@@ -162,12 +165,12 @@ class Server:
     def _fail(self, failure: BaseException) -> None:
         """Record the failure of a cluster, and wake the threads that wait for it."""
         with self._changed:
-            if not self._over:
+            if not self._is_closed:
                 self.failure = failure
             self._changed.notify_all()
 
 
-class Pushed(NamedTuple):
+class PushedDifference(NamedTuple):
     """A difference in flight: the cluster's weights when it was sent, and the shared weights in the answer."""
 
     own: Numbers
@@ -175,14 +178,14 @@ class Pushed(NamedTuple):
 
 
 @dataclass
-class Pushes(Meetings):
+class Pushes(ClusterSync):
     """The cluster's side of asynchronous mode. The first cluster's first worker has the `server`."""
 
     waits_for_all: ClassVar[bool] = True
     every: int = field(kw_only=True)
     server: Server | None = None
-    _on_way: Pushed | None = None
-    _agreed: int = 0
+    _in_flight: PushedDifference | None = None
+    _synchronized_digest: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-pushes"))
 
     def begin(self, shared: Numbers | None = None) -> None:
@@ -202,23 +205,23 @@ class Pushes(Meetings):
     def take(self) -> None:
         """Nothing to do: answers are applied before the next push."""
 
-    def settle_send(self) -> None:
+    def send_remaining(self) -> None:
         """Push the remaining difference, because all clusters need the shared weights now."""
-        if not self.settled:
+        if not self.is_synchronized:
             self._take()
             self._push(last=True)
 
-    def settle_take(self) -> None:
+    def receive_remaining(self) -> None:
         """Receive the shared weights, after which all clusters have bit-identical weights."""
         self._take(exactly=True)
-        self._settled_steps = self.steps
-        self._agreed = super().digest()
+        self._synchronized_steps = self.steps
+        self._synchronized_digest = super().digest()
 
     def restart(self) -> None:
         """Restart with the current weights, including the server."""
         super().restart()
         if self.server is not None and self._shared is not None:
-            self.server.again(self._shared)
+            self.server.reset(self._shared)
 
     def capture(self) -> Callable[[], dict[str, Any]]:
         """Take a snapshot of the state; after a synchronisation it is only the number of steps."""
@@ -227,11 +230,11 @@ class Pushes(Meetings):
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue after the saved number of steps."""
-        self.steps = self._settled_steps = int(state["steps"])
+        self.steps = self._synchronized_steps = int(state["steps"])
 
     def digest(self) -> int:
         """A checksum of the weights that all clusters had at the last synchronisation."""
-        return self._agreed
+        return self._synchronized_digest
 
     def close(self) -> None:
         """Stop the threads."""
@@ -243,34 +246,34 @@ class Pushes(Meetings):
     def _push(self, *, last: bool = False) -> None:
         own = self._read_all()
         known = own if self._shared is None else self._shared
-        self.met += 1
-        self._on_way = Pushed(own, self._thread.submit(self._exchange, self.met, known, own, last))
+        self.round_count += 1
+        self._in_flight = PushedDifference(own, self._thread.submit(self._exchange, self.round_count, known, own, last))
 
-    def _exchange(self, when: int, known: Numbers, own: Numbers, last: bool) -> Numbers:
+    def _exchange(self, round_number: int, known: Numbers, own: Numbers, last: bool) -> Numbers:
         data, _ = self.differences.encode(0, known - own)
-        answer = self._ask_server(when, data, last)
-        with naming(self.ends.server):
+        answer = self._ask_server(round_number, data, last)
+        with name_sender(self.ends.server):
             if last:
                 self.differences.forget()
                 return read_numbers(answer, known.size)
             return known + self.differences.decode(answer, known.size)
 
-    def _ask_server(self, when: int, data: Bytes, last: bool) -> Bytes:
+    def _ask_server(self, round_number: int, data: Bytes, last: bool) -> Bytes:
         if self.server is not None:
-            answer = self.server.take(self.ends.cluster, when, data, last=last)
-            self.ends.pass_on(when, answer)
+            answer = self.server.take(self.ends.cluster, round_number, data, last=last)
+            self.ends.forward_answer(round_number, answer)
             return answer
-        self.ends.push(when, np.concatenate([np.array([last], np.uint8), data]), 4 * self.flat.total)
-        return self.ends.pull(when)
+        self.ends.push(round_number, np.concatenate([np.array([last], np.uint8), data]), 4 * self.flat.total)
+        return self.ends.pull(round_number)
 
     def _take(self, *, exactly: bool = False) -> None:
-        if self._on_way is None:
+        if self._in_flight is None:
             return
         began = time.perf_counter()
-        known = self._on_way.known.result()
-        self.waited += time.perf_counter() - began
+        known = self._in_flight.known.result()
+        self.wait_seconds += time.perf_counter() - began
         if exactly:
             self.flat.write((0, self.flat.total), known)
         else:
-            self.flat.add((0, self.flat.total), known - self._on_way.own)
-        self._shared, self._on_way = known.copy(), None
+            self.flat.add((0, self.flat.total), known - self._in_flight.own)
+        self._shared, self._in_flight = known.copy(), None

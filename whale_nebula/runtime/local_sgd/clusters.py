@@ -25,22 +25,28 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import ASYNC, LocalSgd
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
-from whale_nebula.runtime.local_sgd.members import CollectiveEnds, MemberRounds
-from whale_nebula.runtime.local_sgd.one_bit import Exchanged, OneBitRounds, find_exchanged, make_one_bit_rounds
-from whale_nebula.runtime.local_sgd.step import Asked, Copies, LeavesTogether, TakesTurns, TrainsApart
+from whale_nebula.runtime.local_sgd.one_bit import ExchangedWeights, OneBitRounds, find_exchanged, make_one_bit_rounds
+from whale_nebula.runtime.local_sgd.one_bit_collectives import CollectiveEnds, MemberRounds
+from whale_nebula.runtime.local_sgd.step import (
+    AllClustersRunner,
+    LeaveAgreement,
+    LeaveRequests,
+    OwnClusterRunner,
+    VariableCopies,
+)
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import (
+    ClusterSync,
     Differences,
     Ends,
-    Flat,
-    Meetings,
+    FlatVariables,
     Participants,
     find_participants,
-    naming,
+    find_seeds,
+    find_weights,
+    name_sender,
     offset_seeds,
     read_numbers,
-    seeds_of,
-    weights_of,
 )
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.session.session import Session
@@ -50,73 +56,73 @@ from whale_nebula.site import script_site, warn_once
 from whale_nebula.transport import MemoryNetwork
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
-_MOST = 8
+_MAX_NUMBER_BYTES = 8
 """The maximum bytes of a number in transit: a large share by topk takes more bytes than all numbers uncompressed."""
-_OWN = 1 << 10
+_MAX_HEADER_BYTES = 1 << 10
 """The maximum bytes of a codec's header."""
 
 
 @dataclass
-class Opened:
+class OpenRounds:
     """All rounds of a run; steps that train the same set of weights share one. `own_cluster` has the participant whose
     copy the variables of this process hold, by its workers: the first one if the process runs all.
     """
 
     run: Run
-    copies: Copies = field(default_factory=Copies)
-    _known: dict[frozenset[int], Mapping[str, Meetings]] = field(default_factory=dict)
-    _said: dict[frozenset[int], tuple[LocalSgd, Exchanged | None]] = field(default_factory=dict)
+    copies: VariableCopies = field(default_factory=VariableCopies)
+    _known: dict[frozenset[int], Mapping[str, ClusterSync]] = field(default_factory=dict)
+    _options: dict[frozenset[int], tuple[LocalSgd, ExchangedWeights | None]] = field(default_factory=dict)
     _variables: dict[int, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     own_cluster: str = ""
     own_workers: tuple[str, ...] = ()
-    _made: int = 0
+    _opened_count: int = 0
 
     def note_own(self, participants: Participants) -> None:
         """Record the participant that this process belongs to."""
         self.own_cluster = participants.find_own(self.run)
         self.own_workers = participants.workers[self.own_cluster]
 
-    def list_rounds(self) -> list[Mapping[str, Meetings]]:
+    def list_rounds(self) -> list[Mapping[str, ClusterSync]]:
         """The rounds of each set of weights, by the clusters that are in this process."""
         return list(self._known.values())
 
     def read_shared(self) -> dict[int, Numbers]:
         """The weights that all clusters share, by the ids of the variables of this process."""
-        firsts = [next(iter(rounds.values())) for rounds in self._known.values()]
+        lead_workers = [next(iter(rounds.values())) for rounds in self._known.values()]
         return {
             id(variable): numbers.copy()
-            for first in firsts
+            for first in lead_workers
             if first.shared is not None
             for variable, numbers in first.flat.divide(first.shared)
         }
 
     @cached_property
-    def asked(self) -> Asked:
+    def leave_requests(self) -> LeaveRequests:
         """The requests of all workers of this run to leave."""
         session = self.run.ledger.session
-        return Asked(session.worker, session.links)
+        return LeaveRequests(session.worker, session.links)
 
-    def here(
+    def open_rounds(
         self, apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
-    ) -> Mapping[str, Meetings]:
+    ) -> Mapping[str, ClusterSync]:
         """The rounds of these weights in this process, by cluster: of its own cluster, or of all clusters if it runs
         all. `variables` are all variables that the step touches.
         """
         key = frozenset(id(variable) for variable in weights.values())
         exchanged = find_exchanged(weights, variables, apart.where) if apart.exchange else None
         options = replace(apart, where=""), exchanged
-        if key in self._known and self._said[key] != options:
+        if key in self._known and self._options[key] != options:
             self.settle()
             for each in self._known.pop(key).values():
                 each.close()
         if key not in self._known:
-            self._said[key], self.names = options, participants.names
+            self._options[key], self.names = options, participants.names
             self._check(key, weights, apart)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
-            self._made += 1
-            make = self._make_all if self.run.alone else self._make_own
+            self._opened_count += 1
+            make = self._make_all_clusters if self.run.alone else self._make_own_cluster
             self._known[key] = make(apart, participants, weights, fresh, exchanged)
         return self._known[key]
 
@@ -129,35 +135,35 @@ class Opened:
                 self.run.ledger.session.fail(failure)
             raise
 
-    def settle_to_leave(self) -> None:
+    def synchronize_before_leaving(self) -> None:
         """Finish exchanges in flight before all workers leave after this step, unless checkpoints contain them."""
         if self.run.checkpoints is None:
             self.settle()
 
     def _settle(self) -> None:
-        self.copies.follow(self._variables.values())
+        self.copies.propagate_writes(self._variables.values())
         for rounds in self._known.values():
-            if all(each.settled for each in rounds.values()):
+            if all(each.is_synchronized for each in rounds.values()):
                 continue
             if not self.run.alone:
-                self._meet(*rounds.values())
+                self._compare_weights(*rounds.values())
             for each in rounds.values():
-                each.settle_send()
+                each.send_remaining()
             for each in rounds.values():
-                each.settle_take()
+                each.receive_remaining()
             self.copies.left(self._variables.values())
 
-    def _meet(self, rounds: Meetings) -> None:
+    def _compare_weights(self, rounds: ClusterSync) -> None:
         """Synchronise all processes, and verify that their shared weights were bit-identical."""
         session, shared = self.run.ledger.session, rounds.digest()
         sheets = session.exchange(
             f"a synchronisation of all clusters after {rounds.steps} steps", {"shared": shared}, session.links
         )
-        unlike = next((peer for peer, sheet in sheets.items() if sheet.get("shared") != shared), None)
-        if unlike is not None:
+        differing = next((peer for peer, sheet in sheets.items() if sheet.get("shared") != shared), None)
+        if differing is not None:
             raise PlanMismatchError(
-                f"{session.worker} and {unlike} no longer have the same weights, after {rounds.steps} steps",
-                where=unlike,
+                f"{session.worker} and {differing} no longer have the same weights, after {rounds.steps} steps",
+                where=differing,
                 why="all compute the shared weights from the same bytes, so a device has computed them differently",
                 mend="start all workers from a checkpoint, such as a file that model.save_weights(...) wrote before",
             )
@@ -166,7 +172,7 @@ class Opened:
         """Restart after the weights were replaced by the same ones in every process."""
         for rounds in self._known.values():
             first = next(iter(rounds.values()))
-            self.copies.alike(first.flat.variables)
+            self.copies.reset_copies(first.flat.variables)
         self.copies.left(self._variables.values())
         for rounds in self._known.values():
             for each in rounds.values():
@@ -190,25 +196,25 @@ class Opened:
             )
 
     # ------------------------------------------------------------------ all clusters in this process
-    def _make_all(
+    def _make_all_clusters(
         self, apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
-        exchanged: Exchanged | None,
-    ) -> Mapping[str, Meetings]:  # fmt: skip
+        exchanged: ExchangedWeights | None,
+    ) -> Mapping[str, ClusterSync]:  # fmt: skip
         lines = self.run.links if apart.copies == 1 else Links()  # links are between clusters
         specs = {(a, b): lines.between(a, b) for a in participants.names for b in participants.names if a != b}
         network = MemoryNetwork(specs)
-        firsts = {cluster: f"{cluster}/0" for cluster in participants.names}
+        lead_workers = {cluster: f"{cluster}/0" for cluster in participants.names}
         made = {}
-        for place, (cluster, first) in enumerate(firsts.items()):
-            others = {other: peer for other, peer in firsts.items() if peer != first}
+        for place, (cluster, first) in enumerate(lead_workers.items()):
+            others = {other: peer for other, peer in lead_workers.items() if peer != first}
             links = {peer: network.link(first, peer, cluster, other) for other, peer in others.items()}
-            ends = Ends(first, cluster, firsts, links, self.run.config.patience, number=self._made)
+            ends = Ends(first, cluster, lead_workers, links, self.run.config.patience, number=self._opened_count)
             held = weights
             if place:
                 own = self.copies.of(cluster, variables, place)
                 held = {path: own[id(variable)] for path, variable in weights.items()}
             copy = partial(self._copy_of, cluster if place else "")
-            made[cluster] = _meetings(apart, participants, held, ends, exchanged, copy=copy, models_own=weights)
+            made[cluster] = _make_rounds(apart, participants, held, ends, exchanged, copy=copy, models_own=weights)
         return made
 
     def _copy_of(self, cluster: str, variable: Any) -> Any:
@@ -216,17 +222,17 @@ class Opened:
         return self.copies.kept[cluster][id(variable)] if cluster else variable
 
     # ------------------------------------------------------------------ clusters in other processes
-    def _make_own(
+    def _make_own_cluster(
         self, apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
-        exchanged: Exchanged | None,
-    ) -> Mapping[str, Meetings]:  # fmt: skip
+        exchanged: ExchangedWeights | None,
+    ) -> Mapping[str, ClusterSync]:  # fmt: skip
         session, own = self.run.ledger.session, participants.find_own(self.run)
-        firsts = {cluster: workers[0] for cluster, workers in participants.workers.items()}
+        lead_workers = {cluster: workers[0] for cluster, workers in participants.workers.items()}
         mates = [worker for worker in participants.workers[own] if worker != session.worker]
-        ends = Ends(session.worker, own, firsts, session.links, session.patience, mates, self._made)
+        ends = Ends(session.worker, own, lead_workers, session.links, session.patience, mates, self._opened_count)
         if apart.copies > 1 and self.run.ledger.collectives is not None:
-            ends = CollectiveEnds.among(self.run.ledger.collectives, ends)
-        rounds = _meetings(
+            ends = CollectiveEnds.connect(self.run.ledger.collectives, ends)
+        rounds = _make_rounds(
             apart,
             participants,
             weights,
@@ -236,12 +242,12 @@ class Opened:
             copy=partial(self._copy_of, ""),
             models_own=weights,
         )
-        session.expected.add_round(ends.program, _MOST * rounds.flat.total + _OWN)
-        self._start_alike(rounds, seeds_of(variables))
+        session.expected.add_round(ends.program, _MAX_NUMBER_BYTES * rounds.flat.total + _MAX_HEADER_BYTES)
+        self._start_alike(rounds, find_seeds(variables))
         offset_seeds(variables, participants.names.index(own))
         return {own: rounds}
 
-    def _start_alike(self, rounds: Meetings, seeds: Mapping[str, Any]) -> None:
+    def _start_alike(self, rounds: ClusterSync, seeds: Mapping[str, Any]) -> None:
         """Give all clusters the first worker's seeds and weights; if they are already equal, they are not sent."""
         session, ends = self.run.ledger.session, rounds.ends
         whole = (0, rounds.flat.total)
@@ -251,7 +257,7 @@ class Opened:
         }
         sheets = session.exchange("the initial weights of all clusters", own, session.links)
         sheets = {**sheets, session.worker: own}
-        first = next(iter(ends.firsts.values()))
+        first = next(iter(ends.lead_workers.values()))
         for seed, numbers in zip(seeds.values(), sheets[first]["seeds"], strict=True):
             seed.assign(tf.constant(numbers, seed.dtype))
         if len({sheet["weights"] for sheet in sheets.values()}) == 1:
@@ -262,14 +268,15 @@ class Opened:
             for peer in session.links:
                 ends.send_start(peer, data)
         else:
-            with naming(first):
+            with name_sender(first):
                 rounds.flat.write(whole, read_numbers(ends.receive_start(first), rounds.flat.total))
 
 
-def _meetings(
-    apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], ends: Ends, exchanged: Exchanged | None,
-    waits: bool = False, *, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
-) -> Meetings:  # fmt: skip
+def _make_rounds(
+    apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], ends: Ends,
+    exchanged: ExchangedWeights | None, waits: bool = False, *, copy: Callable[[Any], Any],
+    models_own: Mapping[str, Any],
+) -> ClusterSync:  # fmt: skip
     """The synchronisation of a cluster between its steps. `models_own` are the model's variables, of which `weights`
     are copies.
     """
@@ -278,7 +285,7 @@ def _meetings(
         return make_one_bit_rounds(
             kind, weights, ends, Differences(parse_way("none")), participants.shares, exchanged, copy, models_own
         )
-    flat, way = Flat(tuple(weights.values())), parse_way(apart.codec)
+    flat, way = FlatVariables(tuple(weights.values())), parse_way(apart.codec)
     if apart.mode == ASYNC:
         serves = ends.worker == ends.server
         server = Server(ends, way, participants.shares, apart.staleness, waits) if serves else None
@@ -288,7 +295,7 @@ def _meetings(
 
 
 @dataclass(frozen=True)
-class OfClusters:
+class ClusterCopy:
     """Training or evaluation of a step on a cluster's own copy of the weights."""
 
     apart: LocalSgd
@@ -298,7 +305,7 @@ class OfClusters:
     models: Sequence[Any]
 
     @property
-    def near(self) -> Session:
+    def cluster_session(self) -> Session:
         """The session with the other workers of this cluster."""
         session: Session = self.run.ledger.session
         return session.among(self.mates)
@@ -310,7 +317,7 @@ class OfClusters:
         return () if here.alone else tuple(w for w in self._own_workers if w != here.worker)
 
     @property
-    def far(self) -> tuple[str, ...]:
+    def other_cluster_workers(self) -> tuple[str, ...]:
         """The workers of the other clusters."""
         return tuple(worker for worker in self.run.workers if worker not in self._own_workers)
 
@@ -328,7 +335,7 @@ class OfClusters:
     def check(self, cut: Cut) -> None:
         """Verify that every worker of this cluster has all trained weights: the cluster sends a single difference."""
         own = [worker.name for worker in cut.workers]
-        weights = weights_of(self.captured.program, self.captured.variables, self.models)
+        weights = find_weights(self.captured.program, self.captured.variables, self.models)
         self._check_weights(weights)
         for path in weights if self.captured.program.requests else ():
             lacking = next((worker for worker in own if worker not in cut.held[path]), None)
@@ -344,7 +351,7 @@ class OfClusters:
         """Refuse weights that a synchronisation cannot average."""
         if not self.captured.program.requests or len(self.participants.names) == 1:
             return
-        wide = next((path for path, variable in weights.items() if variable.dtype.size > _BYTES), None)
+        wide = next((path for path, variable in weights.items() if variable.dtype.size > _MAX_WEIGHT_BYTES), None)
         if wide is not None:
             raise NotYetError(
                 f"weights of {weights[wide].dtype.name} with sync_every",
@@ -383,7 +390,7 @@ class OfClusters:
         self.captured.begin(lambda variable: True)
         own = self.run.here().worker
         held = dict.fromkeys(self.captured.variables, (own,))
-        self.run.ledger.settle(self.captured.variables, held, self.far)
+        self.run.ledger.settle(self.captured.variables, held, self.other_cluster_workers)
 
     def around(self, inner: Runner) -> Runner:
         """Wrap the runner of a cluster's step in the synchronisation after it; only for steps that train, and with more
@@ -392,11 +399,11 @@ class OfClusters:
         program, variables, run = self.captured.program, self.captured.variables, self.run
         if not program.requests or len(self.participants.names) == 1:
             return inner
-        weights = weights_of(program, variables, self.models)
-        opened: Opened = run.rounds
-        make = partial(opened.here, self.apart, self.participants, weights, variables)
+        weights = find_weights(program, variables, self.models)
+        opened: OpenRounds = run.rounds
+        make = partial(opened.open_rounds, self.apart, self.participants, weights, variables)
         if run.alone:
-            return TakesTurns(
+            return AllClustersRunner(
                 inner,
                 program.leaves,
                 self.participants,
@@ -406,8 +413,8 @@ class OfClusters:
                 chosen=self.apart.chosen,
             )
         own, session = self.participants.find_own(run), run.ledger.session
-        leaving = LeavesTogether(opened.asked, run.programs, self.apart.every, self.apart.staleness)
-        return TrainsApart(
+        leaving = LeaveAgreement(opened.leave_requests, run.programs, self.apart.every, self.apart.staleness)
+        return OwnClusterRunner(
             inner,
             program.leaves,
             self.participants,
@@ -415,23 +422,23 @@ class OfClusters:
             cluster=own,
             session=session,
             leaving=leaving,
-            settle=opened.settle_to_leave,
+            settle=opened.synchronize_before_leaving,
             chosen=self.apart.chosen,
         )
 
 
-def make_cluster_copy(apart: LocalSgd, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:
+def make_cluster_copy(apart: LocalSgd, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> ClusterCopy:
     """The local-SGD view of a step with `sync_every`, after the clusters have agreed on the exchange."""
     if run.rounds is None:
-        run.rounds = Opened(run)
+        run.rounds = OpenRounds(run)
         run.closers.append(run.rounds.close)
-    found = OfClusters(apart, captured, run, find_participants(apart, run), models)
+    found = ClusterCopy(apart, captured, run, find_participants(apart, run), models)
     if len(found.participants.names) > 1 or not run.rounds.own_cluster:
         run.rounds.note_own(found.participants)
     if captured.program.requests and len(found.participants.names) == 1:
         _warn_alone(apart, found.participants.names[0])
     if captured.program.requests and not run.alone:
-        lines = _lines(apart, captured, models, found.participants)
+        lines = _list_settings(apart, captured, models, found.participants)
         session = run.ledger.session
         try:
             session.agree(name, digest_lines(lines), lines, describe_first_difference)
@@ -441,7 +448,7 @@ def make_cluster_copy(apart: LocalSgd, captured: Captured, run: Run, name: str, 
     return found
 
 
-_BYTES = 4
+_MAX_WEIGHT_BYTES = 4
 
 
 def _warn_alone(apart: LocalSgd, name: str) -> None:
@@ -456,9 +463,11 @@ def _warn_alone(apart: LocalSgd, name: str) -> None:
     )
 
 
-def _lines(apart: LocalSgd, captured: Captured, models: Sequence[Any], participants: Participants) -> tuple[str, ...]:
+def _list_settings(
+    apart: LocalSgd, captured: Captured, models: Sequence[Any], participants: Participants
+) -> tuple[str, ...]:
     """The settings that must be the same in all clusters: mode, speeds and weights."""
-    weights = weights_of(captured.program, captured.variables, models)
+    weights = find_weights(captured.program, captured.variables, models)
     speeds = (f"cluster {name} of speed {speed:g}" for name, speed in participants.speeds.items())
     held = (f"weight {path} {variable.dtype.name}{list(variable.shape)}" for path, variable in weights.items())
     return (f"apart {apart}", *speeds, *held)

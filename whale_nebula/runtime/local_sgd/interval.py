@@ -31,16 +31,16 @@ from whale_nebula.runtime.local_sgd.topology import (
     Participants,
     count_encoded_bytes,
     count_numbers,
-    dims_of,
+    find_dims,
     find_participants,
-    weights_of,
+    find_weights,
 )
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.schedule.rounds import MAX_INTERVAL, choose_delay, choose_fragments, list_ranges
 
-SHARE = 0.5
+MAX_SHARE = 0.5
 """The maximum share of the steps between two rounds that an exchange may take."""
-SLACK = 0.02
+MAX_WAIT_SHARE = 0.02
 """The share of these steps by which they may additionally wait for an exchange."""
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
@@ -59,13 +59,13 @@ class Exchange:
     codec: str = "none"
     lines: Mapping[tuple[str, str], LinkRate] | None = None
     coding: float = 0.0
-    answered: bool = False
+    is_answered: bool = False
 
     def seconds(self, count: int) -> float:
         """Seconds until this many numbers, and in async mode their answer, have crossed the slowest link."""
         sent = count_encoded_bytes(self.codec, count)
         trip = max((line.seconds(sent) for line in (self.lines or {}).values()), default=0.0)
-        return (trip + self.coding * count) * (1 + self.answered)
+        return (trip + self.coding * count) * (1 + self.is_answered)
 
     @property
     def slowest(self) -> str:
@@ -76,16 +76,16 @@ class Exchange:
 
     def waits(self, apart: LocalSgd, step: float) -> float:
         """Seconds that steps of `step` seconds wait for the exchange in each interval of these options."""
-        if self.answered:
+        if self.is_answered:
             return max(0.0, self.seconds(self.numbers) - apart.every * step)
         count = apart.fragments or choose_fragments(self.numbers, apart.every)
         sizes = (end - begin for begin, end in list_ranges(self.numbers, count))
         return sum(max(0.0, self.seconds(each) - apart.delay * step) for each in sizes if each)
 
-    def hides(self, apart: LocalSgd, step: float) -> bool:
+    def is_hidden(self, apart: LocalSgd, step: float) -> bool:
         """Whether the steps of an interval hide the exchange."""
         between = apart.every * step
-        return self.seconds(self.numbers) <= SHARE * between and self.waits(apart, step) <= SLACK * between
+        return self.seconds(self.numbers) <= MAX_SHARE * between and self.waits(apart, step) <= MAX_WAIT_SHARE * between
 
 
 def set_interval(apart: LocalSgd, every: int) -> LocalSgd:
@@ -105,7 +105,7 @@ def find_interval(apart: LocalSgd, exchange: Exchange, step: float) -> LocalSgd:
     1
     """
     tried = (set_interval(apart, every) for every in range(_find_least(apart), MAX_INTERVAL + 1))
-    return next((each for each in tried if exchange.hides(each, step)), set_interval(apart, MAX_INTERVAL))
+    return next((each for each in tried if exchange.is_hidden(each, step)), set_interval(apart, MAX_INTERVAL))
 
 
 def _find_least(apart: LocalSgd) -> int:
@@ -128,8 +128,8 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
         participants = find_participants(apart, run)
         if not captured.program.requests or len(participants.names) == 1:
             return captured
-        known = _choose(name, captured, apart, layout, tensors, run, participants)
-        weights = weights_of(captured.program, captured.variables, ()).values()
+        known = _choose_interval(name, captured, apart, layout, tensors, run, participants)
+        weights = find_weights(captured.program, captured.variables, ()).values()
         run.intervals.append((known, frozenset(id(variable.handle) for variable in weights)))
         if run.checkpoints is not None:
             run.checkpoints.intervals[name] = known.every
@@ -140,7 +140,7 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
     return replace(captured, program=replace(captured.program, apart=found), decision=Unplanned(reason))
 
 
-def _choose(
+def _choose_interval(
     name: str,
     captured: Captured,
     apart: LocalSgd,
@@ -153,9 +153,11 @@ def _choose(
     saved = None if run.checkpoints is None else run.checkpoints.intervals.get(name)
     if saved is not None and saved >= _find_least(apart):
         chosen = set_interval(apart, saved)
-        return replace(chosen, chosen=f"the clusters synchronise every {_count(saved)}, as before this run was saved")
+        return replace(
+            chosen, chosen=f"the clusters synchronise every {_format_steps(saved)}, as before this run was saved"
+        )
     if len(captured.program.requests) > 1:
-        raise _refuse(apart, "the step requests gradients more than once, so its duration cannot be predicted")
+        raise _interval_error(apart, "the step requests gradients more than once, so its duration cannot be predicted")
     shapes, program = shapes_of_batch(layout, tensors), captured.program
     rows = next((s[0] for s, leaf in zip(shapes, program.leaves, strict=True) if leaf.batched and s), 1)
     agreed = agree_on_planning_input(name, find_configured(run, participants.names), StepKnowledge(rows), run)
@@ -163,7 +165,7 @@ def _choose(
     exchange = _count_exchange(captured, apart, clusters, participants, run)
     layers = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
     if layers is None:
-        raise _refuse(apart, "no op of the step reads a variable, so its duration cannot be predicted")
+        raise _interval_error(apart, "no op of the step reads a variable, so its duration cannot be predicted")
     options = Options()
     measured, _ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     _check_speeds(apart, clusters, measured)
@@ -184,9 +186,9 @@ def _count_exchange(
     if unknown is not None and not run.alone:
         where = f"links: [{{between: [{', '.join(unknown)}], rate: 60mbit, delay: 20ms}}] in the config"
         why = f"the rate of the link {'->'.join(unknown)} is not known"
-        raise _refuse(apart, why, f"{where}, or whale-nebula bench link")
-    count = count_numbers(weights_of(captured.program, captured.variables, ()))
-    dims = dims_of(count)
+        raise _interval_error(apart, why, f"{where}, or whale-nebula bench link")
+    count = count_numbers(find_weights(captured.program, captured.variables, ()))
+    dims = find_dims(count)
     used = fitting(parse_way(apart.codec).codec, "float32", dims)
     each = clusters.codecs.get(str(used))
     taken = cost(used, dims) if used is not None else None
@@ -199,21 +201,21 @@ def _check_speeds(apart: LocalSgd, clusters: Clusters, measured: Measured) -> No
     for cluster in clusters.clusters:
         known = all(worker.device.flops_per_s is not None for worker in cluster.workers)
         if cluster.name not in measured and not known:
-            raise _refuse(
+            raise _interval_error(
                 apart,
                 f"the speed of cluster {cluster.name} is not known, and its steps are not measured in this process",
                 f"flops: 5T of clusters.{cluster.name} in the config, or measure: 10s",
             )
         blocks = measured.get(cluster.name)
         if blocks is not None and not known and all(math.isnan(each) for each in blocks.forward[0]):
-            raise _refuse(
+            raise _interval_error(
                 apart,
                 f"no block of the step was measured in cluster {cluster.name}",
                 f"measure: 10s in the config, or flops: 5T of clusters.{cluster.name}",
             )
 
 
-def _refuse(apart: LocalSgd, why: str, mend: str = "") -> PlanError:
+def _interval_error(apart: LocalSgd, why: str, mend: str = "") -> PlanError:
     others = f"{mend}; or a number: " if mend else ""
     return PlanError(
         'no interval can be chosen for sync_every="auto"',
@@ -250,13 +252,15 @@ def _explain(chosen: LocalSgd, exchange: Exchange, cluster: str, step: float) ->
     takes, between = exchange.seconds(exchange.numbers), chosen.every * step
     how = f"an exchange takes {duration(takes)}" + f" on {exchange.slowest}" * bool(takes)
     how += f" ({size(count_encoded_bytes(exchange.codec, exchange.numbers))})"
-    how += f", {_count(chosen.every)} of {cluster} take {duration(between)}"
-    met = f"the clusters synchronise every {_count(chosen.every)}, chosen by sync_every='auto': {how}"
-    if exchange.hides(chosen, step):
-        return f"{met}; the limit is {SHARE:.0%} of them" + f", and a piece {_count(chosen.delay)}" * bool(chosen.delay)
+    how += f", {_format_steps(chosen.every)} of {cluster} take {duration(between)}"
+    met = f"the clusters synchronise every {_format_steps(chosen.every)}, chosen by sync_every='auto': {how}"
+    if exchange.is_hidden(chosen, step):
+        return f"{met}; the limit is {MAX_SHARE:.0%} of them" + f", and a piece {_format_steps(chosen.delay)}" * bool(
+            chosen.delay
+        )
     waits = duration(exchange.waits(chosen, step))
     return f"{met}; even the longest interval does not hide it, and clusters wait {waits}: use nb.compress"
 
 
-def _count(steps: int) -> str:
+def _format_steps(steps: int) -> str:
     return f"{steps} step{'s' * (steps != 1)}"

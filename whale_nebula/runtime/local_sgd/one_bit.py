@@ -22,7 +22,7 @@ import tensorflow as tf
 from whale_nebula.errors import OptionError, RemoteProtocolError
 from whale_nebula.ir.layout import divide
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.runtime.local_sgd.topology import Ends, Flat, Meetings, naming, read_numbers
+from whale_nebula.runtime.local_sgd.topology import ClusterSync, Ends, FlatVariables, name_sender, read_numbers
 from whale_nebula.wire.tensor import Bytes
 
 SCALE_BYTES = 4
@@ -68,14 +68,14 @@ def note_optimizer(optimizer: MomentumOptimizer) -> None:
     _OPTIMIZERS.add(optimizer)
 
 
-class Exchanged(NamedTuple):
+class ExchangedWeights(NamedTuple):
     """An optimizer whose momenta are exchanged, with the paths of the weights that it trains in a step."""
 
     optimizer: MomentumOptimizer
     paths: tuple[str, ...]
 
 
-def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> Exchanged:
+def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> ExchangedWeights:
     """Find the one optimizer that trains these weights in a step that touches `variables`; an optimizer from an earlier
     `compile` of the model does not count. Other weights are moving averages of layers.
     """
@@ -84,7 +84,7 @@ def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], whe
     for optimizer in list(_OPTIMIZERS):
         slots = {path: optimizer.slots_of(variable) for path, variable in weights.items()}
         paths = tuple(path for path, own in slots.items() if own is not None and id(own.momentum) in touched)
-        found += [Exchanged(optimizer, paths)] if paths else []
+        found += [ExchangedWeights(optimizer, paths)] if paths else []
     if len(found) == 1:
         return found[0]
     raise OptionError(
@@ -132,24 +132,24 @@ def list_spans(ends: Sequence[int], count: int) -> list[list[tuple[int, int]]]:
 
 
 @dataclass(repr=False)
-class OneBitRounds(Meetings):
+class OneBitRounds(ClusterSync):
     """Exchange of one-bit compressed momenta with error feedback, for one cluster. `flat` are all weights, of which
     `trained` have slots; the others are moving averages, which are sent uncompressed. `shares` are the clusters'
-    weights in the mean. `_step` is the optimizer's step count, so that a loaded model continues.
+    weights in the mean. `_optimizer_step` is the optimizer's step count, so that a loaded model continues.
     """
 
     optimizer: MomentumOptimizer = field(kw_only=True)
     trained: Sequence[Any] = field(kw_only=True)
     slots: Sequence[Slots] = field(kw_only=True)
     shares: Mapping[str, float] = field(kw_only=True)
-    _before: list[tuple[Any, ...]] | None = None
+    _slots_before: list[tuple[Any, ...]] | None = None
     _error: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
     _server_error: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
     _mask: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
     _scales: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
-    _own: tuple[Numbers, Numbers] | None = None
-    _step: int = 0
-    _update: Any = None
+    _sent_values: tuple[Numbers, Numbers] | None = None
+    _optimizer_step: int = 0
+    _update_function: Any = None
 
     @staticmethod
     def count_bytes(optimizer: MomentumOptimizer, sizes: Sequence[int], participants: int) -> tuple[int, int]:
@@ -174,10 +174,13 @@ class OneBitRounds(Meetings):
 
     def send_due(self) -> None:
         """After a step: send its momentum."""
-        momentum, self._step = self._momenta.read((0, self._momenta.total)), int(self.optimizer.iterations.numpy()) - 1
-        data, there = self._encode(momentum)
+        momentum, self._optimizer_step = (
+            self._momenta.read((0, self._momenta.total)),
+            int(self.optimizer.iterations.numpy()) - 1,
+        )
+        data, decoded = self._encode(momentum)
         kept = self._kept.read((0, self._kept.total))
-        self._own = there, kept
+        self._sent_values = decoded, kept
         self.steps += 1
         self._send(data, kept)
 
@@ -188,25 +191,25 @@ class OneBitRounds(Meetings):
 
     def take(self) -> None:
         """Receive the momenta of the others, and apply the common update."""
-        if self._own is None:
+        if self._sent_values is None:
             return
-        momentum, kept = self._average(*self._own)
-        self._own = None
+        momentum, kept = self._average(*self._sent_values)
+        self._sent_values = None
         if self._compresses:
             momentum = momentum / self._scales * self._mask
         self._kept.write((0, self._kept.total), kept)
         self._make_update(momentum)
-        self.met += 1
+        self.round_count += 1
 
     def _average(self, own: Numbers, own_kept: Numbers) -> tuple[Numbers, Numbers]:
         """The mean of all momenta (compressed again if there are servers), and of the averages of layers."""
         began = time.perf_counter()
-        came = self.ends.receive_fragments(self.steps, 0)
-        self.waited += time.perf_counter() - began
+        received = self.ends.receive_fragments(self.steps, 0)
+        self.wait_seconds += time.perf_counter() - began
         momentum, kept = np.zeros_like(own), np.zeros_like(own_kept)
-        for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
-            with naming(self.ends.firsts[cluster]):
-                found = (own, own_kept) if cluster == self.ends.cluster else self._decode(came[cluster])
+        for cluster in self.ends.lead_workers:  # in the same order everywhere, for identical bits
+            with name_sender(self.ends.lead_workers[cluster]):
+                found = (own, own_kept) if cluster == self.ends.cluster else self._decode(received[cluster])
             momentum += np.float32(self.shares[cluster]) * found[0]
             kept += np.float32(self.shares[cluster]) * found[1]
         if self._compresses and self.optimizer.servers:
@@ -214,12 +217,12 @@ class OneBitRounds(Meetings):
             momentum = self._compress_mean(momentum, sizes, self._mask)[1]
         return momentum, kept
 
-    def settle_send(self) -> None:
+    def send_remaining(self) -> None:
         """Do nothing: all have the same weights after each step."""
 
-    def settle_take(self) -> None:
+    def receive_remaining(self) -> None:
         """Do nothing: it was already verified that all have the same weights."""
-        self._settled_steps = self.steps
+        self._synchronized_steps = self.steps
 
     @property
     def form(self) -> str:
@@ -229,13 +232,13 @@ class OneBitRounds(Meetings):
     def capture(self) -> Callable[[], dict[str, Any]]:
         """Take a snapshot of the state: compression errors, and codec states."""
         arrays = {"error": self._error, "server": self._server_error, "mask": self._mask, "scales": self._scales}
-        state = {"steps": self.steps, "met": self.met, **{name: each.copy() for name, each in arrays.items()}}
+        state = {"steps": self.steps, "met": self.round_count, **{name: each.copy() for name, each in arrays.items()}}
         return lambda: state
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restore a state; slots keep the optimizer's current values."""
-        self.steps = self._settled_steps = int(state["steps"])
-        self.met = int(state["met"])
+        self.steps = self._synchronized_steps = int(state["steps"])
+        self.round_count = int(state["met"])
         names = ("error", "server", "mask", "scales")
         self._error, self._server_error, self._mask, self._scales = (np.asarray(state[name]) for name in names)
 
@@ -249,13 +252,13 @@ class OneBitRounds(Meetings):
 
     # ------------------------------------------------------------------ encoding
     @property
-    def _momenta(self) -> Flat:
-        return Flat([each.momentum for each in self.slots])
+    def _momenta(self) -> FlatVariables:
+        return FlatVariables([each.momentum for each in self.slots])
 
     @property
-    def _kept(self) -> Flat:
+    def _kept(self) -> FlatVariables:
         trained = {id(each) for each in self.trained}
-        return Flat([each for each in self.flat.variables if id(each) not in trained])
+        return FlatVariables([each for each in self.flat.variables if id(each) not in trained])
 
     @property
     def _ends(self) -> list[int]:
@@ -265,7 +268,7 @@ class OneBitRounds(Meetings):
 
     @property
     def _compresses(self) -> bool:
-        return self._step >= self.optimizer.freeze_step
+        return self._optimizer_step >= self.optimizer.freeze_step
 
     def _encode(self, momentum: Numbers) -> tuple[Bytes, Numbers]:
         """The bytes to send, and their decoded values."""
@@ -275,10 +278,10 @@ class OneBitRounds(Meetings):
         if not self._mask.size:
             self._freeze()
         wanted = momentum * self._scales * self._mask + self._error
-        data, there = compress_signs(wanted, self._ends)
-        there = there * self._mask
-        self._error = wanted - there
-        return data, there
+        data, decoded = compress_signs(wanted, self._ends)
+        decoded = decoded * self._mask
+        self._error = wanted - decoded
+        return data, decoded
 
     def _decode(self, data: Bytes) -> tuple[Numbers, Numbers]:
         total = self._momenta.total
@@ -290,21 +293,21 @@ class OneBitRounds(Meetings):
 
     def _list_spans(self) -> list[list[tuple[int, int]]]:
         """The spans of numbers that each participant serves: one in each part that shares a scale."""
-        return list_spans(self._ends, len(self.ends.firsts))
+        return list_spans(self._ends, len(self.ends.lead_workers))
 
     def _compress_mean(self, mean: Numbers, sizes: Sequence[int], mask: Numbers) -> tuple[Bytes, Numbers]:
         """Compress a mean like servers with spans of these sizes: the bytes, and their decoded values. If all
         participants have all momenta, each computes this for all servers, and nothing else is sent.
         """
         wanted = mean + self._server_error
-        data, there = compress_signs(wanted, np.cumsum([each for each in sizes if each]).tolist())
-        there = there * mask
-        self._server_error = wanted * mask - there
-        return data, there
+        data, decoded = compress_signs(wanted, np.cumsum([each for each in sizes if each]).tolist())
+        decoded = decoded * mask
+        self._server_error = wanted * mask - decoded
+        return data, decoded
 
     def _freeze(self) -> None:
         """End the warm-up: entries without any gradient so far are kept, and errors start at zero."""
-        before = self._before or []
+        before = self._slots_before or []
         first = [np.asarray(slots[1]).reshape(-1) > 0 for slots in before]
         self._mask = np.concatenate(first).astype(np.float32)
         scales = self.optimizer.scales_of([slots[0] for slots in before])
@@ -315,20 +318,25 @@ class OneBitRounds(Meetings):
 
     # ------------------------------------------------------------------ the update
     def _read_slots(self) -> None:
-        self._before = [tuple(each.read_value() for each in (own.momentum, *own.others)) for own in self.slots]
+        self._slots_before = [tuple(each.read_value() for each in (own.momentum, *own.others)) for own in self.slots]
 
     def _make_update(self, momentum: Numbers) -> None:
         """Compute new weights and slots from those before the step and the mean momentum,
         identically in all clusters.
         """
-        if self._update is None:
-            self._update = tf.function(self._compute_update, autograph=False, reduce_retracing=True)
-        weights = [tf.reshape(numbers, v.shape) for v, numbers in Flat(self.trained).divide(self._trained_before())]
+        if self._update_function is None:
+            self._update_function = tf.function(self._compute_update, autograph=False, reduce_retracing=True)
+        weights = [
+            tf.reshape(numbers, v.shape)
+            for v, numbers in FlatVariables(self.trained).divide(self._read_trained_before())
+        ]
         momenta = [tf.reshape(numbers, slots.momentum.shape) for slots, (_, numbers) in zip(
             self.slots, self._momenta.divide(momentum), strict=True
         )]  # fmt: skip
-        rate = tf.constant(self.optimizer.rate_at(self._step), tf.float32)
-        made, others = self._update(weights, self._before, momenta, tf.constant(self._step, tf.int64), rate)
+        rate = tf.constant(self.optimizer.rate_at(self._optimizer_step), tf.float32)
+        made, others = self._update_function(
+            weights, self._slots_before, momenta, tf.constant(self._optimizer_step, tf.int64), rate
+        )
         for variable, weight in zip(self.trained, made, strict=True):
             variable.assign(weight)
         for slots, first, rest in zip(self.slots, momenta, others, strict=True):
@@ -344,7 +352,7 @@ class OneBitRounds(Meetings):
             made.append((after if own.constraint is None else own.constraint(after), others))
         return [weight for weight, _ in made], [tuple(others) for _, others in made]
 
-    def _trained_before(self) -> Numbers:
+    def _read_trained_before(self) -> Numbers:
         """The trained weights from before the step, which all clusters share."""
         trained = {id(each) for each in self.trained}
         shared = self._shared if self._shared is not None else np.zeros(0, np.float32)
@@ -354,7 +362,7 @@ class OneBitRounds(Meetings):
 
 def make_one_bit_rounds(
     kind: type[OneBitRounds], weights: Mapping[str, Any], ends: Ends, differences: Any, shares: Mapping[str, float],
-    exchanged: Exchanged, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
+    exchanged: ExchangedWeights, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> OneBitRounds:  # fmt: skip
     """The rounds, of this kind, of a cluster with these `weights`; `models_own` are the model's variables, which the
     optimizer trains, and `copy` returns this cluster's copy of one.
@@ -363,6 +371,6 @@ def make_one_bit_rounds(
     slots = [own for path in trained if (own := optimizer.slots_of(models_own[path])) is not None]
     copies = [each._replace(momentum=copy(each.momentum), others=tuple(map(copy, each.others))) for each in slots]
     return kind(
-        Flat(tuple(weights.values())), ends, differences, optimizer=optimizer, trained=[weights[p] for p in trained],
-        slots=copies, shares=shares,
+        FlatVariables(tuple(weights.values())), ends, differences, optimizer=optimizer,
+        trained=[weights[p] for p in trained], slots=copies, shares=shares,
     )  # fmt: skip

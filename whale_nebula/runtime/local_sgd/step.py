@@ -18,23 +18,23 @@ from whale_nebula.feed.inputs import count_rows, slice_rows, take_whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.report.records import LinkReport, MeetingsReport
-from whale_nebula.runtime.local_sgd.topology import Meetings, Participants, offset_seeds, seeds_of
+from whale_nebula.runtime.local_sgd.topology import ClusterSync, Participants, find_seeds, offset_seeds
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.transport import Link, LinkTotals
 from whale_nebula.wire.message import build_message
 
-_LEAVING = "LEAVING"
+_LEAVING_MESSAGE = "LEAVING"
 
 
 @dataclass
-class Asked:
+class LeaveRequests:
     """Requests of workers to leave, by the number of the program that they refer to, for all steps of a run."""
 
     worker: str
     links: Mapping[str, Link]
-    _at: dict[int, int] = field(default_factory=dict)
-    _why: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    _last_steps: dict[int, int] = field(default_factory=dict)
+    _reasons: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     _announced: bool = False
 
     def announce(self, program: int, at: int, why: str) -> None:
@@ -42,34 +42,36 @@ class Asked:
         if not self._announced:
             self._announced = True
             for link in self.links.values():
-                link.post(build_message(_LEAVING, program=program, step=at, why=why))
-            self._take(self.worker, program, at, why)
+                link.post(build_message(_LEAVING_MESSAGE, program=program, step=at, why=why))
+            self._record(self.worker, program, at, why)
 
     def receive(self) -> None:
         """Collect the announcements of others. Raises if one of them has stopped."""
         for peer, link in self.links.items():
             with contextlib.suppress(DeadlineError):  # no announcement
-                message = link.take(_LEAVING, 0.0)
-                self._take(peer, message["program"], message["step"], message["why"])
+                message = link.take(_LEAVING_MESSAGE, 0.0)
+                self._record(peer, message["program"], message["step"], message["why"])
 
-    def after(self, program: int, steps: int) -> bool:
+    def is_last_step(self, program: int, steps: int) -> bool:
         """Whether a step was the last one of this program before all leave."""
-        return program in self._at and steps >= self._at[program]
+        return program in self._last_steps and steps >= self._last_steps[program]
 
     def leave(self, program: int) -> None:
         """Stop after the last step of a program, when all have synchronised. Announcements for a later step or a
         different program are discarded, because some workers have not received them yet.
         """
-        last = program, self._at[program]
-        departure.settle({who: why for who, (*said, why) in self._why.items() if tuple(said) == last})
+        last = program, self._last_steps[program]
+        departure.settle(
+            {worker_name: why for worker_name, (*said, why) in self._reasons.items() if tuple(said) == last}
+        )
 
-    def _take(self, who: str, program: int, at: int, why: str) -> None:
-        self._at[program] = min(at, self._at.get(program, at))
-        self._why[who] = program, at, why
+    def _record(self, worker_name: str, program: int, at: int, why: str) -> None:
+        self._last_steps[program] = min(at, self._last_steps.get(program, at))
+        self._reasons[worker_name] = program, at, why
 
 
 @dataclass
-class LeavesTogether:
+class LeaveAgreement:
     """Agreement on leaving, for the steps of one program. `ahead` is the maximum number of rounds by which another
     cluster may be ahead.
 
@@ -77,19 +79,19 @@ class LeavesTogether:
     announcements: all leave there. If several workers are asked to leave, the first of these steps counts.
     """
 
-    asked: Asked
+    leave_requests: LeaveRequests
     program: int
     every: int
     ahead: int = 0
 
-    def look(self, steps: int) -> None:
+    def check(self, steps: int) -> None:
         """Before a step, after `steps` earlier ones: announce if this worker was asked to leave, and collect
         announcements. Raises if a peer has stopped, and when all have agreed to leave.
         """
         departure.begin()
         if (word := departure.word) is not None:
-            self.asked.announce(self.program, steps + self.count_to_common(steps), word)
-        self.asked.receive()
+            self.leave_requests.announce(self.program, steps + self.count_to_common(steps), word)
+        self.leave_requests.receive()
 
     def count_to_common(self, steps: int) -> int:
         """The number of steps, after `steps`, until one that no cluster begins before it has received an announcement
@@ -99,20 +101,20 @@ class LeavesTogether:
 
     def now(self, steps: int) -> bool:
         """After a step: whether it was the last one."""
-        return self.asked.after(self.program, steps)
+        return self.leave_requests.is_last_step(self.program, steps)
 
 
 @dataclass
-class BetweenClusters(Runner):
+class LocalSgdRunner(Runner):
     """Runner that runs a step of its clusters with an `inner` runner, and synchronises afterwards. `make` creates the
     rounds of each local cluster at the first step. `chosen` is the reason for an interval that was chosen.
     """
 
-    meets_clusters = True
+    synchronizes_clusters = True
     inner: Runner
     leaves: Sequence[Leaf]
     participants: Participants
-    make: Callable[[], Mapping[str, Meetings]]
+    make: Callable[[], Mapping[str, ClusterSync]]
     chosen: str = field(default="", kw_only=True)
     _sent: Mapping[str, LinkTotals] = field(default_factory=dict)
     _seconds: float = 0.0
@@ -124,7 +126,7 @@ class BetweenClusters(Runner):
         return self.inner.innermost
 
     @cached_property
-    def rounds(self) -> Mapping[str, Meetings]:
+    def rounds(self) -> Mapping[str, ClusterSync]:
         """The rounds of each local cluster, created together with the other clusters at the first step."""
         made = self.make()
         self._sent = count_sent(made)
@@ -138,28 +140,28 @@ class BetweenClusters(Runner):
         meetings = self._count_step(self.rounds[cluster], seconds)
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
 
-    def _count_step(self, rounds: Meetings, seconds: float) -> MeetingsReport:
+    def _count_step(self, rounds: ClusterSync, seconds: float) -> MeetingsReport:
         """The progress of a cluster relative to the others; time counts from the first synchronisation, as steps before
         it include tracing.
         """
-        if self._waited is None and rounds.met >= rounds.fragments:
-            self._waited = rounds.waited
+        if self._waited is None and rounds.round_count >= rounds.fragments:
+            self._waited = rounds.wait_seconds
         elif self._waited is not None:
             self._seconds += seconds
-        met, waited = rounds.met / max(1, rounds.fragments), rounds.waited - (self._waited or 0.0)
+        met, waited = rounds.round_count / max(1, rounds.fragments), rounds.wait_seconds - (self._waited or 0.0)
         crossed = sum(link.bytes for link in rounds.ends.count_sent().values())
         others, waited = tuple(rounds.ends.others), waited * bool(self._seconds)
         return MeetingsReport(others, rounds.steps, met, self._seconds, waited, crossed, self.chosen)
 
 
 @dataclass
-class TrainsApart(BetweenClusters):
+class OwnClusterRunner(LocalSgdRunner):
     """Runner for the one cluster of this process; the other clusters are in other processes."""
 
-    takes_parts = True
+    takes_partial_inputs = True
     cluster: str = field(kw_only=True)
     session: Session = field(kw_only=True)
-    leaving: LeavesTogether = field(kw_only=True)
+    leaving: LeaveAgreement = field(kw_only=True)
     settle: Callable[[], None] = field(kw_only=True)
 
     def count_to_common(self) -> int:
@@ -179,16 +181,16 @@ class TrainsApart(BetweenClusters):
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         rounds = self.rounds[self.cluster]
         rounds.begin()
-        self.leaving.look(rounds.steps)
-        waited = rounds.waited
+        self.leaving.check(rounds.steps)
+        waited = rounds.wait_seconds
         own = select_own_rows(self.leaves, tensors, self.participants, self.cluster)
-        outcome = self.inner.run(own if self.inner.takes_parts else take_whole(self.leaves, own))
+        outcome = self.inner.run(own if self.inner.takes_partial_inputs else take_whole(self.leaves, own))
         rounds.send_due()
         rounds.take()
         if self.leaving.now(rounds.steps):
             self.settle()
-            self.leaving.asked.leave(self.leaving.program)
-        return self.report(outcome, self.cluster, outcome.seconds + rounds.waited - waited)
+            self.leaving.leave_requests.leave(self.leaving.program)
+        return self.report(outcome, self.cluster, outcome.seconds + rounds.wait_seconds - waited)
 
 
 def select_own_rows(
@@ -205,7 +207,7 @@ def select_own_rows(
 
 
 @dataclass
-class Copies:
+class VariableCopies:
     """The copies of a run's variables for all clusters except the first, by the variables' ids."""
 
     kept: dict[str, dict[int, Any]] = field(default_factory=dict)
@@ -218,7 +220,7 @@ class Copies:
         fresh = {path: variable for path, variable in variables.items() if id(variable) not in own}
         made = {path: tf.Variable(variable, trainable=False) for path, variable in fresh.items()}
         offset_seeds(made, place)
-        self.seeds.update(id(seed) for seed in seeds_of(fresh).values())
+        self.seeds.update(id(seed) for seed in find_seeds(fresh).values())
         own.update({id(variable): made[path] for path, variable in fresh.items()})
         return own
 
@@ -226,7 +228,7 @@ class Copies:
         """Record the values of the model's variables after a step."""
         self.last.update({id(variable): variable.read_value() for variable in variables})
 
-    def follow(self, variables: Iterable[Any]) -> None:
+    def propagate_writes(self, variables: Iterable[Any]) -> None:
         """Propagate writes to the model's variables (a learning rate, a layer's weights) to all copies, because every
         process of a run makes these writes.
         """
@@ -237,7 +239,7 @@ class Copies:
                     if id(variable) in own:
                         own[id(variable)].assign(variable)
 
-    def alike(self, variables: Collection[Any]) -> None:
+    def reset_copies(self, variables: Collection[Any]) -> None:
         """Set all copies to the values of the model's variables, which were replaced."""
         for own in self.kept.values():
             for variable in variables:
@@ -246,24 +248,24 @@ class Copies:
 
 
 @dataclass
-class TakesTurns(BetweenClusters):
+class AllClustersRunner(LocalSgdRunner):
     """Runner that runs a step for each cluster in turn, in one process. Results are those of the first cluster, on its
     rows.
     """
 
     variables: Mapping[str, Any] = field(kw_only=True)
-    copies: Copies = field(kw_only=True)
+    copies: VariableCopies = field(kw_only=True)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         rounds = self.rounds
-        self.copies.follow(self.variables.values())
+        self.copies.propagate_writes(self.variables.values())
         for each in rounds.values():
             each.begin()
         began = time.perf_counter()
         first, *others = self.participants.names
         for cluster in others:
-            with self._turn(cluster):
+            with self._use_copies(cluster):
                 self.inner.run(select_own_rows(self.leaves, tensors, self.participants, cluster))
         outcome = self.inner.run(select_own_rows(self.leaves, tensors, self.participants, first))
         for each in rounds.values():
@@ -274,7 +276,7 @@ class TakesTurns(BetweenClusters):
         return self.report(outcome, first, time.perf_counter() - began)
 
     @contextlib.contextmanager
-    def _turn(self, cluster: str) -> Iterator[None]:
+    def _use_copies(self, cluster: str) -> Iterator[None]:
         """Swap a cluster's copies into the model's variables while this is open."""
         own = self.copies.of(cluster, self.variables, self.participants.names.index(cluster))
         first = {path: tf.identity(variable) for path, variable in self.variables.items()}
@@ -293,6 +295,6 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 
-def count_sent(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkTotals]:
+def count_sent(rounds: Mapping[str, ClusterSync]) -> Mapping[str, LinkTotals]:
     """The bytes that all clusters have sent so far, by link."""
     return {name: totals for each in rounds.values() for name, totals in each.ends.count_sent().items()}

@@ -20,11 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
-from whale_nebula.runtime.local_sgd.topology import Meetings, Range, naming
+from whale_nebula.runtime.local_sgd.topology import ClusterSync, Range, name_sender
 from whale_nebula.schedule.rounds import Timetable, list_ranges
 
 
-class Sent(NamedTuple):
+class SentFragment(NamedTuple):
     """A fragment in flight: the cluster's weights when it was sent, and the shared weights that will result."""
 
     fragment: int
@@ -33,15 +33,15 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class Rounds(Meetings):
+class Rounds(ClusterSync):
     """The rounds of one cluster. `shares` are the weights of the clusters' differences in their mean, by name."""
 
     table: Timetable = field(kw_only=True)
     outer: Outer = field(kw_only=True)
     shares: Mapping[str, float] = field(kw_only=True)
     _states: dict[int, Any] = field(default_factory=dict)
-    _on_way: list[Sent] = field(default_factory=list)
-    _when: int = 0
+    _in_flight: list[SentFragment] = field(default_factory=list)
+    _round_number: int = 0
     _sending: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-sends"))
     _receiving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-receives"))
 
@@ -56,28 +56,33 @@ class Rounds(Meetings):
         for fragment in self.table.takes(self.steps):
             self._take(fragment)
 
-    def settle_send(self) -> None:
+    def send_remaining(self) -> None:
         """Apply fragments in flight, then send all differences, because all clusters need the shared weights now."""
-        if self.settled:
+        if self.is_synchronized:
             return
-        while self._on_way:
-            self._take(self._on_way[0].fragment)
+        while self._in_flight:
+            self._take(self._in_flight[0].fragment)
         for fragment in range(self.table.fragments):
             self._send(fragment)
 
-    def settle_take(self) -> None:
+    def receive_remaining(self) -> None:
         """Receive the differences, after which all clusters have bit-identical weights."""
-        for sent in self._on_way[:]:
+        for sent in self._in_flight[:]:
             self._take(sent.fragment, exactly=True)
-        self._settled_steps = self.steps
+        self._synchronized_steps = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
         """Take a snapshot of the state; the sending and receiving threads add theirs after their earlier work."""
-        plain = {"steps": self.steps, "when": self._when, "met": self.met, "told": self._settled_steps}
+        plain = {
+            "steps": self.steps,
+            "when": self._round_number,
+            "met": self.round_count,
+            "told": self._synchronized_steps,
+        }
         narrow = any(variable.dtype != tf.float32 for variable in self.flat.variables)
         shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round them
-        on_way = list(self._on_way)
-        left = self._sending.submit(lambda: self.differences.left)
+        on_way = list(self._in_flight)
+        left = self._sending.submit(lambda: self.differences.residues)
         states = self._receiving.submit(lambda: dict(self._states))
 
         def collect() -> dict[str, Any]:
@@ -88,13 +93,15 @@ class Rounds(Meetings):
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restore a state; fragments in flight count as arrived."""
-        self.steps, self._when, self.met, self._settled_steps = (
+        self.steps, self._round_number, self.round_count, self._synchronized_steps = (
             int(state[name]) for name in ("steps", "when", "met", "told")
         )
         self._shared = self._shared if state["shared"] is None else state["shared"]
         self.differences.resume(state["left"])
         self._states = dict(state["states"])
-        self._on_way = [Sent(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]]
+        self._in_flight = [
+            SentFragment(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]
+        ]
 
     def restart(self) -> None:
         """Restart with the current weights, and reset the outer optimizer."""
@@ -132,32 +139,32 @@ class Rounds(Meetings):
         if where[0] == where[1]:
             return
         own = self.flat.read(where)
-        gone = self._known[slice(*where)] - own
-        self._when += 1
-        sent = self._sending.submit(self._send_difference, self._when, fragment, gone)
-        shared = self._receiving.submit(self._average_differences, self._when, fragment, sent)
-        self._on_way.append(Sent(fragment, own, shared))
+        difference = self._known[slice(*where)] - own
+        self._round_number += 1
+        sent = self._sending.submit(self._send_difference, self._round_number, fragment, difference)
+        shared = self._receiving.submit(self._average_differences, self._round_number, fragment, sent)
+        self._in_flight.append(SentFragment(fragment, own, shared))
 
-    def _send_difference(self, when: int, fragment: int, gone: Numbers) -> Numbers:
-        data, there = self.differences.encode(fragment, gone)
-        self.ends.send_fragment(when, fragment, data, gone.nbytes)
+    def _send_difference(self, round_number: int, fragment: int, difference: Numbers) -> Numbers:
+        data, there = self.differences.encode(fragment, difference)
+        self.ends.send_fragment(round_number, fragment, data, difference.nbytes)
         return there
 
-    def _average_differences(self, when: int, fragment: int, sent: Future[Numbers]) -> Numbers:
+    def _average_differences(self, round_number: int, fragment: int, sent: Future[Numbers]) -> Numbers:
         """Receive the differences of all clusters, average them and apply the outer optimizer: the new shared weights
         of a fragment.
         """
         where = self._ranges[fragment]
         size = where[1] - where[0]
         own = sent.result()
-        came = self.ends.receive_fragments(when, fragment)
+        received = self.ends.receive_fragments(round_number, fragment)
         decoded = {}
-        for cluster, data in came.items():
-            with naming(self.ends.firsts[cluster]):
+        for cluster, data in received.items():
+            with name_sender(self.ends.lead_workers[cluster]):
                 decoded[cluster] = self.differences.decode(data, size)
         decoded[self.ends.cluster] = own
         mean = np.zeros(size, np.float32)
-        for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
+        for cluster in self.ends.lead_workers:  # in the same order everywhere, for identical bits
             mean += np.float32(self.shares[cluster]) * decoded[cluster]
         before = self._known[slice(*where)]
         state = self._states[fragment] if fragment in self._states else self.outer.init(before)
@@ -165,21 +172,21 @@ class Rounds(Meetings):
         return shared
 
     def _take(self, fragment: int, *, exactly: bool = False) -> None:
-        place = next((n for n, sent in enumerate(self._on_way) if sent.fragment == fragment), None)
+        place = next((n for n, sent in enumerate(self._in_flight) if sent.fragment == fragment), None)
         if place is None:
             return
         began = time.perf_counter()
-        sent = self._on_way[place]
+        sent = self._in_flight[place]
         shared = sent.shared.result()
-        self.waited += time.perf_counter() - began
-        del self._on_way[place]
+        self.wait_seconds += time.perf_counter() - began
+        del self._in_flight[place]
         where = self._ranges[fragment]
         self._known[slice(*where)] = shared
         if exactly or self.table.delay == 0:
             self.flat.write(where, shared)
         else:
             self.flat.add(where, shared - sent.own)
-        self.met += 1
+        self.round_count += 1
 
 
 def _complete(numbers: Numbers) -> Future[Numbers]:

@@ -39,46 +39,49 @@ program.
 
 @dataclass(frozen=True)
 class Ends:
-    """One worker's ends of the exchange. `firsts` are the first workers by cluster, in the order of adding differences.
+    """One worker's ends of the exchange. `lead_workers` are the first workers by cluster, in the order of adding
+    differences.
 
     `mates` are the other workers of its own cluster: they hold the same weights, so these are not sent to them.
     """
 
     worker: str
     cluster: str
-    firsts: Mapping[str, str]
+    lead_workers: Mapping[str, str]
     links: Mapping[str, Link]
     patience: float
     mates: Sequence[str] = ()
     number: int = 0
 
     @property
-    def leads(self) -> bool:
+    def is_lead(self) -> bool:
         """Whether this is the first worker of its cluster, which sends and receives for it."""
-        return self.firsts[self.cluster] == self.worker
+        return self.lead_workers[self.cluster] == self.worker
 
     @property
     def others(self) -> Mapping[str, str]:
         """The first workers of the other clusters."""
-        return {cluster: first for cluster, first in self.firsts.items() if cluster != self.cluster}
+        return {cluster: first for cluster, first in self.lead_workers.items() if cluster != self.cluster}
 
     @property
     def program(self) -> int:
         """The number of these rounds in keys of tensors, instead of that of a program."""
         return PROGRAMS + self.number
 
-    def send_fragment(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
+    def send_fragment(self, round_number: int, fragment: int, data: Bytes, raw: int) -> None:
         """Send a fragment to the other clusters, without waiting. Their fragments are requested first: all send at the
         same time, and a link delays tensors that the receiver has not requested.
         """
-        for first in self.others.values() if self.leads else ():
-            self.links[first].announce_receive(self._key(when, fragment, self._place(self.cluster), first, self.worker))
-        for cluster, first in self.others.items() if self.leads else ():
-            self._send(self._key(when, fragment, self._place(cluster), self.worker, first), data, raw)
+        for first in self.others.values() if self.is_lead else ():
+            self.links[first].announce_receive(
+                self._key(round_number, fragment, self._find_index(self.cluster), first, self.worker)
+            )
+        for cluster, first in self.others.items() if self.is_lead else ():
+            self._send(self._key(round_number, fragment, self._find_index(cluster), self.worker, first), data, raw)
 
-    def receive_fragments(self, when: int, fragment: int) -> Mapping[str, Bytes]:
+    def receive_fragments(self, round_number: int, fragment: int) -> Mapping[str, Bytes]:
         """Receive a message from each other cluster, by name."""
-        return {cluster: self._receive_from(when, fragment, cluster) for cluster in self.others}
+        return {cluster: self._receive_from(round_number, fragment, cluster) for cluster in self.others}
 
     def send_start(self, worker: str, data: Bytes) -> None:
         """Send another worker the initial weights, before the first round."""
@@ -88,51 +91,57 @@ class Ends:
         """Receive the initial weights from another worker."""
         return np.asarray(self._receive(self._key(0, 0, 0, worker, self.worker)))
 
-    def _receive_from(self, when: int, fragment: int, cluster: str) -> Bytes:
-        place = self._place(self.cluster)
-        if self.leads:
+    def _receive_from(self, round_number: int, fragment: int, cluster: str) -> Bytes:
+        place = self._find_index(self.cluster)
+        if self.is_lead:
             first = self.others[cluster]
-            data = np.asarray(self._receive(self._key(when, fragment, place, first, self.worker)))
+            data = np.asarray(self._receive(self._key(round_number, fragment, place, first, self.worker)))
             for mate in self.mates:
-                self._send(self._key(when, fragment, self._place(cluster), self.worker, mate), data, data.nbytes)
+                self._send(
+                    self._key(round_number, fragment, self._find_index(cluster), self.worker, mate), data, data.nbytes
+                )
             return data
-        lead = self.firsts[self.cluster]
-        return np.asarray(self._receive(self._key(when, fragment, self._place(cluster), lead, self.worker)))
+        lead = self.lead_workers[self.cluster]
+        return np.asarray(
+            self._receive(self._key(round_number, fragment, self._find_index(cluster), lead, self.worker))
+        )
 
     @property
     def server(self) -> str:
         """The worker of the parameter server, in asynchronous mode."""
-        return next(iter(self.firsts.values()))
+        return next(iter(self.lead_workers.values()))
 
-    def push(self, when: int, data: Bytes, raw: int) -> None:
+    def push(self, round_number: int, data: Bytes, raw: int) -> None:
         """Send this cluster's difference to the server."""
-        if self.leads:
-            self._send(self._key(when, 0, self._place(self.cluster), self.worker, self.server), data, raw)
+        if self.is_lead:
+            self._send(self._key(round_number, 0, self._find_index(self.cluster), self.worker, self.server), data, raw)
 
-    def pull(self, when: int) -> Bytes:
+    def pull(self, round_number: int) -> Bytes:
         """Receive the server's answer; the cluster's first worker passes it on to the others."""
-        place, first = len(self.firsts), self.firsts[self.cluster]
-        source = self.server if self.leads else first
-        data = np.asarray(self._receive(self._key(when, 0, place, source, self.worker)))
-        self.pass_on(when, data)
+        place, first = len(self.lead_workers), self.lead_workers[self.cluster]
+        source = self.server if self.is_lead else first
+        data = np.asarray(self._receive(self._key(round_number, 0, place, source, self.worker)))
+        self.forward_answer(round_number, data)
         return data
 
-    def pass_on(self, when: int, data: Bytes) -> None:
+    def forward_answer(self, round_number: int, data: Bytes) -> None:
         """Send the server's answer to the others of this cluster."""
-        for mate in self.mates if self.leads else ():
-            self._send(self._key(when, 0, len(self.firsts), self.worker, mate), data, data.nbytes)
+        for mate in self.mates if self.is_lead else ():
+            self._send(self._key(round_number, 0, len(self.lead_workers), self.worker, mate), data, data.nbytes)
 
-    def receive_push(self, when: int, cluster: str, deadline: float) -> Bytes:
+    def receive_push(self, round_number: int, cluster: str, deadline: float) -> Bytes:
         """Receive a cluster's difference, on the server."""
-        key = self._key(when, 0, self._place(cluster), self.firsts[cluster], self.worker)
+        key = self._key(round_number, 0, self._find_index(cluster), self.lead_workers[cluster], self.worker)
         return np.asarray(self.links[key.source].receive(key, deadline))
 
-    def answer(self, when: int, cluster: str, data: Bytes, raw: int) -> None:
+    def answer(self, round_number: int, cluster: str, data: Bytes, raw: int) -> None:
         """Send a cluster the server's answer to its push."""
-        self._send(self._key(when, 0, len(self.firsts), self.worker, self.firsts[cluster]), data, raw)
+        self._send(
+            self._key(round_number, 0, len(self.lead_workers), self.worker, self.lead_workers[cluster]), data, raw
+        )
 
-    def _place(self, cluster: str) -> int:
-        return list(self.firsts).index(cluster)
+    def _find_index(self, cluster: str) -> int:
+        return list(self.lead_workers).index(cluster)
 
     def _send(self, key: Key, data: Bytes, raw: int) -> None:
         self.links[key.destination].send(key, np.ascontiguousarray(data), raw_bytes=raw)
@@ -140,8 +149,8 @@ class Ends:
     def _receive(self, key: Key) -> Any:
         return self.links[key.source].receive(key, self.patience)
 
-    def _key(self, when: int, fragment: int, place: int, source: str, destination: str) -> Key:
-        return Key("round", self.program, when, place, -1, fragment, source, destination)
+    def _key(self, round_number: int, fragment: int, place: int, source: str, destination: str) -> Key:
+        return Key("round", self.program, round_number, place, -1, fragment, source, destination)
 
     def count_sent(self) -> Mapping[str, LinkTotals]:
         """The bytes sent to each other cluster so far, by link."""
@@ -192,7 +201,7 @@ def find_participants(apart: LocalSgd, run: Run) -> Participants:
             why=f"each of {', '.join(names)} trains a copy, and every process of the run must take part",
             mend=f"nb.cluster({[*names, run.here().cluster]!r})",
         )
-    speeds = {name: _speed(run, name) for name in names}
+    speeds = {name: _sum_speeds(run, name) for name in names}
     workers = {name: tuple(worker for worker, cluster in run.workers.items() if cluster == name) for name in names}
     absent = next((name for name in names if not run.alone and not workers[name]), None)
     if absent is not None:
@@ -221,7 +230,7 @@ def _find_copies(apart: LocalSgd, run: Run, cluster: str) -> Participants:
     return Participants(dict(zip(names, speeds, strict=True)), {name: (name,) * bool(workers) for name in names})
 
 
-def _speed(run: Run, cluster: str) -> float:
+def _sum_speeds(run: Run, cluster: str) -> float:
     """The sum of the configured speeds of a cluster's workers; 1 for each worker without one."""
     listed = run.config.clusters.get(cluster)
     if listed is not None and listed.workers:
@@ -229,7 +238,7 @@ def _speed(run: Run, cluster: str) -> float:
     return float(max(1, list(run.workers.values()).count(cluster)))
 
 
-_MORE = 64  # bytes by which a codec's payload may exceed the numbers
+_EXTRA_BYTES = 64  # bytes by which a codec's payload may exceed the numbers
 
 
 @dataclass
@@ -247,47 +256,47 @@ class Differences:
     """
 
     way: Way
-    _left: dict[int, Numbers] = field(default_factory=dict)
+    _residues: dict[int, Numbers] = field(default_factory=dict)
 
     def encode(self, fragment: int, numbers: Numbers) -> tuple[Bytes, Numbers]:
         """The bytes to send, and their decoded values."""
         if not self._codec(numbers.size) and not self.way.zstd:
             return numbers.view(np.uint8), numbers
-        wanted = numbers + self._left[fragment] if fragment in self._left else numbers
+        wanted = numbers + self._residues[fragment] if fragment in self._residues else numbers
         made = (self._codec(numbers.size) or PLAIN).compress(tf.convert_to_tensor(_rows(wanted)))
         data = write_payload(Payload(made.data), zstd=self.way.zstd)
         there = self.decode(data, numbers.size)
-        self._left[fragment] = wanted - there
+        self._residues[fragment] = wanted - there
         return data, there
 
     def decode(self, data: Bytes, size: int) -> Numbers:
         """Decode `size` numbers."""
         if not self._codec(size) and not self.way.zstd:
             return read_numbers(data, size)
-        dims = dims_of(size)
-        payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE, zstd=self.way.zstd)
+        dims = find_dims(size)
+        payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _EXTRA_BYTES, zstd=self.way.zstd)
         found, _ = (self._codec(size) or PLAIN).restore(payload.data, dims, "float32")
         return np.asarray(found, np.float32).reshape(-1)[:size]
 
     @property
-    def left(self) -> Mapping[int, Numbers]:
+    def residues(self) -> Mapping[int, Numbers]:
         """The compression errors so far, by fragment."""
-        return dict(self._left)
+        return dict(self._residues)
 
-    def resume(self, left: Mapping[int, Numbers]) -> None:
+    def resume(self, residues: Mapping[int, Numbers]) -> None:
         """Restore compression errors."""
-        self._left = dict(left)
+        self._residues = dict(residues)
 
     def forget(self) -> None:
         """Discard compression errors, because the weights were replaced."""
-        self._left.clear()
+        self._residues.clear()
 
     def _codec(self, size: int) -> Codec | None:
-        return fitting(self.way.codec, "float32", dims_of(size))
+        return fitting(self.way.codec, "float32", find_dims(size))
 
 
 @contextlib.contextmanager
-def naming(worker: str) -> Iterator[None]:
+def name_sender(worker: str) -> Iterator[None]:
     """Add the sending worker's name to errors about its message."""
     try:
         yield
@@ -303,7 +312,7 @@ def read_numbers(data: Bytes, size: int) -> Numbers:
     return np.ascontiguousarray(data).view(np.float32)
 
 
-def dims_of(size: int) -> tuple[int, int]:
+def find_dims(size: int) -> tuple[int, int]:
     """The matrix sizes in which numbers are encoded: rows of the grain, or a single row."""
     return (1, size) if size <= GRAIN else (-(-size // GRAIN), GRAIN)
 
@@ -319,13 +328,13 @@ def count_encoded_bytes(codec: str, count: int) -> int:
     >>> count_encoded_bytes("none", 10_000), count_encoded_bytes("fp16", 4096)
     (40000, 8192)
     """
-    dims = dims_of(count)
+    dims = find_dims(count)
     used = fitting(parse_way(codec).codec, "float32", dims)
     return 4 * count if used is None else nbytes(used.arrays(dims, "float32"))
 
 
 def _rows(numbers: Numbers) -> Numbers:
-    dims = dims_of(numbers.size)
+    dims = find_dims(numbers.size)
     padded = np.zeros(dims, np.float32)
     padded.reshape(-1)[: numbers.size] = numbers
     return padded
@@ -335,7 +344,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatVariables:
     """A flat view of variables, one after another.
 
     >>> one, two = tf.Variable([[1.0, 2.0]]), tf.Variable([3.0, 4.0])
@@ -389,13 +398,13 @@ class Flat:
                 yield variable, slice(first - start, last - start), slice(first - begin, last - begin)
 
 
-_SEEDS = "seed_generator_state"
+_SEED_SUFFIX = "seed_generator_state"
 
 
 _STRIDE = 0x3779B9  # the difference of the seeds of two clusters
 
 
-def weights_of(program: Program, variables: Mapping[str, Any], models: Iterable[Any]) -> Mapping[str, Any]:
+def find_weights(program: Program, variables: Mapping[str, Any], models: Iterable[Any]) -> Mapping[str, Any]:
     """The trained weights, and the moving averages of layers of these models, ordered by path.
 
     Optimizer slots and metrics are not included.
@@ -407,32 +416,34 @@ def weights_of(program: Program, variables: Mapping[str, Any], models: Iterable[
     return {path: variables[path] for path in sorted(asked) if variables[path].dtype.is_floating}
 
 
-def seeds_of(variables: Mapping[str, Any]) -> dict[str, Any]:
+def find_seeds(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The seeds of dropout, and the draw counters of TensorFlow's random ops."""
-    return {path: v for path, v in variables.items() if (path.endswith(_SEEDS) or STATE in path) and v.shape.rank == 1}
+    return {
+        path: v for path, v in variables.items() if (path.endswith(_SEED_SUFFIX) or STATE in path) and v.shape.rank == 1
+    }
 
 
 def offset_seeds(variables: Mapping[str, Any], place: int) -> None:
     """Offset the seeds of a cluster's dropout, so that its draws differ from the first cluster's."""
-    for variable in seeds_of(variables).values() if place else ():
+    for variable in find_seeds(variables).values() if place else ():
         first = tf.one_hot(0, variable.shape[0], dtype=variable.dtype)
         variable.assign_add(first * tf.cast(place * _STRIDE, variable.dtype))
 
 
 @dataclass(repr=False)
-class Meetings(ABC):
-    """Synchronisation of one cluster with the others. `met` counts exchanges, and `waited` the seconds that steps
-    waited for them.
+class ClusterSync(ABC):
+    """Synchronisation of one cluster with the others. `round_count` counts exchanges, and `wait_seconds` the seconds
+    that steps waited for them.
     """
 
-    flat: Flat
+    flat: FlatVariables
     ends: Ends
     differences: Differences
     steps: int = 0
-    met: int = 0
-    waited: float = 0.0
+    round_count: int = 0
+    wait_seconds: float = 0.0
     _shared: Numbers | None = None
-    _settled_steps: int = 0
+    _synchronized_steps: int = 0
 
     def begin(self, shared: Numbers | None = None) -> None:
         """Use these weights, or the current ones, as the shared weights; afterwards the clusters train separately. Only
@@ -450,17 +461,17 @@ class Meetings(ABC):
         """Apply what is due now; waits for messages that have not arrived."""
 
     @abstractmethod
-    def settle_send(self) -> None:
+    def send_remaining(self) -> None:
         """Before a synchronisation of all clusters: send all differences since the last one."""
 
     @abstractmethod
-    def settle_take(self) -> None:
+    def receive_remaining(self) -> None:
         """Complete the synchronisation, after which all clusters have bit-identical weights."""
 
     @property
-    def settled(self) -> bool:
+    def is_synchronized(self) -> bool:
         """Whether no step has run since all clusters had the same weights."""
-        return self.steps == self._settled_steps
+        return self.steps == self._synchronized_steps
 
     @property
     def fragments(self) -> int:

@@ -17,18 +17,18 @@ from whale_nebula.ir.cut import Cut, Fragment, rank_workers
 from whale_nebula.ir.layout import SPLIT, find_local_spec
 from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
-from whale_nebula.runtime.step.compiled import Compiled, Piece
-from whale_nebula.runtime.step.gradients import Sums
+from whale_nebula.runtime.step.compiled import BoundFunction, Compiled
+from whale_nebula.runtime.step.gradients import GradientSums
 from whale_nebula.spec import Spec, Value
 
 
-class Run(Protocol):
+class SummedStage(Protocol):
     """The interface of a stage in a step: its micro-batches, and its own and merged sums."""
 
     stage: int
     turns: Sequence[int]
-    sums: Sums
-    added: set[ReplicaMessage]
+    sums: GradientSums
+    summed_messages: set[ReplicaMessage]
 
 
 @dataclass
@@ -42,48 +42,48 @@ class BucketedAllReduce:
     _shapes: dict[ReplicaMessage, tuple[int, ...] | None] = field(default_factory=dict)
     _functions: dict[tuple[Fragment, bool], Any] = field(default_factory=dict)
 
-    def takes(self, each: ReplicaMessage) -> bool:
+    def can_sum(self, each: ReplicaMessage) -> bool:
         """Whether TensorFlow's collectives can sum a message: a dense gradient of known shape."""
         if each.kind != "sum" or each.stage not in self.groups:
             return False
         if each not in self._shapes:
-            self._shapes[each] = self._shape(each)
+            self._shapes[each] = self._find_shape(each)
         return self._shapes[each] is not None
 
-    def add(self, run: Run, messages: Sequence[ReplicaMessage]) -> None:
+    def add(self, run: SummedStage, messages: Sequence[ReplicaMessage]) -> None:
         """Replace this replica's values by the sums over all replicas, unless already done. A replica without rows
         adds zeros.
         """
-        chosen = [each for each in self._choose(run.stage, messages) if each not in run.added]
+        chosen = [each for each in self._choose_messages(run.stage, messages) if each not in run.summed_messages]
         if chosen:
             empty = not run.turns
             own = [
                 tf.zeros(self._shapes[each], each.specs[0].dtype) if empty else run.sums.dense[each.key]
                 for each in chosen
             ]
-            self._put(run, chosen, self._sum(run.stage, own, chosen))
+            self._store_sums(run, chosen, self._sum_gradients(run.stage, own, chosen))
 
-    def last(
-        self, run: Run, piece: Piece, tensors: Sequence[Any], messages: Sequence[ReplicaMessage]
+    def run_last(
+        self, run: SummedStage, piece: BoundFunction, tensors: Sequence[Any], messages: Sequence[ReplicaMessage]
     ) -> dict[Value, Any] | None:
         """Run the last micro-batch of a replica and sum the replicas' gradients; returns the other outputs of the
         piece, or None if it does not compute all of the gradients to sum.
         """
-        chosen = self._choose(run.stage, messages)
+        chosen = self._choose_messages(run.stage, messages)
         if not chosen or any(each.values[0] not in piece.fetches for each in chosen):
             return None
-        again = any(run.sums.has(each.key) for each in chosen)
-        before = [run.sums.dense[each.key] for each in chosen] if again else []
-        key = piece.fragment, again
+        has_sums = any(run.sums.has_part(each.key) for each in chosen)
+        before = [run.sums.dense[each.key] for each in chosen] if has_sums else []
+        key = piece.fragment, has_sums
         if key not in self._functions:
-            self._functions[key] = self._add_sums(run.stage, piece, chosen, again)
+            self._functions[key] = self._add_sums(run.stage, piece, chosen, has_sums)
         function, rest = self._functions[key]
         with self.groups[run.stage].collectives.explain_failures(f"the gradients of stage {run.stage}"):
             results = function(*tensors, *before)
-        self._put(run, chosen, results[len(rest) :])
+        self._store_sums(run, chosen, results[len(rest) :])
         return dict(zip(rest, results, strict=False))
 
-    def _add_sums(self, stage: int, piece: Piece, chosen: Sequence[ReplicaMessage], again: bool) -> Any:
+    def _add_sums(self, stage: int, piece: BoundFunction, chosen: Sequence[ReplicaMessage], has_sums: bool) -> Any:
         crossing = {flow.gradient for request in self.cut.program.requests for flow in request.flows}
         summed = {each.values[0] for each in chosen} - crossing
         rest = [value for value in piece.fetches if value not in summed]
@@ -92,32 +92,32 @@ class BucketedAllReduce:
         def body(*tensors: Any) -> list[Any]:
             made = dict(zip(piece.fetches, piece.function(tensors[:count]), strict=True))
             own = [made[each.values[0]] for each in chosen]
-            if again:
+            if has_sums:
                 own = [before + gradient for before, gradient in zip(tensors[count:], own, strict=True)]
             own = [tf.ensure_shape(tensor, self._shapes[each]) for tensor, each in zip(own, chosen, strict=True)]
-            return [*(made[value] for value in rest), *self._sum(stage, own, chosen)]
+            return [*(made[value] for value in rest), *self._sum_gradients(stage, own, chosen)]
 
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in piece.function.concrete.inputs[:count]]
-        specs += [tf.TensorSpec(self._shapes[each], each.specs[0].dtype) for each in chosen] if again else []
+        specs += [tf.TensorSpec(self._shapes[each], each.specs[0].dtype) for each in chosen] if has_sums else []
         return tf.function(body, input_signature=specs, autograph=False).get_concrete_function(), rest
 
-    def _choose(self, stage: int, messages: Sequence[ReplicaMessage]) -> list[ReplicaMessage]:
+    def _choose_messages(self, stage: int, messages: Sequence[ReplicaMessage]) -> list[ReplicaMessage]:
         """The messages to sum for a stage: gradients of the last layers first, because they are available first."""
-        return [each for each in reversed(messages) if each.stage == stage and self.takes(each)]
+        return [each for each in reversed(messages) if each.stage == stage and self.can_sum(each)]
 
-    def _put(self, run: Run, chosen: Sequence[ReplicaMessage], found: Sequence[Any]) -> None:
+    def _store_sums(self, run: SummedStage, chosen: Sequence[ReplicaMessage], found: Sequence[Any]) -> None:
         for each, tensor in zip(chosen, found, strict=True):
-            run.added.add(each)
+            run.summed_messages.add(each)
             run.sums.put(each.key, [(tensor,)])
 
-    def _sum(self, stage: int, own: Sequence[Any], chosen: Sequence[ReplicaMessage]) -> list[Any]:
+    def _sum_gradients(self, stage: int, own: Sequence[Any], chosen: Sequence[ReplicaMessage]) -> list[Any]:
         """The sums of gradients over all replicas; for gradients that the plan divides, the piece of this replica."""
         layouts = self.cut.layouts.get(stage)
         pieces = {each.value: each.target.axis for each in layouts.sums if each.target.kind == SPLIT} if layouts else {}
         axes = [pieces.get(each.values[0]) for each in chosen]
         return self.groups[stage].sum(own, f"{self.program} {stage} {chosen[0].slot}", axes)
 
-    def _shape(self, each: ReplicaMessage) -> tuple[int, ...] | None:
+    def _find_shape(self, each: ReplicaMessage) -> tuple[int, ...] | None:
         """The shape of a dense gradient, or of this worker's piece; None if it is a list of rows, or unknown."""
         program, (request, source, *_) = self.cut.program, each.key
         part = program.gradient_parts[each.key]
@@ -131,11 +131,11 @@ class BucketedAllReduce:
             index = self.cut.group_of(each.stage, self.worker).index(self.worker)
             spec = Spec(each.specs[0].dtype, shape)
             shape = find_local_spec(spec, layouts.layout(each.values[0]), layouts.count, index).shape or ()
-        elif not self._adds_alike(each.stage):
+        elif not self._sums_in_one_order(each.stage):
             return None
         return tuple(axis for axis in shape if axis is not None)
 
-    def _adds_alike(self, stage: int) -> bool:
+    def _sums_in_one_order(self, stage: int) -> bool:
         """Whether TensorFlow sums replicas in the same order for all shards, so that whole values are bit-identical."""
         ranks = rank_workers(self.cut.workers)
         hosts = {self.cut.routings[worker].hosts[stage] for worker in self.cut.workers_of(stage)}
@@ -143,7 +143,9 @@ class BucketedAllReduce:
         return self.cut.program.stages[stage].replicas < 3 or len(orders) == 1
 
 
-def find_groups(compiled: Compiled, collectives: Collectives | None, program: int) -> BucketedAllReduce | None:
+def make_bucketed_allreduce(
+    compiled: Compiled, collectives: Collectives | None, program: int
+) -> BucketedAllReduce | None:
     """The groups of this worker; None if TensorFlow's collectives are not available."""
     found = groups(compiled.cut, compiled.worker, collectives, f"program {program}")
     return BucketedAllReduce(compiled.cut, found, program, compiled.worker) if found else None

@@ -15,13 +15,13 @@ from whale_nebula.hardware.measured import WARM_UP, fit_line, summarise
 from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 from whale_nebula.tf import collectives as tf_collectives
 
-_NAME = "measured collectives"
-_LEAST_SIZES = 2
+_GROUP_NAME = "measured collectives"
+_MIN_SIZES = 2
 """The number of sizes that are always timed: a line needs two."""
 
 
 @dataclass(frozen=True)
-class Among:
+class CollectiveCosts:
     """Costs of collectives among workers, and the spread of each kind at its largest tensor."""
 
     collectives: tuple[Collective, ...]
@@ -39,7 +39,7 @@ def time_collectives(
     taken = 0.0
     with tf.device(tf_collectives.find_device()):
         for number, size in enumerate(sizes):
-            if number >= _LEAST_SIZES and not goes_on(taken * size / sizes[number - 1]):
+            if number >= _MIN_SIZES and not goes_on(taken * size / sizes[number - 1]):
                 break
             taken = 0.0
             for kind, timed in found.items():
@@ -48,7 +48,9 @@ def time_collectives(
     return found
 
 
-def fit_collectives(found: Mapping[str, Sequence[Sequence[float]]], sizes: Sequence[int], workers: int) -> Among:
+def fit_collectives(
+    found: Mapping[str, Sequence[Sequence[float]]], sizes: Sequence[int], workers: int
+) -> CollectiveCosts:
     """The costs that follow from the seconds of each run, by kind and size."""
     made, spreads = [], {}
     for kind, seconds in found.items():
@@ -57,17 +59,17 @@ def fit_collectives(found: Mapping[str, Sequence[Sequence[float]]], sizes: Seque
         beta = line.beta or timed[-1].seconds / sizes[len(timed) - 1]  # lost in noise: at most the time of the largest
         made.append(Collective(kind, line.alpha, beta, workers))
         spreads[kind] = timed[-1].spread
-    return Among(tuple(made), spreads)
+    return CollectiveCosts(tuple(made), spreads)
 
 
 def _time_one(kind: str, workers: int, size: int, runs: int) -> list[float]:
     """Seconds of each run of one collective, with the same number of calls in all workers; each holds its part of a
     tensor of `size` bytes.
     """
-    do, rows, parts = _ways(workers)[kind]
+    do, rows, parts = _list_collectives(workers)[kind]
     x = tf.ones([rows, max(size // 4 // parts, 1)])
-    key = tf_collectives.hash_key(f"{_NAME} {kind} {size}")
-    collect = functools.partial(do, size=workers, group=tf_collectives.hash_key(_NAME), instance=key)
+    key = tf_collectives.hash_key(f"{_GROUP_NAME} {kind} {size}")
+    collect = functools.partial(do, size=workers, group=tf_collectives.hash_key(_GROUP_NAME), instance=key)
     run = tf.function(collect, autograph=False).get_concrete_function(tf.TensorSpec(x.shape))
     found = []
     for number in range(WARM_UP + runs):
@@ -79,7 +81,7 @@ def _time_one(kind: str, workers: int, size: int, runs: int) -> list[float]:
     return found
 
 
-def _ways(workers: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
+def _list_collectives(workers: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
     """By kind: its op, the rows of a worker's tensor, and the resulting rows of the whole tensor."""
     return {
         ALL_REDUCE: (functools.partial(tf_collectives.reduce, op="Add"), workers, workers),

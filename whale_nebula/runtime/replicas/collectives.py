@@ -38,7 +38,7 @@ BUCKET_BYTES = 1 << 21
 """The size of a bucket: two are in flight while a third is filled; see benchmarks/replica for other sizes."""
 
 
-def buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
+def group_into_buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
     """Group tensors into buckets by index: neighbours of the same dtype up to `limit` bytes, larger ones alone.
 
     >>> buckets(["float32", "int32", "float32"], [8, 4, 8], limit=16)
@@ -76,7 +76,7 @@ def count(tensor: tf.Tensor) -> int:
 
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-_GLANCE_SECONDS, _GLANCES = 0.25, 4
+_POLL_SECONDS, _LOST_POLLS = 0.25, 4
 
 
 def can_open(index: int, count: int) -> bool:
@@ -85,7 +85,7 @@ def can_open(index: int, count: int) -> bool:
     return (task.index, task.count) == (index, count) if task is not None else not runtime_started()
 
 
-def listening_port() -> int | None:
+def find_listening_port() -> int | None:
     """The port of TensorFlow's server in this process; None if there is none."""
     task = tf_collectives.task()
     return None if task is None or not task.address else split_address(task.address)[1]
@@ -122,7 +122,7 @@ class Collectives:
     addresses: tuple[str, ...]
     patience: float
     lost: Callable[[], NebulaError | None] = lambda: None
-    _ends: list[NebulaError] = field(default_factory=list, repr=False)
+    _failures: list[NebulaError] = field(default_factory=list, repr=False)
 
     def group(self, members: Sequence[int], name: str) -> Group:
         """Create a group of tasks that sum among themselves; all of them pass the same members and the same name."""
@@ -137,8 +137,8 @@ class Collectives:
 
     def abort(self, why: str | NebulaError) -> None:
         """Make every waiting and every later sum fail, in all threads, because this process will exit."""
-        self._ends.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was cancelled", why=why))
-        tf_collectives.abort(self._ends[0].what)
+        self._failures.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was cancelled", why=why))
+        tf_collectives.abort(self._failures[0].what)
 
     @contextlib.contextmanager
     def explain_failures(self, doing: str) -> Iterator[None]:
@@ -150,7 +150,7 @@ class Collectives:
         try:
             yield
         except tf.errors.OpError as error:
-            found = self._explanation(error, doing)
+            found = self._explain_error(error, doing)
             if found is None:
                 raise
             raise found from error
@@ -160,10 +160,10 @@ class Collectives:
     def _watch(self, doing: str, done: threading.Event) -> None:
         """Abort a sum that other members will not reach. A member that exited normally has sent all its parts."""
         until, glances = time.monotonic() + self.patience, 0
-        while not done.wait(_GLANCE_SECONDS):
+        while not done.wait(_POLL_SECONDS):
             lost = self.lost()
             glances = glances + 1 if lost is not None else 0
-            if glances < _GLANCES and time.monotonic() < until:
+            if glances < _LOST_POLLS and time.monotonic() < until:
                 continue
             if not done.is_set():
                 self.abort(lost or self._late_error(doing))
@@ -172,21 +172,21 @@ class Collectives:
     def _late_error(self, doing: str) -> DeadlineError:
         return DeadlineError(f"{doing}: not all workers of the cluster took part within {self.patience:g} s")
 
-    def _lost_soon(self) -> NebulaError | None:
+    def _wait_for_lost(self) -> NebulaError | None:
         """The error of a lost member, after a short wait: TensorFlow may detect an exit before the links, which
         identify the member.
         """
-        until = time.monotonic() + 2 * _GLANCE_SECONDS
+        until = time.monotonic() + 2 * _POLL_SECONDS
         while (found := self.lost()) is None and time.monotonic() < until:
-            time.sleep(_GLANCE_SECONDS / 25)
+            time.sleep(_POLL_SECONDS / 25)
         return found
 
-    def _explanation(self, error: tf.errors.OpError, doing: str) -> NebulaError | None:
+    def _explain_error(self, error: tf.errors.OpError, doing: str) -> NebulaError | None:
         """The error to raise instead; None if `error` is not one of a collective."""
         text = error.message
-        if not self._ends and "Collective" not in text and "Collective ops is aborted by" not in text:
+        if not self._failures and "Collective" not in text and "Collective ops is aborted by" not in text:
             return None
-        known = self._ends[0] if self._ends else self._lost_soon()
+        known = self._failures[0] if self._failures else self._wait_for_lost()
         if known is not None:
             return known
         match = re.search(r"Collective ops is aborted by: (.*)", text)
@@ -202,8 +202,8 @@ class Group:
     collectives: Collectives
     members: tuple[int, ...]
     name: str
-    _taken: dict[int, str] = field(default_factory=dict, repr=False)
-    _graphs: weakref.WeakKeyDictionary[Any, _InGraph] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
+    _calls_by_key: dict[int, str] = field(default_factory=dict, repr=False)
+    _graphs: weakref.WeakKeyDictionary[Any, _GraphSums] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
 
     def sum(self, tensors: Sequence[tf.Tensor], name: str = "", axes: Sequence[int | None] = ()) -> list[tf.Tensor]:
         """The sums over all members: each calls this with tensors of the same dtypes and shapes, under the same name.
@@ -212,47 +212,49 @@ class Group:
         In a traced function it adds ops, which start as soon as their inputs are available. Functions that may run at
         the same time need different names.
         """
-        _check(tensors)
+        _check_tensors(tensors)
         if len(self.members) == 1 or not tensors:
             return [tf.identity(tensor) for tensor in tensors]
         axes = tuple(axes) or (None,) * len(tensors)
         if not tf.executing_eagerly():
             return self._sum_tensors(tensors, name, axes)
         with self.collectives.explain_failures(f"the sum {name!r} of group {self.name!r}"):
-            return list(self._called(list(tensors), name, axes))
+            return list(self._sum_function(list(tensors), name, axes))
 
     def exchange(self, rows: Any) -> Any:
         """All-to-all of an array of int32 on CPUs: row n is sent to member n, and row n of the result is received from
         it.
         """
         with self.collectives.explain_failures(f"an exchange of group {self.name!r}"):
-            return self._exchanged(tf.constant(rows[self._order])).numpy()[np.argsort(self._order)]
+            return self._exchange_function(tf.constant(rows[self._sorted_members])).numpy()[
+                np.argsort(self._sorted_members)
+            ]
 
     def gather(self, row: Any) -> Any:
         """The arrays of int32 of all members on CPUs, of the same size, as rows in the order of the members."""
         with self.collectives.explain_failures(f"a gathering of group {self.name!r}"):
-            return self._gathered(tf.constant(row[np.newaxis])).numpy()[np.argsort(self._order)]
+            return self._gather_function(tf.constant(row[np.newaxis])).numpy()[np.argsort(self._sorted_members)]
 
     @property
-    def _order(self) -> list[int]:
+    def _sorted_members(self) -> list[int]:
         """The members in TensorFlow's order, which sorts tasks as text."""
         return sorted(range(len(self.members)), key=lambda number: str(self.members[number]))
 
     @functools.cached_property
-    def _exchanged(self) -> Any:
+    def _exchange_function(self) -> Any:
         return traced_often(tf.function(functools.partial(self._move, tf_collectives.exchange), autograph=False))
 
     @functools.cached_property
-    def _gathered(self) -> Any:
+    def _gather_function(self) -> Any:
         return traced_often(tf.function(functools.partial(self._move, tf_collectives.gather), autograph=False))
 
     def _move(self, do: Callable[..., tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(tf_collectives.CPU):
             group = tf_collectives.hash_key(f"{self.name}/{self.members}")
-            return do(tensor, len(self.members), group, self._key(f"{do.__name__} {tensor.shape.as_list()}"))
+            return do(tensor, len(self.members), group, self._make_key(f"{do.__name__} {tensor.shape.as_list()}"))
 
     @functools.cached_property
-    def _called(self) -> Any:
+    def _sum_function(self) -> Any:
         return traced_often(tf.function(self._sum_tensors, autograph=False))
 
     def _sum_tensors(self, tensors: Sequence[tf.Tensor], name: str, axes: Sequence[int | None]) -> list[tf.Tensor]:
@@ -261,12 +263,12 @@ class Group:
         forms = [
             (f"{tensor.dtype.name}{'' if axis is None else '/'}", tensor.shape.as_list()) for tensor, axis in pairs
         ]
-        graph = self._graphs.setdefault(tf.compat.v1.get_default_graph(), _InGraph())
-        call = f"{name}/{graph.again(f'{name}{forms}')}/{forms}"
+        graph = self._graphs.setdefault(tf.compat.v1.get_default_graph(), _GraphSums())
+        call = f"{name}/{graph.count_call(f'{name}{forms}')}/{forms}"
         sizes = [count(tensor) * tensor.dtype.size for tensor in tensors]
         sums: list[Any] = [None] * len(tensors)
-        for bucket in buckets([dtype for dtype, _ in forms], sizes, BUCKET_BYTES):
-            run = functools.partial(self._run_collective, key=self._key(f"{call}/{bucket[0]}"), graph=graph)
+        for bucket in group_into_buckets([dtype for dtype, _ in forms], sizes, BUCKET_BYTES):
+            run = functools.partial(self._run_collective, key=self._make_key(f"{call}/{bucket[0]}"), graph=graph)
             if axes[bucket[0]] is None:
                 found = apply_packed(tensors, bucket, functools.partial(run, tf_collectives.reduce, op="Add"))
             else:
@@ -297,26 +299,26 @@ class Group:
         return [tf.reshape(piece, form) for piece, form in zip(own, forms, strict=True)]
 
     def _run_collective(
-        self, do: Callable[..., tf.Tensor], tensor: tf.Tensor, key: int, graph: _InGraph, **options: str
+        self, do: Callable[..., tf.Tensor], tensor: tf.Tensor, key: int, graph: _GraphSums, **options: str
     ) -> tf.Tensor:
         """Add one collective op. On GPUs all members must start collectives in the same order, so each waits for the
         previous one.
         """
         device = tf_collectives.find_device()
-        with tf.control_dependencies(graph.before()), tf.device(device):
+        with tf.control_dependencies(graph.list_previous()), tf.device(device):
             group = tf_collectives.hash_key(f"{self.name}/{self.members}")
             found = do(tensor, len(self.members), group, key, **options)
         if device != tf_collectives.CPU:
             graph.last = weakref.ref(found)
         return found
 
-    def _key(self, call: str) -> int:
+    def _make_key(self, call: str) -> int:
         """The key of a call among all calls of this group, the same in every member, independent of earlier traces.
 
         Repeated calls have the same key, because one ends before the next begins.
         """
         key = tf_collectives.hash_key(call)
-        if self._taken.setdefault(key, call) != call:
+        if self._calls_by_key.setdefault(key, call) != call:
             raise StateError(
                 f"two sums of group {self.name!r} have the same key", mend="give one of them a different name"
             )
@@ -324,24 +326,24 @@ class Group:
 
 
 @dataclass
-class _InGraph:
+class _GraphSums:
     """The sums of a group in one graph: the count by call, and the last one."""
 
     seen: Counter[str] = field(default_factory=Counter)
     last: weakref.ref[tf.Tensor] | None = None
 
-    def before(self) -> list[tf.Tensor]:
+    def list_previous(self) -> list[tf.Tensor]:
         """The sum for which the next one waits."""
         last = self.last() if self.last is not None else None
         return [] if last is None else [last]
 
-    def again(self, call: str) -> int:
+    def count_call(self, call: str) -> int:
         """The number of previous identical calls in this graph."""
         self.seen[call] += 1
         return self.seen[call] - 1
 
 
-def _check(tensors: Sequence[tf.Tensor]) -> None:
+def _check_tensors(tensors: Sequence[tf.Tensor]) -> None:
     for tensor in tensors:
         if tensor.dtype.name not in DTYPES or not tensor.shape.is_fully_defined():
             raise OptionError(
@@ -365,8 +367,8 @@ def groups(cut: Cut, own: str, collectives: Collectives | None, name: str) -> di
     }
 
 
-_KINDS = frozenset({"forward", "backward", "fused", "weights"})
-_DOING = "the moments of stage {} over its replicas"
+_SUMMED_KINDS = frozenset({"forward", "backward", "fused", "weights"})
+_ACTIVITY = "the moments of stage {} over its replicas"
 
 
 @dataclass
@@ -376,49 +378,51 @@ class ReplicaSums:
     cut: Cut
     groups: Mapping[int, Group]
     program: int
-    _idle: dict[Fragment, Any] = field(default_factory=dict)
+    _zero_functions: dict[Fragment, Any] = field(default_factory=dict)
 
     def ops(self, fragment: Fragment) -> tuple[int, ...]:
         """The sums in a fragment, in the order in which all replicas run them."""
         found = tuple(sorted(op for op in fragment.ops if self.cut.program.graph.ops[op].type == REPLICA_SUM))
-        return found if fragment.kind in _KINDS and fragment.stage in self.groups else ()
+        return found if fragment.kind in _SUMMED_KINDS and fragment.stage in self.groups else ()
 
-    def add_up(self, fragment: Fragment, marks: Sequence[Any]) -> dict[Any, Any]:
+    def replace_markers(self, fragment: Fragment, marks: Sequence[Any]) -> dict[Any, Any]:
         """Replace the markers of sums in the graph that is being traced by the sums, in the order of `ops`; returns the
         replacement of each marker.
         """
         found = {}
         for (name, spec), mark in zip(self._name_sums(fragment), marks, strict=True):
             own = tf.ensure_shape(mark.op.inputs[0], spec.shape)
-            (total,) = self._group(fragment).sum([own], name)
+            (total,) = self._find_group(fragment).sum([own], name)
             for reader, place in tf_patch.readers(mark):
                 tf_private.set_input(reader, place, total)
             found[mark.ref()] = total
         return found
 
-    def idle(self, fragment: Fragment | None) -> None:
+    def sum_zeros(self, fragment: Fragment | None) -> None:
         """Take part in the sums of a fragment without any rows."""
         if fragment is None or not self.ops(fragment):
             return
-        if fragment not in self._idle:
-            self._idle[fragment] = tf.function(lambda: self._zeros(fragment), autograph=False).get_concrete_function()
+        if fragment not in self._zero_functions:
+            self._zero_functions[fragment] = tf.function(
+                lambda: self._make_zero_sums(fragment), autograph=False
+            ).get_concrete_function()
         with self.explain_failures(fragment)():
-            self._idle[fragment]()
+            self._zero_functions[fragment]()
 
-    def _zeros(self, fragment: Fragment) -> list[Any]:
+    def _make_zero_sums(self, fragment: Fragment) -> list[Any]:
         """Sums of zeros in sequence, because those of other members may be in sequence."""
         totals: list[Any] = []
         for name, spec in self._name_sums(fragment):
             with tf.control_dependencies(totals[-1:]):
-                totals += self._group(fragment).sum([tf.zeros(spec.shape, spec.dtype)], name)
+                totals += self._find_group(fragment).sum([tf.zeros(spec.shape, spec.dtype)], name)
         return totals
 
     def explain_failures(self, fragment: Fragment) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """A context that explains failures caused by a lost replica."""
         key = self.cut.program.stages[fragment.stage or 0].key
-        return lambda: self._group(fragment).collectives.explain_failures(_DOING.format(repr(key)))
+        return lambda: self._find_group(fragment).collectives.explain_failures(_ACTIVITY.format(repr(key)))
 
-    def _group(self, fragment: Fragment) -> Group:
+    def _find_group(self, fragment: Fragment) -> Group:
         return self.groups[fragment.stage or 0]
 
     def _name_sums(self, fragment: Fragment) -> list[tuple[str, Spec]]:
@@ -427,7 +431,7 @@ class ReplicaSums:
         return [(f"{about} {number}", spec(Value(op))) for number, op in enumerate(self.ops(fragment))]
 
 
-def replica_sums(cut: Cut, worker: str, collectives: Collectives | None, program: int) -> ReplicaSums | None:
+def make_replica_sums(cut: Cut, worker: str, collectives: Collectives | None, program: int) -> ReplicaSums | None:
     """The sums of a worker; None if no function of its stages has any."""
     found = groups(cut, worker, collectives, f"moments of program {program}")
     return ReplicaSums(cut, found, program) if found else None

@@ -22,8 +22,8 @@ from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.launch.placement import free_port
-from whale_nebula.runtime.exchange.expected import Expected
-from whale_nebula.runtime.replicas.collectives import Collectives, can_open, listening_port, open_collectives
+from whale_nebula.runtime.exchange.admission import Admission
+from whale_nebula.runtime.replicas.collectives import Collectives, can_open, find_listening_port, open_collectives
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.session.task import find_local_address, tasks_of
 from whale_nebula.runtime.variables.remote import Ledger
@@ -39,7 +39,7 @@ class JoinedLinks(NamedTuple):
     close: Callable[[], None] | None = None
 
 
-def join_links(attachment: Attachment, expected: Expected, config: Config) -> JoinedLinks:
+def join_links(attachment: Attachment, expected: Admission, config: Config) -> JoinedLinks:
     """Open every link; tensors received on one must be `expected`."""
     absent = {worker: address for worker, address in attachment.absent.items() if _may_come(attachment, worker)}
     if not attachment.peers and not absent:
@@ -89,7 +89,7 @@ def open_cluster_collectives(session: Session, mates: Mapping[str, str]) -> Coll
     index = workers.index(session.worker)
     able = can_open(index, len(workers))
     host = find_local_address(mates[min(mates)]) if mates else "127.0.0.1"
-    port = listening_port() or free_port()
+    port = find_listening_port() or free_port()
     own = {"able": able, "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
     sheets = {session.worker: own, **session.exchange(_DOING, own, mates)}
     too_late = [worker for worker in workers if not sheets[worker]["able"]]
@@ -106,7 +106,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     """Open the session of this process; all specify the same seed, or none. Also returns the host digests of workers:
     workers with this one's host and folder have the same digest.
     """
-    expected = Expected()
+    expected = Admission()
     joined = join_links(attachment, expected, config)
     here, private, epoch = attachment.worker, config.private, attachment.epoch
     session = Session(here, joined.links, config.patience, expected, joined.close, private=private, epoch=epoch)

@@ -47,7 +47,7 @@ from whale_nebula.faults import failpoint
 from whale_nebula.feed.checks import is_same
 from whale_nebula.ir.canonical import digest_lines, find_first_difference
 from whale_nebula.ir.cut import Cut
-from whale_nebula.runtime.exchange.expected import Expected
+from whale_nebula.runtime.exchange.admission import Admission
 from whale_nebula.site import script_site
 from whale_nebula.transport import Link
 from whale_nebula.wire.message import SESSION, build_message
@@ -124,7 +124,7 @@ class Session:
     worker: str
     links: Mapping[str, Link]
     patience: float
-    expected: Expected = field(default_factory=Expected)
+    expected: Admission = field(default_factory=Admission)
     leave: Callable[[], None] | None = None
     whole: Session | None = None
     private: bool = False

@@ -27,7 +27,7 @@ from whale_nebula.runtime.split.groups import (
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
-_SHAPED = {
+_SHAPE_INPUTS = {
     "Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Empty": 0, "Slice": 2, "Conv2DBackpropInput": 0,
     "Conv2DBackpropFilter": 1, "Conv3DBackpropInputV2": 0, "Conv3DBackpropFilterV2": 1,
     "DepthwiseConv2dNativeBackpropInput": 0, "DepthwiseConv2dNativeBackpropFilter": 1, "AvgPoolGrad": 0,
@@ -37,7 +37,7 @@ _SHAPED = {
 
 
 @dataclass(frozen=True)
-class Shared:
+class SplitStage:
     """The layouts of a stage's values, and the group of devices that runs it."""
 
     layouts: Layouts
@@ -45,18 +45,18 @@ class Shared:
 
 
 @dataclass
-class Part:
-    """The ops of one stage for its devices. `values` are tensors in their layouts, `others` converted to the layouts
+class StageLowering:
+    """The ops of one stage for its devices. `values` are tensors in their layouts, `converted` converted to the layouts
     that single ops need; `made` are the ops that were created for each.
     """
 
     graph: Graph
     operations: Sequence[Any]
-    shared: Shared
+    shared: SplitStage
     handles: Mapping[int, Any]
     made: dict[int, list[Any]]
     values: dict[Value, Tensors] = field(default_factory=dict)
-    others: dict[tuple[Value, Layout], Tensors] = field(default_factory=dict)
+    converted: dict[tuple[Value, Layout], Tensors] = field(default_factory=dict)
 
     @property
     def layouts(self) -> Layouts:
@@ -73,18 +73,18 @@ class Part:
         held = self.layouts.layout(value)
         if held == layout or value.op in self.handles:
             return self.values[value]
-        if (value, layout) not in self.others:
+        if (value, layout) not in self.converted:
             shape = self.graph.spec(value).shape or ()
-            self.others[value, layout] = reshard(self.group, self.values[value], held, layout, shape)
-        return self.others[value, layout]
+            self.converted[value, layout] = reshard(self.group, self.values[value], held, layout, shape)
+        return self.converted[value, layout]
 
-    def make(self, op: Op, give: Callable[[Value], None]) -> None:
-        """Create an op for each device, after the results of its control inputs; `give` returns its inputs."""
+    def make(self, op: Op, provide: Callable[[Value], None]) -> None:
+        """Create an op for each device, after the results of its control inputs; `provide` returns its inputs."""
         targets = {each.value: each.target for each in self.layouts.reshards.get(op.index, ())}
         layouts = [targets.get(value, self.layouts.layout(value)) for value in op.inputs]
         with tf.control_dependencies([made for index in op.control for made in self.made.get(index, ())]):
             for value in op.inputs:
-                give(value)
+                provide(value)
             inputs = [self.take(value, layout) for value, layout in zip(op.inputs, layouts, strict=True)]
             found = self.choose(op)(op, inputs, layouts)
         for value, tensors in zip(op.values, found, strict=True):
@@ -103,7 +103,7 @@ class Part:
         if op.type in SCATTERS:
             return self.scatter
         if op.index in self.layouts.together:
-            return lambda op, inputs, layouts: _TOGETHER[op.type](self, op, inputs, layouts)
+            return lambda op, inputs, layouts: _COLLECTIVE_OPS[op.type](self, op, inputs, layouts)
         own = {
             "ReadVariableOp": self.read,
             "Shape": self.shape,
@@ -119,7 +119,7 @@ class Part:
         """Copy the traced op for each device, or only once if everything is whole."""
         outputs = [self.layouts.layout(value) for value in op.values]
         alone = all(layout == WHOLE_LAYOUT for layout in (*layouts, *outputs))
-        shaped = _SHAPED.get(op.type) if any(layout.kind == SPLIT for layout in outputs) else None
+        shaped = _SHAPE_INPUTS.get(op.type) if any(layout.kind == SPLIT for layout in outputs) else None
         made = []
         for place, device in enumerate(self.group.here[:1] if alone else self.group.here):
             own = [tensors[place] for tensors in inputs]
@@ -235,7 +235,7 @@ class Part:
 
     def measure(self, value: Value, tensors: Tensors, layout: Layout) -> tuple[list[Any], list[Any]]:
         """Offsets and sizes of all devices' shards along their axis."""
-        total = self.measure_axis(value, [_measure_form(tensor)[layout.axis] for tensor in tensors], layout)
+        total = self.measure_axis(value, [_measure_shape(tensor)[layout.axis] for tensor in tensors], layout)
         return measure_pieces(total, self.group.count, layout.units)
 
     def measure_axis(self, value: Value, sizes: Tensors, layout: Layout) -> Any:
@@ -256,13 +256,13 @@ class Lowering:
 
     graph: Graph
     operations: Sequence[Any]
-    stages: Sequence[Shared]
+    stages: Sequence[SplitStage]
     handles: Mapping[int, Any]
     whole: dict[Value, Any] = field(default_factory=dict)
     made: dict[int, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.parts = [Part(self.graph, self.operations, each, self.handles, self.made) for each in self.stages]
+        self.parts = [StageLowering(self.graph, self.operations, each, self.handles, self.made) for each in self.stages]
         for part in self.parts:
             part.values |= {Value(op): [handle] * len(part.group.here) for op, handle in self.handles.items()}
         self.whole |= {Value(op): handle for op, handle in self.handles.items()}
@@ -270,7 +270,7 @@ class Lowering:
     def run(self, ops: Iterable[int], feeds: Mapping[Value, Any], fetches: Sequence[Value]) -> list[Any]:
         """Create ops for given feeds, tensors or shards; returns the fetches, whole unless kept in shards."""
         for value, tensor in feeds.items():
-            part = self.part_of(value)
+            part = self.find_part(value)
             if isinstance(tensor, Pieces) and part is not None:
                 part.values[value] = list(tensor.tensors)
             else:
@@ -291,18 +291,18 @@ class Lowering:
                 self.make(before, own)
         part = next((part for part in self.parts if index in part.layouts.touched), None)
         if part is not None:
-            part.make(op, lambda value: self.give(value, part))
+            part.make(op, lambda value: self.provide(value, part))
             return
         with tf.control_dependencies([made for index in op.control for made in self.made.get(index, ())]):
             made = tf_private.copy_op(self.operations[index], [self.take(value) for value in op.inputs])
         self.made[index] = [made]
         self.whole.update(zip(op.values, made.outputs, strict=True))
 
-    def part_of(self, value: Value) -> Part | None:
+    def find_part(self, value: Value) -> StageLowering | None:
         """The stage that has a value in pieces, if any."""
         return next((part for part in self.parts if value in part.layouts.of), None)
 
-    def give(self, value: Value, reader: Part) -> None:
+    def provide(self, value: Value, reader: StageLowering) -> None:
         """Make an outside value available to a stage."""
         if value not in reader.values:
             tensors = [self.take(value)] * len(reader.group.here)
@@ -317,13 +317,13 @@ class Lowering:
 
     def fetch(self, value: Value) -> Any:
         """A value in the layout in which it is passed on."""
-        part = self.part_of(value)
+        part = self.find_part(value)
         if part is None or not part.layouts.returns_pieces(value):
             return self.take(value)
         return Pieces(tuple(part.values[value]))
 
 
-def _measure_form(tensor: Any) -> Any:
+def _measure_shape(tensor: Any) -> Any:
     """The shape of a tensor, or of a variable's value."""
     return tf.raw_ops.VariableShape(input=tensor) if tensor.dtype == tf.resource else tf.shape(tensor)
 
@@ -334,10 +334,10 @@ def _replace_size(shape: Any, axis: int, size: Any) -> Any:
 
 # ---------------------------------------------------------------------- ops that devices compute together
 Inputs = Sequence[Tensors]
-Held = Sequence[Layout]
+InputLayouts = Sequence[Layout]
 
 
-def _exponentials(group: Group, scores: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+def _compute_exponentials(group: Group, scores: Tensors) -> tuple[Tensors, Tensors, Tensors]:
     """Scores minus their maximum, the exponentials of these, and their sum, over the last axis of all devices."""
     largest = group.maximum([tf.reduce_max(each, -1, keepdims=True) for each in scores])
     shifted = [each - most for each, most in zip(scores, largest, strict=True)]
@@ -345,19 +345,19 @@ def _exponentials(group: Group, scores: Tensors) -> tuple[Tensors, Tensors, Tens
     return shifted, powers, group.sum([tf.reduce_sum(each, -1, keepdims=True) for each in powers])
 
 
-def _softmax(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    _, powers, sums = _exponentials(run.group, inputs[0])
+def _softmax(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
+    _, powers, sums = _compute_exponentials(run.group, inputs[0])
     return [[power / total for power, total in zip(powers, sums, strict=True)]]
 
 
-def _log_softmax(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    shifted, _, sums = _exponentials(run.group, inputs[0])
+def _log_softmax(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
+    shifted, _, sums = _compute_exponentials(run.group, inputs[0])
     return [[each - tf.math.log(total) for each, total in zip(shifted, sums, strict=True)]]
 
 
-def _cross_entropy(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _cross_entropy(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
     """The loss of each row, which all devices have, and its gradient with respect to the scores, in pieces."""
-    shifted, powers, sums = _exponentials(run.group, inputs[0])
+    shifted, powers, sums = _compute_exponentials(run.group, inputs[0])
     labels = inputs[1] if layouts[1].kind == SPLIT else _mark_labels(run, op.inputs[0], inputs[1], shifted, layouts[0])
     own = [
         tf.stack([tf.reduce_sum(label * each, -1), tf.reduce_sum(label, -1)])
@@ -372,7 +372,7 @@ def _cross_entropy(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Ten
     return [losses, slopes]
 
 
-def _mark_labels(run: Part, value: Value, labels: Tensors, scores: Tensors, layout: Layout) -> Tensors:
+def _mark_labels(run: StageLowering, value: Value, labels: Tensors, scores: Tensors, layout: Layout) -> Tensors:
     """A one at the label of each row, if it is among the classes of a device."""
     offsets = zip(labels, run.starts(value, scores, layout), scores, strict=True)
     return [
@@ -381,7 +381,7 @@ def _mark_labels(run: Part, value: Value, labels: Tensors, scores: Tensors, layo
     ]
 
 
-def _extreme(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _extreme(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
     """The extreme over the local extremes of all devices."""
     (own,) = run.copy(op, inputs, layouts)
     if op.type == "Max":
@@ -389,7 +389,7 @@ def _extreme(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     return [[-each for each in run.group.maximum([-each for each in own])]]
 
 
-def _best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _arg_extreme(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
     """The index of the first maximum, or minimum, over all devices."""
     axis, sign = layouts[0].axis, 1 if op.type == "ArgMax" else -1
     (own,) = run.copy(op, inputs, layouts)
@@ -406,7 +406,7 @@ def _best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     ]
 
 
-def _is_among_best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _is_in_top_k(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
     """Whether fewer than k scores of a row are above that of its target, and all are finite."""
     scores, targets, counts = inputs
     marks = [mark > 0 for mark in _mark_labels(run, op.inputs[0], targets, scores, layouts[0])]
@@ -425,7 +425,7 @@ def _is_among_best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Ten
     return [[(above < count) & (strange == 0) & (summed[1] > 0) for (above, strange), (_, count, summed) in pairs]]
 
 
-def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _top_k(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
     """The k largest along the last axis, from the k largest of each device's piece."""
     starts, sizes = run.measure(op.inputs[0], inputs[0], layouts[0])
     count = tf.get_static_value(inputs[1][0])
@@ -440,11 +440,11 @@ def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     return [[top.values for top in best], [tf.cast(each, op.outputs[1].dtype) for each in chosen]]
 
 
-def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _look_up(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
     """Look up rows in a sharded table: zeros for rows of other devices."""
     axis = 0 if op.type == "ResourceGather" else int(tf.get_static_value(inputs[2][0]))
     shared = run.operations[op.index].get_attr("batch_dims")
-    tables = _tables(run, op, inputs[0], layouts[0])
+    tables = _read_tables(run, op, inputs[0], layouts[0])
     found = []
     for table, numbers, start in zip(tables, inputs[1], run.starts(op.inputs[0], tables, layouts[0]), strict=True):
         own = numbers - tf.cast(start, numbers.dtype)
@@ -457,7 +457,7 @@ def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     return [found]
 
 
-def _tables(run: Part, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
+def _read_tables(run: StageLowering, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
     if op.type != "ResourceGather":
         return tensors
     handle = run.handles[op.inputs[0].op]
@@ -467,7 +467,7 @@ def _tables(run: Part, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
     return [take_piece(table, layout, run.group.count, device) for device in run.group.here]
 
 
-def _call_rows(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _call_rows(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts) -> list[Tensors]:
     """Call Python for rows of a table outside the graph: each device for its own rows. In one process, one call serves
     all.
     """
@@ -487,16 +487,16 @@ def _call_rows(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors
     return [reshard(run.group, [tensor] * count, WHOLE_LAYOUT, run.layouts.layout(value)) for value, tensor in outputs]
 
 
-_TOGETHER: Mapping[str, Callable[[Part, Op, Inputs, Held], list[Tensors]]] = {
+_COLLECTIVE_OPS: Mapping[str, Callable[[StageLowering, Op, Inputs, InputLayouts], list[Tensors]]] = {
     "Softmax": _softmax,
     "LogSoftmax": _log_softmax,
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
-    "ArgMax": _best,
-    "ArgMin": _best,
-    "InTopK": _is_among_best,
-    "InTopKV2": _is_among_best,
-    "TopKV2": _largest,
+    "ArgMax": _arg_extreme,
+    "ArgMin": _arg_extreme,
+    "InTopK": _is_in_top_k,
+    "InTopKV2": _is_in_top_k,
+    "TopKV2": _top_k,
     "Max": _extreme,
     "Min": _extreme,
     "ResourceGather": _look_up,

@@ -18,7 +18,7 @@ from whale_nebula.errors import NotYetError, StateError
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import SPLIT, Layout, find_local_spec
 from whale_nebula.ir.program import Variable
-from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives
 from whale_nebula.runtime.split.groups import (
     Sizes,
@@ -35,15 +35,22 @@ from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf.collectives import hash_key
 from whale_nebula.tf.private import traced_often
 
-_CARRIED = {"bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
+_CAST_DTYPES = {
+    "bool": "int32",
+    "int8": "int32",
+    "uint8": "int32",
+    "int16": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+}
 """Dtypes without collectives, and the dtypes to which they are cast."""
 
 
-def _find_carried_dtype(dtype: Any) -> Any:
+def _find_cast_dtype(dtype: Any) -> Any:
     """The dtype to which tensors of a dtype are cast."""
-    if dtype.name not in DTYPES and dtype.name not in _CARRIED:
+    if dtype.name not in DTYPES and dtype.name not in _CAST_DTYPES:
         raise NotYetError(f"nb.split with a tensor of {dtype.name} that crosses between devices", mend="cast it")
-    return tf.as_dtype(_CARRIED.get(dtype.name, dtype))
+    return tf.as_dtype(_CAST_DTYPES.get(dtype.name, dtype))
 
 
 class Keys:
@@ -93,7 +100,7 @@ class CollectiveGroup:
 
     def gather(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
         """All-gather along an axis. All shards are padded to the longest."""
-        longest = _longest(sizes)
+        longest = _find_longest(sizes)
         padded = pad_piece(tensors[0], axis, 0, longest - sizes[self.index])
         found = self._run(padded[tf.newaxis], lambda tensor, keys: tf_collectives.gather(tensor, self.count, *keys))
         return [self._join(found, axis, sizes)]
@@ -105,13 +112,13 @@ class CollectiveGroup:
 
     def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
         """All-to-all: pieces along one axis become pieces along another."""
-        padded = pad_piece(tensors[0], axis, 0, _longest(sizes) - sizes[self.index])
+        padded = pad_piece(tensors[0], axis, 0, _find_longest(sizes) - sizes[self.index])
         found = self._exchange(self._stack(padded, other, others))
         return [cut_piece(self._join(found, axis, sizes), other, 0, others[self.index])]
 
     def _stack(self, tensor: Any, axis: int, sizes: Sizes) -> Any:
         """The pieces for all devices, padded to the longest."""
-        longest, pieces = _longest(sizes), zip(cut_pieces(tensor, axis, sizes), sizes, strict=True)
+        longest, pieces = _find_longest(sizes), zip(cut_pieces(tensor, axis, sizes), sizes, strict=True)
         return tf.stack([pad_piece(piece, axis, 0, longest - size) for piece, size in pieces])
 
     def _join(self, stacked: Any, axis: int, sizes: Sizes) -> Any:
@@ -126,7 +133,7 @@ class CollectiveGroup:
         """Run one collective. On GPUs all members must start collectives in the same order, so each waits for the
         previous one.
         """
-        carried = _find_carried_dtype(tensor.dtype)
+        carried = _find_cast_dtype(tensor.dtype)
         self._made += 1
         group = _KEYS.of(f"{self.name} {self._made}")
         device = tf_collectives.find_device()
@@ -138,14 +145,14 @@ class CollectiveGroup:
         return tf.cast(found, tensor.dtype)
 
 
-def _longest(sizes: Sizes) -> Any:
+def _find_longest(sizes: Sizes) -> Any:
     return max(sizes) if all(isinstance(size, int) for size in sizes) else tf.reduce_max(tf.stack(sizes))
 
 
-_MOST_AXES = 8
+_MAX_AXES = 8
 
 
-class Broadcast:
+class TensorBroadcast:
     """Broadcast of tensors of any shape and dtype from the first of some workers to the others, outside their
     functions.
     """
@@ -174,16 +181,16 @@ class Broadcast:
 
     def _send(self, tensor: Any) -> Any:
         shape = tf.shape(tensor)
-        head = tf.concat([[tf.size(shape)], shape, tf.zeros([_MOST_AXES - tf.size(shape)], tf.int32)], 0)
-        given = tf.cast(tensor, _find_carried_dtype(tensor.dtype))
+        head = tf.concat([[tf.size(shape)], shape, tf.zeros([_MAX_AXES - tf.size(shape)], tf.int32)], 0)
+        given = tf.cast(tensor, _find_cast_dtype(tensor.dtype))
         with tf.device(tf_collectives.find_device()):
             sent = tf_collectives.send(head, self.count, self._keys[0], 1)
             return sent, tf_collectives.send(given, self.count, self._keys[1], tf.size(given) + 1)
 
     def _receive(self, dtype: Any) -> Any:
-        carried = _find_carried_dtype(dtype)
+        carried = _find_cast_dtype(dtype)
         with tf.device(tf_collectives.find_device()):
-            head = tf_collectives.receive([1 + _MOST_AXES], tf.int32, self.count, self._keys[0], 1)
+            head = tf_collectives.receive([1 + _MAX_AXES], tf.int32, self.count, self._keys[0], 1)
             shape = head[1 : 1 + head[0]]
             size = tf.reduce_prod(shape) + 1
             return tf.cast(tf_collectives.receive(shape, carried, self.count, self._keys[1], size), dtype)
@@ -231,7 +238,7 @@ class Shards:
     collectives: Collectives
     program: int
     pieces: dict[int, Piece] = field(default_factory=dict)
-    _broadcasts: dict[int, Broadcast] = field(default_factory=dict)
+    _broadcasts: dict[int, TensorBroadcast] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> Sequence[int]:
@@ -266,15 +273,15 @@ class Shards:
         about = f"{self.name(stage)}: {fragment.kind} {fragment.phase} {fragment.round}"
         return CollectiveGroup(self.cut.layouts[stage].count, self.index(stage), about)
 
-    def explained(self) -> AbstractContextManager[None]:
+    def explain_failures(self) -> AbstractContextManager[None]:
         """Context that explains failures caused by a lost worker."""
         keys = " and ".join(repr(self.cut.program.stages[stage].key) for stage in self.stages)
         return self.collectives.explain_failures(f"stage {keys}, which several workers run together")
 
-    def broadcast(self, stage: int) -> Broadcast:
+    def broadcast(self, stage: int) -> TensorBroadcast:
         """The broadcast from the first worker of a replica to the others."""
         if stage not in self._broadcasts:
-            self._broadcasts[stage] = Broadcast(self.cut.program.stages[stage].shards, self.name(stage))
+            self._broadcasts[stage] = TensorBroadcast(self.cut.program.stages[stage].shards, self.name(stage))
         return self._broadcasts[stage]
 
 
@@ -282,7 +289,7 @@ class Shards:
 class SplitExchange:
     """The exchange for the stages of one worker, some of which are sharded over several workers."""
 
-    inner: Post
+    inner: LinkExchange
     shards: Shards
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
@@ -297,14 +304,14 @@ class SplitExchange:
             return self.inner.get(value, micro_batch, stage)
         first = self.shards.index(stage) == 0
         given = self.inner.get(value, micro_batch, stage) if first else None
-        with self.shards.explained():
+        with self.shards.explain_failures():
             if first:
                 return self.shards.broadcast(stage).give(given)
             return self.shards.broadcast(stage).take(self.shards.cut.program.graph.spec(value).dtype)
 
 
 @dataclass(frozen=True)
-class Parted:
+class NewShards:
     """The variables that a program newly shards, each with the stage whose workers hold the shards.
 
     Trained variables start from the first worker's value, and each worker receives its piece. Others (an optimizer's
@@ -315,7 +322,7 @@ class Parted:
     stages: Mapping[str, int]
 
     @classmethod
-    def of(cls, cut: Cut, variables: Mapping[str, Any], ledger: Ledger) -> Parted:
+    def of(cls, cut: Cut, variables: Mapping[str, Any], ledger: Ledger) -> NewShards:
         """The newly sharded variables of a program; empty without split stages."""
         found: dict[str, int] = {}
         for stage, layouts in cut.layouts.items():
@@ -350,7 +357,7 @@ class Parted:
         return tuple(axis or 0 for axis in piece.shape or ())
 
 
-def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledger) -> None:
+def hold_pieces(shards: Shards, parted: NewShards, captured: Captured, ledger: Ledger) -> None:
     """Replace the variables of split stages by a worker's pieces, one variable after the other. If a variable has no
     value, only its pieces are drawn, if possible. Pieces of earlier programs are already held.
     """

@@ -25,18 +25,18 @@ from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.crossing import Channels
-from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
-from whale_nebula.runtime.step.gradients import Sums
-from whale_nebula.runtime.step.measured import LineRates, Measured, Medians
-from whale_nebula.runtime.step.once import ASSERTION, OnceRun
+from whale_nebula.runtime.step.gradients import GradientSums
+from whale_nebula.runtime.step.measurements import LineRates, Medians, StageMeasurements
 from whale_nebula.runtime.step.peers import Peers
 from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.stage_run import BoundaryExchange, StageRun
+from whale_nebula.runtime.step.whole_batch import ASSERTION, WholeBatchRun
 from whale_nebula.schedule.schedules import (
     Backward,
     BackwardWeights,
@@ -87,21 +87,21 @@ class Turnstile:
 
 
 @dataclass
-class OneStep:
+class RunningStep:
     """A running step: its batch, its exchange, its clocks and its rollback.
 
-    `paces` are those of the phases, once measured. Stages use its `exchange` for boundaries, unless it is the post
-    itself. `agreed` has the announcements of the step by the other processes, once they all match.
+    `paces` are those of the phases, once measured. Stages use its `stage_exchange` for boundaries, or otherwise the
+    link exchange. `announcements` has the announcements of the step by the other processes, once they all match.
     """
 
     batch: Batch
-    post: Post
+    link_exchange: LinkExchange
     clocks: Clocks
     guard: Guard
     peers: Peers
     paces: Sequence[Pace] = ()
-    exchange: BoundaryExchange | None = None
-    agreed: Future[Mapping[str, Mapping[str, Any]]] | None = None
+    stage_exchange: BoundaryExchange | None = None
+    announcements: Future[Mapping[str, Mapping[str, Any]]] | None = None
 
 
 @dataclass
@@ -117,8 +117,8 @@ class ActorStep(Runner):
     lazy: bool = False
     steps: int = 0
     clocks: Clocks | None = None
-    adder: BucketedAllReduce | None = None
-    looked_at: bool = False
+    allreduce: BucketedAllReduce | None = None
+    is_sampled: bool = False
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
 
     def _set_up(
@@ -131,20 +131,20 @@ class ActorStep(Runner):
         self.pool = ThreadPoolExecutor(max(1, len(self.seats)), thread_name_prefix="nebula-stage")
         self.channels = Channels(cut, routing, self.states, self.seed, here, clusters)
         stages = [stage.cluster for stage in cut.program.stages]
-        self.measured = Measured(cut, stages, self.lines, paced=not clusters)
+        self.measured = StageMeasurements(cut, stages, self.lines, paced=not clusters)
 
     # ------------------------------------------------------------------ before and after a step
     def _start_clocks(self) -> Clocks:
-        named = ((name, link) for pair, link in self.links.items() if (name := self._line(*pair)))
+        named = ((name, link) for pair, link in self.links.items() if (name := self._name_line(*pair)))
         self.clocks = Clocks.start(self.seats, LineClock.start(self.program, self.steps, named))
         return self.clocks
 
-    def _line(self, here: str, there: str) -> str:
+    def _name_line(self, here: str, there: str) -> str:
         """The line that a link between hosts uses; None within a cluster."""
-        one, other = map(self.channels.crossings.cluster, (here, there))
+        one, other = map(self.channels.crossings.find_cluster, (here, there))
         return f"{one}->{other}" if one != other else ""
 
-    def _totals(self) -> dict[tuple[str, str], LinkTotals]:
+    def _read_totals(self) -> dict[tuple[str, str], LinkTotals]:
         return {pair: link.totals() for pair, link in self.links.items()}
 
     def _count_links(self, before: Mapping[tuple[str, str], LinkTotals], clocks: Clocks) -> dict[str, LinkReport]:
@@ -152,20 +152,20 @@ class ActorStep(Runner):
         found: dict[str, LinkReport] = {}
         for pair, link in self.links.items():
             sent = link.totals() - before[pair]
-            if (name := self._line(*pair)) and sent.frames:
+            if (name := self._name_line(*pair)) and sent.frames:
                 found[name] = found.get(name, LinkReport()) + LinkReport(*sent.counts())
         held = clocks.lines.seconds()
         return {name: report + LinkReport(seconds=held.get(name, 0.0)) for name, report in found.items()}
 
-    def _measure(self, step: OneStep) -> None:
+    def _record_measurements(self, step: RunningStep) -> None:
         """Record the measurements of a step."""
         self.measured.add(step.clocks)
-        self.measured.uses(self.channels.boundaries())
+        self.measured.set_boundaries(self.channels.list_boundaries())
         self.rates.add(step.clocks.lines.spans)
         self.steps += 1
 
-    def _report(
-        self, step: OneStep, results: list[Any], seconds: float, links: Mapping[str, LinkReport], pace: Medians
+    def _make_outcome(
+        self, step: RunningStep, results: list[Any], seconds: float, links: Mapping[str, LinkReport], pace: Medians
     ) -> StepOutcome:
         counts = step.batch.rows
         return StepOutcome(
@@ -177,67 +177,85 @@ class ActorStep(Runner):
             spans=step.clocks.spans(),
             basis=self.measured.basis(counts, pace),
             boundaries=self.channels.last,
-            said=self.channels.lines_of(step.post.tally),
+            said=self.channels.list_lines(step.link_exchange.tally),
             pace=pace,
         )
 
     # ------------------------------------------------------------------ methods of single runners
     @abstractmethod
-    def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
+    def _handle_failure(self, step: RunningStep, failure: BaseException) -> BaseException:
         """Notify others of a stage's exception; returns the exception to raise."""
 
-    def _is_left_out(self, step: OneStep, phase: int) -> bool:
+    def _is_skipped(self, step: RunningStep, phase: int) -> bool:
         """After the micro-batches of a phase: whether its update is to be rolled back."""
-        return bool(step.post.tally.left_out)
+        return bool(step.link_exchange.tally.skip_reason)
 
     # ------------------------------------------------------------------ the step
-    def run_stages(self, step: OneStep) -> list[Any]:
+    def run_stages(self, step: RunningStep) -> list[Any]:
         """Run a step; returns its results."""
         values: dict[Value, Any] = {}
         current_run().step_now.micro_batches = len(step.batch.rows)
         once, guard = step.clocks.once, step.guard
-        worker = OnceRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
-        with once.computing("whole batch"):
-            step.batch = worker.weigh()
-        runs = {seat: self._stage_run(step, seat, values) for seat in step.clocks.stages}
-        with guard.undone():
-            with guard.once("part that is computed from the whole batch", 0), once.computing("whole batch"):
-                worker.whole()
+        worker = WholeBatchRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
+        with once.time_computing("whole batch"):
+            step.batch = worker.weigh_micro_batches()
+        runs = {seat: self._make_stage_run(step, seat, values) for seat in step.clocks.stages}
+        with guard.roll_back_on_failure():
+            with (
+                guard.explain_phase_failure("part that is computed from the whole batch", 0),
+                once.time_computing("whole batch"),
+            ):
+                worker.run_whole_batch()
             for phase in self.compiled.cut.phases:
-                with guard.once("prologue", phase.index), once.computing("prologue", phase=phase.index):
-                    worker.prologue(phase)
+                with (
+                    guard.explain_phase_failure("prologue", phase.index),
+                    once.time_computing("prologue", phase=phase.index),
+                ):
+                    worker.run_prologue(phase)
                 self._run_micro_batches(step, phase, runs)
-                if step.agreed is not None:
-                    step.agreed.result()
-                out = self._is_left_out(step, phase.index)
+                if step.announcements is not None:
+                    step.announcements.result()
+                out = self._is_skipped(step, phase.index)
                 failpoint("update.before")
-                if worker.asserts(phase):
-                    with guard.once(ASSERTION, phase.index), once.computing("update", phase=phase.index):
-                        worker.check(phase, list(runs.values()))
+                if worker.has_assertions(phase):
+                    with (
+                        guard.explain_phase_failure(ASSERTION, phase.index),
+                        once.time_computing("update", phase=phase.index),
+                    ):
+                        worker.check_assertions(phase, list(runs.values()))
                 if not out:
                     guard.begin()
                 failpoint("update.begun")
-                with guard.once("update", phase.index), once.computing("update", phase=phase.index):
-                    self._run_to_end(guard.without_trace(partial(worker.update, phase, list(runs.values())), out))
+                with (
+                    guard.explain_phase_failure("update", phase.index),
+                    once.time_computing("update", phase=phase.index),
+                ):
+                    self._run_to_end(
+                        guard.roll_back_if_skipped(partial(worker.run_update, phase, list(runs.values())), out)
+                    )
                 failpoint("update.after")
-            results = worker.results()
-        if step.post.tally.left_out:
-            step.post.undo()
-        self.channels.last = step.post.tally.reports()
+            results = worker.collect_results()
+        if step.link_exchange.tally.skip_reason:
+            step.link_exchange.restore_states()
+        self.channels.last = step.link_exchange.tally.reports()
         return results
 
-    def _stage_run(self, step: OneStep, seat: Seat, values: dict[Value, Any]) -> StageRun:
+    def _make_stage_run(self, step: RunningStep, seat: Seat, values: dict[Value, Any]) -> StageRun:
         replicas = self.routing.seats(seat.stage, self.routing.hosts[seat.stage][seat.replica])[seat]
         turns = (m for m in range(len(step.batch.slices)) if self.routing.replica(seat.stage, m) in replicas)
         return StageRun(
-            self.compiled, seat.stage, step.batch, step.exchange or step.post, values, Sums(self.compiled.cut.program),
-            step.clocks.stages[seat], tuple(turns), None if self.looked_at else self.adder, self.looked_at,
+            self.compiled, seat.stage, step.batch, step.stage_exchange or step.link_exchange, values,
+            GradientSums(self.compiled.cut.program), step.clocks.stages[seat], tuple(turns),
+            None if self.is_sampled else self.allreduce, self.is_sampled,
         )  # fmt: skip
 
-    def _run_micro_batches(self, step: OneStep, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> None:
-        gates = {stage: Turnstile() for stage in self._stages_in_order(phase, runs)}
-        futures = [self.pool.submit(self._work, step, phase, run, gates.get(seat.stage)) for seat, run in runs.items()]
-        _wait(futures, step.post.abort)
+    def _run_micro_batches(self, step: RunningStep, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> None:
+        gates = {stage: Turnstile() for stage in self._list_ordered_stages(phase, runs)}
+        futures = [
+            self.pool.submit(self._execute_instructions, step, phase, run, gates.get(seat.stage))
+            for seat, run in runs.items()
+        ]
+        _join(futures, step.link_exchange.abort)
         failed = [error for future in futures if (error := future.exception()) is not None]
         if failed:
             raise min(failed, key=lambda error: getattr(error, "nebula_when", float("inf")))
@@ -245,19 +263,19 @@ class ActorStep(Runner):
     def _run_to_end(self, update: Callable[[], None]) -> None:
         """Run an update to completion, even if the user interrupts the step."""
         future = self.pool.submit(update)
-        _wait([future])
+        _join([future])
         future.result()
 
-    def _stages_in_order(self, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> Iterator[int]:
+    def _list_ordered_stages(self, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> Iterator[int]:
         """The stages with several local replicas whose forwards write the same variables (seeds, moving averages), so
         that they take turns.
         """
         for plan in phase.stages:
-            several = sum(seat.stage == plan.stage for seat in runs) > 1
-            if several and (plan.skip is not None or plan.drifting):
+            has_several = sum(seat.stage == plan.stage for seat in runs) > 1
+            if has_several and (plan.skip is not None or plan.drifting):
                 yield plan.stage
 
-    def _instructions(self, step: OneStep, phase: PhasePlan, run: StageRun) -> Sequence[Instruction]:
+    def _list_instructions(self, step: RunningStep, phase: PhasePlan, run: StageRun) -> Sequence[Instruction]:
         plan = next((s for s in phase.stages if s.stage == run.stage), None)
         if plan is None:
             return ()
@@ -282,29 +300,34 @@ class ActorStep(Runner):
             each for each in every if each.micro_batch in run.turns or (skips and isinstance(each, Forward | Fused))
         ]
 
-    def _work(self, step: OneStep, phase: PhasePlan, run: StageRun, gate: Turnstile | None) -> None:
+    def _execute_instructions(
+        self, step: RunningStep, phase: PhasePlan, run: StageRun, turnstile: Turnstile | None
+    ) -> None:
         """The body of a stage's thread in a phase."""
         key = self.compiled.cut.program.stages[run.stage].key
         try:
-            for instruction in self._instructions(step, phase, run):
+            for instruction in self._list_instructions(step, phase, run):
                 back, number = isinstance(instruction, Backward | BackwardWeights), instruction.micro_batch
                 if number not in run.turns:
                     run.skip(phase)
                     continue
                 failpoint("backward.before" if back else "forward.before")
-                turn = contextlib.nullcontext() if gate is None or back else gate.turn(number)
+                turn = contextlib.nullcontext() if turnstile is None or back else turnstile.turn(number)
                 later = run.backward_weights if isinstance(instruction, BackwardWeights) else run.backward
-                with turn, step.guard.piece(key, phase.index, number, "backward" if back else "forward"):
+                with (
+                    turn,
+                    step.guard.explain_stage_failure(key, phase.index, number, "backward" if back else "forward"),
+                ):
                     (later if back else run.forward)(phase, number)
             if not run.turns:
-                run.accompany(phase)
+                run.join_all_reduces(phase)
         except BaseException as failure:
-            cause = self._blame(step, failure)
+            cause = self._handle_failure(step, failure)
             if not hasattr(cause, "nebula_when"):
                 cause.nebula_when = time.monotonic()  # type: ignore[attr-defined]
-            step.post.abort(cause)
-            if gate is not None:
-                gate.abort()
+            step.link_exchange.abort(cause)
+            if turnstile is not None:
+                turnstile.abort()
             if cause is failure:
                 raise
             raise cause from failure
@@ -324,7 +347,7 @@ def _seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
     return found
 
 
-def _wait(futures: Sequence[Future[None]], stop: Callable[[BaseException], None] = lambda cause: None) -> None:
+def _join(futures: Sequence[Future[None]], stop: Callable[[BaseException], None] = lambda cause: None) -> None:
     """Join threads. On an interrupt, they finish first, so that no step is left incomplete."""
     try:
         wait(futures)

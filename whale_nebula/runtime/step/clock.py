@@ -53,15 +53,15 @@ class StageClock:
     start: float = 0.0
     cluster: str = ""
     stage: str = ""
-    compute: float = 0.0
-    waiting: float = 0.0
-    coding: float = 0.0
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    codec_seconds: float = 0.0
     doing: str = ""
     spans: list[Span] = field(default_factory=list)
     copies: int = 1
 
     @contextlib.contextmanager
-    def computing(self, kind: str, micro_batch: int | None = None, phase: int = 0) -> Iterator[None]:
+    def time_computing(self, kind: str, micro_batch: int | None = None, phase: int = 0) -> Iterator[None]:
         """Time a piece of computing."""
         self.doing = what = kind if micro_batch is None else f"{kind} {micro_batch}"
         with annotation(f"{self.lane}: {kind}", micro_batch=micro_batch, phase=phase):
@@ -69,28 +69,28 @@ class StageClock:
             yield
             ended = time.perf_counter()
         self.doing = ""
-        self.compute += ended - began
+        self.compute_seconds += ended - began
         self.spans.append(Span(self.lane, what, began - self.start, ended - self.start, micro_batch, phase))
 
     @contextlib.contextmanager
-    def waits(self) -> Iterator[None]:
+    def time_wait(self) -> Iterator[None]:
         """Time a wait for other stages, without decoding in the meantime."""
-        began, coded = time.perf_counter(), self.coding
+        began, coded = time.perf_counter(), self.codec_seconds
         self.doing = "waits"
         yield
-        self.waiting += time.perf_counter() - began - (self.coding - coded)
+        self.wait_seconds += time.perf_counter() - began - (self.codec_seconds - coded)
 
     @contextlib.contextmanager
-    def exchanging(self, phase: int) -> Iterator[None]:
+    def time_exchange(self, phase: int) -> Iterator[None]:
         """Time a wait for other workers in a part that runs once a step."""
         began = time.perf_counter()
         yield
         ended = time.perf_counter()
-        self.waiting += ended - began
+        self.wait_seconds += ended - began
         self.spans.append(Span(self.lane, EXCHANGE, began - self.start, ended - self.start, None, phase))
 
     @contextlib.contextmanager
-    def codes(self, what: str, kind: str, micro_batch: int, phase: int = 0) -> Iterator[None]:
+    def time_codec(self, what: str, kind: str, micro_batch: int, phase: int = 0) -> Iterator[None]:
         """Time a codec: `what` is "encode" or "decode", `kind` the direction of the crossing."""
         doing, self.doing = self.doing, f"{what}s {micro_batch}"
         with annotation(f"{self.lane}: {what}", micro_batch=micro_batch, phase=phase):
@@ -98,13 +98,15 @@ class StageClock:
             yield
             ended = time.perf_counter()
         self.doing = doing
-        self.coding += ended - began
+        self.codec_seconds += ended - began
         label = f"{what} {kind} {micro_batch}"
         self.spans.append(Span(self.lane, label, began - self.start, ended - self.start, micro_batch, phase))
 
     def report(self) -> StageReport:
         """The stage's part of the step's report."""
-        return StageReport(self.compute, self.waiting, self.cluster, count_in_flight(self.spans), self.coding)
+        return StageReport(
+            self.compute_seconds, self.wait_seconds, self.cluster, count_in_flight(self.spans), self.codec_seconds
+        )
 
 
 @dataclass
@@ -212,7 +214,7 @@ def count_bytes(variables: Iterable[Any]) -> int:
     return sum(int(each.shape.num_elements() or 0) * each.dtype.size for each in variables)
 
 
-def weigh_worker(held: int) -> WorkerReport:
+def measure_memory(held: int) -> WorkerReport:
     """Memory of this process: bytes of variables, and peak memory."""
     unit = 1 if sys.platform == "darwin" else 1024
     return WorkerReport(held, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
@@ -221,12 +223,13 @@ def weigh_worker(held: int) -> WorkerReport:
 class Runner(ABC):
     """Runs a captured step on the tensors of its leaves.
 
-    A runner that `takes_parts` receives inputs that this process has only in part; one that `meets_clusters`
-    synchronises the clusters of local SGD itself; one that is `plain` calls the original function.
+    A runner that `takes_partial_inputs` receives inputs that this process has only in part; one that
+    `synchronizes_clusters` synchronises the clusters of local SGD itself; one that is `plain` calls the original
+    function.
     """
 
-    takes_parts = False
-    meets_clusters = False
+    takes_partial_inputs = False
+    synchronizes_clusters = False
     plain = False
     clocks: Clocks | None = None
 

@@ -26,10 +26,10 @@ from whale_nebula.passes.exchange import Bundle, ReplicaMessage, list_bundles, l
 from whale_nebula.passes.facts import ASSIGNS
 from whale_nebula.runtime.replicas.collectives import ReplicaSums
 from whale_nebula.runtime.split.groups import Group, LocalGroup, Pieces
-from whale_nebula.runtime.split.lowering import Lowering, Shared
+from whale_nebula.runtime.split.lowering import Lowering, SplitStage
 from whale_nebula.runtime.split.shards import Shards
 from whale_nebula.runtime.step.handover import Handover
-from whale_nebula.runtime.step.rollback import Whereabouts
+from whale_nebula.runtime.step.rollback import OpLocations
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
@@ -37,29 +37,30 @@ from whale_nebula.tf import private as tf_private
 @dataclass(frozen=True)
 class Function:
     """A callable fragment from tensors of `feeds` to tensors of `fetches`. A function with `waits` contains
-    all-reduces, and is called inside that context. One that is `in_pieces` takes and returns shards of tensors; a
-    process with a single shard passes it as a tensor. Values in `handed` are not arguments: they are handed over.
+    all-reduces, and is called inside that context. One that is `is_sharded` takes and returns shards of tensors; a
+    process with a single shard passes it as a tensor. Values in `handover_slots` are not arguments: they are handed
+    over.
     """
 
     fragment: Fragment
     concrete: Any
-    captured: Sequence[Any]
+    captured_inputs: Sequence[Any]
     waits: Callable[[], contextlib.AbstractContextManager[None]] | None = None
-    in_pieces: bool = False
-    handed: Mapping[Value, Handover] = field(default_factory=dict)
+    is_sharded: bool = False
+    handover_slots: Mapping[Value, Handover] = field(default_factory=dict)
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Run the fragment on the tensors of its feeds that are not handed over."""
-        if self.in_pieces:
+        if self.is_sharded:
             tensors = tf.nest.flatten(list(tensors), expand_composites=True)
         with contextlib.nullcontext() if self.waits is None else self.waits():
-            found = tf_private.call_flat(self.concrete, tensors, self.captured)
-        if not self.in_pieces:
+            found = tf_private.call_flat(self.concrete, tensors, self.captured_inputs)
+        if not self.is_sharded:
             return found
         return [each.tensors[0] if isinstance(each, Pieces) and len(each.tensors) == 1 else each for each in found]
 
 
-class Workshop:
+class FunctionBuilder:
     """A builder of functions from one traced graph, which it reads once; `aliases` are replacements of values.
 
     XLA compiles the fragments that `xla` takes. If replicas are processes, `sums` has the sums over them. Stages with
@@ -87,9 +88,9 @@ class Workshop:
         self._donor.rename(aliases or {})
         self._external = {internal.op.name: external for external, internal in graph.captures}
 
-    def make(self, fragment: Fragment, handed: Collection[Value] = ()) -> Function:
-        """Build the function of a fragment; tensors of the values in `handed` are handed over to it."""
-        slots = {value: Handover(self._donor.tensor(value).dtype) for value in handed}
+    def build(self, fragment: Fragment, handed_values: Collection[Value] = ()) -> Function:
+        """Build the function of a fragment; tensors of `handed_values` are handed over to it."""
+        slots = {value: Handover(self._donor.tensor(value).dtype) for value in handed_values}
         if any(
             each.touched.intersection(fragment.ops) or each.handed_on.intersection(fragment.feeds)
             for each in self._layouts.values()
@@ -98,36 +99,39 @@ class Workshop:
         operations = [self._donor.operations[index] for index in fragment.ops]
         feeds = [self._donor.tensor(value) for value in fragment.feeds]
         fetches = [self._donor.tensor(value) for value in fragment.fetches]
-        definition = self._donor.cut(fragment.ops, self._find_waits(fragment))
+        definition = self._donor.cut(fragment.ops, self._find_update_order(fragment))
         used = {t.op.name for op in operations for t in op.inputs} | {t.op.name for t in fetches}
         captures = {name: self._external[name] for name in used if name in self._external}
         summed = () if self.sums is None else self.sums.ops(fragment)
 
         def body(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
-            taken = self._take(fragment, tensors, slots)
+            taken = self._list_inputs(fragment, tensors, slots)
             known = {tensor.name: given for tensor, given in zip(feeds, taken, strict=True)}
             known |= {f"{name}:0": graph.capture(external) for name, external in captures.items()}
             marks = [self._donor.tensor(Value(op)) for op in summed]
             found = plant(definition, known, [tensor.name for tensor in (*fetches, *marks)])
-            return self._add_sums(fragment, found[: len(fetches)], found[len(fetches) :])
+            return self._replace_sums(fragment, found[: len(fetches)], found[len(fetches) :])
 
         concrete = self._trace(fragment, body, slots)
         waits = self.sums.explain_failures(fragment) if self.sums is not None and summed else None
-        return Function(fragment, concrete, concrete.captured_inputs, waits, handed=slots)
+        return Function(fragment, concrete, concrete.captured_inputs, waits, handover_slots=slots)
 
-    def _take(self, fragment: Fragment, given: Sequence[Any], slots: Mapping[Value, Handover]) -> list[Any]:
+    def _list_inputs(self, fragment: Fragment, given: Sequence[Any], slots: Mapping[Value, Handover]) -> list[Any]:
         """The tensors of all feeds in a function: `given` ones, and those that are handed over."""
         arguments = iter(given)
-        return [self._take_over(value, slots[value]) if value in slots else next(arguments) for value in fragment.feeds]
+        return [
+            self._take_handed_over(value, slots[value]) if value in slots else next(arguments)
+            for value in fragment.feeds
+        ]
 
-    def _take_over(self, value: Value, slot: Handover) -> Any:
-        form = self._spec(value)
+    def _take_handed_over(self, value: Value, slot: Handover) -> Any:
+        form = self._make_spec(value)
         return Pieces((slot.take(form.tensors[0].shape),)) if isinstance(form, Pieces.Spec) else slot.take(form.shape)
 
     def _make_in_pieces(self, fragment: Fragment, slots: Mapping[Value, Handover]) -> Function:
         """Build the function of a fragment that has ops of stages in pieces."""
-        graph, donor = self._graph.order(self._find_waits(fragment)), self._donor
+        graph, donor = self._graph.order(self._find_update_order(fragment)), self._donor
         pieces = {} if self._shards is None else self._shards.pieces
 
         def body(*given: Any) -> list[Any]:
@@ -139,36 +143,36 @@ class Workshop:
                 if name in self._external:
                     own = pieces[number].variable.handle if number in pieces else self._external[name]
                     handles[number] = traced.capture(own)
-            shared = [Shared(each, self._group(stage, fragment)) for stage, each in self._layouts.items()]
+            shared = [SplitStage(each, self._make_group(stage, fragment)) for stage, each in self._layouts.items()]
             lowering = Lowering(graph, donor.operations, shared, handles)
-            tensors = self._take(fragment, given, slots)
+            tensors = self._list_inputs(fragment, given, slots)
             return lowering.run(fragment.ops, dict(zip(fragment.feeds, tensors, strict=True)), fragment.fetches)
 
         concrete = self._trace(fragment, body, slots)
-        waits = None if self._shards is None else self._shards.explained
-        return Function(fragment, concrete, concrete.captured_inputs, waits, in_pieces=True, handed=slots)
+        waits = None if self._shards is None else self._shards.explain_failures
+        return Function(fragment, concrete, concrete.captured_inputs, waits, is_sharded=True, handover_slots=slots)
 
-    def _find_waits(self, fragment: Fragment) -> Mapping[int, int]:
+    def _find_update_order(self, fragment: Fragment) -> Mapping[int, int]:
         """For each ordered op of an update, the write that it waits for."""
         return order_updates(self._graph, fragment.ops) if self._graph.ops and fragment.kind == "update" else {}
 
-    def _group(self, stage: int, fragment: Fragment) -> Group:
+    def _make_group(self, stage: int, fragment: Fragment) -> Group:
         """The devices of a stage, for one function."""
         return LocalGroup(self._layouts[stage].count) if self._shards is None else self._shards.group(stage, fragment)
 
     def can_hand_over(self, value: Value) -> bool:
         """Whether a value is one large tensor in this process."""
-        form = self._spec(value)
+        form = self._make_spec(value)
         several = isinstance(form, Pieces.Spec) and len(form.tensors) > 1
         return not several and is_large(mirror_spec(self._donor.tensor(value)))
 
-    def _trace(self, fragment: Fragment, body: Callable[..., list[Any]], handed: Collection[Value]) -> Any:
-        signature = [self._spec(value) for value in fragment.feeds if value not in handed]
-        body.__name__ = _name(fragment)
-        xla = (self._xla is not None and self._shards is None and self._xla.takes(fragment)) or None
+    def _trace(self, fragment: Fragment, body: Callable[..., list[Any]], handed_values: Collection[Value]) -> Any:
+        signature = [self._make_spec(value) for value in fragment.feeds if value not in handed_values]
+        body.__name__ = _name_function(fragment)
+        xla = (self._xla is not None and self._shards is None and self._xla.compiles(fragment)) or None
         return tf.function(body, input_signature=signature, autograph=False, jit_compile=xla).get_concrete_function()
 
-    def _spec(self, value: Value) -> Any:
+    def _make_spec(self, value: Value) -> Any:
         """The spec with which a function is fed a value."""
         tensor = self._donor.tensor(value)
         stage = next((stage for stage, each in self._layouts.items() if value in each.handed_on), None)
@@ -179,13 +183,13 @@ class Workshop:
         shapes = [find_local_spec(whole, layouts.layout(value), layouts.count, device).shape for device in here]
         return Pieces.Spec(tuple(tf.TensorSpec(shape, tensor.dtype) for shape in shapes))
 
-    def _add_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
+    def _replace_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
         """The fetched tensors, with placeholders of sums over replicas replaced by the sums."""
-        found = self.sums.add_up(fragment, marks) if self.sums is not None and marks else {}
+        found = self.sums.replace_markers(fragment, marks) if self.sums is not None and marks else {}
         return [found.get(tensor.ref(), tensor) for tensor in fetches]
 
 
-def _name(fragment: Fragment) -> str:
+def _name_function(fragment: Fragment) -> str:
     stage = "" if fragment.stage is None else f"_stage{fragment.stage}"
     return f"{fragment.kind}{stage}_phase{fragment.phase}"
 
@@ -201,7 +205,7 @@ class Feed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Piece:
+class BoundFunction:
     """A function with the sources of its inputs."""
 
     function: Function
@@ -219,14 +223,14 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class StagePieces:
+class StageFunctions:
     """The functions of one stage in one phase; if `fused`, `forward` includes the backward."""
 
     plan: StagePhase
-    forward: Piece | None
-    backward: Piece | None
-    skip: Piece | None = None
-    weights: Piece | None = None
+    forward: BoundFunction | None
+    backward: BoundFunction | None
+    skip: BoundFunction | None = None
+    weights: BoundFunction | None = None
 
 
 @dataclass
@@ -235,9 +239,9 @@ class Compiled:
 
     cut: Cut
     worker: str
-    workshop: Workshop
+    builder: FunctionBuilder
     apart: bool = False
-    _pieces: dict[Fragment, Piece] = field(default_factory=dict)
+    _bound_functions: dict[Fragment, BoundFunction] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
@@ -245,9 +249,9 @@ class Compiled:
         return next(w.stages for w in self.cut.workers if w.name == self.worker)
 
     @cached_property
-    def whereabouts(self) -> Whereabouts:
+    def locations(self) -> OpLocations:
         """Source lines of ops, for errors at run time."""
-        return Whereabouts(self.workshop.graph, self.cut.program.stages, len(self.cut.phases))
+        return OpLocations(self.builder.graph, self.cut.program.stages, len(self.cut.phases))
 
     @cached_property
     def boundaries(self) -> Mapping[Value, Boundary]:
@@ -260,7 +264,7 @@ class Compiled:
         return frozenset(boundary.mask for boundary in self.cut.boundaries if boundary.mask is not None)
 
     @cached_property
-    def flows(self) -> Mapping[Value, tuple[tuple[int, Value], ...]]:
+    def gradient_flows(self) -> Mapping[Value, tuple[tuple[int, Value], ...]]:
         """For the placeholder of a boundary's gradient: (stage, value) of each share, in stage order."""
         found: dict[Value, tuple[tuple[int, Value], ...]] = {}
         for request in self.cut.program.requests:
@@ -270,26 +274,26 @@ class Compiled:
         return found
 
     @cached_property
-    def shares(self) -> frozenset[Value]:
+    def gradient_shares(self) -> frozenset[Value]:
         """The shares of boundaries' gradients, which are sent to the stages that computed the boundaries."""
         return frozenset(flow.gradient for request in self.cut.program.requests for flow in request.flows)
 
     @cached_property
-    def put_off(self) -> frozenset[Value]:
+    def deferred_inputs(self) -> frozenset[Value]:
         """The values that deferred gradients of weights need, which are kept until then."""
         plans = (plan.weights for phase in self.cut.phases for plan in phase.stages if plan.weights is not None)
         return frozenset(value for fragment in plans for value in fragment.feeds)
 
-    def stage(self, phase: PhasePlan, stage: int) -> StagePieces | None:
+    def bind_stage(self, phase: PhasePlan, stage: int) -> StageFunctions | None:
         """The functions of a stage in a phase, or None if it has none."""
         plan = next((s for s in phase.stages if s.stage == stage), None)
         if plan is None:
             return None
-        return StagePieces(plan, *map(self._make_piece, (plan.forward, plan.backward, plan.skip, plan.weights)))
+        return StageFunctions(plan, *map(self._bind_fragment, (plan.forward, plan.backward, plan.skip, plan.weights)))
 
-    def prologue(self, phase: PhasePlan) -> Piece | None:
+    def bind_prologue(self, phase: PhasePlan) -> BoundFunction | None:
         """The pieces that run once before the micro-batches of a phase."""
-        return self._make_piece(phase.prologue.get(self.worker))
+        return self._bind_fragment(phase.prologue.get(self.worker))
 
     @cached_property
     def bundles(self) -> Sequence[tuple[Bundle, ...]]:
@@ -301,38 +305,40 @@ class Compiled:
         """The messages between replicas of stages in each phase."""
         return [list_replica_messages(self.cut, phase) for phase in self.cut.phases]
 
-    def updates(self, phase: PhasePlan) -> Sequence[Piece]:
+    def bind_updates(self, phase: PhasePlan) -> Sequence[BoundFunction]:
         """The pieces that run once after the micro-batches, in rounds."""
-        return [piece for f in phase.updates.get(self.worker, ()) if (piece := self._make_piece(f)) is not None]
+        return [piece for f in phase.updates.get(self.worker, ()) if (piece := self._bind_fragment(f)) is not None]
 
     @cached_property
-    def whole(self) -> Piece | None:
+    def whole(self) -> BoundFunction | None:
         """Values of the inputs alone that are computed on the whole batch."""
-        return self._make_piece(self.cut.whole.get(self.worker))
+        return self._bind_fragment(self.cut.whole.get(self.worker))
 
     @cached_property
-    def weight(self) -> Piece | None:
+    def weight(self) -> BoundFunction | None:
         """The piece that computes nb.loss_weight for one micro-batch."""
-        return self._make_piece(self.cut.weight.get(self.worker))
+        return self._bind_fragment(self.cut.weight.get(self.worker))
 
-    def _make_piece(self, fragment: Fragment | None) -> Piece | None:
+    def _bind_fragment(self, fragment: Fragment | None) -> BoundFunction | None:
         if fragment is None:
             return None
-        if fragment not in self._pieces:
-            feeds = tuple(self._feed(fragment, value) for value in fragment.feeds)
-            self._pieces[fragment] = Piece(self.workshop.make(fragment, self._find_handed(fragment)), feeds)
-        return self._pieces[fragment]
+        if fragment not in self._bound_functions:
+            feeds = tuple(self._find_feed(fragment, value) for value in fragment.feeds)
+            self._bound_functions[fragment] = BoundFunction(
+                self.builder.build(fragment, self._find_handed_over(fragment)), feeds
+            )
+        return self._bound_functions[fragment]
 
-    def _find_handed(self, fragment: Fragment) -> frozenset[Value]:
+    def _find_handed_over(self, fragment: Fragment) -> frozenset[Value]:
         """The gradients that only one update of this worker reads, if they are large."""
         if not self.apart or fragment.kind != "update":
             return frozenset()
         readers = [each for phase in self.cut.phases for each in phase.updates.get(self.worker, ()) if each != fragment]
         read = {value for each in readers for value in each.feeds}.union(fragment.fetches)
         own = {value for value in fragment.feeds if value.op in self.cut.program.holders} - read
-        return frozenset(filter(self.workshop.can_hand_over, own))
+        return frozenset(filter(self.builder.can_hand_over, own))
 
-    def _feed(self, fragment: Fragment, value: Value) -> Feed:
+    def _find_feed(self, fragment: Fragment, value: Value) -> Feed:
         program = self.cut.program
         if value.op in program.leaf_ops:
             return Feed("leaf", program.leaf_ops[value.op])
@@ -342,14 +348,14 @@ class Compiled:
             return Feed("arrival", value)
         if value.op in program.holders:
             return Feed("holder", value)
-        if fragment.stage is None or value in self._made_once[fragment.phase]:
+        if fragment.stage is None or value in self._precomputed_values[fragment.phase]:
             return Feed("once", value)
         boundary = self.boundaries.get(value)
         crosses = boundary is not None and boundary.source != fragment.stage
         return Feed("boundary" if crosses else "local", value)
 
     @cached_property
-    def _made_once(self) -> Sequence[frozenset[Value]]:
+    def _precomputed_values(self) -> Sequence[frozenset[Value]]:
         """By phase, the values that are computed once a step before its forward: of the whole batch, or by a prologue
         or an update.
         """
@@ -361,7 +367,7 @@ class Compiled:
         return found
 
     @cached_property
-    def needed_later(self) -> Mapping[tuple[int, int], frozenset[Value]]:
+    def later_inputs(self) -> Mapping[tuple[int, int], frozenset[Value]]:
         """By phase and stage, the local values that a later phase reads."""
         found, later = {}, dict[int, frozenset[Value]]()
         for phase in reversed(self.cut.phases):
@@ -372,12 +378,12 @@ class Compiled:
         return found
 
 
-_KINDS = frozenset({"forward", "backward", "fused", "weights"})
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_COMPILED_KINDS = frozenset({"forward", "backward", "fused", "weights"})
+_CALL_OPS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 # XLA has kernels for these, but drops checks, and does not know the result sizes of the others
-_LEFT_OUT = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2", "Where", "Unique", "UniqueV2", "ListDiff"})
-_NOT_HELD = frozenset({"variant", "string"})
-_REFUSAL = re.compile(r"XLA|tf2xla|compile-time constant|[Nn]ot compilable|uncompilable")
+_EXCLUDED_OPS = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2", "Where", "Unique", "UniqueV2", "ListDiff"})
+_UNSUPPORTED_DTYPES = frozenset({"variant", "string"})
+_REFUSAL_PATTERN = re.compile(r"XLA|tf2xla|compile-time constant|[Nn]ot compilable|uncompilable")
 
 
 @dataclass
@@ -388,34 +394,34 @@ class Xla:
     stages: Sequence[Stage]
     notes: list[str] = field(default_factory=list)
 
-    def takes(self, fragment: Fragment) -> bool:
+    def compiles(self, fragment: Fragment) -> bool:
         """Whether a fragment is compiled."""
-        if fragment.kind not in _KINDS or fragment.stage is None:
+        if fragment.kind not in _COMPILED_KINDS or fragment.stage is None:
             return False
-        obstacle = next(self._obstacles(fragment), None)
+        obstacle = next(self._find_obstacles(fragment), None)
         if obstacle is not None:
             self._note(f"stage {self.stages[fragment.stage].key!r} is not compiled by XLA: it contains {obstacle}")
         return obstacle is None
 
-    def give_up(self, failure: BaseException) -> None:
+    def disable(self, failure: BaseException) -> None:
         """Disable XLA after it failed to compile ops that it has kernels for."""
-        self._note(f"no stage is compiled by XLA: {_first_line(failure)}")
+        self._note(f"no stage is compiled by XLA: {_find_refusal_line(failure)}")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _obstacles(self, fragment: Fragment) -> Iterator[str]:
+    def _find_obstacles(self, fragment: Fragment) -> Iterator[str]:
         ops = [self.graph.ops[op] for op in fragment.ops]
-        yield from _bad_ops(self.graph, ops)
-        yield from _bad_values(self.graph, (*fragment.feeds, *fragment.fetches))
+        yield from _find_unsupported_ops(self.graph, ops)
+        yield from _find_unsupported_values(self.graph, (*fragment.feeds, *fragment.fetches))
 
 
-def _bad_ops(graph: Graph, ops: Collection[Op]) -> Iterator[str]:
+def _find_unsupported_ops(graph: Graph, ops: Collection[Op]) -> Iterator[str]:
     for op in ops:
-        if op.functions and op.type in _CALLS:
-            yield from _bad_ops(graph.functions[op.functions[0]], graph.functions[op.functions[0]].ops)
-        elif op.functions or op.type in _LEFT_OUT or not (op.role or _has_kernel(op)):
+        if op.functions and op.type in _CALL_OPS:
+            yield from _find_unsupported_ops(graph.functions[op.functions[0]], graph.functions[op.functions[0]].ops)
+        elif op.functions or op.type in _EXCLUDED_OPS or not (op.role or _has_kernel(op)):
             yield f"{op.type} ({op.name})"
 
 
@@ -423,27 +429,29 @@ def _has_kernel(op: Op) -> bool:
     return op.type == "Placeholder" or tf_private.xla_takes(op.type, gpu=bool(tf.config.list_physical_devices("GPU")))
 
 
-def _bad_values(graph: Graph, values: Sequence[Value]) -> Iterator[str]:
+def _find_unsupported_values(graph: Graph, values: Sequence[Value]) -> Iterator[str]:
     for value in values:
-        if graph.spec(value).dtype in _NOT_HELD:
+        if graph.spec(value).dtype in _UNSUPPORTED_DTYPES:
             yield f"a {graph.spec(value).dtype} ({graph.ops[value.op].name})"
 
 
-def refused_by_xla(failure: BaseException) -> bool:
+def is_xla_refusal(failure: BaseException) -> bool:
     """Whether a step failed because XLA could not compile a piece of it."""
-    return _REFUSAL.search(_text(failure)) is not None
+    return _REFUSAL_PATTERN.search(_read_message(failure)) is not None
 
 
-def _text(failure: BaseException) -> str:
+def _read_message(failure: BaseException) -> str:
     cause = failure.__cause__ or failure
     return str(getattr(cause, "message", cause))
 
 
-def _first_line(failure: BaseException) -> str:
-    return next((line.strip() for line in _text(failure).splitlines() if _REFUSAL.search(line)), "")[:200]
+def _find_refusal_line(failure: BaseException) -> str:
+    return next((line.strip() for line in _read_message(failure).splitlines() if _REFUSAL_PATTERN.search(line)), "")[
+        :200
+    ]
 
 
-LEAST_ORDERED = 1 << 20
+MIN_ORDERED_BYTES = 1 << 20
 """The minimum size, in bytes, of a variable that is ordered."""
 
 
@@ -460,7 +468,7 @@ def order_updates(graph: Graph, ops: Sequence[int]) -> dict[int, int]:
         return {}  # a TensorFlow 1 loop
     writes = [index for index in sorted(ops) if graph.ops[index].type in ASSIGNS]
     bits = {index: 1 << number for number, index in enumerate(writes)}
-    reached = _follow(before, bits)  # the writes that depend on an op, itself included
+    reached = _propagate_bits(before, bits)  # the writes that depend on an op, itself included
     last = sorted(index for index in writes if reached[index] == bits[index])
     finals = sum(bits[index] for index in last)
     large: dict[int, list[int]] = {bits[index]: [] for index in last}
@@ -475,7 +483,7 @@ def order_updates(graph: Graph, ops: Sequence[int]) -> dict[int, int]:
     return found
 
 
-def _follow(before: Mapping[int, set[int]], bits: Mapping[int, int]) -> dict[int, int]:
+def _propagate_bits(before: Mapping[int, set[int]], bits: Mapping[int, int]) -> dict[int, int]:
     """The bits of all ops that depend on each op."""
     found = {index: bits.get(index, 0) for index in before}
     for index in sorted(before, reverse=True):
@@ -493,4 +501,4 @@ def _may_wait(graph: Graph, index: int) -> bool:
 
 def is_large(spec: Spec) -> bool:
     """Whether a tensor has the size of a large variable, as far as known."""
-    return spec.shape is not None and None not in spec.shape and spec.nbytes() >= LEAST_ORDERED
+    return spec.shape is not None and None not in spec.shape and spec.nbytes() >= MIN_ORDERED_BYTES

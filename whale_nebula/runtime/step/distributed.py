@@ -21,34 +21,34 @@ from whale_nebula.launch.ending import departure
 from whale_nebula.passes.readings import check_absent_inputs, find_rows_read
 from whale_nebula.passes.replicas import find_replica_sums
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport, WorkerReport
-from whale_nebula.runtime.exchange.expected import count_known_rows
-from whale_nebula.runtime.exchange.post import Post
-from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
+from whale_nebula.runtime.exchange.admission import count_known_rows
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
+from whale_nebula.runtime.replicas.bucketed_allreduce import make_bucketed_allreduce
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.session.session import Session, are_sums_due, checksum_variables
 from whale_nebula.runtime.split.shards import Shards, SplitExchange
-from whale_nebula.runtime.step.actors import ActorStep, OneStep
-from whale_nebula.runtime.step.clock import Clocks, StepOutcome, count_bytes, weigh_worker
-from whale_nebula.runtime.step.measured import (
+from whale_nebula.runtime.step.actors import ActorStep, RunningStep
+from whale_nebula.runtime.step.clock import Clocks, StepOutcome, count_bytes, measure_memory
+from whale_nebula.runtime.step.measurements import (
     LineRates,
-    Look,
     Medians,
     Speeds,
-    better_orders,
+    SpeedSampler,
     changes,
-    looked_at,
-    paces_of_trips,
+    compute_paces,
+    improve_orders,
+    is_sampled,
     parse_speeds,
     replicas,
     slowness,
 )
-from whale_nebula.runtime.step.peers import Wires
+from whale_nebula.runtime.step.peers import WorkerPeers
 from whale_nebula.runtime.step.rollback import Guard
 
 PeerReport = Mapping[str, Any]
 """The report of a process on its last step."""
-_MOST = 1000  # the maximum number of stages or links in a peer's report
+_MAX_ENTRIES = 1000  # the maximum number of stages or links in a peer's report
 
 
 def pack_report(
@@ -63,11 +63,16 @@ def pack_report(
     return {
         "workers": {name: [each.variable_bytes, each.peak_bytes] for name, each in workers.items()},
         "stages": {
-            name: [_short(each.compute_seconds), _short(each.wait_seconds), each.in_flight, each.cluster]
+            name: [
+                _round_seconds(each.compute_seconds),
+                _round_seconds(each.wait_seconds),
+                each.in_flight,
+                each.cluster,
+            ]
             for name, each in stages.items()
         },
         "links": {
-            name: [each.payload_bytes, each.bytes, each.raw_bytes, each.frames, _short(each.seconds)]
+            name: [each.payload_bytes, each.bytes, each.raw_bytes, each.frames, _round_seconds(each.seconds)]
             for name, each in links.items()
         },
     }
@@ -86,40 +91,40 @@ def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
     workers: dict[str, WorkerReport] = {}
     for sheet in sheets:
         seen = sheet.get("seen")
-        for name, numbers in _table(seen, "stages", 4):
+        for name, numbers in _read_table(seen, "stages", 4):
             compute, wait, in_flight, cluster = numbers
             cluster = escape_foreign_text(cluster)
-            stages[name] = StageReport(_float(compute), _float(wait), cluster, _int(in_flight) or None)
-        for name, numbers in _table(seen, "links", 5):
-            payload, total, raw, frames = map(_int, numbers[:4])
-            more = LinkReport(payload, total, raw, frames, _float(numbers[4]) or 0.0)
+            stages[name] = StageReport(_read_float(compute), _read_float(wait), cluster, _read_int(in_flight) or None)
+        for name, numbers in _read_table(seen, "links", 5):
+            payload, total, raw, frames = map(_read_int, numbers[:4])
+            more = LinkReport(payload, total, raw, frames, _read_float(numbers[4]) or 0.0)
             links[name] = links.get(name, LinkReport()) + more  # several workers of a cluster send
-        workers |= {name: WorkerReport(*map(_int, numbers)) for name, numbers in _table(seen, "workers", 2)}
+        workers |= {name: WorkerReport(*map(_read_int, numbers)) for name, numbers in _read_table(seen, "workers", 2)}
     return Elsewhere(stages, links, workers)
 
 
-def _table(seen: Any, part: str, columns: int) -> list[tuple[str, list[Any]]]:
+def _read_table(seen: Any, part: str, columns: int) -> list[tuple[str, list[Any]]]:
     found = seen.get(part) if isinstance(seen, dict) else None
-    rows = list(found.items())[:_MOST] if isinstance(found, dict) else []
+    rows = list(found.items())[:_MAX_ENTRIES] if isinstance(found, dict) else []
     return [(escape_foreign_text(name), row) for name, row in rows if isinstance(row, list) and len(row) == columns]
 
 
-def _short(seconds: float | None) -> float | None:
+def _round_seconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
-def _float(given: Any) -> float | None:
+def _read_float(given: Any) -> float | None:
     return float(given) if isinstance(given, int | float) else None
 
 
-def _int(given: Any) -> int:
+def _read_int(given: Any) -> int:
     return given if isinstance(given, int) else 0
 
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
-_SOON = 1.0
+_CAUSE_SECONDS = 1.0
 
-Agreed = Future[Mapping[str, Mapping[str, Any]]]
+Announcements = Future[Mapping[str, Mapping[str, Any]]]
 """The announcements of a step by every peer, once all of them match."""
 
 
@@ -128,10 +133,10 @@ class DistributedStep(ActorStep):
     """The runner of one program's steps together with the other workers, which are its hosts.
 
     `readers` are the workers that read each input that not all processes have: its checksum is sent only to them. With
-    `stays`, shares do not change during the run: the input pipeline reads only the process's own rows.
+    `has_fixed_shares`, shares do not change during the run: the input pipeline reads only the process's own rows.
     """
 
-    takes_parts = True
+    takes_partial_inputs = True
     session: Session = field(kw_only=True)
     name: str = field(kw_only=True)
     ids: frozenset[str] = frozenset()
@@ -139,15 +144,15 @@ class DistributedStep(ActorStep):
     collectives: Collectives | None = None
     leaves: bool = True
     shards: Shards | None = None
-    checked: set[tuple[int, ...]] = field(default_factory=set)
-    seen: PeerReport | None = None
-    look: Look = field(default_factory=Look)
-    replica_seconds: Speeds = field(default_factory=dict)
+    checked_absences: set[tuple[int, ...]] = field(default_factory=set)
+    own_report: PeerReport | None = None
+    speed_sampler: SpeedSampler = field(default_factory=SpeedSampler)
+    replica_speeds: Speeds = field(default_factory=dict)
     version: int = 1
-    stays: bool = False
-    watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
-    promises: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
-    _running: OneStep | None = None
+    has_fixed_shares: bool = False
+    check_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
+    receive_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
+    _running_step: RunningStep | None = None
 
     def __post_init__(self) -> None:
         cut, here = self.compiled.cut, self.session.worker
@@ -157,15 +162,15 @@ class DistributedStep(ActorStep):
         rates = LineRates([f"{own}->{other}" for other in others], self.lines)
         self._set_up(cut.routings[here], partial(eq, here), self.clusters, rates)
         self.channels = replace(self.channels, routing=cut.routing)
-        self.adder = find_groups(self.compiled, self.collectives, self.program)
+        self.allreduce = make_bucketed_allreduce(self.compiled, self.collectives, self.program)
         self.links = {(here, peer): link for peer, link in self.session.links.items()}
         self.mates = [peer for peer in self.session.links if self.clusters[peer] == own]
         self.pace: Medians = {}
-        self.shared: tuple[str, ...] = ()
-        self.held_here = frozenset(v for v in self.variables if here in cut.held.get(v, ()))
-        self.held_bytes = count_bytes(self.variables[path] for path in self.held_here)
+        self.plan_notes: tuple[str, ...] = ()
+        self.held_paths = frozenset(v for v in self.variables if here in cut.held.get(v, ()))
+        self.held_bytes = count_bytes(self.variables[path] for path in self.held_paths)
         self.reads = find_rows_read(cut, here)
-        self.written_here = [v for v in cut.forward_written if here in cut.held.get(v, ())]
+        self.written_paths = [v for v in cut.forward_written if here in cut.held.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step; failures are announced to all processes. A coordinated exit happens before the step; if
@@ -173,21 +178,21 @@ class DistributedStep(ActorStep):
         """
         if current_run().checkpoints is None:
             departure.begin()
-        self._running = None
+        self._running_step = None
         try:
             outcome = self._run(tensors)
         except BaseException as failure:
-            if self._running is not None and not self.torn:
-                self._running.post.undo()
+            if self._running_step is not None and not self.torn:
+                self._running_step.link_exchange.restore_states()
             self._send_failure(failure)
             raise
-        self._running = None
+        self._running_step = None
         return outcome
 
     @property
     def torn(self) -> bool:
         """Whether the update of a failed step had begun."""
-        return self._running is not None and self._running.guard.begun
+        return self._running_step is not None and self._running_step.guard.has_begun
 
     def _send_failure(self, failure: BaseException) -> None:
         """Announce a failure to all processes. If all are to save the state before this step, they may first complete
@@ -197,40 +202,44 @@ class DistributedStep(ActorStep):
 
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         program = self.compiled.cut.program
-        self._check_here(absent_in(tensors))
+        self._check_absent_inputs(absent_in(tensors))
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
         rows = count_known_rows(program.leaves, tensors, counts)
         self.session.expected.begin_step(self.program, self.steps, rows)
         inputs = take_inputs(program.leaves, tensors, self.reads)
-        self.stays = self.stays or bool(inputs.rows)
+        self.has_fixed_shares = self.has_fixed_shares or bool(inputs.rows)
         seen = {**self.measured.medians(), **self.rates.seconds()}
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
-        clocks, before = self._start_clocks(), self._totals()
-        self.looked_at = self.looks and looked_at(self.steps)
-        asked, speeds = departure.word if self.leaves else None, dict(self.look.seconds)
-        agreed = self._announce(inputs, counts, medians, asked)
-        step = self._start(cut(program.leaves, inputs.tensors, counts).in_rows(), rows, clocks, agreed)
+        clocks, before = self._start_clocks(), self._read_totals()
+        self.is_sampled = self.samples_speeds and is_sampled(self.steps)
+        departure_word, speeds = departure.word if self.leaves else None, dict(self.speed_sampler.seconds)
+        announcements = self._announce(inputs, counts, medians, departure_word)
+        step = self._make_step(cut(program.leaves, inputs.tensors, counts).in_rows(), rows, clocks, announcements)
         results = self.run_stages(step)
-        leaving = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
-        departure.settle({self.session.worker: asked, **leaving})
+        leaving = {peer: sheet.get("leaving") for peer, sheet in announcements.result().items()}
+        departure.settle({self.session.worker: departure_word, **leaving})
         seconds = clocks.seconds()
-        if self.looks:
-            self.look.add(self.steps, clocks)
-        self._measure(step)
+        if self.samples_speeds:
+            self.speed_sampler.add(self.steps, clocks)
+        self._record_measurements(step)
         failpoint("step.after")
         _LOG.info("%s: applied %d of %r", self.session.worker, self.steps, self.name)
         links = self._count_links(before, clocks)
-        self.seen = pack_report(clocks.reports(), links, {self.session.worker: weigh_worker(self.held_bytes or 0)})
-        self.pace = _merge_medians(agreed, medians)
-        self._receive_checkpoints(agreed.result())
-        known = replicas(self.compiled.cut, self.replica_seconds, len(counts))
-        self._settle({self.session.worker: {"speeds": speeds, "stays": self.stays}, **agreed.result()})
-        outcome = self._report(step, results, seconds, links, self.pace)
+        self.own_report = pack_report(
+            clocks.reports(), links, {self.session.worker: measure_memory(self.held_bytes or 0)}
+        )
+        self.pace = _merge_medians(announcements, medians)
+        self._receive_checkpoints(announcements.result())
+        known = replicas(self.compiled.cut, self.replica_speeds, len(counts))
+        self._adapt_shares(
+            {self.session.worker: {"speeds": speeds, "stays": self.has_fixed_shares}, **announcements.result()}
+        )
+        outcome = self._make_outcome(step, results, seconds, links, self.pace)
         return replace(
             outcome,
             stages=_add_replicas(outcome.stages, known),
-            elsewhere=_add_elsewhere(parse_reports(agreed.result().values()), outcome.stages, known),
-            notes=self.shared,
+            elsewhere=_merge_remote_reports(parse_reports(announcements.result().values()), outcome.stages, known),
+            notes=self.plan_notes,
         )
 
     def _receive_checkpoints(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
@@ -240,44 +249,46 @@ class DistributedStep(ActorStep):
             entries = {peer: sheet.get("checkpoint") for peer, sheet in sheets.items()}
             checkpoints.receive_sheets({self.session.worker: checkpoints.said, **entries})
 
-    def _settle(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
+    def _adapt_shares(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
         """Adapt shares, from the next step on, to the speeds of replicas, which are the same in all processes."""
         cut, seconds = self.compiled.cut, parse_speeds(self.compiled.cut, sheets)
-        if seconds == self.replica_seconds:
+        if seconds == self.replica_speeds:
             return
-        self.replica_seconds, self.measured.slowness = seconds, slowness(seconds, cut)
-        orders = better_orders(cut, seconds)
-        stays = any(sheet.get("stays") for sheet in sheets.values())
-        if orders != cut.orders and not stays:
-            self._move(replace(cut, orders=orders))
+        self.replica_speeds, self.measured.slowness = seconds, slowness(seconds, cut)
+        orders = improve_orders(cut, seconds)
+        has_fixed_shares = any(sheet.get("stays") for sheet in sheets.values())
+        if orders != cut.orders and not has_fixed_shares:
+            self._apply_plan(replace(cut, orders=orders))
 
-    def _move(self, cut: Cut) -> None:
+    def _apply_plan(self, cut: Cut) -> None:
         """Continue with a new version of the plan, in which replicas have other shares."""
         self.version += 1
         text = "; ".join(changes(self.compiled.cut, cut))
-        self.shared = (f"plan version {self.version}, from step {self.steps + 1} on: {text}",)
-        _LOG.info("%s: %r continues with %s", self.session.worker, self.name, self.shared[0])
+        self.plan_notes = (f"plan version {self.version}, from step {self.steps + 1} on: {text}",)
+        _LOG.info("%s: %r continues with %s", self.session.worker, self.name, self.plan_notes[0])
         self.compiled.cut = cut
-        self.measured.moves(cut)
+        self.measured.set_cut(cut)
         self.reads = find_rows_read(cut, self.session.worker)
         self.routing = cut.routings[self.session.worker]
         self.channels = replace(self.channels, routing=cut.routing)
 
     @cached_property
-    def looks(self) -> bool:
+    def samples_speeds(self) -> bool:
         """Whether the speed of replicas is measured. With all-reduces inside the backward, all replicas are as slow as
         the slowest.
         """
         return bool(self.routing.replicated) and not find_replica_sums(self.compiled.cut.program)
 
-    def _check_here(self, absent: tuple[int, ...]) -> None:
+    def _check_absent_inputs(self, absent: tuple[int, ...]) -> None:
         """Check inputs that this process reads, because they may be absent in some steps."""
-        if absent not in self.checked:
-            graph, line = self.compiled.cut.program.graph, self.compiled.whereabouts.line
+        if absent not in self.checked_absences:
+            graph, line = self.compiled.cut.program.graph, self.compiled.locations.find_line
             check_absent_inputs(self.compiled.cut, self.session.worker, absent, lambda op: line(graph.ops[op].name))
-            self.checked.add(absent)
+            self.checked_absences.add(absent)
 
-    def _announce(self, inputs: Given, counts: Sequence[int], medians: Medians, asked: str | None) -> Agreed:
+    def _announce(
+        self, inputs: Given, counts: Sequence[int], medians: Medians, departure_word: str | None
+    ) -> Announcements:
         """Announce the step, and verify concurrently that all processes run the same one. Each also reports its pace,
         which predictions need for all stages, its last step, and whether it has to leave.
         """
@@ -291,10 +302,10 @@ class DistributedStep(ActorStep):
             "rows": sum(counts),
             "inputs": fingerprints(leaves, inputs.tensors, self.ids, secret, inputs.rows, counts),
             "pace": medians,
-            "speeds": dict(self.look.seconds),
-            "stays": self.stays,
-            "leaving": asked,
-            "seen": self.seen,
+            "speeds": dict(self.speed_sampler.seconds),
+            "stays": self.has_fixed_shares,
+            "leaving": departure_word,
+            "seen": self.own_report,
         }
         checkpoints = current_run().checkpoints
         if checkpoints is not None:
@@ -303,47 +314,51 @@ class DistributedStep(ActorStep):
         if (self.routing.replicated or pieces) and are_sums_due(self.steps):
             sheet["alike"] = checksum_variables(self.compiled.cut, self.session.worker, self.variables, pieces)
         self.session.start_step(sheet, inputs.mark, self.mates, self.readers)
-        return self.watch.submit(self.session.check_step, sheet, inputs.mark)
+        return self.check_pool.submit(self.session.check_step, sheet, inputs.mark)
 
-    def _start(self, batch: Batch, rows: Sequence[int], clocks: Clocks, agreed: Agreed) -> OneStep:
+    def _make_step(
+        self, batch: Batch, rows: Sequence[int], clocks: Clocks, announcements: Announcements
+    ) -> RunningStep:
         cut, session = self.compiled.cut, self.session
-        post = Post(
+        link_exchange = LinkExchange(
             self.channels, self.links, self.program, self.steps, session.patience, batch.slices, rows,
-            self.rates.outlook(batch.rows, self.pace), here=lambda host: False, clocks=clocks.stages,
+            self.rates.make_estimate(batch.rows, self.pace), here=lambda host: False, clocks=clocks.stages,
         )  # fmt: skip
         guard = Guard(
-            self.variables, self.written_here, alone=False, whereabouts=self.compiled.whereabouts, own=self.held_here,
+            self.variables, self.written_paths, alone=False, locations=self.compiled.locations, own=self.held_paths,
             updates=cut.updates,
         )  # fmt: skip
-        wires = Wires(
-            self.compiled, session.links, self.program, self.steps, session.patience, self.promises, self.variables,
-            self.adder,
+        peers = WorkerPeers(
+            self.compiled, session.links, self.program, self.steps, session.patience, self.receive_pool, self.variables,
+            self.allreduce,
         )  # fmt: skip
-        agreed.add_done_callback(partial(self._abort, post))
-        exchange = None if self.shards is None else SplitExchange(post, self.shards)
-        self._running = OneStep(batch, post, clocks, guard, wires, paces_of_trips(cut, self.pace), exchange, agreed)
-        return self._running
+        announcements.add_done_callback(partial(self._abort_on_mismatch, link_exchange))
+        exchange = None if self.shards is None else SplitExchange(link_exchange, self.shards)
+        self._running_step = RunningStep(
+            batch, link_exchange, clocks, guard, peers, compute_paces(cut, self.pace), exchange, announcements
+        )
+        return self._running_step
 
-    def _abort(self, post: Post, done: Agreed) -> None:
+    def _abort_on_mismatch(self, link_exchange: LinkExchange, done: Announcements) -> None:
         failure = done.exception() if not done.cancelled() else None
         if failure is not None:
-            post.abort(failure)
+            link_exchange.abort(failure)
             self._send_failure(failure)
 
-    def _is_left_out(self, step: OneStep, phase: int) -> bool:
+    def _is_skipped(self, step: RunningStep, phase: int) -> bool:
         """Whether any process votes to skip the step; votes are only exchanged if a boundary requests it."""
         if not self.channels.may_skip:
             return False
-        tally = step.post.tally
-        reasons = self.session.vote(self.name, self.steps, phase, tally.left_out)
-        tally.left_out = next(iter(reasons), "")  # they all report the same
+        tally = step.link_exchange.tally
+        reasons = self.session.vote(self.name, self.steps, phase, tally.skip_reason)
+        tally.skip_reason = next(iter(reasons), "")  # they all report the same
         return bool(reasons)
 
-    def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
+    def _handle_failure(self, step: RunningStep, failure: BaseException) -> BaseException:
         """The cause of a stage's failure: a disagreement between processes, if there is one. All are notified."""
         cause = None
         with contextlib.suppress(TimeoutError):
-            cause = None if step.agreed is None else step.agreed.exception(_SOON)
+            cause = None if step.announcements is None else step.announcements.exception(_CAUSE_SECONDS)
         differ = isinstance(cause, InputMismatchError | PlanMismatchError)
         if cause is None or not (differ or isinstance(failure, LinkClosedError)):
             cause = failure
@@ -352,15 +367,15 @@ class DistributedStep(ActorStep):
 
     def close(self) -> None:
         """Stop the threads when outstanding receptions have completed."""
-        self.promises.shutdown()
+        self.receive_pool.shutdown()
         super().close()
-        self.watch.shutdown(wait=False, cancel_futures=True)
+        self.check_pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _merge_medians(agreed: Agreed, own: Medians) -> Medians:
+def _merge_medians(announcements: Announcements, own: Medians) -> Medians:
     """The pace of all stages as reported by their processes; for a stage in several processes, that of the slowest."""
     found = dict(own)
-    for sheet in agreed.result().values():
+    for sheet in announcements.result().values():
         for what, seconds in sheet.get("pace", {}).items():
             found[what] = max(seconds, found.get(what, seconds))
     return found
@@ -372,7 +387,9 @@ def _add_replicas(stages: Mapping[str, StageReport], known: Mapping[str, StageRe
     return {n: replace(each, replicas=merged[n].replicas, copies=merged[n].copies) for n, each in stages.items()}
 
 
-def _add_elsewhere(elsewhere: Elsewhere, own: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> Elsewhere:
+def _merge_remote_reports(
+    elsewhere: Elsewhere, own: Mapping[str, StageReport], known: Mapping[str, StageReport]
+) -> Elsewhere:
     """Add the reports of other processes, and for remote stages those of their replicas."""
     far = {name: each for name, each in known.items() if name not in own}
     return (

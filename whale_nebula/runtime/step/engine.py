@@ -36,16 +36,16 @@ from whale_nebula.report.report import Prices, Report, StepCost
 from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Models, States, StepLines
-from whale_nebula.runtime.local_sgd.clusters import OfClusters, make_cluster_copy
-from whale_nebula.runtime.replicas.collectives import replica_sums
+from whale_nebula.runtime.local_sgd.clusters import ClusterCopy, make_cluster_copy
+from whale_nebula.runtime.replicas.collectives import make_replica_sums
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.split.shards import Parted, Shards, hold_pieces
-from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation, count_bytes, weigh_worker
-from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
+from whale_nebula.runtime.split.shards import NewShards, Shards, hold_pieces
+from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation, count_bytes, measure_memory
+from whale_nebula.runtime.step.compiled import Compiled, FunctionBuilder, Xla, is_xla_refusal
 from whale_nebula.runtime.step.distributed import DistributedStep
 from whale_nebula.runtime.step.local import EmulatedStep, LocalStep
-from whale_nebula.runtime.step.results import Later, ScalarResults, scalar_results
-from whale_nebula.runtime.step.rollback import Whereabouts, whole_step_error
+from whale_nebula.runtime.step.results import PendingResult, ScalarResults, find_scalar_results
+from whale_nebula.runtime.step.rollback import OpLocations, plain_step_error
 from whale_nebula.site import script_site, warn_at
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.failures import leave_errors
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from whale_nebula.runtime.replan import PlanWatch
 
 
-def warn_if_few(program: Program, name: str, made: int, rows: int) -> None:
+def warn_if_few_rows(program: Program, name: str, made: int, rows: int) -> None:
     """Warn if the first batch, of `rows` rows, gives fewer micro-batches (`made`) than the step `name` requests."""
     if max(made, rows) < program.pipeline.micro_batch:  # replicas with sums in the forward count as one in one process
-        asked = f"{_name_asker(program)} for {program.pipeline.micro_batch} micro-batches"
+        asked = f"{_name_request_source(program)} for {program.pipeline.micro_batch} micro-batches"
         what, why = f"but the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
-        mend = f"{_fewer(program, max(1, rows))}, or a larger batch"
+        mend = f"{_suggest_fewer(program, max(1, rows))}, or a larger batch"
         if not any(leaf.batched for leaf in program.leaves):
             what = "but the step has no batch: it runs undivided, with correct results"
             why = "no argument of the step has rows to divide"
@@ -70,7 +70,7 @@ def warn_if_few(program: Program, name: str, made: int, rows: int) -> None:
         warn_at(script_site(), f"{asked}, {what}", why=why, mend=mend, where=name)
 
 
-def _name_asker(program: Program) -> str:
+def _name_request_source(program: Program) -> str:
     """A text that names the origin of the number of micro-batches: replicas, shares by speed, or `nb.pipeline`."""
     most = max(program.stages, key=lambda stage: stage.replicas)
     asked = program.pipeline.micro_batch
@@ -80,7 +80,7 @@ def _name_asker(program: Program) -> str:
     return "nb.pipeline, or shares by speed, ask" if shared else "nb.pipeline asks"
 
 
-def _fewer(program: Program, rows: int) -> str:
+def _suggest_fewer(program: Program, rows: int) -> str:
     most = max(stage.replicas for stage in program.stages)
     asked = [f"nb.replica({rows})"] * (most > rows) + [f"nb.pipeline(micro_batch={rows})"] * (
         most < program.pipeline.micro_batch
@@ -88,37 +88,39 @@ def _fewer(program: Program, rows: int) -> str:
     return " and ".join(asked)
 
 
-def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def refuse_outer_gradients(
+    name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]
+) -> list[Any]:
     """The results of step `name` for a caller whose tape records: the same values, without a gradient.
 
     A gradient with respect to the step's variables, or to sources of its arguments, is refused; other gradients pass.
     """
-    fresh = [_fresh(result) for result in results]
+    fresh = [_copy_result(result) for result in results]
     followed = [each for each in given if isinstance(each, tf.Tensor) and tf_private.tape_follows(each)]
     own = [variable for variable in variables if variable.trainable]
     handles = {id(variable.handle) for variable in own}
 
     def answer(sources: frozenset[int] | None) -> None:
         if followed or sources is None or not handles.isdisjoint(sources):
-            raise _refusal(name)
+            raise _outer_gradient_error(name)
 
-    tf_private.tape_record(own, followed, [tensor for tensor in fresh if _differentiable(tensor)], answer)
+    tf_private.tape_record(own, followed, [tensor for tensor in fresh if _is_differentiable(tensor)], answer)
     return fresh
 
 
-def _fresh(result: Any) -> Any:
+def _copy_result(result: Any) -> Any:
     """A copy of a result, which may be an argument that is returned or a value still in flight."""
-    if not isinstance(result, tf.Tensor | Later) or not _differentiable(result):
+    if not isinstance(result, tf.Tensor | PendingResult) or not _is_differentiable(result):
         return result
     with tf_private.stop_recording():
         return tf.identity(result)
 
 
-def _differentiable(result: Any) -> bool:
-    return isinstance(result, tf.Tensor | Later) and bool(result.dtype.is_floating or result.dtype.is_complex)
+def _is_differentiable(result: Any) -> bool:
+    return isinstance(result, tf.Tensor | PendingResult) and bool(result.dtype.is_floating or result.dtype.is_complex)
 
 
-def _refusal(name: str) -> GradientError:
+def _outer_gradient_error(name: str) -> GradientError:
     return GradientError(
         f"a tape outside {name} requests a gradient through a call of it",
         where=str(script_site()),
@@ -128,7 +130,7 @@ def _refusal(name: str) -> GradientError:
     )
 
 
-Around = Callable[[Sequence[Any]], contextlib.AbstractContextManager[None]]
+TraceContext = Callable[[Sequence[Any]], contextlib.AbstractContextManager[None]]
 
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
@@ -160,9 +162,9 @@ class Engine:
             checkpoints.restore_if_requested(self)
             checkpoints.before_step(self, tensors)
         begin(self)
-        if not self.runner.meets_clusters:
+        if not self.runner.synchronizes_clusters:
             current_run().settle()
-        if not self.runner.takes_parts:
+        if not self.runner.takes_partial_inputs:
             tensors = take_whole(self.cut.program.leaves, tensors)
         taped = tf_private.tape_records() and not self.runner.plain
         without_tape = tf_private.stop_recording() if taped else contextlib.nullcontext()
@@ -178,9 +180,9 @@ class Engine:
         self.steps += 1
         self._log(outcome.said)
         if self.steps == 1:
-            warn_if_few(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
+            warn_if_few_rows(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
         xla_notes = () if self.xla is None else self.xla.notes
-        workers = {self.worker: weigh_worker(self._held_bytes), **outcome.elsewhere.workers}
+        workers = {self.worker: measure_memory(self._held_bytes), **outcome.elsewhere.workers}
         publish(
             Report(
                 program=self.name,
@@ -208,7 +210,9 @@ class Engine:
             checkpoints.after_step(self, partial(self._scalars.of, outcome.tensors))
         if not taped:
             return self.captured.pack(outcome.tensors)
-        return self.captured.pack(refusing(self.name, self.captured.variables.values(), tensors, outcome.tensors))
+        return self.captured.pack(
+            refuse_outer_gradients(self.name, self.captured.variables.values(), tensors, outcome.tensors)
+        )
 
     def count_from(self, steps: int) -> None:
         """Continue the count at `steps`, unless it is higher. `steps` counts another signature of the batch, or another
@@ -254,9 +258,9 @@ class Engine:
             return self.runner.run(tensors)
         except StageFailedError as failure:
             began = failure.torn and not self.runner.innermost.plain
-            if self.xla is None or self.without_xla is None or began or not refused_by_xla(failure):
+            if self.xla is None or self.without_xla is None or began or not is_xla_refusal(failure):
                 raise
-            self.xla.give_up(failure)
+            self.xla.disable(failure)
             self.runner, self.without_xla = self.without_xla(), None
             return self.runner.run(tensors)
 
@@ -264,12 +268,12 @@ class Engine:
         """Log the lines of a step about its boundaries; both sides of a boundary log them."""
         for line in lines.fresh:
             _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)
-        if lines.left_out:
-            _LOG.warning("%s: step %d of %r is skipped: %s", self.worker, self.steps, self.name, lines.left_out)
+        if lines.skip_reason:
+            _LOG.warning("%s: step %d of %r is skipped: %s", self.worker, self.steps, self.name, lines.skip_reason)
 
     @cached_property
     def _scalars(self) -> ScalarResults:
-        return scalar_results(self.captured.structured_outputs)
+        return find_scalar_results(self.captured.structured_outputs)
 
     @property
     def doing(self) -> Mapping[str, str]:
@@ -278,7 +282,7 @@ class Engine:
 
 
 @dataclass
-class Uncut(Runner):
+class UncutStep(Runner):
     """Runner of one stage and one micro-batch, with the original function."""
 
     plain = True
@@ -292,7 +296,7 @@ class Uncut(Runner):
         try:
             results = tf.nest.flatten(self.function(*tensors), expand_composites=True)
         except tf.errors.OpError as failure:
-            raise whole_step_error(self.stage.key, failure, Whereabouts(self.graph, [self.stage])) from failure
+            raise plain_step_error(self.stage.key, failure, OpLocations(self.graph, [self.stage])) from failure
         found = [leaf for leaf in results if isinstance(leaf, tf.Tensor)]
         return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage.key: StageReport()})
 
@@ -317,8 +321,8 @@ def engine(
     run.programs += 1
     cut: Cut = run_passes(given).require("cut")
     xla = Xla(program.graph, program.stages) if jit else None
-    copied = None if program.apart is None else make_cluster_copy(program.apart, captured, run, name, models)
-    notes = notes if copied is None else (*notes, *copied.notes)
+    cluster_copy = None if program.apart is None else make_cluster_copy(program.apart, captured, run, name, models)
+    notes = notes if cluster_copy is None else (*notes, *cluster_copy.notes)
     with contextlib.nullcontext() if run.alone else run.ledger.share_failures():
         inputs = [leaf.name for leaf in program.leaves]
         check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
@@ -330,19 +334,19 @@ def engine(
             able = opened or here not in list_split_workers(cut)
             check_devices(cut, given.where, collectives=able)
             check_held_layouts(cut, given.held)
-        if copied is not None:
-            copied.check(cut)
-    if not run.alone and (copied is None or copied.mates):
-        runner = _make_distributed(captured, cut, run, name, xla, lazy, copied)
-        runner = runner if copied is None else copied.around(runner)
+        if cluster_copy is not None:
+            cluster_copy.check(cut)
+    if not run.alone and (cluster_copy is None or cluster_copy.mates):
+        runner = _make_distributed(captured, cut, run, name, xla, lazy, cluster_copy)
+        runner = runner if cluster_copy is None else cluster_copy.around(runner)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla, planned=watch)
     worker = given.workers[0].name
-    if copied is not None:
-        copied.alone()
+    if cluster_copy is not None:
+        cluster_copy.alone()
 
     def choose(xla: Xla | None = None) -> Runner:
-        inner = _runner(captured, cut, run, call, layout, xla, worker)
-        return inner if copied is None else copied.around(inner)
+        inner = _make_runner(captured, cut, run, call, layout, xla, worker)
+        return inner if cluster_copy is None else cluster_copy.around(inner)
 
     return Engine(
         name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None,
@@ -359,7 +363,7 @@ def _watch_plan(captured: Captured, run: Run, name: str) -> PlanWatch | None:
     return PlanWatch(name, captured.decision, run, captured.program.leaves)
 
 
-def held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
+def find_held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
     """The layouts of variables that earlier programs of the run have fixed, by their op."""
     known = {op: run.ledger.layout_of(captured.variables[v.path]) for op, v in captured.program.variable_ops.items()}
     return {op: layout for op, layout in known.items() if layout is not None}
@@ -371,7 +375,7 @@ def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = 
     run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
     operations = order_operations(captured.graph.get_operations())
     workers, config = tuple(_place_workers(captured, run)), run.config
-    held = {} if run.alone else held_layouts(captured, run)
+    held = {} if run.alone else find_held_layouts(captured, run)
 
     def where(number: int) -> str:
         return find_origin(operations[number])
@@ -395,7 +399,7 @@ def _place_workers(captured: Captured, run: Run) -> list[Worker]:
     return sorted(place_stages(stages, clusters), key=lambda worker: worker.name)
 
 
-def _runner(
+def _make_runner(
     captured: Captured,
     cut: Cut,
     run: Run,
@@ -406,38 +410,44 @@ def _runner(
 ) -> Runner:
     program = captured.program
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1 and not cut.layouts:
-        function = plain_function(
+        function = make_plain_function(
             call, layout, jit=xla is not None, around=lambda tensors: patches.draw_from(captured.draws)
         )
-        return Uncut(function, program.stages[0], captured.graph)
+        return UncutStep(function, program.stages[0], captured.graph)
     lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
     apart = any(line.rate or line.delay for line in lines) or has_codecs(cut)
-    compiled = Compiled(cut, worker, Workshop(captured.graph, captured.aliases, xla, cut=cut), apart)
+    compiled = Compiled(cut, worker, FunctionBuilder(captured.graph, captured.aliases, xla, cut=cut), apart)
     if apart:
-        states, seed = _states(run, captured), _seed(run)
+        states, seed = _make_states(run, captured), _find_seed(run)
         step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states, seed)
-        _close_with(run, step)
+        _close_at_shutdown(run, step)
         return step
     return LocalStep(compiled, captured.variables)
 
 
-def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted) -> Shards | None:
+def _make_shards(cut: Cut, captured: Captured, run: Run, worker: str, new_shards: NewShards) -> Shards | None:
     """The part of split stages that belongs to this worker."""
     if worker not in list_split_workers(cut) or run.ledger.collectives is None:
         run.ledger.exchanges += bool(cut.layouts)  # like workers with layouts
         return None
     shards = Shards(cut, worker, run.ledger.collectives, run.programs)
-    hold_pieces(shards, parted, captured, run.ledger)
+    hold_pieces(shards, new_shards, captured, run.ledger)
     return shards
 
 
 def _make_distributed(
-    captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool, copied: OfClusters | None = None
+    captured: Captured,
+    cut: Cut,
+    run: Run,
+    name: str,
+    xla: Xla | None,
+    lazy: bool,
+    cluster_copy: ClusterCopy | None = None,
 ) -> Runner:
     """Agree with the other processes, release variables that they hold, and run the local stages. If each cluster
     trains its own copy, the other processes are those of this cluster.
     """
-    session = run.ledger.session if copied is None else copied.near
+    session = run.ledger.session if cluster_copy is None else cluster_copy.cluster_session
     lines = canonical_lines(captured.program)
     session.expected.add(run.programs, cut)
     leaves = [leaf.name for leaf in captured.program.leaves]
@@ -446,19 +456,24 @@ def _make_distributed(
     try:
         clusters = {worker.name: worker.cluster for worker in cut.workers}
         refuse_unshared(ids, readers, clusters)
-        states = _states(run, captured)
-        ends = Crossings(cut, cut.routing, clusters).ends(session.worker.__eq__)  # the channels with a local end
-        parted = Parted.of(cut, captured.variables, run.ledger)
+        states = _make_states(run, captured)
+        ends = Crossings(cut, cut.routing, clusters).list_ends(session.worker.__eq__)  # the channels with a local end
+        new_shards = NewShards.of(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
-        run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
+        run.ledger.expect(captured.variables, cut.held, new_shards.shapes(session.worker))
         versions = session.agree(name, digest_lines(lines), lines, describe_first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(versions, ends)):
             _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
-        later = elsewhere | {id(captured.variables[path]) for path in parted.stages}
+        later = elsewhere | {id(captured.variables[path]) for path in new_shards.stages}
         captured.begin(lambda variable: id(variable) not in later)
-        run.ledger.settle(captured.variables, cut.held, () if copied is None else copied.far, parted.layouts)
-        shards = _shards(cut, captured, run, session.worker, parted)
+        run.ledger.settle(
+            captured.variables,
+            cut.held,
+            () if cluster_copy is None else cluster_copy.other_cluster_workers,
+            new_shards.layouts,
+        )
+        shards = _make_shards(cut, captured, run, session.worker, new_shards)
     except BaseException as failure:
         session.fail(failure)
         raise
@@ -467,15 +482,17 @@ def _make_distributed(
         if find_replica_sums(cut.program)
         else None
     )
-    compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases, xla, sums, cut, shards), True)
+    compiled = Compiled(
+        cut, session.worker, FunctionBuilder(captured.graph, captured.aliases, xla, sums, cut, shards), True
+    )
     variables = dict(captured.variables)
     for op, piece in shards.pieces.items() if shards is not None else ():
         variables[cut.program.variable_ops[op].path] = piece.variable
     step = DistributedStep(
-        compiled, variables, run.links, run.programs, states, _seed(run), lazy, session=session, name=name,
-        ids=ids, readers=readers, collectives=run.ledger.collectives, leaves=copied is None, shards=shards,
+        compiled, variables, run.links, run.programs, states, _find_seed(run), lazy, session=session, name=name,
+        ids=ids, readers=readers, collectives=run.ledger.collectives, leaves=cluster_copy is None, shards=shards,
     )  # fmt: skip
-    _close_with(run, step)
+    _close_at_shutdown(run, step)
     return step
 
 
@@ -494,19 +511,19 @@ def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
 def forget_states(captured: Captured, run: Run) -> None:
     """Discard the codec states of a program with new cuts, because its boundaries are different tensors."""
     if run.models is not None:
-        states = _states(run, captured)
+        states = _make_states(run, captured)
         states.forget({states.model})
 
 
-def _states(run: Run, captured: Captured) -> States:
+def _make_states(run: Run, captured: Captured) -> States:
     """The codec states of a program's model."""
     run.models = run.models or Models()
     states = States(run.channels, run.models.number(captured.variables.values()))
-    states.forget(run.models.find_gone())
+    states.forget(run.models.find_deleted())
     return states
 
 
-def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:
+def _close_at_shutdown(run: Run, step: DistributedStep | EmulatedStep) -> None:
     """Close a step at the end of the run, without a reference that keeps a dropped model alive."""
     held = weakref.ref(step)
 
@@ -517,12 +534,12 @@ def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:
     run.closers.append(close)
 
 
-def plain_function(
+def make_plain_function(
     call: Callable[[Sequence[Any]], Any],
     layout: Signature,
     *,
     jit: bool = False,
-    around: Around | None = None,
+    around: TraceContext | None = None,
 ) -> Any:
     """The user's step as a plain `tf.function`, traced inside `around`: the oracle of every other way to run it."""
 
@@ -534,6 +551,6 @@ def plain_function(
     return tf_private.traced_often(made)
 
 
-def _seed(run: Run) -> int:
+def _find_seed(run: Run) -> int:
     """The seed of stochastic rounding, the same in every process."""
     return run.seed if run.seed is not None else run.config.seed or 0

@@ -49,12 +49,12 @@ def _add(one: Any, other: Any) -> Any:
 
 
 @dataclass
-class Sums:
+class GradientSums:
     """The gradients of one stage, added up over micro-batches."""
 
     program: Program
     dense: dict[PartKey, Any] = field(default_factory=dict)
-    listed: dict[PartKey, list[tuple[Any, ...]]] = field(default_factory=dict)
+    row_lists: dict[PartKey, list[tuple[Any, ...]]] = field(default_factory=dict)
 
     def add(self, request: int, part: GradientPart, tensors: Sequence[Any]) -> None:
         """Add the gradients of one micro-batch.
@@ -63,10 +63,10 @@ class Sums:
         an optimizer that squares slices would give a different result.
         """
         key = self.program.requests[request].key_of(part)
-        if part.sparse and not part.concatenated and key in self.listed:
-            self.listed[key] = [(self.listed[key][0][0] + tensors[0], tensors[1])]
+        if part.sparse and not part.concatenated and key in self.row_lists:
+            self.row_lists[key] = [(self.row_lists[key][0][0] + tensors[0], tensors[1])]
         elif part.sparse or self._has_rows(request, part.source):
-            self.listed.setdefault(key, []).append(tuple(tensors))
+            self.row_lists.setdefault(key, []).append(tuple(tensors))
         elif key in self.dense and self._is_same(request, part.source):
             return
         elif key in self.dense:
@@ -87,27 +87,27 @@ class Sums:
         merges = self.program.requests[request].merges
         return bool(merges) and merges[source] == "same"
 
-    def has(self, key: PartKey) -> bool:
+    def has_part(self, key: PartKey) -> bool:
         """Whether any micro-batch had this gradient."""
-        return key in self.dense or key in self.listed
+        return key in self.dense or key in self.row_lists
 
-    def lists(self, key: PartKey) -> bool:
+    def is_row_list(self, key: PartKey) -> bool:
         """Whether a gradient is the concatenated rows of micro-batches rather than a sum."""
         part = self.program.gradient_parts[key]
         return part.concatenated if part.sparse else self._has_rows(*key[:2])
 
     def pieces(self, key: PartKey, piece: int, turns: Sequence[int]) -> dict[int, Any]:
-        """The tensors of a gradient: by micro-batch if it `lists` rows, otherwise the sum of all under -1."""
-        if self.lists(key):
-            return {m: columns[piece] for m, columns in zip(turns, self.listed[key], strict=True)}
-        return {-1: self.listed[key][0][piece] if key in self.listed else self.dense[key]}
+        """The tensors of a gradient: by micro-batch if it `is_row_list` rows, otherwise the sum of all under -1."""
+        if self.is_row_list(key):
+            return {m: columns[piece] for m, columns in zip(turns, self.row_lists[key], strict=True)}
+        return {-1: self.row_lists[key][0][piece] if key in self.row_lists else self.dense[key]}
 
     def put(self, key: PartKey, rows: Sequence[tuple[Any, ...]]) -> None:
         """Replace the local gradient by that of all replicas: all rows, or the sum."""
-        if self.lists(key):
-            self.listed[key] = list(rows)
+        if self.is_row_list(key):
+            self.row_lists[key] = list(rows)
         elif len(rows[0]) > 1:
-            self.listed[key] = [(sum_in_order([row[0] for row in rows]), rows[0][1])]
+            self.row_lists[key] = [(sum_in_order([row[0] for row in rows]), rows[0][1])]
         elif self._is_same(*key[:2]):
             self.dense[key] = rows[0][0]
         else:
@@ -115,14 +115,14 @@ class Sums:
 
     def drop(self, request: int, source: int) -> None:
         """Drop the sums of the gradient with respect to a source."""
-        for sums in (self.dense, self.listed):
+        for sums in (self.dense, self.row_lists):
             for key in [key for key in sums if key[:2] == (request, source)]:
                 del sums[key]
 
     def parts(self) -> dict[PartKey, tuple[Any, ...]]:
         """The sums: one tensor, or values and indices."""
         found: dict[PartKey, tuple[Any, ...]] = {key: (tensor,) for key, tensor in self.dense.items()}
-        for key, pieces in self.listed.items():
+        for key, pieces in self.row_lists.items():
             found[key] = pieces[0] if len(pieces) == 1 else tuple(tf.concat(c, 0) for c in zip(*pieces, strict=True))
         return found
 
@@ -134,26 +134,26 @@ def sum_over_stages(program: Program, parts: dict[PartKey, tuple[Any, ...]]) -> 
         for holder in request.holders:
             own = [parts[key] for key in sorted(parts) if key[:2] == (request.index, holder.source)]
             if own:
-                shape = _shape(program, request.origins[holder.source])
-                found.update(zip(holder.values, _sum(own, holder.sparse, shape), strict=True))
+                shape = _find_shape(program, request.origins[holder.source])
+                found.update(zip(holder.values, _sum_parts(own, holder.sparse, shape), strict=True))
     return found
 
 
-def _sum(parts: Sequence[tuple[Any, ...]], sparse: bool, shape: Sequence[int] | None) -> tuple[Any, ...]:
+def _sum_parts(parts: Sequence[tuple[Any, ...]], sparse: bool, shape: Sequence[int] | None) -> tuple[Any, ...]:
     if len(parts) == 1 and (len(parts[0]) > 1) == sparse:
         return parts[0]
     if sparse:
         kind = tf.int64 if len({part[1].dtype for part in parts}) > 1 else parts[0][1].dtype
         parts = [(values, tf.cast(indices, kind)) for values, indices in parts]
         return tuple(tf.concat(columns, 0) for columns in zip(*parts, strict=True))
-    dense = [part[0] if len(part) == 1 else _dense(part, shape) for part in parts]
+    dense = [part[0] if len(part) == 1 else _to_dense(part, shape) for part in parts]
     return (sum_in_order(dense),)
 
 
-def _dense(part: tuple[Any, ...], shape: Sequence[int] | None) -> Any:
+def _to_dense(part: tuple[Any, ...], shape: Sequence[int] | None) -> Any:
     return tf.convert_to_tensor(tf.IndexedSlices(part[0], part[1], tf.constant(shape, tf.int64)))
 
 
-def _shape(program: Program, origin: int) -> Sequence[int] | None:
+def _find_shape(program: Program, origin: int) -> Sequence[int] | None:
     variable = program.variable_ops.get(origin)
     return None if variable is None else [axis or 0 for axis in variable.spec.shape or ()]

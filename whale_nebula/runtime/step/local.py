@@ -23,20 +23,20 @@ from whale_nebula.ir.sizes import ExchangeSizes, fill_cut_sizes, has_known_cross
 from whale_nebula.passes.batch import find_batch_fixes
 from whale_nebula.passes.replicas import count_local_micro_batches
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
+from whale_nebula.runtime.exchange.admission import count_known_rows
 from whale_nebula.runtime.exchange.crossing import Crossings
-from whale_nebula.runtime.exchange.expected import count_known_rows
-from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.step.actors import ActorStep, OneStep
+from whale_nebula.runtime.step.actors import ActorStep, RunningStep
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
-from whale_nebula.runtime.step.gradients import Sums
-from whale_nebula.runtime.step.measured import LineRates, Medians, paces_of_trips
-from whale_nebula.runtime.step.once import ASSERTION, OnceRun
+from whale_nebula.runtime.step.gradients import GradientSums
+from whale_nebula.runtime.step.measurements import LineRates, Medians, compute_paces
 from whale_nebula.runtime.step.peers import Parts, Peers
-from whale_nebula.runtime.step.rollback import Guard, unfit
+from whale_nebula.runtime.step.rollback import Guard, micro_batch_error
 from whale_nebula.runtime.step.stage_run import StageRun
-from whale_nebula.runtime.step.traffic import link_reports
+from whale_nebula.runtime.step.traffic import plan_link_reports
+from whale_nebula.runtime.step.whole_batch import ASSERTION, WholeBatchRun
 from whale_nebula.schedule.lines import compute_pace
 from whale_nebula.schedule.schedules import Pace
 from whale_nebula.spec import Value
@@ -63,18 +63,18 @@ class EmulatedPeers(Peers):
         for number in sorted({each.round for each in due}):
             together = [each for each in due if each.round == number]
             for each in together:
-                size = _size(each, own, self.rows)
-                self.links[each.source, each.destination].send(self._key(each), None, raw_bytes=size, size=size)
+                size = _count_bytes(each, own, self.rows)
+                self.links[each.source, each.destination].send(self._make_key(each), None, raw_bytes=size, size=size)
             for each in together:
-                self.links[each.destination, each.source].receive(self._key(each), PATIENCE)
+                self.links[each.destination, each.source].receive(self._make_key(each), PATIENCE)
         return own
 
-    def _key(self, each: Exchange) -> Key:
+    def _make_key(self, each: Exchange) -> Key:
         kind = cast(KeyKind, each.kind)
         return Key(kind, self.program, self.step, each.phase, -1 - each.copy, each.slot, each.source, each.destination)
 
 
-def _size(each: Exchange, own: Parts, rows: int) -> int:
+def _count_bytes(each: Exchange, own: Parts, rows: int) -> int:
     """Bytes of a message: a result with the batch's rows, or a sparse gradient with as many as were looked up."""
     if each.part is None:
         return each.spec.nbytes(unknown=rows)
@@ -103,39 +103,39 @@ class EmulatedStep(ActorStep):
         counts = micro_batches(plan.program.leaves, tensors, count_local_micro_batches(plan.program))
         batch = cut(plan.program.leaves, tensors, counts)
         medians = self.measured.medians()
-        clocks, before = self._start_clocks(), self._totals()
-        step = OneStep(
+        clocks, before = self._start_clocks(), self._read_totals()
+        step = RunningStep(
             batch,
-            Post(
+            LinkExchange(
                 self.channels, self.links, self.program, self.steps, PATIENCE, batch.slices,
                 count_known_rows(plan.program.leaves, batch.whole, batch.rows),
-                self.rates.outlook(batch.rows, medians), clocks=clocks.stages,
+                self.rates.make_estimate(batch.rows, medians), clocks=clocks.stages,
             ),
             clocks,
-            Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates),
+            Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates),
             EmulatedPeers(plan.exchange, self.links, self.program, self.steps, sum(batch.rows)),
             self._find_paces(batch.rows, medians),
         )  # fmt: skip
         try:
             results = self.run_stages(step)
         except BaseException:
-            step.post.undo()
+            step.link_exchange.restore_states()
             self.steps += 1
             self._connect()
             raise
         seconds = clocks.seconds()
-        self._measure(step)
-        return self._report(step, results, seconds, self._count_links(before, clocks), medians)
+        self._record_measurements(step)
+        return self._make_outcome(step, results, seconds, self._count_links(before, clocks), medians)
 
     def _find_paces(self, rows: Sequence[int], medians: Medians) -> Sequence[Pace]:
         """The pace of each phase from the load of its lines or, if sizes of crossings are not planned, from round
         trips.
         """
         if not self.measured.traffic.is_known(tuple(rows)):
-            return paces_of_trips(self.compiled.cut, medians)
+            return compute_paces(self.compiled.cut, medians)
         return [compute_pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
 
-    def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
+    def _handle_failure(self, step: RunningStep, failure: BaseException) -> BaseException:
         """Wake all stages that wait for a link."""
         for link in self.links.values():
             link.fail({"what": str(failure)})
@@ -146,7 +146,7 @@ NOT_BEGUN = float("inf")
 
 
 @dataclass
-class Shelf:
+class LocalExchange:
     """The exchange within one trace: a dict. Tensors for another cluster are encoded and decoded like on any link."""
 
     crossings: Crossings
@@ -177,17 +177,19 @@ def run_in_sequence(
     """
     program = compiled.cut.program
     once: dict[Value, Any] = {}
-    shelf = Shelf(Crossings(compiled.cut, compiled.cut.routing_by_cluster), [stage.cluster for stage in program.stages])
-    worker = OnceRun(compiled, batch, once)
-    batch = worker.weigh()
-    runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
+    shelf = LocalExchange(
+        Crossings(compiled.cut, compiled.cut.routing_by_cluster), [stage.cluster for stage in program.stages]
+    )
+    worker = WholeBatchRun(compiled, batch, once)
+    batch = worker.weigh_micro_batches()
+    runs = [StageRun(compiled, s, batch, shelf, once, GradientSums(program)) for s in range(len(program.stages))]
     if begun is not None:
-        worker.gate = _gate(begun)
+        worker.gate = _make_gate(begun)
     with _guard_once(guard, "part that is computed from the whole batch", 0):
-        worker.whole()
+        worker.run_whole_batch()
     for phase in compiled.cut.phases:
         with _guard_once(guard, "prologue", phase.index):
-            worker.prologue(phase)
+            worker.run_prologue(phase)
         for micro_batch in range(len(batch.slices)):
             for run in runs:
                 with _name_failures(guard, run, phase, micro_batch, "forward"):
@@ -196,16 +198,16 @@ def run_in_sequence(
                 with _name_failures(guard, run, phase, micro_batch, "backward"):
                     run.backward(phase, micro_batch)
                     run.backward_weights(phase, micro_batch)
-        if worker.asserts(phase):
+        if worker.has_assertions(phase):
             with _guard_once(guard, ASSERTION, phase.index):
-                worker.check(phase, runs)
+                worker.check_assertions(phase, runs)
         if guard is not None:
             return []
-        worker.update(phase, runs)
-    return worker.results()
+        worker.run_update(phase, runs)
+    return worker.collect_results()
 
 
-def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _make_gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Add to a trace an op that waits for all inputs of an update, and marks the update's start.
 
     After TensorFlow has inlined a call, a control edge from it waits only for its effects; failures of ops without
@@ -228,7 +230,7 @@ def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _guard_once(guard: Guard | None, what: str, phase: int) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if guard is None else guard.once(what, phase)
+    return contextlib.nullcontext() if guard is None else guard.explain_phase_failure(what, phase)
 
 
 def _name_failures(
@@ -237,10 +239,10 @@ def _name_failures(
     if guard is None:
         return contextlib.nullcontext()
     key = run.compiled.cut.program.stages[run.stage].key
-    return guard.piece(key, phase.index, micro_batch, what)
+    return guard.explain_stage_failure(key, phase.index, micro_batch, what)
 
 
-def one_function(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) -> Any:
+def trace_step(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) -> Any:
     """A step of micro-batches of `counts` rows as one concrete function of the leaves."""
     leaves = compiled.cut.program.leaves
 
@@ -257,7 +259,7 @@ def one_function(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) 
     return tf.function(step, input_signature=[spec(leaf) for leaf in leaves], autograph=False).get_concrete_function()
 
 
-_Crossed = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
+_CrossingReports = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
 
 
 @dataclass
@@ -266,18 +268,18 @@ class LocalStep(Runner):
 
     compiled: Compiled
     variables: Mapping[str, Any]
-    _counted: dict[tuple[tuple[int, ...], tuple[Shape, ...]], _Crossed] = field(default_factory=dict)
+    _crossing_reports: dict[tuple[tuple[int, ...], tuple[Shape, ...]], _CrossingReports] = field(default_factory=dict)
     _functions: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    _begun: Any = field(default_factory=lambda: tf.Variable(NOT_BEGUN, trainable=False, name="nebula_begun"))
+    _update_marker: Any = field(default_factory=lambda: tf.Variable(NOT_BEGUN, trainable=False, name="nebula_begun"))
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         program = self.compiled.cut.program
         counts = tuple(micro_batches(program.leaves, tensors, count_local_micro_batches(program)))
-        function = self._function(counts)
+        function = self._find_function(counts)
         current_run().step_now.micro_batches = len(counts)
         plan = self.compiled.cut
-        guard = Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates)
+        guard = Guard(self.variables, plan.forward_written, locations=self.compiled.locations, updates=plan.updates)
         start = time.perf_counter()
         try:
             results = tf_private.call_flat(function, tensors, function.captured_inputs)
@@ -286,21 +288,21 @@ class LocalStep(Runner):
             return StepOutcome(results, seconds, counts, self._stages, links, boundaries=boundaries)
         except tf.errors.OpError as failure:
             guard.restore()
-            if float(self._begun) == NOT_BEGUN:
-                with guard.undone():  # repeat by pieces, without the update, to name the failing one
+            if float(self._update_marker) == NOT_BEGUN:
+                with guard.roll_back_on_failure():  # repeat by pieces, without the update, to name the failing one
                     run_in_sequence(self.compiled, cut(program.leaves, tensors, counts), guard=guard)
-            raise guard.failed_update(failure, 0) from failure
+            raise guard.update_error(failure, 0) from failure
 
-    def _function(self, counts: tuple[int, ...]) -> Any:
+    def _find_function(self, counts: tuple[int, ...]) -> Any:
         """The function of a step for micro-batches of these rows; a single micro-batch may have any number."""
         key = counts if len(counts) > 1 else (0,)
         if key not in self._functions:
             try:
                 with pause_garbage_collection():
-                    self._functions[key] = one_function(self.compiled, counts, self._begun)
+                    self._functions[key] = trace_step(self.compiled, counts, self._update_marker)
             except (ValueError, TypeError, tf.errors.OpError) as failure:
                 alone = find_batch_fixes(self.compiled.cut.program).alone
-                raise unfit(counts, failure, self.compiled.whereabouts, alone) from failure
+                raise micro_batch_error(counts, failure, self.compiled.locations, alone) from failure
         return self._functions[key]
 
     @cached_property
@@ -313,17 +315,17 @@ class LocalStep(Runner):
             for stage in self.compiled.cut.program.stages
         }
 
-    def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
+    def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _CrossingReports:
         """Bytes that would cross free links, cached for each division of the batch and, with unknown axes, each shape
         of the crossing tensors.
         """
         shapes = () if self._is_sized else tuple(tuple(tensor.shape) for tensor in tensors)
-        if (counts, shapes) not in self._counted:
+        if (counts, shapes) not in self._crossing_reports:
             plan = self.compiled.cut if self._is_sized else fill_cut_sizes(self.compiled.cut, shapes, max(counts))
             hosts = [stage.cluster for stage in plan.program.stages]
-            links = link_reports(plan, hosts, counts, ExchangeSizes(plan))
-            self._counted[counts, shapes] = links, count_casts(plan, hosts, counts)
-        return self._counted[counts, shapes]
+            links = plan_link_reports(plan, hosts, counts, ExchangeSizes(plan))
+            self._crossing_reports[counts, shapes] = links, count_casts(plan, hosts, counts)
+        return self._crossing_reports[counts, shapes]
 
     @cached_property
     def _is_sized(self) -> bool:
@@ -336,9 +338,9 @@ def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mappin
     """
     crossings = Crossings(cut, Routing.from_hosts(hosts))
     found: dict[str, BoundaryReport] = {}
-    for each in crossings.of_boundaries:
+    for each in crossings.boundary_crossings:
         cast, spec = each.way.cast, each.spec
-        if cast is None or not crossings.links(each) or spec.shape is None or None in spec.shape[1:]:
+        if cast is None or not crossings.list_links(each) or spec.shape is None or None in spec.shape[1:]:
             continue
         for rows in counts:
             size = payload_bytes(cast, spec.dtype, spec.sized(rows))

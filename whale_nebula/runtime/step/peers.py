@@ -17,7 +17,7 @@ from whale_nebula.passes.replicas import find_replica_sums
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import sum_in_order
-from whale_nebula.runtime.step.results import Later
+from whale_nebula.runtime.step.results import PendingResult
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.spec import Spec
 from whale_nebula.transport import Key, KeyKind, Link
@@ -48,8 +48,8 @@ class Peers:
 
 
 @dataclass
-class Wires(Peers):
-    """The exchange of one worker's update in one step. `promises` is the thread for receptions that
+class WorkerPeers(Peers):
+    """The exchange of one worker's update in one step. `receive_pool` is the thread for receptions that
     are not awaited.
     """
 
@@ -58,31 +58,31 @@ class Wires(Peers):
     program: int
     step: int
     patience: float
-    promises: Executor
+    receive_pool: Executor
     variables: Mapping[str, Any]
-    adder: BucketedAllReduce | None = None
+    allreduce: BucketedAllReduce | None = None
 
-    def _key(self, kind: str, phase: int, slot: int, source: str, destination: str, micro_batch: int = -1) -> Key:
+    def _make_key(self, kind: str, phase: int, slot: int, source: str, destination: str, micro_batch: int = -1) -> Key:
         return Key(cast(KeyKind, kind), self.program, self.step, phase, micro_batch, slot, source, destination)
 
     # ------------------------------------------------------------------ values of rounds
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
         """Send values that another worker needs."""
-        self.links[bundle.destination].send(self._bundle_key(bundle), bundle_tensors(tensors))
+        self.links[bundle.destination].send(self._make_bundle_key(bundle), bundle_tensors(tensors))
 
     def receive(self, bundle: Bundle) -> Sequence[Any]:
         """Wait for values from another worker."""
-        came = self.links[bundle.source].receive(self._bundle_key(bundle), self.patience)
+        came = self.links[bundle.source].receive(self._make_bundle_key(bundle), self.patience)
         return unbundle_tensors(came, bundle.specs)
 
-    def later(self, bundle: Bundle) -> Sequence[Later]:
+    def later(self, bundle: Bundle) -> Sequence[PendingResult]:
         """Numbers that are only returned, received in the background."""
-        self.links[bundle.source].announce_receive(self._bundle_key(bundle))
-        promise = self.promises.submit(self.receive, bundle)
-        return [Later(promise, place, spec) for place, spec in enumerate(bundle.specs)]
+        self.links[bundle.source].announce_receive(self._make_bundle_key(bundle))
+        promise = self.receive_pool.submit(self.receive, bundle)
+        return [PendingResult(promise, place, spec) for place, spec in enumerate(bundle.specs)]
 
-    def _bundle_key(self, bundle: Bundle) -> Key:
-        return self._key("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
+    def _make_bundle_key(self, bundle: Bundle) -> Key:
+        return self._make_key("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
 
     # ------------------------------------------------------------------ gradient parts
     def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
@@ -93,12 +93,12 @@ class Wires(Peers):
             if part.source == here:
                 array = tf.convert_to_tensor(own[part.key][part.piece]).numpy()
                 for destination in part.destinations:
-                    key = self._key("part", phase.index, part.slot, here, destination)
+                    key = self._make_key("part", phase.index, part.slot, here, destination)
                     self.links[destination].send(key, array)
         found: dict[PartKey, list[Any]] = {key: list(tensors) for key, tensors in own.items()}
         for part in shared:
             if here in part.destinations:
-                key = self._key("part", phase.index, part.slot, part.source, here)
+                key = self._make_key("part", phase.index, part.slot, part.source, here)
                 array = self.links[part.source].receive(key, self.patience)
                 found.setdefault(part.key, []).append(tf.convert_to_tensor(array))
         return {key: tuple(tensors) for key, tensors in found.items()}
@@ -108,29 +108,29 @@ class Wires(Peers):
         """Send all messages first, then receive, so that no two workers wait for each other."""
         messages = self.compiled.replica_messages[phase.index]
         pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]
-        exchanged = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
+        exchanged = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_merged(run, each)]
         for own, run, each in exchanged:
             self._send_parts(phase, run, each, own)
-        if self.adder is not None:
+        if self.allreduce is not None:
             for run in runs:
-                self.adder.add(run, messages)
+                self.allreduce.add(run, messages)
         columns: dict[tuple[int, PartKey], list[Sequence[Any]]] = {}
         for own, run, each in exchanged:
             parts = self._receive_parts(phase, run, each, own)
             if each.kind == "sum":
-                columns.setdefault((run.stage, each.key), []).append(_order(parts))
+                columns.setdefault((run.stage, each.key), []).append(_sort_parts(parts))
             else:
-                self._take(run, each, parts)
+                self._merge_parts(run, each, parts)
         for (stage, gradient), pieces in columns.items():
             run = next(run for run in runs if run.stage == stage)
             run.sums.put(gradient, list(zip(*pieces, strict=True)))
 
-    def _is_known(self, run: StageRun, each: ReplicaMessage) -> bool:
+    def _is_merged(self, run: StageRun, each: ReplicaMessage) -> bool:
         """Whether all replicas already have a value: TensorFlow has reduced it, or everything that it depends on."""
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"
-            return same and run.stage in find_replica_sums(self.compiled.cut.program) and all(self._turns(run).values())
-        return self.adder is not None and self.adder.takes(each)
+            return same and run.stage in find_replica_sums(self.compiled.cut.program) and all(self._list_turns(run).values())
+        return self.allreduce is not None and self.allreduce.can_sum(each)
 
     # ------------------------------------------------------------------ the values that are sent
     def _read_own(self, run: StageRun, each: ReplicaMessage) -> dict[int, Any]:
@@ -138,17 +138,17 @@ class Wires(Peers):
         if not run.turns:
             return {}
         if each.kind == "numbers":
-            return {-1: pack_scalars([run.kept[value][m] for m in run.turns for value in each.values])}
+            return {-1: pack_scalars([run.kept_values[value][m] for m in run.turns for value in each.values])}
         if each.kind == "tensor":
-            return dict(run.kept[each.values[0]])
+            return dict(run.kept_values[each.values[0]])
         if each.kind == "drift":
             return {-1: self.variables[each.path].read_value()}
         return dict(run.sums.pieces(each.key, each.piece, run.turns))
 
     def _send_parts(self, phase: PhasePlan, run: StageRun, each: ReplicaMessage, own: Mapping[int, Any]) -> None:
-        for mate in self._turns(run):
+        for mate in self._list_turns(run):
             for micro_batch, tensor in own.items() if mate != self.compiled.worker else ():
-                key = self._key("result", phase.index, each.slot, self.compiled.worker, mate, micro_batch)
+                key = self._make_key("result", phase.index, each.slot, self.compiled.worker, mate, micro_batch)
                 self.links[mate].send(key, np.asarray(tensor))
 
     def _receive_parts(
@@ -156,44 +156,46 @@ class Wires(Peers):
     ) -> Mapping[str, dict[int, Any]]:
         """All replicas' parts of a value by worker, this one's included."""
         found: dict[str, dict[int, Any]] = {}
-        for mate, turns in self._turns(run).items():
+        for mate, turns in self._list_turns(run).items():
             if mate == self.compiled.worker:
                 found[mate] = own
                 continue
-            numbers = self._numbers(run, each, turns)
-            keys = ((m, self._key("result", phase.index, each.slot, mate, self.compiled.worker, m)) for m in numbers)
+            numbers = self._list_numbers(run, each, turns)
+            keys = (
+                (m, self._make_key("result", phase.index, each.slot, mate, self.compiled.worker, m)) for m in numbers
+            )
             found[mate] = {m: self.links[mate].receive(key, self.patience) for m, key in keys}
         return found
 
-    def _numbers(self, run: StageRun, each: ReplicaMessage, turns: Sequence[int]) -> Sequence[int]:
+    def _list_numbers(self, run: StageRun, each: ReplicaMessage, turns: Sequence[int]) -> Sequence[int]:
         """The micro-batch numbers under which a replica with these turns sends a value."""
         if not turns:
             return ()
-        by_turn = each.kind == "tensor" or (each.kind == "sum" and run.sums.lists(each.key))
+        by_turn = each.kind == "tensor" or (each.kind == "sum" and run.sums.is_row_list(each.key))
         return turns if by_turn else (-1,)
 
     # ------------------------------------------------------------------ merging
-    def _take(self, run: StageRun, each: ReplicaMessage, parts: Mapping[str, dict[int, Any]]) -> None:
+    def _merge_parts(self, run: StageRun, each: ReplicaMessage, parts: Mapping[str, dict[int, Any]]) -> None:
         if each.kind == "numbers":
-            for mate, turns in self._turns(run).items():
+            for mate, turns in self._list_turns(run).items():
                 found = iter(unpack_scalars(parts[mate][-1], each.specs * len(turns)) if turns else ())
                 for m in turns:
                     for value in each.values:
-                        run.kept.setdefault(value, {})[m] = next(found)
+                        run.kept_values.setdefault(value, {})[m] = next(found)
         elif each.kind == "tensor":
             every = {m: tf.convert_to_tensor(tensor) for theirs in parts.values() for m, tensor in theirs.items()}
-            run.kept[each.values[0]] = every
+            run.kept_values[each.values[0]] = every
         else:
             values = [tf.convert_to_tensor(theirs[-1]) for theirs in parts.values() if theirs]
             self.variables[each.path].assign(tf.cast(sum_in_order(values) / len(values), values[0].dtype))
 
-    def _turns(self, run: StageRun) -> Mapping[str, tuple[int, ...]]:
+    def _list_turns(self, run: StageRun) -> Mapping[str, tuple[int, ...]]:
         """The micro-batches that each replica of a stage took, by its worker, the first replica's first."""
         routing, count = self.compiled.cut.routings[self.compiled.worker], len(run.batch.slices)
         return {host: routing.turns(run.stage, host, count) for host in routing.hosts_of(run.stage)}
 
 
-def _order(parts: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
+def _sort_parts(parts: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
     """Canonical order of parts, by micro-batch or by replica, so that sums are bit-identical in every process."""
     found = [(m, tensor) for theirs in parts.values() for m, tensor in theirs.items()]
     return [tf.convert_to_tensor(tensor) for _, tensor in sorted(found, key=lambda pair: pair[0])]

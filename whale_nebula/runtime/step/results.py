@@ -32,7 +32,7 @@ class ScalarResults:
         return Scalars(self.names, [tensors[place] for place in self.places])
 
 
-def scalar_results(structure: Any) -> ScalarResults:
+def find_scalar_results(structure: Any) -> ScalarResults:
     """The scalar results of a traced step, by name.
 
     >>> with tf.Graph().as_default():
@@ -45,7 +45,7 @@ def scalar_results(structure: Any) -> ScalarResults:
     return ScalarResults(tuple(leaves[place][0] or "result" for place in numbers), tuple(numbers))
 
 
-def returned_names(structure: Any) -> tuple[str, ...]:
+def list_returned_names(structure: Any) -> tuple[str, ...]:
     """The name of each tensor that the traced step returns: its key, its index, or "" for a single one.
 
     >>> with tf.Graph().as_default():
@@ -92,7 +92,7 @@ _OPERATORS = (
 )  # fmt: skip
 
 
-class Later(_Result):
+class PendingResult(_Result):
     """A scalar tensor that another process computes: each use of its value waits for it first.
 
     >>> promise = Future()
@@ -104,11 +104,11 @@ class Later(_Result):
 
     def __init__(self, promise: Future[Sequence[Any]], place: int, spec: Spec) -> None:
         super().__init__(spec)
-        self._promise = promise
-        self._place = place
+        self._future = promise
+        self._index = place
 
     def _wait_for_value(self) -> Any:
-        return self._promise.result()[self._place]
+        return self._future.result()[self._index]
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
         tensor = self._wait_for_value()
@@ -128,21 +128,21 @@ class Later(_Result):
 
 
 def _delegate(name: str) -> Any:
-    def call(self: Later, *given: Any) -> Any:
+    def call(self: PendingResult, *given: Any) -> Any:
         return getattr(self._wait_for_value(), name)(*given)
 
     return call
 
 
 for _name in (*_OPERATORS, "__repr__", "__str__"):
-    setattr(Later, _name, _delegate(_name))
+    setattr(PendingResult, _name, _delegate(_name))
 
 
 class _AbsentReadError(CollectiveReadError, TypeError):
     """Also a TypeError, which makes TensorFlow try its dispatch."""
 
 
-class Absent(_Result):
+class AbsentResult(_Result):
     """Placeholder of a tensor in a process that does not receive it. Keras may collect it over batches.
 
     >>> Absent("npu/0", Spec("float32", (None, 10)))
@@ -153,7 +153,7 @@ class Absent(_Result):
         super().__init__(spec)
         self.owner = owner
 
-    def numpy(self) -> Absent:
+    def numpy(self) -> AbsentResult:
         """Called by Keras on every result; reads nothing."""
         return self
 
@@ -171,18 +171,18 @@ class Absent(_Result):
 
 
 for _name in (*_OPERATORS, "__array__", "__tf_tensor__"):
-    setattr(Absent, _name, Absent._refuse)
-Absent.__hash__ = object.__hash__  # type: ignore[method-assign]
+    setattr(AbsentResult, _name, AbsentResult._refuse)
+AbsentResult.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def _no_rows(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002
+def _shape_absent(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002
     return tf.zeros([max(1, len(input._spec.shape or ()))], out_type or tf.int32)
 
 
-def _first(values: Sequence[Absent], axis: Any, name: str = "concat") -> Absent:
+def _concat_absent(values: Sequence[AbsentResult], axis: Any, name: str = "concat") -> AbsentResult:
     return values[0]
 
 
 # `Model.predict` concatenates the results of its batches.
-tf_private.dispatch_to(tf.shape, Absent, _no_rows)
-tf_private.dispatch_to(tf.concat, Absent, _first)
+tf_private.dispatch_to(tf.shape, AbsentResult, _shape_absent)
+tf_private.dispatch_to(tf.concat, AbsentResult, _concat_absent)

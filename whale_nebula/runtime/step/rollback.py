@@ -16,12 +16,12 @@ from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.ir.program import Stage
 from whale_nebula.tf import private as tf_private
 
-_NAMED = re.compile(r"Detected at node (\S+) defined at|\{\{node (\S+?)\}\}|\{\{function_node (\S+?)\}\}")
-_OWN_MEND = re.compile(r"\bNB-\d{3} .+\n(?:  why: .+\n)?  mend: (.+)")
-_SHAPES = re.compile(r"but the requested shape|[Ii]ncompatible shapes|[Dd]imensions? (?:.* )?must")
+_NODE_NAMES = re.compile(r"Detected at node (\S+) defined at|\{\{node (\S+?)\}\}|\{\{function_node (\S+?)\}\}")
+_LIBRARY_FIX = re.compile(r"\bNB-\d{3} .+\n(?:  why: .+\n)?  mend: (.+)")
+_SHAPE_ERRORS = re.compile(r"but the requested shape|[Ii]ncompatible shapes|[Dd]imensions? (?:.* )?must")
 
 
-class Whereabouts:
+class OpLocations:
     """The user's lines of the ops of a traced graph, the clusters of its stages, and its number of phases."""
 
     def __init__(self, graph: Any = None, stages: Sequence[Stage] = (), phases: int = 1) -> None:
@@ -29,14 +29,14 @@ class Whereabouts:
         self.phases = phases
         self._clusters = {stage.key: stage.cluster for stage in stages}
 
-    def of(self, failure: BaseException, stage: str = "") -> str:
+    def describe(self, failure: BaseException, stage: str = "") -> str:
         """The op that failed, its line in the user's code, and the cluster."""
-        name = op_of(failure)
+        name = find_failed_op(failure)
         cluster = self._clusters.get(stage)
-        parts = [f"op {name!r}" if name else "", self.line(name), f"cluster {cluster!r}" if cluster else ""]
+        parts = [f"op {name!r}" if name else "", self.find_line(name), f"cluster {cluster!r}" if cluster else ""]
         return ", ".join(part for part in parts if part)
 
-    def line(self, name: str) -> str:
+    def find_line(self, name: str) -> str:
         """The user's line of an op, or of the op whose gradient it is; '' if unknown.
 
         An op of a branch, or of a loop's body, has the line of the branch or the loop.
@@ -45,15 +45,15 @@ class Whereabouts:
         place = "" if op is None else str(find_origin(tf_private.forward_op(op)))
         return "" if op is None or place == op.name else place
 
-    def mend(self, failure: BaseException) -> str:
+    def suggest_fix(self, failure: BaseException) -> str:
         """The fix for an error of this library that TensorFlow passed on, or for a shape error that a constant batch
         size may have caused.
         """
         message = str(getattr(failure, "message", failure))
-        own = _OWN_MEND.search(message)
+        own = _LIBRARY_FIX.search(message)
         if own is not None:
             return own[1]
-        shapes = _SHAPES.search(message)
+        shapes = _SHAPE_ERRORS.search(message)
         baked = baked_reshape(self._graph) if shapes else None
         if baked is None:
             return "correct the input or the op"
@@ -74,14 +74,14 @@ def _list_enclosing(name: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def op_of(failure: BaseException) -> str:
+def find_failed_op(failure: BaseException) -> str:
     """TensorFlow's name of the op that failed."""
-    found = _NAMED.search(str(getattr(failure, "message", failure)))
+    found = _NODE_NAMES.search(str(getattr(failure, "message", failure)))
     return "" if found is None else next(name for name in found.groups() if name)
 
 
 @contextlib.contextmanager
-def taken_back(variables: Sequence[Any]) -> Iterator[None]:
+def roll_back(variables: Sequence[Any]) -> Iterator[None]:
     """Run an update only for its results: all variables are restored at the end.
 
     >>> import tensorflow as tf
@@ -102,8 +102,8 @@ def taken_back(variables: Sequence[Any]) -> Iterator[None]:
 class Guard:
     """Snapshot of the variables that a step's forward may write (few: seeds, averages in coupled mode), for rollback.
 
-    `begun` is set when an update has started: afterwards no rollback is possible, unless the program `updates` nothing.
-    `own` names the variables in this process, by default all.
+    `has_begun` is true when an update has started: afterwards no rollback is possible, unless the program `updates`
+    nothing. `own` names the variables in this process, by default all.
     """
 
     _begun = False
@@ -113,18 +113,18 @@ class Guard:
         variables: Mapping[str, Any],
         written: Sequence[str],
         alone: bool = True,
-        whereabouts: Whereabouts | None = None,
+        locations: OpLocations | None = None,
         own: Collection[str] | None = None,
         updates: bool = True,
     ) -> None:
         self._updates = updates
-        self._go_on = "go on" if alone else "start all workers again"
-        self._whereabouts = whereabouts or Whereabouts()
+        self._continuation = "go on" if alone else "start all workers again"
+        self._locations = locations or OpLocations()
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
         self._own = (variables, own)
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether an update has started that cannot be rolled back."""
         return self._begun
 
@@ -132,12 +132,12 @@ class Guard:
         """Record that an update starts."""
         self._begun = self._updates
 
-    def without_trace(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
+    def roll_back_if_skipped(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
         """Context of an update that is rolled back if the step is skipped (`out`), with the forward's writes."""
 
         def run() -> None:
             variables, own = self._own
-            with taken_back([variables[path] for path in variables if own is None or path in own]):
+            with roll_back([variables[path] for path in variables if own is None or path in own]):
                 update()
             self.restore()
 
@@ -149,17 +149,17 @@ class Guard:
             variable.assign(value)
 
     @contextlib.contextmanager
-    def undone(self) -> Iterator[None]:
+    def roll_back_on_failure(self) -> Iterator[None]:
         """Context around a step, until all its threads have stopped: failures before an update are rolled back."""
         try:
             yield
         except BaseException:
-            if not self.begun:
+            if not self.has_begun:
                 self.restore()
             raise
 
     @contextlib.contextmanager
-    def piece(self, stage: str, phase: int, micro_batch: int, what: str) -> Iterator[None]:
+    def explain_stage_failure(self, stage: str, phase: int, micro_batch: int, what: str) -> Iterator[None]:
         """Context that names the piece of the step in errors."""
         try:
             yield
@@ -167,20 +167,20 @@ class Guard:
             raise self._failed_error(what, stage, phase, micro_batch, failure) from failure
 
     @contextlib.contextmanager
-    def once(self, what: str, phase: int) -> Iterator[None]:
+    def explain_phase_failure(self, what: str, phase: int) -> Iterator[None]:
         """Context around a part that runs once a step, outside micro-batches."""
         try:
             yield
         except tf.errors.OpError as failure:
-            raise self._failed_once(what, phase, failure) from failure
+            raise self._once_error(what, phase, failure) from failure
 
-    def failed_update(self, failure: BaseException, phase: int) -> StageFailedError:
+    def update_error(self, failure: BaseException, phase: int) -> StageFailedError:
         """The error for a failure after the update has started."""
         self.begin()
-        return self._failed_once("update", phase, failure)
+        return self._once_error("update", phase, failure)
 
-    def _failed_once(self, what: str, phase: int, failure: BaseException) -> StageFailedError:
-        if self.begun:
+    def _once_error(self, what: str, phase: int, failure: BaseException) -> StageFailedError:
+        if self.has_begun:
             return self._torn_error(failure)
         return self._failed_error("step" if what == "update" else what, "", phase, None, failure)
 
@@ -188,71 +188,74 @@ class Guard:
         self, what: str, stage: str, phase: int, micro_batch: int | None, failure: BaseException
     ) -> StageFailedError:
         where = f" of stage {stage!r}" if stage else ""
-        at = [f"phase {phase}"] * (phase > 0 or self._whereabouts.phases > 1)
+        at = [f"phase {phase}"] * (phase > 0 or self._locations.phases > 1)
         at += [f"micro-batch {micro_batch}"] * (micro_batch is not None)
-        state = f"{self._whereabouts.mend(failure)}; the variables are as they were before the step: then {self._go_on}"
+        fix = self._locations.suggest_fix(failure)
+        state = f"{fix}; the variables are as they were before the step: then {self._continuation}"
         return StageFailedError(
             f"the {what}{where} failed{' in ' * bool(at)}{', '.join(at)}",
-            where=self._whereabouts.of(failure, stage),
-            why=_sentence(failure),
-            mend="restore a checkpoint: an earlier phase has updated some variables" if self.begun else state,
+            where=self._locations.describe(failure, stage),
+            why=_extract_message(failure),
+            mend="restore a checkpoint: an earlier phase has updated some variables" if self.has_begun else state,
             stage=stage,
             phase=phase,
             micro_batch=micro_batch,
-            torn=self.begun,
+            torn=self.has_begun,
         )
 
     def _torn_error(self, failure: BaseException) -> StageFailedError:
         """The error for a failure during an update: some variables are new, some old."""
         return StageFailedError(
             "the update failed, and the step is torn: some variables are updated and some are not",
-            where=self._whereabouts.of(failure),
-            why=_sentence(failure),
+            where=self._locations.describe(failure),
+            why=_extract_message(failure),
             mend="restore a checkpoint before you continue",
             torn=True,
         )
 
 
-def whole_step_error(stage: str, failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
+def plain_step_error(stage: str, failure: BaseException, locations: OpLocations) -> StageFailedError:
     """The error for a failed step that runs as the original function, with unknown progress."""
     return StageFailedError(
         f"the step of stage {stage!r} failed",
-        where=whereabouts.of(failure, stage),
-        why=_sentence(failure),
-        mend=f"{whereabouts.mend(failure)}; some variables may be updated: restore a checkpoint if that matters",
+        where=locations.describe(failure, stage),
+        why=_extract_message(failure),
+        mend=f"{locations.suggest_fix(failure)}; some variables may be updated: restore a checkpoint if that matters",
         stage=stage,
         torn=True,
     )
 
 
-def uncut_step(failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
+def uncut_step_error(failure: BaseException, locations: OpLocations) -> StageFailedError:
     """Context of a step that runs without a plan; its caller restores variables after a failure."""
     return StageFailedError(
         "the uncut step failed",
-        where=whereabouts.of(failure),
-        why=_sentence(failure),
-        mend=f"{whereabouts.mend(failure)}; the variables are as they were before",
+        where=locations.describe(failure),
+        why=_extract_message(failure),
+        mend=f"{locations.suggest_fix(failure)}; the variables are as they were before",
     )
 
 
-def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts, alone: str) -> CaptureError:
+def micro_batch_error(
+    counts: Sequence[int], failure: BaseException, locations: OpLocations, alone: str
+) -> CaptureError:
     """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run. `alone` is
     the line of code that keeps the batch undivided.
     """
     rows = " and ".join(str(count) for count in sorted(set(counts)))
     return CaptureError(
         f"the step cannot run in micro-batches of {rows} rows",
-        where=whereabouts.of(failure),
-        why=f"an op that accepts the whole batch does not accept a part of it: {_sentence(failure)}",
-        mend=f"{whereabouts.mend(failure)}\nor {alone}",
+        where=locations.describe(failure),
+        why=f"an op that accepts the whole batch does not accept a part of it: {_extract_message(failure)}",
+        mend=f"{locations.suggest_fix(failure)}\nor {alone}",
     )
 
 
-_FRAMES = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[{{node")
+_FRAME_PREFIXES = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[{{node")
 
 
-def _sentence(failure: BaseException) -> str:
+def _extract_message(failure: BaseException) -> str:
     """TensorFlow's message without locations and decoration."""
     lines = [line.strip() for line in str(getattr(failure, "message", failure)).splitlines()]
-    sentences = [line for line in lines if line and not line.startswith(_FRAMES)]
+    sentences = [line for line in lines if line and not line.startswith(_FRAME_PREFIXES)]
     return re.sub(r"^\{\{.*?\}\} ", "", (sentences or [type(failure).__name__])[0])[:300]

@@ -18,8 +18,8 @@ from whale_nebula.ir.program import GradientPart
 from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.clock import StageClock
-from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
-from whale_nebula.runtime.step.gradients import Sums
+from whale_nebula.runtime.step.compiled import BoundFunction, Compiled, Feed
+from whale_nebula.runtime.step.gradients import GradientSums
 from whale_nebula.spec import Value
 
 
@@ -37,8 +37,8 @@ class BoundaryExchange(Protocol):
 
 @dataclass
 class StageRun:
-    """The state of a stage in a step. `turns` are the micro-batches that it runs here, `kept` their values for the
-    update. With `looked_at`, each piece is timed until its device has finished.
+    """The state of a stage in a step. `turns` are the micro-batches that it runs here, `kept_values` their values for
+    the update. With `is_sampled`, each piece is timed until its device has finished.
     """
 
     compiled: Compiled
@@ -46,138 +46,140 @@ class StageRun:
     batch: Batch
     exchange: BoundaryExchange
     once: dict[Value, Any]
-    sums: Sums
+    sums: GradientSums
     clock: StageClock = field(default_factory=StageClock)
     turns: Sequence[int] = ()
-    adder: BucketedAllReduce | None = None
-    looked_at: bool = False
-    added: set[ReplicaMessage] = field(default_factory=set)
-    local: dict[int, dict[Value, Any]] = field(default_factory=dict)
-    kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
+    allreduce: BucketedAllReduce | None = None
+    is_sampled: bool = False
+    summed_messages: set[ReplicaMessage] = field(default_factory=set)
+    local_values: dict[int, dict[Value, Any]] = field(default_factory=dict)
+    kept_values: dict[Value, dict[int, Any]] = field(default_factory=dict)
 
     def forward(self, phase: PhasePlan, micro_batch: int) -> None:
         """Run the forward of a micro-batch (with its backward, if they are one function)."""
-        pieces = self.compiled.stage(phase, self.stage)
+        pieces = self.compiled.bind_stage(phase, self.stage)
         if pieces is not None and pieces.forward is not None:
             self._run(phase, pieces.forward, micro_batch)
             if pieces.backward is None:
-                self._forget(phase, micro_batch, pieces.weights)
+                self._free_values(phase, micro_batch, pieces.weights)
 
     def backward(self, phase: PhasePlan, micro_batch: int) -> None:
         """Run the backward of a micro-batch and free its activations, except those that deferred gradients of weights
         need.
         """
-        pieces = self.compiled.stage(phase, self.stage)
+        pieces = self.compiled.bind_stage(phase, self.stage)
         if pieces is not None and pieces.backward is not None:
             self._run(phase, pieces.backward, micro_batch)
-        self._forget(phase, micro_batch, None if pieces is None else pieces.weights)
+        self._free_values(phase, micro_batch, None if pieces is None else pieces.weights)
 
     def backward_weights(self, phase: PhasePlan, micro_batch: int) -> None:
         """Compute the deferred gradients of weights of a micro-batch, and free their inputs."""
-        pieces = self.compiled.stage(phase, self.stage)
+        pieces = self.compiled.bind_stage(phase, self.stage)
         if pieces is not None and pieces.weights is not None:
             self._run(phase, pieces.weights, micro_batch)
-            self._forget(phase, micro_batch)
+            self._free_values(phase, micro_batch)
 
     def skip(self, phase: PhasePlan) -> None:
         """Draw the seeds of a micro-batch that another replica takes."""
-        pieces = self.compiled.stage(phase, self.stage)
+        pieces = self.compiled.bind_stage(phase, self.stage)
         if pieces is not None and pieces.skip is not None:
-            pieces.skip.function([self._take(feed, -1) for feed in pieces.skip.feeds])
+            pieces.skip.function([self._read_feed(feed, -1) for feed in pieces.skip.feeds])
 
-    def accompany(self, phase: PhasePlan) -> None:
+    def join_all_reduces(self, phase: PhasePlan) -> None:
         """Take part in all-reduces with zeros, because this replica has no micro-batch for them."""
-        sums, pieces = self.compiled.workshop.sums, self.compiled.stage(phase, self.stage)
+        sums, pieces = self.compiled.builder.sums, self.compiled.bind_stage(phase, self.stage)
         if sums is not None and pieces is not None:
             for fragment in pieces.plan.fragments:
-                sums.idle(fragment)
+                sums.sum_zeros(fragment)
 
-    def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
-        with self.clock.waits():
-            tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
-        with self.clock.computing(piece.fragment.kind, micro_batch, phase.index):
+    def _run(self, phase: PhasePlan, piece: BoundFunction, micro_batch: int) -> None:
+        with self.clock.time_wait():
+            tensors = [self._read_feed(feed, micro_batch) for feed in piece.feeds]
+        with self.clock.time_computing(piece.fragment.kind, micro_batch, phase.index):
             results = self._call_piece(phase, piece, micro_batch, tensors)
-            self._sum(phase, piece, results)
-            if self.looked_at:
+            self._add_gradients(phase, piece, results)
+            if self.is_sampled:
                 tf.test.experimental.sync_devices()
         del tensors
-        self._hand_on(piece, micro_batch, results)
+        self._pass_on(piece, micro_batch, results)
 
-    def _call_piece(self, phase: PhasePlan, piece: Piece, micro_batch: int, tensors: Sequence[Any]) -> dict[Value, Any]:
+    def _call_piece(
+        self, phase: PhasePlan, piece: BoundFunction, micro_batch: int, tensors: Sequence[Any]
+    ) -> dict[Value, Any]:
         """Call a piece. With the last micro-batch, gradients are all-reduced as they are computed. If the piece itself
         contains sums over replicas, the all-reduces wait, so that their order is the same in all replicas.
         """
         last = self.turns and micro_batch == self.turns[-1] and piece.function.waits is None
-        if self.adder is not None and last and piece.fragment.kind != "forward":
-            found = self.adder.last(self, piece, tensors, self.compiled.replica_messages[phase.index])
+        if self.allreduce is not None and last and piece.fragment.kind != "forward":
+            found = self.allreduce.run_last(self, piece, tensors, self.compiled.replica_messages[phase.index])
             if found is not None:
                 return found
         return dict(zip(piece.fetches, piece.function(tensors), strict=True))
 
-    def _take(self, feed: Feed, micro_batch: int) -> Any:
+    def _read_feed(self, feed: Feed, micro_batch: int) -> Any:
         kind, what = feed
         if kind == "local":
-            return self.local[micro_batch][what]
+            return self.local_values[micro_batch][what]
         if kind == "boundary":
-            return self._boundary(what, micro_batch)
+            return self._read_boundary(what, micro_batch)
         if kind == "leaf":
             return self.batch.slices[micro_batch][what]
         if kind == "once":
             return self.once[what]
         if kind == "arrival":
-            return self._arrival(what, micro_batch)
+            return self._sum_arrivals(what, micro_batch)
         return (self.batch.shares if kind == "share" else self.batch.grows)[micro_batch]
 
-    def _boundary(self, value: Value, micro_batch: int) -> Any:
-        local = self.local.setdefault(micro_batch, {})
-        if value not in local:
-            local[value] = self.exchange.get(value, micro_batch, self.stage)
-        return local[value]
+    def _read_boundary(self, value: Value, micro_batch: int) -> Any:
+        local_values = self.local_values.setdefault(micro_batch, {})
+        if value not in local_values:
+            local_values[value] = self.exchange.get(value, micro_batch, self.stage)
+        return local_values[value]
 
-    def _arrival(self, feed: Value, micro_batch: int) -> Any:
+    def _sum_arrivals(self, feed: Value, micro_batch: int) -> Any:
         """A boundary's gradient: the shares of all stages that read it, added in stage order. It can be read once."""
-        if feed in (local := self.local.setdefault(micro_batch, {})):
-            return local[feed]
-        first, *rest = [self.exchange.get(g, micro_batch, self.stage) for _, g in self.compiled.flows[feed]]
+        if feed in (local_values := self.local_values.setdefault(micro_batch, {})):
+            return local_values[feed]
+        first, *rest = [self.exchange.get(g, micro_batch, self.stage) for _, g in self.compiled.gradient_flows[feed]]
         for share in rest:
             first = first + share
-        if feed in self.compiled.put_off:
-            local[feed] = first
+        if feed in self.compiled.deferred_inputs:
+            local_values[feed] = first
         return first
 
-    def _sum(self, phase: PhasePlan, piece: Piece, results: dict[Value, Any]) -> None:
+    def _add_gradients(self, phase: PhasePlan, piece: BoundFunction, results: dict[Value, Any]) -> None:
         """Add gradients of variables to their sums."""
-        parts = self._parts(phase, piece)
-        done = {each.key for each in self.added}
+        parts = self._list_parts(phase, piece)
+        done = {each.key for each in self.summed_messages}
         for request, part in parts:
             if self.compiled.cut.program.requests[request].key_of(part) not in done:
                 self.sums.add(request, part, [results[value] for value in part.values])
-        shared = self.compiled.shares | self.compiled.put_off
+        shared = self.compiled.gradient_shares | self.compiled.deferred_inputs
         for value in {value for _, part in parts for value in part.values} - shared:
             results.pop(value, None)
 
-    def _hand_on(self, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:
-        compiled, local = self.compiled, self.local.setdefault(micro_batch, {})
+    def _pass_on(self, piece: BoundFunction, micro_batch: int, results: dict[Value, Any]) -> None:
+        compiled, local_values = self.compiled, self.local_values.setdefault(micro_batch, {})
         for value in compiled.masks & results.keys():
-            local[value] = results[value]
+            local_values[value] = results[value]
         for value, tensor in results.items():
             boundary = compiled.boundaries.get(value)
             if boundary is not None:
-                rows = None if boundary.mask is None else self._rows(boundary.mask, micro_batch)
+                rows = None if boundary.mask is None else self._find_row_mask(boundary.mask, micro_batch)
                 self.exchange.put(value, micro_batch, tensor, rows)
-            elif value in compiled.shares:
+            elif value in compiled.gradient_shares:
                 self.exchange.put(value, micro_batch, tensor)
             if value in compiled.cut.merges:
-                self.kept.setdefault(value, {})[micro_batch] = tensor
-            if value not in compiled.shares or value in compiled.put_off:
-                local[value] = tensor
+                self.kept_values.setdefault(value, {})[micro_batch] = tensor
+            if value not in compiled.gradient_shares or value in compiled.deferred_inputs:
+                local_values[value] = tensor
 
-    def _rows(self, mask: Value, micro_batch: int) -> Any:
+    def _find_row_mask(self, mask: Value, micro_batch: int) -> Any:
         """The mask of the rows to send; None for all."""
         leaf = self.compiled.cut.program.leaf_ops.get(mask.op)
-        return self.local[micro_batch].get(mask) if leaf is None else self.batch.slices[micro_batch][leaf]
+        return self.local_values[micro_batch].get(mask) if leaf is None else self.batch.slices[micro_batch][leaf]
 
-    def _parts(self, phase: PhasePlan, piece: Piece) -> list[tuple[int, GradientPart]]:
+    def _list_parts(self, phase: PhasePlan, piece: BoundFunction) -> list[tuple[int, GradientPart]]:
         if piece.fragment.kind == "forward":
             return []
         requests = [self.compiled.cut.program.requests[number] for number in phase.requests]
@@ -185,9 +187,9 @@ class StageRun:
         own = ((r.index, part) for r in requests for part in r.parts if part.stage == self.stage)
         return [(request, part) for request, part in own if given.issuperset(part.values)]
 
-    def _forget(self, phase: PhasePlan, micro_batch: int, rest: Piece | None = None) -> None:
+    def _free_values(self, phase: PhasePlan, micro_batch: int, rest: BoundFunction | None = None) -> None:
         """Drop values that neither the `rest` of a backward nor a later phase needs."""
-        later = self.compiled.needed_later.get((phase.index, self.stage), frozenset())
+        later = self.compiled.later_inputs.get((phase.index, self.stage), frozenset())
         later |= frozenset(rest.fragment.feeds if rest is not None else ())
-        local = self.local.get(micro_batch, {})
-        self.local[micro_batch] = {value: tensor for value, tensor in local.items() if value in later}
+        local_values = self.local_values.get(micro_batch, {})
+        self.local_values[micro_batch] = {value: tensor for value, tensor in local_values.items() if value in later}

@@ -36,12 +36,12 @@ from whale_nebula.tf.patch import Patch
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
 
-def shapes_of(tensors: Sequence[Any]) -> Shapes:
+def list_shapes(tensors: Sequence[Any]) -> Shapes:
     """The shapes of a batch's tensors; None for other values."""
-    return tuple(_shape(tensor) for tensor in tensors)
+    return tuple(_find_shape(tensor) for tensor in tensors)
 
 
-def _shape(tensor: Any) -> tuple[int | None, ...] | None:
+def _find_shape(tensor: Any) -> tuple[int | None, ...] | None:
     shape = getattr(tensor, "shape", None)
     return None if shape is None or getattr(shape, "rank", 0) is None else tuple(shape)
 
@@ -54,7 +54,7 @@ def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes)
     "input 'x' is float32[32,5] in this batch, but was [64,8] in the first"
     """
     for name, tensor, before in zip(names, tensors, first, strict=False):
-        now = _shape(tensor)
+        now = _find_shape(tensor)
         if before is not None and now is not None and (len(now) != len(before) or now[1:] != before[1:]):
             dtype = getattr(tensor.dtype, "name", str(tensor.dtype))
             text = str(Spec("", before)).replace(" ", "")
@@ -62,22 +62,22 @@ def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes)
     return ""
 
 
-def takes(wide: Signature, layout: Signature) -> bool:
+def accepts_call(wide: Signature, layout: Signature) -> bool:
     """Whether a program traced for the signature `wide` accepts a call with the signature `layout`."""
     pairs = zip(wide.specs, layout.specs, strict=True)
-    return _kind(wide) == _kind(layout) and all(_fits(free, spec.shape) for free, spec in pairs)
+    return _find_kind(wide) == _find_kind(layout) and all(_fits(free, spec.shape) for free, spec in pairs)
 
 
 def widen_signature(layout: Signature, known: Iterable[Signature]) -> Signature | None:
     """The signature that accepts `layout` and every known signature that differs from it only in sizes; None if there
     is none.
     """
-    alike = [other for other in known if _kind(other) == _kind(layout)]
+    alike = [other for other in known if _find_kind(other) == _find_kind(layout)]
     if not alike:
         return None
     specs = layout.specs
     for other in alike:
-        specs = tuple(_common(a, b) for a, b in zip(specs, other.specs, strict=True))
+        specs = tuple(_merge_specs(a, b) for a, b in zip(specs, other.specs, strict=True))
     return _replace_specs(layout, specs)
 
 
@@ -93,7 +93,7 @@ def _replace_specs(layout: Signature, specs: Iterable[tf.TensorSpec]) -> Signatu
     return replace(layout, specs=specs, key=(layout.key[0], specs, *layout.key[2:]))
 
 
-def _kind(layout: Signature) -> Any:
+def _find_kind(layout: Signature) -> Any:
     """The part of a signature that two signatures must share for one trace: everything but the sizes."""
     return layout.key[0], tuple((spec.dtype, spec.shape.rank) for spec in layout.specs), *layout.key[2:]
 
@@ -102,7 +102,7 @@ def _fits(free: tf.TensorSpec, shape: tf.TensorShape) -> bool:
     return all(size is None or size == own for size, own in zip(free.shape, shape, strict=True))
 
 
-def _common(a: tf.TensorSpec, b: tf.TensorSpec) -> tf.TensorSpec:
+def _merge_specs(a: tf.TensorSpec, b: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)], a.dtype)
 
 
@@ -127,7 +127,7 @@ _CALLS = Patch(keras.Model, "__call__", _note_call)
 
 
 @contextlib.contextmanager
-def models_met() -> Iterator[list[Any]]:
+def collect_models() -> Iterator[list[Any]]:
     """Collect the models that this thread calls inside the context, each once."""
     before, _LOCAL.met = getattr(_LOCAL, "met", None), []
     try:
@@ -137,7 +137,7 @@ def models_met() -> Iterator[list[Any]]:
         _LOCAL.met = before
 
 
-def models_of(fn: Callable[..., Any]) -> list[Any]:
+def find_models(fn: Callable[..., Any]) -> list[Any]:
     """The models that a function refers to by name, or that the object of a method holds.
 
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -147,22 +147,22 @@ def models_of(fn: Callable[..., Any]) -> list[Any]:
     owner = getattr(fn, "__self__", None)
     fn = inspect.unwrap(getattr(fn, "__func__", fn))
     code: CodeType | None = getattr(fn, "__code__", None)
-    held = [owner, *_attributes_of(owner)]
+    held = [owner, *_list_attributes(owner)]
     if code is not None:
-        held += [fn.__globals__.get(name) for name in _names(code)]
+        held += [fn.__globals__.get(name) for name in _list_names(code)]
         for cell in fn.__closure__ or ():
             with contextlib.suppress(ValueError):  # a cell that is not assigned yet
-                held += [cell.cell_contents, *_attributes_of(cell.cell_contents)]
+                held += [cell.cell_contents, *_list_attributes(cell.cell_contents)]
     return [each for each in held if isinstance(each, keras.Model)]
 
 
-def _names(code: CodeType) -> list[str]:
+def _list_names(code: CodeType) -> list[str]:
     """The names that a function and its inner functions read."""
-    inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names(each)]
+    inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _list_names(each)]
     return [*code.co_names, *inner]
 
 
-def _attributes_of(thing: Any) -> list[Any]:
+def _list_attributes(thing: Any) -> list[Any]:
     """The attributes of an object of a user's class, such as one that holds models and the training loop."""
     whole = thing is None or isinstance(thing, keras.Model | type)
     return [] if whole else list(getattr(thing, "__dict__", {}).values())
@@ -173,12 +173,12 @@ Unpack = Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]]
 """A function from the values of the arguments to the arguments of `fn`."""
 
 
-def positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def unpack_positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Call with the values as positional arguments, in order."""
     return values, {}
 
 
-def declared_inputs() -> Declared:
+def find_declared_inputs() -> Declared:
     """The shapes that the run's config declares for inputs."""
     run = current_run()
     return Declared(run.config.inputs, run.alone)
@@ -189,14 +189,15 @@ class Step:
     """Calls of `fn`, run with a plan, with one engine for each signature of the arguments and each set of enclosing
     scopes. A step that `widens` has one engine for all signatures that differ only in sizes, from the second one on.
     `steps` counts the steps of all engines, including those of replaced plans. `trains`: it is Keras's own train step
-    of a model. `owned` returns all variables of the model that it trains, by name, whether or not it reads them.
+    of a model. `owned_variables` returns all variables of the model that it trains, by name, whether or not it reads
+    them.
     """
 
     fn: Callable[..., Any]
     name: str
     paths: Callable[[], Mapping[int, str]] = dict
     metrics: Callable[[], Mapping[int, str]] = dict
-    owned: Callable[[], Mapping[str, Any]] = dict
+    owned_variables: Callable[[], Mapping[str, Any]] = dict
     whole: frozenset[str] = frozenset()
     jit: bool = False
     lazy: bool = False
@@ -217,17 +218,17 @@ class Step:
         """The model whose method the step is, if any."""
         return getattr(self.fn, "__self__", None)
 
-    def run(self, arguments: Arguments, unpack: Unpack = positional) -> Any:
+    def run(self, arguments: Arguments, unpack: Unpack = unpack_positional) -> Any:
         """Run one step on the given arguments (name and value each)."""
         check_surroundings()
         hold_something()
         with self._lock:
-            layout, tensors = signature(arguments, self.whole, declared_inputs())
+            layout, tensors = signature(arguments, self.whole, find_declared_inputs())
             watching = observer()
             shown = None if watching is None else watching.look(self, layout, tensors, unpack)
             if shown is not None:
                 return shown[0]
-            self.last = self._engine(layout, unpack, tensors)
+            self.last = self._find_engine(layout, unpack, tensors)
             hints.warn_beside(self.name)
             return self._run(self.last, layout, tensors)
 
@@ -241,7 +242,7 @@ class Step:
             failure.why = "\n".join(filter(None, [failure.why, other]))
             raise
         self.steps = last.steps
-        self.first = self.first or shapes_of(tensors)
+        self.first = self.first or list_shapes(tensors)
         return results
 
     def call(self, unpack: Unpack, given: Sequence[Any]) -> Any:
@@ -249,10 +250,10 @@ class Step:
         args, kwargs = unpack(list(given))
         return self.fn(*args, **kwargs)
 
-    def captured_before(self, layout: Signature) -> Captured | None:
+    def find_capture(self, layout: Signature) -> Captured | None:
         """The capture for calls with this signature, if one has run; None if a planner decided its stages."""
         with self._lock:
-            self._forget_others()
+            self._drop_stale_engines()
             kept = self.engines.get((describe_surroundings(), layout.key))
             return None if kept is None or kept.captured.decision is not None else kept.captured
 
@@ -260,31 +261,31 @@ class Step:
         """The function that selects the argument of Keras's own train step; None for another step."""
         return (lambda given: unpack(list(given))[0][0]) if self.trains else None
 
-    def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
+    def plan(self, arguments: Arguments, unpack: Unpack = unpack_positional) -> Engine:
         """Capture and plan for the given arguments without running them."""
         with self._lock:
-            layout, tensors = signature(arguments, self.whole, declared_inputs())
+            layout, tensors = signature(arguments, self.whole, find_declared_inputs())
             if (watching := observer()) is not None:
                 watching.look(self, layout, tensors, unpack)
-            return self._engine(layout, unpack, tensors, checked=False)
+            return self._find_engine(layout, unpack, tensors, checked=False)
 
-    def _engine(
+    def _find_engine(
         self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None, *, checked: bool = True
     ) -> Engine:
         """The engine for these arguments and the scopes around this call, planned for the rows of the first `tensors`;
         with `checked`, verify that they are a batch.
         """
-        self._forget_others()
+        self._drop_stale_engines()
         around = describe_surroundings()
         if (around, layout.key) not in self.engines:
             forms = [form for scope, form in self.forms if scope == around]
-            wide = next((self.engines[around, form.key] for form in forms if takes(form, layout)), None)
+            wide = next((self.engines[around, form.key] for form in forms if accepts_call(form, layout)), None)
             wide = wide or self._widen_engine(layout, unpack, forms)
             made = wide or self._make_engine(layout, unpack, tensors, checked)
             self.engines[around, layout.key] = made
         return self.engines[around, layout.key]
 
-    def _forget_others(self) -> None:
+    def _drop_stale_engines(self) -> None:
         """Drop engines that were planned for another run, or before `nb.place` was called."""
         run, placed = current_run(), changes()
         if self.run_of_plans is None or self.run_of_plans() is not run or self.placed != placed:
@@ -322,7 +323,7 @@ class Step:
         checkpoints = current_run().checkpoints
         saved = () if checkpoints is None else checkpoints.forms.get(_name_traces(self.name), ())
         found = (replace_sizes(layout, shapes) for shapes in saved)
-        form = next((form for form in found if form is not None and takes(form, layout)), None)
+        form = next((form for form in found if form is not None and accepts_call(form, layout)), None)
         return None if form is None or form.key == layout.key else form
 
     def _make_engine(
@@ -332,7 +333,7 @@ class Step:
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
         call = functools.partial(self.call, unpack)
         run = current_run()
-        with models_met() as met:
+        with collect_models() as met:
             captured = capture_step(
                 self.name, call, layout, tensors,
                 paths=self.paths, metrics=self.metrics, later=not run.alone, owner=self.owner,
@@ -345,14 +346,14 @@ class Step:
                 micro_batches(leaves, tensors, captured.program.pipeline.micro_batch)
             check_pinned(self.name, captured, layout)
             notes = (*self.notes, *captured.projected, *filter(None, [current_step_options().said]))
-            models = [*met, *models_of(self.fn)]
+            models = [*met, *find_models(self.fn)]
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
         finally:
             captured.begin(lambda variable: True)  # no effect, unless the step was refused
         make_all_collective(models, run)
         if run.checkpoints is not None:
             read = {id(variable.handle) for variable in captured.variables.values()}
-            found.unread = {name: each for name, each in self.owned().items() if id(each.handle) not in read}
+            found.unread = {name: each for name, each in self.owned_variables().items() if id(each.handle) not in read}
             run.checkpoints.register_program(found)
             if self.widens and all(spec.shape.rank is not None for spec in layout.specs):
                 run.checkpoints.record_form(_name_traces(self.name), tuple(tuple(spec.shape) for spec in layout.specs))

@@ -44,10 +44,10 @@ def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
         spec, boundary = each.spec, each.boundary
         if not _is_sized(spec):
             continue
-        raw, codec, forward = spec.nbytes(unknown=rows), NONE, None if not each.back else NONE
+        raw, codec, forward = spec.nbytes(unknown=rows), NONE, None if not each.is_gradient else NONE
         if boundary is not None:
-            codec = boundary.backward_codec if each.back else boundary.codec
-            forward = boundary.codec if each.back else None
+            codec = boundary.backward_codec if each.is_gradient else boundary.codec
+            forward = boundary.codec if each.is_gradient else None
         payload = payload_bytes(codec, spec.dtype, spec.sized(rows), forward)
         coded = spec.floating and not spec.scalar and not spec.dtype.startswith("complex")
         numbers = raw // Spec(spec.dtype, ()).nbytes() if coded else 0
@@ -64,13 +64,13 @@ def _is_sized(spec: Spec) -> bool:
     return spec.shape is not None and None not in spec.shape[1:]
 
 
-def bounded_links(cut: Cut, hosts: Sequence[str], exchanged: ExchangeSizes) -> frozenset[str]:
+def find_bounded_links(cut: Cut, hosts: Sequence[str], exchanged: ExchangeSizes) -> frozenset[str]:
     """The links for which only an upper bound of bytes is known, because the bytes depend on values in the batch."""
     found = {f"{hosts[each.source]}->{hosts[each.destination]}" for each in messages(cut, hosts, 1) if each.bounded}
     return frozenset(found | {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)})
 
 
-def link_reports(
+def plan_link_reports(
     cut: Cut, hosts: Sequence[str], counts: Sequence[int], exchanged: ExchangeSizes
 ) -> Mapping[str, LinkReport]:
     """The planned load of each link in a step whose micro-batches have `counts` rows; `exchanged` has the sizes of
@@ -93,8 +93,8 @@ def link_reports(
     return found
 
 
-_Pair = tuple[int, int]
-_Crossing = tuple[dict[_Pair, Hop], dict[_Pair, tuple[Numbers, Numbers]]]
+_StagePair = tuple[int, int]
+_PhaseTraffic = tuple[dict[_StagePair, Hop], dict[_StagePair, tuple[Numbers, Numbers]]]
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Traffic:
     lines: Links
     shapes: Sequence[tuple[int, ...]] = ()
     _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
-    _hops: dict[tuple[int, int], _Crossing] = field(default_factory=dict)
+    _hops: dict[tuple[int, int], _PhaseTraffic] = field(default_factory=dict)
     _rounds: dict[tuple[int, ...], tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
     _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
@@ -120,7 +120,7 @@ class Traffic:
     @cached_property
     def at_most(self) -> tuple[str, ...]:
         """The links whose bytes are upper bounds."""
-        return tuple(sorted(bounded_links(self.cut, self.hosts, self.exchanged)))
+        return tuple(sorted(find_bounded_links(self.cut, self.hosts, self.exchanged)))
 
     def is_known(self, counts: tuple[int, ...]) -> bool:
         """Whether the sizes of all crossings are known before a step, given its rows."""
@@ -133,14 +133,14 @@ class Traffic:
     def link_bytes(self, counts: tuple[int, ...]) -> Mapping[str, int]:
         """The load of each link in a step with these micro-batches."""
         if counts not in self._bytes:
-            reports = link_reports(self.cut, self.hosts, counts, self.exchanged)
+            reports = plan_link_reports(self.cut, self.hosts, counts, self.exchanged)
             self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
         return self._bytes[counts]
 
     def rounds(self, counts: tuple[int, ...]) -> tuple[tuple[Carried, ...], ...]:
         """The exchange between clusters once a step, round by round."""
         if counts not in self._rounds:
-            rounds: defaultdict[_Pair, defaultdict[tuple[str, str], list[Exchange]]]
+            rounds: defaultdict[_StagePair, defaultdict[tuple[str, str], list[Exchange]]]
             rounds = defaultdict(lambda: defaultdict(list))
             for each in self.cut.exchange:
                 rounds[each.phase, each.round][each.source, each.destination].append(each)
@@ -153,13 +153,13 @@ class Traffic:
     def _sum_round(self, here: str, there: str, together: Sequence[Exchange], counts: tuple[int, ...]) -> Carried:
         sizes = (self.exchanged.nbytes(each, counts) for each in together)
         what = tuple(dict.fromkeys(each.what for each in together))
-        return Carried(self._line(here, there), sum(count_wire_bytes(size or 0) for size in sizes), what)
+        return Carried(self._find_line(here, there), sum(count_wire_bytes(size or 0) for size in sizes), what)
 
-    def hops(self, phase: int, rows: int) -> _Crossing:
+    def hops(self, phase: int, rows: int) -> _PhaseTraffic:
         """The traffic between stages for a micro-batch, by link, and the part of it that is numbers."""
         if (phase, rows) not in self._hops:
-            sizes: dict[_Pair, float] = {}
-            numbers: defaultdict[_Pair, Numbers] = defaultdict(Numbers)
+            sizes: dict[_StagePair, float] = {}
+            numbers: defaultdict[_StagePair, Numbers] = defaultdict(Numbers)
             for message in messages(self.cut, self.hosts, rows):
                 if message.phase == phase:
                     key = (message.source, message.destination)
@@ -167,11 +167,14 @@ class Traffic:
                     numbers[key] += Numbers(message.payload, message.numbers) if message.numbers else Numbers()
             hops = {}
             for a, b in sorted({(a, b) if a < b else (b, a) for a, b in sizes}):
-                there, back = self._line(self.hosts[a], self.hosts[b]), self._line(self.hosts[b], self.hosts[a])
+                there, back = (
+                    self._find_line(self.hosts[a], self.hosts[b]),
+                    self._find_line(self.hosts[b], self.hosts[a]),
+                )
                 hops[a, b] = Hop(there, back, sizes.get((a, b), 0.0), sizes.get((b, a)))
             self._hops[phase, rows] = hops, {(a, b): (numbers[a, b], numbers[b, a]) for a, b in hops}
         return self._hops[phase, rows]
 
-    def _line(self, here: str, there: str) -> Line:
+    def _find_line(self, here: str, there: str) -> Line:
         line = self.lines.between(here, there)
         return Line(f"{here}->{there}", line.rate / 8 if line.rate else float("inf"), line.delay)

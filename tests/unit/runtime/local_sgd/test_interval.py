@@ -14,7 +14,7 @@ import whale_nebula as nb
 from whale_nebula.errors import PlanError
 from whale_nebula.hardware import LinkRate
 from whale_nebula.ir.program import UNDECIDED, LocalSgd
-from whale_nebula.runtime.local_sgd.interval import SHARE, SLACK, Exchange, find_interval
+from whale_nebula.runtime.local_sgd.interval import MAX_SHARE, MAX_WAIT_SHARE, Exchange, find_interval
 from whale_nebula.runtime.run import current_run
 from whale_nebula.schedule.rounds import MAX_INTERVAL
 
@@ -52,7 +52,7 @@ def find_every() -> int:
     return int(every)
 
 
-def test_the_run_is_that_with_the_number() -> None:
+def test_auto_interval_trains_like_the_same_fixed_interval() -> None:
     ours, report = train("auto")
     every, found = find_every(), ours.get_weights()
     assert 1 < every < 4 and len(current_run().intervals) == 1  # of the rows that are left over, too
@@ -62,14 +62,14 @@ def test_the_run_is_that_with_the_number() -> None:
         plan = nb.plan(ours, X[:12], Y[:12])
         assert reason in plan.to_text() and plan.explain().lower() == f"{reason.lower()}."
         assert "every" in nb.plan(keras.Model(ours.inputs, ours.outputs), X[:12]).to_text()
-    theirs, told = train(every)
-    assert told.meetings.chosen == "" and find_every() == every
+    theirs, fixed_report = train(every)
+    assert fixed_report.meetings.chosen == "" and find_every() == every
     for own, other in zip(found, theirs.get_weights(), strict=True):
         np.testing.assert_array_equal(own, other)
 
 
 @pytest.mark.grid
-def test_a_run_that_goes_on_keeps_it(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_interval(tmp_path: Path) -> None:
     saved = {"checkpoint": {"folder": str(tmp_path), "every": 4}}
     train("auto", **saved)
     every = find_every()
@@ -77,29 +77,32 @@ def test_a_run_that_goes_on_keeps_it(tmp_path: Path) -> None:
     assert find_every() == every and "as before this run was saved" in report.meetings.chosen
 
 
-def test_under_a_planner_it_says_both() -> None:
+def test_auto_parallel_explains_itself_and_the_interval() -> None:
     nb.init({"clusters": CLUSTERS}, links="6mbit,1ms")
     made = model()
     with nb.auto_parallel(), nb.cluster(), nb.replica(sync_every="auto"):
-        told = nb.plan(made, X, Y).explain()
-    assert "does not change the scopes of this step" in told and "The clusters synchronise every" in told
+        explanation = nb.plan(made, X, Y).explain()
+    assert "does not change the scopes of this step" in explanation and "The clusters synchronise every" in explanation
     made.evaluate(X, Y, verbose=0)
 
 
 def find(rate: float | None, *, codec: str = "none", step: float = 0.05, **options: Any) -> LocalSgd:
     line = {("gpu", "npu"): LinkRate(rate, 0.02), ("npu", "gpu"): LinkRate(rate)}
     mode = "async" if options.get("staleness") else "sync"
-    exchange = Exchange(1_000_000, codec, line, coding=1e-9 * (codec != "none"), answered=mode == "async")
+    exchange = Exchange(1_000_000, codec, line, coding=1e-9 * (codec != "none"), is_answered=mode == "async")
     apart = LocalSgd(UNDECIDED, codec=codec, mode=mode, **{"delay": UNDECIDED, **options})
     found = find_interval(apart, exchange, step)
     between, smaller = found.every * step, find_interval(apart, exchange, 2 * step)
     assert smaller.every <= found.every
     if found.every < MAX_INTERVAL:
-        assert exchange.seconds(1_000_000) <= SHARE * between and exchange.waits(found, step) <= SLACK * between
+        assert (
+            exchange.seconds(1_000_000) <= MAX_SHARE * between
+            and exchange.waits(found, step) <= MAX_WAIT_SHARE * between
+        )
     return found
 
 
-def test_it_is_the_smallest_that_hides() -> None:
+def test_smallest_interval_that_hides_the_exchange_is_chosen() -> None:
     plain = find(7.5e6)
     assert (plain.every, plain.delay) == (23, 2)  # 0.55 s are half of 23 steps
     assert find(7.5e6, codec="int8").every < find(7.5e6, codec="fp16").every < plain.every
@@ -117,7 +120,7 @@ def test_it_is_the_smallest_that_hides() -> None:
     ],
     ids=["how fast a cluster is", "what two gradients take"],
 )
-def test_it_is_refused_where_nobody_knows(config: dict[str, Any], mend: str) -> None:
+def test_auto_interval_without_measurements_is_refused(config: dict[str, Any], mend: str) -> None:
     nb.init(config, links=LINE)
     weight = tf.Variable([[1.0]] * 8)
 
@@ -135,7 +138,7 @@ def test_it_is_refused_where_nobody_knows(config: dict[str, Any], mend: str) -> 
     assert mend in str(refused.value) and "test_interval.py" in str(refused.value)
 
 
-def test_a_slow_line_is_said() -> None:
+def test_plan_reports_a_link_too_slow_for_any_interval() -> None:
     nb.init({"clusters": CLUSTERS}, links="8kbit,1ms")
     with nb.cluster(), nb.replica(sync_every="auto"):
         assert "does not hide it" in nb.plan(model(), X, Y).explain()

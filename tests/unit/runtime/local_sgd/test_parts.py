@@ -19,9 +19,9 @@ from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
 from whale_nebula.launch.ending import Departure
 from whale_nebula.runtime.local_sgd.async_mode import Server
-from whale_nebula.runtime.local_sgd.step import Asked
+from whale_nebula.runtime.local_sgd.step import LeaveRequests
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
-from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat
+from whale_nebula.runtime.local_sgd.topology import Differences, Ends, FlatVariables
 from whale_nebula.schedule.rounds import GRAIN, Timetable
 from whale_nebula.transport import MemoryNetwork
 
@@ -36,9 +36,11 @@ def numbers(size: int, seed: int = 0) -> np.ndarray:
 class TestFlat:
     @settings(deadline=None, max_examples=40)
     @given(st.data())
-    def test_a_range_is_read_and_written_as_in_one_array(self, data: st.DataObject) -> None:
+    def test_ranges_are_read_and_added_as_in_one_array(self, data: st.DataObject) -> None:
         shapes = [(2, 3), (), (5,), (1, 4)]
-        flat = Flat([tf.Variable(numbers(int(np.prod(shape)), n).reshape(shape)) for n, shape in enumerate(shapes)])
+        flat = FlatVariables(
+            [tf.Variable(numbers(int(np.prod(shape)), n).reshape(shape)) for n, shape in enumerate(shapes)]
+        )
         oracle = flat.read((0, flat.total))
         begin = data.draw(st.integers(0, flat.total))
         end = data.draw(st.integers(begin, flat.total))
@@ -47,15 +49,15 @@ class TestFlat:
         oracle[begin:end] += more
         np.testing.assert_array_equal(flat.read((0, flat.total)), oracle)
 
-    def test_what_was_read_stays_as_it_was(self) -> None:
-        flat = Flat([tf.Variable([1.0, 2.0])])
+    def test_read_numbers_are_a_copy(self) -> None:
+        flat = FlatVariables([tf.Variable([1.0, 2.0])])
         before = flat.read((0, 2))
         flat.write((0, 2), np.float32([5.0, 6.0]))
         assert before.tolist() == [1.0, 2.0]
 
-    def test_other_types_are_numbers_of_32_bits_in_between(self) -> None:
+    def test_float16_variables_are_added_in_float32(self) -> None:
         half = tf.Variable(tf.cast([1.5, 2.5], tf.float16))
-        flat = Flat([half])
+        flat = FlatVariables([half])
         flat.add((1, 2), np.float32([1.0]))
         assert half.dtype == tf.float16
         assert half.numpy().tolist() == [1.5, 3.5]
@@ -64,18 +66,18 @@ class TestFlat:
 class TestDifferences:
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("size", [1, 100, GRAIN, 3 * GRAIN + 17])
-    def test_the_others_make_of_the_bytes_what_it_says(self, way: str, size: int) -> None:
+    def test_decoded_numbers_equal_those_that_encode_returns(self, way: str, size: int) -> None:
         data, there = Differences(parse_way(way)).encode(0, numbers(size))
         np.testing.assert_array_equal(Differences(parse_way(way)).decode(data, size), there)
 
     @pytest.mark.parametrize("way", WAYS[1:])
-    def test_what_is_left_out_goes_with_the_next(self, way: str) -> None:
+    def test_encoding_error_is_added_to_the_next_difference(self, way: str) -> None:
         ours, gone = Differences(parse_way(way)), numbers(2 * GRAIN)
         once = np.linalg.norm(Differences(parse_way(way)).encode(0, gone)[1] - gone)
-        told = sum(ours.encode(0, gone)[1] for _ in range(60))
-        assert np.linalg.norm(told - 60 * gone) < 20 * once  # 60 times as much, if it were lost each time
+        total = sum(ours.encode(0, gone)[1] for _ in range(60))
+        assert np.linalg.norm(total - 60 * gone) < 20 * once  # 60 times as much, if it were lost each time
 
-    def test_each_fragment_has_its_own(self) -> None:
+    def test_fragments_have_separate_residues(self) -> None:
         ours = Differences(parse_way("int4"))
         ours.encode(0, numbers(GRAIN))
         _, alone = Differences(parse_way("int4")).encode(1, numbers(GRAIN, 2))
@@ -83,7 +85,7 @@ class TestDifferences:
 
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("size", [100, 2 * GRAIN + 17])
-    def test_bytes_of_another_size_are_refused(self, way: str, size: int) -> None:
+    def test_payload_of_another_size_is_refused(self, way: str, size: int) -> None:
         data, _ = Differences(parse_way(way)).encode(0, numbers(size))
         data = np.asarray(data)
         for wrong in (data[:0], data[:4], data[:-1], np.concatenate([data, data[:4]])):
@@ -91,25 +93,25 @@ class TestDifferences:
                 Differences(parse_way(way)).decode(wrong, size)
 
 
-class Together:
+class ClusterGroup:
     """Clusters in one process, each with a variable of its own."""
 
     def __init__(self, table: Timetable, outer: Outer, way: str, size: int = 2 * GRAIN + 100) -> None:
         network = MemoryNetwork()
-        firsts = {name: f"{name}/0" for name in CLUSTERS}
+        lead_workers = {name: f"{name}/0" for name in CLUSTERS}
         self.start = numbers(size)
         self.rounds: list[Rounds] = []
-        for name, worker in firsts.items():
-            others = {other: peer for other, peer in firsts.items() if other != name}
+        for name, worker in lead_workers.items():
+            others = {other: peer for other, peer in lead_workers.items() if other != name}
             links = {peer: network.link(worker, peer, name, other) for other, peer in others.items()}
             shares = {"a": 0.5, "b": 0.25, "c": 0.25}
-            flat, ends = Flat([tf.Variable(self.start)]), Ends(worker, name, firsts, links, 10.0)
+            flat, ends = FlatVariables([tf.Variable(self.start)]), Ends(worker, name, lead_workers, links, 10.0)
             self.rounds.append(Rounds(flat, ends, Differences(parse_way(way)), table=table, outer=outer, shares=shares))
         for each in self.rounds:
             each.begin()
 
-    def step(self, moves: Sequence[np.ndarray]) -> None:
-        for each, move in zip(self.rounds, moves, strict=True):
+    def step(self, draw_moves: Sequence[np.ndarray]) -> None:
+        for each, move in zip(self.rounds, draw_moves, strict=True):
             each.flat.add((0, each.flat.total), move)
         for each in self.rounds:
             each.send_due()
@@ -118,9 +120,9 @@ class Together:
 
     def settle(self) -> None:
         for each in self.rounds:
-            each.settle_send()
+            each.send_remaining()
         for each in self.rounds:
-            each.settle_take()
+            each.receive_remaining()
 
     @property
     def held(self) -> list[np.ndarray]:
@@ -132,40 +134,40 @@ class Together:
 
 
 @pytest.fixture
-def opened() -> Iterator[list[Together]]:
-    made: list[Together] = []
+def open_groups() -> Iterator[list[ClusterGroup]]:
+    made: list[ClusterGroup] = []
     yield made
     for each in made:
         each.close()
 
 
-def together(opened: list[Together], table: Timetable, outer: Outer, way: str = "none") -> Together:
-    opened.append(Together(table, outer, way))
-    return opened[-1]
+def make_clusters(open_groups: list[ClusterGroup], table: Timetable, outer: Outer, way: str = "none") -> ClusterGroup:
+    open_groups.append(ClusterGroup(table, outer, way))
+    return open_groups[-1]
 
 
-def moves(step: int, size: int) -> list[np.ndarray]:
+def draw_moves(step: int, size: int) -> list[np.ndarray]:
     return [0.1 * numbers(size, 10 * step + n) for n in range(len(CLUSTERS))]
 
 
 class TestRounds:
-    def test_with_every_step_all_have_the_weighted_mean(self, opened: list[Together]) -> None:
-        clusters = together(opened, Timetable(1, 1, 0), Average())
+    def test_exchange_at_every_step_gives_the_weighted_mean(self, open_groups: list[ClusterGroup]) -> None:
+        clusters = make_clusters(open_groups, Timetable(1, 1, 0), Average())
         expected = clusters.start.copy()
         for step in range(3):
-            each = moves(step, expected.size)
+            each = draw_moves(step, expected.size)
             clusters.step(each)
             expected += 0.5 * each[0] + 0.25 * each[1] + 0.25 * each[2]
             for held in clusters.held:
                 np.testing.assert_allclose(held, expected, rtol=1e-5, atol=1e-6)
 
-    def test_between_meetings_each_goes_its_own_way(self, opened: list[Together]) -> None:
-        clusters = together(opened, Timetable(3, 1, 0), Average())
-        clusters.step(moves(0, clusters.start.size))
+    def test_clusters_diverge_between_rounds_and_agree_after_them(self, open_groups: list[ClusterGroup]) -> None:
+        clusters = make_clusters(open_groups, Timetable(3, 1, 0), Average())
+        clusters.step(draw_moves(0, clusters.start.size))
         a, b, _ = clusters.held
         assert not np.allclose(a, b)
         for step in (1, 2):
-            clusters.step(moves(step, clusters.start.size))
+            clusters.step(draw_moves(step, clusters.start.size))
         a, b, c = clusters.held
         assert a.tobytes() == b.tobytes() == c.tobytes()
 
@@ -183,13 +185,13 @@ class TestRounds:
         ],
         ids=str,
     )
-    def test_what_is_shared_is_the_same_everywhere_at_every_step(
-        self, opened: list[Together], table: Timetable, outer: Outer, way: str
+    def test_shared_weights_are_equal_in_all_clusters_at_every_step(
+        self, open_groups: list[ClusterGroup], table: Timetable, outer: Outer, way: str
     ) -> None:
-        clusters = together(opened, table, outer, way)
+        clusters = make_clusters(open_groups, table, outer, way)
         seen = set()
         for step in range(14):
-            clusters.step(moves(step, clusters.start.size))
+            clusters.step(draw_moves(step, clusters.start.size))
             digests = {each.digest() for each in clusters.rounds}
             assert len(digests) == 1
             seen |= digests
@@ -197,9 +199,9 @@ class TestRounds:
         clusters.settle()
         assert len({held.tobytes() for held in clusters.held}) == 1
 
-    def test_what_was_gone_while_a_fragment_was_on_its_way_is_kept(self, opened: list[Together]) -> None:
-        clusters = together(opened, Timetable(2, 1, 1), Average())
-        all_moves = [moves(step, clusters.start.size) for step in range(3)]
+    def test_steps_during_an_exchange_are_kept(self, open_groups: list[ClusterGroup]) -> None:
+        clusters = make_clusters(open_groups, Timetable(2, 1, 1), Average())
+        all_moves = [draw_moves(step, clusters.start.size) for step in range(3)]
         for each in all_moves:
             clusters.step(each)
         shared = clusters.start + sum(
@@ -208,19 +210,19 @@ class TestRounds:
         for n, held in enumerate(clusters.held):
             np.testing.assert_allclose(held, shared + all_moves[2][n], rtol=1e-4, atol=1e-5)
 
-    def test_nobody_is_asked_where_nothing_was_gone(self, opened: list[Together]) -> None:
-        clusters = together(opened, Timetable(4, 1, 1), Average())
+    def test_settle_without_new_steps_exchanges_nothing(self, open_groups: list[ClusterGroup]) -> None:
+        clusters = make_clusters(open_groups, Timetable(4, 1, 1), Average())
         clusters.settle()
-        clusters.step(moves(0, clusters.start.size))
+        clusters.step(draw_moves(0, clusters.start.size))
         clusters.settle()
-        met = [each.met for each in clusters.rounds]
+        round_count = [each.round_count for each in clusters.rounds]
         clusters.settle()
-        assert [each.met for each in clusters.rounds] == met
+        assert [each.round_count for each in clusters.rounds] == round_count
 
-    def test_replaced_weights_are_where_it_goes_on_from(self, opened: list[Together]) -> None:
-        clusters = together(opened, Timetable(1, 1, 0), Nesterov(), "int4")
+    def test_restart_continues_from_the_replaced_weights(self, open_groups: list[ClusterGroup]) -> None:
+        clusters = make_clusters(open_groups, Timetable(1, 1, 0), Nesterov(), "int4")
         for step in range(2):
-            clusters.step(moves(step, clusters.start.size))
+            clusters.step(draw_moves(step, clusters.start.size))
         fresh = numbers(clusters.start.size, 77)
         for each in clusters.rounds:
             each.flat.write((0, each.flat.total), fresh)
@@ -229,8 +231,8 @@ class TestRounds:
         for held in clusters.held:
             np.testing.assert_allclose(held, fresh, atol=1e-6)
 
-    def test_a_difference_of_another_size_is_refused_by_the_name_of_its_sender(self, opened: list[Together]) -> None:
-        clusters = together(opened, Timetable(1, 1, 0), Average())
+    def test_difference_of_another_size_is_refused_with_its_sender(self, open_groups: list[ClusterGroup]) -> None:
+        clusters = make_clusters(open_groups, Timetable(1, 1, 0), Average())
         a, b, c = clusters.rounds
         one = np.zeros(1, np.float32).view(np.uint8)
         for each in (a, b):
@@ -242,7 +244,7 @@ class TestRounds:
 
 class TestServer:
     @pytest.mark.parametrize("size", [0, 1, 2, 4])
-    def test_a_difference_of_another_size_is_refused_by_the_name_of_its_sender(self, size: int) -> None:
+    def test_difference_of_another_size_is_refused_with_its_sender(self, size: int) -> None:
         network = MemoryNetwork()
         server = Server(
             Ends("a/0", "a", {"a": "a/0", "b": "b/0"}, {"b/0": network.link("a/0", "b/0", "a", "b")}, 10.0),
@@ -255,12 +257,12 @@ class TestServer:
             server.take("b", 1, np.zeros(size, np.float32).view(np.uint8), last=False)
         server.close()
 
-    def test_a_cluster_that_pushes_nothing_is_named_after_patience(self) -> None:
+    def test_cluster_that_pushes_nothing_is_named_in_the_deadline_error(self) -> None:
         network = MemoryNetwork()
-        firsts = {name: f"{name}/0" for name in CLUSTERS}
-        links = {peer: network.link("a/0", peer, "a", name) for name, peer in firsts.items() if name != "a"}
+        lead_workers = {name: f"{name}/0" for name in CLUSTERS}
+        links = {peer: network.link("a/0", peer, "a", name) for name, peer in lead_workers.items() if name != "a"}
         shares = dict.fromkeys(CLUSTERS, 1 / 3)
-        server = Server(Ends("a/0", "a", firsts, links, 0.05), parse_way("none"), shares, staleness=1)
+        server = Server(Ends("a/0", "a", lead_workers, links, 0.05), parse_way("none"), shares, staleness=1)
         server.begin(numbers(3))
         push = np.zeros(3, np.float32).view(np.uint8)
         server.take("b", 1, push, last=False)
@@ -270,12 +272,14 @@ class TestServer:
                 server.take("a", 2, push, last=push_last)
         server.close()
 
-    def test_who_is_slow_and_goes_on_is_waited_for(self) -> None:
+    def test_patience_counts_from_the_last_push_of_any_cluster(self) -> None:
         """Patience counts from the latest push of any cluster."""
-        firsts = {name: f"{name}/0" for name in CLUSTERS}
+        lead_workers = {name: f"{name}/0" for name in CLUSTERS}
         network = MemoryNetwork()
-        links = {peer: network.link("a/0", peer, "a", name) for name, peer in firsts.items() if name != "a"}
-        server = Server(Ends("a/0", "a", firsts, links, 10.0), parse_way("none"), dict.fromkeys(CLUSTERS, 1 / 3), 9)
+        links = {peer: network.link("a/0", peer, "a", name) for name, peer in lead_workers.items() if name != "a"}
+        server = Server(
+            Ends("a/0", "a", lead_workers, links, 10.0), parse_way("none"), dict.fromkeys(CLUSTERS, 1 / 3), 9
+        )
         server.begin(numbers(3))
         waits: list[dict[str, float]] = []
         push = np.zeros(3, np.float32).view(np.uint8)
@@ -286,11 +290,11 @@ class TestServer:
             def __enter__(self) -> None: ...
             def __exit__(self, *error: object) -> None: ...
             def notify_all(self) -> None: ...
-            def wait_for(self, met: Callable[[], bool], seconds: float) -> bool:
+            def wait_for(self, round_count: Callable[[], bool], seconds: float) -> bool:
                 waits.append(dict(server._rounds))
                 cluster = "b" if len(waits) % 2 else "c"
                 server._rounds[cluster] = float("inf") if len(waits) > 4 else len(waits)
-                return met()
+                return round_count()
 
         server._changed = cast(threading.Condition, Steps())
         server.take("a", 1, push, last=True)
@@ -298,14 +302,14 @@ class TestServer:
         server.close()
 
 
-def test_who_leaves_goes_by_what_all_have_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_departures_are_those_that_all_workers_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker asks as well, but of a later step: some do not know that yet when they leave."""
-    asked = {worker: Asked(worker, each.links) for worker, each in sessions(["gpu/0", "npu/0"]).items()}
+    asked = {worker: LeaveRequests(worker, each.links) for worker, each in sessions(["gpu/0", "npu/0"]).items()}
     asked["gpu/0"].announce(1, 8, "SIGTERM npu=1")
     asked["npu/0"].receive()
     asked["npu/0"].announce(1, 12, "SIGTERM npu=0")
     for each in asked.values():
-        assert each.after(1, 8) and not each.after(1, 7)
+        assert each.is_last_step(1, 8) and not each.is_last_step(1, 7)
         departure = Departure()
         monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.departure", departure)
         each.leave(1)

@@ -42,12 +42,12 @@ def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
         np.testing.assert_allclose(own, other, rtol=tolerance, atol=tolerance)
 
 
-def digests() -> set[int]:
+def list_digests() -> set[int]:
     [each] = current_run().rounds._known.values()
     return {rounds.digest() for rounds in each.values()}
 
 
-def by_hand(every: int, optimizer: str) -> list[np.ndarray]:
+def train_manually(every: int, optimizer: str) -> list[np.ndarray]:
     """Two models on a half of each batch; every so many steps both have their average."""
     pair = [model(optimizer, eager=True), model(optimizer, eager=True)]
     for step, begin in enumerate([*range(0, 48, 12)] * 2, start=1):
@@ -60,7 +60,7 @@ def by_hand(every: int, optimizer: str) -> list[np.ndarray]:
     return pair[0].get_weights()
 
 
-def test_meeting_every_step_by_average_is_the_uncut_run() -> None:
+def test_average_at_every_step_equals_the_uncut_run() -> None:
     expected = model(eager=True)
     fit(expected)
     ours = model()
@@ -70,14 +70,14 @@ def test_meeting_every_step_by_average_is_the_uncut_run() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "every"), [("sgd", 4), pytest.param("adam", 2, marks=pytest.mark.grid)])
-def test_local_steps_and_averages_are_those_by_hand(every: int, optimizer: str) -> None:
+def test_local_sgd_equals_a_manual_implementation(every: int, optimizer: str) -> None:
     ours = model(optimizer)
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=every, outer="average", delay=0):
         fit(ours)
-    close(ours.get_weights(), by_hand(every, optimizer))
+    close(ours.get_weights(), train_manually(every, optimizer))
 
 
-def test_speeds_of_the_config_share_out_the_rows() -> None:
+def test_rows_are_divided_by_configured_speeds() -> None:
     workers = {"gpu": {"workers": [{"address": "h:1", "speed": 2.0}]}, "npu": {"workers": ["h:2"]}}
     with nb.init({"clusters": workers}):
         ours = model()
@@ -103,17 +103,17 @@ def test_speeds_of_the_config_share_out_the_rows() -> None:
     ],
     ids=str,
 )
-def test_all_share_the_same_bits_however_they_meet(compress: dict[str, Any], options: dict[str, Any]) -> None:
+def test_clusters_share_identical_weights_with_any_options(compress: dict[str, Any], options: dict[str, Any]) -> None:
     ours = model()
     with nb.cluster(["gpu", "npu", "tpu"]), nb.compress(**compress), nb.replica(sync_every=3, **options):
         losses = fit(ours, epochs=6).history["loss"]
         ours.get_weights()
-        assert len(digests()) == 1
+        assert len(list_digests()) == 1
     assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.grid
-def test_compress_inside_says_the_same_as_around() -> None:
+def test_compress_inside_replica_equals_compress_around_it() -> None:
     found = []
     for inside in (True, False):
         nb.shutdown()
@@ -132,7 +132,7 @@ def test_compress_inside_says_the_same_as_around() -> None:
     assert found[0] == found[1] and found[0][0] == {"int8"}
 
 
-def test_fragments_of_a_large_model_take_turns() -> None:
+def test_fragments_of_a_large_model_are_sent_in_turn() -> None:
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8,))
     hidden = keras.layers.Dense(GRAIN // 4, activation="tanh")(inputs)
@@ -148,7 +148,7 @@ def test_fragments_of_a_large_model_take_turns() -> None:
     assert sent.raw_bytes == sum(turns[: sent.frames])
 
 
-def test_averages_of_batch_norm_meet_too() -> None:
+def test_batch_norm_statistics_are_averaged() -> None:
     ours = model(normed=True)
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1, outer="average"):
         ours.fit(X[:12], Y[:12], batch_size=12, shuffle=False, verbose=0)
@@ -161,7 +161,7 @@ def test_averages_of_batch_norm_meet_too() -> None:
     close([found], [np.mean(halves, axis=0)])
 
 
-def test_a_custom_loop_of_tf_variables() -> None:
+def test_custom_loop_with_tf_variables_trains() -> None:
     weight = tf.Variable(np.zeros((8, 2), "float32"))
 
     @nb.function
@@ -176,13 +176,13 @@ def test_a_custom_loop_of_tf_variables() -> None:
     assert losses[-1] < 0.5 * losses[0]
     with nb.gathered():
         settled = weight.numpy()
-    assert len(digests()) == 1
+    assert len(list_digests()) == 1
     assert weight.numpy().tobytes() == settled.tobytes()
 
 
 @pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*has no effect")
-def test_without_other_clusters_it_is_the_plain_run() -> None:
+def test_single_cluster_trains_like_the_plain_run() -> None:
     expected = model(eager=True)
     fit(expected)
     ours = model()
@@ -193,7 +193,7 @@ def test_without_other_clusters_it_is_the_plain_run() -> None:
 
 
 @pytest.mark.grid
-def test_copies_within_a_cluster_and_stages() -> None:
+def test_replicas_and_stages_within_a_cluster_train_alike() -> None:
     expected = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2):
         fit(expected)
@@ -212,7 +212,7 @@ def test_copies_within_a_cluster_and_stages() -> None:
     close(ours.get_weights(), weights)
 
 
-def test_the_plan_and_the_report_say_it() -> None:
+def test_plan_and_report_describe_local_sgd() -> None:
     ours = model()
     with nb.init(links="10mbit,5ms"), nb.cluster(["gpu", "npu"]), nb.compress(int8=True), nb.replica(sync_every=4):
         text = nb.plan(ours, X[:12], Y[:12]).to_text()
@@ -228,7 +228,7 @@ def test_the_plan_and_the_report_say_it() -> None:
     assert "waiting for npu" in report.bottleneck
 
 
-def test_a_stage_on_a_cluster_is_refused() -> None:
+def test_stage_with_a_cluster_is_refused() -> None:
     inputs = keras.Input((8,))
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2), nb.stage(cluster="gpu"):
         outputs = keras.layers.Dense(2)(inputs)
@@ -238,7 +238,7 @@ def test_a_stage_on_a_cluster_is_refused() -> None:
         fit(ours)
 
 
-def test_a_batch_of_fewer_rows_than_clusters_is_everybodys() -> None:
+def test_batch_with_fewer_rows_than_clusters_is_used_by_all() -> None:
     ours, expected = model(), model(eager=True)
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1, outer="average"):
         ours.fit(X[:1], Y[:1], verbose=0)
@@ -246,7 +246,7 @@ def test_a_batch_of_fewer_rows_than_clusters_is_everybodys() -> None:
     close(ours.get_weights(), expected.get_weights())
 
 
-def test_reading_outside_the_scopes_meets_first() -> None:
+def test_evaluate_outside_the_scopes_uses_the_averaged_weights() -> None:
     ours = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1000):
         fit(ours)
@@ -256,7 +256,7 @@ def test_reading_outside_the_scopes_meets_first() -> None:
     np.testing.assert_allclose(found, plain.evaluate(X, Y, verbose=0), rtol=1e-5)
 
 
-def test_what_is_written_between_steps_is_written_for_all_clusters() -> None:
+def test_values_assigned_between_steps_hold_in_all_clusters() -> None:
     ours = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1000):
         fit(ours)
@@ -271,7 +271,7 @@ def test_what_is_written_between_steps_is_written_for_all_clusters() -> None:
 
 
 @pytest.mark.grid
-def test_a_fit_outside_trains_what_all_share_and_the_next_one_goes_on_from_it() -> None:
+def test_fit_outside_the_scopes_trains_the_shared_weights() -> None:
     ours = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2, outer="average"):
         fit(ours)
@@ -283,15 +283,15 @@ def test_a_fit_outside_trains_what_all_share_and_the_next_one_goes_on_from_it() 
         close(ours.get_weights(), trained)
 
 
-def test_scopes_that_no_step_came_for_and_a_single_cluster_are_told() -> None:
-    ours, told = model(), nb.errors.NebulaWarning
-    with pytest.warns(told, match="contains no step"), nb.cluster(["gpu", "npu"]), nb.replica(sync_every=7):
+def test_scopes_without_a_step_or_a_second_cluster_warn() -> None:
+    ours, warning = model(), nb.errors.NebulaWarning
+    with pytest.warns(warning, match="contains no step"), nb.cluster(["gpu", "npu"]), nb.replica(sync_every=7):
         tf.function(lambda x: x * 2.0)(X)
-    with pytest.warns(told, match="has no effect"), nb.cluster(), nb.replica(sync_every=7):
+    with pytest.warns(warning, match="has no effect"), nb.cluster(), nb.replica(sync_every=7):
         fit(ours)
 
 
-def test_verify_has_nothing_to_compare() -> None:
+def test_verify_is_refused() -> None:
     with (
         nb.cluster(["gpu", "npu"]),
         nb.replica(sync_every=2),
@@ -300,10 +300,10 @@ def test_verify_has_nothing_to_compare() -> None:
         nb.verify(model(), X, Y)
 
 
-def test_weights_are_trained_by_one_step_only() -> None:
+def test_second_step_that_trains_the_same_weights_is_refused() -> None:
     ours = model()
 
-    def trains(variables: list[Any]) -> Any:
+    def make_step(variables: list[Any]) -> Any:
         @nb.function
         def step(x: Any, y: Any) -> Any:
             with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2):
@@ -316,12 +316,12 @@ def test_weights_are_trained_by_one_step_only() -> None:
         return step
 
     values = [each.value for each in ours.trainable_variables]
-    trains(values)(X, Y)
+    make_step(values)(X, Y)
     with pytest.raises(NotYetError, match="some of the same weights"):
-        trains(values[:1])(X, Y)
+        make_step(values[:1])(X, Y)
 
 
-def test_other_options_count_from_the_next_fit_on() -> None:
+def test_changed_options_take_effect_at_the_next_fit() -> None:
     ours = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4):
         fit(ours)
@@ -331,20 +331,20 @@ def test_other_options_count_from_the_next_fit_on() -> None:
         assert [(each.table.every, each.outer, str(each.differences.way)) for each in known.values()] == [
             (2, nb.outer.Nesterov(), "int8")
         ] * 2
-        assert len(digests()) == 1
+        assert len(list_digests()) == 1
 
 
-def test_averages_of_an_optimizer_and_wide_weights_are_refused() -> None:
+def test_optimizer_ema_and_float64_weights_are_refused() -> None:
     averaged = model()
     averaged.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse")
     wide = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, dtype="float64")])
     wide.compile("sgd", "mse")
-    for ours, said in ((averaged, "use_ema"), (wide, "float64")):
-        with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4), pytest.raises(NotYetError, match=said):
+    for ours, message in ((averaged, "use_ema"), (wide, "float64")):
+        with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4), pytest.raises(NotYetError, match=message):
             fit(ours)
 
 
-def test_clusters_keep_their_own_seeds_whatever_is_written() -> None:
+def test_set_weights_keeps_the_seed_of_each_cluster() -> None:
     ours = model(dropout=0.5)
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4):
         fit(ours)
@@ -356,6 +356,6 @@ def test_clusters_keep_their_own_seeds_whatever_is_written() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*contains no step")
-def test_replicas_of_replicas_are_still_refused() -> None:
+def test_nested_replica_scopes_are_refused() -> None:
     with nb.cluster(), nb.replica(sync_every=2), pytest.raises(NestingError):
         nb.replica(2).__enter__()

@@ -18,7 +18,7 @@ from whale_nebula.ir.layout import SPLIT, Layout, Layouts
 from whale_nebula.passes.completion import Question, complete_layouts
 from whale_nebula.passes.rules import fold
 from whale_nebula.runtime.split.groups import LocalGroup
-from whale_nebula.runtime.split.lowering import Lowering, Shared
+from whale_nebula.runtime.split.lowering import Lowering, SplitStage
 from whale_nebula.spec import Value
 
 RATE, STEPS = 0.05, 3
@@ -34,7 +34,7 @@ class Task(NamedTuple):
     y: np.ndarray
 
 
-def dense() -> Task:
+def make_dense() -> Task:
     inputs = keras.Input((4,))
     named = {"first": layers.Dense(8, activation="relu"), "second": layers.Dense(5)}
     rng = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def dense() -> Task:
     return Task(model, named, rng.standard_normal((6, 4)).astype("float32"), rng.integers(0, 5, 6))
 
 
-def grouped() -> Task:
+def make_grouped() -> Task:
     """A scale in pieces is reshaped to groups, with an axis of one entry before them."""
     inputs = keras.Input((4,))
     named = {"first": layers.Dense(12), "norm": layers.GroupNormalization(3), "second": layers.Dense(5)}
@@ -52,7 +52,7 @@ def grouped() -> Task:
     return Task(model, named, rng.standard_normal((6, 4)).astype("float32"), rng.integers(0, 5, 6))
 
 
-def flattened() -> Task:
+def make_flattened() -> Task:
     """What a norm has made is reshaped to other axes; of four channels over three devices two have one each."""
     inputs = keras.Input((5, 5, 3))
     named = {"first": layers.Conv2D(4, 3), "norm": layers.RMSNormalization()}
@@ -62,7 +62,7 @@ def flattened() -> Task:
     return Task(model, named, rng.standard_normal((6, 5, 5, 3)).astype("float32"), rng.integers(0, 5, 6))
 
 
-def sliced() -> Task:
+def make_sliced() -> Task:
     """Of what is in pieces the first place alone is read."""
     inputs = keras.Input((3, 4))
     named = {"first": layers.Dense(8), "second": layers.Dense(5)}
@@ -71,7 +71,7 @@ def sliced() -> Task:
     return Task(model, named, rng.standard_normal((6, 3, 4)).astype("float32"), rng.integers(0, 5, 6))
 
 
-def convolutional() -> Task:
+def make_convolutional() -> Task:
     inputs = keras.Input((8, 8, 3))
     named = {
         "first": layers.Conv2D(8, 3, padding="same"),
@@ -85,7 +85,7 @@ def convolutional() -> Task:
     return Task(model, named, rng.standard_normal((6, 8, 8, 3)).astype("float32"), rng.integers(0, 5, 6))
 
 
-def transformer() -> Task:
+def make_transformer() -> Task:
     inputs = keras.Input((7,), dtype="int32")
     named = {
         "embedding": layers.Embedding(20, 16),
@@ -102,7 +102,7 @@ def transformer() -> Task:
     return Task(model, named, rng.integers(0, 20, (6, 7)), rng.integers(0, 20, (6, 7)))
 
 
-def tokens() -> Task:
+def make_tokens() -> Task:
     """A table of which few rows are looked up, some of them more than once."""
     inputs = keras.Input((7,), dtype="int32")
     named = {"embedding": layers.Embedding(50, 8)}
@@ -112,28 +112,28 @@ def tokens() -> Task:
 
 
 CASES: dict[str, tuple[Callable[[], Task], dict[str, int]]] = {
-    "columns": (dense, {"first.kernel": 1}),
-    "rows": (dense, {"first.kernel": 0}),
-    "classes": (dense, {"second.kernel": 1}),
-    "groups": (grouped, {"first.kernel": 1, "norm.gamma": 0}),
-    "flattened": (flattened, {"first.kernel": 3, "first.bias": 0, "norm.scale": 0}),
-    "sliced": (sliced, {"first.kernel": 1, "first.bias": 0, "second.kernel": 0}),
-    "channels": (convolutional, {"first.kernel": 3}),
-    "channels in": (convolutional, {"third.kernel": 2}),
-    "feed-forward": (transformer, {"wide.kernel": 1, "narrow.kernel": 0}),
-    "tokens": (transformer, {"head.kernel": 1}),
-    "heads": (transformer, {f"attention.{name}_dense.kernel": 1 for name in ("query", "key", "value")}),
-    "table by rows": (transformer, {"embedding.embeddings": 0}),
-    "table by columns": (transformer, {"embedding.embeddings": 1}),
-    "sgd: rows of a table": (tokens, {"embedding.embeddings": 0}),
-    "sgd: columns of a table": (tokens, {"embedding.embeddings": 1}),
-    "rows of a table": (tokens, {"embedding.embeddings": 0}),
+    "columns": (make_dense, {"first.kernel": 1}),
+    "rows": (make_dense, {"first.kernel": 0}),
+    "classes": (make_dense, {"second.kernel": 1}),
+    "groups": (make_grouped, {"first.kernel": 1, "norm.gamma": 0}),
+    "flattened": (make_flattened, {"first.kernel": 3, "first.bias": 0, "norm.scale": 0}),
+    "sliced": (make_sliced, {"first.kernel": 1, "first.bias": 0, "second.kernel": 0}),
+    "channels": (make_convolutional, {"first.kernel": 3}),
+    "channels in": (make_convolutional, {"third.kernel": 2}),
+    "feed-forward": (make_transformer, {"wide.kernel": 1, "narrow.kernel": 0}),
+    "tokens": (make_transformer, {"head.kernel": 1}),
+    "heads": (make_transformer, {f"attention.{name}_dense.kernel": 1 for name in ("query", "key", "value")}),
+    "table by rows": (make_transformer, {"embedding.embeddings": 0}),
+    "table by columns": (make_transformer, {"embedding.embeddings": 1}),
+    "sgd: rows of a table": (make_tokens, {"embedding.embeddings": 0}),
+    "sgd: columns of a table": (make_tokens, {"embedding.embeddings": 1}),
+    "rows of a table": (make_tokens, {"embedding.embeddings": 0}),
 }
 """What is split along which axis: layers by their names in the task, and their attributes."""
 COUNTS = {"flattened": 3}
-BY_ADAM = ("rows", "classes", "rows of a table")
+ADAM_CASES = ("rows", "classes", "rows of a table")
 # Held by tests/parity/test_splits.py, in whole models, or much like another one: of the grid.
-RARELY = (
+GRID_CASES = (
     "columns", "rows", "channels", "channels in", "feed-forward", "tokens", "heads", "table by rows",
     "table by columns", "sgd: columns of a table", "rows of a table", "groups", "flattened",
 )  # fmt: skip
@@ -142,13 +142,13 @@ RARELY = (
 def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> tuple[Any, ...]:
     """The graph of a function and its ops, what it is fed and gives, and the variables that it reads."""
     traced = function.get_concrete_function(*specs).graph
-    held = {internal.op.name: external for external, internal in traced.captures}
-    roles = {t.op.name: (CAPTURE if t.op.name in held else INPUT, t.op.name) for t in traced.inputs}
+    captured_inputs = {internal.op.name: external for external, internal in traced.captures}
+    roles = {t.op.name: (CAPTURE if t.op.name in captured_inputs else INPUT, t.op.name) for t in traced.inputs}
     graph, operations = mirror(traced, roles), order_operations(traced.get_operations())
     numbers = {op.name: number for number, op in enumerate(operations)}
-    feeds = [Value(numbers[t.op.name]) for t in traced.inputs if t.op.name not in held]
+    feeds = [Value(numbers[t.op.name]) for t in traced.inputs if t.op.name not in captured_inputs]
     fetches = [Value(numbers[t.op.name], t.value_index) for t in traced.outputs]
-    return graph, operations, feeds, fetches, {numbers[name]: external for name, external in held.items()}
+    return graph, operations, feeds, fetches, {numbers[name]: external for name, external in captured_inputs.items()}
 
 
 class Step:
@@ -193,12 +193,12 @@ class Step:
         def run(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
             handles = {number: graph.capture(handle) for number, handle in self.handles.items()}
-            lowering = Lowering(self.graph, self.operations, [Shared(layouts, LocalGroup(layouts.count))], handles)
+            lowering = Lowering(self.graph, self.operations, [SplitStage(layouts, LocalGroup(layouts.count))], handles)
             return lowering.run(range(len(self.graph)), dict(zip(self.feeds, tensors, strict=True)), self.fetches)
 
         return run
 
-    def trained(self, run: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    def run_steps(self, run: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         """What some steps gave and left; all is put back then."""
         before = [variable.numpy() for variable in self.variables]
         batch = tf.constant(self.task.x), tf.constant(self.task.y)
@@ -213,16 +213,16 @@ class Step:
     ("name", "count"),
     [
         pytest.param(
-            name, 3 if name == "flattened" else 2 + number % 2, marks=[pytest.mark.grid] if name in RARELY else []
+            name, 3 if name == "flattened" else 2 + number % 2, marks=[pytest.mark.grid] if name in GRID_CASES else []
         )
         for number, name in enumerate(CASES)
     ],
 )
-def test_a_step_in_pieces_trains_as_the_whole_one(name: str, count: int) -> None:
+def test_lowered_step_trains_like_the_whole_step(name: str, count: int) -> None:
     make, split = CASES[name]
     task = make()
     rule = keras.optimizers.SGD(RATE)
-    if name in BY_ADAM:
+    if name in ADAM_CASES:
         rule = keras.optimizers.Adam(RATE, epsilon=1e-3, global_clipnorm=0.5)
     elif not name.startswith("sgd"):
         rule = keras.optimizers.SGD(RATE, momentum=0.9, global_clipnorm=0.5)
@@ -231,12 +231,12 @@ def test_a_step_in_pieces_trains_as_the_whole_one(name: str, count: int) -> None
     assert any(layout.kind == SPLIT for value, layout in layouts.of.items() if step.graph.spec(value).floating)
     alone = ("Scatter", "Segment", "SliceGrad")  # of these a device can make its own part
     assert not any(name in note for note in layouts.notes for name in alone)
-    (outputs, weights), (found, left) = step.trained(step.whole), step.trained(step.lower(layouts))
+    (outputs, weights), (found, left) = step.run_steps(step.whole), step.run_steps(step.lower(layouts))
     assert_same(outputs, found, "sums")
     assert_same(weights, left, "sums", RATE * STEPS)
 
 
-class Alone(LocalGroup):
+class OneDeviceGroup(LocalGroup):
     """One of several devices, of which each runs its own function and needs nothing of the others."""
 
     holds_pieces = True
@@ -251,7 +251,7 @@ class Alone(LocalGroup):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_each_device_puts_its_own_rows_into_its_piece(axis: int) -> None:
+def test_each_device_scatters_its_own_rows_into_its_piece(axis: int) -> None:
     """A table of 11 rows over three devices, and a slot that needs the rows in a tensor of its form."""
     draw, count = np.random.default_rng(0), 3
     values = [draw.standard_normal((11, 6)).astype("float32") for _ in range(2)]
@@ -277,7 +277,7 @@ def test_each_device_puts_its_own_rows_into_its_piece(axis: int) -> None:
         @tf.function(autograph=False)
         def step(*tensors: Any) -> None:
             inside = {number: tf.compat.v1.get_default_graph().capture(handle) for number, handle in own.items()}
-            lowering = Lowering(graph, operations, [Shared(layouts, Alone(count, device))], inside)
+            lowering = Lowering(graph, operations, [SplitStage(layouts, OneDeviceGroup(count, device))], inside)
             lowering.run(range(len(graph)), dict(zip(feeds, tensors, strict=True)), [])
 
         step(numbers, rows)

@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "codecs.md"
 
 
 @pytest.fixture(autouse=True)
-def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def documented_codecs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The programs of the section run, one after the other, as those of one module."""
     before = dict(CODECS)
     nb.shutdown()
@@ -39,7 +39,7 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @functools.cache
-def uncompressed() -> StepResults:
+def train_uncompressed() -> StepResults:
     """What is left where nothing is compressed, once for all."""
     return train_with_codec({})
 
@@ -47,8 +47,8 @@ def uncompressed() -> StepResults:
 @pytest.mark.parametrize(
     "text", ["sign", "pooled(4) >> int8", pytest.param("pooled(2) >> sign", marks=pytest.mark.grid)]
 )
-def test_it_trains_and_takes_the_bytes_that_its_plan_says(text: str) -> None:
-    found, plain = train_with_codec({"codec": text}, plan=True), uncompressed()
+def test_user_codec_trains_with_the_planned_bytes(text: str) -> None:
+    found, plain = train_with_codec({"codec": text}, plan=True), train_uncompressed()
     assert found.codecs[-1]["b0 gpu->npu"] == text
     assert np.isfinite(found.losses).all()
     assert found.losses == pytest.approx(plain.losses, rel=0.5)
@@ -58,6 +58,6 @@ def test_it_trains_and_takes_the_bytes_that_its_plan_says(text: str) -> None:
         assert found.links[-1][link].payload_bytes < 0.6 * plain.links[-1][link].payload_bytes
 
 
-def test_a_gradient_returns_pooled() -> None:
+def test_gradient_uses_the_same_pooled_codec() -> None:
     found = train_with_codec({"codec": "pooled(4)", "backward": None}, plan=True)
     assert found.codecs == [{"b0 gpu->npu": "pooled(4)", "b0 npu->gpu": "pooled(4)"}] * 3

@@ -27,7 +27,7 @@ from whale_nebula.passes.batch import is_divisible
 from whale_nebula.passes.codec_options import list_state_notes
 from whale_nebula.report.prediction import Basis, PhaseBasis
 from whale_nebula.report.records import Span, StageReport, busiest
-from whale_nebula.runtime.exchange.auto import Outlook
+from whale_nebula.runtime.exchange.auto import StepEstimate
 from whale_nebula.runtime.step.clock import CODING, Clocks
 from whale_nebula.runtime.step.traffic import Traffic
 from whale_nebula.schedule.lines import Work
@@ -39,14 +39,14 @@ For the first one by "phase.stage.first.kind": how long it was "away" and "kept"
 stage's process. "once" is the time of parts that run once a step, "step" the total. "line gpu->npu" are the seconds of
 a MiB on a line, if measured.
 """
-_SKIP = 1  # the first step includes TensorFlow's own warm-up
-_KEPT, _KEPT_OF_FIRST = 64, 16  # steps
-_CODEC, _WAYS = ".codec", ("forward", "backward")
-_FIRST = ".first."
+_SKIPPED_STEPS = 1  # the first step includes TensorFlow's own warm-up
+_KEPT_STEPS, _KEPT_FIRST_STEPS = 64, 16  # steps
+_CODEC_SUFFIX, _DIRECTIONS = ".codec", ("forward", "backward")
+_FIRST_INFIX = ".first."
 
 
 @dataclass
-class Measured:
+class StageMeasurements:
     """Median seconds of each stage's forward and backward of a micro-batch over the last steps, and estimates of the
     latency between stages from the first micro-batch of each step.
 
@@ -68,32 +68,32 @@ class Measured:
     def add(self, clocks: Clocks) -> None:
         """Record the measurements of a step."""
         self.steps += 1
-        if self.steps <= _SKIP:
+        if self.steps <= _SKIPPED_STEPS:
             return
         for (stage, _), clock in clocks.stages.items():
-            for phase, piece, seconds in _pieces(clock.spans):
-                self._keep(f"{phase}.{stage}.{piece}", seconds)
-            for phase, what, seconds in _first(clock.spans):
-                self._keep(f"{phase}.{stage}{_FIRST}{what}", seconds, _KEPT_OF_FIRST)
-        for phase, seconds in _line_seconds(clocks.lines.spans):
+            for phase, piece, seconds in _list_pieces(clock.spans):
+                self._record(f"{phase}.{stage}.{piece}", seconds)
+            for phase, what, seconds in _measure_first(clock.spans):
+                self._record(f"{phase}.{stage}{_FIRST_INFIX}{what}", seconds, _KEPT_FIRST_STEPS)
+        for phase, seconds in _sum_line_seconds(clocks.lines.spans):
             stage = min((seat.stage for seat in clocks.stages), default=0)
-            self._keep(f"{phase}.{stage}{_FIRST}held", seconds, _KEPT_OF_FIRST)
-        self._keep("once", clocks.once.compute - clocks.once.waiting)
-        self._keep("step", clocks.seconds())
+            self._record(f"{phase}.{stage}{_FIRST_INFIX}held", seconds, _KEPT_FIRST_STEPS)
+        self._record("once", clocks.once.compute_seconds - clocks.once.wait_seconds)
+        self._record("step", clocks.seconds())
 
-    def _keep(self, what: str, seconds: float, most: int = _KEPT) -> None:
+    def _record(self, what: str, seconds: float, most: int = _KEPT_STEPS) -> None:
         self.seconds.setdefault(what, deque(maxlen=most)).append(seconds)
 
-    def uses(self, boundaries: tuple[Boundary, ...]) -> None:
+    def set_boundaries(self, boundaries: tuple[Boundary, ...]) -> None:
         """Set the current encodings of boundaries, which may change during a run."""
         if boundaries != self.traffic.cut.boundaries:
             self.traffic = Traffic(replace(self.cut, boundaries=boundaries), self.hosts, self.links)
-            self.seconds = {what: kept for what, kept in self.seconds.items() if not what.endswith(_CODEC)}
+            self.seconds = {what: kept for what, kept in self.seconds.items() if not what.endswith(_CODEC_SUFFIX)}
 
-    def moves(self, cut: Cut) -> None:
+    def set_cut(self, cut: Cut) -> None:
         """Reset the measurements of the first micro-batch: the assignment of micro-batches to replicas changes."""
         self.cut = cut
-        self.seconds = {what: kept for what, kept in self.seconds.items() if _FIRST not in what}
+        self.seconds = {what: kept for what, kept in self.seconds.items() if _FIRST_INFIX not in what}
 
     def medians(self) -> Medians:
         """The medians measured here; empty before the second step."""
@@ -120,27 +120,29 @@ class Measured:
             exchange=traffic.rounds(rows),
             bytes=traffic.link_bytes(rows),
             at_most=traffic.at_most,
-            divides=self._divides,
+            divides=self._divides_backward,
         )
 
     def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
         """Each phase for a micro-batch of `rows` rows; empty before all were measured. Crossings with a size known only
         in a step are omitted.
         """
-        phases = [self._phase(phase, rows, medians) for phase in self.cut.phases]
+        phases = [self._make_phase(phase, rows, medians) for phase in self.cut.phases]
         known = tuple(phase for phase in phases if phase is not None)
         return known if len(known) == len(phases) else ()
 
-    def _phase(self, phase: PhasePlan, rows: int, medians: Medians) -> PhaseBasis | None:
+    def _make_phase(self, phase: PhasePlan, rows: int, medians: Medians) -> PhaseBasis | None:
         plans = {plan.stage: plan for plan in phase.stages}
         stages = range(len(self.cut.program.stages))
-        known = tuple(work for stage in stages if (work := self._work(plans.get(stage), medians, stage)) is not None)
+        known = tuple(
+            work for stage in stages if (work := self._make_work(plans.get(stage), medians, stage)) is not None
+        )
         if len(known) < len(stages):
             return None
         fused = tuple(stage in plans and plans[stage].fused for stage in stages)
         return PhaseBasis(known, fused, *self.traffic.hops(phase.index, rows))
 
-    def _work(self, plan: StagePhase | None, medians: Medians, stage: int) -> Work | None:
+    def _make_work(self, plan: StagePhase | None, medians: Medians, stage: int) -> Work | None:
         """A stage's work for a micro-batch in a phase; None if unknown yet."""
         if plan is None:
             return Work(0.0)
@@ -148,7 +150,7 @@ class Measured:
         if None in found.values():
             return None
         backward = found.get("fused") if plan.fused else found.get("backward")
-        coding, coding_back = (medians.get(f"{plan.phase}.{stage}.{way}{_CODEC}", 0.0) for way in _WAYS)
+        coding, coding_back = (medians.get(f"{plan.phase}.{stage}.{way}{_CODEC_SUFFIX}", 0.0) for way in _DIRECTIONS)
         return Work(
             found.get("forward") or 0.0,
             backward,
@@ -161,23 +163,23 @@ class Measured:
         )
 
     @cached_property
-    def _divides(self) -> bool:
+    def _divides_backward(self) -> bool:
         return is_divisible(self.cut.program)
 
 
-def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
+def _list_pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
     """Phase, kind and seconds of each piece of computing, and of each micro-batch's encoding and decoding."""
     coded: defaultdict[tuple[int, str, int | None], float] = defaultdict(float)
     for span in spans:
         kind, *way = span.what.split()
         if kind in CODING:
-            coded[span.phase, f"{way[0]}{_CODEC}", span.micro_batch] += span.end - span.start
+            coded[span.phase, f"{way[0]}{_CODEC_SUFFIX}", span.micro_batch] += span.end - span.start
         else:
             yield span.phase, kind, span.end - span.start
     yield from ((phase, what, seconds) for (phase, what, _), seconds in coded.items())
 
 
-def _first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
+def _measure_first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
     """How long a stage kept the first micro-batch, and how long it was away, by phase. Deferred gradients of weights
     are not included.
     """
@@ -191,7 +193,7 @@ def _first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
             yield phase, "away", own[-1].start - own[0].end
 
 
-def _line_seconds(spans: Sequence[Span]) -> Iterator[tuple[int, float]]:
+def _sum_line_seconds(spans: Sequence[Span]) -> Iterator[tuple[int, float]]:
     """Seconds for which a micro-batch occupied the busiest line, by phase."""
     seconds: defaultdict[tuple[int, str, int], float] = defaultdict(float)
     for span in spans:
@@ -206,32 +208,32 @@ def _line_seconds(spans: Sequence[Span]) -> Iterator[tuple[int, float]]:
     yield from busiest.items()
 
 
-def paces_of_trips(cut: Cut, medians: Medians) -> list[Pace]:
+def compute_paces(cut: Cut, medians: Medians) -> list[Pace]:
     """The pace of each phase from round trips; empty before all were measured."""
-    found = [_pace(phase, len(cut.program.stages), medians) for phase in cut.phases]
+    found = [_compute_pace(phase, len(cut.program.stages), medians) for phase in cut.phases]
     known = [pace for pace in found if pace is not None]
     return known if len(known) == len(found) else []
 
 
-def _pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
+def _compute_pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
     kinds = ("forward", "backward", "fused", "weights")
     compute = max(sum(medians.get(f"{phase.index}.{stage}.{kind}", 0.0) for kind in kinds) for stage in range(stages))
     if compute <= 0.0:
         return None
 
     def first(stage: int, what: str) -> float:
-        return medians.get(f"{phase.index}.{stage}{_FIRST}{what}", 0.0)
+        return medians.get(f"{phase.index}.{stage}{_FIRST_INFIX}{what}", 0.0)
 
     trips = tuple(first(stage, "away") - first(stage + 1, "kept") for stage in range(stages - 1))
     held = max(first(stage, "held") for stage in range(stages))
     return Pace(compute, trips, held).conservative
 
 
-_RECENT = 10  # steps
+_KEPT_RATES = 10  # steps
 LINE, MIB = "line ", 1 << 20
-LARGE = 1 << 18
+MIN_MEASURED_BYTES = 1 << 18
 """The minimum bytes whose writing measures a real link: the system's buffers take fewer bytes immediately."""
-CLOSE = 0.5e-3
+MAX_PAUSE = 0.5e-3
 """The maximum seconds between two messages where the second one waited for the first."""
 
 
@@ -260,22 +262,22 @@ class LineRates:
         sent = {name: [span for span in spans if span.lane == name] for name in self.names}
         self._carried = {name: sum(span.bytes or 0 for span in own) for name, own in sent.items()}
         for name, own in sent.items():
-            runs = own if self.exact else map(_join_spans, _runs(own))
-            large = [run for run in runs if self.exact or (run.bytes or 0) >= LARGE]
+            runs = own if self.exact else map(_join_spans, _group_messages(own))
+            large = [run for run in runs if self.exact or (run.bytes or 0) >= MIN_MEASURED_BYTES]
             if large:
-                self._recent.setdefault(name, deque(maxlen=_RECENT)).append(_add_spans(large))
+                self._recent.setdefault(name, deque(maxlen=_KEPT_RATES)).append(_add_spans(large))
 
     def seconds(self) -> Medians:
         """Seconds for each MiB written to a link, by "line gpu->npu", for links with measurements."""
-        return {f"{LINE}{name}": MIB / rate for name in self._recent if (rate := self._rate(name))}
+        return {f"{LINE}{name}": MIB / rate for name in self._recent if (rate := self._find_rate(name))}
 
-    def outlook(self, rows: Sequence[int], medians: Medians) -> Outlook:
+    def make_estimate(self, rows: Sequence[int], medians: Medians) -> StepEstimate:
         """The estimates before a step whose micro-batches have these rows."""
-        rates = {name: rate for name in self.names if (rate := self._rate(name))}
-        unseen = {name for name, size in self._carried.items() if size and name not in self._recent}
-        return Outlook(rows, slowest(medians, len(rows)), rates, self._carried, frozenset(unseen))
+        rates = {name: rate for name in self.names if (rate := self._find_rate(name))}
+        unmeasured = {name for name, size in self._carried.items() if size and name not in self._recent}
+        return StepEstimate(rows, find_slowest_seconds(medians, len(rows)), rates, self._carried, frozenset(unmeasured))
 
-    def _rate(self, name: str) -> float | None:
+    def _find_rate(self, name: str) -> float | None:
         """Bytes a second; None if unknown, or if the link is as fast as memory."""
         total = _add_spans(self._recent.get(name, ()))
         written = (total.bytes or 0) / total.end if total.end else None
@@ -285,11 +287,11 @@ class LineRates:
         return min((rate for rate in (written, bits / 8 if bits else None) if rate), default=None)
 
 
-def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:
+def _group_messages(spans: Sequence[Span]) -> Iterator[list[Span]]:
     """Groups of messages of a link that were written without a pause."""
     run: list[Span] = []
     for span in sorted(spans, key=lambda each: each.start):
-        if run and span.start - run[-1].end > CLOSE:
+        if run and span.start - run[-1].end > MAX_PAUSE:
             yield run
             run = []
         run.append(span)
@@ -308,7 +310,7 @@ def _add_spans(spans: Iterable[Span]) -> Span:
     return Span("", "", 0.0, sum(took for took, _ in found), bytes=sum(size for _, size in found))
 
 
-def slowest(medians: Medians, micro_batches: int) -> float | None:
+def find_slowest_seconds(medians: Medians, micro_batches: int) -> float | None:
     """Seconds that the slowest stage computes in a step; None before anything was measured.
 
     >>> slowest({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, micro_batches=4)
@@ -322,29 +324,29 @@ def slowest(medians: Medians, micro_batches: int) -> float | None:
     return max(found.values(), default=None)
 
 
-EVERY = 100
+SAMPLE_EVERY = 100
 """The interval of measurements, in steps."""
-_STEPS = 3
+_SAMPLE_STEPS = 3
 """The steps of a measurement, after one for warm-up."""
 
-WORTH = 0.1
+MIN_GAIN = 0.1
 """The minimum saving of a stage's time, as a share, for which orders change; less is noise."""
 
 Speeds = Mapping[int, Mapping[str, float]]
 """Seconds that each process takes for a micro-batch: by stage, and then by worker."""
 
 
-def looked_at(steps: int) -> bool:
+def is_sampled(steps: int) -> bool:
     """Whether a step, by its number, is part of a measurement of replicas' speeds, or its warm-up.
 
     >>> [step for step in range(150) if looked_at(step)]
     [0, 1, 2, 3, 100, 101, 102, 103]
     """
-    return steps % EVERY <= _STEPS
+    return steps % SAMPLE_EVERY <= _SAMPLE_STEPS
 
 
 @dataclass
-class Look:
+class SpeedSampler:
     """Measurement of the speeds of this process's replicas; `seconds` are those of a micro-batch in the last complete
     measurement, by stage.
     """
@@ -354,19 +356,19 @@ class Look:
 
     def add(self, steps: int, clocks: Clocks) -> None:
         """Record a step by its number."""
-        if steps % EVERY == 0:
+        if steps % SAMPLE_EVERY == 0:
             self._seen.clear()
-        elif looked_at(steps):
-            for key, took in _looked_at_pieces(clocks):
+        elif is_sampled(steps):
+            for key, took in _list_sampled_pieces(clocks):
                 self._seen[key].append(took)
-        if steps % EVERY == _STEPS:
+        if steps % SAMPLE_EVERY == _SAMPLE_STEPS:
             found: defaultdict[int, float] = defaultdict(float)
             for (stage, _, _), many in self._seen.items():  # the total for a micro-batch over all phases
                 found[stage] += median(many)
             self.seconds = {str(stage): round(took, 6) for stage, took in sorted(found.items())}
 
 
-def _looked_at_pieces(clocks: Clocks) -> Iterator[tuple[tuple[int, int, str], float]]:
+def _list_sampled_pieces(clocks: Clocks) -> Iterator[tuple[tuple[int, int, str], float]]:
     """Stage, phase, kind and seconds of each piece."""
     for (stage, _), clock in clocks.stages.items():
         for span in clock.spans:
@@ -380,18 +382,20 @@ def parse_speeds(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
     found = {}
     for stage in sorted(cut.routing.replicated):
         received = {worker: sheets.get(worker, {}).get("speeds") for worker in cut.routing.hosts_of(stage)}
-        known = {worker: _number(each.get(str(stage))) for worker, each in received.items() if isinstance(each, dict)}
+        known = {
+            worker: _read_seconds(each.get(str(stage))) for worker, each in received.items() if isinstance(each, dict)
+        }
         if len(known) == len(received) and all(known.values()):
             found[stage] = known
     return found
 
 
-def _number(given: Any) -> float:
+def _read_seconds(given: Any) -> float:
     """A valid number of seconds, otherwise 0."""
     return given if isinstance(given, float) and isfinite(given) and given > 0.0 else 0.0
 
 
-def better_orders(cut: Cut, seconds: Speeds) -> tuple[Order, ...]:
+def improve_orders(cut: Cut, seconds: Speeds) -> tuple[Order, ...]:
     """The orders of replicas that are clearly better than a plan's; otherwise the plan's own.
 
     Speeds in the config take precedence. Measurements do not change stages with codec states, which depend on the
@@ -399,22 +403,22 @@ def better_orders(cut: Cut, seconds: Speeds) -> tuple[Order, ...]:
     """
     stages, count = cut.program.stages, cut.program.pipeline.micro_batch
     found = list(cut.orders or [()] * len(stages))
-    for number in seconds.keys() - _stages_with_memory(cut):
-        speeds, now = _speeds(cut, seconds, number), count_turns(found[number], stages[number].replicas, count)
+    for number in seconds.keys() - _find_stateful_stages(cut):
+        speeds, now = _compute_speeds(cut, seconds, number), count_turns(found[number], stages[number].replicas, count)
         better = compute_shares(speeds, count)
         gain = 1.0 - max(compute_share_times(better, speeds)) / max(compute_share_times(now, speeds))
-        if gain > WORTH and not stages[number].speeds:
+        if gain > MIN_GAIN and not stages[number].speeds:
             found[number] = order_by_shares(better)
     return tuple(found) if any(found) else ()
 
 
-def _stages_with_memory(cut: Cut) -> set[int]:
+def _find_stateful_stages(cut: Cut) -> set[int]:
     """The stages at a boundary with a stateful codec."""
     boundaries = (each for each in cut.boundaries if any(list_state_notes(cut.program, [each], cut.workers)))
     return {stage for each in boundaries for stage in (each.source, *each.destinations)}
 
 
-def _speeds(cut: Cut, seconds: Speeds, stage: int) -> list[float]:
+def _compute_speeds(cut: Cut, seconds: Speeds, stage: int) -> list[float]:
     """Micro-batches a second of each replica; replicas on one worker share its speed."""
     hosts = cut.routing.hosts[stage]
     return [1.0 / (seconds[stage][host] * hosts.count(host)) for host in hosts]
@@ -424,16 +428,17 @@ def changes(before: Cut, after: Cut) -> Iterator[str]:
     """A description of changed orders."""
     count = before.program.pipeline.micro_batch
     for number, stage in enumerate(before.program.stages):
-        was, now = (count_turns(_order(cut, number), stage.replicas, count) for cut in (before, after))
+        was, now = (count_turns(_find_order(cut, number), stage.replicas, count) for cut in (before, after))
         if was != now:
-            yield f"the replicas of {stage.key} now take {_ratio(now)} micro-batches instead of {_ratio(was)}"
+            new, old = map(_format_ratio, (now, was))
+            yield f"the replicas of {stage.key} now take {new} micro-batches instead of {old}"
 
 
-def _order(cut: Cut, stage: int) -> Order:
+def _find_order(cut: Cut, stage: int) -> Order:
     return cut.orders[stage] if cut.orders else ()
 
 
-def _ratio(numbers: Iterable[int]) -> str:
+def _format_ratio(numbers: Iterable[int]) -> str:
     return " : ".join(map(str, numbers))
 
 
@@ -450,6 +455,8 @@ def replicas(cut: Cut, seconds: Speeds, count: int) -> dict[str, StageReport]:
     found = {}
     for number, own in seconds.items():
         stage = cut.program.stages[number]
-        hosts = zip(cut.routing.hosts[number], count_turns(_order(cut, number), stage.replicas, count), strict=True)
+        hosts = zip(
+            cut.routing.hosts[number], count_turns(_find_order(cut, number), stage.replicas, count), strict=True
+        )
         found[stage.key] = busiest([StageReport(share * own[host], cluster=stage.cluster) for host, share in hosts])
     return found

@@ -13,10 +13,10 @@ from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle, list_gradient_parts
 from whale_nebula.runtime.step.clock import StageClock
-from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
-from whale_nebula.runtime.step.gradients import Sums, merge, sum_over_stages
+from whale_nebula.runtime.step.compiled import BoundFunction, Compiled, Feed
+from whale_nebula.runtime.step.gradients import GradientSums, merge, sum_over_stages
 from whale_nebula.runtime.step.peers import Peers
-from whale_nebula.runtime.step.results import Absent
+from whale_nebula.runtime.step.results import AbsentResult
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.spec import Value
 
@@ -26,29 +26,29 @@ def join_replicas(phase: PhasePlan, runs: Sequence[StageRun]) -> Sequence[StageR
     by_stage: dict[int, list[StageRun]] = {}
     for run in runs:
         by_stage.setdefault(run.stage, []).append(run)
-    return [own[0] if len(own) == 1 else _one(phase, own) for own in by_stage.values()]
+    return [own[0] if len(own) == 1 else _join_runs(phase, own) for own in by_stage.values()]
 
 
-def _one(phase: PhasePlan, runs: Sequence[StageRun]) -> StageRun:
+def _join_runs(phase: PhasePlan, runs: Sequence[StageRun]) -> StageRun:
     first = runs[0]
-    kept: dict[Any, dict[int, Any]] = {}
-    sums = Sums(first.sums.program)
+    kept_values: dict[Any, dict[int, Any]] = {}
+    sums = GradientSums(first.sums.program)
     for run in runs:
-        for value, by_number in run.kept.items():
-            kept.setdefault(value, {}).update(by_number)
-        run.kept.clear()
+        for value, by_number in run.kept_values.items():
+            kept_values.setdefault(value, {}).update(by_number)
+        run.kept_values.clear()
     for key, part in list_gradient_parts(first.compiled.cut, phase, first.stage):
-        rows = _rows(key, len(part.values), runs)
+        rows = _collect_rows(key, len(part.values), runs)
         if rows:
             sums.put(key, rows)
-    return replace(first, kept=kept, sums=sums, turns=tuple(sorted(m for run in runs for m in run.turns)))
+    return replace(first, kept_values=kept_values, sums=sums, turns=tuple(sorted(m for run in runs for m in run.turns)))
 
 
-def _rows(key: PartKey, pieces: int, runs: Sequence[StageRun]) -> list[tuple[Any, ...]]:
+def _collect_rows(key: PartKey, pieces: int, runs: Sequence[StageRun]) -> list[tuple[Any, ...]]:
     """The rows of every micro-batch in order, or a sum for each replica."""
     found: list[tuple[int, tuple[Any, ...]]] = []
     for run in runs:
-        if run.turns and run.sums.has(key):
+        if run.turns and run.sums.has_part(key):
             columns = [run.sums.pieces(key, piece, run.turns) for piece in range(pieces)]
             found += [(m, tuple(column[m] for column in columns)) for m in columns[0]]
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
@@ -59,7 +59,7 @@ ASSERTION = "assertion on values of the whole batch"
 
 
 @dataclass
-class OnceRun:
+class WholeBatchRun:
     """The once-a-step part of a worker. In a trace, `gate` returns the ops that its updates wait for; otherwise waits
     for `peers` are timed by the `clock`.
 
@@ -73,163 +73,163 @@ class OnceRun:
     clock: StageClock = field(default_factory=StageClock)
     gate: Callable[[Sequence[Any]], Sequence[Any]] = lambda tensors: ()
     lazy: bool = False
-    _after: Sequence[Any] = ()
-    _gathered: int = -1
+    _gate_ops: Sequence[Any] = ()
+    _merged_phase: int = -1
     _runs: Sequence[StageRun] = ()
-    _got: set[Bundle] = field(default_factory=set)
+    _received: set[Bundle] = field(default_factory=set)
 
-    def weigh(self) -> Batch:
+    def weigh_micro_batches(self) -> Batch:
         """The batch with the shares of its micro-batches by nb.loss_weight, if it was used."""
         piece = self.compiled.weight
         if piece is None:
             return self.batch
-        weights = [_weight(piece.function([cut[feed.what] for feed in piece.feeds])) for cut in self.batch.slices]
+        weights = [_sum_weights(piece.function([cut[feed.what] for feed in piece.feeds])) for cut in self.batch.slices]
         whole = tf.add_n(weights)
         self.batch = replace(self.batch, shares=[tf.math.divide_no_nan(weight, whole) for weight in weights])
         return self.batch
 
-    def whole(self) -> None:
+    def run_whole_batch(self) -> None:
         """Compute batch-wide values of the inputs."""
         if self.compiled.whole is not None:
-            self._run(self.compiled.whole, {})
+            self._call_function(self.compiled.whole, {})
 
-    def prologue(self, phase: PhasePlan) -> None:
+    def run_prologue(self, phase: PhasePlan) -> None:
         """Run the pieces before the micro-batches."""
-        piece = self.compiled.prologue(phase)
+        piece = self.compiled.bind_prologue(phase)
         if piece is not None:
-            self._run(piece, {})
+            self._call_function(piece, {})
 
-    def asserts(self, phase: PhasePlan) -> bool:
+    def has_assertions(self, phase: PhasePlan) -> bool:
         """Whether this process checks assertions on merged values in a phase."""
-        return any(piece.fragment.round < 0 for piece in self.compiled.updates(phase))
+        return any(piece.fragment.round < 0 for piece in self.compiled.bind_updates(phase))
 
-    def check(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+    def check_assertions(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Merge the stages' values, and check assertions on them, before the update begins."""
-        self._gather(phase, runs)
-        for piece in self.compiled.updates(phase):
+        self._merge_micro_batches(phase, runs)
+        for piece in self.compiled.bind_updates(phase):
             if piece.fragment.round < 0:
                 self._receive_for(phase, piece)
-                self._run(piece, {})
+                self._call_function(piece, {})
 
-    def _gather(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+    def _merge_micro_batches(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Merge the values of all micro-batches, once in a phase."""
-        if self._gathered != phase.index:
-            self._gathered, self._runs, self._got = phase.index, join_replicas(phase, runs), set()
+        if self._merged_phase != phase.index:
+            self._merged_phase, self._runs, self._received = phase.index, join_replicas(phase, runs), set()
             if self.compiled.replica_messages[phase.index]:
-                with self.clock.exchanging(phase.index):
+                with self.clock.time_exchange(phase.index):
                     self.peers.merge_replicas(phase, self._runs)
             self._merge(self._runs)
-            if self._early(phase):
-                self._send(phase, -1)
+            if self._sends_early(phase):
+                self._send_round(phase, -1)
 
-    def _early(self, phase: PhasePlan) -> bool:
+    def _sends_early(self, phase: PhasePlan) -> bool:
         """Whether any assertion needs values of other processes, which are then sent before the gradients."""
         return any(fragment.round < 0 for found in phase.updates.values() for fragment in found)
 
-    def update(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+    def run_update(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Merge the stages' values, exchange those that others need, and run the update round by round."""
-        self._gather(phase, runs)
-        gradients = self.gradients(phase, self._runs)
+        self._merge_micro_batches(phase, runs)
+        gradients = self.sum_gradients(phase, self._runs)
         merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)
-        self._after = self.gate([*gradients.values(), *merged])
+        self._gate_ops = self.gate([*gradients.values(), *merged])
         self._hand_over(phase, gradients, runs)
-        if not self._early(phase):
-            self._send(phase, -1)
-        for piece in self.compiled.updates(phase):
+        if not self._sends_early(phase):
+            self._send_round(phase, -1)
+        for piece in self.compiled.bind_updates(phase):
             if piece.fragment.round < 0:
                 continue
             self._receive_for(phase, piece)
-            self._run(piece, gradients)
-            self._send(phase, piece.fragment.round)
+            self._call_function(piece, gradients)
+            self._send_round(phase, piece.fragment.round)
         self._receive_rest(phase)
 
     def _hand_over(self, phase: PhasePlan, gradients: dict[Value, Any], runs: Sequence[StageRun]) -> None:
         """Pass large gradients to the updates that read them, and drop all other references to them."""
         holders = self.compiled.cut.program.holders
-        for piece in self.compiled.updates(phase):
-            for value, slot in piece.function.handed.items():
+        for piece in self.compiled.bind_updates(phase):
+            for value, slot in piece.function.handover_slots.items():
                 slot.put(gradients.pop(value))
                 request, holder = holders[value.op]
                 for run in (*runs, *self._runs):
                     run.sums.drop(request, holder.source)
 
-    def gradients(self, phase: PhasePlan, runs: Sequence[StageRun]) -> dict[Value, Any]:
+    def sum_gradients(self, phase: PhasePlan, runs: Sequence[StageRun]) -> dict[Value, Any]:
         """Every gradient placeholder's tensor."""
         parts: dict[PartKey, tuple[Any, ...]] = {}
         for run in runs:
             parts |= run.sums.parts()
-        with self.clock.exchanging(phase.index):
+        with self.clock.time_exchange(phase.index):
             parts = self.peers.exchange_parts(phase, parts)
         return sum_over_stages(self.compiled.cut.program, parts)
 
     def _merge(self, runs: Sequence[StageRun]) -> None:
         merges = self.compiled.cut.merges
         for run in runs:
-            for value, by_number in run.kept.items():
+            for value, by_number in run.kept_values.items():
                 pieces = [by_number[number] for number in sorted(by_number)]
                 self.once[value] = merge(merges[value], pieces, self.batch.shares)
-            run.kept.clear()
+            run.kept_values.clear()
 
-    def _send(self, phase: PhasePlan, number: int) -> None:
+    def _send_round(self, phase: PhasePlan, number: int) -> None:
         for bundle in self.compiled.bundles[phase.index]:
             if bundle.round == number and bundle.source == self.compiled.worker:
                 self.peers.send(bundle, [self.once[crossing.value] for crossing in bundle.crossings])
 
-    def _receive_for(self, phase: PhasePlan, piece: Piece) -> None:
+    def _receive_for(self, phase: PhasePlan, piece: BoundFunction) -> None:
         """Receive the remote values that a piece reads; the rest may arrive while it runs."""
         for bundle in self._list_due(phase):
             if any(crossing.value in piece.fragment.feeds for crossing in bundle.crossings):
-                self._take_in(bundle, self._wait_for(phase, bundle))
+                self._store_bundle(bundle, self._receive_bundle(phase, bundle))
 
     def _receive_rest(self, phase: PhasePlan) -> None:
         """Receive the values that no update reads: results, and those of later phases."""
         lazy = self.lazy and phase is self.compiled.cut.phases[-1]
         for bundle in self._list_due(phase):
             waits = not (lazy and bundle.specs[0].scalar)
-            self._take_in(bundle, self._wait_for(phase, bundle) if waits else self.peers.later(bundle))
+            self._store_bundle(bundle, self._receive_bundle(phase, bundle) if waits else self.peers.later(bundle))
 
     def _list_due(self, phase: PhasePlan) -> list[Bundle]:
         """The messages that this worker has not yet received in a phase."""
         bundles = self.compiled.bundles[phase.index]
-        return [each for each in bundles if each.destination == self.compiled.worker and each not in self._got]
+        return [each for each in bundles if each.destination == self.compiled.worker and each not in self._received]
 
-    def _wait_for(self, phase: PhasePlan, bundle: Bundle) -> Sequence[Any]:
-        with self.clock.exchanging(phase.index):
+    def _receive_bundle(self, phase: PhasePlan, bundle: Bundle) -> Sequence[Any]:
+        with self.clock.time_exchange(phase.index):
             return self.peers.receive(bundle)
 
-    def _take_in(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
+    def _store_bundle(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
         self.once.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
-        self._got.add(bundle)
+        self._received.add(bundle)
 
-    def _run(self, piece: Piece, gradients: Mapping[Value, Any]) -> None:
-        handed = piece.function.handed
-        tensors = [self._take(feed, gradients) for feed in piece.feeds if feed.what not in handed]
-        with tf.control_dependencies(self._after):
+    def _call_function(self, piece: BoundFunction, gradients: Mapping[Value, Any]) -> None:
+        handover_slots = piece.function.handover_slots
+        tensors = [self._read_feed(feed, gradients) for feed in piece.feeds if feed.what not in handover_slots]
+        with tf.control_dependencies(self._gate_ops):
             results = piece.function(tensors)
         self.once.update(zip(piece.fetches, results, strict=True))
 
-    def _take(self, feed: Feed, gradients: Mapping[Value, Any]) -> Any:
+    def _read_feed(self, feed: Feed, gradients: Mapping[Value, Any]) -> Any:
         if feed.kind == "leaf":
             return self.batch.whole[feed.what]
         if feed.kind == "holder":
             return gradients[feed.what]
         return self.once[feed.what]
 
-    def results(self) -> list[Any]:
+    def collect_results(self) -> list[Any]:
         """The tensors that the user's step returns."""
-        return [self._result(value) for value in self.compiled.cut.program.returns]
+        return [self._find_result(value) for value in self.compiled.cut.program.returns]
 
-    def _result(self, value: Value) -> Any:
+    def _find_result(self, value: Value) -> Any:
         """A tensor that the step returns; if only its owners have it, a substitute that raises when read."""
         cut = self.compiled.cut
         if value.op in cut.program.leaf_ops:
             return self.batch.whole[cut.program.leaf_ops[value.op]]
         owners = cut.owners.get(value, ())
         if owners and self.compiled.worker not in owners:
-            return Absent(owners[0], cut.program.graph.spec(value))
+            return AbsentResult(owners[0], cut.program.graph.spec(value))
         return self.once[value]
 
 
-def _weight(tensors: Sequence[Any]) -> Any:
+def _sum_weights(tensors: Sequence[Any]) -> Any:
     """The sum of all given weights: several calls in a step add up."""
     return tf.add_n([tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in tensors])

@@ -14,7 +14,7 @@ from whale_nebula.runtime.session.task import Rule, find_local_address, restrict
 NETWORKS = ["127.0.0.0/8", "::1/128", "192.0.2.7", "2001:db8::5"]
 
 
-def takes(program: Sequence[Rule], source: str) -> bool:
+def accepts_packet(program: Sequence[Rule], source: str) -> bool:
     """Run a program of the packet filter on a packet of which only the source matters."""
     address = ipaddress.ip_address(source)
     before = b"\x45" + bytes(11) if address.version == 4 else b"\x60" + bytes(7)
@@ -36,16 +36,16 @@ def takes(program: Sequence[Rule], source: str) -> bool:
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.8.9.1", "::1", "192.0.2.7", "2001:db8::5"])
-def test_a_mate_gets_through(source: str) -> None:
-    assert takes(rules([ipaddress.ip_network(each) for each in NETWORKS]), source)
+def test_filter_accepts_admitted_addresses(source: str) -> None:
+    assert accepts_packet(rules([ipaddress.ip_network(each) for each in NETWORKS]), source)
 
 
 @pytest.mark.parametrize("source", ["192.0.2.8", "128.0.0.1", "::2", "2001:db8::6", "2001:db9::5"])
-def test_nobody_else_does(source: str) -> None:
-    assert not takes(rules([ipaddress.ip_network(each) for each in NETWORKS]), source)
+def test_filter_drops_other_addresses(source: str) -> None:
+    assert not accepts_packet(rules([ipaddress.ip_network(each) for each in NETWORKS]), source)
 
 
-def test_who_is_admitted_reaches_a_listener() -> None:
+def test_admitted_address_connects_to_the_listener() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if not restrict_connections(listener.getsockname()[1], ["192.0.2.7"]):
             pytest.skip("this kernel takes no filter")
@@ -54,7 +54,7 @@ def test_who_is_admitted_reaches_a_listener() -> None:
             listener.accept()[0].close()
 
 
-def test_who_is_not_is_not_answered() -> None:
+def test_other_address_is_not_answered() -> None:
     own = find_local_address("192.0.2.1") if has_route() else None
     if own is None or own.startswith("127."):
         pytest.skip("this machine has no address but its own")
@@ -67,7 +67,7 @@ def test_who_is_not_is_not_answered() -> None:
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-def test_who_connected_before_is_cut_off(accepted: bool) -> None:
+def test_earlier_connection_of_another_address_is_closed(accepted: bool) -> None:
     """A stranger who was faster than the filter; where it is not accepted yet, the server does so meanwhile."""
     own = find_local_address("192.0.2.1") if has_route() else None
     if own is None or own.startswith("127."):
@@ -100,7 +100,7 @@ def has_route() -> bool:
         return False
 
 
-def test_a_port_where_nobody_listens_and_a_name_admit_nobody() -> None:
+def test_port_without_a_listener_or_host_name_is_not_filtered() -> None:
     assert not restrict_connections(free_port(), [])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert not restrict_connections(listener.getsockname()[1], ["a-name"])

@@ -12,7 +12,7 @@ from tests.unit.passes.programs import assign_worker_per_stage, compile_text
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.feed.checks import Missing
 from whale_nebula.ir.program import Leaf
-from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, count_known_rows, slots
+from whale_nebula.runtime.exchange.admission import ANY_SIZE, Admission, count_known_rows, slots
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.buffers import Bound
@@ -23,26 +23,26 @@ PLAN = compile_text(
 FORWARD = Key("forward", 3, step=5, phase=0, micro_batch=1, slot=0, source="a/0", destination="b/0")
 
 
-def expected() -> Expected:
-    made = Expected()
+def make_expected() -> Admission:
+    made = Admission()
     made.add(3, PLAN)
     return made
 
 
-def test_a_boundary_has_the_dtype_of_its_codec_and_the_sizes_that_the_plan_knows() -> None:
-    bound = expected()(FORWARD)
+def test_boundary_is_admitted_with_its_codec_dtype_and_planned_sizes() -> None:
+    bound = make_expected()(FORWARD)
     assert bound == Bound("float16", (ANY_SIZE, 8), due=0)
     assert bound.admits("float16", (4, 8)) and not bound.admits("float16", (4, 9))
     assert not bound.admits("float32", (4, 8))
 
 
-def test_its_gradient_goes_the_other_way() -> None:
+def test_gradient_is_admitted_in_the_other_direction() -> None:
     back = dataclasses.replace(FORWARD, kind="backward", source="b/0", destination="a/0")
-    assert expected()(back) == Bound("float32", (ANY_SIZE, 8), due=0)
+    assert make_expected()(back) == Bound("float32", (ANY_SIZE, 8), due=0)
 
 
-def test_a_step_that_has_begun_is_due_as_many_bytes_as_its_rows_have() -> None:
-    made = expected()
+def test_due_bytes_follow_from_the_rows_of_the_started_step() -> None:
+    made = make_expected()
     back = dataclasses.replace(FORWARD, kind="backward", source="b/0", destination="a/0")
     loss = Key("scalar", 3, step=5, phase=0, micro_batch=-1, slot=0, source="b/0", destination="a/0")
     assert [made(each).due for each in (FORWARD, back, loss)] == [0, 0, 0]
@@ -68,18 +68,18 @@ X, Y, TABLE = (
         ((np.zeros(7), Missing("y", None), np.zeros(9)), [7], []),
     ],
 )
-def test_inputs_of_an_only_micro_batch_may_differ_in_their_rows(
+def test_rows_are_unknown_when_inputs_of_one_micro_batch_differ(
     tensors: tuple[Any, ...], counts: list[int], known: list[int]
 ) -> None:
     """Then nobody knows how many rows a boundary has: it may have any, and is held for none."""
     assert list(count_known_rows((X, Y, TABLE), tensors, counts)) == known
-    made = expected()
+    made = make_expected()
     made.begin_step(3, 5, known)
     assert (made(FORWARD).due == math.inf) == (len(known) < 2)
 
 
-def test_lengths_that_only_a_step_knows_may_be_any() -> None:
-    made = Expected()
+def test_unknown_length_allows_any_size() -> None:
+    made = Admission()
     made.add(3, compile_text("micro 2\n" + TWO_STAGES.replace("[?,8]", "[?,?]") + DESCENT, assign_worker_per_stage))
     made.begin_step(3, 5, [4, 3])
     assert made(FORWARD).due == math.inf
@@ -98,22 +98,22 @@ def test_lengths_that_only_a_step_knows_may_be_any() -> None:
     ],
     ids=str,
 )
-def test_what_no_plan_knows_is_refused(change: dict[str, object]) -> None:
+def test_tensor_outside_the_plan_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError, match="received "):
-        expected()(dataclasses.replace(FORWARD, **change))
+        make_expected()(dataclasses.replace(FORWARD, **change))
 
 
-def test_a_result_is_no_micro_batch() -> None:
+def test_result_is_admitted_without_a_micro_batch_only() -> None:
     loss = Key("scalar", 3, step=5, phase=0, micro_batch=-1, slot=0, source="b/0", destination="a/0")
-    assert expected()(loss) == Bound("float32", (), due=0)
+    assert make_expected()(loss) == Bound("float32", (), due=0)
     with pytest.raises(RemoteProtocolError, match="0 micro-batches"):
-        expected()(dataclasses.replace(loss, micro_batch=0))
+        make_expected()(dataclasses.replace(loss, micro_batch=0))
 
 
-def test_values_of_variables_are_admitted_one_by_one() -> None:
+def test_variable_values_are_admitted_until_received() -> None:
     """Before they are sent, and until they were received."""
     value = Key("control", 0, step=1, phase=0, micro_batch=-1, slot=9, source="b/0", destination="a/0")
-    made = expected()
+    made = make_expected()
     made.add_value(value, "float32", (None, 8))
     assert made(value) == Bound("float32", (ANY_SIZE, 8))
     with pytest.raises(RemoteProtocolError, match="not in any plan of this run"):
@@ -124,7 +124,7 @@ def test_values_of_variables_are_admitted_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "norm"])
-def test_all_that_the_plan_exchanges_has_a_slot(name: str) -> None:
+def test_every_planned_exchange_has_a_slot(name: str) -> None:
     plan = compile_text(EXAMPLES.get(name, TWO_STAGES + GLOBAL_NORM), assign_worker_per_stage)
     found = dict(slots(plan))
     names = {worker.cluster: worker.name for worker in plan.workers}

@@ -14,7 +14,7 @@ import whale_nebula as nb
 from whale_nebula.errors import BatchCoupledError
 
 ROWS = np.arange(1, 7, dtype="float32")[:, None]
-Asked = Callable[[Any], Any]
+RowFunction = Callable[[Any], Any]
 
 
 def stage(micro_batch: int, cluster: str) -> contextlib.AbstractContextManager[Any]:
@@ -31,35 +31,35 @@ def cut(micro_batch: int, step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # ---------------------------------------------------------------------- a variable that is written, and then read
-def assigned(variable: tf.Variable, p: Any) -> Any:
+def assign_mean(variable: tf.Variable, p: Any) -> Any:
     variable.assign(tf.reduce_mean(p))
     return tf.reduce_mean((p - variable.read_value()) ** 2)
 
 
-def added(variable: tf.Variable, p: Any) -> Any:
+def add_sum(variable: tf.Variable, p: Any) -> Any:
     variable.assign_add(tf.reduce_sum(p))
     return tf.reduce_mean(p * p) * variable
 
 
-def scattered(variable: tf.Variable, p: Any) -> Any:
+def assign_shifted(variable: tf.Variable, p: Any) -> Any:
     table = tf.reshape(tf.reduce_mean(p), [1])
     variable.assign(variable + table[0])
     return tf.reduce_mean(p * p) * variable.read_value()
 
 
-def read_before(variable: tf.Variable, p: Any) -> Any:
+def read_then_write(variable: tf.Variable, p: Any) -> Any:
     loss = tf.reduce_mean(p * p) * variable
     variable.assign_add(tf.reduce_mean(p))
     return loss
 
 
-def counted(variable: tf.Variable, p: Any) -> Any:
+def count_steps(variable: tf.Variable, p: Any) -> Any:
     variable.assign_add(1.0)
     return tf.reduce_mean(p * p) * variable
 
 
-def stepped(
-    lose: Callable[[tf.Variable, Any], Any], micro_batch: int, variable: tf.Variable, coupled: str = "error"
+def run_step(
+    compute_loss: Callable[[tf.Variable, Any], Any], micro_batch: int, variable: tf.Variable, coupled: str = "error"
 ) -> list[float]:
     """Loss and gradient."""
     weight = tf.Variable(1.0)
@@ -70,39 +70,45 @@ def stepped(
                 h = x * weight
             with stage(micro_batch, "npu"):
                 p = h * 1.0
-            loss = lose(variable, p)
+            loss = compute_loss(variable, p)
         return loss, tape.gradient(loss, weight)
 
     return [float(each) for each in cut(micro_batch, step)(ROWS)]
 
 
-def trained(lose: Callable[[tf.Variable, Any], Any], micro_batch: int, coupled: str = "error") -> list[float]:
+def train_step(
+    compute_loss: Callable[[tf.Variable, Any], Any], micro_batch: int, coupled: str = "error"
+) -> list[float]:
     """Loss, gradient, and what the variable is afterwards."""
     variable = tf.Variable(0.5)
-    return [*stepped(lose, micro_batch, variable, coupled), float(variable)]
+    return [*run_step(compute_loss, micro_batch, variable, coupled), float(variable)]
 
 
-@pytest.mark.parametrize("lose", [assigned, added, pytest.param(scattered, marks=pytest.mark.grid)])
-def test_a_write_from_the_batch_that_the_loss_reads_again_is_refused(lose: Callable[[tf.Variable, Any], Any]) -> None:
-    assert trained(lose, 0)[1] != 0.0
+@pytest.mark.parametrize("compute_loss", [assign_mean, add_sum, pytest.param(assign_shifted, marks=pytest.mark.grid)])
+def test_variable_written_from_the_batch_and_read_by_the_loss_is_refused(
+    compute_loss: Callable[[tf.Variable, Any], Any],
+) -> None:
+    assert train_step(compute_loss, 0)[1] != 0.0
     with pytest.raises(BatchCoupledError, match="is written from the batch and read afterwards") as caught:
-        trained(lose, 3)
-    assert "test_rereads.py" in str(caught.value) and "read the variable before it is written" in str(caught.value)
+        train_step(compute_loss, 3)
+    assert "test_coupled_values.py" in str(caught.value) and "read the variable before it is written" in str(
+        caught.value
+    )
 
 
-@pytest.mark.parametrize("lose", [assigned, added])
-def test_where_it_is_allowed_a_micro_batch_reads_what_it_has_written(lose: Callable[[tf.Variable, Any], Any]) -> None:
-    found = trained(lose, 3, coupled="allow")
+@pytest.mark.parametrize("compute_loss", [assign_mean, add_sum])
+def test_allowed_coupling_reads_the_writes_of_each_micro_batch(compute_loss: Callable[[tf.Variable, Any], Any]) -> None:
+    found = train_step(compute_loss, 3, coupled="allow")
     variable, losses = 0.5, []
     for part in np.split(ROWS, 3):
-        variable = part.mean() if lose is assigned else variable + part.sum()
-        losses.append(((part - variable) ** 2).mean() if lose is assigned else (part**2).mean() * variable)
+        variable = part.mean() if compute_loss is assign_mean else variable + part.sum()
+        losses.append(((part - variable) ** 2).mean() if compute_loss is assign_mean else (part**2).mean() * variable)
     np.testing.assert_allclose([found[0], found[2]], [np.mean(losses), variable], rtol=1e-6)
 
 
-@pytest.mark.parametrize("lose", [read_before, counted])
-def test_a_write_after_the_read_or_of_no_row_is_exact(lose: Callable[[tf.Variable, Any], Any]) -> None:
-    np.testing.assert_allclose(trained(lose, 3), trained(lose, 0), rtol=1e-6)
+@pytest.mark.parametrize("compute_loss", [read_then_write, count_steps])
+def test_write_after_the_read_or_without_rows_is_exact(compute_loss: Callable[[tf.Variable, Any], Any]) -> None:
+    np.testing.assert_allclose(train_step(compute_loss, 3), train_step(compute_loss, 0), rtol=1e-6)
 
 
 TABLES: dict[str, Callable[[], Any]] = {
@@ -127,7 +133,7 @@ def read_then_put(table: Any, p: Any) -> Any:
     return found
 
 
-def put_then_counted(table: Any, p: Any) -> Any:
+def put_then_count(table: Any, p: Any) -> Any:
     put(table, p)
     return tf.cast(table.size(), tf.float32)
 
@@ -151,51 +157,51 @@ def put_the_same(table: Any, p: Any) -> Any:
     return read_alone(table, p)
 
 
-def tabled(use: Callable[[Any, Any], Any], table: Any, micro_batch: int) -> list[float]:
+def run_with_table(use: Callable[[Any, Any], Any], table: Any, micro_batch: int) -> list[float]:
     """The loss and the gradient of rows and what is found for them in a table."""
-    return stepped(lambda table, p: tf.reduce_mean((p[:, 0] - use(table, p)) ** 2), micro_batch, table)
+    return run_step(lambda table, p: tf.reduce_mean((p[:, 0] - use(table, p)) ** 2), micro_batch, table)
 
 
 @pytest.mark.parametrize(
     ("kind", "use"),
-    [("dense", put_then_read), *(("mutable", use) for use in (read_then_put, put_then_counted, put_in_a_branch))],
+    [("dense", put_then_read), *(("mutable", use) for use in (read_then_put, put_then_count, put_in_a_branch))],
 )
-def test_a_lookup_table_that_the_batch_writes_and_reads_is_refused(kind: str, use: Callable[[Any, Any], Any]) -> None:
-    assert np.isfinite(tabled(use, TABLES[kind](), 0)).all()
+def test_lookup_table_written_and_read_by_the_batch_is_refused(kind: str, use: Callable[[Any, Any], Any]) -> None:
+    assert np.isfinite(run_with_table(use, TABLES[kind](), 0)).all()
     with pytest.raises(BatchCoupledError, match="a lookup table is written from the batch and read") as caught:
-        tabled(use, TABLES[kind](), 3)
-    assert "test_rereads.py" in caught.value.where and "before it is written" not in caught.value.mend
+        run_with_table(use, TABLES[kind](), 3)
+    assert "test_coupled_values.py" in caught.value.where and "before it is written" not in caught.value.mend
 
 
 @pytest.mark.parametrize(("kind", "use"), [("mutable", put_alone), ("dense", read_alone), ("mutable", put_the_same)])
-def test_a_lookup_table_that_is_only_written_or_only_read_is_exact(kind: str, use: Callable[[Any, Any], Any]) -> None:
+def test_lookup_table_only_written_or_only_read_is_exact(kind: str, use: Callable[[Any, Any], Any]) -> None:
     whole, cut = TABLES[kind](), TABLES[kind]()
-    np.testing.assert_allclose(tabled(use, cut, 3), tabled(use, whole, 0), rtol=1e-6)
+    np.testing.assert_allclose(run_with_table(use, cut, 3), run_with_table(use, whole, 0), rtol=1e-6)
     keys = tf.range(3, dtype=tf.int64)
     np.testing.assert_array_equal(cut.lookup(keys), whole.lookup(keys))
 
 
 @pytest.mark.parametrize("mixed", [True, False], ids=["with rows", "alone"])
-def test_without_a_gradient_only_what_meets_rows_is_refused(mixed: bool) -> None:
+def test_written_variable_combined_with_rows_is_refused_in_inference(mixed: bool) -> None:
     variable = tf.Variable(0.5)
 
-    def ask(h: Any) -> Any:
+    def compute(h: Any) -> Any:
         variable.assign_add(tf.reduce_sum(h))
         return h * variable if mixed else tf.sqrt(variable.read_value())
 
-    first = left(ask, 0)
+    first = compute_results(compute, 0)
     variable.assign(0.5)
     if mixed:
         with pytest.raises(BatchCoupledError, match="and read afterwards"):
-            left(ask, 3)
+            compute_results(compute, 3)
     else:
-        np.testing.assert_allclose(left(ask, 3), first, rtol=1e-6)
+        np.testing.assert_allclose(compute_results(compute, 3), first, rtol=1e-6)
 
 
-def reversed_by(written: Callable[[tf.Variable, Any], Any]) -> Callable[[tf.Variable, Any], Any]:
+def make_reversing_loss(written: Callable[[tf.Variable, Any], Any]) -> Callable[[tf.Variable, Any], Any]:
     """A loss whose gradient is turned by a variable that is written first and read by the backward alone."""
 
-    def lose(variable: tf.Variable, p: Any) -> Any:
+    def compute_loss(variable: tf.Variable, p: Any) -> Any:
         @tf.custom_gradient
         def turn(z: Any) -> Any:
             return tf.identity(z), lambda d: -variable * d
@@ -203,40 +209,40 @@ def reversed_by(written: Callable[[tf.Variable, Any], Any]) -> Callable[[tf.Vari
         written(variable, p)
         return tf.reduce_mean(turn(p) ** 2)
 
-    return lose
+    return compute_loss
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3])
-def test_a_backward_reads_what_the_step_has_written_before(micro_batch: int) -> None:
-    _, gradient, _ = trained(reversed_by(lambda variable, p: variable.assign(0.25)), micro_batch)
+def test_backward_reads_an_earlier_write_of_the_step(micro_batch: int) -> None:
+    _, gradient, _ = train_step(make_reversing_loss(lambda variable, p: variable.assign(0.25)), micro_batch)
     assert gradient == pytest.approx(-0.25 * 2 * (ROWS**2).mean(), rel=1e-6)
 
 
-def test_of_the_batch_it_reads_it_with_one_micro_batch_alone() -> None:
-    lose = reversed_by(lambda variable, p: variable.assign(tf.reduce_mean(p)))
-    assert trained(lose, 1)[1] == pytest.approx(-ROWS.mean() * 2 * (ROWS**2).mean(), rel=1e-6)
+def test_backward_reads_a_batch_write_with_one_micro_batch_only() -> None:
+    compute_loss = make_reversing_loss(lambda variable, p: variable.assign(tf.reduce_mean(p)))
+    assert train_step(compute_loss, 1)[1] == pytest.approx(-ROWS.mean() * 2 * (ROWS**2).mean(), rel=1e-6)
     with pytest.raises(BatchCoupledError, match="and read afterwards"):
-        trained(lose, 3)
+        train_step(compute_loss, 3)
 
 
-def test_a_gradient_that_writes_is_refused() -> None:
-    def lose(variable: tf.Variable, p: Any) -> Any:
+def test_backward_that_writes_a_variable_is_refused() -> None:
+    def compute_loss(variable: tf.Variable, p: Any) -> Any:
         @tf.custom_gradient
-        def counted(z: Any) -> Any:
+        def count_steps(z: Any) -> Any:
             def back(d: Any) -> Any:
                 variable.assign_add(1.0)
                 return d
 
             return tf.identity(z), back
 
-        return tf.reduce_mean(counted(p) ** 2)
+        return tf.reduce_mean(count_steps(p) ** 2)
 
-    assert trained(lose, 0)[2] == 1.5
+    assert train_step(compute_loss, 0)[2] == 1.5
     with pytest.raises(BatchCoupledError, match="the backward writes a variable"):
-        trained(lose, 3)
+        train_step(compute_loss, 3)
 
 
-def by_row(variable: tf.Variable, p: Any) -> Any:
+def update_centres(variable: tf.Variable, p: Any) -> Any:
     """Centres of classes, which follow their rows."""
     ids = tf.cast(p[:, 0] > 3, tf.int32)
     centres = tf.gather(variable, ids)
@@ -245,7 +251,7 @@ def by_row(variable: tf.Variable, p: Any) -> Any:
     return loss
 
 
-def in_a_branch(variable: tf.Variable, p: Any) -> Any:
+def assign_in_branch(variable: tf.Variable, p: Any) -> Any:
     def follow() -> Any:
         return variable.assign(0.9 * variable + 0.1 * tf.reduce_mean(p))
 
@@ -253,53 +259,53 @@ def in_a_branch(variable: tf.Variable, p: Any) -> Any:
     return tf.reduce_mean(p**2)
 
 
-def into_places(variable: tf.Variable, p: Any) -> Any:
+def assign_to_slice(variable: tf.Variable, p: Any) -> Any:
     variable[: tf.shape(p)[0]].assign(p[:, 0])
     return tf.reduce_mean(p**2)
 
 
-def at_places(variable: tf.Variable, p: Any) -> Any:
+def scatter_rows(variable: tf.Variable, p: Any) -> Any:
     variable.scatter_update(tf.IndexedSlices(p[:, 0], tf.range(tf.shape(p)[0])))
     return tf.reduce_mean(p**2)
 
 
-def pairs(variable: tf.Variable, p: Any) -> Any:
+def compare_pairs(variable: tf.Variable, p: Any) -> Any:
     mask = p[:, 0] > 3
     one, other = (tf.boolean_mask(p[:, 0], each) for each in (mask, ~mask))
     return tf.reduce_sum(tf.nn.relu(1 - one + other))
 
 
-def reshaped(variable: tf.Variable, p: Any) -> Any:
+def reshape_transposed(variable: tf.Variable, p: Any) -> Any:
     four = tf.transpose(tf.concat([p, 2 * p, 3 * p, 4 * p], 1))
     return tf.reduce_mean(tf.reduce_sum(tf.reshape(four, [tf.shape(p)[0], 4]), 1) ** 2)
 
 
-def noisy(variable: tf.Variable, p: Any) -> Any:
+def add_noise(variable: tf.Variable, p: Any) -> Any:
     return tf.reduce_mean((p + tf.random.stateless_normal(tf.shape(p), [7, 0])) ** 2)
 
 
-def floored(variable: tf.Variable, p: Any) -> Any:
+def floor_sum(variable: tf.Variable, p: Any) -> Any:
     return tf.reduce_sum(p**2) + tf.reduce_sum(p) // 0.7
 
 
 @pytest.mark.parametrize(
-    "lose",
+    "compute_loss",
     [
-        *(by_row, in_a_branch, at_places, pairs, reshaped, noisy),
-        *(pytest.param(each, marks=pytest.mark.grid) for each in (into_places, floored)),
+        *(update_centres, assign_in_branch, scatter_rows, compare_pairs, reshape_transposed, add_noise),
+        *(pytest.param(each, marks=pytest.mark.grid) for each in (assign_to_slice, floor_sum)),
     ],
     ids=lambda each: each.__name__,
 )
-def test_what_only_the_whole_batch_gives_is_refused(lose: Callable[[tf.Variable, Any], Any]) -> None:
-    def ask(micro_batch: int) -> Any:
-        return stepped(lose, micro_batch, tf.Variable(tf.zeros([8])))[1]
+def test_values_of_the_whole_batch_are_refused(compute_loss: Callable[[tf.Variable, Any], Any]) -> None:
+    def compute(micro_batch: int) -> Any:
+        return run_step(compute_loss, micro_batch, tf.Variable(tf.zeros([8])))[1]
 
-    assert np.isfinite(ask(0))
+    assert np.isfinite(compute(0))
     with pytest.raises(BatchCoupledError):
-        ask(3)
+        compute(3)
 
 
-def seeded(give: Callable[[Any], Any], micro_batch: int) -> float:
+def compute_gradient(make_output_gradient: Callable[[Any], Any], micro_batch: int) -> float:
     """The gradient of rows, for gradients of them that are given."""
     weight = tf.Variable(1.0)
 
@@ -309,36 +315,36 @@ def seeded(give: Callable[[Any], Any], micro_batch: int) -> float:
                 h = x * weight
             with stage(micro_batch, "npu"):
                 p = h * 1.0
-        return tape.gradient(p, weight, output_gradients=give(p))
+        return tape.gradient(p, weight, output_gradients=make_output_gradient(p))
 
     return float(cut(micro_batch, step)(ROWS))
 
 
 @pytest.mark.parametrize(
-    "give",
+    "make_output_gradient",
     [lambda p: p / tf.cast(tf.shape(p)[0], tf.float32), lambda p: p - tf.reduce_mean(p)],
     ids=["divided by the rows", "less their mean"],
 )
-def test_gradients_that_are_given_may_not_hang_on_all_rows(give: Asked) -> None:
-    assert np.isfinite(seeded(give, 0))
+def test_output_gradients_that_depend_on_all_rows_are_refused(make_output_gradient: RowFunction) -> None:
+    assert np.isfinite(compute_gradient(make_output_gradient, 0))
     with pytest.raises(BatchCoupledError, match="a given output gradient"):
-        seeded(give, 3)
+        compute_gradient(make_output_gradient, 3)
 
 
-def test_gradients_that_are_given_row_by_row_are_exact() -> None:
-    assert seeded(lambda p: p - 2.0, 3) == pytest.approx(seeded(lambda p: p - 2.0, 0), rel=1e-6)
+def test_output_gradients_by_row_are_exact() -> None:
+    assert compute_gradient(lambda p: p - 2.0, 3) == pytest.approx(compute_gradient(lambda p: p - 2.0, 0), rel=1e-6)
 
 
-def test_two_reads_of_one_mask_belong_together() -> None:
-    def lose(variable: tf.Variable, p: Any) -> Any:
+def test_two_uses_of_one_mask_are_exact() -> None:
+    def compute_loss(variable: tf.Variable, p: Any) -> Any:
         mask = p[:, 0] > 3
         return tf.reduce_sum(tf.boolean_mask(p, mask) * tf.boolean_mask(2 * p, mask)) * variable
 
-    np.testing.assert_allclose(trained(lose, 3), trained(lose, 0), rtol=1e-6)
+    np.testing.assert_allclose(train_step(compute_loss, 3), train_step(compute_loss, 0), rtol=1e-6)
 
 
 # ---------------------------------------------------------------------- what leaves the step
-def left(ask: Asked, micro_batch: int) -> np.ndarray:
+def compute_results(compute: RowFunction, micro_batch: int) -> np.ndarray:
     """What a step returns."""
 
     def step(x: Any) -> Any:
@@ -346,13 +352,13 @@ def left(ask: Asked, micro_batch: int) -> np.ndarray:
             with stage(micro_batch, "gpu"):
                 h = x * 1.0
             with stage(micro_batch, "npu"):
-                return ask(h)
+                return compute(h)
 
     return np.asarray(cut(micro_batch, step)(ROWS))
 
 
 @pytest.mark.parametrize(
-    ("ask", "why"),
+    ("compute", "why"),
     [
         (lambda h: tf.concat([h, -h], 0), "a different order"),
         (lambda h: tf.tile(h, [2, 1]), "a different order"),
@@ -363,29 +369,29 @@ def left(ask: Asked, micro_batch: int) -> np.ndarray:
     ],
     ids=["concat", "tile", "transposed", "where", "range", "times range"],
 )
-def test_rows_that_come_back_otherwise_are_refused(ask: Asked, why: str) -> None:
-    assert left(ask, 0).size
+def test_returned_rows_in_another_order_are_refused(compute: RowFunction, why: str) -> None:
+    assert compute_results(compute, 0).size
     with pytest.raises(BatchCoupledError, match=why):
-        left(ask, 3)
+        compute_results(compute, 3)
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "compute",
     [lambda h: tf.concat([h, -h], 1), lambda h: tf.transpose(h), lambda h: tf.tile(h, [1, 2]), lambda h: h[:, 0] > 3],
     ids=["concat", "transpose", "tile", "compare"],
 )
-def test_rows_in_their_own_order_come_back_so(ask: Asked) -> None:
-    np.testing.assert_array_equal(left(ask, 3), left(ask, 0))
+def test_returned_rows_in_batch_order_are_exact(compute: RowFunction) -> None:
+    np.testing.assert_array_equal(compute_results(compute, 3), compute_results(compute, 0))
 
 
-def test_rows_that_become_a_variable_are_refused() -> None:
+def test_rows_assigned_to_a_variable_are_refused() -> None:
     kept = tf.Variable(np.zeros((1, 1), "float32"), shape=[None, 1])
 
     def keep(h: Any) -> Any:
         kept.assign(h)
         return h
 
-    left(keep, 0)
+    compute_results(keep, 0)
     np.testing.assert_array_equal(kept, ROWS)
     with pytest.raises(BatchCoupledError, match="are assigned to a variable"):
-        left(keep, 3)
+        compute_results(keep, 3)

@@ -69,7 +69,7 @@ class _Step(NamedTuple):
     rows: Sequence[int]
 
 
-class Expected:
+class Admission:
     """The bounds of tensors by key, for every program of a run; keys that no program has are refused.
 
     Tensors of a step that has not begun here, or whose number of rows differs from their micro-batch, are not expected.
@@ -160,7 +160,9 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
 
 def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
     """For boundaries whose first axis is known only in a step: the number of entries for each row of the batch."""
-    open_first = [each for each in Crossings(cut, cut.routing).of_boundaries if (each.spec.shape or (0,))[0] is None]
+    open_first = [
+        each for each in Crossings(cut, cut.routing).boundary_crossings if (each.spec.shape or (0,))[0] is None
+    ]
     tensors = {each.value: each.boundary.value for each in open_first if each.boundary is not None}
     found = count_entries_per_row(cut.program, set(tensors.values()))
     for each in open_first:

@@ -13,13 +13,13 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.unit.report.making import full
 from whale_nebula.report.records import EXCHANGE, ONCE
-from whale_nebula.runtime.step.results import scalar_results
+from whale_nebula.runtime.step.results import find_scalar_results
 from whale_nebula.runtime.tensorboard import EventFiles
 
 ROWS, WIDTH = 8, 16
 
 
-def training_step(phases: int = 1) -> Callable[[Any], Any]:
+def make_training_step(phases: int = 1) -> Callable[[Any], Any]:
     """Gradient descent through two stages, once or twice in a step."""
     kernels = [tf.Variable(tf.ones([WIDTH, WIDTH]) / WIDTH) for _ in range(2)]
 
@@ -39,19 +39,19 @@ def training_step(phases: int = 1) -> Callable[[Any], Any]:
     return step
 
 
-def run(steps: int, phases: int = 1) -> nb.Report:
-    step = training_step(phases)
+def run_steps(steps: int, phases: int = 1) -> nb.Report:
+    step = make_training_step(phases)
     for _ in range(steps):
         step(tf.ones([ROWS, WIDTH]))
     return nb.last_report()
 
 
 @pytest.fixture(scope="module")
-def seen() -> Iterator[tuple[nb.Report, nb.Report, list[tf.compat.v1.Event]]]:
+def second_and_third_reports() -> Iterator[tuple[nb.Report, nb.Report, list[tf.compat.v1.Event]]]:
     """The second and the third step of a run over a line, and nothing else of it."""
     nb.shutdown()
     with nb.init(links="100mbit,1ms"):
-        step = training_step()
+        step = make_training_step()
         reports = []
         for _ in range(3):
             step(tf.ones([ROWS, WIDTH]))
@@ -59,14 +59,14 @@ def seen() -> Iterator[tuple[nb.Report, nb.Report, list[tf.compat.v1.Event]]]:
     return reports[1], reports[2]
 
 
-def test_the_first_steps_are_measured_before_anything_is_predicted(seen) -> None:
-    assert seen[0].prediction is None
-    assert "the cause is simulated after two measured steps" in seen[0].bottleneck
-    assert seen[1].prediction is not None
+def test_prediction_starts_after_two_measured_steps(second_and_third_reports) -> None:
+    assert second_and_third_reports[0].prediction is None
+    assert "the cause is simulated after two measured steps" in second_and_third_reports[0].bottleneck
+    assert second_and_third_reports[1].prediction is not None
 
 
-def test_predictions_stand_beside_measurements(seen) -> None:
-    report = seen[1]
+def test_report_has_predictions_next_to_measurements(second_and_third_reports) -> None:
+    report = second_and_third_reports[1]
     assert report.predicted_seconds == report.prediction.seconds > 0.002  # the line's delay, there and back
     assert report.prediction.stages.keys() == report.stages.keys()
     assert {name: link.bytes for name, link in report.prediction.links.items()} == {
@@ -78,8 +78,8 @@ def test_predictions_stand_beside_measurements(seen) -> None:
     assert report.bottleneck in str(report)
 
 
-def test_what_an_update_computes_is_told_from_what_it_waits_for(seen) -> None:
-    report = seen[1]
+def test_exchange_time_is_separated_from_the_update(second_and_third_reports) -> None:
+    report = second_and_third_reports[1]
     # what the step returns goes over the line, there and back at the same time
     assert report.basis.exchange_seconds == pytest.approx(0.001, rel=0.1)
     assert 0.0 < report.basis.once < report.predicted_seconds - report.basis.exchange_seconds
@@ -90,8 +90,8 @@ def test_what_an_update_computes_is_told_from_what_it_waits_for(seen) -> None:
     assert waited.end - waited.start >= 0.001
 
 
-def test_the_timeline_has_stages_links_and_what_runs_once(seen) -> None:
-    report = seen[1]
+def test_timeline_has_lanes_of_stages_links_and_once(second_and_third_reports) -> None:
+    report = second_and_third_reports[1]
     lanes = {span.lane for span in report.timeline()}
     assert lanes == {"gpu", "npu", "gpu->npu", "npu->gpu", ONCE}
     for link, way in {"gpu->npu": "forward", "npu->gpu": "backward"}.items():
@@ -106,14 +106,14 @@ def test_the_timeline_has_stages_links_and_what_runs_once(seen) -> None:
     assert report.stages["npu"].in_flight == 1
 
 
-def test_single_numbers_are_told_by_their_names(seen) -> None:
-    assert list(seen[1].scalars) == ["loss"]
-    assert 0.0 < seen[1].scalars["loss"] < seen[0].scalars["loss"]
+def test_report_has_scalar_results_by_name(second_and_third_reports) -> None:
+    assert list(second_and_third_reports[1].scalars) == ["loss"]
+    assert 0.0 < second_and_third_reports[1].scalars["loss"] < second_and_third_reports[0].scalars["loss"]
 
 
-def test_a_step_of_two_phases_is_predicted_too() -> None:
+def test_step_of_two_phases_is_predicted() -> None:
     with nb.init(links="100mbit,1ms"):
-        report = run(3, phases=2)
+        report = run_steps(3, phases=2)
     assert len(report.basis.phases) == 2
     assert report.predicted_seconds > 2 * 0.002
     assert {span.phase for span in report.timeline()} == {0, 1}
@@ -122,7 +122,7 @@ def test_a_step_of_two_phases_is_predicted_too() -> None:
     }
 
 
-def test_codecs_are_timed_apart_predicted_and_drawn() -> None:
+def test_codec_times_are_measured_predicted_and_drawn() -> None:
     kernels = [tf.Variable(tf.ones([WIDTH, WIDTH]) / WIDTH) for _ in range(2)]
 
     @nb.function
@@ -159,7 +159,7 @@ def test_codecs_are_timed_apart_predicted_and_drawn() -> None:
     assert all(work.coding > 0.0 and work.coding_back > 0.0 for work in phase.works)
 
 
-def test_where_a_size_is_known_too_late_nothing_is_predicted() -> None:
+def test_step_with_unknown_sizes_is_not_predicted() -> None:
     @nb.function
     def step(x: Any) -> Any:
         with nb.cluster():
@@ -180,54 +180,56 @@ def test_where_a_size_is_known_too_late_nothing_is_predicted() -> None:
     )
 
 
-def test_without_lines_nothing_is_timed_apart_and_nothing_is_claimed() -> None:
-    report = run(2)
+def test_step_with_free_links_has_no_prediction() -> None:
+    report = run_steps(2)
     assert report.prediction is None
     assert report.bottleneck.startswith("with free links a step runs as one function")
     assert [stage.cluster for stage in report.stages.values()] == ["gpu", "npu"]
 
 
-def test_names_of_results() -> None:
+def test_names_of_scalar_results() -> None:
     with tf.Graph().as_default():
         one, many = tf.constant(1.0), tf.zeros([3])
         indexed = tf.IndexedSlices(many, tf.constant([0, 1, 2]))
-        found = scalar_results((many, indexed, {"b": one, "a": (many, one)}, tf.constant("text"), tf.constant(7)))
+        found = find_scalar_results((many, indexed, {"b": one, "a": (many, one)}, tf.constant("text"), tf.constant(7)))
         assert (found.names, found.places) == (("2/a/1", "2/b", "4"), (4, 5, 7))
-        assert scalar_results(one).names == ("result",)
-    assert dict(scalar_results(one).of([tf.constant(0.5)])) == {"result": 0.5}
+        assert find_scalar_results(one).names == ("result",)
+    assert dict(find_scalar_results(one).of([tf.constant(0.5)])) == {"result": 0.5}
 
 
-def events(folder: Path) -> list[Any]:
+def read_events(folder: Path) -> list[Any]:
     (path,) = folder.glob("events*")
     records = tf.data.TFRecordDataset(str(path))
     return [tf.compat.v1.Event.FromString(record.numpy()) for record in records]
 
 
-def test_event_files_hold_every_number(seen, tmp_path: Path) -> None:
+def test_event_files_contain_all_numbers(second_and_third_reports, tmp_path: Path) -> None:
     files = EventFiles(tmp_path / "logs")
-    for report in seen:
+    for report in second_and_third_reports:
         files.step(report)
     files.close()
     found = {
         (value.tag, event.step): tf.make_ndarray(value.tensor).item()
-        for event in events(tmp_path / "logs")
+        for event in read_events(tmp_path / "logs")
         for value in event.summary.value
     }
-    report = seen[1]
+    report = second_and_third_reports[1]
     assert found["step/loss", 3] == pytest.approx(report.scalars["loss"])
     assert found["step/link gpu->npu/bytes", 3] == report.links["gpu->npu"].bytes
-    assert found["step/stage npu/wait_seconds", 2] == pytest.approx(seen[0].stages["npu"].wait_seconds)
+    assert found["step/stage npu/wait_seconds", 2] == pytest.approx(
+        second_and_third_reports[0].stages["npu"].wait_seconds
+    )
     assert found["step/predicted_seconds", 3] == pytest.approx(report.predicted_seconds)
     assert ("step/predicted_seconds", 2) not in found
 
 
-def test_event_files_hold_boundaries_and_errors_where_they_were_measured(tmp_path: Path) -> None:
+def test_event_files_contain_boundaries_and_measured_errors(tmp_path: Path) -> None:
     files = EventFiles(tmp_path / "logs")
     files.step(replace(full(), worker="local/0"))
     files.close()
     found = {
         value.tag: tf.make_ndarray(value.tensor).item()
-        for event in events(tmp_path / "logs")
+        for event in read_events(tmp_path / "logs")
         for value in event.summary.value
     }
     there = full().boundaries["b0 gpu->npu"]
@@ -238,15 +240,15 @@ def test_event_files_hold_boundaries_and_errors_where_they_were_measured(tmp_pat
     assert found["fit/stage gpu/codec_seconds"] == 0.0
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_tensorboard_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(nb.errors.ConfigError, match="cannot create the folder"):
         nb.init(tensorboard=tmp_path / "file")
 
 
-def test_a_profile_has_our_names(tmp_path: Path) -> None:
+def test_tf_profile_contains_stage_names(tmp_path: Path) -> None:
     with nb.init(links="1gbit,0ms"):
-        step = training_step()
+        step = make_training_step()
         step(tf.ones([ROWS, WIDTH]))
         tf.profiler.experimental.start(str(tmp_path))
         step(tf.ones([ROWS, WIDTH]))
