@@ -78,7 +78,7 @@ def whole(bits: int, x: np.ndarray) -> Row:
 
 def low_rank(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Row:
     """The papers' SVD, whose optimal error is known."""
-    k = lowrank.rank_of(*x.shape, ratio)
+    k = lowrank.largest_rank(*x.shape, ratio)
     return Row(
         f"svd({ratio}), rank {k}",
         lambda x: lowrank.factor(x, k),
@@ -90,16 +90,16 @@ def low_rank(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Ro
 
 def shared(r: int, x: np.ndarray) -> Row:
     """Coordinates in a basis that both sides hold."""
-    q = tf.constant(lowrank.first(lowrank.gram_of(x).numpy(), r))
+    q = tf.constant(lowrank.initial_basis(lowrank.compute_gram(x).numpy(), r))
     return Row(f"rank({r}), shared", lambda x: lowrank.project(x, q), lambda z: lowrank.expand(z, q), None, 1 / 25)
 
 
 def renewal(r: int, x: np.ndarray) -> Row:
     """The producer's additional work once in 50 steps; only the basis crosses."""
-    last = lowrank.first(lowrank.gram_of(x).numpy(), r)
+    last = lowrank.initial_basis(lowrank.compute_gram(x).numpy(), r)
 
     def encode(x: Any) -> Any:
-        return lowrank.renew_basis(lowrank.gram_of(x, rows=1024).numpy(), last)
+        return lowrank.renew_basis(lowrank.compute_gram(x, rows=1024).numpy(), last)
 
     return Row(f"rank({r}), renewing the basis", encode, lambda sent: None)
 
@@ -128,7 +128,7 @@ def coded(bits: float, count: int) -> Row:
 
 def on_axes(bits: float, x: np.ndarray) -> Row:
     """The same on the tensor's principal axes."""
-    q, alone = tf.constant(axes.make_axes(axes.gram_of(x).numpy()).axes), coded(bits, len(x))
+    q, alone = tf.constant(axes.make_axes(axes.compute_row_gram(x).numpy()).axes), coded(bits, len(x))
     return Row(
         f"axes, {alone.name}",
         lambda x: alone.encode(lowrank.project(x, q)),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from whale_nebula.codec.way import mirror_options
+from whale_nebula.codec.encoding import mirror_options
 from whale_nebula.errors import NestingError, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Apart, Assignment, Constraints, Pipeline, Program, Stage, Written

@@ -27,7 +27,7 @@ from whale_nebula.capture.projection import check_crossed, check_listed
 from whale_nebula.capture.scopes_met import adopt_stages, list_constraints
 from whale_nebula.capture.splits import add_splits
 from whale_nebula.capture.tracing import LiveRequest, Tracing, check_surroundings, stamp_step_options
-from whale_nebula.codec.way import ways
+from whale_nebula.codec.encoding import derive_encodings
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
@@ -381,7 +381,7 @@ def assemble(
     labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward, bound=bound)
     if bound:  # these ops run nowhere else
         graph = graph.stamp({op: stages[labels[op]].key for op in bound if op in labels})
-    codecs = [ways(frame.options, training=bool(requests)) for frame in trace.met.compressions]
+    codecs = [derive_encodings(frame.options, training=bool(requests)) for frame in trace.met.compressions]
     # Keras's masks of tensors, if a compress scope requests them
     marked = trace.masks if any(frame.options.get("mask") is True for frame in trace.met.compressions) else []
     leaves = zip(trace.leaves, leaf_names, trace.batched, strict=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
+from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.codec.packing import TYPES
-from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.ir.cut import Boundary, Cut, Worker
@@ -46,7 +46,7 @@ def codec_of(program: Program, value: Value, scope: int | None, direction: int, 
     """The codec of a value in a compress scope, forward (0) or backward (1)."""
     if scope is None:
         return "none"
-    spec, way = program.graph.spec(value), parse_way(program.compressions[scope][direction])
+    spec, way = program.graph.spec(value), parse_encoding(program.compressions[scope][direction])
     if not spec.rank and (spec.rank == 0 or way.coded):
         return "none"
     if not spec.floating:
@@ -78,7 +78,7 @@ def _asked_mask(program: Program, value: Value, readers: Collection[int] | None)
 
     A prediction step may lack inputs of training.
     """
-    ways = (parse_way(program.compressions[scope][0]) for scope in _scopes_of(program, value, readers))
+    ways = (parse_encoding(program.compressions[scope][0]) for scope in _scopes_of(program, value, readers))
     name = next((way.mask for way in ways if way.mask is not None), None)
     absent = name and not program.requests and all(leaf.name != name for leaf in program.leaves)
     return None if absent else name
@@ -100,7 +100,7 @@ def _input_named(program: Program, option: str, name: str) -> Value:
 
 def _line_of(program: Program, option: str, name: str) -> str | None:
     """The line of the compress scope with this option."""
-    ways = (parse_way(there) for there, _ in program.compressions)
+    ways = (parse_encoding(there) for there, _ in program.compressions)
     return next((site for way, site in zip(ways, program.sites, strict=False) if getattr(way, option) == name), None)
 
 
@@ -113,7 +113,7 @@ def _marks_rows(program: Program, mask: Value, value: Value) -> bool:
 def ids_of(program: Program, value: Value, layout: str, readers: Collection[int] | None = None) -> Value | None:
     """The input with an id for each row of a boundary whose differences a training step sends; otherwise None."""
     scope = scope_of(program, value, readers)
-    name = None if scope is None else parse_way(program.compressions[scope][0]).delta
+    name = None if scope is None else parse_encoding(program.compressions[scope][0]).delta
     if name is None or not program.requests:
         return None
     ids = _input_named(program, "delta", name)
@@ -174,7 +174,7 @@ def _describe_memory(text: str, dims: tuple[int, ...]) -> str:
     >>> _describe_memory("rank(4) >> int8", (8, 16)), _describe_memory("topk(0.5)", (8, 16))
     ('its own basis', '')
     """
-    way = parse_way(text)
+    way = parse_encoding(text)
     if way.delta is not None:
         return "its own samples to compute deltas from"
     if way.structure is not None and way.structure.news(dims):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.capture.step import Captured, Signature, capture
-from whale_nebula.codec.way import AUTO
+from whale_nebula.codec.encoding import AUTO
 from whale_nebula.errors import CaptureError, NebulaError, NotYetError, PlanError
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Stage

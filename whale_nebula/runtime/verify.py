@@ -22,7 +22,7 @@ import tensorflow as tf
 from whale_nebula.capture.arguments import target_wanted
 from whale_nebula.capture.patches import STATE
 from whale_nebula.capture.step import Signature, plainly, signature
-from whale_nebula.codec.way import Way, parse_way
+from whale_nebula.codec.encoding import Encoding, parse_encoding
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
@@ -279,22 +279,22 @@ def _lossy(engine: Engine) -> Iterator[_Reason]:
     """Codecs that lose more than a cast does."""
     for boundary in engine.cut.boundaries:
         name = f"boundary b{boundary.slot}"
-        if _loses(parse_way(boundary.codec)):
+        if _loses(parse_encoding(boundary.codec)):
             why = f"{name} is sent as {boundary.codec}, which is lossy"
             yield _Reason(why, "remove nb.compress for the check")
-        elif boundary.backward and _loses(parse_way(boundary.backward_codec)):
+        elif boundary.backward and _loses(parse_encoding(boundary.backward_codec)):
             why = f"the gradient of {name} is sent as {boundary.backward_codec}, which is lossy"
-            kept = parse_way(boundary.codec).cast or "none"
+            kept = parse_encoding(boundary.codec).cast or "none"
             yield _Reason(why, f'use backward="{kept}" in nb.compress, or remove it, for the check')
 
 
-def _loses(way: Way) -> bool:
+def _loses(way: Encoding) -> bool:
     return way.coded and (way.auto or (way.codec is not None and not way.lossless))
 
 
 def _halves(engine: Engine) -> list[str]:
     """The types of half precision of the model's computation, or of crossings."""
-    casts = [parse_way(text).cast for b in engine.cut.boundaries for text in (b.codec, b.backward_codec)]
+    casts = [parse_encoding(text).cast for b in engine.cut.boundaries for text in (b.codec, b.backward_codec)]
     inside = {spec.dtype for op in engine.captured.program.graph.ops for spec in op.outputs}
     return [dtype for name, dtype in _HALVES.items() if name in casts or dtype in inside]
 

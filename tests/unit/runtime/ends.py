@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.codec.deltas import LIMIT
-from whale_nebula.codec.way import Way, parse_way
+from whale_nebula.codec.encoding import Encoding, parse_encoding
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
 from whale_nebula.runtime.exchange.state import AT, At, States, Tally
@@ -22,7 +22,7 @@ THERE, BACK = "b0 a->b", "b0 b->a"
 class Pair:
     """Both sides of a boundary, as two processes have them. What crossed last is its `payload`."""
 
-    there: str | Way = "int8"
+    there: str | Encoding = "int8"
     back: str = "int8"
     seed: int = 0
     limit: int = LIMIT
@@ -33,8 +33,8 @@ class Pair:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        there = self.there if isinstance(self.there, Way) else parse_way(self.there)
-        back = parse_way(self.back).returned
+        there = self.there if isinstance(self.there, Encoding) else parse_encoding(self.there)
+        back = parse_encoding(self.back).returned
         self.out = Outgoing(THERE, f"a->b{AT}a", there, self.here, limit=self.limit)
         self.into = Incoming(THERE, f"a->b{AT}b, incoming", there, self.away, limit=self.limit)
         self.returned = Outgoing(BACK, f"a->b gradient{AT}b", back, self.away, back=True)

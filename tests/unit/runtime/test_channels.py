@@ -16,8 +16,8 @@ from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import apart, cut, program_of
 from tests.unit.runtime.ends import Pair
 from whale_nebula.codec import packing
+from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.codec.sizes import extra_bytes, payload_bytes
-from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.passes.batch import entries_per_row
 from whale_nebula.runtime.exchange.crossing import Channels
@@ -91,7 +91,7 @@ def test_payloads_are_as_large_as_the_plan_says(there: str, back: str) -> None:
     for micro_batch in range(2):  # the second has no news of a basis
         pair.cross(normal(*dims), micro_batch=micro_batch)
         size = nbytes(pair.payload)
-        assert size <= 6 * 10 * COLUMNS * 4 + extra_bytes(parse_way(there), dims)
+        assert size <= 6 * 10 * COLUMNS * 4 + extra_bytes(parse_encoding(there), dims)
         pair.cross_back(normal(*dims), micro_batch=micro_batch)
     for found, expected in (
         (size, payload_bytes(there, "float32", dims)),

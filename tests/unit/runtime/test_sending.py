@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.unit.runtime.ends import Pair
 from whale_nebula.codec import blocks
-from whale_nebula.codec.way import parse_way
+from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.errors import NonFiniteError
 from whale_nebula.runtime.exchange import ends as channel_ends
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
@@ -91,7 +91,7 @@ def test_an_evaluation_tells_what_training_measured_and_measures_nothing() -> No
 
 
 def test_further_micro_batches_are_not_measured() -> None:
-    tally, way = Tally(), parse_way("int4")
+    tally, way = Tally(), parse_encoding("int4")
     out = Outgoing("b0 a->b", "x at a", way, States())
     out.send(drawn(), At(0, 0, True), tally)
     first = tally.reports()["b0 a->b"].error
@@ -113,7 +113,7 @@ def test_measuring_leaves_what_both_sides_remember_alone(monkeypatch: pytest.Mon
 def test_numbers_that_fp16_clamps_are_counted_in_every_micro_batch(way: str) -> None:
     x = np.ones((ROWS, COLUMNS), np.float32)
     x[3, 5], x[7, 1], x[9, 9] = 1e6, -7e4, 65504.0
-    tally, out = Tally(), Outgoing("b0 a->b", "x at a", parse_way(way), States())
+    tally, out = Tally(), Outgoing("b0 a->b", "x at a", parse_encoding(way), States())
     for micro_batch in range(2):
         out.send(tf.constant(x), At(2, micro_batch, True), tally)
     found = tally.reports()["b0 a->b"]
@@ -156,7 +156,7 @@ def sent(
     states: States | None = None, rows: Any = None,
 ) -> tuple[Any, Tally, States]:  # fmt: skip
     tally, states = Tally(), States() if states is None else states
-    out = Outgoing("b0 a->b", "x at a", parse_way(way), states, back, stage="a")
+    out = Outgoing("b0 a->b", "x at a", parse_encoding(way), states, back, stage="a")
     at = At(step, micro_batch, training)
     payload, _ = out.send(x, at, tally, Residue(dims=tuple(x.shape)) if back else None, rows, np.arange(16))
     return payload, tally, states
@@ -186,7 +186,7 @@ def test_it_is_refused_where_it_would_stay(way: str, bad: float) -> None:
 @pytest.mark.parametrize("bad", BAD)
 def test_what_remembers_nothing_lets_it_pass(way: str, bad: float) -> None:
     payload, tally, _ = sent(way, drawn_rows(bad))
-    made, _ = Incoming("b0", "x at b", parse_way(way), States()).take(payload, Tally())
+    made, _ = Incoming("b0", "x at b", parse_encoding(way), States()).take(payload, Tally())
     made = np.asarray(tf.cast(made, tf.float32))
     assert not np.isfinite(made[3, 7]) and tally.left_out == ""
     if way in ("fp16", "bf16", "none, zstd"):
@@ -196,7 +196,7 @@ def test_what_remembers_nothing_lets_it_pass(way: str, bad: float) -> None:
 @pytest.mark.parametrize("way", ["int8", "int4"])
 def test_a_block_of_integers_is_no_number_as_a_whole_and_the_others_are_sound(way: str) -> None:
     payload, *_ = sent(way, drawn_rows(np.inf))
-    made, _ = Incoming("b0", "x at b", parse_way(way), States()).take(payload, Tally())
+    made, _ = Incoming("b0", "x at b", parse_encoding(way), States()).take(payload, Tally())
     assert np.isnan(np.asarray(made)[3]).all() and np.isfinite(np.delete(np.asarray(made), 3, axis=0)).all()
 
 
