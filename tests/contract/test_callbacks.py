@@ -60,7 +60,7 @@ def test_exchange_changes_what_a_fit_calls(tmp_path: Path, name: str) -> None:
     def change(plain: Any) -> Any:
         return lambda *args, **kwargs: (called.append(name), plain(*args, **kwargs))
 
-    keras_training.exchange(backup, name, change)
+    keras_training.replace_method(backup, name, change)
     fitted(backup)
     assert called == [name]
 
@@ -71,12 +71,12 @@ def test_backup_path_and_initial_epoch_are_what_keras_restores(tmp_path: Path) -
 
     first = backup()
     fitted(first, epochs=2)
-    assert Path(keras_training.backup_path(first)).exists()
+    assert Path(keras_training.find_backup_path(first)).exists()
     begun: list[int] = []
     seen = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
     model = fitted(backup(), seen, epochs=3)
-    assert begun == [2] and keras_training.initial_epoch(model) == 2
-    assert keras_training.initial_epoch(keras.Sequential()) == 0
+    assert begun == [2] and keras_training.find_initial_epoch(model) == 2
+    assert keras_training.find_initial_epoch(keras.Sequential()) == 0
 
 
 def test_make_folder_is_the_one_that_keras_makes(tmp_path: Path) -> None:
@@ -109,13 +109,13 @@ def test_silence_leaves_no_file_of_a_logger(silent: bool, tmp_path: Path, monkey
 def test_hold_saving_counts_no_batch_that_was_counted(tmp_path: Path) -> None:
     saved, held, again = keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.keras", save_freq=2), [True], [False]
     saved.set_model(fitted(epochs=1))
-    keras_training.hold_saving(saved, lambda: held[0], lambda: again[0])
+    keras_training.suspend_saving(saved, lambda: held[0], lambda: again[0])
     saved.on_epoch_begin(0)
     for batch, held[0], again[0] in [(0, True, False), (1, True, False), (2, False, False), (2, False, True)]:
         saved.on_train_batch_end(batch, {})
     counted = saved._batches_seen_since_last_saving, saved._last_batch_seen
     assert counted == (0, 2) and [each.name for each in tmp_path.iterdir()] == ["3.keras"]
-    keras_training.hold_saving(keras.callbacks.CSVLogger(tmp_path / "log.csv"), lambda: True)
+    keras_training.suspend_saving(keras.callbacks.CSVLogger(tmp_path / "log.csv"), lambda: True)
 
 
 class Begins(keras.callbacks.Callback):
@@ -166,9 +166,9 @@ def test_is_fitting_is_true_within_a_fit_alone() -> None:
 
 
 def test_begin_with_is_the_epoch_of_the_next_fit() -> None:
-    watch = Begins(lambda fit, model: keras_training.begin_with(model, 2))
+    watch = Begins(lambda fit, model: keras_training.set_initial_epoch(model, 2))
     model = fitted(watch, epochs=4)
-    keras_training.begin_with(model, 0)
+    keras_training.set_initial_epoch(model, 0)
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[watch])
     assert watch.epochs == [2, 3] and model._initial_epoch == 2  # asked for again as that fit began
 
@@ -194,8 +194,8 @@ def test_pass_epochs_draws_what_training_would_have_drawn(steps: int | None) -> 
         return seen[-(steps or 3) * 4 :]
 
     def passing(fit: keras_training.Fit, model: Any) -> None:
-        keras_training.pass_epochs(fit, 2)
-        keras_training.begin_with(model, 2)
+        keras_training.skip_epochs(fit, 2)
+        keras_training.set_initial_epoch(model, 2)
 
     rows = [train(lambda fit, model: None), train(passing)]
     assert rows[0] == rows[1] and len(rows[0]) == (steps or 3) * 4
@@ -212,7 +212,7 @@ def test_keep_logs_lets_a_logger_go_on(tmp_path: Path) -> None:
     fitted(keras.callbacks.CSVLogger(log))
     logger = keras.callbacks.CSVLogger(log)
     keeps = Begins(lambda fit, model: None)
-    keeps.set_model = lambda model: keras_training.keep_logs(_Several([logger]))  # type: ignore[method-assign]
+    keeps.set_model = lambda model: keras_training.append_logs(_Several([logger]))  # type: ignore[method-assign]
     fitted(logger, keeps)
     assert len(Path(log).read_text().splitlines()) == 3
 
@@ -259,7 +259,7 @@ def test_trace_step_makes_all_variables_and_tells_what_a_step_refers_to(by_batch
     model.compile("adam", "mse", metrics=["mae"])
     data = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4))
     graph = keras_training.trace_step(model._make_function(model.train_step), next(data) if by_batch else data)
-    captured = keras_training.list_captured(graph)
+    captured = keras_training.list_captured_variables(graph)
     assert model.built and model.optimizer.built and len(model.metrics_variables) == 4  # of the loss and the metric
     expected = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     assert {id(each) for each in captured} == {id(each.value) for each in expected}
@@ -306,7 +306,7 @@ def test_list_captured_gives_what_a_graph_reads_and_writes() -> None:
     def step() -> None:
         written.assign(read + tf.constant(1.0))
 
-    found = keras_training.list_captured(step.get_concrete_function().graph)
+    found = keras_training.list_captured_variables(step.get_concrete_function().graph)
     assert {id(each) for each in found} == {id(read), id(written)} and other is not None
 
 

@@ -35,12 +35,12 @@ def fresh(script: str) -> list[str]:
 @pytest.fixture(scope="module")
 def prepared() -> list[str]:
     return fresh("""
-        own.prepare(1, [elsewhere, here], lambda: print("started"))
-        print(own.task())
+        own.prepare_task(1, [elsewhere, here], lambda: print("started"))
+        print(own.find_task())
         tf.config.threading.set_inter_op_parallelism_threads(2)
         variable, rows = tf.Variable([1.0]), iter(tf.data.Dataset.range(3))
-        print(own.task() == own.Task(1, 2, here), variable.device)
-        own.serve(1, [address(), here])
+        print(own.find_task() == own.Task(1, 2, here), variable.device)
+        own.start_server(1, [address(), here])
         threads = tf.config.threading.get_inter_op_parallelism_threads()
         print(variable.assign_add([1.0]).numpy(), int(next(rows)), threads)
     """)
@@ -56,9 +56,9 @@ def test_serve_again_leaves_all_that_was_made(prepared: list[str]) -> None:
 
 def test_serve_starts_and_task_says_so_and_abort_ends_all() -> None:
     said = fresh("""
-        own.serve(0, [here])
-        print(own.task() == own.Task(0, 1, here), total(tf.constant([3.0])).numpy())
-        own.abort("enough of it")
+        own.start_server(0, [here])
+        print(own.find_task() == own.Task(0, 1, here), total(tf.constant([3.0])).numpy())
+        own.abort_collectives("enough of it")
         try:
             total(tf.constant([3.0, 4.0]))
         except tf.errors.UnavailableError as error:
@@ -71,7 +71,7 @@ def test_serve_too_late_leaves_variables_on_devices_that_are_gone() -> None:
     """Why it is refused. Were it to work, nothing would have to be prepared."""
     said = fresh("""
         variable = tf.Variable(1.0)
-        own.serve(1, [elsewhere, here])
+        own.start_server(1, [elsewhere, here])
         try:
             variable.numpy()
         except tf.errors.InvalidArgumentError as error:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.errors import DataError
-from whale_nebula.tf.failures import carry_errors, leave_errors
+from whale_nebula.tf.failures import carry_errors, suspend_carried_errors
 
 
 @carry_errors()
@@ -37,7 +37,7 @@ def test_errors_come_out_of_TensorFlow_as_they_are(call: Callable[[], Any]) -> N
 
 
 def test_other_errors_stay_those_of_TensorFlow() -> None:
-    with leave_errors(), pytest.raises(tf.errors.UnknownError, match="no such row"):
+    with suspend_carried_errors(), pytest.raises(tf.errors.UnknownError, match="no such row"):
         read_dataset()
     with pytest.raises(tf.errors.InvalidArgumentError):
         tf.function(lambda x: 1 // x)(tf.constant(0))

@@ -26,7 +26,7 @@ def test_PolymorphicFunction_is_called_by_its_class_methods_too() -> None:
 def test_compiled_by_xla_and_can_inline_tell_functions_apart() -> None:
     plain, compiled = tf.function(tf.identity), tf.function(tf.identity, jit_compile=True)
     named = tf.function(tf.identity, experimental_implements="tests.own")
-    assert [tf_private.compiled_by_xla(f) for f in (plain, compiled)] == [False, True]
+    assert [tf_private.is_compiled_by_xla(f) for f in (plain, compiled)] == [False, True]
     assert [tf_private.can_inline(f) for f in (plain, named)] == [True, False]
 
 
@@ -85,7 +85,7 @@ def test_run_inline_draws_what_a_function_of_its_own_would() -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("often", [tf_private.traced_often, lambda function: function])
+@pytest.mark.parametrize("often", [tf_private.silence_retracing_warning, lambda function: function])
 def test_traced_often_is_not_told(often: Any, caplog: pytest.LogCaptureFixture) -> None:
     def made() -> Any:
         def body(x: Any) -> Any:
@@ -96,4 +96,4 @@ def test_traced_often_is_not_told(often: Any, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level("WARNING", logger="tensorflow"):
         for _ in range(8):
             made()(tf.constant(1))
-    assert ("retracing" in caplog.text) == (often is not tf_private.traced_often)
+    assert ("retracing" in caplog.text) == (often is not tf_private.silence_retracing_warning)

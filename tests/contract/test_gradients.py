@@ -37,35 +37,35 @@ def test_differentiate_takes_captured_handles_and_gives_true_kinds() -> None:
 
 
 def test_tape_records_tells_whether_any_tape_is_open() -> None:
-    assert not tf_private.tape_records()
+    assert not tf_private.is_tape_recording()
     with tf.GradientTape() as tape:
-        assert tf_private.tape_records()
+        assert tf_private.is_tape_recording()
         with tape.stop_recording():
-            assert not tf_private.tape_records()
-    assert not tf_private.tape_records()
+            assert not tf_private.is_tape_recording()
+    assert not tf_private.is_tape_recording()
 
 
 def test_tape_stop_ends_recording_of_a_plain_tape_only() -> None:
     """What `gradient` does when it is called inside its own block."""
     with tf.GradientTape() as tape:
-        tf_private.tape_stop(tape)
-        assert not tf_private.tape_records()
+        tf_private.stop_tape(tape)
+        assert not tf_private.is_tape_recording()
     with tf.GradientTape(persistent=True) as tape:
-        tf_private.tape_stop(tape)
-        assert tf_private.tape_records()
+        tf_private.stop_tape(tape)
+        assert tf_private.is_tape_recording()
 
 
 def test_tape_open_until_tape_finish_leaves_what_a_request_leaves() -> None:
     x = tf.Variable(1.0)
     with tf.GradientTape(persistent=True) as tape:
         pass
-    tf_private.tape_finish(tape)
-    assert tf_private.tape_open(tape)
+    tf_private.finish_tape(tape)
+    assert tf_private.is_tape_open(tape)
     with tf.GradientTape() as tape:
         y = x * x
-    assert tf_private.tape_open(tape)
-    tf_private.tape_finish(tape)
-    assert not tf_private.tape_open(tape)
+    assert tf_private.is_tape_open(tape)
+    tf_private.finish_tape(tape)
+    assert not tf_private.is_tape_open(tape)
     assert [v is x for v in tape.watched_variables()] == [True]
     with pytest.raises(RuntimeError, match="non-persistent"):
         tape.gradient(y, x)
@@ -82,10 +82,10 @@ def test_tape_reopened_knows_what_a_closed_tape_has_followed() -> None:
             inside, unwatched = tf.sin(x), tf.cos(other)
             stopped = tf.stop_gradient(inside)
         after = tf.tan(inside)
-        with tf_private.tape_reopened(tape) as followed:
+        with tf_private.reopen_tape(tape) as followed:
             tensors = {"inside": inside, "unwatched": unwatched, "before": before, "after": after, "stop": stopped}
             asked.update({name: followed(tensor) for name, tensor in tensors.items()})
-        if tf_private.tape_records():
+        if tf_private.is_tape_recording():
             raise AssertionError("the tape was left open")
         return inside
 
@@ -158,17 +158,17 @@ def test_stop_recording_stops_the_tapes_of_the_caller() -> None:
     with tf.GradientTape() as tape:
         with tf_private.stop_recording():
             hidden = x * x
-            assert not tf_private.tape_records()
+            assert not tf_private.is_tape_recording()
         y = hidden * x
     assert float(tape.gradient(y, x)) == 1.0
 
 
 def test_tape_follows_what_comes_of_what_is_watched() -> None:
     x, other = tf.Variable(1.0), tf.constant(1.0)
-    assert not tf_private.tape_follows(x * x)
+    assert not tf_private.is_followed_by_tape(x * x)
     with tf.GradientTape():
-        assert tf_private.tape_follows(x * x)
-        assert not tf_private.tape_follows(other * other)
+        assert tf_private.is_followed_by_tape(x * x)
+        assert not tf_private.is_followed_by_tape(other * other)
 
 
 def test_tape_record_reports_what_a_gradient_through_it_is_asked_for() -> None:
@@ -176,7 +176,7 @@ def test_tape_record_reports_what_a_gradient_through_it_is_asked_for() -> None:
     requests: list[frozenset[int] | None] = []
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(given)
-        tf_private.tape_record([x], [given], [result], requests.append)
+        tf_private.record_on_tapes([x], [given], [result], requests.append)
         y = result * head
     assert tape.gradient(y, [x, given]) == [None, None]
     assert float(tape.gradient(y, head)) == 4.0

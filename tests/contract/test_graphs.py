@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
-from whale_nebula.tf import drawing, guarding, initial_values
+from whale_nebula.tf import drawing, guarded_variables, initial_values
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
@@ -49,10 +49,13 @@ def test_stamp_ops_marks_what_a_layer_makes_and_stamp_of_and_number_on_read_it()
 
     graph = graph_of(step, tf.TensorSpec([None, 1], tf.float32))
     ops = {op.type.removeprefix("Stateless"): op for op in graph.get_operations()}
-    marks = {kind: (tf_private.stamp_of(op, "_stage"), tf_private.number_on(op, "_number")) for kind, op in ops.items()}
+    marks = {
+        kind: (tf_private.read_text_stamp(op, "_stage"), tf_private.read_number_stamp(op, "_number"))
+        for kind, op in ops.items()
+    }
     assert marks["MatMul"] == marks["While"] == ("a", 3) and marks["Sin"] == ("", None)
-    body = tf_private.function_graph(graph, ops["While"].node_def.attr["body"].func.name)
-    assert {tf_private.stamp_of(op, "_stage") for op in body.get_operations() if op.type == "Tanh"} == {""}
+    body = tf_private.find_function_graph(graph, ops["While"].node_def.attr["body"].func.name)
+    assert {tf_private.read_text_stamp(op, "_stage") for op in body.get_operations() if op.type == "Tanh"} == {""}
 
 
 def test_layers_around_an_op_are_the_name_scopes_that_their_calls_opened() -> None:
@@ -66,11 +69,11 @@ def test_layers_around_an_op_are_the_name_scopes_that_their_calls_opened() -> No
 
     graph = graph_of(step, tf.TensorSpec([None, 3], tf.float32))
     made = [op for op in graph.get_operations() if op.type in ("BiasAdd", "SquaredDifference")]
-    found = {tf_private.layers_around(op) for op in made}
+    found = {tf_private.find_layers_around(op) for op in made}
     assert {names for names, _ in found} == {("outer", "inner", "dense_1"), ("outer", "inner", "norm")}
     assert {file.rpartition("/")[2] for _, file in found} == {"dense.py", "batch_normalization.py"}
     product = next(op for op in graph.get_operations() if op.type == "MatMul" and op.name.startswith("matmul"))
-    assert tf_private.layers_around(product) == ((), "")
+    assert tf_private.find_layers_around(product) == ((), "")
 
 
 def test_set_input_rewires_an_op_while_tracing() -> None:
@@ -87,8 +90,8 @@ def test_resource_spec_knows_a_captured_variable() -> None:
     variable = tf.Variable(tf.zeros((2, 3), tf.float16))
     graph = graph_of(lambda: variable.read_value())
     ((_, internal),) = graph.captures
-    assert tf_private.resource_spec(internal) == ("float16", (2, 3))
-    assert tf_private.resource_spec(graph_of(lambda x: x, VECTOR).inputs[0]) is None
+    assert tf_private.find_resource_spec(internal) == ("float16", (2, 3))
+    assert tf_private.find_resource_spec(graph_of(lambda x: x, VECTOR).inputs[0]) is None
 
 
 def test_call_flat_is_the_call_without_its_structure() -> None:
@@ -129,7 +132,7 @@ def test_function_graph_reads_functions_that_came_by_import() -> None:
 
     graph = graph_of(planted, VECTOR)
     node = next(op for op in graph.get_operations() if op.type in ("If", "StatelessIf"))
-    body = tf_private.function_graph(graph, node.get_attr("then_branch").name)
+    body = tf_private.find_function_graph(graph, node.get_attr("then_branch").name)
     assert "Sin" in {op.type for op in body.get_operations()}
 
 
@@ -142,7 +145,7 @@ def test_variables_later_gives_a_traces_variables_values_which_has_value_tells()
         return made[0] + made[1]
 
     function = tf.function(body)
-    begin = initial_values.variables_later(function).begin
+    begin = initial_values.defer_initialization(function).begin
     traced = function.get_concrete_function()
     there = [initial_values.has_value(v) for v in made]
     assert there == [False, False]
@@ -173,7 +176,7 @@ def test_variables_later_computes_initial_values_once(name: str, monkeypatch: py
         return made[0].read_value()
 
     function = tf.function(body)
-    begin = initial_values.variables_later(function).begin
+    begin = initial_values.defer_initialization(function).begin
     traced = function.get_concrete_function()
     monkeypatch.setattr(initial_values.lift_to_graph, "lift_to_graph", lift)
     begin(lambda variable: True)
@@ -224,7 +227,7 @@ def test_draws_alike_is_true_of_keras_initializers_without_a_generator() -> None
     found: list[bool] = []
 
     def make(create: Any, **options: Any) -> Any:
-        found.append(initial_values.draws_alike(options["initial_value"]))
+        found.append(initial_values.is_repeatable(options["initial_value"]))
         return create(**options)
 
     given = [
@@ -237,7 +240,7 @@ def test_draws_alike_is_true_of_keras_initializers_without_a_generator() -> None
         for initializer in given:
             keras.Variable(initializer, shape=[2])
     assert found == [True, True, False, False]
-    assert not initial_values.draws_alike(lambda: 1.0)
+    assert not initial_values.is_repeatable(lambda: 1.0)
 
 
 def test_make_guarded_class_answers_reads_and_writes() -> None:
@@ -250,7 +253,7 @@ def test_make_guarded_class_answers_reads_and_writes() -> None:
 
     variable = tf.Variable([1.0, 2.0])
     kind = type(variable)
-    variable.__class__ = guarding.make_guarded_class(kind, type("Mixin", (), {}), "Guarded", answer, answer)
+    variable.__class__ = guarded_variables.make_guarded_class(kind, type("Mixin", (), {}), "Guarded", answer, answer)
     assert (variable + tf.ones([2])).numpy().tolist() == [2.0, 3.0]
     variable.assign_add([1.0, 1.0])
     assert tf.gather(variable, [1], name="picked").numpy().tolist() == [3.0]
@@ -268,9 +271,9 @@ def test_forward_op_goes_back_to_what_is_differentiated() -> None:
     graph = graph_of(step, VECTOR)
     made = [op for op in graph.get_operations() if "_grad/" in op.name]
     assert made
-    assert {tf_private.forward_op(op).name for op in made} == {"forward"}
+    assert {tf_private.find_forward_op(op).name for op in made} == {"forward"}
     forward = graph.get_operation_by_name("forward")
-    assert tf_private.forward_op(forward) is forward
+    assert tf_private.find_forward_op(forward) is forward
 
 
 def test_patch_ops_gives_an_op_and_one_in_a_body_other_inputs() -> None:

@@ -151,10 +151,10 @@ def test_keras_calls_are_named_as_we_know_them(way: Any, name: str, tmp_path: An
     dense = layers.Dense(3)
     inputs = keras.Input((2,))
     model = keras.Model(inputs, dense(inputs))
-    tf_private.call_on_config(dense, lambda: found.extend(tf_private.keras_calls()))
+    tf_private.call_on_config(dense, lambda: found.extend(tf_private.list_keras_calls()))
     way(model, tmp_path)
-    assert any((call.name, call.frame.f_code.co_name) == (name, name) and call.given is model for call in found)
-    gives_config = any(call.name == "get_config" and call.given is model for call in found)
+    assert any((call.name, call.frame.f_code.co_name) == (name, name) and call.first_argument is model for call in found)
+    gives_config = any(call.name == "get_config" and call.first_argument is model for call in found)
     assert gives_config == (name != "clone_model")
 
 
@@ -163,7 +163,7 @@ def test_exporting_while_a_saved_model_is_traced(tmp_path: Any) -> None:
 
     class Exported(keras.Model):
         def call(self, x: Any) -> Any:
-            found.append(tf_private.exporting())
+            found.append(tf_private.is_exporting())
             return x + 1.0
 
     model = Exported()
@@ -252,10 +252,10 @@ def test_sublayers_are_those_directly_inside_and_layers_of_all_and_KerasInput_th
     inner = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="a"), shared], name="inner")
     inputs = keras.Input((2,))
     model = keras.Model(inputs, shared(inner(inputs)))
-    assert [layer.name for layer in tf_private.sublayers(inner)][1:] == ["a", "shared"]
-    assert isinstance(tf_private.sublayers(inner)[0], tf_private.KerasInput)
-    assert [layer.name for layer in tf_private.sublayers(model)][1:] == ["inner", "shared"]
-    assert {"a", "shared", "inner", model.name} <= {layer.name for layer in tf_private.layers_of(model)}
+    assert [layer.name for layer in tf_private.list_sublayers(inner)][1:] == ["a", "shared"]
+    assert isinstance(tf_private.list_sublayers(inner)[0], tf_private.KerasInput)
+    assert [layer.name for layer in tf_private.list_sublayers(model)][1:] == ["inner", "shared"]
+    assert {"a", "shared", "inner", model.name} <= {layer.name for layer in tf_private.list_layers(model)}
 
 
 def test_KerasLayer_is_called_by_its_class_whatever_kind_of_layer_it_is() -> None:
@@ -303,7 +303,7 @@ def test_layers_running_are_those_whose_calls_run_and_each_has_a_name_scope() ->
     class Inner(keras.layers.Layer):
         def call(self, x: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
-            seen.append(([layer.name for layer in tf_private.layers_running()], graph.get_name_scope()))
+            seen.append(([layer.name for layer in tf_private.list_running_layers()], graph.get_name_scope()))
             return x
 
     seen: list[Any] = []
@@ -316,4 +316,4 @@ def test_layers_running_are_those_whose_calls_run_and_each_has_a_name_scope() ->
     assert first != second, "each call has its own"
     assert inner.startswith("inside")
     assert again.startswith("inside")
-    assert tf_private.layers_running() == []
+    assert tf_private.list_running_layers() == []

@@ -71,16 +71,16 @@ def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says
     first = tf.function(lambda *given: trained.train_step(given), autograph=False)
     given = tf.nest.map_structure(tf.convert_to_tensor, data(trained))
     first(*given)
-    assert not keras_training.lacks_variables(trained)
+    assert not keras_training.lacks_optimizer_variables(trained)
 
     def step(*given: Any) -> Any:
         traces.append(1)
         return created.train_step(given)
 
-    assert keras_training.lacks_variables(created)
+    assert keras_training.lacks_optimizer_variables(created)
     made = tf.function(lambda *given: keras_training.create_variables(created, given), autograph=False)
     initial_values.trace_variables(made, given)
-    assert not keras_training.lacks_variables(created)
+    assert not keras_training.lacks_optimizer_variables(created)
     assert variables_of(created) == variables_of(trained)
     tf.function(step, autograph=False)(*given)
     assert len(traces) == 1
@@ -91,9 +91,9 @@ def test_trains_as_keras_where_nobody_has_another_train_step() -> None:
         def train_step(self, data: Any) -> Any:
             return super().train_step(data)
 
-    assert keras_training.trains_as_keras(Lazy())
-    assert not keras_training.trains_as_keras(Own())
-    assert not keras_training.trains_as_keras(lambda: None)
+    assert keras_training.has_keras_train_step(Lazy())
+    assert not keras_training.has_keras_train_step(Own())
+    assert not keras_training.has_keras_train_step(lambda: None)
 
 
 def test_trace_variables_traces_once_and_gives_them_values() -> None:

@@ -46,8 +46,8 @@ def test_unmark_takes_a_mark_off() -> None:
     def body(x: Any) -> Any:
         with tf_private.stamp_ops(tf.compat.v1.get_default_graph(), {MARK: 1}):
             marked = tf.identity(x)
-        assert tf_private.number_on(marked.op, MARK) == 1
-        tf_patch.unmark(marked.op, MARK)
+        assert tf_private.read_number_stamp(marked.op, MARK) == 1
+        tf_patch.remove_attribute(marked.op, MARK)
         return marked
 
     graph = graph_of(body, VECTOR)

@@ -31,7 +31,7 @@ def test_patch_draws_gives_from_a_variable_the_numbers_of_a_kernel(name: str) ->
     plain, states = three(DRAWS[name]), []
 
     def asked(seed: int, seed2: int) -> Any:
-        states.append(tf_patch.fresh_state(seed, seed2, "draws"))
+        states.append(tf_patch.make_generator_state(seed, seed2, "draws"))
         return states[-1]
 
     with apply_patches(tf_patch.patch_draws(asked)):
@@ -53,7 +53,7 @@ def test_fresh_state_is_no_variable_of_the_function_that_is_traced() -> None:
     states = []
 
     def body() -> None:
-        states.append(tf_patch.fresh_state(1, 2, "draws"))
+        states.append(tf_patch.make_generator_state(1, 2, "draws"))
 
     function = tf.function(body)
     function.get_concrete_function()

@@ -277,7 +277,7 @@ def _find_layer(tensor: Any) -> tuple[Any, str]:
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     calls: list[tuple[Any, int]] = []  # outermost first, each with its number of enclosing name scopes
     depth = 0
-    for layer in tf_private.layers_running():
+    for layer in tf_private.list_running_layers():
         own = re.compile(rf"{re.escape(layer.name)}(_\d+)?")
         depth = next((number for number in range(depth, len(now)) if own.fullmatch(now[number])), len(now)) + 1
         calls.append((layer, depth))

@@ -68,7 +68,7 @@ def differentiate(
     trace.labels = {name: stage for name, stage in _labels(trace, operations).items() if name not in own}
     stopped = {tensor.ref() for tensor in stops}
     everywhere = contextlib.nullcontext(lambda tensor: tensor.ref() not in stopped)
-    with everywhere if tape is None else tf_private.tape_reopened(tape) as followed:
+    with everywhere if tape is None else tf_private.reopen_tape(tape) as followed:
         region = _Region(trace, operations, [_handle(s) for s in sources], followed, request)
         region.reach()
     request.origins = [s if getattr(s, "graph", None) is trace.graph else None for s in region.sources]
@@ -293,7 +293,7 @@ def answer_tape(
     targets = [t for t in tf.nest.flatten(target) if t is not None]
     seeds = None if output_gradients is None else tf.nest.flatten(output_gradients)
     found = _answer(trace, tape, targets, flat, seeds, (), unconnected_gradients)
-    tf_private.tape_finish(tape)
+    tf_private.finish_tape(tape)
     return tf.nest.pack_sequence_as(sources, found)
 
 
@@ -304,7 +304,7 @@ def answer_gradients(targets: Any, sources: Any, seeds: Any, stops: Any, unconne
     trace = current()
     if trace is None or trace.flags.busy or trace.plain:
         return None
-    if tf_private.tape_records():
+    if tf_private.is_tape_recording():
         check_nested(trace.bottlenecks, _make_list(targets), _make_list(sources))
         return None
     ends = [tf.convert_to_tensor(target) for target in _make_list(targets)]
@@ -338,10 +338,10 @@ def _answer(
 
 def _is_outermost(trace: Tracing, tape: tf.GradientTape) -> bool:
     """Whether a request is outermost, not in our own differentiation, a body, another tape, or an invalid call."""
-    if trace.flags.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.tape_open(tape):
+    if trace.flags.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.is_tape_open(tape):
         return False
-    tf_private.tape_stop(tape)
-    return not tf_private.tape_records()
+    tf_private.stop_tape(tape)
+    return not tf_private.is_tape_recording()
 
 
 def _unwrap_variable(source: Any) -> Any:
@@ -404,7 +404,7 @@ def _check_first_order(trace: Tracing, ends: Sequence[Any]) -> None:
 def explain_late_requests(tapes: Iterable[Any]) -> None:
     """At the end of the trace, make later requests to tapes that are still alive raise an explanatory error."""
     for tape in tapes:
-        for question in ("gradient", "jacobian", "batch_jacobian") if tf_private.tape_open(tape) else ():
+        for question in ("gradient", "jacobian", "batch_jacobian") if tf_private.is_tape_open(tape) else ():
             setattr(tape, question, partial(_ask_tape, tape, question))
 
 

@@ -153,7 +153,7 @@ class Baked(NamedTuple):
 def baked_reshape(graph: Any) -> Baked | None:
     """The first reshape of a traced graph, including gradients, that fixes the number of rows, if any."""
     for op in graph.get_operations() if graph is not None else []:
-        own = op.type == "Reshape" and tf_private.forward_op(op) is op
+        own = op.type == "Reshape" and tf_private.find_forward_op(op) is op
         if own and op.inputs[0].shape.rank and op.inputs[0].shape[0] is None:
             value = tf.get_static_value(op.inputs[1])
             sizes = [] if value is None else [int(size) for size in value]
@@ -195,7 +195,7 @@ _HINT = "whale_nebula: raised while the step was captured, where the number of r
 def translate_errors(traces: Sequence[Tracing], given: Given = ()) -> Iterator[None]:
     """Translate errors that tracing raises, around the last of these traces. `given` are the step's tensors."""
     try:
-        with keep_all_frames(), tf_private.caching_device_kept():
+        with keep_all_frames(), tf_private.restore_caching_device():
             yield
     except NebulaError:
         raise

@@ -60,13 +60,13 @@ def built_at(tagged: Any) -> str:
 
 def built_under_scopes(model: Any) -> bool:
     """Whether a model, or one inside it, was built under scopes."""
-    return any(frames_of(each) for part in tf_private.layers_of(model) for each in (part, *nodes_of(part)))
+    return any(frames_of(each) for part in tf_private.list_layers(model) for each in (part, *nodes_of(part)))
 
 
 def stages_of(model: Any) -> list[Frame]:
     """The stages in which a model, or a functional one inside it, was built; for a Sequential, those of its layers."""
     found: list[Frame] = []
-    for part in tf_private.layers_of(model):
+    for part in tf_private.list_layers(model):
         nodes = [] if isinstance(part, tf_private.KerasSequential) else nodes_of(part)
         stages = (stage_of(frames_of(each)) for each in (part, *nodes))
         found.extend(frame for frame in stages if frame is not None)
@@ -138,24 +138,24 @@ def warn_if_copy(model: Any) -> None:
 
 def find_copy_by_user() -> None:
     """Warn of a copy that is being created or saved, at the outermost Keras call that copies a whole model."""
-    calls = [call for call in tf_private.keras_calls() if isinstance(call.given, keras.Model)]
+    calls = [call for call in tf_private.list_keras_calls() if isinstance(call.first_argument, keras.Model)]
     found = next((call for call in reversed(calls) if call.name in _WAYS), None)
     saved = found is not None and found.name == "save_model"
     if found is None or saved:
-        _given.update(_fingerprint(call.given) for call in calls if call.name == "get_config" and _is_model(call.given))
+        _given.update(_fingerprint(call.first_argument) for call in calls if call.name == "get_config" and _is_model(call.first_argument))
     # a copy created inside a stage gets its own scopes; `nb.cluster` alone adds none
-    if found is None or not built_under_scopes(found.given) or (not saved and stage_of(open_frames())):
+    if found is None or not built_under_scopes(found.first_argument) or (not saved and stage_of(open_frames())):
         return
     if not saved:
-        _cloned.update(map(_fingerprint, _parts(found.given)))
+        _cloned.update(map(_fingerprint, _parts(found.first_argument)))
     what, mend = _WAYS[found.name]
     site, why = script_site(found.frame), f"{_WHY}; this is reported once for this line"
-    warn_once(site, what.format(found.given.name), why=why, mend=mend, key=found.name)
+    warn_once(site, what.format(found.first_argument.name), why=why, mend=mend, key=found.name)
 
 
 def _parts(model: Any) -> list[Any]:
     """A model and its nested models."""
-    return [part for part in tf_private.layers_of(model) if _is_model(part)]
+    return [part for part in tf_private.list_layers(model) if _is_model(part)]
 
 
 def _is_model(given: Any) -> bool:
@@ -249,7 +249,7 @@ def _warn_if_eager(stage: Frame, projects: bool) -> None:
     if current() is not None or uncut_on_purpose():
         return
     code = running()
-    if code is not None and (not tf.executing_eagerly() or tf_private.tape_records() or projects):
+    if code is not None and (not tf.executing_eagerly() or tf_private.is_tape_recording() or projects):
         place = script_site()
         then = f"so the scopes around the construction of the model, at {stage.site}, have no effect"
         then += ", and no tensor is projected on its learned basis" * projects
@@ -286,7 +286,7 @@ def note_entry() -> None:
 
 def bears_scopes(model: Any) -> bool:
     """Whether a model was built under scopes, enters some when it is called, or is placed."""
-    parts = tf_private.layers_of(model)
+    parts = tf_private.list_layers(model)
     return bool(placements_in(parts)) or any(part in _entered for part in parts) or built_under_scopes(model)
 
 

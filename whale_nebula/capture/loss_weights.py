@@ -218,5 +218,5 @@ def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:
     if refused is not None and program.pipeline.coupled != "allow":
         raise refused
     for op in trace.summed:
-        tf_patch.unmark(op, SUMMED)
+        tf_patch.remove_attribute(op, SUMMED)
     return replace(program, graph=mirror_trace(trace))

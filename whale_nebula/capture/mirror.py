@@ -32,15 +32,15 @@ _REPLAY = os.path.join(_OURS, "capture", "keras_scopes.py")
 
 def find_origin(op: Any) -> Origin:
     """'file.py:12', or the op's name if no frame is in user code; and the Keras layer around the op."""
-    layers, file = tf_private.layers_around(op)
+    layers, file = tf_private.find_layers_around(op)
     inside = layers[1:] if len(layers) > 1 else layers
     return Origin(_line(op) or str(op.name), "/".join(inside), _class_in(file))
 
 
 def _line(op: Any) -> str:
     """The user's innermost source line; for ops of a functional model only lines within the replayed node count."""
-    frames = tf_private.user_frames(op)
-    built = tf_private.stamp_of(op, BUILT)
+    frames = tf_private.list_user_frames(op)
+    built = tf_private.read_text_stamp(op, BUILT)
     start = max((number + 1 for number, (file, _) in enumerate(frames) if file == _REPLAY), default=0) if built else 0
     return next((f"{file}:{line}" for file, line in reversed(frames[start:]) if not foreign(file)), built)
 
@@ -123,7 +123,7 @@ class _Mirror:
             for name in found:
                 if name not in self.functions:
                     self.functions[name] = Graph(())  # ends the recursion of a recursive call
-                    self.functions[name] = self.graph(tf_private.function_graph(graph, name), {})
+                    self.functions[name] = self.graph(tf_private.find_function_graph(graph, name), {})
                 names.append(name)
         if op.type in _CALLS:  # after differentiation, TensorFlow's graph of a function has more outputs than the call
             body = self.functions[names[0]]

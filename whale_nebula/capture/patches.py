@@ -11,7 +11,7 @@ step is traced. Outside of both, TensorFlow and Keras are unchanged, except for 
 - `runtime.variables.remote`: the class of variables that other processes hold.
 - `capture.splits`: the class of large variables that are created under `nb.split` in a run of several processes.
 - `runtime.step.results` and `feed.inputs`: `tf.shape` and `tf.concat` of substitutes for tensors, by TensorFlow's
-  dispatch; `tf.private.tape_record`: a record on tapes around a step, whose gradient is refused.
+  dispatch; `tf.private.record_on_tapes`: a record on tapes around a step, whose gradient is refused.
 - `tf.collectives`: the start of TensorFlow's runtime, in a worker whose cluster has other workers.
 
 Replaced here are stateful random ops, calls of tf.functions, and conditions.
@@ -43,7 +43,7 @@ def find_draw_counter(seed: int, seed2: int) -> Any:
     trace = current_here()
     if trace is None or trace.flags.busy or trace.plain or trace.flags.vectorizing:
         return None
-    state = tf_patch.fresh_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
+    state = tf_patch.make_generator_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
     trace.draws.append((seed, seed2, state))
     return state
 
@@ -77,7 +77,7 @@ def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Replacement of the call of a tf.function: inline its body in the trace, if that is equivalent."""
     trace = current_here()
     if trace is not None and not trace.flags.busy:
-        if tf_private.compiled_by_xla(function):
+        if tf_private.is_compiled_by_xla(function):
             with trace.set_flags(compiled=True):
                 return _call(function, *args, **kwargs)
         if tf_private.can_inline(function):
@@ -159,7 +159,7 @@ def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
     for op in operations:
         stage = trace.labels.get(op.name)
         for tensor in op.inputs if stage is not None else ():
-            if tensor.dtype == tf.resource and (tf_private.resource_spec(tensor) or ("", ()))[1] != ():
+            if tensor.dtype == tf.resource and (tf_private.find_resource_spec(tensor) or ("", ()))[1] != ():
                 found[tensor.name] = found.get(tensor.name, NOBODY) | {clusters[stage or 0]}
     for op in operations:
         if not op.inputs or op.name in trace.labels:

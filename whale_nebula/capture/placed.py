@@ -48,7 +48,7 @@ def spots(model: Any) -> Iterator[Spot]:
 
 def _inside(parent: Any, prefix: str, around: tuple[Any, ...]) -> Iterator[Spot]:
     numbers: dict[str, int] = {}
-    for layer in tf_private.sublayers(parent):
+    for layer in tf_private.list_sublayers(parent):
         if isinstance(layer, tf_private.KerasInput) or any(layer is each for each in around):
             continue
         numbers[layer.name] = number = numbers.get(layer.name, 0) + 1

@@ -87,7 +87,7 @@ def home_of(trace: Tracing, tensor: Any) -> Home | None:
 
 
 def _home(trace: Tracing, op: Any, above: Sequence[Home | None]) -> Home | None:
-    stage, compress = tf_private.stamp_of(op, STAGE), tf_private.number_on(op, COMPRESS)
+    stage, compress = tf_private.read_text_stamp(op, STAGE), tf_private.read_number_stamp(op, COMPRESS)
     ran = frozenset[str]().union(*(home.ran for home in above if home is not None))
     if stage:
         return Home(stage, compress, ran | {stage})

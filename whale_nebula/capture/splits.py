@@ -27,7 +27,7 @@ from whale_nebula.scopes.identity import has_other_processes, worker_speeds, wor
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import drawing, initial_values
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.guarding import make_guarded_class
+from whale_nebula.tf.guarded_variables import make_guarded_class
 
 LEAST = 1 << 20
 """The minimum size, in bytes, of a variable that is left undrawn."""
@@ -52,7 +52,7 @@ def create_undrawn(create: Callable[..., Any], options: Mapping[str, Any], waits
     whether code that reads a variable now waits for the plan instead of needing its value.
     """
     initial = options.get("initial_value")
-    if not tf.executing_eagerly() or not callable(initial) or not initial_values.draws_alike(initial):
+    if not tf.executing_eagerly() or not callable(initial) or not initial_values.is_repeatable(initial):
         return None
     drawn = tf.function(initial, autograph=False).get_concrete_function().graph.outputs[0]
     if drawn.shape.num_elements() * drawn.dtype.size < LEAST or not drawing.can_draw_parts(drawn):
@@ -147,7 +147,7 @@ def name_siblings(trace: Any, graph: Graph) -> Graph:
     operations = order_operations(trace.graph.get_operations())
     ops = list(graph.ops)
     for op in graph.ops:
-        stamps = {key: tf_private.number_on(operations[op.index], name) for key, name in _SIBLINGS.items()}
+        stamps = {key: tf_private.read_number_stamp(operations[op.index], name) for key, name in _SIBLINGS.items()}
         key = next((key for key, number in stamps.items() if number is not None), None)
         if op.stage is None and key is not None:
             ops[op.index] = replace(op, stage=key)
@@ -166,7 +166,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         variable = program.variable_ops.get(handle)
         if variable is None or program.request_of(op.index) is not None:
             continue
-        number = tf_private.number_on(operations[op.index], SPLIT)
+        number = tf_private.read_number_stamp(operations[op.index], SPLIT)
         frame = made.get(handle) if number is None else met[number]
         frame = frame or decided.get((program.labels.get(op.index, 0), variable.path))
         shape = variable.spec.shape

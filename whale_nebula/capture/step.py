@@ -53,7 +53,7 @@ from whale_nebula.site import script_site, warn_once
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import initial_values
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.keras_training import create_variables, lacks_variables
+from whale_nebula.tf.keras_training import create_variables, lacks_optimizer_variables
 
 
 @contextlib.contextmanager
@@ -119,7 +119,7 @@ def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
     for op in trace.graph.get_operations():
         reads = op.type in ("ReadVariableOp", "ResourceGather") and (first is None or op.name in first)
         handle = held.get(op.inputs[0].op.name) if reads else None
-        if handle is not None and (tf_private.number_on(op, COPIED) is not None) == copied:
+        if handle is not None and (tf_private.read_number_stamp(op, COPIED) is not None) == copied:
             yield handle, names[handle]
 
 
@@ -187,7 +187,7 @@ def signature(
     given: list[bool] = []
     structure = [declared.unfold(name, argument) for name, argument in arguments]
     for (name, _), argument in zip(arguments, structure, strict=True):
-        for parts, leaf in tf_private.leaf_paths(argument):
+        for parts, leaf in tf_private.list_leaf_paths(argument):
             path = "/".join([name, *map(str, parts)])
             tensor = declared.stand_in(path) if leaf is None else _tensor(path, leaf)
             plain.append(None if tensor is not None else leaf)
@@ -258,7 +258,7 @@ def capture(
                 return traced(fill_layout(layout, tensors))
 
         function = tf.function(body, autograph=False)
-        created.append(initial_values.variables_later(function))
+        created.append(initial_values.defer_initialization(function))
         return function
 
     def begin(wanted: Callable[[Any], bool]) -> None:
@@ -274,7 +274,9 @@ def capture(
         return next((part for part in parts if part is not None), None)
 
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
-        if data is not None and lacks_variables(owner):  # tracing only their creation is faster than tracing the step
+        if data is not None and lacks_optimizer_variables(
+            owner
+        ):  # tracing only their creation is faster than tracing the step
             made = function_of(lambda given: create_variables(owner, data(given), later=later))
             initial_values.trace_variables(made, layout.specs)
         graph = function_of(call).get_concrete_function(*layout.specs).graph
@@ -461,7 +463,7 @@ def _variables(
         if internal.dtype != tf.resource or id(external) not in known:
             continue
         variable = known[id(external)]
-        spec = tf_private.resource_spec(internal) or (variable.dtype.name, tuple(variable.shape.as_list()))
+        spec = tf_private.find_resource_spec(internal) or (variable.dtype.name, tuple(variable.shape.as_list()))
         path = paths.get(id(external)) or variable.name.split(":")[0]
         used[path] = used.get(path, 0) + 1
         unique = path if used[path] == 1 else f"{path}#{used[path]}"

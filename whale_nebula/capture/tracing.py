@@ -30,7 +30,7 @@ _started_before_fork = False
 
 def _note_fork() -> None:
     global _started_before_fork
-    _started_before_fork = tf_private.runtime_started()
+    _started_before_fork = tf_private.is_runtime_started()
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -52,7 +52,7 @@ def check_surroundings() -> None:
             why="an eager step is never traced, so it cannot be divided into stages",
             mend="tf.config.run_functions_eagerly(False); to debug eagerly, remove the scopes",
         )
-    if tf_private.ops_watched():
+    if tf_private.is_debugger_active():
         raise UnsupportedError(
             "tf.debugging.enable_check_numerics() (or a similar debugger) is not compatible with scopes",
             where=_line(),
@@ -208,7 +208,7 @@ def uncut() -> Iterator[None]:
 
 def uncut_on_purpose() -> bool:
     """Whether the running code is intentionally uncut: the oracle, Keras's shape inference, or an export of a model."""
-    return _LOCAL.uncut or tf_private.in_symbolic_scope() or tf_private.exporting()
+    return _LOCAL.uncut or tf_private.in_symbolic_scope() or tf_private.is_exporting()
 
 
 def waits_for_plan() -> bool:

@@ -265,7 +265,7 @@ def _make_quantiser(
         sent = tf.where(whole, tf.bitcast(scales, tf.int32), _NAN)[:, :, 0]
         return _bitcast_upper_half(sent), integers if bits == 8 else _pair_nibbles(integers, columns)
 
-    return private.traced_often(tf.function(encode, input_signature=signature, autograph=False))
+    return private.silence_retracing_warning(tf.function(encode, input_signature=signature, autograph=False))
 
 
 @lru_cache(maxsize=1024)
@@ -280,7 +280,7 @@ def _make_dequantiser(bits: int, block: int, columns: int, dtype: str) -> Callab
         blocks = tf.cast(_split_blocks(single, columns, block), tf.float32)
         return tf.cast(_join_blocks(blocks * tf.cast(scales, tf.float32)[:, :, None], columns), dtype)
 
-    return private.traced_often(tf.function(decode, input_signature=signature, autograph=False))
+    return private.silence_retracing_warning(tf.function(decode, input_signature=signature, autograph=False))
 
 
 def _split_blocks(matrix: Any, columns: int, block: int) -> Any:

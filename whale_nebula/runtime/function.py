@@ -19,7 +19,7 @@ from whale_nebula.site import calling_site, script_site, short_traceback, warn_a
 from whale_nebula.tf import private as tf_private
 
 
-@tf_private.not_rewritten
+@tf_private.exempt_from_autograph
 class NebulaFunction:
     """A step of a custom loop; call it like the function that it wraps."""
 

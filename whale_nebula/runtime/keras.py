@@ -19,7 +19,7 @@ from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
 from whale_nebula.scopes.step_options import StepOptions, replace_options
 from whale_nebula.site import script_site, short_traceback
-from whale_nebula.tf.keras_training import trains_as_keras
+from whale_nebula.tf.keras_training import has_keras_train_step
 
 Run = Callable[[Any], Any]
 
@@ -139,7 +139,7 @@ def _step(model: Any, kind: str) -> Step:
         jit=bool(model.jit_compile),
         notes=(note,) if count > 1 else (),
         widens=True,
-        trains=kind == "train" and trains_as_keras(model),
+        trains=kind == "train" and has_keras_train_step(model),
     )
 
 

@@ -142,7 +142,7 @@ def _forget(model: Any, inside: bool) -> None:
     before = _known.get(model, _Known())
     if (before.changes, before.inside) == (changes(), inside):
         return
-    found = _Known(changes(), placements_in(tf_private.layers_of(model)), inside)
+    found = _Known(changes(), placements_in(tf_private.list_layers(model)), inside)
     _known[model] = found
     moved = found.placed != before.placed or (inside != before.inside and not bears_scopes(model))
     for kind in ("train", "test", "predict") if moved else ():
@@ -156,7 +156,7 @@ def _may_bear(model: Any, kind: str) -> bool:
     """
     if not isinstance(model, tf_private.KerasFunction) or _overrides(model, f"{kind}_step"):
         return True
-    return not all(type(layer).__module__.startswith("keras.") for layer in tf_private.layers_of(model))
+    return not all(type(layer).__module__.startswith("keras.") for layer in tf_private.list_layers(model))
 
 
 def _overrides(model: Any, name: str) -> bool:
@@ -240,7 +240,7 @@ def _form(x: Any) -> Any:
     if any(leaf is None for leaf in tf.nest.flatten(x)):
         forms = Declared(current_run().config.inputs, alone=False)
         x = forms.unfold("x", x)
-        paths = ["/".join(["x", *map(str, path)]) for path, _ in tf_private.leaf_paths(x)]
+        paths = ["/".join(["x", *map(str, path)]) for path, _ in tf_private.list_leaf_paths(x)]
         leaves = zip(paths, tf.nest.flatten(x), strict=True)
         found = [forms.stand_in(path) if leaf is None else leaf for path, leaf in leaves]
         x = tf.nest.pack_sequence_as(x, found)

@@ -42,7 +42,7 @@ from whale_nebula.runtime.step.step import declared_inputs
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, short_traceback
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.failures import leave_errors
+from whale_nebula.tf.failures import suspend_carried_errors
 
 _NUDGES = 3
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -144,7 +144,7 @@ def _make_tensor(leaf: Any) -> Any:
 
 def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
     """Run the uncut step and the planned one from the current variables, which are restored."""
-    with gathered(), leave_errors():
+    with gathered(), suspend_carried_errors():
         before = _values(engine)
 
         def again() -> None:
@@ -314,7 +314,7 @@ def _remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Ru
 
 
 def _names(engine: Engine) -> list[str]:
-    paths = tf_private.leaf_paths(engine.captured.structured_outputs)
+    paths = tf_private.list_leaf_paths(engine.captured.structured_outputs)
     return ["/".join(["returned", *map(str, path)]) for path, leaf in paths if isinstance(leaf, tf.Tensor)]
 
 

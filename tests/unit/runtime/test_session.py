@@ -108,7 +108,7 @@ import whale_nebula.runtime.session.rendezvous
 from whale_nebula.tf import collectives
 import tensorflow as tf
 tf.constant(1.0)
-print("tasks:", collectives.task().count)
+print("tasks:", collectives.find_task().count)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert "tasks: 2" in ended.stdout, ended.stderr

@@ -33,7 +33,7 @@ from whale_nebula.runtime.variables.remote import Ledger
 from whale_nebula.spec import Value
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf.collectives import hash_key
-from whale_nebula.tf.private import traced_often
+from whale_nebula.tf.private import silence_retracing_warning
 
 _CARRIED = {"bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
 """Dtypes without collectives, and the dtypes to which they are cast."""
@@ -169,7 +169,7 @@ class Broadcast:
     def _function(self, dtype: Any, body: Callable[..., Any], *signature: Any) -> Any:
         if dtype not in self._functions:
             made = tf.function(body, input_signature=list(signature), autograph=False)
-            self._functions[dtype] = traced_often(made)
+            self._functions[dtype] = silence_retracing_warning(made)
         return self._functions[dtype]
 
     def _send(self, tensor: Any) -> Any:
@@ -217,7 +217,7 @@ class Piece:
                 group = CollectiveGroup(self.count, self.index, f"read of {self.name} with {self.first}")
                 return group.gather([self.variable.read_value()], self.layout.axis, sizes)[0]
 
-            self._gather = traced_often(tf.function(gather, autograph=False))
+            self._gather = silence_retracing_warning(tf.function(gather, autograph=False))
         with self.collectives.explain_failures(f"a read of {self.name}, which several workers hold"):
             return self._gather()
 

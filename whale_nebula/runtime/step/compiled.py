@@ -420,7 +420,9 @@ def _bad_ops(graph: Graph, ops: Collection[Op]) -> Iterator[str]:
 
 
 def _has_kernel(op: Op) -> bool:
-    return op.type == "Placeholder" or tf_private.xla_takes(op.type, gpu=bool(tf.config.list_physical_devices("GPU")))
+    return op.type == "Placeholder" or tf_private.is_supported_by_xla(
+        op.type, gpu=bool(tf.config.list_physical_devices("GPU"))
+    )
 
 
 def _bad_values(graph: Graph, values: Sequence[Value]) -> Iterator[str]:

@@ -42,7 +42,7 @@ class Whereabouts:
         An op of a branch, or of a loop's body, has the line of the branch or the loop.
         """
         op = next((self._operations[each] for each in _list_enclosing(name) if each in self._operations), None)
-        place = "" if op is None else str(find_origin(tf_private.forward_op(op)))
+        place = "" if op is None else str(find_origin(tf_private.find_forward_op(op)))
         return "" if op is None or place == op.name else place
 
     def mend(self, failure: BaseException) -> str:

@@ -144,7 +144,7 @@ def share_files() -> None:
             if isinstance(callback, keras_training.BACKUP):
                 hooks |= {"begin": _begin, "end": _end}
             for name, hook in hooks.items():
-                keras_training.exchange(
+                keras_training.replace_method(
                     callback, name, functools.partial(_call_instead, functools.partial(hook, callback))
                 )
 
@@ -171,7 +171,7 @@ def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
         with run.ledger.share_failures():
             plain()
     else:
-        callback.model.save_weights(keras_training.backup_path(callback), overwrite=True)
+        callback.model.save_weights(keras_training.find_backup_path(callback), overwrite=True)
     run.ledger.session.meet("the end of a backup")
 
 
@@ -190,7 +190,7 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     session.meet("the restore of a backup")
     if not run.writes_files:
         _restore(callback, plain, logs)
-    epoch = keras_training.initial_epoch(callback.model)
+    epoch = keras_training.find_initial_epoch(callback.model)
     session.exchange(f"a fit that starts at epoch {epoch}", {}, session.links.keys())
 
 
@@ -198,7 +198,7 @@ def _restore(callback: Any, plain: Plain, logs: Any) -> None:
     """Restore a backup: Keras looks for the file of the whole model; with `weights: own` there are only files of
     clusters.
     """
-    run, path = current_run(), keras_training.backup_path(callback)
+    run, path = current_run(), keras_training.find_backup_path(callback)
     if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(name_own_path(path, run.here().cluster)):
         optimizer = callback.model.optimizer
         if optimizer is not None and not optimizer.built:
