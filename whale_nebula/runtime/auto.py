@@ -192,10 +192,10 @@ def _capture_stages(
         found = capture(call, layout, **options, assignment=assignment, handles=decision.handles)
 
     def begin(wanted: Callable[[Any], bool]) -> None:
-        first.begin(wanted)
-        found.begin(wanted)
+        first.initialize_variables(wanted)
+        found.initialize_variables(wanted)
 
-    return replace(found, begin=begin, decision=decision)
+    return replace(found, initialize_variables=begin, decision=decision)
 
 
 @contextlib.contextmanager

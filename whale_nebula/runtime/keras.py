@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.tracing import foreign_strategy
+from whale_nebula.capture.tracing import make_strategy_error
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.report.published import note_skipped
 from whale_nebula.runtime.checkpoint.fitting import name_variables, to_tensors
@@ -196,7 +196,7 @@ def _check(model: Any) -> None:
     """Refuse settings under which the step is not a single traced function."""
     strategy = model.distribute_strategy
     if strategy is not tf.distribute.get_strategy():
-        raise foreign_strategy(strategy, f"{model.name}, {script_site()}")
+        raise make_strategy_error(strategy, f"{model.name}, {script_site()}")
     if model.run_eagerly:
         raise UnsupportedError(
             "compile(run_eagerly=True) is not compatible with scopes",

@@ -85,7 +85,7 @@ def _capture_any_length(step: Step, layout: Signature, unpack: Unpack, asked: Op
         )  # fmt: skip
     except (CaptureError, TypeError, ValueError) as failure:
         raise _refuse(asked, f"the step cannot be traced for sequences of any length: {failure}") from failure
-    captured.begin(lambda variable: True)
+    captured.initialize_variables(lambda variable: True)
     if captured.program.apart is not None:
         raise _refuse(asked, "each cluster trains a copy of the step, so there is no boundary to encode")
     if captured.program.splits:

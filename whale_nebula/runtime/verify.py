@@ -19,9 +19,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.capture.arguments import target_wanted
+from whale_nebula.capture.arguments import explain_missing_target
 from whale_nebula.capture.patches import STATE
-from whale_nebula.capture.step import Signature, plainly, signature
+from whale_nebula.capture.step import Signature, signature, trace_uncut
 from whale_nebula.codec.encoding import Encoding, parse_encoding
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.feed.inputs import Partial
@@ -81,12 +81,12 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     current_run().settle()
     subject = _subject(model_or_function, batch)
     layout, tensors = signature(subject.arguments, subject.step.whole, declared_inputs())
-    with target_wanted("nb.verify", model_or_function, batch):
+    with explain_missing_target("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
     with nullcontext() if run.alone else run.ledger.share_failures():  # other processes do not wait for one that failed
         _check(engine, subject, layout, tensors)
-        around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
+        around = partial(trace_uncut, owner=subject.step.owner) if engine.captured.projected else None
         plain = plain_function(subject.call, layout, around=around)
         reasons = _incomparable(engine, tensors)
         with _channels_kept():

@@ -113,7 +113,7 @@ _build_cond = cond_v2._build_cond
 
 
 def patch_cond(build_branches: Callable[[Any, Sequence[Any]], bool]) -> Patch:
-    """Call `build_branches(predicate, branches)` before a cond is built; if true is returned, the cond has been built."""
+    """Call `build_branches(predicate, branches)` before a cond is built; true means that it has built the cond."""
 
     def build(
         pred: Any, true_graph: Any, false_graph: Any, true_inputs: Any, false_inputs: Any, building_gradient: bool,

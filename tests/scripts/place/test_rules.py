@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.placed import homes_of, placed_models
+from whale_nebula.capture.layer_placement import list_placed_models, match_rules
 from whale_nebula.errors import (
     BoundaryInBodyError,
     NebulaError,
@@ -217,7 +217,7 @@ def test_a_pattern_that_is_to_leave_a_layer_out_does(first: str, second: str) ->
     places = {mended if pattern == changed else pattern: home for pattern, home in ((first, "gpu"), (second, "npu"))}
     model = chain("a1", "a2", "a3", "b")
     nb.place(model, places)
-    homes = homes_of(model, next(own for placed, own in placed_models() if placed is model)).homes
+    homes = match_rules(model, next(own for placed, own in list_placed_models() if placed is model)).homes
     assert {home.spot.path for home in homes if home.rule is not None} == {
         path for path in ("a1", "a2", "a3", "b", "head") if re.fullmatch(f"{first}|{second}", path)
     }

@@ -380,7 +380,7 @@ class OfClusters:
         """Initialise variables in a process that is an entire cluster, and register them as held here."""
         if self.run.alone:
             return
-        self.captured.begin(lambda variable: True)
+        self.captured.initialize_variables(lambda variable: True)
         own = self.run.here().worker
         held = dict.fromkeys(self.captured.variables, (own,))
         self.run.ledger.settle(self.captured.variables, held, self.far)

@@ -370,7 +370,7 @@ def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledg
             drawn = captured.draw_part(own, layout.axis, starts[index], sizes[index])
             if drawn is not None:
                 return drawn
-            captured.begin(lambda variable: variable is own)
+            captured.initialize_variables(lambda variable: variable is own)
             return take_piece(own.read_value(), layout, count, index)
 
         first = ledger.hand_out(slot, own, take) if known[path].trainable else take(shards.worker)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import Donor, mirror_spec, plant
+from whale_nebula.capture.mirror import Donor, import_nodes, mirror_spec
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import REPLICA_SUM, Graph, Op
 from whale_nebula.ir.layout import local_shape
@@ -109,7 +109,7 @@ class Workshop:
             known = {tensor.name: given for tensor, given in zip(feeds, taken, strict=True)}
             known |= {f"{name}:0": graph.capture(external) for name, external in captures.items()}
             marks = [self._donor.tensor(Value(op)) for op in summed]
-            found = plant(definition, known, [tensor.name for tensor in (*fetches, *marks)])
+            found = import_nodes(definition, known, [tensor.name for tensor in (*fetches, *marks)])
             return self._add_sums(fragment, found[: len(fetches)], found[len(fetches) :])
 
         concrete = self._trace(fragment, body, slots)
@@ -132,7 +132,7 @@ class Workshop:
 
         def body(*given: Any) -> list[Any]:
             traced = tf.compat.v1.get_default_graph()
-            plant(donor.cut_library(fragment.ops), {}, [])
+            import_nodes(donor.cut_library(fragment.ops), {}, [])
             handles = {}
             for number in {value.op for op in fragment.ops for value in graph.ops[op].inputs}:
                 name = donor.operations[number].name

@@ -456,7 +456,7 @@ def _make_distributed(
             _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         later = elsewhere | {id(captured.variables[path]) for path in parted.stages}
-        captured.begin(lambda variable: id(variable) not in later)
+        captured.initialize_variables(lambda variable: id(variable) not in later)
         run.ledger.settle(captured.variables, cut.held, () if copied is None else copied.far, parted.layouts)
         shards = _shards(cut, captured, run, session.worker, parted)
     except BaseException as failure:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.errors import baked_reshape
+from whale_nebula.capture.errors import find_fixed_reshape
 from whale_nebula.capture.mirror import find_origin
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.ir.program import Stage
@@ -54,7 +54,7 @@ class Whereabouts:
         if own is not None:
             return own[1]
         shapes = _SHAPES.search(message)
-        baked = baked_reshape(self._graph) if shapes else None
+        baked = find_fixed_reshape(self._graph) if shapes else None
         if baked is None:
             return "correct the input or the op"
         return f"{baked.mend} at {baked.line}, where the batch size {baked.sizes[0]} is baked in"
