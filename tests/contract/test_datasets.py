@@ -81,7 +81,7 @@ def test_read_batching_returns_sizes_shapes_and_options() -> None:
     rows = ROWS.map(lambda n: (tf.ones([2]), n))
     padded = tf_datasets.read_batching(rows.padded_batch(4, ([3], []), (tf.constant(7.0), tf.constant(1, tf.int64))))
     assert [shape.numpy().tolist() for shape in padded.shapes] == [[3], []]
-    assert [value.numpy() for value in padded.list_values] == [7.0, 1]
+    assert [value.numpy() for value in padded.values] == [7.0, 1]
 
 
 @pytest.mark.parametrize(

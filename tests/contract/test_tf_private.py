@@ -35,7 +35,7 @@ def test_iterate_python_frames_from_the_caller_outwards() -> None:
         return [frame.f_code.co_name for frame in tf_private.iterate_python_frames()]
 
     names = inner()
-    assert names[: names.index("inner") + 2][-2:] == ["inner", "test_python_frames_lead_outwards_from_here"]
+    assert names[: names.index("inner") + 2][-2:] == ["inner", "test_iterate_python_frames_from_the_caller_outwards"]
 
 
 def current_line() -> int:
@@ -76,7 +76,7 @@ def test_list_leaf_paths_in_the_order_of_flatten() -> None:
 def test_is_runtime_started_after_a_computation() -> None:
     tf.ones(1)
     assert tf_private.is_runtime_started()
-    code = "from whale_nebula.tf import private; import sys; sys.exit(private.runtime_started())"
+    code = "from whale_nebula.tf import private; import sys; sys.exit(private.is_runtime_started())"
     assert zygote.run("-c", code).returncode == 0
 
 

@@ -20,15 +20,15 @@ from tests.scripts.keras import (
     retraining,
     state,
     steps,
-    wider,
+    workloads,
 )
 from tests.scripts.keras.script import SCRIPTS
-from tests.scripts.loops.book import opened
+from tests.scripts.loops.loop_scripts import opened
 from tests.scripts.place import models
 
 KERAS = (
     nesting, steps, outputs, masks, penalties, optimizers, precision, metrics, state, retraining, feeding, callbacks,
-    mixture, wider,
+    mixture, workloads,
 )  # fmt: skip
 """Importing them registers their scripts."""
 

@@ -142,7 +142,7 @@ def mark_variables(frame: Frame, is_waiting: Callable[[], bool]) -> Iterator[Non
 
 def stamp_siblings(trace: Any, graph: Graph) -> Graph:
     """The graph with a stage for an `nb.split` and one for an `nb.replica` next to it, for steps without `nb.stage`."""
-    if not trace.met.find_siblings():
+    if not trace.entered_scopes.find_siblings():
         return graph
     operations = order_operations(trace.graph.get_operations())
     ops = list(graph.ops)
@@ -156,7 +156,7 @@ def stamp_siblings(trace: Any, graph: Graph) -> Graph:
 
 def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Program:
     """The program with the variables that its splits shard, and the number of shards in each stage."""
-    met: list[Frame] = trace.met.splits
+    split_frames: list[Frame] = trace.entered_scopes.splits
     found: dict[tuple[int, int], tuple[int, Frame]] = {}
     caught: list[Frame] = []
     made = _list_created_inside(trace, {op.name: number for number, op in enumerate(operations)})
@@ -167,7 +167,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         if variable is None or program.request_of(op.index) is not None:
             continue
         number = tf_private.read_number_stamp(operations[op.index], SPLIT)
-        frame = made.get(handle) if number is None else met[number]
+        frame = made.get(handle) if number is None else split_frames[number]
         frame = frame or decided.get((program.labels.get(op.index, 0), variable.path))
         shape = variable.spec.shape
         if frame is None or shape is None or not variable.spec.floating:  # integers are a generator's state
@@ -188,7 +188,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
     if any(stage.speeds for stage in stages):
         found_speeds = speeds(stages, worker_speeds())
         stages = [replace(stage, speeds=each) for stage, each in zip(stages, found_speeds, strict=True)]
-    for frame in met:
+    for frame in split_frames:
         if all(frame is not each for each in caught):
             _warn_if_unused(frame)
     splits = []
@@ -221,7 +221,7 @@ def _list_created_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Fr
     for external, internal in trace.graph.captures:
         frame = getattr(known.get(id(external)), _MADE_IN, None)
         if frame is not None:
-            find_number(trace.met.splits, frame)
+            find_number(trace.entered_scopes.splits, frame)
             found[numbers[internal.op.name]] = frame
     return found
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, chain, descend, mse, opened, rows, weights
+from tests.scripts.loops.loop_scripts import Cut, chain, descend, mse, opened, rows, weights
 from whale_nebula.errors import (
     BatchCoupledError,
     GradientError,

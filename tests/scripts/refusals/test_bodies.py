@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import marked, told
+from tests.scripts.refusals.error_checks import marked, told
 from whale_nebula.errors import BoundaryInBodyError
 
 layers = keras.layers

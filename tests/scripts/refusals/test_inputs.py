@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told, two
+from tests.scripts.refusals.error_checks import batch, fit, functional, marked, sub, told, two
 from whale_nebula.capture import errors
 from whale_nebula.errors import CaptureError, NebulaWarning, PlanError, StageFailedError, UnsupportedError
 
@@ -154,7 +154,7 @@ def test_a_batch_of_another_shape_is_told_with_what_was_given() -> None:
     fit(model)  # from the second form on the sizes are free, as Keras frees them: it fails where it is multiplied
     before = model.get_weights()
     said = ("In[0]: [8,5], In[1]: [4,4]", "stage 'a'", "as they were before the step")
-    told(StageFailedError, lambda: model.fit(*strange, verbose=0), *said, at="telling.py")
+    told(StageFailedError, lambda: model.fit(*strange, verbose=0), *said, at="error_checks.py")
     for one, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
 

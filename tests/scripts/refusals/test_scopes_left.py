@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told, two
+from tests.scripts.refusals.error_checks import batch, fit, functional, marked, sub, told, two
 from whale_nebula.errors import NestingError, StateError
 from whale_nebula.scopes import hints
 from whale_nebula.scopes.frames import open_frames
@@ -89,7 +89,7 @@ def test_a_step_with_stages_is_not_called_inside_a_stage(make: Callable[[], Any]
     step = make()
     with nb.stage(cluster="b", name="last"):  # mark: not dedented
         said = (f"is called inside nb.stage at {marked('not dedented')}", "dedent the call of fit")
-        told(NestingError, lambda: call(step), *said, at="telling.py")
+        told(NestingError, lambda: call(step), *said, at="error_checks.py")
 
 
 def test_a_generator_that_is_used_up_is_no_trouble() -> None:

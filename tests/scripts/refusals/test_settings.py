@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import ROWS, batch, fit, functional, marked, same_training, sub, told, two
+from tests.scripts.refusals.error_checks import ROWS, batch, fit, functional, marked, same_training, sub, told, two
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.runtime.step import compiled as xla
 
@@ -133,7 +133,7 @@ def test_a_strategy_around_a_functional_model() -> None:
 def test_a_strategy_around_a_subclassed_model() -> None:
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         model = sub()
-    told(UnsupportedError, lambda: fit(model), "OneDeviceStrategy", "scopes determine", at="telling.py")
+    told(UnsupportedError, lambda: fit(model), "OneDeviceStrategy", "scopes determine", at="error_checks.py")
 
 
 def test_a_strategy_that_runs_a_step() -> None:

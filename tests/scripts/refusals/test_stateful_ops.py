@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import batch, fit, functional, marked, same_training, sub, told
+from tests.scripts.refusals.error_checks import batch, fit, functional, marked, same_training, sub, told
 from whale_nebula.errors import BatchCoupledError, StageFailedError
 
 

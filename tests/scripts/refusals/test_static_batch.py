@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import ROWS, WIDTH, fit, line_of, marked, same_training, sub, told
+from tests.scripts.refusals.error_checks import ROWS, WIDTH, fit, line_of, marked, same_training, sub, told
 from whale_nebula.errors import BatchCoupledError, CaptureError, DataDependentError, StageFailedError, StaticBatchError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, script, step_script, weights
-from tests.scripts.loops.forwards.within import within
+from tests.scripts.loops.loop_scripts import Cut, Loop, chain, descend, mse, script, step_script, weights
+from tests.scripts.loops.forwards.forward_loop import within
 
 
 @script()

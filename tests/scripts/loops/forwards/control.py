@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     descend,
@@ -20,7 +20,7 @@ from tests.scripts.loops.book import (
     two_layers,
     weights,
 )
-from tests.scripts.loops.forwards.within import within
+from tests.scripts.loops.forwards.forward_loop import within
 
 
 @script()

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,
@@ -19,7 +19,7 @@ from tests.scripts.loops.book import (
     step_script,
     weights,
 )
-from tests.scripts.loops.forwards.within import within
+from tests.scripts.loops.forwards.forward_loop import within
 
 
 @script(micro=(1,))

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, normal, script, step_script, weights
-from tests.scripts.loops.forwards.within import within
+from tests.scripts.loops.loop_scripts import Cut, Loop, chain, descend, normal, script, step_script, weights
+from tests.scripts.loops.forwards.forward_loop import within
 
 
 @script()

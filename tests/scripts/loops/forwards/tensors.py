@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, loss_script, mse, normal, rows, script, trained, weights
+from tests.scripts.loops.loop_scripts import Cut, Loop, chain, loss_script, mse, normal, rows, script, trained, weights
 
 
 @script()

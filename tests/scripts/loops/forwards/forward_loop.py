@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, mse, trained, weights
+from tests.scripts.loops.loop_scripts import Cut, Loop, mse, trained, weights
 
 
 def within(cut: Cut, first: Any, second: Any = None, *, w: Any = None, more: Any = (), batches: Any = None) -> Loop:
