@@ -188,8 +188,8 @@ def test_skip_epochs_reads_the_data_that_training_would_read(steps: int | None) 
         model.compile("sgd", "mse", run_eagerly=True)
         data, other = (numbers.shuffle(6).batch(2) for _ in range(2))
         model.fit(
-            data.repeat() if steps else data, epochs=3, steps_per_epoch=steps, verbose=0, callbacks=[BeginCallback(begin)],
-            validation_data=other if steps else data, validation_steps=steps,
+            data.repeat() if steps else data, epochs=3, steps_per_epoch=steps, verbose=0,
+            callbacks=[BeginCallback(begin)], validation_data=other if steps else data, validation_steps=steps,
         )  # fmt: skip
         return seen[-(steps or 3) * 4 :]
 

@@ -264,11 +264,11 @@ def run(script: Callable[[bool, Count], Any], folder: Path, cut: bool, stop: int
         if seen == stop:
             raise Killed
 
-    with nb.init(checkpoint={"folder": str(folder), "every": 3}) as opened:
+    with nb.init(checkpoint={"folder": str(folder), "every": 3}) as load_scripts:
         try:
             return tf.nest.map_structure(lambda each: np.asarray(each).tobytes(), script(cut, count))
         except Killed:
-            opened.checkpoints.failed = True
+            load_scripts.checkpoints.failed = True
 
 
 GOES_ON = [

@@ -1,7 +1,8 @@
 """The list of all replacements of TensorFlow and Keras functions during capture, and the replaced ops.
 
 `BUILDING_PATCHES` is applied while a scope is open, to follow the construction of Keras models. `TRACING_PATCHES` is
-applied while a step is traced. Outside of both, TensorFlow and Keras are unchanged, except for patches of single features:
+applied while a step is traced. Outside of both, TensorFlow and Keras are unchanged, except for patches of single
+features:
 
 - `tf.keras_import`: one inert wrapper of Keras's `make_train_function` and similar methods.
 - `capture.differentiate`: the methods of a tape that a step opens, on that object.

@@ -147,9 +147,9 @@ class Captured:
 
     `initialize_variables` assigns initial values to the requested variables that the trace created and that have none
     yet. `draw_part` computes only some entries of such a value along an axis, if possible. `projected` has a sentence
-    for each tensor that crosses on a learned basis, or would not be smaller on it. `decision` is that of the planner, if any, within
-    the `constraints` of the scopes. `draws` are the variables that random ops draw from, each with the op's seeds, in
-    order.
+    for each tensor that crosses on a learned basis, or would not be smaller on it. `decision` is that of the planner, if any,
+    within the `constraints` of the scopes. `draws` are the variables that random ops draw from, each with the op's
+    seeds, in order.
     """
 
     program: Program
@@ -238,10 +238,10 @@ def capture(
     handles: Mapping[int, str] | None = None,
 ) -> Captured:
     """Trace `call`, which takes arguments in the structure of `layout`, under the scopes. Variables that it creates get
-    their initial values at the end of the trace, or `later` by `Captured.initialize_variables`, so that optimizer slots need no
-    memory in processes that do not keep them. `owner` is the model that the step belongs to, if any; for Keras's own train
-    step, `data` extracts its data from the arguments. An `assignment` gives the stages of a step without scopes by the
-    paths of variables; `handles` gives these paths by the id of the handle.
+    their initial values at the end of the trace, or `later` by `Captured.initialize_variables`, so that
+    optimizer slots need no memory in processes that do not keep them. `owner` is the model that the step belongs to, if
+    any; for Keras's own train step, `data` extracts its data from the arguments. An `assignment` gives the stages of a
+    step without scopes by the paths of variables; `handles` gives these paths by the id of the handle.
     """
     install()
     check_context()

@@ -19,7 +19,7 @@ from tests.scripts.loops.loop_scripts import (
     rows,
     script,
     step_script,
-    trained,
+    train_loop,
     weights,
 )
 
@@ -70,7 +70,7 @@ def weighted_by_hand(cut: Cut) -> Loop:
     w = weights()
     tokens = np.array([1, 5, 2, 0.5, 7, 1], "float32")
 
-    @trained(cut, w, calls=[(*batch, tokens) for batch in rows()])
+    @train_loop(cut, w, calls=[(*batch, tokens) for batch in rows()])
     def loop(x: Any, y: Any, tokens: Any) -> Any:
         losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
         total = nb.loss_weight(tf.reduce_sum(tokens))
