@@ -88,4 +88,4 @@ class TestEmulatedLine:
 )
 def test_invalid_arguments_are_reported(words: list[str], message: str) -> None:
     ended = run_wan(*words)
-    assert ended.returncode == 2 and settings in ended.stderr
+    assert ended.returncode == 2 and message in ended.stderr

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.same import Outcome, assert_same
 
 import whale_nebula as nb
+from tests.same import Outcome, assert_same
 
 EMULATED = "1gbit,0ms"
 STEP_LENGTH = 1e-2

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.same import assert_same
 
 import whale_nebula as nb
+from tests.same import assert_same
 from tests.traps.conftest import Cut
 from whale_nebula.errors import StageFailedError
 from whale_nebula.runtime.exchange.post import Post

@@ -147,8 +147,8 @@ class Captured:
 
     `initialize_variables` assigns initial values to the requested variables that the trace created and that have none
     yet. `draw_part` computes only some entries of such a value along an axis, if possible. `projected` has a sentence
-    for each tensor that crosses on a learned basis, or would not be smaller on it. `decision` is that of the planner, if any,
-    within the `constraints` of the scopes. `draws` are the variables that random ops draw from, each with the op's
+    for each tensor that crosses on a learned basis, or would not be smaller on it. `decision` is the planner's, if
+    any, within the `constraints` of the scopes. `draws` are the variables that random ops draw from, each with the op's
     seeds, in order.
     """
 

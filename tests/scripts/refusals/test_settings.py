@@ -23,7 +23,7 @@ from tests.scripts.refusals.error_checks import (
     make_two_stage_step,
 )
 from whale_nebula.errors import UnsupportedError
-from whale_nebula.runtime.step import compiled_step as xla
+from whale_nebula.runtime.step import compiled as xla
 
 layers = keras.layers
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.bottlenecks import orthonormal
+from whale_nebula.capture.bottlenecks import make_orthonormal
 from whale_nebula.errors import GradientError, NebulaWarning, NotYetError, PlanError, UnsupportedError
 
 RANK, WIDTH = 3, 8
@@ -46,7 +46,7 @@ def decoder() -> Any:
 
 
 def by_hand() -> list[Any]:
-    basis = orthonormal("bottleneck_gpu", WIDTH, RANK)
+    basis = make_orthonormal("bottleneck_gpu", WIDTH, RANK)
     return [Multiplication(basis), Multiplication(basis.T)]
 
 
@@ -137,7 +137,7 @@ def test_learned_basis_equals_a_projection_by_hand(make: Any, micro_batch: int, 
     assert values.keys() == weights.keys()
     for shape, each in values.items():
         np.testing.assert_allclose(each, weights[shape], atol=10 * error)
-    moved = values[WIDTH, RANK] - orthonormal("bottleneck_gpu", WIDTH, RANK)
+    moved = values[WIDTH, RANK] - make_orthonormal("bottleneck_gpu", WIDTH, RANK)
     assert np.abs(moved).min() > 1e-4, "the basis is trained"
 
 
