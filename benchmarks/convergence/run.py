@@ -154,7 +154,7 @@ def main() -> int:
             results = Path(folder, "results.jsonl")
             run_missing([("none", 1), ("int4", 1)], results, options.jobs, ["50"])
             return int(len(finished(results)) != 2)
-    if not options.make_table:
+    if not options.table:
         wanted = [(codec, seed) for seed, codec in product(options.seed, options.codec)]
         run_missing(wanted, options.results, options.jobs)
     runs = finished(options.results)

@@ -39,13 +39,13 @@ def chain(*names: str) -> keras.Model:
 
 
 def list_stages(model: Any) -> dict[str, str]:
-    return {name: stage.cluster for name, stage in nb.plan(model, X, Y).list_stages.items()}
+    return {name: stage.cluster for name, stage in nb.plan(model, X, Y).stages.items()}
 
 
 def train_and_list_stages(model: Any) -> tuple[str, ...]:
     """The stages of a step that runs."""
     model.fit(X, Y, verbose=0)
-    return tuple(nb.last_report().list_stages)
+    return tuple(nb.last_report().stages)
 
 
 class ScopedLayer(layers.Layer):
@@ -87,7 +87,7 @@ def test_scopes_around_place_enclose_its_stages() -> None:
     with nb.cluster(["gpu", "npu"]), nb.pipeline(4, schedule="gpipe"), nb.compress(fp16=True):
         nb.place(model, {"a": nb.stage(name="first"), "b": nb.stage(name="second")})
     plan = nb.plan(model, X, Y)
-    assert {name: stage.cluster for name, stage in plan.list_stages.items()} == {"first": "gpu", "second": "npu"}
+    assert {name: stage.cluster for name, stage in plan.stages.items()} == {"first": "gpu", "second": "npu"}
     assert (plan.rows, plan.schedule, plan.boundaries[0].codec) == ((2, 2, 2, 2), "gpipe", "fp16")
 
 
@@ -148,7 +148,7 @@ def test_nb_function_uses_the_placement_of_its_model() -> None:
         plain = float(step(X))
     nb.place(model, {"a": "gpu", "b": "npu"})
     assert float(step(X)) == pytest.approx(plain)
-    assert tuple(nb.last_report().list_stages) == ("gpu", "npu")
+    assert tuple(nb.last_report().stages) == ("gpu", "npu")
 
 
 def test_outer_model_uses_the_placement_of_an_inner_one() -> None:
