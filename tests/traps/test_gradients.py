@@ -17,7 +17,7 @@ MICRO = pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid
 
 
 def two_stages(request_gradients: Callable[[Any, Any, Any, list[tf.Variable]], Any]) -> Callable[[Cut], Any]:
-    """A step of two stages; `ask(tape, outputs, loss, variables)` gives what it returns."""
+    """A step of two stages; `request_gradients(tape, outputs, loss, variables)` gives what it returns."""
 
     def step(cut: Cut, variables: Any, x: Any) -> Any:
         with tf.GradientTape() as tape, cut.program():
