@@ -300,7 +300,7 @@ class Replicas:
             alone = Stage("stage0", self.home)
             count = self._count_replicas(alone, frame, 1)
             where = str(frame.site) if frame and (count > 1 or self.apart) else ""
-            return [_with_shards(replace(alone, where=where, replicas=count), frame)]
+            return [_set_shards(replace(alone, where=where, replicas=count), frame)]
         if self.apart is not None:
             stages = [replace(stage, cluster=self.home) for stage in stages]
         idle = next((frame for frame in self.entered if frame not in self.nonempty_frames), None)
@@ -315,7 +315,7 @@ class Replicas:
         around = [self.frames_by_stage.get(stage.key) for stage in stages]
         inside = Counter((frame, stage.cluster) for frame, stage in zip(around, stages, strict=True))
         return [
-            _with_shards(
+            _set_shards(
                 replace(stage, replicas=self._count_replicas(stage, frame, inside[frame, stage.cluster])), frame
             )
             for frame, stage in zip(around, stages, strict=True)
@@ -344,7 +344,7 @@ def _count(frame: Frame | None) -> int:
     return 1 if frame is None else int(frame.options["count"] or 0)
 
 
-def _with_shards(stage: Stage, frame: Frame | None) -> Stage:
+def _set_shards(stage: Stage, frame: Frame | None) -> Stage:
     """The stage with the number of parts of its replicas' variables."""
     shard = None if frame is None else frame.options.get("shard")
     return replace(stage, shared_slots=shard is not None, shared_gradients=shard == "gradients")

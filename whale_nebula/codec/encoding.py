@@ -172,14 +172,14 @@ def _split_pieces(text: str) -> list[str]:
     return [piece.strip() for piece in found]
 
 
-def _with_ladder(encoding: Encoding, value: str) -> Encoding:
+def _replace_ladder(encoding: Encoding, value: str) -> Encoding:
     names, _, bound = value.partition(" below ")
     return replace(encoding, ladder=tuple(names.split()), bound=float(bound))
 
 
 _READERS: dict[str, Callable[[Encoding, str], Encoding]] = {
     "from": lambda encoding, value: replace(encoding, start=int(value.removeprefix("step "))),
-    "ramp": _with_ladder,
+    "ramp": _replace_ladder,
     "delta": lambda encoding, value: replace(encoding, delta=value),
     "mask": lambda encoding, value: replace(encoding, mask=value),
     "zstd": lambda encoding, value: replace(encoding, zstd=True),
