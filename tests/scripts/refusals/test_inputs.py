@@ -227,7 +227,7 @@ def test_constant_above_two_gigabytes_is_refused() -> None:
 
 
 def test_constants_too_large_in_total_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "LIMIT", 1000)
+    monkeypatch.setattr(errors, "CONSTANT_LIMIT", 1000)
     small, large = np.ones((10, 4), "float32"), np.ones((250, 1), "float32")
 
     @nb.function
