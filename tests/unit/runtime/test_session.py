@@ -91,7 +91,7 @@ def test_tasks_are_the_workers_of_a_cluster_by_name() -> None:
 
 def test_a_worker_without_mates_becomes_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(tf_collectives, "prepare", lambda index, addresses, started: asked.append(len(addresses)))
+    monkeypatch.setattr(tf_collectives, "prepare_task", lambda index, addresses, started: asked.append(len(addresses)))
     for peers in ({"a/0": "a"}, {"a/0": "a", "b/1": "b", "b/2": "b"}):
         prepare_task(Attachment("b/0", "b", peers, {}, "run", None))
     assert asked == [3]
