@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from whale_nebula.codec.way import AUTO, NONE, mirror_options, ways
+from whale_nebula.codec.encoding import AUTO, NONE, derive_encodings, mirror_options
 from whale_nebula.errors import OptionError
 from whale_nebula.runtime.length_choice import OpenChoices, choose_by_length
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
@@ -118,7 +118,7 @@ class LengthOptions:
         alike = [each for each in self.lengths if self._choose(each).text == options.text]
         parts = [f"{options.micro_batch} micro-batch{'es' * (options.micro_batch != 1)}"] * bool(options.micro_batch)
         if options.compress is not None:
-            there, back = map(str, ways(options.compress.options))
+            there, back = map(str, derive_encodings(options.compress.options))
             parts.append(f"codec {there}" + f" ({back} back)" * (there != back))
         numbers = ", ".join(map(str, alike))
         return StepOptions(

@@ -11,22 +11,22 @@ from whale_nebula.errors import OptionError, PlacementError
 from whale_nebula.feed.rows import sizes
 
 if TYPE_CHECKING:
-    from whale_nebula.capture.placed import Spot
+    from whale_nebula.capture.layer_placement import LayerPath
 
 
 Place = dict[str, str]
 """Regex of layer paths to cluster, for `nb.place`: the whole path must match."""
 
 
-def layers_in_sequence(model: Any) -> list[Spot]:
+def layers_in_sequence(model: Any) -> list[LayerPath]:
     """The direct layers of a model with their paths, without inputs, in the order in which they were added.
 
     In a Sequential or functional model this is the order of execution, and mostly in other models too; where it is not,
     planning reports which layer feeds an earlier one.
     """
-    from whale_nebula.capture.placed import spots  # imports TensorFlow, which a model has loaded
+    from whale_nebula.capture.layer_placement import list_layer_paths  # imports TensorFlow, which a model has loaded
 
-    layers = [spot for spot in spots(model) if spot.parent is model] if hasattr(model, "layers") else []
+    layers = [spot for spot in list_layer_paths(model) if spot.parent is model] if hasattr(model, "layers") else []
     if not layers:
         raise PlacementError(
             f"model {getattr(model, 'name', model)!r} has no layers to place",
@@ -111,9 +111,9 @@ def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
     return place_map(names, parts)
 
 
-def _groups(layers: Sequence[Spot]) -> list[list[Spot]]:
+def _groups(layers: Sequence[LayerPath]) -> list[list[LayerPath]]:
     """Each layer with parameters, together with the following layers without (at the start, the preceding ones)."""
-    groups: list[list[Spot]] = [[]]
+    groups: list[list[LayerPath]] = [[]]
     filled = False
     for spot in layers:
         weighs = _parameters(spot.layer) > 0

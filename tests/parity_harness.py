@@ -17,7 +17,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.tf import initial_values
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.keras_training import create_variables, lacks_variables, trains_as_keras
+from whale_nebula.tf.keras_training import create_variables, has_keras_train_step, lacks_optimizer_variables
 from whale_nebula.tf.patch import Patch
 
 
@@ -143,7 +143,7 @@ def _make_train_function(model: Any, force: bool = False) -> Any:
 
     def run(iterator: Any) -> Any:
         plain = isinstance(iterator, tf.data.Iterator) and isinstance(iterator.element_spec, tuple)
-        if plain and trains_as_keras(model) and lacks_variables(model):
+        if plain and has_keras_train_step(model) and lacks_optimizer_variables(model):
             creation = tf.function(lambda *data: create_variables(model, data), autograph=False)
             initial_values.trace_variables(creation, iterator.element_spec)
         return function(iterator)

@@ -19,8 +19,8 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import experiment
 import keras
-import story
 import tensorflow as tf
 from common import machine
 from rows import ROWS
@@ -28,10 +28,10 @@ from rows import ROWS
 import whale_nebula as nb
 from whale_nebula.models import text
 
-CHECKS, LOOKED_AT = 5, 128
+CHECKS, SCORED_PAIRS = 5, 128
 
 
-class Watch(keras.callbacks.Callback):
+class TranslationScorer(keras.callbacks.Callback):
     """Callback that sums up the bytes that crossed, and scores translations a few times during training."""
 
     def __init__(self, look: Any) -> None:
@@ -52,25 +52,25 @@ class Watch(keras.callbacks.Callback):
 
 def train(name: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     """Train, translate, score."""
-    row, setting = ROWS[name], story.setting(ROWS[name], asked.steps)
-    folder = story.folder_of(asked.kept, setting.pretrained)
+    row, setting = ROWS[name], experiment.setting(ROWS[name], asked.steps)
+    folder = experiment.folder_of(asked.kept, setting.pretrained)
     keras.utils.set_random_seed(seed)
-    corpus, words = story.read(asked.text, tuple(asked.languages), asked.test), story.tokenizers(folder)
-    rows = story.encoded(corpus.train.first(setting.pairs), words)
-    few = corpus.validation.first(LOOKED_AT)
-    held, tested = story.encoded(few, words), story.encoded(corpus.test, words)
-    model = story.translator(row, folder, setting)
-    epochs = 1 + setting.steps * story.BATCH // len(rows)
-    order = text.make_order(len(rows), batch=story.BATCH, seed=seed, epochs=epochs, lengths=rows.lengths)
-    greedy = story.search(row, model, words, width=1)
-    watch = Watch(lambda: text.bleu(story.translated(greedy, held, words), list(few.target)).value)
+    corpus, words = experiment.read(asked.text, tuple(asked.languages), asked.test), experiment.tokenizers(folder)
+    rows = experiment.encoded(corpus.train.first(setting.pairs), words)
+    few = corpus.validation.first(SCORED_PAIRS)
+    held, tested = experiment.encoded(few, words), experiment.encoded(corpus.test, words)
+    model = experiment.translator(row, folder, setting)
+    epochs = 1 + setting.steps * experiment.BATCH // len(rows)
+    order = text.make_order(len(rows), batch=experiment.BATCH, seed=seed, epochs=epochs, lengths=rows.lengths)
+    greedy = experiment.search(row, model, words, width=1)
+    watch = TranslationScorer(lambda: text.bleu(experiment.translated(greedy, held, words), list(few.target)).value)
     began = time.perf_counter()
-    data = story.batches(row, rows, order, words, seed)
+    data = experiment.batches(row, rows, order, words, seed)
     each = setting.steps // CHECKS
     model.fit(data, epochs=CHECKS, steps_per_epoch=each, shuffle=False, verbose=0, callbacks=[watch])
     trained = time.perf_counter() - began
-    found = story.translated(story.search(row, model, words), tested, words)
-    keep(asked.kept, name, seed, found)
+    found = experiment.translated(experiment.search(row, model, words), tested, words)
+    save_translations(asked.kept, name, seed, found)
     score = text.bleu(found, list(corpus.test.target))
     return {
         "row": name, "seed": seed, "steps": each * CHECKS, "bleu": round(score.value, 3), "signature": score.signature,
@@ -81,7 +81,7 @@ def train(name: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def keep(folder: Path, name: str, seed: int, found: list[str]) -> None:
+def save_translations(folder: Path, name: str, seed: int, found: list[str]) -> None:
     """Save the translations, for the bootstrap."""
     (folder / "found").mkdir(parents=True, exist_ok=True)
     (folder / "found" / f"{name}-{seed}.txt").write_text("\n".join(found) + "\n", "utf-8")
@@ -92,7 +92,7 @@ def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--text", type=Path, required=True, metavar="FOLDER", help="with train.fr[.gz] ...")
     parser.add_argument("--languages", nargs=2, default=["fr", "en"], metavar=("FROM", "TO"))
     parser.add_argument("--test", default="test_2016_flickr", help="the split to score with")
-    parser.add_argument("--steps", type=int, default=story.SETTING.steps)
+    parser.add_argument("--steps", type=int, default=experiment.SETTING.steps)
     parser.add_argument("--kept", type=Path, default=Path("build/abnet"), help="language models and translations")
     return parser
 

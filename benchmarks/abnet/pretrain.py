@@ -10,7 +10,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import story
+import experiment
 import tensorflow as tf
 from one import options
 
@@ -18,14 +18,14 @@ from one import options
 def main() -> int:
     """Pretrain and save."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("side", choices=story.SIDES)
-    parser.add_argument("pretrained", choices=story.PRETRAINED)
+    parser.add_argument("side", choices=experiment.SIDES)
+    parser.add_argument("pretrained", choices=experiment.PRETRAINED)
     asked = options(parser).parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    corpus = story.read(asked.text, tuple(asked.languages), asked.test)
-    folder = story.folder_of(asked.kept, asked.pretrained)
-    story.prepare(asked.side, corpus.alone[asked.side], folder, story.PRETRAINED[asked.pretrained])
+    corpus = experiment.read(asked.text, tuple(asked.languages), asked.test)
+    folder = experiment.folder_of(asked.kept, asked.pretrained)
+    experiment.prepare(asked.side, corpus.alone[asked.side], folder, experiment.PRETRAINED[asked.pretrained])
     return 0
 
 

@@ -20,12 +20,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import story
+import experiment
 from apart import one_thread, run_all, script
 from common import finished, machine, write
 from one import options
 from rows import ROWS
-from telling import differences, plot, table
+from tables import differences, plot, table
 from two_sites import FREE, run
 
 HERE = Path(__file__).resolve().parent
@@ -38,18 +38,18 @@ Found = dict[str, Any]
 
 
 # ---------------------------------------------------------------------- running
-def pretrained(asked: argparse.Namespace) -> None:
+def pretrain_models(asked: argparse.Namespace) -> None:
     """Pretrain the missing language models that the rows need, both sides at once."""
-    for name in sorted({story.setting(ROWS[row], asked.steps).pretrained for row in asked.row}):
-        command = [sys.executable, str(HERE / "pretrain.py"), *told(asked)]
-        folder = story.folder_of(asked.kept, name)
-        sides = [side for side in story.SIDES if not (folder / side / "config.json").exists()]
+    for name in sorted({experiment.setting(ROWS[row], asked.steps).pretrained for row in asked.row}):
+        command = [sys.executable, str(HERE / "pretrain.py"), *shared_options(asked)]
+        folder = experiment.folder_of(asked.kept, name)
+        sides = [side for side in experiment.SIDES if not (folder / side / "config.json").exists()]
         running = [subprocess.Popen([*command, side, name], env=one_thread()) for side in sides]
         if any(process.wait() for process in running):
             raise SystemExit("a language model could not be pretrained")
 
 
-def told(asked: argparse.Namespace) -> list[str]:
+def shared_options(asked: argparse.Namespace) -> list[str]:
     """The options that all parts share."""
     words = ["--text", str(asked.text.resolve()), "--languages", *asked.languages, "--test", asked.test]
     return [*words, "--kept", str(asked.kept.resolve())]
@@ -59,15 +59,15 @@ def run_rows(asked: argparse.Namespace) -> None:
     """Run the missing rows, several at a time."""
     done = {(each["row"], each["seed"]) for each in finished(RESULTS)}
     pairs = [(name, seed) for seed in asked.seed for name in asked.row if seed in ROWS[name].seeds]
-    words = ["--steps", asked.steps, *told(asked)]
+    words = ["--steps", asked.steps, *shared_options(asked)]
 
     def start(pair: tuple[str, int]) -> subprocess.Popen[str]:
         return script([HERE / "one.py", *pair, *words])
 
-    run_all([pair for pair in pairs if pair not in done], start, taken_down, jobs=asked.jobs, limit=LIMIT)
+    run_all([pair for pair in pairs if pair not in done], start, record_result, jobs=asked.jobs, limit=LIMIT)
 
 
-def taken_down(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
+def record_result(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
     """Keep the result of a run."""
     out, _ = process.communicate()
     if process.returncode:
@@ -80,9 +80,9 @@ def taken_down(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
 
 
 # ---------------------------------------------------------------------- timing
-def timed(name: str, line: tuple[str, str], asked: argparse.Namespace, folder: Path, steps: int) -> Found:
+def time_steps(name: str, line: tuple[str, str], asked: argparse.Namespace, folder: Path, steps: int) -> Found:
     """Time some steps of a row in two sites."""
-    script = [str(HERE / "site.py"), name, "--timed", str(steps), *told(asked)]
+    script = [str(HERE / "site.py"), name, "--timed", str(steps), *shared_options(asked)]
     told_of = {} if line == FREE else {"rate": line[0], "delay": line[1]}
     link = {"between": ["source", "target"], **told_of}
     sites, _ = run(line, script, folder, names=("source", "target"), links=[link])
@@ -101,13 +101,13 @@ def run_times(asked: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "free" not in kept:
-            kept["free"] = timed("none", FREE, asked, folder, TIMED_STEPS)
+            kept["free"] = time_steps("none", FREE, asked, folder, TIMED_STEPS)
         most = max(kept["free"]["links"].values())
         rate = 8 * most / (LINK_TO_COMPUTE * kept["free"]["step"])
         kept["line"] = [f"{rate / 1e3:.0f}kbit", "20ms"]
         for row in TIMED:
             if row not in kept:
-                kept[row] = timed(row, tuple(kept["line"]), asked, folder, TIMED_STEPS)
+                kept[row] = time_steps(row, tuple(kept["line"]), asked, folder, TIMED_STEPS)
                 print(row, kept[row], flush=True)
                 TIMES.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
 
@@ -123,7 +123,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="run nothing")
     asked = parser.parse_args()
     if not asked.table:
-        pretrained(asked)
+        pretrain_models(asked)
         run_rows(asked)
         if asked.time:
             run_times(asked)

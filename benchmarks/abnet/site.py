@@ -16,8 +16,8 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import experiment
 import keras
-import story
 import tensorflow as tf
 from one import options
 from rows import ROWS
@@ -45,7 +45,7 @@ class Timer(keras.callbacks.Callback):
         self.computes.append(sum(stage.compute_seconds or 0.0 for stage in report.stages.values()))
 
 
-def alike(batches: Iterable[Any]) -> list[Any]:
+def select_most_common(batches: Iterable[Any]) -> list[Any]:
     """The batches with the most common length of sentences, whose steps send the same bytes and can be predicted."""
     every = list(batches)
     sizes = [tuple(tuple(tensor.shape) for tensor in tf.nest.flatten(batch)) for batch in every]
@@ -62,14 +62,14 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     keras.utils.set_random_seed(1)
-    setting = story.setting(ROWS[asked.row], asked.steps)
-    folder = story.folder_of(asked.kept, setting.pretrained)
-    corpus, words = story.read(asked.text, tuple(asked.languages), asked.test), story.tokenizers(folder)
-    rows = story.encoded(corpus.train.first(setting.pairs), words)
-    model = story.translator(ROWS[asked.row], folder, setting, micro_batches=MICRO_BATCHES)
+    setting = experiment.setting(ROWS[asked.row], asked.steps)
+    folder = experiment.folder_of(asked.kept, setting.pretrained)
+    corpus, words = experiment.read(asked.text, tuple(asked.languages), asked.test), experiment.tokenizers(folder)
+    rows = experiment.encoded(corpus.train.first(setting.pairs), words)
+    model = experiment.translator(ROWS[asked.row], folder, setting, micro_batches=MICRO_BATCHES)
     order = text.make_order(len(rows), batch=BATCH, seed=1, lengths=rows.lengths)
     timer = Timer()
-    data = alike(story.batches(ROWS[asked.row], rows, order, words, 1))
+    data = select_most_common(experiment.batches(ROWS[asked.row], rows, order, words, 1))
     steps = {"epochs": 1, "steps_per_epoch": asked.timed, "shuffle": False, "verbose": 0}
     model.fit((batch for batch in itertools.cycle(data)), **steps, callbacks=[timer])
     report = nb.last_report()

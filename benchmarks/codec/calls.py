@@ -27,7 +27,7 @@ DIMS, TIMES = (32, 64), 200
 CODECS = ("fp16", "bf16", "int8", "int4", "rank(8)", "rank(8) >> int8", "svd(0.5) >> fp16", "topk(0.1) >> int8")
 
 
-def taken(run: Callable[[], Any]) -> float:
+def measure_call(run: Callable[[], Any]) -> float:
     """Average milliseconds of computing, which are independent of other programs."""
     run()
     began = time.process_time()
@@ -36,15 +36,15 @@ def taken(run: Callable[[], Any]) -> float:
     return 1e3 * (time.process_time() - began) / TIMES
 
 
-def of(text: str) -> tuple[float, float]:
+def measure_codec(text: str) -> tuple[float, float]:
     """Milliseconds to encode and to decode a small tensor."""
     codec, x = parse(text), tf.constant(np.random.default_rng(0).standard_normal(DIMS, "float32"))
     structure = codec.structure
     state = None if structure is None else structure.init(DIMS)
     state = None if structure is None else structure.refresh(state, x, 0)[0]
     data = codec.compress(x, state).data
-    there = taken(lambda: codec.compress(x, state))
-    return there, taken(lambda: codec.restore(data, DIMS, "float32", state))
+    there = measure_call(lambda: codec.compress(x, state))
+    return there, measure_call(lambda: codec.restore(data, DIMS, "float32", state))
 
 
 def main() -> None:
@@ -52,12 +52,12 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     for text in CODECS:
-        encode, decode = of(text)
+        encode, decode = measure_codec(text)
         print(f"{text:20} encode {encode:.2f} ms, decode {decode:.2f} ms")
     numbers = np.random.default_rng(0).integers(0, 30000, 2**20)
     packed = packing.pack(numbers)
-    there = taken(lambda: packing.pack(numbers))
-    back = taken(lambda: packing.unpack(packed, "int64", numbers.shape))
+    there = measure_call(lambda: packing.pack(numbers))
+    back = measure_call(lambda: packing.unpack(packed, "int64", numbers.shape))
     print(f"whole numbers: encode {1e6 * there / numbers.size:.1f} ns each, decode {1e6 * back / numbers.size:.1f} ns")
 
 

@@ -31,9 +31,9 @@ from whale_nebula.codec import low_rank as lowrank
 from whale_nebula.codec.blocks import dequantise, quantise
 
 ROWS, COLUMNS = 8192, 768
-OUTLIERS, TIMES, UNEVEN = 12, 6.0, 0.4
+OUTLIERS, TIMES, NORM_SPREAD = 12, 6.0, 0.4
 """So many channels are so many times the others; rows differ in norm (this is the spread of the norms' logarithm)."""
-OTHERS = {"no outliers": (0, 1.0), "4 channels x 12": (4, 12.0), "8 channels x 20": (8, 20.0)}
+OTHER_DATA = {"no outliers": (0, 1.0), "4 channels x 12": (4, 12.0), "8 channels x 20": (8, 20.0)}
 KEY = np.array([1, 2], np.uint32)
 
 
@@ -52,10 +52,10 @@ def data(rows: int, channels: int = OUTLIERS, times: float = TIMES) -> np.ndarra
     draw = np.random.default_rng(0)
     x = draw.standard_normal((rows, COLUMNS), "float32")
     x[:, draw.choice(COLUMNS, channels, replace=False)] *= np.float32(times)
-    return x * np.exp(UNEVEN * draw.standard_normal((rows, 1), "float32"))
+    return x * np.exp(NORM_SPREAD * draw.standard_normal((rows, 1), "float32"))
 
 
-def blocks(name: str, bits: int, block: int, *bars: float | None, key: Any = None) -> Row:
+def make_block_row(name: str, bits: int, block: int, *bars: float | None, key: Any = None) -> Row:
     """Block-wise integers."""
 
     def decode(sent: Any) -> Any:
@@ -65,7 +65,7 @@ def blocks(name: str, bits: int, block: int, *bars: float | None, key: Any = Non
     return Row(name, lambda x: quantise(x, bits=bits, block=block, key=key), decode, *bars)
 
 
-def whole(bits: int, x: np.ndarray) -> Row:
+def make_single_scale_row(bits: int, x: np.ndarray) -> Row:
     """Integers with one scale for the tensor, as in the papers: one row of one block."""
 
     def decode(sent: Any) -> Any:
@@ -76,9 +76,9 @@ def whole(bits: int, x: np.ndarray) -> Row:
     return Row(name, lambda t: quantise(tf.reshape(t, [1, -1]), bits=bits, block=x.size), decode)
 
 
-def low_rank(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Row:
+def make_low_rank_row(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Row:
     """The papers' SVD, whose optimal error is known."""
-    k = lowrank.rank_of(*x.shape, ratio)
+    k = lowrank.largest_rank(*x.shape, ratio)
     return Row(
         f"svd({ratio}), rank {k}",
         lambda x: lowrank.factor(x, k),
@@ -88,23 +88,23 @@ def low_rank(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Ro
     )
 
 
-def shared(r: int, x: np.ndarray) -> Row:
+def make_shared_basis_row(r: int, x: np.ndarray) -> Row:
     """Coordinates in a basis that both sides hold."""
-    q = tf.constant(lowrank.first(lowrank.gram_of(x).numpy(), r))
+    q = tf.constant(lowrank.initial_basis(lowrank.compute_gram(x).numpy(), r))
     return Row(f"rank({r}), shared", lambda x: lowrank.project(x, q), lambda z: lowrank.expand(z, q), None, 1 / 25)
 
 
-def renewal(r: int, x: np.ndarray) -> Row:
+def make_renewal_row(r: int, x: np.ndarray) -> Row:
     """The producer's additional work once in 50 steps; only the basis crosses."""
-    last = lowrank.first(lowrank.gram_of(x).numpy(), r)
+    last = lowrank.initial_basis(lowrank.compute_gram(x).numpy(), r)
 
     def encode(x: Any) -> Any:
-        return lowrank.renew_basis(lowrank.gram_of(x, rows=1024).numpy(), last)
+        return lowrank.renew_basis(lowrank.compute_gram(x, rows=1024).numpy(), last)
 
     return Row(f"rank({r}), renewing the basis", encode, lambda sent: None)
 
 
-def largest(fraction: float) -> Row:
+def make_top_k_row(fraction: float) -> Row:
     """The largest numbers of each row, with their positions."""
     k = lowrank.kept_count(COLUMNS, fraction)
 
@@ -120,15 +120,15 @@ def largest(fraction: float) -> Row:
     return Row(f"topk({fraction})", encode, decode)
 
 
-def coded(bits: float, count: int) -> Row:
+def make_coded_row(bits: float, count: int) -> Row:
     """Entropy coding at a number of bits a number."""
     chosen = Coded(bits)
     return Row(str(chosen), chosen.encode, lambda sent: chosen.decode(sent, (count, COLUMNS), "float32"))
 
 
-def on_axes(bits: float, x: np.ndarray) -> Row:
+def make_axes_row(bits: float, x: np.ndarray) -> Row:
     """The same on the tensor's principal axes."""
-    q, alone = tf.constant(axes.make_axes(axes.gram_of(x).numpy()).axes), coded(bits, len(x))
+    q, alone = tf.constant(axes.make_axes(axes.compute_row_gram(x).numpy()).axes), make_coded_row(bits, len(x))
     return Row(
         f"axes, {alone.name}",
         lambda x: alone.encode(lowrank.project(x, q)),
@@ -136,36 +136,36 @@ def on_axes(bits: float, x: np.ndarray) -> Row:
     )
 
 
-def rows(x: np.ndarray, optimal: Callable[[int], float]) -> list[Row]:
+def make_rows(x: np.ndarray, optimal: Callable[[int], float]) -> list[Row]:
     """All measured codecs."""
     return [
         Row("fp16", rounding.to_fp16, lambda sent: rounding.restore(sent, "float32")),
         Row("bf16", rounding.to_bf16, lambda sent: rounding.restore(sent, "float32")),
-        blocks("int8, block 64", 8, 64, 0.013, 1 / 25),
-        blocks("int8, block 64, by chance", 8, 64, None, 1 / 10, key=tf.constant(KEY)),
-        blocks("int8, block 32", 8, 32),
-        blocks("int8, block 128", 8, 128),
-        whole(8, x),
-        blocks("int4, block 32", 4, 32, 0.15, 1 / 10),
-        blocks("int4, block 32, by chance", 4, 32, None, 1 / 10, key=tf.constant(KEY)),
-        blocks("int4, block 64", 4, 64),
-        whole(4, x),
-        *(low_rank(ratio, x, optimal) for ratio in (0.6, 0.2)),
-        shared(96, x),
-        renewal(96, x),
-        largest(0.1),
-        coded(2, len(x)),
-        on_axes(2, x),
+        make_block_row("int8, block 64", 8, 64, 0.013, 1 / 25),
+        make_block_row("int8, block 64, by chance", 8, 64, None, 1 / 10, key=tf.constant(KEY)),
+        make_block_row("int8, block 32", 8, 32),
+        make_block_row("int8, block 128", 8, 128),
+        make_single_scale_row(8, x),
+        make_block_row("int4, block 32", 4, 32, 0.15, 1 / 10),
+        make_block_row("int4, block 32, by chance", 4, 32, None, 1 / 10, key=tf.constant(KEY)),
+        make_block_row("int4, block 64", 4, 64),
+        make_single_scale_row(4, x),
+        *(make_low_rank_row(ratio, x, optimal) for ratio in (0.6, 0.2)),
+        make_shared_basis_row(96, x),
+        make_renewal_row(96, x),
+        make_top_k_row(0.1),
+        make_coded_row(2, len(x)),
+        make_axes_row(2, x),
     ]
 
 
-def of_optimum(x: np.ndarray) -> Callable[[int], float]:
+def compute_optimal_errors(x: np.ndarray) -> Callable[[int], float]:
     """The error of the best matrix of each rank."""
     energy = np.linalg.svd(x.astype("float64"), compute_uv=False) ** 2
     return lambda k: float(np.sqrt(energy[k:].sum() / energy.sum()))
 
 
-def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+def measure_seconds(run: Callable[[], Any]) -> tuple[float, Any]:
     """Seconds until the result is in memory, and the result."""
     began = time.perf_counter()
     result = run()
@@ -175,7 +175,7 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def sizes(sent: Any) -> int:
+def count_bytes(sent: Any) -> int:
     """The bytes that would cross."""
     return sum(np.asarray(each).nbytes for each in (sent if isinstance(sent, tuple) else (sent,)))
 
@@ -190,22 +190,22 @@ def measure(x: np.ndarray, chosen: list[Row], rounds: int) -> tuple[list[dict[st
     tensor = tf.constant(x)
     found = []
     for row in chosen:
-        once, sent = timed(lambda row=row: row.encode(tensor))
-        more, back = timed(lambda row=row, sent=sent: row.decode(sent))
-        share = sizes(sent) / x.nbytes
+        once, sent = measure_seconds(lambda row=row: row.encode(tensor))
+        more, back = measure_seconds(lambda row=row, sent=sent: row.decode(sent))
+        share = count_bytes(sent) / x.nbytes
         found.append({"codec": row.name, "bytes": share, "error": error(x, back), "first": once + more, "shares": []})
     svds = []
     for _ in range(rounds):
-        svds.append(timed(lambda: tf.linalg.svd(tensor))[0])
+        svds.append(measure_seconds(lambda: tf.linalg.svd(tensor))[0])
         for row, kept in zip(chosen, found, strict=True):
-            encoding, sent = timed(lambda row=row: row.encode(tensor))
-            decoding, _ = timed(lambda row=row, sent=sent: row.decode(sent))
+            encoding, sent = measure_seconds(lambda row=row: row.encode(tensor))
+            decoding, _ = measure_seconds(lambda row=row, sent=sent: row.decode(sent))
             kept["shares"].append([encoding / svds[-1], decoding / svds[-1]])
         print("round", len(svds), f"one SVD {svds[-1]:.2f} s", flush=True)
     return found, svds
 
 
-def shown(row: Row, kept: dict[str, Any]) -> list[object]:
+def format_row(row: Row, kept: dict[str, Any]) -> list[object]:
     """A line of the table."""
     encode, decode = (statistics.median(each) for each in zip(*kept["shares"], strict=True))
     value = kept["error"]
@@ -218,13 +218,13 @@ def shown(row: Row, kept: dict[str, Any]) -> list[object]:
     return [row.name, f"{kept['bytes']:.4f}", lost, bars[1], cost, bars[0], words, f"{kept['first']:.2f}"]
 
 
-def elsewhere(count: int) -> list[list[object]]:
+def measure_other_data(count: int) -> list[list[object]]:
     """Lines of the errors of the two main codecs on other data, as block errors depend on outliers."""
     lines = []
-    for name, (channels, times) in OTHERS.items():
+    for name, (channels, times) in OTHER_DATA.items():
         x = data(count, channels, times)
         for bits, block in ((8, 64), (4, 32)):
-            row = blocks(f"int{bits}, block {block}: {name}", bits, block)
+            row = make_block_row(f"int{bits}, block {block}: {name}", bits, block)
             lines.append([row.name, "", f"{error(x, row.decode(row.encode(tf.constant(x)))):.4f}", *[""] * 5])
     return lines
 
@@ -250,10 +250,10 @@ def main() -> int:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     about = machine()
     x = data(ROWS // 8 if options.quick else ROWS)
-    chosen = rows(x, of_optimum(x))
+    chosen = make_rows(x, compute_optimal_errors(x))
     found, svds = measure(x, chosen, 1 if options.quick else options.rounds)
-    table = [shown(row, kept) for row, kept in zip(chosen, found, strict=True)]
-    table += elsewhere(len(x))
+    table = [format_row(row, kept) for row, kept in zip(chosen, found, strict=True)]
+    table += measure_other_data(len(x))
     for line in [HEAD, *table]:
         print(*line, sep=" | ")
     if not options.quick:

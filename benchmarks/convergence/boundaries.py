@@ -32,7 +32,7 @@ CODECS: dict[str, dict[str, Any] | None] = {
     "axes-32-mask": {"codec": "axes >> coded(1.25)", "backward": "axes >> coded(1.25)", "mask": "x/marks"},
 }  # fmt: skip
 
-SAID = {
+LABELS = {
     "none": "nothing",
     "paper": "FP16(SVD(0.6)), int8 back: the paper's",
     "int8": "int8",

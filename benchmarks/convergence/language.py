@@ -16,33 +16,33 @@ PAD, START, TOPIC = 0, 1, 2
 TOPICS, WORDS, LONGEST, SHORTEST = 2, 32, 12, 4
 _FIRST = TOPIC + TOPICS
 VOCABULARY = _FIRST + WORDS
-_ADJECTIVES, _DENYING = WORDS // 3, WORDS // 8
+_ADJECTIVES, _NEGATIONS = WORDS // 3, WORDS // 8
 
 
 class Pairs(NamedTuple):
     """Sentences of one language, the decoder's input of the other, and its targets."""
 
     source: np.ndarray
-    shown: np.ndarray
-    said: np.ndarray
+    decoder_input: np.ndarray
+    target: np.ndarray
 
     @property
     def marks(self) -> np.ndarray:
         """The mask of words in the sentences."""
         return self.source != PAD
 
-    def of(self, which: np.ndarray | slice) -> Pairs:
+    def select(self, which: np.ndarray | slice) -> Pairs:
         """A selection of pairs."""
         return Pairs(*(part[which] for part in self))
 
 
-def pairs(count: int, seed: int) -> Pairs:
+def make_pairs(count: int, seed: int) -> Pairs:
     """Sentences with their translations; the dictionaries are the same for every seed."""
     draw = np.random.default_rng(seed)
-    both = [_pair(draw) for _ in range(count)]
-    source, said = (np.stack(side).astype("int32") for side in zip(*both, strict=True))
-    shown = np.concatenate([np.full((count, 1), START, "int32"), said[:, :-1]], axis=1)
-    return Pairs(source, shown, said)
+    both = [_draw_pair(draw) for _ in range(count)]
+    source, target = (np.stack(side).astype("int32") for side in zip(*both, strict=True))
+    decoder_input = np.concatenate([np.full((count, 1), START, "int32"), target[:, :-1]], axis=1)
+    return Pairs(source, decoder_input, target)
 
 
 def _dictionaries() -> np.ndarray:
@@ -51,20 +51,20 @@ def _dictionaries() -> np.ndarray:
     return np.stack([[draw.permutation(WORDS) for _ in range(2)] for _ in range(TOPICS)])
 
 
-_MEANS = _dictionaries()
+_TRANSLATIONS = _dictionaries()
 
 
-def _pair(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _draw_pair(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     topic = int(draw.integers(TOPICS))
     words = draw.integers(WORDS, size=int(draw.integers(SHORTEST, LONGEST)))
-    denied = np.concatenate([[False], words[:-1] >= WORDS - _DENYING])
-    said = _MEANS[topic, denied.astype(int), words] + _FIRST
-    return _padded([TOPIC + topic, *(words + _FIRST)]), _padded(_turned(words, list(said)))
+    negated = np.concatenate([[False], words[:-1] >= WORDS - _NEGATIONS])
+    target = _TRANSLATIONS[topic, negated.astype(int), words] + _FIRST
+    return _pad([TOPIC + topic, *(words + _FIRST)]), _pad(_swap_adjectives(words, list(target)))
 
 
-def _turned(words: np.ndarray, said: list[int]) -> list[int]:
+def _swap_adjectives(words: np.ndarray, target: list[int]) -> list[int]:
     """Swap each adjective with the noun behind it."""
-    made, at = list(said), 0
+    made, at = list(target), 0
     while at + 1 < len(words):
         swap = words[at] < _ADJECTIVES <= words[at + 1]
         if swap:
@@ -73,7 +73,7 @@ def _turned(words: np.ndarray, said: list[int]) -> list[int]:
     return made
 
 
-def _padded(tokens: list[int]) -> np.ndarray:
+def _pad(tokens: list[int]) -> np.ndarray:
     row = np.full(LONGEST, PAD, "int32")
     row[: len(tokens)] = tokens
     return row

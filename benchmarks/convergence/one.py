@@ -23,30 +23,30 @@ import numpy as np
 import tensorflow as tf
 from boundaries import CODECS
 from common import machine
-from language import LONGEST, PAD, Pairs, pairs
+from language import LONGEST, PAD, Pairs, make_pairs
 from translator import WIDTH, translator
 
 import whale_nebula as nb
 
 PAIRS, HELD_OUT, BATCH = 12_800, 256, 32
-RATE, SMOOTH, EVERY = 2e-3, 0.95, 25
-ENOUGH, STEPS, SECONDS = 0.1, 3000, 240.0
+RATE, SMOOTHING, VALIDATION_INTERVAL = 2e-3, 0.95, 25
+LOSS_LIMIT, STEPS, SECONDS = 0.1, 3000, 240.0
 """A run ends below this loss, after so many steps, or when it has used so many seconds of its core."""
-RAW = BATCH * LONGEST * WIDTH * 4
+RAW_BYTES = BATCH * LONGEST * WIDTH * 4
 """Bytes of the boundary's tensor, and of its gradient, where nothing makes them small."""
 
 
-def leaves(given: Pairs, ids: np.ndarray) -> dict[str, np.ndarray]:
+def make_inputs(given: Pairs, ids: np.ndarray) -> dict[str, np.ndarray]:
     """The model's inputs."""
-    return {"source": given.source, "shown": given.shown, "marks": given.marks, "ids": ids.astype("int64")}
+    return {"source": given.source, "shown": given.decoder_input, "marks": given.marks, "ids": ids.astype("int64")}
 
 
 def weights(given: Pairs) -> np.ndarray:
     """Sample weights: 0 for padding."""
-    return (given.said != PAD).astype("float32")
+    return (given.target != PAD).astype("float32")
 
 
-def model(codec: str) -> keras.Model:
+def build_model(codec: str) -> keras.Model:
     """The compiled translator."""
     made = translator(CODECS[codec])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
@@ -65,7 +65,7 @@ def batches(data: Pairs, seed: int) -> Iterator[np.ndarray]:
 def validation(made: keras.Model, held: Pairs) -> float:
     """The loss on held-out sentences, with the codec on."""
     ids = -1 - np.arange(len(held.source))
-    found = float(made.test_on_batch(leaves(held, ids), held.said, sample_weight=weights(held)))
+    found = float(made.test_on_batch(make_inputs(held, ids), held.target, sample_weight=weights(held)))
     made.reset_metrics()
     return found
 
@@ -73,7 +73,7 @@ def validation(made: keras.Model, held: Pairs) -> float:
 def train(codec: str, seed: int, most: int = STEPS) -> dict[str, Any]:
     """Steps, losses, bytes each way, seconds."""
     keras.utils.set_random_seed(seed)
-    data, held, made = pairs(PAIRS, 1), pairs(HELD_OUT, 999), model(codec)
+    data, held, made = make_pairs(PAIRS, 1), make_pairs(HELD_OUT, 999), build_model(codec)
     curve: list[list[float]] = []
     taken: list[float] = []
     there = back = 0
@@ -81,22 +81,22 @@ def train(codec: str, seed: int, most: int = STEPS) -> dict[str, Any]:
     began, spent = time.perf_counter(), time.process_time()
     for step, which in enumerate(batches(data, seed), 1):
         start = time.process_time()  # of this thread, independent of other programs
-        some = data.of(which)
-        loss = float(made.train_on_batch(leaves(some, which), some.said, sample_weight=weights(some)))
+        some = data.select(which)
+        loss = float(made.train_on_batch(make_inputs(some, which), some.target, sample_weight=weights(some)))
         made.reset_metrics()
         taken.append(time.process_time() - start)
-        smoothed = loss if step == 1 else SMOOTH * smoothed + (1 - SMOOTH) * loss
+        smoothed = loss if step == 1 else SMOOTHING * smoothed + (1 - SMOOTHING) * loss
         links = nb.last_report().links
         there, back = there + links["left->right"].bytes, back + links["right->left"].bytes
-        if step % EVERY == 0:
+        if step % VALIDATION_INTERVAL == 0:
             curve.append([step, round(smoothed, 4), round(validation(made, held), 4), there, back])
-            if max(curve[-1][1:3]) < ENOUGH or step >= most or time.process_time() - spent > SECONDS:
+            if max(curve[-1][1:3]) < LOSS_LIMIT or step >= most or time.process_time() - spent > SECONDS:
                 break
     return {
         "codec": codec,
         "seed": seed,
         "steps": step,
-        "raw_bytes": RAW,
+        "raw_bytes": RAW_BYTES,
         "step_seconds": round(statistics.median(taken), 4),
         "seconds": round(time.perf_counter() - began, 1),
         "curve": curve,

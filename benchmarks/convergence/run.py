@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from apart import run_all, script
-from boundaries import CODECS, SAID
+from boundaries import CODECS, LABELS
 from common import finished, picture, write
 
 HERE = Path(__file__).resolve().parent
@@ -51,14 +51,14 @@ def run_missing(wanted: Sequence[tuple[str, int]], path: Path, jobs: int, steps:
         known = pair[0] not in unknown
         return script([HERE / "one.py", *pair, *steps], stderr=subprocess.PIPE) if known else None
 
-    def ended(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
-        if not taken_down(pair, process, path):
+    def handle_end(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
+        if not record_result(pair, process, path):
             unknown.add(pair[0])
 
-    run_all([pair for pair in wanted if pair not in done], start, ended, jobs=jobs, limit=LIMIT)
+    run_all([pair for pair in wanted if pair not in done], start, handle_end, jobs=jobs, limit=LIMIT)
 
 
-def taken_down(pair: tuple[str, int], process: subprocess.Popen[str], path: Path) -> bool:
+def record_result(pair: tuple[str, int], process: subprocess.Popen[str], path: Path) -> bool:
     """Write the result of a run; returns whether its codec can be run at all."""
     out, err = process.communicate()
     if process.returncode == 0:
@@ -75,45 +75,45 @@ def taken_down(pair: tuple[str, int], process: subprocess.Popen[str], path: Path
 
 
 # ---------------------------------------------------------------------- telling
-def steps_to(run: Run, loss: float) -> list[float] | None:
+def find_point_below(run: Run, loss: float) -> list[float] | None:
     """The position in a run's curve from which both its losses, of training and of validation, are below `loss`."""
     return next((point for point in run["curve"] if max(point[1:3]) <= loss), None)
 
 
-def row(codec: str, runs: Sequence[Run], plain: Sequence[Run]) -> list[object]:
+def make_row(codec: str, runs: Sequence[Run], plain: Sequence[Run]) -> list[object]:
     """A line of the table."""
     own = [run for run in runs if run["codec"] == codec]
-    cells: list[object] = [SAID[codec], *fewer(own)]
+    cells: list[object] = [LABELS[codec], *compute_ratios(own)]
     for loss in LOSSES:
-        cells += [many(own, loss), beside(own, plain, loss)]
-    held = [8 * max(point[3:5]) / LINE for run in own if (point := steps_to(run, LOSSES[-1]))]
+        cells += [format_steps(own, loss), compare_steps(own, plain, loss)]
+    held = [8 * max(point[3:5]) / LINE for run in own if (point := find_point_below(run, LOSSES[-1]))]
     step = statistics.median(run["step_seconds"] for run in own)
     return [*cells, f"{statistics.mean(held):.0f}" if len(held) == len(own) else "", f"{1e3 * step:.0f}"]
 
 
-def fewer(runs: Sequence[Run]) -> list[str]:
+def compute_ratios(runs: Sequence[Run]) -> list[str]:
     """The compression ratios in both directions, with headers."""
     last = [(run["curve"][-1], run["steps"] * run["raw_bytes"]) for run in runs]
     return [f"{statistics.mean(raw / point[way] for point, raw in last):.1f}" for way in (3, 4)]
 
 
-def many(runs: Sequence[Run], loss: float) -> str:
+def format_steps(runs: Sequence[Run], loss: float) -> str:
     """Steps to a loss, seed by seed."""
-    points = [(run["seed"], steps_to(run, loss), run["steps"]) for run in runs]
+    points = [(run["seed"], find_point_below(run, loss), run["steps"]) for run in runs]
     return " ".join(f"{point[0]}" if point else f">{steps}" for _, point, steps in sorted(points, key=lambda x: x[0]))
 
 
-def beside(runs: Sequence[Run], plain: Sequence[Run], loss: float) -> str:
+def compare_steps(runs: Sequence[Run], plain: Sequence[Run], loss: float) -> str:
     """The mean number of steps relative to the same seeds without a codec, in per cent."""
-    other = {run["seed"]: steps_to(run, loss) for run in plain}
-    pairs = [(steps_to(run, loss), other.get(run["seed"])) for run in runs]
+    other = {run["seed"]: find_point_below(run, loss) for run in plain}
+    pairs = [(find_point_below(run, loss), other.get(run["seed"])) for run in runs]
     if not pairs or any(own is None or reference is None for own, reference in pairs):
         return ""
     taken = sum(own[0] for own, _ in pairs if own) / sum(reference[0] for _, reference in pairs if reference)
     return f"{100 * (taken - 1):+.0f} %"
 
 
-def table(runs: Sequence[Run]) -> list[list[object]]:
+def make_table(runs: Sequence[Run]) -> list[list[object]]:
     """The table's head and lines."""
     head: list[object] = ["what crosses as", "fewer bytes there", "and back"]
     for loss in LOSSES:
@@ -121,7 +121,7 @@ def table(runs: Sequence[Run]) -> list[list[object]]:
     head += [f"seconds of a line of {LINE / 1e6:.0f} Mbit/s to {LOSSES[-1]}", "ms of a core a step"]
     plain = [run for run in runs if run["codec"] == "none"]
     known = [codec for codec in CODECS if any(run["codec"] == codec for run in runs)]
-    return [head, *(row(codec, runs, plain) for codec in known)]
+    return [head, *(make_row(codec, runs, plain) for codec in known)]
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
@@ -133,7 +133,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
     with picture(path, size=(9, 5)) as (axes,):
         for run in runs:
             steps, losses = zip(*((point[0], point[2]) for point in run["curve"]), strict=True)
-            label = SAID[run["codec"]] if run["seed"] == SEEDS[0] else None
+            label = LABELS[run["codec"]] if run["seed"] == SEEDS[0] else None
             axes.plot(steps, losses, color=colors[run["codec"]], label=label, linewidth=1)
         axes.set(yscale="log", xlabel="step", ylabel="validation loss")
 
@@ -160,7 +160,7 @@ def main() -> int:
     runs = finished(options.results)
     if not runs:
         return 1
-    lines = table(runs)
+    lines = make_table(runs)
     for line in lines:
         print(*line, sep=" | ")
     plot(runs, HERE / "curves.svg")

@@ -13,12 +13,12 @@ import whale_nebula as nb
 WIDTH, HEADS, LAYERS = 128, 4, 2
 
 
-def _embedded(tokens: Any, name: str) -> Any:
+def _embed(tokens: Any, name: str) -> Any:
     words = keras.layers.Embedding(VOCABULARY, WIDTH, name=f"{name}_words")(tokens)
     return Positions(name=f"{name}_positions")(words)
 
 
-def _waves(shape: Any, dtype: Any = None) -> np.ndarray:
+def _make_sinusoids(shape: Any, dtype: Any = None) -> np.ndarray:
     """Sinusoidal initial positions: neighbours are similar from the first step on."""
     speeds = 100.0 ** -(np.arange(shape[1] // 2) / (shape[1] // 2))
     angles = np.arange(shape[0])[:, None] * speeds
@@ -31,21 +31,21 @@ class Positions(keras.layers.Layer):
 
     def build(self, shape: Any) -> None:
         """Create a row for each position."""
-        self.table = self.add_weight(shape=(LONGEST, shape[-1]), initializer=_waves, name="table")
+        self.table = self.add_weight(shape=(LONGEST, shape[-1]), initializer=_make_sinusoids, name="table")
 
     def call(self, hidden: Any) -> Any:
         """Add the positions, the same for every sentence."""
         return hidden + self.table
 
 
-def _attended(hidden: Any, name: str, *, to: Any = None, marks: Any = None, causal: bool = False) -> Any:
+def _attend(hidden: Any, name: str, *, to: Any = None, marks: Any = None, causal: bool = False) -> Any:
     normal = keras.layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm")(hidden)
     attention = keras.layers.MultiHeadAttention(HEADS, WIDTH // HEADS, name=name)
     read = normal if to is None else to
     return hidden + attention(normal, read, attention_mask=marks, use_causal_mask=causal)
 
 
-def _worked(hidden: Any, name: str) -> Any:
+def _feed_forward(hidden: Any, name: str) -> Any:
     normal = keras.layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm")(hidden)
     wide = keras.layers.Dense(2 * WIDTH, activation="gelu", name=f"{name}_wide")(normal)
     return hidden + keras.layers.Dense(WIDTH, name=f"{name}_narrow")(wide)
@@ -53,21 +53,21 @@ def _worked(hidden: Any, name: str) -> Any:
 
 def encoder(source: Any, marks: Any) -> Any:
     """The encoding of a sentence, word by word."""
-    hidden = _embedded(source, "source")
+    hidden = _embed(source, "source")
     for layer in range(LAYERS):
-        hidden = _attended(hidden, f"encoder{layer}_attention", marks=marks)
-        hidden = _worked(hidden, f"encoder{layer}_inner")
+        hidden = _attend(hidden, f"encoder{layer}_attention", marks=marks)
+        hidden = _feed_forward(hidden, f"encoder{layer}_inner")
     return hidden
 
 
 def decoder(encoded: Any, shown: Any, marks: Any) -> Any:
     """The logits of the next word of the other language."""
     read = keras.layers.LayerNormalization(epsilon=1e-5, name="read_norm")(encoded)
-    hidden = _embedded(shown, "shown")
+    hidden = _embed(shown, "shown")
     for layer in range(LAYERS):
-        hidden = _attended(hidden, f"decoder{layer}_attention", causal=True)
-        hidden = _attended(hidden, f"decoder{layer}_reading", to=read, marks=marks)
-        hidden = _worked(hidden, f"decoder{layer}_inner")
+        hidden = _attend(hidden, f"decoder{layer}_attention", causal=True)
+        hidden = _attend(hidden, f"decoder{layer}_reading", to=read, marks=marks)
+        hidden = _feed_forward(hidden, f"decoder{layer}_inner")
     normal = keras.layers.LayerNormalization(epsilon=1e-5, name="output_norm")(hidden)
     return keras.layers.Dense(VOCABULARY, name="output")(normal)
 

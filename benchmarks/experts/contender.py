@@ -100,7 +100,7 @@ def run_experts(port: int) -> None:
 def run_collectives(port: int, crossing: Sequence[str]) -> None:
     """Run only collectives: as many, with as many bytes between two workers."""
     tf.zeros([])  # starts TensorFlow, as this task
-    task = tf_collectives.task()
+    task = tf_collectives.find_task()
     group = CollectiveGroup(WORKERS, task.index if task else 0, "alone")
     named = [word.split(",") for word in crossing]
     calls = [(kind, max(2, int(nbytes) // 4)) for kind, nbytes in named]

@@ -33,7 +33,7 @@ def draw_uniform(seed: int, purpose: int, numbers: Any, count: int) -> Any:
     """
     base = tf.constant((seed * 0x9E3779B1 + purpose * 0x85EBCA77) % 2**32, tf.uint32)
     key = (base, tf.bitcast(numbers, tf.uint32)[:, None])
-    return blocks.uniform(key, tf.bitcast(tf.range(count), tf.uint32)[None, :]) + _LEAST
+    return blocks.random_uniform(key, tf.bitcast(tf.range(count), tf.uint32)[None, :]) + _LEAST
 
 
 def draw_gumbel(seed: int, purpose: int, numbers: Any, shape: tuple[int, int]) -> Any:

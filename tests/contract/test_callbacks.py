@@ -17,69 +17,69 @@ from whale_nebula.tf import private as tf_private
 X, Y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
 
 
-def fitted(*callbacks: Any, epochs: int = 1) -> keras.Model:
+def fit_model(*callbacks: Any, epochs: int = 1) -> keras.Model:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True)
     model.fit(X, Y, epochs=epochs, verbose=0, callbacks=list(callbacks))
     return model
 
 
-def test_list_fit_callbacks_finds_them_when_the_function_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_fit_callbacks_finds_them_when_the_train_function_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     make = keras.Model.make_train_function
 
-    def making(model: Any, force: bool = False) -> Any:
+    def make_and_list(model: Any, force: bool = False) -> Any:
         found.extend(keras_training.list_fit_callbacks())
         return make(model, force)
 
-    monkeypatch.setattr(keras.Model, "make_train_function", making)
+    monkeypatch.setattr(keras.Model, "make_train_function", make_and_list)
     given = keras.callbacks.TerminateOnNaN()
-    fitted(given)
+    fit_model(given)
     assert given in found and len(found) == 2  # and Keras's own history
     assert keras_training.list_fit_callbacks() == []
 
 
-def test_change_fit_data_in_set_model_is_what_the_steps_are_given() -> None:
+def test_change_fit_data_in_set_model_changes_the_training_data() -> None:
     found = []
 
-    class Changes(keras.callbacks.Callback):
+    class DataChanger(keras.callbacks.Callback):
         def set_model(self, model: Any) -> None:
             super().set_model(model)
             found.append(model.get_weights()[0])
             found.append(keras_training.change_fit_data(model, lambda data: data.map(lambda x, y: (0.0 * x, y))))
 
-    model = fitted(Changes())
+    model = fit_model(DataChanger())
     assert found[1] is True and keras_training.change_fit_data(model, lambda data: data) is False
     np.testing.assert_array_equal(model.get_weights()[0], found[0])  # rows of zeros give a kernel no gradient
 
 
 @pytest.mark.parametrize("name", ["begin", "save", "end"])
-def test_exchange_changes_what_a_fit_calls(tmp_path: Path, name: str) -> None:
+def test_replace_method_changes_the_called_method(tmp_path: Path, name: str) -> None:
     backup, called = keras.callbacks.BackupAndRestore(tmp_path / "backup"), []
 
     def change(plain: Any) -> Any:
         return lambda *args, **kwargs: (called.append(name), plain(*args, **kwargs))
 
-    keras_training.exchange(backup, name, change)
-    fitted(backup)
+    keras_training.replace_method(backup, name, change)
+    fit_model(backup)
     assert called == [name]
 
 
-def test_backup_path_and_initial_epoch_are_what_keras_restores(tmp_path: Path) -> None:
+def test_find_backup_path_and_find_initial_epoch_agree_with_keras(tmp_path: Path) -> None:
     def backup() -> Any:
         return keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)
 
     first = backup()
-    fitted(first, epochs=2)
-    assert Path(keras_training.backup_path(first)).exists()
+    fit_model(first, epochs=2)
+    assert Path(keras_training.find_backup_path(first)).exists()
     begun: list[int] = []
     seen = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
-    model = fitted(backup(), seen, epochs=3)
-    assert begun == [2] and keras_training.initial_epoch(model) == 2
-    assert keras_training.initial_epoch(keras.Sequential()) == 0
+    model = fit_model(backup(), seen, epochs=3)
+    assert begun == [2] and keras_training.find_initial_epoch(model) == 2
+    assert keras_training.find_initial_epoch(keras.Sequential()) == 0
 
 
-def test_make_folder_is_the_one_that_keras_makes(tmp_path: Path) -> None:
+def test_make_folder_creates_the_folder_of_keras(tmp_path: Path) -> None:
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     saved = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}" / "model.keras"))
     for _ in range(2):
@@ -90,35 +90,35 @@ def test_make_folder_is_the_one_that_keras_makes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_silence_leaves_no_file_of_a_logger(silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_removes_files_of_loggers(silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keras has called `set_model`, which writes the graph, by the time the function is made."""
     loggers = [keras.callbacks.CSVLogger(tmp_path / "log.csv"), keras.callbacks.TensorBoard(tmp_path / "events")]
     make = keras.Model.make_train_function
 
-    def making(model: Any, force: bool = False) -> Any:
+    def make_and_list(model: Any, force: bool = False) -> Any:
         for callback in loggers:
             keras_training.silence(callback, lambda: silent)
         return make(model, force)
 
-    monkeypatch.setattr(keras.Model, "make_train_function", making)
-    fitted(*loggers)
+    monkeypatch.setattr(keras.Model, "make_train_function", make_and_list)
+    fit_model(*loggers)
     written = {path.name.split(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
     assert written == (set() if silent else {"log", "events"})
 
 
-def test_hold_saving_counts_no_batch_that_was_counted(tmp_path: Path) -> None:
+def test_suspend_saving_skips_and_repeats_no_batch(tmp_path: Path) -> None:
     saved, held, again = keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.keras", save_freq=2), [True], [False]
-    saved.set_model(fitted(epochs=1))
-    keras_training.hold_saving(saved, lambda: held[0], lambda: again[0])
+    saved.set_model(fit_model(epochs=1))
+    keras_training.suspend_saving(saved, lambda: held[0], lambda: again[0])
     saved.on_epoch_begin(0)
     for batch, held[0], again[0] in [(0, True, False), (1, True, False), (2, False, False), (2, False, True)]:
         saved.on_train_batch_end(batch, {})
     counted = saved._batches_seen_since_last_saving, saved._last_batch_seen
     assert counted == (0, 2) and [each.name for each in tmp_path.iterdir()] == ["3.keras"]
-    keras_training.hold_saving(keras.callbacks.CSVLogger(tmp_path / "log.csv"), lambda: True)
+    keras_training.suspend_saving(keras.callbacks.CSVLogger(tmp_path / "log.csv"), lambda: True)
 
 
-class Begins(keras.callbacks.Callback):
+class BeginCallback(keras.callbacks.Callback):
     """Does something with a `fit` as it begins."""
 
     def __init__(self, begin: Callable[[keras_training.Fit, Any], None]) -> None:
@@ -137,16 +137,16 @@ class Begins(keras.callbacks.Callback):
         self.epochs.append(epoch)
 
 
-def test_find_fit_tells_what_it_was_asked_for() -> None:
+def test_find_fit_returns_the_requested_epochs() -> None:
     found: list[keras_training.Fit] = []
-    watch = Begins(lambda fit, model: found.append(fit))
-    fitted(watch, epochs=3)
+    watch = BeginCallback(lambda fit, model: found.append(fit))
+    fit_model(watch, epochs=3)
     assert (found[0].epochs, found[0].initial_epoch) == (3, 0) and watch in found[0].callbacks
     assert keras_training.find_fit() is None
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_add_callback_lets_it_be_called_last_or_first(first: bool) -> None:
+def test_add_callback_adds_first_or_last(first: bool) -> None:
     called: list[str] = []
 
     def note(name: str) -> Any:
@@ -155,26 +155,26 @@ def test_add_callback_lets_it_be_called_last_or_first(first: bool) -> None:
     def add(fit: keras_training.Fit, model: Any) -> None:
         keras_training.add_callback(fit, note("added"), model, first=first)
 
-    fitted(Begins(add), note("given"))
+    fit_model(BeginCallback(add), note("given"))
     assert called == (["added", "given"] if first else ["given", "added"])
 
 
-def test_is_fitting_is_true_within_a_fit_alone() -> None:
+def test_is_fitting_is_true_only_within_a_fit() -> None:
     found: list[bool] = []
-    fitted(Begins(lambda fit, model: found.append(keras_training.is_fitting())))
+    fit_model(BeginCallback(lambda fit, model: found.append(keras_training.is_fitting())))
     assert found == [True] and not keras_training.is_fitting()
 
 
-def test_begin_with_is_the_epoch_of_the_next_fit() -> None:
-    watch = Begins(lambda fit, model: keras_training.begin_with(model, 2))
-    model = fitted(watch, epochs=4)
-    keras_training.begin_with(model, 0)
+def test_set_initial_epoch_applies_to_the_next_fit() -> None:
+    watch = BeginCallback(lambda fit, model: keras_training.set_initial_epoch(model, 2))
+    model = fit_model(watch, epochs=4)
+    keras_training.set_initial_epoch(model, 0)
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[watch])
     assert watch.epochs == [2, 3] and model._initial_epoch == 2  # asked for again as that fit began
 
 
 @pytest.mark.parametrize("steps", [pytest.param(None, marks=pytest.mark.grid), 2])
-def test_pass_epochs_draws_what_training_would_have_drawn(steps: int | None) -> None:
+def test_skip_epochs_reads_the_data_that_training_would_read(steps: int | None) -> None:
     rows: list[list[float]] = []
 
     def train(begin: Callable[[keras_training.Fit, Any], None]) -> list[float]:
@@ -188,16 +188,16 @@ def test_pass_epochs_draws_what_training_would_have_drawn(steps: int | None) -> 
         model.compile("sgd", "mse", run_eagerly=True)
         data, other = (numbers.shuffle(6).batch(2) for _ in range(2))
         model.fit(
-            data.repeat() if steps else data, epochs=3, steps_per_epoch=steps, verbose=0, callbacks=[Begins(begin)],
-            validation_data=other if steps else data, validation_steps=steps,
+            data.repeat() if steps else data, epochs=3, steps_per_epoch=steps, verbose=0,
+            callbacks=[BeginCallback(begin)], validation_data=other if steps else data, validation_steps=steps,
         )  # fmt: skip
         return seen[-(steps or 3) * 4 :]
 
-    def passing(fit: keras_training.Fit, model: Any) -> None:
-        keras_training.pass_epochs(fit, 2)
-        keras_training.begin_with(model, 2)
+    def skip_two_epochs(fit: keras_training.Fit, model: Any) -> None:
+        keras_training.skip_epochs(fit, 2)
+        keras_training.set_initial_epoch(model, 2)
 
-    rows = [train(lambda fit, model: None), train(passing)]
+    rows = [train(lambda fit, model: None), train(skip_two_epochs)]
     assert rows[0] == rows[1] and len(rows[0]) == (steps or 3) * 4
 
 
@@ -207,36 +207,36 @@ def _note(x: Any, seen: list[float]) -> Any:
     return x
 
 
-def test_keep_logs_lets_a_logger_go_on(tmp_path: Path) -> None:
+def test_append_logs_makes_a_logger_append(tmp_path: Path) -> None:
     log = str(tmp_path / "log.csv")
-    fitted(keras.callbacks.CSVLogger(log))
+    fit_model(keras.callbacks.CSVLogger(log))
     logger = keras.callbacks.CSVLogger(log)
-    keeps = Begins(lambda fit, model: None)
-    keeps.set_model = lambda model: keras_training.keep_logs(_Several([logger]))  # type: ignore[method-assign]
-    fitted(logger, keeps)
+    keeps = BeginCallback(lambda fit, model: None)
+    keeps.set_model = lambda model: keras_training.append_logs(_CallbackList([logger]))  # type: ignore[method-assign]
+    fit_model(logger, keeps)
     assert len(Path(log).read_text().splitlines()) == 3
 
 
-class _Several:
+class _CallbackList:
     """Callbacks, as a `fit` has them."""
 
     def __init__(self, callbacks: list[Any]) -> None:
         self.callbacks = callbacks
 
 
-def test_find_fit_tells_of_none_that_a_callback_has_called() -> None:
+def test_find_fit_ignores_a_fit_called_by_a_callback() -> None:
     found: list[keras_training.Fit | None] = []
 
-    class Inner(Begins):
+    class Inner(BeginCallback):
         def on_train_begin(self, logs: Any = None) -> None:
             found.append(keras_training.find_fit())
 
-    watch = Begins(lambda fit, model: fitted(Inner(lambda fit, model: None)))
-    fitted(watch)
+    watch = BeginCallback(lambda fit, model: fit_model(Inner(lambda fit, model: None)))
+    fit_model(watch)
     assert found == [None]
 
 
-def test_draw_batches_gives_them_again_without_a_new_trace() -> None:
+def test_draw_batches_returns_them_again_without_retracing() -> None:
     traces: list[int] = []
 
     @tf.function(reduce_retracing=True)
@@ -254,12 +254,12 @@ def test_draw_batches_gives_them_again_without_a_new_trace() -> None:
 
 
 @pytest.mark.parametrize("by_batch", [pytest.param(False, marks=pytest.mark.grid), True])
-def test_trace_step_makes_all_variables_and_tells_what_a_step_refers_to(by_batch: bool) -> None:
+def test_trace_step_creates_variables_and_list_captured_variables_finds_them(by_batch: bool) -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"])
     data = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4))
     graph = keras_training.trace_step(model._make_function(model.train_step), next(data) if by_batch else data)
-    captured = keras_training.list_captured(graph)
+    captured = keras_training.list_captured_variables(graph)
     assert model.built and model.optimizer.built and len(model.metrics_variables) == 4  # of the loss and the metric
     expected = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     assert {id(each) for each in captured} == {id(each.value) for each in expected}
@@ -268,7 +268,7 @@ def test_trace_step_makes_all_variables_and_tells_what_a_step_refers_to(by_batch
     assert keras_training.trace_step(model._make_function(model.train_step), data) is None
 
 
-def test_build_model_makes_what_a_step_makes() -> None:
+def test_build_model_creates_the_variables_of_a_step() -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("adam", "mse")
     keras_training.build_model(model, (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])))
@@ -280,7 +280,7 @@ def test_build_model_makes_what_a_step_makes() -> None:
     [pytest.param(lambda inner: inner, marks=pytest.mark.grid), keras.optimizers.LossScaleOptimizer],
     ids=["plain", "scaled"],
 )
-def test_build_optimizer_gives_variables_that_are_made_ahead_the_names_of_a_step(wrap: Callable[..., Any]) -> None:
+def test_build_optimizer_names_variables_as_a_step_does(wrap: Callable[..., Any]) -> None:
     x, y = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
     found = {}
     for way in ("step", "model", "variables"):
@@ -299,18 +299,18 @@ def test_build_optimizer_gives_variables_that_are_made_ahead_the_names_of_a_step
     assert any("momentum" in each for each in found["step"])
 
 
-def test_list_captured_gives_what_a_graph_reads_and_writes() -> None:
+def test_list_captured_variables_of_a_graph() -> None:
     read, written, other = (tf.Variable(1.0) for _ in range(3))
 
     @tf.function
     def step() -> None:
         written.assign(read + tf.constant(1.0))
 
-    found = keras_training.list_captured(step.get_concrete_function().graph)
+    found = keras_training.list_captured_variables(step.get_concrete_function().graph)
     assert {id(each) for each in found} == {id(read), id(written)} and other is not None
 
 
-def test_list_op_types_looks_into_functions_too() -> None:
+def test_list_op_types_includes_functions() -> None:
     @tf.function
     def step(x: Any) -> Any:
         return tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.random.shuffle(x), lambda: x)
@@ -319,7 +319,7 @@ def test_list_op_types_looks_into_functions_too() -> None:
     assert {"Sum", "RandomShuffle"} <= set(tf_private.list_op_types(graph))
 
 
-def test_TFEpochIterator_goes_on_where_data_that_is_reset_begins_anew() -> None:
+def test_TFEpochIterator_restarts_after_reset() -> None:
     """As `evaluate` in a `fit` makes it, of arrays."""
     here = tf.distribute.get_strategy()
     data = keras_training.TFEpochIterator(x=np.arange(6.0), batch_size=2, shuffle=False, distribute_strategy=here)

@@ -24,7 +24,7 @@ here, elsewhere = address(), "127.0.0.1:1"
 """
 
 
-def fresh(script: str) -> list[str]:
+def run_fresh(script: str) -> list[str]:
     """What a script says in a process that has computed nothing yet."""
     text = START + textwrap.dedent(script)
     done = zygote.run("-c", text)
@@ -33,51 +33,51 @@ def fresh(script: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def prepared() -> list[str]:
-    return fresh("""
-        own.prepare(1, [elsewhere, here], lambda: print("started"))
-        print(own.task())
+def prepared_output() -> list[str]:
+    return run_fresh("""
+        own.prepare_task(1, [elsewhere, here], lambda: print("started"))
+        print(own.find_task())
         tf.config.threading.set_inter_op_parallelism_threads(2)
         variable, rows = tf.Variable([1.0]), iter(tf.data.Dataset.range(3))
-        print(own.task() == own.Task(1, 2, here), variable.device)
-        own.serve(1, [address(), here])
+        print(own.find_task() == own.Task(1, 2, here), variable.device)
+        own.start_server(1, [address(), here])
         threads = tf.config.threading.get_inter_op_parallelism_threads()
         print(variable.assign_add([1.0]).numpy(), int(next(rows)), threads)
     """)
 
 
-def test_prepare_waits_for_the_runtime_and_names_its_devices(prepared: list[str]) -> None:
-    assert prepared[:3] == ["None", "started", "True /job:worker/replica:0/task:1/device:CPU:0"]
+def test_prepare_task_waits_for_the_runtime_and_sets_device_names(prepared_output: list[str]) -> None:
+    assert prepared_output[:3] == ["None", "started", "True /job:worker/replica:0/task:1/device:CPU:0"]
 
 
-def test_serve_again_leaves_all_that_was_made(prepared: list[str]) -> None:
-    assert prepared[3] == "[2.] 0 2"
+def test_start_server_again_keeps_variables_and_iterators(prepared_output: list[str]) -> None:
+    assert prepared_output[3] == "[2.] 0 2"
 
 
-def test_serve_starts_and_task_says_so_and_abort_ends_all() -> None:
-    said = fresh("""
-        own.serve(0, [here])
-        print(own.task() == own.Task(0, 1, here), total(tf.constant([3.0])).numpy())
-        own.abort("enough of it")
+def test_start_server_then_find_task_and_abort_collectives() -> None:
+    output = run_fresh("""
+        own.start_server(0, [here])
+        print(own.find_task() == own.Task(0, 1, here), total(tf.constant([3.0])).numpy())
+        own.abort_collectives("enough of it")
         try:
             total(tf.constant([3.0, 4.0]))
         except tf.errors.UnavailableError as error:
             print("enough of it" in error.message)
     """)
-    assert said == ["True [3.]", "True"]
+    assert output == ["True [3.]", "True"]
 
 
-def test_serve_too_late_leaves_variables_on_devices_that_are_gone() -> None:
+def test_start_server_too_late_invalidates_variables() -> None:
     """Why it is refused. Were it to work, nothing would have to be prepared."""
-    said = fresh("""
+    output = run_fresh("""
         variable = tf.Variable(1.0)
-        own.serve(1, [elsewhere, here])
+        own.start_server(1, [elsewhere, here])
         try:
             variable.numpy()
         except tf.errors.InvalidArgumentError as error:
             print("unknown device" in error.message)
     """)
-    assert said == ["True"]
+    assert output == ["True"]
 
 
 MEMBERS = """
@@ -98,9 +98,9 @@ def together(*calls):
 """
 
 
-def test_reduce_and_gather_and_exchange_join_what_members_give_under_a_hash_key() -> None:
+def test_reduce_and_gather_and_exchange_by_hash_key() -> None:
     """Each key belongs to a shape: where it has the number of entries in it, one op takes tensors of several."""
-    said = fresh(
+    output = run_fresh(
         MEMBERS
         + textwrap.dedent("""
         def both(n):
@@ -113,12 +113,12 @@ def test_reduce_and_gather_and_exchange_join_what_members_give_under_a_hash_key(
         print(together(swapped, swapped))
         """)
     )
-    assert said[0] == str([([3.0, 3.0], [2.0, 2.0], [1.0, 1.0, 2.0, 2.0])] * 2)
-    assert said[1] == "[[[0], [10]], [[1], [11]]]"
+    assert output[0] == str([([3.0, 3.0], [2.0, 2.0], [1.0, 1.0, 2.0, 2.0])] * 2)
+    assert output[1] == "[[[0], [10]], [[1], [11]]]"
 
 
-def test_send_and_receive_need_a_shape_that_may_be_a_tensor() -> None:
-    said = fresh(
+def test_send_and_receive_accept_a_shape_tensor_on_find_device() -> None:
+    output = run_fresh(
         MEMBERS
         + textwrap.dedent("""
         send = lambda n: own.send(tf.constant([[1.0, 2.0]]), 2, 5, 9)
@@ -126,4 +126,4 @@ def test_send_and_receive_need_a_shape_that_may_be_a_tensor() -> None:
         print(together(send, receive), own.find_device())
         """)
     )
-    assert said == ["[[[1.0, 2.0]], [[1.0, 2.0]]] /CPU:0"]
+    assert output == ["[[[1.0, 2.0]], [[1.0, 2.0]]] /CPU:0"]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from whale_nebula.tf import datasets as tf_datasets
 
 ROWS = tf.data.Dataset.range(6)
-MADE = {
+TRANSFORMATIONS = {
     "map": lambda rows: rows.map(lambda n: n),
     "map ": lambda rows: rows.map(lambda n: n, num_parallel_calls=2),
     "batch": lambda rows: rows.batch(2),
@@ -26,60 +26,60 @@ MADE = {
 }
 
 
-def values(dataset: Any) -> list[Any]:
+def list_values(dataset: Any) -> list[Any]:
     return [tf.nest.map_structure(lambda part: part.numpy().tolist(), batch) for batch in dataset]
 
 
-@pytest.mark.parametrize("made", MADE)
-def test_kind_and_below_of_each(made: str) -> None:
-    dataset = MADE[made](ROWS)
-    assert tf_datasets.kind(dataset) == made.strip() and tf_datasets.below(dataset) is ROWS
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+def test_find_kind_and_find_input_of_each_transformation(transformation: str) -> None:
+    dataset = TRANSFORMATIONS[transformation](ROWS)
+    assert tf_datasets.find_kind(dataset) == transformation.strip() and tf_datasets.find_input(dataset) is ROWS
 
 
-def test_kind_of_others_is_none() -> None:
-    assert {tf_datasets.kind(each) for each in (ROWS, ROWS.cache(), ROWS.filter(lambda n: n > 1), 3)} == {""}
+def test_find_kind_of_other_datasets_is_empty() -> None:
+    assert {tf_datasets.find_kind(each) for each in (ROWS, ROWS.cache(), ROWS.filter(lambda n: n > 1), 3)} == {""}
 
 
-@pytest.mark.parametrize("kind", sorted(tf_datasets.MOVES - {"shuffle"}))
-def test_apply_again_does_the_same_to_others(kind: str) -> None:
-    moved = tf_datasets.apply_again(MADE[kind](ROWS), ROWS.map(lambda n: 10 * n))
+@pytest.mark.parametrize("kind", sorted(tf_datasets.CONTENT_INDEPENDENT_KINDS - {"shuffle"}))
+def test_reapply_applies_the_same_to_another_dataset(kind: str) -> None:
+    moved = tf_datasets.reapply(TRANSFORMATIONS[kind](ROWS), ROWS.map(lambda n: 10 * n))
     for _ in range(2):
-        assert values(moved) == [10 * n for n in values(MADE[kind](ROWS))]
+        assert list_values(moved) == [10 * n for n in list_values(TRANSFORMATIONS[kind](ROWS))]
 
 
-def test_apply_again_shuffles_as_before_in_each_epoch_and_draws_no_seed() -> None:
+def test_reapply_shuffles_alike_and_draws_no_seed() -> None:
     tf.random.set_seed(1)
     shuffled = ROWS.shuffle(6)
-    moved = tf_datasets.apply_again(shuffled, ROWS.map(lambda n: 10 * n))
+    moved = tf_datasets.reapply(shuffled, ROWS.map(lambda n: 10 * n))
     drawn = tf.random.uniform([]).numpy()
-    epochs = [[10 * n for n in values(shuffled)] for _ in range(3)]
-    assert [values(moved) for _ in range(3)] == epochs and epochs[0] != epochs[1]
+    epochs = [[10 * n for n in list_values(shuffled)] for _ in range(3)]
+    assert [list_values(moved) for _ in range(3)] == epochs and epochs[0] != epochs[1]
     tf.random.set_seed(1)
     ROWS.shuffle(6)
     assert tf.random.uniform([]).numpy() == drawn
 
 
-def test_mapping_gives_the_function_and_its_options() -> None:
-    plain = tf_datasets.mapping(ROWS.map(lambda n: {"a": n, "b": (n, None)}, name="n"))
+def test_read_mapping_returns_function_and_options() -> None:
+    plain = tf_datasets.read_mapping(ROWS.map(lambda n: {"a": n, "b": (n, None)}, name="n"))
     assert plain is not None and plain.options == {"name": "n"}
     assert [part.numpy() for part in plain.function(tf.constant(3, tf.int64))] == [3, 3]
-    assert plain.gives["a"] == tf.TensorSpec([], tf.int64)
-    parallel = tf_datasets.mapping(ROWS.map(lambda n: n, num_parallel_calls=2, deterministic=False))
+    assert plain.output_spec["a"] == tf.TensorSpec([], tf.int64)
+    parallel = tf_datasets.read_mapping(ROWS.map(lambda n: n, num_parallel_calls=2, deterministic=False))
     assert parallel is not None and int(parallel.options["num_parallel_calls"]) == 2
     assert parallel.options["deterministic"] is False
-    in_step = tf_datasets.mapping(ROWS.map(lambda n: n, synchronous=True))
+    in_step = tf_datasets.read_mapping(ROWS.map(lambda n: n, synchronous=True))
     assert in_step is not None and in_step.options["synchronous"] is True
     again = ROWS.map(lambda n: n, **parallel.options)
-    assert values(again) == values(ROWS)
+    assert list_values(again) == list_values(ROWS)
 
 
-def test_batching_gives_sizes_shapes_and_options() -> None:
-    plain = tf_datasets.batching(ROWS.batch(4, drop_remainder=True))
+def test_read_batching_returns_sizes_shapes_and_options() -> None:
+    plain = tf_datasets.read_batching(ROWS.batch(4, drop_remainder=True))
     assert (int(plain.size), bool(plain.options["drop_remainder"]), plain.shapes) == (4, True, ())
-    parallel = tf_datasets.batching(ROWS.batch(4, num_parallel_calls=2, deterministic=True))
+    parallel = tf_datasets.read_batching(ROWS.batch(4, num_parallel_calls=2, deterministic=True))
     assert int(parallel.options["num_parallel_calls"]) == 2 and parallel.options["deterministic"] is True
     rows = ROWS.map(lambda n: (tf.ones([2]), n))
-    padded = tf_datasets.batching(rows.padded_batch(4, ([3], []), (tf.constant(7.0), tf.constant(1, tf.int64))))
+    padded = tf_datasets.read_batching(rows.padded_batch(4, ([3], []), (tf.constant(7.0), tf.constant(1, tf.int64))))
     assert [shape.numpy().tolist() for shape in padded.shapes] == [[3], []]
     assert [value.numpy() for value in padded.values] == [7.0, 1]
 
@@ -97,26 +97,28 @@ def test_batching_gives_sizes_shapes_and_options() -> None:
         (lambda n: tf.while_loop(lambda k: k < n, lambda k: k + 1, [n]), ""),
     ],
 )
-def test_lasting_finds_what_draws_or_writes(function: Any, expected: str) -> None:
-    mapping = tf_datasets.mapping(ROWS.map(function))
-    assert mapping is not None and tf_datasets.lasting(mapping.function) == expected
+def test_find_lasting_op_finds_draws_and_writes(function: Any, expected: str) -> None:
+    mapping = tf_datasets.read_mapping(ROWS.map(function))
+    assert mapping is not None and tf_datasets.find_lasting_op(mapping.function) == expected
 
 
 COUNTER = tf.Variable(0, dtype=tf.int64)
 
 
-def test_leaves_and_pack_structure_and_nothing_are_those_of_an_element() -> None:
+def test_flatten_structure_and_pack_structure_and_is_none_spec() -> None:
     spec = ROWS.map(lambda n: {"b": (n, None), "a": [n, n]}).element_spec
-    parts = tf_datasets.leaves(spec)
-    assert [tf_datasets.nothing(part) for part in parts] == [False, False, True]
+    parts = tf_datasets.flatten_structure(spec)
+    assert [tf_datasets.is_none_spec(part) for part in parts] == [False, False, True]
     assert tf_datasets.pack_structure(spec, [1, 2, None]) == {"a": 1, "b": (2, None)}
 
 
-def test_describe_iterator_is_what_a_function_takes() -> None:
+def test_describe_iterator_returns_spec_and_handle() -> None:
     spec, handle = tf_datasets.describe_iterator(iter(ROWS))
     assert isinstance(spec, tf.TypeSpec) and handle.dtype == tf.resource
 
 
-def test_a_dataset_can_stand_for_another() -> None:
-    same = tf_datasets.Same(ROWS.map(lambda n: n + 1))
-    assert isinstance(same, tf.data.Dataset) and values(same) == [1, 2, 3, 4, 5, 6] and int(same.cardinality()) == 6
+def test_IdentityDataset_is_a_dataset_with_the_same_elements() -> None:
+    same = tf_datasets.IdentityDataset(ROWS.map(lambda n: n + 1))
+    assert (
+        isinstance(same, tf.data.Dataset) and list_values(same) == [1, 2, 3, 4, 5, 6] and int(same.cardinality()) == 6
+    )

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.errors import DataError
-from whale_nebula.tf.failures import carry_errors, leave_errors
+from whale_nebula.tf.failures import carry_errors, suspend_carried_errors
 
 
 @carry_errors()
@@ -16,7 +16,7 @@ def fail(_: Any) -> np.ndarray:
     raise DataError("no such row", why="it is gone", mend="look elsewhere")
 
 
-def go_through() -> Iterator[int]:
+def generate_rows() -> Iterator[int]:
     with carry_errors():
         yield int(fail(0))
 
@@ -26,18 +26,18 @@ def call_eagerly() -> Any:
 
 
 def read_dataset() -> Any:
-    source = tf.data.Dataset.from_generator(go_through, output_signature=tf.TensorSpec((), tf.int32))
+    source = tf.data.Dataset.from_generator(generate_rows, output_signature=tf.TensorSpec((), tf.int32))
     return list(source.map(tf.identity).prefetch(1))
 
 
 @pytest.mark.parametrize("call", [call_eagerly, tf.function(call_eagerly), read_dataset])
-def test_errors_come_out_of_TensorFlow_as_they_are(call: Callable[[], Any]) -> None:
+def test_carried_errors_leave_tensorflow_unchanged(call: Callable[[], Any]) -> None:
     with pytest.raises(DataError, match="NB-220 no such row\n  why: it is gone\n  mend: look elsewhere"):
         call()
 
 
-def test_other_errors_stay_those_of_TensorFlow() -> None:
-    with leave_errors(), pytest.raises(tf.errors.UnknownError, match="no such row"):
+def test_suspended_and_other_errors_stay_tensorflows() -> None:
+    with suspend_carried_errors(), pytest.raises(tf.errors.UnknownError, match="no such row"):
         read_dataset()
     with pytest.raises(tf.errors.InvalidArgumentError):
         tf.function(lambda x: 1 // x)(tf.constant(0))

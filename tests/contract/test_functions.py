@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import graph_of, noted
+from tests.contract.tracing import record_calls, trace_graph
 from whale_nebula.tf import private as tf_private
 
 
-def test_PolymorphicFunction_is_called_by_its_class_methods_too() -> None:
+def test_PolymorphicFunction_calls_go_through_its_class() -> None:
     """`f()` looks `__call__` up on the class: hooking it there reaches functions, and methods of objects."""
 
     class Thing:
@@ -18,20 +18,20 @@ def test_PolymorphicFunction_is_called_by_its_class_methods_too() -> None:
             return x
 
     thing, alone = Thing(), tf.function(tf.identity)
-    with noted(tf_private.PolymorphicFunction, "__call__") as called:
+    with record_calls(tf_private.PolymorphicFunction, "__call__") as called:
         thing.method(1.0), alone(1.0)
     assert [function.python_function.__name__ for function, *_ in called] == ["method", "identity"]
 
 
-def test_compiled_by_xla_and_can_inline_tell_functions_apart() -> None:
+def test_is_compiled_by_xla_and_can_inline_by_kind_of_function() -> None:
     plain, compiled = tf.function(tf.identity), tf.function(tf.identity, jit_compile=True)
     named = tf.function(tf.identity, experimental_implements="tests.own")
-    assert [tf_private.compiled_by_xla(f) for f in (plain, compiled)] == [False, True]
+    assert [tf_private.is_compiled_by_xla(f) for f in (plain, compiled)] == [False, True]
     assert [tf_private.can_inline(f) for f in (plain, named)] == [True, False]
 
 
 @pytest.mark.parametrize("autograph", [True, False])
-def test_run_inline_does_what_tracing_does(autograph: bool) -> None:
+def test_run_inline_agrees_with_tracing(autograph: bool) -> None:
     """Defaults, casts to the signature, AutoGraph where it is on, and what is returned becomes tensors."""
 
     @tf.function(autograph=autograph, input_signature=[tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.int32)])
@@ -47,7 +47,7 @@ def test_run_inline_does_what_tracing_does(autograph: bool) -> None:
         found.update(tf_private.run_inline(inner, ([1.0, 2.0],), {}))
         return found["x"]
 
-    graph = graph_of(outer)
+    graph = trace_graph(outer)
     assert {op.type for op in graph.get_operations()}.isdisjoint({"PartitionedCall", "StatefulPartitionedCall"})
     assert found["x"].dtype == tf.float64
     assert found["three"].dtype == tf.int32
@@ -56,7 +56,7 @@ def test_run_inline_does_what_tracing_does(autograph: bool) -> None:
     assert any("while" in op.type.lower() for op in graph.get_operations()) == autograph
 
 
-def test_run_inline_makes_variables_as_the_graph_around_does() -> None:
+def test_run_inline_creates_variables_once() -> None:
     made: list[tf.Variable] = []
 
     @tf.function
@@ -70,7 +70,7 @@ def test_run_inline_makes_variables_as_the_graph_around_does() -> None:
     assert float(made[0]) == 2.0
 
 
-def test_run_inline_draws_what_a_function_of_its_own_would() -> None:
+def test_run_inline_draws_the_same_random_numbers() -> None:
     """Random ops without a seed are numbered by graph, and seeded by their number."""
     inner = tf.function(lambda: tf.random.uniform([2]))
 
@@ -85,15 +85,15 @@ def test_run_inline_draws_what_a_function_of_its_own_would() -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("often", [tf_private.traced_often, lambda function: function])
-def test_traced_often_is_not_told(often: Any, caplog: pytest.LogCaptureFixture) -> None:
-    def made() -> Any:
+@pytest.mark.parametrize("silence", [tf_private.silence_retracing_warning, lambda function: function])
+def test_silence_retracing_warning_of_tensorflow(silence: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def make_function() -> Any:
         def body(x: Any) -> Any:
             return x + 1
 
-        return often(tf.function(body, autograph=False))
+        return silence(tf.function(body, autograph=False))
 
     with caplog.at_level("WARNING", logger="tensorflow"):
         for _ in range(8):
-            made()(tf.constant(1))
-    assert ("retracing" in caplog.text) == (often is not tf_private.traced_often)
+            make_function()(tf.constant(1))
+    assert ("retracing" in caplog.text) == (silence is not tf_private.silence_retracing_warning)

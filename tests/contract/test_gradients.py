@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import graph_of, noted
+from tests.contract.tracing import record_calls, trace_graph
 from whale_nebula.tf import private as tf_private
 
 
-def test_differentiate_stops_where_it_is_told() -> None:
+def test_differentiate_stops_at_the_given_tensors() -> None:
     def step(x: Any) -> Any:
         y = tf.sin(x)
         (found,) = tf_private.differentiate([y * x], [x], [2.0 * tf.ones_like(y)], [y])
@@ -20,7 +20,7 @@ def test_differentiate_stops_where_it_is_told() -> None:
     assert tf_private.differentiate([], [], [], []) == []
 
 
-def test_differentiate_takes_captured_handles_and_gives_true_kinds() -> None:
+def test_differentiate_accepts_handles_and_returns_all_kinds() -> None:
     """A variable's captured handle is a source; None, dense and IndexedSlices come out as they are."""
     table, kernel, unused = tf.Variable(tf.ones((3, 2))), tf.Variable(tf.ones((2, 2))), tf.Variable(1.0)
     kinds: list[Any] = []
@@ -32,46 +32,46 @@ def test_differentiate_takes_captured_handles_and_gives_true_kinds() -> None:
         kinds.extend(map(type, tf_private.differentiate([y], sources, [tf.ones_like(y)], [])))
         return y
 
-    graph_of(step, tf.TensorSpec([None], tf.int32))
+    trace_graph(step, tf.TensorSpec([None], tf.int32))
     assert kinds[0] is tf.IndexedSlices and issubclass(kinds[1], tf.Tensor) and kinds[2] is type(None)
 
 
-def test_tape_records_tells_whether_any_tape_is_open() -> None:
-    assert not tf_private.tape_records()
+def test_is_tape_recording_while_any_tape_is_open() -> None:
+    assert not tf_private.is_tape_recording()
     with tf.GradientTape() as tape:
-        assert tf_private.tape_records()
+        assert tf_private.is_tape_recording()
         with tape.stop_recording():
-            assert not tf_private.tape_records()
-    assert not tf_private.tape_records()
+            assert not tf_private.is_tape_recording()
+    assert not tf_private.is_tape_recording()
 
 
-def test_tape_stop_ends_recording_of_a_plain_tape_only() -> None:
+def test_stop_tape_ends_recording_of_a_plain_tape_only() -> None:
     """What `gradient` does when it is called inside its own block."""
     with tf.GradientTape() as tape:
-        tf_private.tape_stop(tape)
-        assert not tf_private.tape_records()
+        tf_private.stop_tape(tape)
+        assert not tf_private.is_tape_recording()
     with tf.GradientTape(persistent=True) as tape:
-        tf_private.tape_stop(tape)
-        assert tf_private.tape_records()
+        tf_private.stop_tape(tape)
+        assert tf_private.is_tape_recording()
 
 
-def test_tape_open_until_tape_finish_leaves_what_a_request_leaves() -> None:
+def test_is_tape_open_until_finish_tape() -> None:
     x = tf.Variable(1.0)
     with tf.GradientTape(persistent=True) as tape:
         pass
-    tf_private.tape_finish(tape)
-    assert tf_private.tape_open(tape)
+    tf_private.finish_tape(tape)
+    assert tf_private.is_tape_open(tape)
     with tf.GradientTape() as tape:
         y = x * x
-    assert tf_private.tape_open(tape)
-    tf_private.tape_finish(tape)
-    assert not tf_private.tape_open(tape)
+    assert tf_private.is_tape_open(tape)
+    tf_private.finish_tape(tape)
+    assert not tf_private.is_tape_open(tape)
     assert [v is x for v in tape.watched_variables()] == [True]
     with pytest.raises(RuntimeError, match="non-persistent"):
         tape.gradient(y, x)
 
 
-def test_tape_reopened_knows_what_a_closed_tape_has_followed() -> None:
+def test_reopen_tape_finds_tensors_traced_by_a_closed_tape() -> None:
     x, other = tf.Variable([1.0]), tf.Variable([1.0])
     asked: dict[str, bool] = {}
 
@@ -82,25 +82,25 @@ def test_tape_reopened_knows_what_a_closed_tape_has_followed() -> None:
             inside, unwatched = tf.sin(x), tf.cos(other)
             stopped = tf.stop_gradient(inside)
         after = tf.tan(inside)
-        with tf_private.tape_reopened(tape) as followed:
+        with tf_private.reopen_tape(tape) as followed:
             tensors = {"inside": inside, "unwatched": unwatched, "before": before, "after": after, "stop": stopped}
             asked.update({name: followed(tensor) for name, tensor in tensors.items()})
-        if tf_private.tape_records():
+        if tf_private.is_tape_recording():
             raise AssertionError("the tape was left open")
         return inside
 
-    graph_of(step)
+    trace_graph(step)
     assert asked == {"inside": True, "unwatched": False, "before": False, "after": False, "stop": False}
 
 
-def test_parallel_for_vectorizes_in_the_graph_where_it_is_called() -> None:
+def test_parallel_for_vectorizes_in_the_calling_graph() -> None:
     """A body's ops are made in the graph around it, and then others in their place: we must keep out of both."""
-    with noted(tf_private.parallel_for, "_pfor_impl") as met, tf.Graph().as_default() as graph:
+    with record_calls(tf_private.parallel_for, "_pfor_impl") as met, tf.Graph().as_default() as graph:
         tf.vectorized_map(lambda row: 2.0 * row, tf.ones([2, 3]))
     assert [where for *_, where in met] == [graph]
 
 
-def test_patch_gradients_hears_of_tf_gradients_and_of_v1_optimizers() -> None:
+def test_patch_gradients_covers_tf_gradients_and_v1_optimizers() -> None:
     heard: list[tuple[int, int]] = []
 
     def asked(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> None:
@@ -120,7 +120,7 @@ def test_patch_gradients_hears_of_tf_gradients_and_of_v1_optimizers() -> None:
     assert (float(twice), float(once)) == (8.0, 4.0)
 
 
-def test_patch_gradients_is_not_asked_about_bodies() -> None:
+def test_patch_gradients_omits_bodies_of_loops_and_conds() -> None:
     """The gradients of a loop or a cond are TensorFlow's own matter: it says which graph they are about."""
     heard: list[Any] = []
     with tf_private.patch_gradients(lambda *options: heard.append(options)).apply():
@@ -136,7 +136,7 @@ def test_patch_gradients_is_not_asked_about_bodies() -> None:
     assert heard == []
 
 
-def test_is_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
+def test_is_in_custom_gradient_is_true_inside_a_traced_one() -> None:
     """The frame of TensorFlow's decorator stands on the stack while the function under it runs."""
     found: list[bool] = []
 
@@ -153,30 +153,30 @@ def test_is_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
     assert found == [False, True]
 
 
-def test_stop_recording_stops_the_tapes_of_the_caller() -> None:
+def test_stop_recording_stops_open_tapes() -> None:
     x = tf.Variable(1.0)
     with tf.GradientTape() as tape:
         with tf_private.stop_recording():
             hidden = x * x
-            assert not tf_private.tape_records()
+            assert not tf_private.is_tape_recording()
         y = hidden * x
     assert float(tape.gradient(y, x)) == 1.0
 
 
-def test_tape_follows_what_comes_of_what_is_watched() -> None:
+def test_is_followed_by_tape_for_results_of_watched_tensors() -> None:
     x, other = tf.Variable(1.0), tf.constant(1.0)
-    assert not tf_private.tape_follows(x * x)
+    assert not tf_private.is_followed_by_tape(x * x)
     with tf.GradientTape():
-        assert tf_private.tape_follows(x * x)
-        assert not tf_private.tape_follows(other * other)
+        assert tf_private.is_followed_by_tape(x * x)
+        assert not tf_private.is_followed_by_tape(other * other)
 
 
-def test_tape_record_reports_what_a_gradient_through_it_is_asked_for() -> None:
+def test_record_on_tapes_reports_requested_sources() -> None:
     x, given, head, result = tf.Variable(1.0), tf.constant(2.0), tf.Variable(3.0), tf.constant(4.0)
     requests: list[frozenset[int] | None] = []
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(given)
-        tf_private.tape_record([x], [given], [result], requests.append)
+        tf_private.record_on_tapes([x], [given], [result], requests.append)
         y = result * head
     assert tape.gradient(y, [x, given]) == [None, None]
     assert float(tape.gradient(y, head)) == 4.0

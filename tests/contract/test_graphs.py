@@ -7,24 +7,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import VECTOR, graph_of
-from whale_nebula.tf import drawing, guarding, initial_values
+from tests.contract.tracing import VECTOR, trace_graph
+from whale_nebula.tf import drawing, guarded_variables, initial_values
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
 
 
-def test_FuncGraph_knows_captures_and_their_variables() -> None:
+def test_FuncGraph_has_captures_and_variables() -> None:
     """`captures` gives (external, internal); `variables` holds what was touched, by handle."""
     variable = tf.Variable([1.0])
-    graph = graph_of(lambda x: x + variable, VECTOR)
+    graph = trace_graph(lambda x: x + variable, VECTOR)
     ((external, internal),) = graph.captures
     assert external is variable.handle
     assert internal.dtype == tf.resource
     assert [v.handle is external for v in graph.variables] == [True]
 
 
-def test_FuncGraph_hangs_returned_tensors_on_effects() -> None:
+def test_FuncGraph_returns_identities_that_wait_for_effects() -> None:
     """A returned tensor is an Identity that waits for every effect: we peel it."""
     variable = tf.Variable(0.0)
 
@@ -32,12 +32,12 @@ def test_FuncGraph_hangs_returned_tensors_on_effects() -> None:
         variable.assign_add(1.0)
         return tf.sin(x)
 
-    returned = graph_of(step, VECTOR).structured_outputs
+    returned = trace_graph(step, VECTOR).structured_outputs
     assert returned.op.type == "Identity"
     assert returned.op.inputs[0].op.type == "Sin"
 
 
-def test_stamp_ops_marks_what_a_layer_makes_and_stamp_of_and_number_on_read_it() -> None:
+def test_stamp_ops_and_read_text_stamp_and_read_number_stamp() -> None:
     """Ops of a loop's body carry no stamp, the loop itself does: a body cannot be cut."""
     layer = layers.Dense(2)
     layer.build((None, 1))
@@ -47,15 +47,18 @@ def test_stamp_ops_marks_what_a_layer_makes_and_stamp_of_and_number_on_read_it()
             inside = tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, tf.tanh(v)), [0, layer(x)])[1]
         return tf.sin(inside)
 
-    graph = graph_of(step, tf.TensorSpec([None, 1], tf.float32))
+    graph = trace_graph(step, tf.TensorSpec([None, 1], tf.float32))
     ops = {op.type.removeprefix("Stateless"): op for op in graph.get_operations()}
-    marks = {kind: (tf_private.stamp_of(op, "_stage"), tf_private.number_on(op, "_number")) for kind, op in ops.items()}
+    marks = {
+        kind: (tf_private.read_text_stamp(op, "_stage"), tf_private.read_number_stamp(op, "_number"))
+        for kind, op in ops.items()
+    }
     assert marks["MatMul"] == marks["While"] == ("a", 3) and marks["Sin"] == ("", None)
-    body = tf_private.function_graph(graph, ops["While"].node_def.attr["body"].func.name)
-    assert {tf_private.stamp_of(op, "_stage") for op in body.get_operations() if op.type == "Tanh"} == {""}
+    body = tf_private.find_function_graph(graph, ops["While"].node_def.attr["body"].func.name)
+    assert {tf_private.read_text_stamp(op, "_stage") for op in body.get_operations() if op.type == "Tanh"} == {""}
 
 
-def test_layers_around_an_op_are_the_name_scopes_that_their_calls_opened() -> None:
+def test_find_layers_around_an_op_by_name_scopes() -> None:
     """Keras opens one for building and one for each call, and TensorFlow numbers all but the first."""
     inner = keras.Sequential([layers.Dense(2, name="dense_1"), layers.BatchNormalization(name="norm")], name="inner")
     inputs = keras.Input((3,))
@@ -64,16 +67,16 @@ def test_layers_around_an_op_are_the_name_scopes_that_their_calls_opened() -> No
     def step(x: Any) -> Any:
         return model(model(x) @ tf.ones([2, 3]), training=True)
 
-    graph = graph_of(step, tf.TensorSpec([None, 3], tf.float32))
+    graph = trace_graph(step, tf.TensorSpec([None, 3], tf.float32))
     made = [op for op in graph.get_operations() if op.type in ("BiasAdd", "SquaredDifference")]
-    found = {tf_private.layers_around(op) for op in made}
+    found = {tf_private.find_layers_around(op) for op in made}
     assert {names for names, _ in found} == {("outer", "inner", "dense_1"), ("outer", "inner", "norm")}
     assert {file.rpartition("/")[2] for _, file in found} == {"dense.py", "batch_normalization.py"}
     product = next(op for op in graph.get_operations() if op.type == "MatMul" and op.name.startswith("matmul"))
-    assert tf_private.layers_around(product) == ((), "")
+    assert tf_private.find_layers_around(product) == ((), "")
 
 
-def test_set_input_rewires_an_op_while_tracing() -> None:
+def test_set_input_changes_an_op_while_tracing() -> None:
     def step(x: Any) -> Any:
         doubled = tf.sin(x)
         tf_private.set_input(doubled.op, 0, x * 2.0)
@@ -82,25 +85,25 @@ def test_set_input_rewires_an_op_while_tracing() -> None:
     np.testing.assert_allclose(tf.function(step)(tf.constant([0.5])), np.sin([1.0]), rtol=1e-6)
 
 
-def test_resource_spec_knows_a_captured_variable() -> None:
+def test_find_resource_spec_of_a_captured_variable() -> None:
     """A captured handle says what variable is behind it, although the graph sees a bare resource."""
     variable = tf.Variable(tf.zeros((2, 3), tf.float16))
-    graph = graph_of(lambda: variable.read_value())
+    graph = trace_graph(lambda: variable.read_value())
     ((_, internal),) = graph.captures
-    assert tf_private.resource_spec(internal) == ("float16", (2, 3))
-    assert tf_private.resource_spec(graph_of(lambda x: x, VECTOR).inputs[0]) is None
+    assert tf_private.find_resource_spec(internal) == ("float16", (2, 3))
+    assert tf_private.find_resource_spec(trace_graph(lambda x: x, VECTOR).inputs[0]) is None
 
 
-def test_call_flat_is_the_call_without_its_structure() -> None:
+def test_call_flat_agrees_with_an_ordinary_call() -> None:
     variable = tf.Variable(3.0)
     concrete = tf.function(lambda x, y: [y, x * variable]).get_concrete_function(VECTOR, VECTOR)
     found = tf_private.call_flat(concrete, [tf.constant([1.0]), tf.constant([2.0])], concrete.captured_inputs)
     assert [t.numpy().tolist() for t in found] == [[2.0], [3.0]]
-    graph = graph_of(lambda x: tf_private.call_flat(concrete, [x, x], concrete.captured_inputs)[0], VECTOR)
+    graph = trace_graph(lambda x: tf_private.call_flat(concrete, [x, x], concrete.captured_inputs)[0], VECTOR)
     assert any(op.type.endswith("PartitionedCall") for op in graph.get_operations())
 
 
-def test_patch_cond_may_build_something_else() -> None:
+def test_patch_cond_may_build_other_ops() -> None:
     counter, seen = tf.Variable(0.0), list[str]()
 
     def takes(pred: Any, branches: Any) -> bool:
@@ -120,20 +123,20 @@ def test_patch_cond_may_build_something_else() -> None:
     assert float(counter) == 10.0 and "AssignAddVariableOp" in seen
 
 
-def test_function_graph_reads_functions_that_came_by_import() -> None:
+def test_find_function_graph_of_imported_functions() -> None:
     """Nodes that are imported bring their functions as definitions, not as graphs."""
-    donor = graph_of(lambda x: tf.cond(x[0] > 0.0, lambda: tf.sin(x), lambda: tf.cos(x)), VECTOR)
+    donor = trace_graph(lambda x: tf.cond(x[0] > 0.0, lambda: tf.sin(x), lambda: tf.cos(x)), VECTOR)
 
     def planted(x: Any) -> Any:
         return tf.graph_util.import_graph_def(donor.as_graph_def(), {"x": x}, [donor.outputs[0].name], name="")[0]
 
-    graph = graph_of(planted, VECTOR)
+    graph = trace_graph(planted, VECTOR)
     node = next(op for op in graph.get_operations() if op.type in ("If", "StatelessIf"))
-    body = tf_private.function_graph(graph, node.get_attr("then_branch").name)
+    body = tf_private.find_function_graph(graph, node.get_attr("then_branch").name)
     assert "Sin" in {op.type for op in body.get_operations()}
 
 
-def test_variables_later_gives_a_traces_variables_values_which_has_value_tells() -> None:
+def test_defer_initialization_until_requested_and_has_value() -> None:
     made: list[tf.Variable] = []
 
     def body() -> Any:
@@ -142,20 +145,20 @@ def test_variables_later_gives_a_traces_variables_values_which_has_value_tells()
         return made[0] + made[1]
 
     function = tf.function(body)
-    begin = initial_values.variables_later(function).begin
+    initialize = initial_values.defer_initialization(function).initialize_variables
     traced = function.get_concrete_function()
     there = [initial_values.has_value(v) for v in made]
     assert there == [False, False]
-    begin(lambda variable: variable is made[1])
+    initialize(lambda variable: variable is made[1])
     there = [initial_values.has_value(v) for v in made]
     assert there == [False, True]
     made[0].assign([5.0, 5.0])
-    begin(lambda variable: True)  # once is enough: nothing is overwritten
+    initialize(lambda variable: True)  # once is enough: nothing is overwritten
     assert traced().numpy().tolist() == [7.0, 7.0]
 
 
 @pytest.mark.parametrize("name", ["glorot_uniform", "orthogonal", "identity", "zeros", "truncated_normal"])
-def test_variables_later_computes_initial_values_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defer_initialization_computes_initial_values_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No constant is left that TensorFlow could compute a value from beforehand."""
     graphs, plain = [], initial_values.lift_to_graph.lift_to_graph
 
@@ -173,27 +176,27 @@ def test_variables_later_computes_initial_values_once(name: str, monkeypatch: py
         return made[0].read_value()
 
     function = tf.function(body)
-    begin = initial_values.variables_later(function).begin
+    initialize = initial_values.defer_initialization(function).initialize_variables
     traced = function.get_concrete_function()
     monkeypatch.setattr(initial_values.lift_to_graph, "lift_to_graph", lift)
-    begin(lambda variable: True)
+    initialize(lambda variable: True)
     assert traced().numpy().tolist() == draw([6, 4]).numpy().tolist()
     assert not [op.name for graph in graphs for op in graph.get_operations() if op.type == "Const"]
 
 
 SEEDED = {"seed": 7}
-DRAWN = {
+INITIALIZERS = {
     "glorot_uniform": SEEDED, "he_normal": SEEDED, "random_normal": SEEDED, "random_uniform": SEEDED,
     "truncated_normal": SEEDED, "zeros": {}, "ones": {}, "constant": {"value": 2.5},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_draw_part_has_the_bits_of_the_whole_where_can_draw_parts_says_so(name: str) -> None:
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_draw_part_is_bit_identical_where_can_draw_parts(name: str) -> None:
     """For parts that begin within a group of the generator, too."""
-    draw = keras.initializers.get({"class_name": name, "config": DRAWN[name]})
+    draw = keras.initializers.get({"class_name": name, "config": INITIALIZERS[name]})
     for shape in ((7, 31, 9), (1999,)):
-        whole, graph = draw(shape, "float32").numpy(), graph_of(lambda shape=shape: draw(shape, "float32"))
+        whole, graph = draw(shape, "float32").numpy(), trace_graph(lambda shape=shape: draw(shape, "float32"))
         assert drawing.can_draw_parts(graph.outputs[0])
         for axis, size in enumerate(shape):
             for most in (30, 500, 1 << 22):
@@ -205,7 +208,7 @@ def test_draw_part_has_the_bits_of_the_whole_where_can_draw_parts_says_so(name: 
                 )
 
 
-def test_draw_part_leaves_what_is_only_computed_as_a_whole() -> None:
+def test_draw_part_returns_none_for_indivisible_values() -> None:
     orthogonal = keras.initializers.Orthogonal(seed=7)
     changing = tf.Variable(1.0)
     for make in (
@@ -215,16 +218,16 @@ def test_draw_part_leaves_what_is_only_computed_as_a_whole() -> None:
         lambda: tf.fill([64, 32], changing),
         lambda: tf.reverse(tf.ones([64, 32]), [0]),
     ):
-        assert drawing.draw_part(graph_of(make).outputs[0], 0, 0, 8) is None
+        assert drawing.draw_part(trace_graph(make).outputs[0], 0, 0, 8) is None
 
 
-def test_draws_alike_is_true_of_keras_initializers_without_a_generator() -> None:
+def test_is_repeatable_for_keras_initializers_without_a_generator() -> None:
     """And of nothing that the user has written."""
     seeds = keras.random.SeedGenerator(1)
     found: list[bool] = []
 
     def make(create: Any, **options: Any) -> Any:
-        found.append(initial_values.draws_alike(options["initial_value"]))
+        found.append(initial_values.is_repeatable(options["initial_value"]))
         return create(**options)
 
     given = [
@@ -237,10 +240,10 @@ def test_draws_alike_is_true_of_keras_initializers_without_a_generator() -> None
         for initializer in given:
             keras.Variable(initializer, shape=[2])
     assert found == [True, True, False, False]
-    assert not initial_values.draws_alike(lambda: 1.0)
+    assert not initial_values.is_repeatable(lambda: 1.0)
 
 
-def test_make_guarded_class_answers_reads_and_writes() -> None:
+def test_make_guarded_class_intercepts_reads_and_writes() -> None:
     """Also those of eager ops in C++; in a trace the plain method may be called."""
     seen: list[str] = []
 
@@ -250,7 +253,7 @@ def test_make_guarded_class_answers_reads_and_writes() -> None:
 
     variable = tf.Variable([1.0, 2.0])
     kind = type(variable)
-    variable.__class__ = guarding.make_guarded_class(kind, type("Mixin", (), {}), "Guarded", answer, answer)
+    variable.__class__ = guarded_variables.make_guarded_class(kind, type("Mixin", (), {}), "Guarded", answer, answer)
     assert (variable + tf.ones([2])).numpy().tolist() == [2.0, 3.0]
     variable.assign_add([1.0, 1.0])
     assert tf.gather(variable, [1], name="picked").numpy().tolist() == [3.0]
@@ -260,20 +263,20 @@ def test_make_guarded_class_answers_reads_and_writes() -> None:
     assert variable.numpy().tolist() == [2.0, 3.0]
 
 
-def test_forward_op_goes_back_to_what_is_differentiated() -> None:
+def test_find_forward_op_of_a_gradient_op() -> None:
     def step(x: Any) -> Any:
         y = tf.sin(x, name="forward")
         return tf_private.differentiate([y], [x], [None], [])[0]
 
-    graph = graph_of(step, VECTOR)
+    graph = trace_graph(step, VECTOR)
     made = [op for op in graph.get_operations() if "_grad/" in op.name]
     assert made
-    assert {tf_private.forward_op(op).name for op in made} == {"forward"}
+    assert {tf_private.find_forward_op(op).name for op in made} == {"forward"}
     forward = graph.get_operation_by_name("forward")
-    assert tf_private.forward_op(forward) is forward
+    assert tf_private.find_forward_op(forward) is forward
 
 
-def test_patch_ops_gives_an_op_and_one_in_a_body_other_inputs() -> None:
+def test_patch_ops_replaces_inputs_also_in_bodies() -> None:
     """What tapes and gradients see is what the op was given."""
     asked: list[str] = []
 
@@ -304,7 +307,7 @@ def test_patch_ops_gives_an_op_and_one_in_a_body_other_inputs() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "bfloat16"])
-def test_copy_array_makes_a_tensor_of_the_same_numbers(dtype: str) -> None:
+def test_copy_array_makes_an_equal_tensor(dtype: str) -> None:
     kind = tf.as_dtype(dtype).as_numpy_dtype
     for shape in ((9, 5), (0, 3), ()):
         array = (np.arange(np.prod(shape, dtype=int)) % 3).reshape(shape).astype(kind)
@@ -313,7 +316,7 @@ def test_copy_array_makes_a_tensor_of_the_same_numbers(dtype: str) -> None:
         np.testing.assert_array_equal(found.numpy(), tf.constant(array).numpy())
 
 
-def test_allocate_tensor_gives_memory_that_a_variable_owns() -> None:
+def test_allocate_tensor_memory_is_owned_by_a_variable() -> None:
     """It is updated where it lies, which one with the memory of an array is not."""
     tensor, array = drawing.allocate_tensor((9, 5), tf.float32)
     array[...] = 2.0

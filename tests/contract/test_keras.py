@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import graph_of, noted
+from tests.contract.tracing import record_calls, trace_graph
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
 
 
-def test_entry_layer_is_the_outermost_that_runs() -> None:
+def test_entry_layer_is_the_outermost_running_layer() -> None:
     seen: list[Any] = []
 
     class Inner(layers.Layer):
@@ -41,7 +41,7 @@ def test_entry_layer_is_the_outermost_that_runs() -> None:
     assert tf_private.entry_layer() is None
 
 
-def test_nodes_by_depth_of_a_functional_model_a_sequential_and_others() -> None:
+def test_nodes_by_depth_of_each_kind_of_model() -> None:
     """Every node has an operation; a shared layer has one node for each call."""
     inputs, shared = keras.Input((2,)), layers.Dense(2)
     shared_model = keras.Model(inputs, shared(shared(inputs)) + 1.0)
@@ -52,7 +52,7 @@ def test_nodes_by_depth_of_a_functional_model_a_sequential_and_others() -> None:
     assert tf_private.nodes_by_depth(layers.Dense(2)) == {}
 
 
-def test_compute_output_spec_calls_a_subclass_in_symbolic_scope_without_computing() -> None:
+def test_compute_output_spec_calls_a_subclass_in_symbolic_scope() -> None:
     called: list[Any] = []
 
     class Lazy(keras.Model):
@@ -73,7 +73,7 @@ def test_compute_output_spec_calls_a_subclass_in_symbolic_scope_without_computin
     assert [symbolic for _, symbolic in called[-2:]] == [False, False] and not tf_private.in_symbolic_scope()
 
 
-def test_call_on_run_hears_every_run_of_a_node() -> None:
+def test_call_on_run_is_called_at_every_run_of_a_node() -> None:
     heard: list[Any] = []
     inputs = keras.Input((2,))
     outputs = layers.Dense(3)(inputs)
@@ -89,7 +89,7 @@ def test_call_on_run_hears_every_run_of_a_node() -> None:
     assert isinstance(heard[0][0][0], keras.KerasTensor)
 
 
-def test_find_original_of_the_nodes_of_a_model_that_begins_inside_another() -> None:
+def test_find_original_of_cloned_nodes() -> None:
     hidden = layers.Dense(3)(keras.Input((2,)))
     shared = layers.Dense(3)
     outputs = layers.Dense(1)(shared(shared(hidden)))
@@ -101,7 +101,7 @@ def test_find_original_of_the_nodes_of_a_model_that_begins_inside_another() -> N
         assert [tf_private.find_original(node) for node in nodes if not node.is_input] == originals[::-1]
 
 
-def test_call_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
+def test_call_on_config_is_called_when_a_model_is_copied(tmp_path: Any) -> None:
     heard: list[int] = []
 
     class Own(layers.Layer):
@@ -126,7 +126,7 @@ def test_call_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
         assert heard
 
 
-def test_call_on_build_hears_a_sequential_that_has_its_nodes() -> None:
+def test_call_on_build_is_called_after_a_sequential_has_nodes() -> None:
     heard: list[int] = []
     model = keras.Sequential([layers.Dense(2)])
     tf_private.call_on_build(model, lambda: heard.append(len(tf_private.nodes_by_depth(model))))
@@ -136,7 +136,7 @@ def test_call_on_build_hears_a_sequential_that_has_its_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "name"),
+    ("copy_model", "name"),
     [
         (lambda model, path: model.save(path / "m.keras"), "save_model"),
         (lambda model, path: model.save(path / "m", zipped=False), "save_model"),
@@ -146,24 +146,26 @@ def test_call_on_build_hears_a_sequential_that_has_its_nodes() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
-def test_keras_calls_are_named_as_we_know_them(way: Any, name: str, tmp_path: Any) -> None:
+def test_list_keras_calls_contains_the_copying_function(copy_model: Any, name: str, tmp_path: Any) -> None:
     found: list[Any] = []
     dense = layers.Dense(3)
     inputs = keras.Input((2,))
     model = keras.Model(inputs, dense(inputs))
-    tf_private.call_on_config(dense, lambda: found.extend(tf_private.keras_calls()))
-    way(model, tmp_path)
-    assert any((call.name, call.frame.f_code.co_name) == (name, name) and call.given is model for call in found)
-    gives_config = any(call.name == "get_config" and call.given is model for call in found)
+    tf_private.call_on_config(dense, lambda: found.extend(tf_private.list_keras_calls()))
+    copy_model(model, tmp_path)
+    assert any(
+        (call.name, call.frame.f_code.co_name) == (name, name) and call.first_argument is model for call in found
+    )
+    gives_config = any(call.name == "get_config" and call.first_argument is model for call in found)
     assert gives_config == (name != "clone_model")
 
 
-def test_exporting_while_a_saved_model_is_traced(tmp_path: Any) -> None:
+def test_is_exporting_while_a_saved_model_is_traced(tmp_path: Any) -> None:
     found: list[bool] = []
 
     class Exported(keras.Model):
         def call(self, x: Any) -> Any:
-            found.append(tf_private.exporting())
+            found.append(tf_private.is_exporting())
             return x + 1.0
 
     model = Exported()
@@ -179,31 +181,31 @@ def test_exporting_while_a_saved_model_is_traced(tmp_path: Any) -> None:
         assert set(found) == {True}
 
 
-def test_keras_tree_is_the_tree_of_keras() -> None:
+def test_keras_tree_flattens_as_keras() -> None:
     assert tf_private.keras_tree.flatten({"b": 1, "a": [2]}) == [2, 1]
 
 
-def test_KerasNode_is_made_for_every_call_on_symbolic_tensors() -> None:
+def test_KerasNode_is_created_by_every_symbolic_call() -> None:
     """We tag in `__init__`: layers, operators and `keras.ops` alike go through it."""
-    with noted(tf_private.KerasNode, "__init__") as made:
+    with record_calls(tf_private.KerasNode, "__init__") as made:
         inputs = keras.Input((2,))
         keras.ops.sin(layers.Dense(2)(inputs)) + inputs
     assert [type(node.operation).__name__ for node, *_ in made] == ["InputLayer", "Dense", "Sin", "Add"]
 
 
-def test_KerasFunction_asks_for_the_operation_of_each_node_before_it_calls_it() -> None:
+def test_KerasFunction_gets_each_operation_before_its_call() -> None:
     """`_run_through_graph` is handed `operation_fn`, and `_get_operation_for_node` tells us the node."""
     inputs = keras.Input((2,))
     model = keras.Model(inputs, layers.Dense(2)(inputs))
     assert isinstance(model, tf_private.KerasFunction)
-    with noted(tf_private.KerasFunction, "_get_operation_for_node") as asked:
+    with record_calls(tf_private.KerasFunction, "_get_operation_for_node") as asked:
         model(tf.ones((1, 2)))
     assert [node.operation for _, node, _ in asked] == [model.layers[-1]]
     names = list(inspect.signature(tf_private.KerasFunction._run_through_graph).parameters)
     assert names == ["self", "inputs", "operation_fn", "call_fn"]
 
 
-def test_KerasSequential_add_rebuilds_and_call_goes_through_its_functional() -> None:
+def test_KerasSequential_add_rebuilds_its_functional() -> None:
     """`add` makes every node anew, so a layer's scope must be kept on the layer."""
     model = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
     before = model._functional
@@ -214,7 +216,7 @@ def test_KerasSequential_add_rebuilds_and_call_goes_through_its_functional() -> 
 
 
 @pytest.mark.parametrize("kind", ["train", "test", "predict"])
-def test_TensorFlowTrainer_makes_its_functions_by_methods_that_we_wrap(kind: str) -> None:
+def test_TensorFlowTrainer_makes_functions_by_wrapped_methods(kind: str) -> None:
     make = inspect.unwrap(vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"])
     original = getattr(make, "nebula_original", make)
     assert list(inspect.signature(original).parameters) == ["self", "force"]
@@ -247,23 +249,23 @@ def test_TensorFlowTrainer_skips_the_symbolic_build() -> None:
     assert all(where)
 
 
-def test_sublayers_are_those_directly_inside_and_layers_of_all_and_KerasInput_the_first() -> None:
+def test_list_sublayers_and_list_layers_and_KerasInput_of_models() -> None:
     shared = layers.Dense(2, name="shared")
     inner = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="a"), shared], name="inner")
     inputs = keras.Input((2,))
     model = keras.Model(inputs, shared(inner(inputs)))
-    assert [layer.name for layer in tf_private.sublayers(inner)][1:] == ["a", "shared"]
-    assert isinstance(tf_private.sublayers(inner)[0], tf_private.KerasInput)
-    assert [layer.name for layer in tf_private.sublayers(model)][1:] == ["inner", "shared"]
-    assert {"a", "shared", "inner", model.name} <= {layer.name for layer in tf_private.layers_of(model)}
+    assert [layer.name for layer in tf_private.list_sublayers(inner)][1:] == ["a", "shared"]
+    assert isinstance(tf_private.list_sublayers(inner)[0], tf_private.KerasInput)
+    assert [layer.name for layer in tf_private.list_sublayers(model)][1:] == ["inner", "shared"]
+    assert {"a", "shared", "inner", model.name} <= {layer.name for layer in tf_private.list_layers(model)}
 
 
-def test_KerasLayer_is_called_by_its_class_whatever_kind_of_layer_it_is() -> None:
+def test_KerasLayer_calls_go_through_its_class() -> None:
     """`nb.place` hooks `__call__` of the class: no layer of Keras has one that passes it by."""
     inner = keras.Sequential([keras.Input((3, 2)), layers.GRU(2, name="gru")], name="inner")
     inputs = keras.Input((3, 2))
     model = keras.Model(inputs, layers.Dense(1, name="dense")(inner(inputs)), name="model")
-    with noted(tf_private.KerasLayer, "__call__") as calls:
+    with record_calls(tf_private.KerasLayer, "__call__") as calls:
         model(tf.ones((1, 3, 2)))
     called = [layer.name for layer, *_ in calls]
     assert called[:3] == ["model", "inner", "gru"]
@@ -271,7 +273,7 @@ def test_KerasLayer_is_called_by_its_class_whatever_kind_of_layer_it_is() -> Non
     assert tf_private.KerasLayer.__call__.__module__.startswith("keras.")
 
 
-def test_patch_masks_hears_of_what_a_layer_takes_off_again() -> None:
+def test_patch_masks_reports_masks_that_a_layer_removes() -> None:
     heard: list[tuple[Any, Any]] = []
     tokens = keras.layers.Embedding(5, 4, mask_zero=True)(tf.constant([[1, 0]]))
     with tf_private.patch_masks(lambda tensor, mask: heard.append((tensor, mask))).apply():
@@ -283,7 +285,7 @@ def test_patch_masks_hears_of_what_a_layer_takes_off_again() -> None:
     assert len(heard) == count
 
 
-def test_add_variable_is_a_variable_of_a_layer_that_is_built() -> None:
+def test_add_variable_to_a_built_layer() -> None:
     owner, made = keras.layers.Dense(2, name="owner"), list[Any]()
     owner.build((None, 3))
 
@@ -299,21 +301,21 @@ def test_add_variable_is_a_variable_of_a_layer_that_is_built() -> None:
         owner._track_variable(keras.Variable(1.0))
 
 
-def test_layers_running_are_those_whose_calls_run_and_each_has_a_name_scope() -> None:
+def test_list_running_layers_each_with_a_name_scope() -> None:
     class Inner(keras.layers.Layer):
         def call(self, x: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
-            seen.append(([layer.name for layer in tf_private.layers_running()], graph.get_name_scope()))
+            seen.append(([layer.name for layer in tf_private.list_running_layers()], graph.get_name_scope()))
             return x
 
     seen: list[Any] = []
     inputs = keras.Input((3,))
     model = keras.Model(inputs, Inner(name="inside")(inputs), name="outside")
     seen.clear()
-    graph_of(lambda x: model(model(x)), tf.TensorSpec([None, 3], tf.float32))
+    trace_graph(lambda x: model(model(x)), tf.TensorSpec([None, 3], tf.float32))
     assert [layers for layers, _ in seen] == [["outside", "inside"]] * 2
     (first, inner), (second, again) = (scope.split("/") for _, scope in seen)
     assert first != second, "each call has its own"
     assert inner.startswith("inside")
     assert again.startswith("inside")
-    assert tf_private.layers_running() == []
+    assert tf_private.list_running_layers() == []

@@ -12,20 +12,20 @@ from whale_nebula.tf import initial_values, keras_training
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 
 
-def functional() -> Any:
+def build_functional() -> Any:
     inputs = keras.Input((3,), name="x")
     model = keras.Model(inputs, keras.layers.Dense(2, name="dense")(inputs), name="model")
     model.compile(keras.optimizers.Adam(name="adam"), "mse", metrics=["mae"], weighted_metrics=["accuracy"])
     return model
 
 
-def scaled() -> Any:
-    model = functional()
+def build_scaled() -> Any:
+    model = build_functional()
     model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(name="adam"), name="scaled"), "mse")
     return model
 
 
-def several() -> Any:
+def build_with_two_outputs() -> Any:
     inputs = keras.Input((3,), name="x")
     outputs = [keras.layers.Dense(2, name=name)(inputs) for name in ("a", "b")]
     model = keras.Model(inputs, outputs, name="model")
@@ -42,61 +42,61 @@ class Lazy(keras.Model):
         return self.dense(x)
 
 
-def subclassed() -> Any:
+def build_subclassed() -> Any:
     model = Lazy()
     model.compile(keras.optimizers.SGD(momentum=0.9, name="sgd"), "mse", metrics=["mae"])
     return model
 
 
-def variables_of(model: Any) -> list[str]:
+def list_variables(model: Any) -> list[str]:
     own = [*model.variables, *model.optimizer.variables, *(v for metric in model.metrics for v in metric.variables)]
     return [variable.path for variable in own]
 
 
-def data(model: Any) -> Any:
+def make_data(model: Any) -> Any:
     return (X, [Y, Y]) if len(getattr(model, "outputs", [None])) > 1 else (X, Y, np.ones((4,), "float32"))
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        functional,
-        pytest.param(several, marks=pytest.mark.grid),
-        pytest.param(subclassed, marks=pytest.mark.grid),
-        scaled,
+        build_functional,
+        pytest.param(build_with_two_outputs, marks=pytest.mark.grid),
+        pytest.param(build_subclassed, marks=pytest.mark.grid),
+        build_scaled,
     ],
 )
-def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says_when(make: Any) -> None:
+def test_create_variables_of_the_first_step_and_lacks_optimizer_variables(make: Any) -> None:
     trained, created, traces = make(), make(), list[int]()
     first = tf.function(lambda *given: trained.train_step(given), autograph=False)
-    given = tf.nest.map_structure(tf.convert_to_tensor, data(trained))
+    given = tf.nest.map_structure(tf.convert_to_tensor, make_data(trained))
     first(*given)
-    assert not keras_training.lacks_variables(trained)
+    assert not keras_training.lacks_optimizer_variables(trained)
 
     def step(*given: Any) -> Any:
         traces.append(1)
         return created.train_step(given)
 
-    assert keras_training.lacks_variables(created)
+    assert keras_training.lacks_optimizer_variables(created)
     made = tf.function(lambda *given: keras_training.create_variables(created, given), autograph=False)
     initial_values.trace_variables(made, given)
-    assert not keras_training.lacks_variables(created)
-    assert variables_of(created) == variables_of(trained)
+    assert not keras_training.lacks_optimizer_variables(created)
+    assert list_variables(created) == list_variables(trained)
     tf.function(step, autograph=False)(*given)
     assert len(traces) == 1
 
 
-def test_trains_as_keras_where_nobody_has_another_train_step() -> None:
+def test_has_keras_train_step_unless_overridden() -> None:
     class Own(Lazy):
         def train_step(self, data: Any) -> Any:
             return super().train_step(data)
 
-    assert keras_training.trains_as_keras(Lazy())
-    assert not keras_training.trains_as_keras(Own())
-    assert not keras_training.trains_as_keras(lambda: None)
+    assert keras_training.has_keras_train_step(Lazy())
+    assert not keras_training.has_keras_train_step(Own())
+    assert not keras_training.has_keras_train_step(lambda: None)
 
 
-def test_trace_variables_traces_once_and_gives_them_values() -> None:
+def test_trace_variables_traces_once_and_initializes() -> None:
     made: list[tf.Variable] = []
     traces: list[Any] = []
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.contract.tracing import VECTOR, graph_of
+from tests.contract.tracing import VECTOR, trace_graph
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
 
@@ -15,13 +15,13 @@ X = np.random.default_rng(0).random((6, 3), "float32")
 MARK = "_nebula_mark"
 
 
-def moments(**options: Any) -> list[np.ndarray]:
+def compute_moments(**options: Any) -> list[np.ndarray]:
     layer = keras.layers.BatchNormalization(momentum=0.0, **options)
     layer(X, training=True)
     return [variable.numpy() for variable in layer.non_trainable_variables]
 
 
-def test_patch_moments_asks_for_synchronized_moments_alone() -> None:
+def test_patch_moments_replaces_synchronized_moments_only() -> None:
     asked: list[tuple[Sequence[int], bool]] = []
 
     def answer(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any]:
@@ -29,35 +29,35 @@ def test_patch_moments_asks_for_synchronized_moments_alone() -> None:
         return tf.fill([3], 7.0), tf.fill([3], 9.0)
 
     with tf_patch.patch_moments(answer).apply():
-        plain, ours = moments(), moments(synchronized=True)
+        plain, ours = compute_moments(), compute_moments(synchronized=True)
     assert asked == [((0,), False)]
     np.testing.assert_allclose(plain, [X.mean(0), X.var(0)], rtol=1e-5)
     np.testing.assert_array_equal(ours, [[7.0] * 3, [9.0] * 3])
 
 
-def test_where_there_is_no_answer_keras_goes_on() -> None:
+def test_patch_moments_falls_back_to_keras() -> None:
     with tf_patch.patch_moments(lambda x, axes, keepdims: None).apply():
-        found = moments(synchronized=True)
+        found = compute_moments(synchronized=True)
     np.testing.assert_allclose(found, [X.mean(0), X.var(0)], rtol=1e-4)
-    np.testing.assert_array_equal(found, moments(synchronized=True))
+    np.testing.assert_array_equal(found, compute_moments(synchronized=True))
 
 
-def test_unmark_takes_a_mark_off() -> None:
+def test_remove_attribute_of_an_op() -> None:
     def body(x: Any) -> Any:
         with tf_private.stamp_ops(tf.compat.v1.get_default_graph(), {MARK: 1}):
             marked = tf.identity(x)
-        assert tf_private.number_on(marked.op, MARK) == 1
-        tf_patch.unmark(marked.op, MARK)
+        assert tf_private.read_number_stamp(marked.op, MARK) == 1
+        tf_patch.remove_attribute(marked.op, MARK)
         return marked
 
-    graph = graph_of(body, VECTOR)
+    graph = trace_graph(body, VECTOR)
     assert all(MARK not in node.attr for node in graph.as_graph_def().node)
 
 
-def test_readers_are_told_with_every_place_where_they_read() -> None:
+def test_readers_are_listed_with_input_positions() -> None:
     def body(x: Any) -> Any:
         doubled = x + x
         assert [(op.type, place) for op, place in tf_patch.readers(x)] == [("AddV2", 0), ("AddV2", 1)]
         return doubled
 
-    graph_of(body, VECTOR)
+    trace_graph(body, VECTOR)

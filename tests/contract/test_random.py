@@ -20,28 +20,28 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def three(draw: Callable[[Any], Any]) -> list[Any]:
+def draw_three_times(draw: Callable[[Any], Any]) -> list[Any]:
     """What three calls of one function draw, of all shapes."""
     function = tf.function(lambda: [draw(tf.constant(shape, tf.int32)) for shape in SHAPES])
     return [each.numpy() for _ in range(3) for each in function()]
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_patch_draws_gives_from_a_variable_the_numbers_of_a_kernel(name: str) -> None:
-    plain, states = three(DRAWS[name]), []
+def test_patch_draws_draws_the_numbers_of_the_kernel(name: str) -> None:
+    plain, states = draw_three_times(DRAWS[name]), []
 
     def asked(seed: int, seed2: int) -> Any:
-        states.append(tf_patch.fresh_state(seed, seed2, "draws"))
+        states.append(tf_patch.make_generator_state(seed, seed2, "draws"))
         return states[-1]
 
     with apply_patches(tf_patch.patch_draws(asked)):
-        counted = three(DRAWS[name])
+        counted = draw_three_times(DRAWS[name])
     assert len(states) == len(SHAPES)
     for one, other in zip(plain, counted, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_where_nobody_has_a_variable_the_kernel_draws() -> None:
+def test_patch_draws_without_a_state_uses_the_kernel() -> None:
     asked: list[tuple[int, int]] = []
     with apply_patches(tf_patch.patch_draws(lambda seed, seed2: asked.append((seed, seed2)))):
         graph = tf.function(lambda: tf.random.normal([3], seed=7)).get_concrete_function().graph
@@ -49,18 +49,18 @@ def test_where_nobody_has_a_variable_the_kernel_draws() -> None:
     assert len(asked) == 1 and any(asked[0])
 
 
-def test_fresh_state_is_no_variable_of_the_function_that_is_traced() -> None:
+def test_make_generator_state_outside_the_traced_function() -> None:
     states = []
 
     def body() -> None:
-        states.append(tf_patch.fresh_state(1, 2, "draws"))
+        states.append(tf_patch.make_generator_state(1, 2, "draws"))
 
     function = tf.function(body)
     function.get_concrete_function()
     assert [state.numpy().tolist() for state in states] == [[0, 2, 1]] * len(states)
 
 
-def test_apply_patches_is_for_a_while() -> None:
+def test_apply_patches_is_temporary() -> None:
     plain = tf.random.normal
     with apply_patches([tf_patch.Patch(tf.random, "normal", None)] * 2):
         assert tf.random.normal is None

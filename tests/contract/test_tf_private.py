@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import VECTOR, graph_of
+from tests.contract.tracing import VECTOR, trace_graph
 from tests.processes import zygote
-from whale_nebula.tf import collectives, datasets, drawing, guarding, initial_values, keras_training
+from whale_nebula.tf import collectives, datasets, drawing, guarded_variables, initial_values, keras_training
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
 
 
 @pytest.mark.parametrize(
     "module",
-    [collectives, datasets, drawing, guarding, initial_values, keras_training, tf_private, tf_patch],
+    [collectives, datasets, drawing, guarded_variables, initial_values, keras_training, tf_private, tf_patch],
     ids=lambda m: m.__name__,
 )
-def test_everything_private_has_a_contract(module: Any) -> None:
+def test_private_functions_have_contract_tests(module: Any) -> None:
     own = {name for name, thing in vars(module).items() if isinstance(thing, types.FunctionType)}
     own = {name for name in own if vars(module)[name].__module__ == module.__name__ and name[0] != "_"}
     names = own | ({*tf_private.__all__, "FuncGraph"} if module is tf_private else set())
@@ -30,97 +30,97 @@ def test_everything_private_has_a_contract(module: Any) -> None:
     assert sorted(name for name in names if f"_{name}_" not in tested + "_") == []
 
 
-def test_python_frames_lead_outwards_from_here() -> None:
+def test_iterate_python_frames_from_the_caller_outwards() -> None:
     def inner() -> list[str]:
-        return [frame.f_code.co_name for frame in tf_private.python_frames()]
+        return [frame.f_code.co_name for frame in tf_private.iterate_python_frames()]
 
     names = inner()
-    assert names[: names.index("inner") + 2][-2:] == ["inner", "test_python_frames_lead_outwards_from_here"]
+    assert names[: names.index("inner") + 2][-2:] == ["inner", "test_iterate_python_frames_from_the_caller_outwards"]
 
 
-def here() -> int:
+def current_line() -> int:
     return inspect.currentframe().f_back.f_lineno  # type: ignore[union-attr]
 
 
-def test_user_frames_lead_to_the_line_that_made_an_op() -> None:
+def test_list_user_frames_contains_the_line_of_an_op() -> None:
     lines: list[int] = []
 
     def step(x: Any) -> Any:
-        lines.append(here() + 1)
+        lines.append(current_line() + 1)
         return tf.sin(x)
 
-    (op,) = [op for op in graph_of(step, VECTOR).get_operations() if op.type == "Sin"]
-    frames = tf_private.user_frames(op)
+    (op,) = [op for op in trace_graph(step, VECTOR).get_operations() if op.type == "Sin"]
+    frames = tf_private.list_user_frames(op)
     assert (__file__, lines[0]) in frames
     assert frames.index((__file__, lines[0])) > 0, "outermost first"
 
 
-def test_apply_autograph_turns_python_control_flow_into_ops() -> None:
+def test_apply_autograph_converts_python_control_flow() -> None:
     def step(x: Any) -> Any:
         for _ in tf.range(3):
             x = x + 1.0
         return x
 
-    graph = graph_of(tf_private.apply_autograph(step), tf.TensorSpec([], tf.float32))
+    graph = trace_graph(tf_private.apply_autograph(step), tf.TensorSpec([], tf.float32))
     assert any("While" in op.type for op in graph.get_operations())
 
 
-def test_leaf_paths_are_in_the_order_of_flatten() -> None:
+def test_list_leaf_paths_in_the_order_of_flatten() -> None:
     structure = {"b": 1, "a": (2, [3, {"c": 4}])}
-    found = tf_private.leaf_paths(structure)
+    found = tf_private.list_leaf_paths(structure)
     assert [leaf for _, leaf in found] == tf.nest.flatten(structure) == [2, 3, 4, 1]
     assert [path for path, _ in found] == [("a", 0), ("a", 1, 0), ("a", 1, 1, "c"), ("b",)]
-    assert tf_private.leaf_paths(7) == [((), 7)]
+    assert tf_private.list_leaf_paths(7) == [((), 7)]
 
 
-def test_runtime_started_tells_whether_anything_was_computed() -> None:
+def test_is_runtime_started_after_a_computation() -> None:
     tf.ones(1)
-    assert tf_private.runtime_started()
-    code = "from whale_nebula.tf import private; import sys; sys.exit(private.runtime_started())"
+    assert tf_private.is_runtime_started()
+    code = "from whale_nebula.tf import private; import sys; sys.exit(private.is_runtime_started())"
     assert zygote.run("-c", code).returncode == 0
 
 
-def test_not_rewritten_keeps_autograph_away() -> None:
-    @tf_private.not_rewritten
+def test_exempt_from_autograph_prevents_conversion() -> None:
+    @tf_private.exempt_from_autograph
     class Ours:
         def __call__(self, x: Any) -> Any:
             return "rewritten" if "autograph" in inspect.stack()[0].filename else "as it is"
 
     ours = Ours()
-    said: list[str] = []
-    tf.function(lambda x: said.append(ours(x)) or x)(tf.ones(1))
-    assert said == ["as it is"]
+    results: list[str] = []
+    tf.function(lambda x: results.append(ours(x)) or x)(tf.ones(1))
+    assert results == ["as it is"]
 
 
-def test_xla_takes_what_it_has_kernels_for() -> None:
-    assert [tf_private.xla_takes(op, gpu=False) for op in ("MatMul", "AssignSubVariableOp")] == [True, True]
-    assert [tf_private.xla_takes(op, gpu=True) for op in ("MatMul", "Conv2D")] == [True, True]
-    assert not any(tf_private.xla_takes(op, gpu=False) for op in ("EagerPyFunc", "WriteSummary", "AsString"))
+def test_is_supported_by_xla_for_ops_with_kernels() -> None:
+    assert [tf_private.is_supported_by_xla(op, gpu=False) for op in ("MatMul", "AssignSubVariableOp")] == [True, True]
+    assert [tf_private.is_supported_by_xla(op, gpu=True) for op in ("MatMul", "Conv2D")] == [True, True]
+    assert not any(tf_private.is_supported_by_xla(op, gpu=False) for op in ("EagerPyFunc", "WriteSummary", "AsString"))
 
 
-def test_ops_watched_while_a_debugger_is_on() -> None:
-    assert not tf_private.ops_watched()
+def test_is_debugger_active_while_a_debugger_is_on() -> None:
+    assert not tf_private.is_debugger_active()
     tf.debugging.enable_check_numerics()
     try:
-        assert tf_private.ops_watched()
+        assert tf_private.is_debugger_active()
     finally:
         tf.debugging.disable_check_numerics()
-    assert not tf_private.ops_watched()
+    assert not tf_private.is_debugger_active()
 
 
-def test_caching_device_kept_mends_what_a_failed_scan_leaves() -> None:
+def test_restore_caching_device_after_a_failed_scan() -> None:
     """TensorFlow's own: without it, the next strategy's scope fails."""
     scope = tf.compat.v1.get_variable_scope()
 
     def body(_: Any, row: Any) -> Any:
         raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError), tf_private.caching_device_kept():
+    with pytest.raises(RuntimeError), tf_private.restore_caching_device():
         tf.function(lambda x: tf.scan(body, x))(tf.ones(3))
     assert scope.caching_device is None
 
 
-def test_dispatch_to_answers_for_a_class_of_ours_and_for_no_other() -> None:
+def test_dispatch_to_applies_to_one_class_only() -> None:
     class Ours:
         def __array__(self) -> None:
             raise TypeError
@@ -132,7 +132,7 @@ def test_dispatch_to_answers_for_a_class_of_ours_and_for_no_other() -> None:
         tf.shape(object())
 
 
-def test_copy_op_infers_shapes_anew() -> None:
+def test_copy_op_infers_shapes_again() -> None:
     """The same op on pieces: attributes are those of the traced one, shapes those of what it is given."""
 
     @tf.function(autograph=False)
@@ -153,9 +153,9 @@ def test_copy_op_infers_shapes_anew() -> None:
     tf.debugging.assert_near(piece(x, w), tf.matmul(x, w, transpose_b=True))
 
 
-def test_written_value_is_what_variables_are_given() -> None:
+def test_find_written_value_of_assign_and_restore() -> None:
     variable = tf.Variable([1.0, 2.0])
     given = {"VARIABLE_VALUE": tf.constant([3.0, 4.0])}
-    assert tf_private.written_value(given).numpy().tolist() == [3.0, 4.0]
+    assert tf_private.find_written_value(given).numpy().tolist() == [3.0, 4.0]
     variable._restore_from_tensors(given)
-    assert variable.numpy().tolist() == tf_private.written_value([3.0, 4.0])
+    assert variable.numpy().tolist() == tf_private.find_written_value([3.0, 4.0])

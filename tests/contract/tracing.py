@@ -9,21 +9,21 @@ import tensorflow as tf
 VECTOR = tf.TensorSpec([None], tf.float32)
 
 
-def graph_of(fn: Any, *specs: Any) -> Any:
+def trace_graph(fn: Any, *specs: Any) -> Any:
     """The graph that a function is traced into."""
     return tf.function(fn, autograph=False).get_concrete_function(*specs).graph
 
 
 @contextlib.contextmanager
-def noted(owner: Any, name: str) -> Iterator[list[tuple[Any, ...]]]:
+def record_calls(owner: Any, name: str) -> Iterator[list[tuple[Any, ...]]]:
     """Replace a function of a class or module by one that notes the arguments of its calls, and calls it."""
     original, calls = getattr(owner, name), list[tuple[Any, ...]]()
 
-    def noting(*args: Any, **kwargs: Any) -> Any:
+    def record(*args: Any, **kwargs: Any) -> Any:
         calls.append((*args, tf.compat.v1.get_default_graph()))
         return original(*args, **kwargs)
 
-    setattr(owner, name, noting)
+    setattr(owner, name, record)
     try:
         yield calls
     finally:

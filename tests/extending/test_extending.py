@@ -29,7 +29,7 @@ from whale_nebula.wire.message import build_message
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 X = np.random.default_rng(0).random((16, 8), np.float32)
 Y = np.tanh(X.sum(1, keepdims=True))
-SOON = 20.0
+DEADLINE = 20.0
 
 
 def run_section(title: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def run_section(title: str) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
+def restored_tables() -> Iterator[None]:
     """What a program enters is taken out again."""
     nb.shutdown()
     tables: list[dict[str, Any]] = [CODECS, SCHEDULES, OUTPUTS, RULES]
@@ -73,7 +73,7 @@ def train(*scopes: Any, hidden: Callable[[Any], Any] = keras.ops.tanh, uncut: bo
     return model.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0).history["loss"]
 
 
-def test_a_codec() -> None:
+def test_codec_of_the_page_trains() -> None:
     run_section("A codec")
     with nb.init(links="1gbit,0ms"):
         losses = train(nb.compress("thirds", backward="thirds"))
@@ -83,12 +83,12 @@ def test_a_codec() -> None:
     assert losses[-1] < losses[0]
 
 
-def test_a_schedule() -> None:
+def test_schedule_of_the_page_equals_the_uncut_model() -> None:
     run_section("A schedule")
     assert train(nb.pipeline(4, schedule="two")) == pytest.approx(train(uncut=True), rel=1e-5)
 
 
-def test_an_output_of_reports(tmp_path: Path) -> None:
+def test_report_output_of_the_page_writes_every_step(tmp_path: Path) -> None:
     run_section("An output of reports")
     with nb.init(outputs={"seconds": tmp_path / "seconds.txt"}):
         train(nb.pipeline(2))
@@ -97,7 +97,7 @@ def test_an_output_of_reports(tmp_path: Path) -> None:
         nb.init(outputs={"minutes": "x"})
 
 
-def test_an_op_rule() -> None:
+def test_op_rule_of_the_page_allows_micro_batches() -> None:
     def bessel(x: Any) -> Any:
         return keras.layers.Lambda(tf.math.special.bessel_i0)(keras.ops.tanh(x))
 
@@ -108,7 +108,7 @@ def test_an_op_rule() -> None:
     assert train(nb.pipeline(2), hidden=bessel) == pytest.approx(train(uncut=True, hidden=bessel), rel=1e-5)
 
 
-def test_an_op_rule_says_how_pieces_are_made() -> None:
+def test_op_rule_of_the_page_shards_the_op() -> None:
     """Without it the op is run whole, and a note says so and what it costs; with it in pieces, by the same numbers."""
 
     def plan() -> tuple[nb.Plan, list[float]]:
@@ -135,7 +135,7 @@ def test_an_op_rule_says_how_pieces_are_made() -> None:
     assert {each.kind for each in pieces.collectives} == {"all-reduce"}
 
 
-def test_a_pass() -> None:
+def test_pass_of_the_page_adds_a_note() -> None:
     run_section("A pass")
     inputs = keras.Input((8,))
     with nb.cluster(), nb.stage(cluster="gpu"):
@@ -148,13 +148,13 @@ def test_a_pass() -> None:
     assert train(nb.pipeline(2)) == pytest.approx(train(uncut=True), rel=1e-5)
 
 
-def test_a_carrier() -> None:
+def test_carrier_of_the_page_trains_like_one_process() -> None:
     """Two halves of a linear model over a link of it: activations there, gradients back."""
     carrier = run_section("A carrier")["StreamCarrier"]
     workers = ("gpu/0", "npu/0")
     ends = [carrier(sock, there) for sock, there in zip(socket.socketpair(), workers[::-1], strict=True)]
     gpu, npu = (
-        PeerLink(end, Greeting("run", here, end.there), workers, deadlines=Deadlines(patience=SOON, grace=2.0))
+        PeerLink(end, Greeting("run", here, end.there), workers, deadlines=Deadlines(patience=DEADLINE, grace=2.0))
         for end, here in zip(ends, workers, strict=True)
     )
     w = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
@@ -164,21 +164,21 @@ def test_a_carrier() -> None:
     def key(kind: Any, step: int, source: str, destination: str) -> Key:
         return Key(kind, 1, step, 0, 0, 0, source, destination)
 
-    def judge() -> None:
+    def run_second_half() -> None:
         for step in range(5):
             npu.post(build_message("SESSION", "STEP", program=1, step=step, rows=16, inputs={}))
-            hidden = npu.receive(key("forward", step, *workers), SOON)
+            hidden = npu.receive(key("forward", step, *workers), DEADLINE)
             error = 2 / 16 * (hidden @ v - Y)
             npu.send(key("backward", step, *workers[::-1]), (error @ v.T).astype(np.float32))
             v[:] -= 0.1 * hidden.T @ error
 
-    thread = threading.Thread(target=judge)
+    thread = threading.Thread(target=run_second_half)
     thread.start()
     for step in range(5):
         gpu.post(build_message("SESSION", "STEP", program=1, step=step, rows=16, inputs={}))
         gpu.send(key("forward", step, *workers), X @ w)
-        w -= 0.1 * X.T @ gpu.receive(key("backward", step, *workers[::-1]), SOON)
-    thread.join(SOON)
+        w -= 0.1 * X.T @ gpu.receive(key("backward", step, *workers[::-1]), DEADLINE)
+    thread.join(DEADLINE)
     for _ in range(5):
         hidden = X @ alone_w
         error = 2 / 16 * (hidden @ alone_v - Y)
@@ -188,6 +188,6 @@ def test_a_carrier() -> None:
     closing = threading.Thread(target=gpu.close)
     closing.start()
     npu.close()
-    closing.join(SOON)
+    closing.join(DEADLINE)
     np.testing.assert_array_equal(w, alone_w)
     np.testing.assert_array_equal(v, alone_v)

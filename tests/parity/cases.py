@@ -20,19 +20,19 @@ from tests.scripts.keras import (
     retraining,
     state,
     steps,
-    wider,
+    workloads,
 )
 from tests.scripts.keras.script import SCRIPTS
-from tests.scripts.loops.book import opened
+from tests.scripts.loops.loop_scripts import load_scripts
 from tests.scripts.place import models
 
 KERAS = (
     nesting, steps, outputs, masks, penalties, optimizers, precision, metrics, state, retraining, feeding, callbacks,
-    mixture, wider,
+    mixture, workloads,
 )  # fmt: skip
 """Importing them registers their scripts."""
 
-FAMILIES: dict[str, dict[str, Case]] = {"zoo": ZOO, "keras": SCRIPTS, "loops": opened(), "place": models.CASES}
+FAMILIES: dict[str, dict[str, Case]] = {"zoo": ZOO, "keras": SCRIPTS, "loops": load_scripts(), "place": models.CASES}
 CASES = {f"{family} {name}": case for family, cases in FAMILIES.items() for name, case in cases.items()}
 
 SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "zero-bubble")

@@ -38,7 +38,7 @@ def find_case(name: str, whole: bool) -> Case:
     case = CASES[name]
     if whole or not isinstance(case.run, Script) or list(SCRIPTS).index(name.partition(" ")[2]) % 4 == 1:
         return case
-    return replace(case, run=replace(case.run, looks=False))
+    return replace(case, run=replace(case.run, evaluates=False))
 
 
 @functools.cache

@@ -266,11 +266,11 @@ def run_script(script: Callable[[bool, CountBatch], Any], folder: Path, cut: boo
         if seen == stop:
             raise SimulatedKill
 
-    with nb.init(checkpoint={"folder": str(folder), "every": 3}) as opened:
+    with nb.init(checkpoint={"folder": str(folder), "every": 3}) as load_scripts:
         try:
             return tf.nest.map_structure(lambda each: np.asarray(each).tobytes(), script(cut, count))
         except SimulatedKill:
-            opened.checkpoints.failed = True
+            load_scripts.checkpoints.failed = True
 
 
 SCRIPTS = [

@@ -19,7 +19,7 @@ CUTS = {"none": Cut(0), "two": Cut(2, 1), "two cut": Cut(2, 2), "three": Cut(3, 
 X, Y = data(24, 6), data(24, 3, seed=1)
 
 
-def built(cut: Cut, seed: int) -> Any:
+def build_model(cut: Cut, seed: int) -> Any:
     """The same model under a plan or none; only what is loaded makes it the same."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((6,))
@@ -35,11 +35,11 @@ def built(cut: Cut, seed: int) -> Any:
     return model
 
 
-def trained(model: Any) -> dict[str, list[float]]:
+def train(model: Any) -> dict[str, list[float]]:
     return model.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0).history
 
 
-def held(model: Any) -> list[np.ndarray]:
+def list_state(model: Any) -> list[np.ndarray]:
     """Weights, and what the optimizer holds."""
     return [np.array(v) for v in [*model.variables, *model.optimizer.variables]]
 
@@ -51,27 +51,27 @@ def held(model: Any) -> list[np.ndarray]:
         *(pytest.param(*each, marks=pytest.mark.grid) for each in (("none", "two"), ("two", "none"), ("three", "two"))),
     ],
 )
-def test_weights_go_from_plan_to_plan(before: str, after: str, tmp_path: Path) -> None:
+def test_weights_load_into_another_plan(before: str, after: str, tmp_path: Path) -> None:
     """The second goes on where the first was."""
-    first, second, uncut = built(CUTS[before], 1), built(CUTS[after], 2), built(CUTS["none"], 1)
-    trained(first)
+    first, second, uncut = build_model(CUTS[before], 1), build_model(CUTS[after], 2), build_model(CUTS["none"], 1)
+    train(first)
     first.save_weights(tmp_path / "model.weights.h5")
-    trained(second)  # builds the optimizer, and makes it another model
+    train(second)  # builds the optimizer, and makes it another model
     second.load_weights(tmp_path / "model.weights.h5")
-    trained(uncut)
-    expected, found = trained(uncut), trained(second)
+    train(uncut)
+    expected, found = train(uncut), train(second)
     assert {key: pytest.approx(values, rel=1e-5) for key, values in expected.items()} == found
-    for a, b in zip(held(uncut), held(second), strict=True):
+    for a, b in zip(list_state(uncut), list_state(second), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("before", ["two cut", pytest.param("three", marks=pytest.mark.grid)])
-def test_a_saved_model_is_the_uncut_one(before: str, tmp_path: Path) -> None:
-    model = built(CUTS[before], 1)
-    trained(model)
+def test_saved_model_equals_the_uncut_one(before: str, tmp_path: Path) -> None:
+    model = build_model(CUTS[before], 1)
+    train(model)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    for a, b in zip(held(model), held(loaded), strict=True):
+    for a, b in zip(list_state(model), list_state(loaded), strict=True):
         np.testing.assert_array_equal(a, b)
     assert [layer.name for layer in loaded.layers] == [layer.name for layer in model.layers]
-    assert {k: pytest.approx(v, rel=1e-5) for k, v in trained(model).items()} == trained(loaded)
+    assert {k: pytest.approx(v, rel=1e-5) for k, v in train(model).items()} == train(loaded)

@@ -52,7 +52,7 @@ sys.exit(main(words)) if words else runpy.run_path("train.py", run_name="__main_
 """
 
 
-class Ended(NamedTuple):
+class TerminalRun(NamedTuple):
     """What the script left: a folder, what it wrote to the terminal, and how that looked at the end."""
 
     folder: Path
@@ -61,11 +61,11 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    return on_terminal(tmp_path_factory.mktemp("seeing"))
+def terminal_run(tmp_path_factory: pytest.TempPathFactory) -> TerminalRun:
+    return run_on_terminal(tmp_path_factory.mktemp("seeing"))
 
 
-def on_terminal(folder: Path, *words: str) -> Ended:
+def run_on_terminal(folder: Path, *words: str) -> TerminalRun:
     """Run the script on a terminal of its own, to its end, or what the command line does with `words`."""
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
     leader, follower = os.openpty()
@@ -84,7 +84,7 @@ def on_terminal(folder: Path, *words: str) -> Ended:
     assert script.returncode == 0, said
     terminal = Terminal()
     terminal.write(written)
-    return Ended(folder, written, terminal.shown)
+    return TerminalRun(folder, written, terminal.shown)
 
 
 def _all(leader: int) -> str:
@@ -102,58 +102,58 @@ def _all(leader: int) -> str:
     return found.decode().replace("\r\n", "\n")
 
 
-def test_keras_shows_its_bar_as_ever(ended: Ended) -> None:
-    bars = [line for line in ended.shown if line.startswith(f"{STEPS}/{STEPS} ")]
+def test_keras_progress_bar_is_unchanged(terminal_run: TerminalRun) -> None:
+    bars = [line for line in terminal_run.shown if line.startswith(f"{STEPS}/{STEPS} ")]
     assert len(bars) == EPOCHS
-    assert [line for line in ended.shown if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
+    assert [line for line in terminal_run.shown if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
     # from a bar's first letter to the end of its line nobody else moves the cursor up
-    for epoch in ended.written.split("Epoch ")[1:]:
+    for epoch in terminal_run.written.split("Epoch ")[1:]:
         bar = epoch.split("\n", 1)[1].split(f"{STEPS}/{STEPS}")[0]
         first = bar.index(f"/{STEPS}")
         assert "\x1b[1A" not in bar[first:]
 
 
-def test_the_last_step_stays_below(ended: Ended) -> None:
-    (title,) = [number for number, line in enumerate(ended.shown) if line.startswith("taught.train_step, step ")]
-    assert ended.shown[title].startswith(f"taught.train_step, step {STEPS * EPOCHS} ─")
-    assert ended.shown[title - 1] == "that was it"
-    below = " ".join(ended.shown[title:])
+def test_last_step_stays_below_the_output(terminal_run: TerminalRun) -> None:
+    (title,) = [number for number, line in enumerate(terminal_run.shown) if line.startswith("taught.train_step, step ")]
+    assert terminal_run.shown[title].startswith(f"taught.train_step, step {STEPS * EPOCHS} ─")
+    assert terminal_run.shown[title - 1] == "that was it"
+    below = " ".join(terminal_run.shown[title:])
     for part in ("loss ", "steps/s", "gpu ", "npu ", "gpu->npu", "npu->gpu"):
         assert part in below
-    assert below.endswith(Report.load(ended.folder / "step.json").bottleneck)
+    assert below.endswith(Report.load(terminal_run.folder / "step.json").bottleneck)
 
 
-def test_every_step_is_a_line_of_the_metrics(ended: Ended) -> None:
-    lines = [json.loads(line) for line in (ended.folder / "run.jsonl").read_text().splitlines()]
+def test_metrics_file_has_a_line_per_step(terminal_run: TerminalRun) -> None:
+    lines = [json.loads(line) for line in (terminal_run.folder / "run.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, STEPS * EPOCHS + 1))
     assert all(line["scalars"].keys() == {"loss"} for line in lines)
     assert [line["predicted"] is None for line in lines[:3]] == [True, True, False]
     assert lines[-1]["run"]["links"]["gpu->npu"]["bytes"] == sum(line["links"]["gpu->npu"]["bytes"] for line in lines)
 
 
-def test_the_command_line_shows_them(ended: Ended, capsys: pytest.CaptureFixture) -> None:
-    assert main(["show", "--report", str(ended.folder / "run.jsonl")]) == 0
+def test_show_command_prints_saved_reports(terminal_run: TerminalRun, capsys: pytest.CaptureFixture) -> None:
+    assert main(["show", "--report", str(terminal_run.folder / "run.jsonl")]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"taught.train_step in local/0: {STEPS * EPOCHS} steps, ")
     assert "  bottleneck: stage " in said
-    assert main(["show", "--report", str(ended.folder / "step.json")]) == 0
-    assert capsys.readouterr().out == f"{Report.load(ended.folder / 'step.json')}\n"
+    assert main(["show", "--report", str(terminal_run.folder / "step.json")]) == 0
+    assert capsys.readouterr().out == f"{Report.load(terminal_run.folder / 'step.json')}\n"
 
 
-def test_the_trace_and_the_event_files_are_there(ended: Ended) -> None:
-    trace = json.loads((ended.folder / "trace.json").read_text())
+def test_trace_and_event_files_are_written(terminal_run: TerminalRun) -> None:
+    trace = json.loads((terminal_run.folder / "trace.json").read_text())
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
     assert names == {"once a step", "stage gpu", "stage npu", "link gpu->npu", "link npu->gpu"}
-    assert len(list((ended.folder / "logs").glob("events.out.tfevents.*"))) == 1
+    assert len(list((terminal_run.folder / "logs").glob("events.out.tfevents.*"))) == 1
 
 
 @pytest.mark.grid
-def test_a_process_for_each_cluster_draws_one_table_of_all(tmp_path: Path) -> None:
+def test_several_processes_draw_one_table(tmp_path: Path) -> None:
     command = ["run", "--all", "--clusters", "gpu,npu", "train.py"]
-    ended = on_terminal(tmp_path, *command)
-    (title,) = [number for number, line in enumerate(ended.shown) if line.startswith("taught.train_step, step ")]
-    assert ended.shown[title].startswith(f"taught.train_step, step {STEPS * EPOCHS} ─")
-    above, (_, head, stages, *rows) = ended.shown[:title], ended.shown[title:]
+    terminal_run = run_on_terminal(tmp_path, *command)
+    (title,) = [number for number, line in enumerate(terminal_run.shown) if line.startswith("taught.train_step, step ")]
+    assert terminal_run.shown[title].startswith(f"taught.train_step, step {STEPS * EPOCHS} ─")
+    above, (_, head, stages, *rows) = terminal_run.shown[:title], terminal_run.shown[title:]
     assert {"[gpu/0] that was it", "[npu/0] that was it"} <= {*above, *rows}
     assert head.startswith("loss ") and "steps/s" in head and stages.split()[0] == "stage"
     words = [row.split() for row in rows]

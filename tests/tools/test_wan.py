@@ -37,49 +37,55 @@ needs_hosts = pytest.mark.skipif(
 )
 
 
-def wan(*words: str) -> subprocess.CompletedProcess[str]:
+def run_wan(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, WAN, *words], capture_output=True, text=True, timeout=DEADLINE)
 
 
-def python(code: str) -> list[str]:
+def python_command(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
 @needs_hosts
-class TestLine:
-    def test_takes_at_least_the_time_that_rate_and_delay_ask_for(self) -> None:
-        ended = wan("--rate", "20mbit", "--delay", "20ms", "--", *python(SENDER), "---", *python(READER))
+class TestEmulatedLine:
+    def test_transfer_takes_at_least_the_time_of_rate_and_delay(self) -> None:
+        ended = run_wan(
+            "--rate", "20mbit", "--delay", "20ms", "--", *python_command(SENDER), "---", *python_command(READER)
+        )
         assert ended.returncode == 0, ended.stderr
         assert float(ended.stdout.split()[1]) >= 8e6 / 20e6 + 0.04
         crossed = json.loads(ended.stderr.splitlines()[-1])["links"]
         assert crossed["0->1"]["bytes"] > 1_000_000 > crossed["1->0"]["bytes"]
 
-    def test_it_is_as_the_file_says_that_it_follows(self, tmp_path: Path) -> None:
-        said = tmp_path / "line"
-        said.write_text("20mbit 20ms")
-        ended = wan("--rate", "1gbit", "--follow", str(said), "--", *python(SENDER), "---", *python(READER))
+    def test_follow_file_sets_rate_and_delay(self, tmp_path: Path) -> None:
+        settings = tmp_path / "line"
+        settings.write_text("20mbit 20ms")
+        ended = run_wan(
+            "--rate", "1gbit", "--follow", str(settings), "--", *python_command(SENDER), "---", *python_command(READER)
+        )
         assert ended.returncode == 0, ended.stderr
         assert float(ended.stdout.split()[1]) >= 8e6 / 20e6 + 0.04
 
-    def test_a_cut_line_carries_nothing(self) -> None:
-        ended = wan("--cut", "0s+60s", "--timeout", "3s", "--", *python(SENDER), "---", *python(READER))
+    def test_cut_line_delivers_nothing(self) -> None:
+        ended = run_wan(
+            "--cut", "0s+60s", "--timeout", "3s", "--", *python_command(SENDER), "---", *python_command(READER)
+        )
         assert ended.returncode != 0
         links = json.loads(ended.stderr.splitlines()[-1])["links"]
         assert links["0->1"]["bytes"] == 0 and links["0->1"]["lost"] > 0
 
-    def test_a_command_that_is_not_there_is_named(self) -> None:
-        ended = wan("--", "no-such-command", "---", "true")
+    def test_missing_command_is_reported(self) -> None:
+        ended = run_wan("--", "no-such-command", "---", "true")
         assert ended.returncode == 127 and "site 0: no-such-command" in ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--rate", "fast", "--", "true", "---", "true"], "'fast' is not a quantity"),
         (["--", "true"], "at least two commands"),
         (["--rate", "1mbit"], "write them after --"),
     ],
 )
-def test_what_cannot_be_read_is_said(words: list[str], said: str) -> None:
-    ended = wan(*words)
-    assert ended.returncode == 2 and said in ended.stderr
+def test_invalid_arguments_are_reported(words: list[str], message: str) -> None:
+    ended = run_wan(*words)
+    assert ended.returncode == 2 and message in ended.stderr

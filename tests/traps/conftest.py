@@ -15,7 +15,7 @@ import whale_nebula as nb
 from tests.parity_harness import Outcome, assert_same
 
 EMULATED = "1gbit,0ms"
-STEP = 1e-2
+STEP_LENGTH = 1e-2
 """The length of the steps: the learning rate and their number, about."""
 
 
@@ -46,7 +46,7 @@ class Cut:
 Build = Callable[[Cut], tuple[Any, list[Any]]]
 
 
-def of(step: Callable[..., Any]) -> Build:
+def build_on_matrices(step: Callable[..., Any]) -> Build:
     """A step of a cut, of two square matrices, and of its inputs."""
 
     def build(cut: Cut) -> tuple[Any, list[Any]]:
@@ -69,7 +69,7 @@ def run(build: Build, cut: Cut, batches: list[tuple[Any, ...]]) -> Outcome:
 
 
 @pytest.fixture
-def same() -> Callable[..., Outcome]:
+def compare_step() -> Callable[..., Outcome]:
     """Run a step both ways and compare; gives what the plan left."""
 
     def check(
@@ -78,21 +78,21 @@ def same() -> Callable[..., Outcome]:
         plain = run(build, Cut(on=False), list(batches))
         found = run(build, Cut(True, micro, options), list(batches))
         assert len(found.stages) == stages, "the plan was not engaged"
-        assert_same(plain, found, "exact" if exact else "sums", STEP)
+        assert_same(plain, found, "exact" if exact else "sums", STEP_LENGTH)
         return found
 
     return check
 
 
 @pytest.fixture
-def same_fit() -> Callable[..., Any]:
+def compare_fit() -> Callable[..., Any]:
     """Train a Keras model both ways and compare histories and weights; gives the one of the plan."""
 
     def check(
         build: Callable[[Cut], Any], *data: Any, micro: int = 1, exact: bool = False, stages: int = 2,
         batch_size: int = 8, **options: Any
     ) -> Any:  # fmt: skip
-        left, models = [], []
+        outcomes, models = [], []
         for cut in (Cut(on=False), Cut(True, micro, options)):
             keras.utils.set_random_seed(3)
             model = build(cut)
@@ -100,10 +100,10 @@ def same_fit() -> Callable[..., Any]:
             given = {"batch_size": batch_size, "epochs": 2, "shuffle": False, "verbose": 0}
             given |= {"sample_weight": rest[0]} if rest else {}
             history = model.fit(x, y, **given).history
-            left.append(Outcome(history=history, weights=model.get_weights()))
+            outcomes.append(Outcome(history=history, weights=model.get_weights()))
             models.append(model)
         assert len(nb.last_report().stages) == stages, "the plan was not engaged"
-        assert_same(*left, "exact" if exact else "sums", STEP)
+        assert_same(*outcomes, "exact" if exact else "sums", STEP_LENGTH)
         return models[1]
 
     return check

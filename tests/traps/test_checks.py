@@ -16,7 +16,7 @@ X = np.arange(6, dtype="float32")
 Check = Callable[[Any, Any, Any], Any]
 
 
-def loop(check: Check, micro: int = 3) -> tuple[Any, list[tf.Variable]]:
+def make_step(check: Check, micro: int = 3) -> tuple[Any, list[tf.Variable]]:
     """A step of two stages that checks its input, what the first stage gives, and its loss."""
     variables = [tf.Variable(2.0), tf.Variable(3.0)]
 
@@ -35,35 +35,36 @@ def loop(check: Check, micro: int = 3) -> tuple[Any, list[tf.Variable]]:
     return step, variables
 
 
-def asserts(assertion: Callable[..., Any], choose: Callable[..., Any], limit: float) -> Check:
+def make_check(assertion: Callable[..., Any], choose: Callable[..., Any], limit: float) -> Check:
     def check(x: Any, hidden: Any, loss: Any) -> None:
         assertion(choose(x, hidden, loss), limit)
 
     return check
 
 
-def loss_itself(x: Any, hidden: Any, loss: Any) -> Any:
+def choose_loss(x: Any, hidden: Any, loss: Any) -> Any:
     return loss
 
 
-def plain_assert(value: Any, limit: float) -> None:
+def assert_below(value: Any, limit: float) -> None:
     tf.debugging.Assert(value < limit, [value])
 
 
-FAILING: dict[str, Check] = {
-    "loss": asserts(tf.debugging.assert_less, loss_itself, 1.0),
-    "Assert": asserts(plain_assert, loss_itself, 1.0),
-    "root": asserts(tf.debugging.assert_less, lambda x, hidden, loss: tf.sqrt(loss), 1.0),
-    "sum": asserts(tf.debugging.assert_less, lambda x, hidden, loss: tf.reduce_sum(hidden), 1.0),
-    "rows": asserts(tf.debugging.assert_less, lambda x, hidden, loss: hidden, 1.0),
+FAILING_CHECKS: dict[str, Check] = {
+    "loss": make_check(tf.debugging.assert_less, choose_loss, 1.0),
+    "Assert": make_check(assert_below, choose_loss, 1.0),
+    "root": make_check(tf.debugging.assert_less, lambda x, hidden, loss: tf.sqrt(loss), 1.0),
+    "sum": make_check(tf.debugging.assert_less, lambda x, hidden, loss: tf.reduce_sum(hidden), 1.0),
+    "rows": make_check(tf.debugging.assert_less, lambda x, hidden, loss: hidden, 1.0),
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.grid] if name in ("Assert", "root") else []) for name in FAILING]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.grid] if name in ("Assert", "root") else []) for name in FAILING_CHECKS],
 )
-def test_a_failing_check_leaves_no_trace(runner: str, name: str) -> None:
-    step, variables = loop(FAILING[name])
+def test_failing_check_restores_variables(runner: str, name: str) -> None:
+    step, variables = make_step(FAILING_CHECKS[name])
     with pytest.raises(StageFailedError, match="assertion failed") as caught:
         step(X)
     place = ("b", 0) if name == "rows" else ("", None)
@@ -71,36 +72,36 @@ def test_a_failing_check_leaves_no_trace(runner: str, name: str) -> None:
     assert [float(variable) for variable in variables] == [2.0, 3.0]
 
 
-def returned_root(x: Any, hidden: Any, loss: Any) -> Any:
+def check_and_return_root(x: Any, hidden: Any, loss: Any) -> Any:
     root = tf.sqrt(loss)
     tf.debugging.assert_less(root, 100.0)
     return root
 
 
-def returned_sum(x: Any, hidden: Any, loss: Any) -> Any:
+def check_and_return_sum(x: Any, hidden: Any, loss: Any) -> Any:
     total = tf.reduce_sum(hidden)
     with tf.control_dependencies([tf.debugging.assert_less(total, 100.0)]):
         return total * 2.0
 
 
-@pytest.mark.parametrize("check", [returned_root, returned_sum])
-def test_what_is_asserted_and_returned_is_merged(runner: str, check: Check) -> None:
-    plain, _ = loop(check, micro=1)
+@pytest.mark.parametrize("check", [check_and_return_root, check_and_return_sum])
+def test_checked_result_is_merged_over_micro_batches(runner: str, check: Check) -> None:
+    plain, _ = make_step(check, micro=1)
     expected = [float(t) for t in plain(X)]
-    cut, _ = loop(check)
+    cut, _ = make_step(check)
     assert [float(t) for t in cut(X)] == pytest.approx(expected, rel=1e-6)
     assert nb.last_report().micro_batches == 3
 
 
-def of_inputs(x: Any, hidden: Any, loss: Any) -> None:
+def check_inputs(x: Any, hidden: Any, loss: Any) -> None:
     tf.debugging.assert_equal(tf.reduce_sum(x), 15.0)
     tf.debugging.assert_equal(tf.shape(x)[0], 6)
     tf.debugging.assert_greater(tf.reduce_max(x), 4.0)
     tf.debugging.assert_non_negative(x)
 
 
-def test_what_comes_from_inputs_alone_is_asserted_of_the_whole_batch(runner: str) -> None:
-    step, variables = loop(of_inputs)
+def test_check_of_inputs_covers_the_whole_batch(runner: str) -> None:
+    step, variables = make_step(check_inputs)
     step(X)
     assert float(variables[0]) != 2.0
     before = float(variables[0])
@@ -110,8 +111,8 @@ def test_what_comes_from_inputs_alone_is_asserted_of_the_whole_batch(runner: str
     assert float(variables[0]) == before
 
 
-def test_rows_of_inputs_are_asserted_of_their_own_micro_batch(runner: str) -> None:
-    step, _ = loop(asserts(tf.debugging.assert_less, lambda x, hidden, loss: x, 4.5))
+def test_check_of_input_rows_reports_their_micro_batch(runner: str) -> None:
+    step, _ = make_step(make_check(tf.debugging.assert_less, lambda x, hidden, loss: x, 4.5))
     with pytest.raises(StageFailedError) as caught:
         step(X)
     assert caught.value.micro_batch == 2

@@ -16,7 +16,7 @@ layers = keras.layers
 
 
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
-def test_a_loss_in_the_first_stage(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+def test_loss_in_the_first_stage(compare_step: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
     def build(cut: Cut) -> tuple[Any, list[tf.Variable]]:
         first, second = weights()
 
@@ -33,10 +33,10 @@ def test_a_loss_in_the_first_stage(same: Any, normal: Any, weights: Any, runner:
 
         return step, [first, second]
 
-    same(build, (normal(6, 4),), (normal(6, 4, seed=1),), micro=micro)
+    compare_step(build, (normal(6, 4),), (normal(6, 4, seed=1),), micro=micro)
 
 
-def test_losses_of_two_stages_are_weighed_where_they_are(same: Any, normal: Any, weights: Any, runner: str) -> None:
+def test_losses_in_two_stages_are_weighted(compare_step: Any, normal: Any, weights: Any, runner: str) -> None:
     def build(cut: Cut) -> tuple[Any, list[tf.Variable]]:
         first, second = weights()
 
@@ -55,10 +55,10 @@ def test_losses_of_two_stages_are_weighed_where_they_are(same: Any, normal: Any,
 
         return step, [first, second]
 
-    same(build, (normal(7, 4),), micro=3)
+    compare_step(build, (normal(7, 4),), micro=3)
 
 
-def test_a_regulariser_is_the_only_loss(same_fit: Any, normal: Any, runner: str) -> None:
+def test_activity_regularizer_is_the_only_loss(compare_fit: Any, normal: Any, runner: str) -> None:
     def build(cut: Cut) -> keras.Model:
         inputs = keras.Input((4,))
         with cut.program():
@@ -70,10 +70,10 @@ def test_a_regulariser_is_the_only_loss(same_fit: Any, normal: Any, runner: str)
         model.compile(keras.optimizers.SGD(0.1), None)
         return model
 
-    same_fit(build, normal(12, 4), None, micro=2, batch_size=6)
+    compare_fit(build, normal(12, 4), None, micro=2, batch_size=6)
 
 
-def normalised(cut: Cut) -> keras.Model:
+def build_normalised(cut: Cut) -> keras.Model:
     keras.utils.set_random_seed(3)
     inputs = keras.Input((4,))
     with cut.program():
@@ -89,22 +89,22 @@ def normalised(cut: Cut) -> keras.Model:
 ALLOWED = Cut(True, 2, {"coupled": "allow"})
 
 
-def test_the_plan_of_coupled_rows_is_true(normal: Any, runner: str) -> None:
+def test_plan_of_allowed_coupled_rows(normal: Any, runner: str) -> None:
     """What crosses has rows, and the last stage reads no input for its row count alone."""
     batch = normal(8, 4), [normal(8, 2, seed=1), normal(8, 2, seed=2)]
-    plan = nb.plan(normalised(ALLOWED), *batch)
+    plan = nb.plan(build_normalised(ALLOWED), *batch)
     (boundary,) = plan.boundaries
     assert (boundary.bytes, boundary.backward_bytes) == (4 * 8 * 4, 4 * 8 * 4)
     assert "x" not in plan.stages["b"].inputs
     assert any("BatchNormalization" in note for note in plan.notes)
 
 
-def test_coupled_rows_train_as_their_micro_batches_do(normal: Any, runner: str) -> None:
+def test_allowed_coupled_rows_train_like_separate_micro_batches(normal: Any, runner: str) -> None:
     """The oracle: gradients of two halves, averaged, and Keras's own metrics of the averaged losses. Averages of the
     layer move once for each half.
     """
     x, y = normal(8, 4), [normal(8, 2, seed=1), normal(8, 2, seed=2)]
-    cut, plain = normalised(ALLOWED), normalised(Cut(on=False))
+    cut, plain = build_normalised(ALLOWED), build_normalised(Cut(on=False))
     found = cut.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
     assert nb.last_report().micro_batches == 2
     halves = []

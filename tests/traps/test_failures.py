@@ -22,16 +22,16 @@ layers = keras.layers
 ROWS, MICRO = 6, 3
 
 
-def asserting(x: Any) -> Any:
+def assert_small(x: Any) -> Any:
     tf.debugging.assert_less(tf.reduce_max(x), 50.0, message="too large")
     return x
 
 
-def dividing(x: Any) -> Any:
+def divide_if_large(x: Any) -> Any:
     return x * tf.cast(1 // tf.cast(x < 50.0, tf.int32), tf.float32)
 
 
-def calling(x: Any) -> Any:
+def call_python(x: Any) -> Any:
     def python(value: Any) -> Any:
         if value.numpy().max() > 50.0:
             raise ValueError("python said no")
@@ -42,39 +42,39 @@ def calling(x: Any) -> Any:
     return x + 0.0 * tf.stop_gradient(found)
 
 
-WAYS: dict[str, Callable[[Any], Any]] = {"assert": asserting, "division": dividing, "python": calling}
+FAILURES: dict[str, Callable[[Any], Any]] = {"assert": assert_small, "division": divide_if_large, "python": call_python}
 
 
-class Failing(layers.Layer):
+class FailingLayer(layers.Layer):
     """Passes its input through, unless that is too large."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, failure: str) -> None:
         super().__init__()
-        self.way = way
+        self.failure = failure
 
     def call(self, x: Any) -> Any:
-        return WAYS[self.way](x)
+        return FAILURES[self.failure](x)
 
 
-def model(way: str, stage: int) -> keras.Model:
+def build_model(failure: str, stage: int) -> keras.Model:
     """Two stages with dropout, an optimizer with slots and decay, and metrics; `stage` is the one that may fail."""
     keras.utils.set_random_seed(5)
     inputs = keras.Input((4,))
-    allowed = {"coupled": "allow"} if way == "python" else {}  # what Python does to rows, nobody knows
+    allowed = {"coupled": "allow"} if failure == "python" else {}  # what Python does to rows, nobody knows
     with Cut(True, MICRO, allowed).program():
         with nb.stage(cluster="a"):
             hidden = layers.Dense(4)(inputs)
-            hidden = Failing(way)(hidden) if stage == 0 else hidden
+            hidden = FailingLayer(failure)(hidden) if stage == 0 else hidden
             hidden = layers.Dropout(0.3)(layers.Dense(8)(hidden))
         with nb.stage(cluster="b"):
             hidden = layers.Dropout(0.3)(hidden)
-            outputs = layers.Dense(2)(Failing(way)(hidden) if stage == 1 else hidden)
+            outputs = layers.Dense(2)(FailingLayer(failure)(hidden) if stage == 1 else hidden)
     made = keras.Model(inputs, outputs)
     made.compile(keras.optimizers.SGD(0.01, momentum=0.9, weight_decay=0.1), "mse", metrics=["mae"])
     return made
 
 
-def everything(made: keras.Model) -> list[np.ndarray]:
+def list_state(made: keras.Model) -> list[np.ndarray]:
     """Weights, seeds, optimizer and metrics."""
     metrics = [variable for metric in made.metrics for variable in metric.variables]
     return [np.array(v) for v in [*made.variables, *made.optimizer.variables, *metrics]]
@@ -85,20 +85,20 @@ def train(made: keras.Model, batch: tuple[np.ndarray, np.ndarray]) -> None:
     made.make_train_function()(iter([tuple(map(tf.constant, batch))]))
 
 
-def good() -> tuple[np.ndarray, np.ndarray]:
+def valid_batch() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
     return random.standard_normal((ROWS, 4)).astype("float32"), random.standard_normal((ROWS, 2)).astype("float32")
 
 
-def bad(micro_batch: int) -> tuple[np.ndarray, np.ndarray]:
+def failing_batch(micro_batch: int) -> tuple[np.ndarray, np.ndarray]:
     """One row, in this micro-batch, is too large."""
-    x, y = good()
+    x, y = valid_batch()
     x[micro_batch * ROWS // MICRO] = 1e4
     return x, y
 
 
 @pytest.mark.parametrize(
-    ("way", "stage", "micro_batch"),
+    ("failure", "stage", "micro_batch"),
     [
         ("assert", 1, 1),
         *(
@@ -107,40 +107,40 @@ def bad(micro_batch: int) -> tuple[np.ndarray, np.ndarray]:
         ),
     ],
 )
-def test_a_failing_forward_leaves_no_trace(runner: str, way: str, stage: int, micro_batch: int) -> None:
-    disturbed, calm = model(way, stage), model(way, stage)
-    for each in (disturbed, calm):
-        train(each, good())
-    before = everything(disturbed)
+def test_failing_forward_restores_all_state(runner: str, failure: str, stage: int, micro_batch: int) -> None:
+    failed, undisturbed = build_model(failure, stage), build_model(failure, stage)
+    for each in (failed, undisturbed):
+        train(each, valid_batch())
+    before = list_state(failed)
     with pytest.raises(StageFailedError) as caught:
-        train(disturbed, bad(micro_batch))
+        train(failed, failing_batch(micro_batch))
     assert (caught.value.stage, caught.value.phase) == ("ab"[stage], 0)
     assert caught.value.micro_batch == micro_batch
     assert not caught.value.torn
-    assert_same(before, everything(disturbed), "exact")
-    assert_same(everything(calm), everything(disturbed), "exact")
-    for each in (disturbed, calm):
-        train(each, good())
-    assert_same(everything(calm), everything(disturbed), "exact")
+    assert_same(before, list_state(failed), "exact")
+    assert_same(list_state(undisturbed), list_state(failed), "exact")
+    for each in (failed, undisturbed):
+        train(each, valid_batch())
+    assert_same(list_state(undisturbed), list_state(failed), "exact")
 
 
-def test_a_failing_first_step(runner: str) -> None:
+def test_failing_first_step_restores_all_state(runner: str) -> None:
     """Nothing has run yet: optimizer and metrics are made, and untouched."""
-    disturbed, calm = model("assert", 1), model("assert", 1)
+    failed, undisturbed = build_model("assert", 1), build_model("assert", 1)
     with pytest.raises(StageFailedError):
-        train(disturbed, bad(0))
-    for each in (disturbed, calm):
-        train(each, good())
-    assert_same(everything(calm), everything(disturbed), "exact")
+        train(failed, failing_batch(0))
+    for each in (failed, undisturbed):
+        train(each, valid_batch())
+    assert_same(list_state(undisturbed), list_state(failed), "exact")
 
 
-def loop(where: str) -> tuple[Any, list[tf.Variable]]:
+def make_step(where: str) -> tuple[Any, list[tf.Variable]]:
     """A custom step that fails in its backward, its update, or the second of its phases."""
     first, second = (tf.Variable(np.eye(4, dtype="float32") * n, name=f"v{n}") for n in (1, 2))
 
     @tf.custom_gradient
-    def backwards(x: Any) -> Any:
-        return tf.identity(x), dividing
+    def fail_in_backward(x: Any) -> Any:
+        return tf.identity(x), divide_if_large
 
     @nb.function
     def step(x: Any, size: Any) -> Any:
@@ -149,7 +149,7 @@ def loop(where: str) -> tuple[Any, list[tf.Variable]]:
                 with nb.stage(cluster="a"):
                     hidden = x @ first
                 with nb.stage(cluster="b"):
-                    hidden = backwards(hidden * size) if where == "backward" else hidden * size
+                    hidden = fail_in_backward(hidden * size) if where == "backward" else hidden * size
                     loss = tf.reduce_mean((hidden @ second) ** 2)
             gradients = tape.gradient(loss, [first, second])
             first.assign_sub(0.01 * gradients[0])
@@ -158,14 +158,14 @@ def loop(where: str) -> tuple[Any, list[tf.Variable]]:
             second.assign_sub(0.01 * gradients[1])
             if where == "phase":
                 with nb.stage(cluster="b"):
-                    return tf.reduce_mean(asserting(x @ second @ first))
+                    return tf.reduce_mean(assert_small(x @ second @ first))
         return loss
 
     return step, [first, second]
 
 
-def test_a_failing_backward_leaves_no_trace(runner: str) -> None:
-    step, variables = loop("backward")
+def test_failing_backward_restores_variables(runner: str) -> None:
+    step, variables = make_step("backward")
     x = np.ones((4, 4), "float32")
     step(x, np.float32(1.0))
     before = [v.numpy() for v in variables]
@@ -176,23 +176,23 @@ def test_a_failing_backward_leaves_no_trace(runner: str) -> None:
     assert_same(before, [v.numpy() for v in variables], "exact")
 
 
-def test_a_failing_update_is_torn(runner: str) -> None:
-    step, _ = loop("update")
+def test_failing_update_is_torn(runner: str) -> None:
+    step, _ = make_step("update")
     with pytest.raises(StageFailedError, match="torn") as caught:
         step(np.full((4, 4), -60.0, "float32"), np.float32(60.0))
     assert caught.value.torn
     assert "checkpoint" in str(caught.value)
 
 
-def test_a_failure_after_the_first_update_is_torn(runner: str) -> None:
+def test_failure_after_the_first_update_is_torn(runner: str) -> None:
     """The second phase fails: what the first phase's update wrote cannot be taken back."""
-    step, _ = loop("phase")
+    step, _ = make_step("phase")
     with pytest.raises(StageFailedError) as caught:
         step(np.full((4, 4), 30.0, "float32"), np.float32(0.01))
     assert caught.value.torn
 
 
-def test_the_actors_free_what_they_used() -> None:
+def test_step_frees_boundaries_and_residuals() -> None:
     """After a step no boundary and no residual is alive, whichever schedule."""
     width = 37  # no other tensor of the test has it
     left: list[int] = []
@@ -222,20 +222,20 @@ def test_the_actors_free_what_they_used() -> None:
     assert [post.leftover for post in ended if post.leftover] == []
 
 
-def test_a_failed_step_frees_what_it_used() -> None:
+def test_failed_step_frees_its_tensors() -> None:
     nb.init(links="1gbit,0ms")
-    made = model("assert", 1)
-    train(made, good())
+    made = build_model("assert", 1)
+    train(made, valid_batch())
 
-    def alive() -> int:
+    def count_tensors() -> int:
         gc.collect()
         return sum(isinstance(t, tf.Tensor) and hasattr(t, "_numpy") for t in gc.get_objects())
 
     counts = []
     for _ in range(3):
         with pytest.raises(StageFailedError):
-            train(made, bad(1))
-        counts.append(alive())
+            train(made, failing_batch(1))
+        counts.append(count_tensors())
     assert counts[1] == counts[2]
 
 
@@ -243,13 +243,13 @@ def stage_threads() -> list[str]:
     return sorted(t.name for t in threading.enumerate() if t.name.startswith(("nebula", "link", "line")))
 
 
-def test_shutdown_ends_every_thread() -> None:
+def test_shutdown_ends_all_threads() -> None:
     before = set(threading.enumerate())
     nb.init(links="1gbit,1ms")
-    made = model("assert", 1)
-    train(made, good())
+    made = build_model("assert", 1)
+    train(made, valid_batch())
     with pytest.raises(StageFailedError):
-        train(made, bad(1))
+        train(made, failing_batch(1))
     assert stage_threads()
     nb.shutdown()
     for thread in set(threading.enumerate()) - before:

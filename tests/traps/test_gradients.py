@@ -9,15 +9,15 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.traps.conftest import Cut, of
+from tests.traps.conftest import Cut, build_on_matrices
 from whale_nebula.errors import StageFailedError
 
 layers = keras.layers
 MICRO = pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
 
 
-def two_stages(ask: Callable[[Any, Any, Any, list[tf.Variable]], Any]) -> Callable[[Cut], Any]:
-    """A step of two stages; `ask(tape, outputs, loss, variables)` gives what it returns."""
+def two_stages(request_gradients: Callable[[Any, Any, Any, list[tf.Variable]], Any]) -> Callable[[Cut], Any]:
+    """A step of two stages; `request_gradients(tape, outputs, loss, variables)` gives what it returns."""
 
     def step(cut: Cut, variables: Any, x: Any) -> Any:
         with tf.GradientTape() as tape, cut.program():
@@ -26,13 +26,13 @@ def two_stages(ask: Callable[[Any, Any, Any, list[tf.Variable]], Any]) -> Callab
             with cut.at("b"):
                 outputs = hidden @ variables[1]
             loss = tf.reduce_mean(outputs**2)
-        return ask(tape, outputs, loss, variables)
+        return request_gradients(tape, outputs, loss, variables)
 
-    return of(step)
+    return build_on_matrices(step)
 
 
 @MICRO
-def test_the_gradient_of_an_input(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+def test_gradient_of_an_input(compare_step: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
     def step(cut: Cut, variables: Any, x: Any) -> Any:
         with tf.GradientTape() as tape, cut.program():
             tape.watch(x)
@@ -42,24 +42,24 @@ def test_the_gradient_of_an_input(same: Any, normal: Any, weights: Any, runner: 
                 loss = tf.reduce_mean((hidden @ variables[1] + x) ** 2)
         return tape.gradient(loss, [x, variables[0]])
 
-    same(of(step), (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro)
+    compare_step(build_on_matrices(step), (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro)
 
 
 @MICRO
 @pytest.mark.parametrize("kind", ["none", tf.UnconnectedGradients.ZERO])
-def test_unconnected_gradients(same: Any, normal: Any, weights: Any, micro: int, kind: Any) -> None:
-    def ask(tape: Any, outputs: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+def test_unconnected_gradients(compare_step: Any, normal: Any, weights: Any, micro: int, kind: Any) -> None:
+    def request_gradients(tape: Any, outputs: Any, loss: Any, variables: list[tf.Variable]) -> Any:
         unused = tf.zeros((3,))
         found = tape.gradient(loss, [variables[0], unused], unconnected_gradients=kind)
         if (found[1] is None) != (kind == "none"):
             raise AssertionError(found)
         return [gradient for gradient in found if gradient is not None]
 
-    same(two_stages(ask), (normal(6, 4),), micro=micro)
+    compare_step(two_stages(request_gradients), (normal(6, 4),), micro=micro)
 
 
 @MICRO
-def test_ops_outside_the_block_are_not_followed(same: Any, normal: Any, weights: Any, micro: int) -> None:
+def test_ops_outside_the_tape_block_get_no_gradient(compare_step: Any, normal: Any, weights: Any, micro: int) -> None:
     """The regulariser is computed before the tape opens: the loss has it, the gradient has not."""
 
     def step(cut: Cut, variables: Any, x: Any) -> Any:
@@ -74,10 +74,10 @@ def test_ops_outside_the_block_are_not_followed(same: Any, normal: Any, weights:
                 loss = tf.reduce_mean(outputs**2)
         return loss, tape.gradient(loss, variables)
 
-    same(of(step), (normal(6, 4),), micro=micro)
+    compare_step(build_on_matrices(step), (normal(6, 4),), micro=micro)
 
 
-def test_a_plain_tape_answers_once(normal: Any, weights: Any) -> None:
+def test_plain_tape_computes_gradients_once(normal: Any, weights: Any) -> None:
     """TensorFlow's own error, in its own words."""
     build = two_stages(lambda tape, outputs, loss, v: [tape.gradient(loss, v[0]) for _ in range(2)])
     with pytest.raises(RuntimeError, match="non-persistent"):
@@ -85,7 +85,7 @@ def test_a_plain_tape_answers_once(normal: Any, weights: Any) -> None:
 
 
 @MICRO
-def test_stop_gradient_on_the_whole_boundary(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+def test_stop_gradient_on_a_boundary(compare_step: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
     """Then nothing crosses back, and the first stage has no backward."""
 
     def step(cut: Cut, variables: Any, x: Any) -> Any:
@@ -99,23 +99,25 @@ def test_stop_gradient_on_the_whole_boundary(same: Any, normal: Any, weights: An
             raise AssertionError("a stopped gradient arrived")
         return loss, found[1]
 
-    same(of(step), (normal(7, 4),), micro=micro)
+    compare_step(build_on_matrices(step), (normal(7, 4),), micro=micro)
 
 
 @MICRO
-def test_numbers_that_only_the_user_reads(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+def test_returned_values_cover_the_whole_batch(
+    compare_step: Any, normal: Any, weights: Any, runner: str, micro: int
+) -> None:
     """A count, a shape, a sum over the batch and one that is checked: they are those of the whole batch."""
 
-    def ask(tape: Any, outputs: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+    def request_gradients(tape: Any, outputs: Any, loss: Any, variables: list[tf.Variable]) -> Any:
         checked = tf.debugging.check_numerics(2.0 * tf.reduce_sum(outputs), "no number")
         gradients = tape.gradient(loss, variables)
         mean = tf.sqrt(tf.reduce_mean(outputs**2))
         return tf.shape(outputs)[0], tf.shape(outputs), tf.size(outputs), checked, mean, gradients
 
-    same(two_stages(ask), (normal(7, 4),), micro=micro)
+    compare_step(two_stages(request_gradients), (normal(7, 4),), micro=micro)
 
 
-def test_what_is_asserted_of_a_number_leaves_no_trace(normal: Any, weights: Any, runner: str) -> None:
+def test_failing_assertion_of_a_loss_restores_variables(normal: Any, weights: Any, runner: str) -> None:
     """The assertion runs before the update, as it does uncut."""
     variables = weights()
 
@@ -139,7 +141,7 @@ def test_what_is_asserted_of_a_number_leaves_no_trace(normal: Any, weights: Any,
 
 
 @MICRO
-def test_a_custom_gradient_with_a_closure(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+def test_custom_gradient_with_a_closure(compare_step: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
     """... over a tensor of the trace and over a variable, in both stages."""
 
     def build(cut: Cut) -> Any:
@@ -151,7 +153,7 @@ def test_a_custom_gradient_with_a_closure(same: Any, normal: Any, weights: Any, 
             return y, lambda d: d * (1.0 - y * y) * 1.5
 
         @tf.custom_gradient
-        def scaled(v: Any) -> Any:
+        def multiply_scaled(v: Any) -> Any:
             y = v @ variables[1]
 
             def backward(d: Any, variables: Any = None) -> Any:
@@ -166,16 +168,16 @@ def test_a_custom_gradient_with_a_closure(same: Any, normal: Any, weights: Any, 
                 with cut.at("a"):
                     hidden = squash(x @ variables[0])
                 with cut.at("b"):
-                    loss = tf.reduce_mean(squash(scaled(hidden)) ** 2)
+                    loss = tf.reduce_mean(squash(multiply_scaled(hidden)) ** 2)
             return loss, tape.gradient(loss, variables)
 
         return step, variables
 
-    same(build, (normal(7, 4),), micro=micro)
+    compare_step(build, (normal(7, 4),), micro=micro)
 
 
 @MICRO
-def test_sparse_gradients_are_returned_as_they_are(same: Any, normal: Any, micro: int) -> None:
+def test_sparse_gradients_stay_indexed_slices(compare_step: Any, normal: Any, micro: int) -> None:
     """The user's code gets IndexedSlices, and may return them; a variable tied over stages is dense."""
 
     def build(cut: Cut) -> Any:
@@ -195,10 +197,10 @@ def test_sparse_gradients_are_returned_as_they_are(same: Any, normal: Any, micro
 
         return step, [table, tied]
 
-    same(build, (np.array([0, 3, 3, 1, 4, 0]),), micro=micro)
+    compare_step(build, (np.array([0, 3, 3, 1, 4, 0]),), micro=micro)
 
 
-def dropping(cut: Cut, rate: float = 0.5, recompute: bool = False) -> keras.Model:
+def build_with_dropout(cut: Cut, rate: float = 0.5, recompute: bool = False) -> keras.Model:
     inputs = keras.Input((4,))
     with cut.program():
         with cut.at("a"):
@@ -211,16 +213,18 @@ def dropping(cut: Cut, rate: float = 0.5, recompute: bool = False) -> keras.Mode
 
 
 @pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.grid), True])
-def test_dropout_with_one_micro_batch_is_bit_equal(same_fit: Any, normal: Any, runner: str, recompute: bool) -> None:
+def test_dropout_with_one_micro_batch_is_bit_identical(
+    compare_fit: Any, normal: Any, runner: str, recompute: bool
+) -> None:
     """Seeds are variables, and end where they end uncut."""
-    same_fit(dropping, normal(16, 4), normal(16, 3, seed=1), exact=True, recompute=recompute)
+    compare_fit(build_with_dropout, normal(16, 4), normal(16, 3, seed=1), exact=True, recompute=recompute)
 
 
 @MICRO
-def test_what_gives_a_dropout_its_shape_is_no_seed(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
+def test_dropout_seeds_advance_once_per_micro_batch(compare_fit: Any, normal: Any, runner: str, micro: int) -> None:
     """The mask's shape comes from a layer's output; that layer's update must still run once a step."""
-    found = same_fit(
-        lambda cut: dropping(cut, rate=1e-7), normal(18, 4), normal(18, 3, seed=1), micro=micro, batch_size=9
+    found = compare_fit(
+        lambda cut: build_with_dropout(cut, rate=1e-7), normal(18, 4), normal(18, 3, seed=1), micro=micro, batch_size=9
     )
     seeds = [v for v in found.variables if "seed" in v.path]
     assert seeds
@@ -232,7 +236,7 @@ def test_dropout_with_micro_batches_is_reproducible(normal: Any, runner: str, re
     found = []
     for schedule in ("gpipe", "eager-1f1b"):
         keras.utils.set_random_seed(3)
-        model = dropping(Cut(True, 3, {"recompute": recompute, "schedule": schedule}))
+        model = build_with_dropout(Cut(True, 3, {"recompute": recompute, "schedule": schedule}))
         model.fit(normal(12, 4), normal(12, 3, seed=1), batch_size=6, shuffle=False, verbose=0)
         found.append(model.get_weights())
     for a, b in zip(*found, strict=True):
@@ -244,14 +248,14 @@ def test_recompute_with_dropout_draws_the_same_mask(normal: Any) -> None:
     found = []
     for recompute in (False, True):
         keras.utils.set_random_seed(3)
-        model = dropping(Cut(True, 2, {"recompute": recompute}))
+        model = build_with_dropout(Cut(True, 2, {"recompute": recompute}))
         model.fit(normal(12, 4), normal(12, 3, seed=1), batch_size=6, shuffle=False, verbose=0)
         found.append(model.get_weights())
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
-def normalised(cut: Cut) -> keras.Model:
+def build_normalised(cut: Cut) -> keras.Model:
     inputs = keras.Input((4,))
     with cut.program():
         with cut.at("a"):
@@ -263,13 +267,13 @@ def normalised(cut: Cut) -> keras.Model:
     return model
 
 
-def test_batch_normalisation_with_one_micro_batch(same_fit: Any, normal: Any, runner: str) -> None:
-    same_fit(normalised, normal(16, 4), normal(16, 3, seed=1))
+def test_batch_normalisation_with_one_micro_batch(compare_fit: Any, normal: Any, runner: str) -> None:
+    compare_fit(build_normalised, normal(16, 4), normal(16, 3, seed=1))
 
 
 @MICRO
 @pytest.mark.parametrize("fold", [pytest.param("mean", marks=pytest.mark.grid), "sum", "weighted", "two"])
-def test_a_loss_counts_as_it_was_folded(same: Any, normal: Any, weights: Any, micro: int, fold: str) -> None:
+def test_loss_is_weighted_by_its_fold(compare_step: Any, normal: Any, weights: Any, micro: int, fold: str) -> None:
     losses = {
         "mean": lambda rows, w: tf.reduce_mean(rows),
         "sum": lambda rows, w: tf.reduce_sum(rows),
@@ -286,4 +290,4 @@ def test_a_loss_counts_as_it_was_folded(same: Any, normal: Any, weights: Any, mi
             loss = losses[fold](rows, w)
         return loss, tape.gradient(loss, variables)
 
-    same(of(step), (normal(7, 4), np.array([1, 5, 2, 0.5, 7, 1, 3], "float32")), micro=micro)
+    compare_step(build_on_matrices(step), (normal(7, 4), np.array([1, 5, 2, 0.5, 7, 1, 3], "float32")), micro=micro)

@@ -27,7 +27,7 @@ from whale_nebula.runtime.keras import make_keras_step
 layers = keras.layers
 
 
-def dense_model(cut: Any, optimizer: Any, loss: str = "mse", **compiled: Any) -> keras.Model:
+def dense_model(cut: Any, optimizer: Any, loss: str = "mse", **compile_options: Any) -> keras.Model:
     inputs = keras.Input((4,))
     with cut.program():
         with cut.at("a"):
@@ -35,7 +35,7 @@ def dense_model(cut: Any, optimizer: Any, loss: str = "mse", **compiled: Any) ->
         with cut.at("b"):
             outputs = layers.Dense(3)(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile(optimizer, loss, **compiled)
+    model.compile(optimizer, loss, **compile_options)
     return model
 
 
@@ -43,8 +43,8 @@ def dense_model(cut: Any, optimizer: Any, loss: str = "mse", **compiled: Any) ->
 
 
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
-def test_trap_01_decay_and_iterations_run_once(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
-    model = same_fit(
+def test_trap_01_decay_and_iterations_run_once(compare_fit: Any, normal: Any, runner: str, micro: int) -> None:
+    model = compare_fit(
         lambda cut: dense_model(cut, keras.optimizers.AdamW(0.01, weight_decay=0.5, epsilon=1e-3)),
         normal(16, 4), normal(16, 3, seed=1), micro=micro,
     )  # fmt: skip
@@ -54,18 +54,18 @@ def test_trap_01_decay_and_iterations_run_once(same_fit: Any, normal: Any, runne
 # 4: metrics fed with scalars count once a step, not once a micro-batch.
 
 
-class OwnMean(keras.metrics.Mean):
+class DoubledMean(keras.metrics.Mean):
     """A metric that overrides update_state."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         super().update_state(2.0 * values, sample_weight=sample_weight)
 
 
-class WithMetric(keras.Model):
+class ModelWithMetrics(keras.Model):
     def __init__(self, cut: Cut) -> None:
         super().__init__()
         self.cut, self.first, self.second = cut, layers.Dense(5, activation="tanh"), layers.Dense(3)
-        self.plain, self.own = keras.metrics.Mean(name="plain"), OwnMean(name="own")
+        self.plain, self.own = keras.metrics.Mean(name="plain"), DoubledMean(name="own")
 
     def call(self, x: Any) -> Any:
         with self.cut.program():
@@ -86,13 +86,13 @@ class WithMetric(keras.Model):
 
 
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
-def test_trap_04_metrics_of_scalars_count_once(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
+def test_trap_04_metrics_of_scalars_count_once(compare_fit: Any, normal: Any, runner: str, micro: int) -> None:
     def build(cut: Cut) -> Any:
-        model = WithMetric(cut)
+        model = ModelWithMetrics(cut)
         model.compile(keras.optimizers.SGD(0.1))
         return model
 
-    model = same_fit(build, normal(16, 4), normal(16, 3, seed=1), micro=micro)
+    model = compare_fit(build, normal(16, 4), normal(16, 3, seed=1), micro=micro)
     assert float(model.plain.count.numpy()) == 2.0
 
 
@@ -100,7 +100,7 @@ def test_trap_04_metrics_of_scalars_count_once(same_fit: Any, normal: Any, runne
 
 
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
-def test_trap_05_the_last_stage_is_not_fed_x(normal: Any, micro: int) -> None:
+def test_trap_05_last_stage_does_not_receive_x(normal: Any, micro: int) -> None:
     model = dense_model(Cut(True, micro), "sgd")
     step, arguments, unpack = make_keras_step(model, "train", (tf.constant(normal(8, 4)), tf.constant(normal(8, 3))))
     cut = step.plan(arguments, unpack).cut
@@ -115,7 +115,7 @@ def test_trap_05_the_last_stage_is_not_fed_x(normal: Any, micro: int) -> None:
 
 
 @pytest.mark.parametrize("with_input", [pytest.param(True, marks=pytest.mark.grid), False])
-def test_trap_08_layers_added_one_by_one(same_fit: Any, normal: Any, with_input: bool) -> None:
+def test_trap_08_sequential_add_layer_by_layer(compare_fit: Any, normal: Any, with_input: bool) -> None:
     def build(cut: Cut) -> Any:
         model = keras.Sequential([keras.Input((4,))] if with_input else [])
         with cut.program():
@@ -128,14 +128,14 @@ def test_trap_08_layers_added_one_by_one(same_fit: Any, normal: Any, with_input:
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    same_fit(build, normal(16, 4), normal(16, 3, seed=1), stages=3, micro=2)
+    compare_fit(build, normal(16, 4), normal(16, 3, seed=1), stages=3, micro=2)
 
 
 # 11: gradients of embeddings are colocated with ops that the fragment does not have.
 
 
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
-def test_trap_11_a_sparse_embedding_in_the_first_stage(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
+def test_trap_11_sparse_embedding_under_global_clipnorm(compare_fit: Any, normal: Any, runner: str, micro: int) -> None:
     """... under global_clipnorm, which squares the un-added rows: a dense gradient gives another norm."""
 
     def build(cut: Cut) -> Any:
@@ -150,13 +150,15 @@ def test_trap_11_a_sparse_embedding_in_the_first_stage(same_fit: Any, normal: An
         return model
 
     ids = np.random.default_rng(4).integers(0, 5, (16, 3))
-    same_fit(build, ids, normal(16, 3, seed=1), micro=micro)
+    compare_fit(build, ids, normal(16, 3, seed=1), micro=micro)
 
 
 # 12: twin variables are told apart, and our many functions do not look like retracing.
 
 
-def test_trap_12_twins_are_told_apart(same: Any, normal: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_trap_12_variables_of_equal_name_are_distinct(
+    compare_step: Any, normal: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     def build(cut: Cut) -> Any:
         twins = [tf.Variable(normal(4, 4, seed=s), name="twin") for s in (1, 2, 3)]
 
@@ -173,7 +175,7 @@ def test_trap_12_twins_are_told_apart(same: Any, normal: Any, caplog: pytest.Log
 
         return step, twins
 
-    same(build, *[(normal(6, 4, seed=n),) for n in range(3)], micro=2)
+    compare_step(build, *[(normal(6, 4, seed=n),) for n in range(3)], micro=2)
     step, _ = build(Cut(micro=2))
     with caplog.at_level(logging.WARNING, logger="tensorflow"):
         for rows in range(2, 10):
@@ -184,7 +186,7 @@ def test_trap_12_twins_are_told_apart(same: Any, normal: Any, caplog: pytest.Log
 # 13: a scope in a body would stamp nothing; stages that go back would see no gradient.
 
 
-def test_trap_13_a_scope_in_a_compiled_function_is_refused(normal: Any) -> None:
+def test_trap_13_scope_in_a_compiled_function_is_refused(normal: Any) -> None:
     @tf.function(jit_compile=True)
     def inner(x: Any) -> Any:
         with nb.stage(cluster="a"):
@@ -201,7 +203,7 @@ def test_trap_13_a_scope_in_a_compiled_function_is_refused(normal: Any) -> None:
     assert "remove jit_compile=True" in caught.value.mend
 
 
-def test_trap_13_stages_that_go_back_are_refused(normal: Any, weights: Any) -> None:
+def test_trap_13_cyclic_stages_are_refused(normal: Any, weights: Any) -> None:
     first, second = weights()
 
     @nb.function
@@ -235,25 +237,25 @@ def table_step(decorate: Any, micro: int) -> Any:
     return look_up
 
 
-def test_trap_14_an_argument_that_is_no_batch_is_named(normal: Any) -> None:
+def test_trap_14_argument_without_batch_axis_is_reported(normal: Any) -> None:
     with pytest.raises(BatchAxisError, match=r"whole=\('table',\)") as caught:
         table_step(nb.function, 2)(tf.constant([1, 0, 2, 2]), normal(3, 5))
     assert "'table' has 3 rows" in str(caught.value)
 
 
-def test_trap_14_whole_keeps_an_argument_whole(normal: Any) -> None:
+def test_trap_14_whole_argument_is_not_divided(normal: Any) -> None:
     table = normal(3, 5)
     found = table_step(nb.function(whole=("table",)), 2)(tf.constant([1, 0, 2, 2]), table)
     np.testing.assert_allclose(found, (table**2).sum(1)[[1, 0, 2, 2]], rtol=1e-6)
 
 
-def test_trap_14_arguments_may_differ_where_the_batch_is_not_cut(normal: Any) -> None:
+def test_trap_14_row_counts_may_differ_with_one_micro_batch(normal: Any) -> None:
     table = normal(3, 5)
     found = table_step(nb.function, 1)(tf.constant([1, 0, 2, 2]), table)
     np.testing.assert_allclose(found, (table**2).sum(1)[[1, 0, 2, 2]], rtol=1e-6)
 
 
-def test_trap_14_a_static_batch_size_is_our_error(normal: Any) -> None:
+def test_trap_14_static_batch_size_is_refused(normal: Any) -> None:
     @nb.function
     def step(x: Any) -> Any:
         with nb.cluster(), nb.pipeline(2), nb.stage(cluster="a"):
@@ -265,7 +267,7 @@ def test_trap_14_a_static_batch_size_is_our_error(normal: Any) -> None:
 
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_14_fewer_rows_than_micro_batches(
-    same: Any, normal: Any, weights: Any, runner: str, rows: int, recwarn: Any
+    compare_step: Any, normal: Any, weights: Any, runner: str, rows: int, recwarn: Any
 ) -> None:
     def build(cut: Cut) -> Any:
         first, second = weights()
@@ -282,7 +284,7 @@ def test_trap_14_fewer_rows_than_micro_batches(
 
         return step, [first, second]
 
-    same(build, (normal(rows, 4),), micro=4)
+    compare_step(build, (normal(rows, 4),), micro=4)
     assert nb.last_report().micro_batches == rows
 
 
@@ -290,11 +292,11 @@ def test_trap_14_fewer_rows_than_micro_batches(
 
 
 @pytest.mark.parametrize("option", [{"jit_compile": True}, {"steps_per_execution": 2}])
-def test_trap_15_options_are_honoured_stage_by_stage(same_fit: Any, normal: Any, option: dict[str, Any]) -> None:
-    same_fit(lambda cut: dense_model(cut, "sgd", **option), normal(24, 4), normal(24, 3), micro=2)
+def test_trap_15_compile_options_apply_per_stage(compare_fit: Any, normal: Any, option: dict[str, Any]) -> None:
+    compare_fit(lambda cut: dense_model(cut, "sgd", **option), normal(24, 4), normal(24, 3), micro=2)
 
 
-def test_trap_15_an_eager_step_is_refused(normal: Any) -> None:
+def test_trap_15_run_eagerly_is_refused(normal: Any) -> None:
     model = dense_model(Cut(), "sgd", run_eagerly=True)
     with pytest.raises(UnsupportedError, match="run_eagerly"):
         model.fit(normal(8, 4), normal(8, 3), verbose=0)
@@ -331,7 +333,7 @@ def test_trap_16_large_denominators_do_not_overflow_fp16(normal: Any) -> None:
 # 17: a kept read of a variable keeps its buffer: the backward reads variables anew.
 
 
-def test_trap_17_no_residual_is_the_read_of_a_variable(normal: Any, weights: Any) -> None:
+def test_trap_17_variable_reads_are_not_residuals(normal: Any, weights: Any) -> None:
     first, second = weights()
 
     @nb.function

@@ -25,9 +25,9 @@ def loss_weight(tensor: Any) -> Any:
     >>> float(nb.loss_weight(tf.constant(3.0)))
     3.0
     """
-    from whale_nebula.capture.tracing import current
+    from whale_nebula.capture.tracing import current_trace
 
-    trace = current()
+    trace = current_trace()
     if trace is not None:
         trace.weights.append(_number(tensor))
     return tensor
@@ -84,6 +84,6 @@ def place(model: Any, mapping: Mapping[str, Any]) -> None:
         words = [f"{rule.pattern.pattern}={rule.key}" for rule in made.rules]
         recorder.statement(" ".join(["place", *words]), made.frames, None)
         return
-    from whale_nebula.capture import placed  # a model implies TensorFlow
+    from whale_nebula.capture import layer_placement  # a model implies TensorFlow
 
-    placed.place(model, made)
+    layer_placement.place(model, made)

@@ -18,45 +18,45 @@ from whale_nebula.site import script_site
 
 
 @dataclass(frozen=True)
-class Declared:
-    """Declared shapes and dtypes by input name; `alone` is true if all clusters are in this process.
+class DeclaredInputs:
+    """Declared shapes and dtypes by input name; `is_single_process` is true if all clusters are in this process.
 
-    >>> forms = Declared({"x/target": InputSpec((None, 64), "int32")}, alone=False)
-    >>> forms.unfold("x", None)
+    >>> declared_specs = DeclaredInputs({"x/target": InputSpec((None, 64), "int32")}, is_single_process=False)
+    >>> declared_specs.expand_argument("x", None)
     {'target': None}
-    >>> forms.stand_in("x/target").shape.as_list()
+    >>> declared_specs.make_placeholder("x/target").shape.as_list()
     [None, 64]
     """
 
-    forms: Mapping[str, InputSpec] = field(default_factory=dict)
-    alone: bool = True
+    declared_specs: Mapping[str, InputSpec] = field(default_factory=dict)
+    is_single_process: bool = True
 
-    def unfold(self, name: str, argument: Any) -> Any:
+    def expand_argument(self, name: str, argument: Any) -> Any:
         """Replace an argument that is None by the structure implied by the declared names of its inputs."""
-        inner = [path.removeprefix(f"{name}/") for path in self.forms if path.startswith(f"{name}/")]
-        if argument is not None or name in self.forms or not inner:
+        inner = [path.removeprefix(f"{name}/") for path in self.declared_specs if path.startswith(f"{name}/")]
+        if argument is not None or name in self.declared_specs or not inner:
             return argument
         return _nest_by_path(inner)
 
-    def stand_in(self, path: str) -> Missing | None:
+    def make_placeholder(self, path: str) -> Missing | None:
         """The placeholder for an input that is None, if the config declares its shape and dtype."""
-        if path not in self.forms:
+        if path not in self.declared_specs:
             return None
-        if self.alone:
+        if self.is_single_process:
             raise AbsentInputError(
                 f"input {path!r} is None, and all clusters are in this process",
                 where=path,
                 why="an input can be None only in a process whose cluster does not read it",
                 mend=f'pass {path!r} here: in a single process, nb.here().runs("gpu") is true for every cluster',
             )
-        form = self.forms[path]
+        form = self.declared_specs[path]
         return Missing(path, tf.TensorSpec(form.shape, form.dtype))
 
     def spec(self, path: str, tensor: Any) -> tf.TensorSpec:
         """The spec of an input that is present; it must agree with the config, if declared there."""
-        if path not in self.forms:
+        if path not in self.declared_specs:
             return tf.TensorSpec(tensor.shape, tensor.dtype)
-        form = self.forms[path]
+        form = self.declared_specs[path]
         spec = tf.TensorSpec(form.shape, form.dtype)
         free = tf.TensorShape([None, *spec.shape[1:]] if spec.shape.rank else [])  # any number of rows
         if tensor.dtype != spec.dtype or not free.is_compatible_with(tensor.shape):
@@ -84,14 +84,14 @@ def _nest_by_path(paths: list[str]) -> Any:
 _VALUES = (int, float, complex, str, bytes, enum.Enum, type)
 
 
-class Same:
+class IdentityKey:
     """A weak reference as a key: it equals only one of the same living object.
 
     An id would not suffice: Python reuses it for another object, which would then equal this one.
 
     >>> class Model: ...
     >>> model = Model()
-    >>> Same(model) == Same(model), Same(model) == Same(Model())
+    >>> IdentityKey(model) == IdentityKey(model), IdentityKey(model) == IdentityKey(Model())
     (True, False)
     """
 
@@ -108,34 +108,34 @@ class Same:
         return self._found() is not None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.alive and self._found() is other._found()
+        return isinstance(other, IdentityKey) and self.alive and self._found() is other._found()
 
     def __hash__(self) -> int:
         return self._hash
 
 
-def key_of(leaf: Any) -> Hashable:
+def make_key(leaf: Any) -> Hashable:
     """A hashable key of an argument: by type and value, otherwise by identity.
 
-    >>> key_of(1) == key_of(True), key_of("a") == key_of("a"), key_of(None)
+    >>> make_key(1) == make_key(True), make_key("a") == make_key("a"), make_key(None)
     (False, True, None)
     """
     if leaf is None:
         return None
-    return (type(leaf), leaf) if isinstance(leaf, _VALUES) else Same(leaf)
+    return (type(leaf), leaf) if isinstance(leaf, _VALUES) else IdentityKey(leaf)
 
 
 def alive(keys: tuple[Hashable, ...]) -> bool:
     """Whether a call with these keys is still possible.
 
-    >>> alive((key_of(1), key_of([])))
+    >>> alive((make_key(1), make_key([])))
     True
     """
-    return all(key.alive for key in keys if isinstance(key, Same))
+    return all(key.alive for key in keys if isinstance(key, IdentityKey))
 
 
 @contextlib.contextmanager
-def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]:
+def explain_missing_target(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]:
     """Context around the trace of a train step for `call`.
 
     Only an error is replaced: a model with only losses of its own needs no y, and its x may be a tuple.
@@ -150,10 +150,10 @@ def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]
         if isinstance(batch[0], tuple) and 1 < len(batch[0]) < 4:
             what = f"{call} got a tuple as x; x, y and sample_weight are separate arguments"
             raise OptionError(what, where=where, why=message, mend=f"{call}(model, *batch)") from error
-        if any(word in message for word in _NO_Y):
+        if any(word in message for word in _MISSING_TARGET_WORDS):
             what = f"{call} got only x, but the loss of model {model.name!r} needs y"
             raise OptionError(what, where=where, why=message, mend=f"{call}(model, x, y)") from error
         raise
 
 
-_NO_Y = ("None values", "NoneType", "y_true", "got None")
+_MISSING_TARGET_WORDS = ("None values", "NoneType", "y_true", "got None")

@@ -52,14 +52,15 @@ def find_factors(tensor: Any, rank: int, frame: Frame) -> Factors:
     found = find_linear(tensor)
     if found is None:
         raise UnsupportedError(
-            f"basis='svd' for {tensor.name!r}, which is the output of {_maker(tensor)}, not of a linear layer",
+            f"basis='svd' for {tensor.name!r}, which is the output of {_describe_producer(tensor)}, "
+            "not of a linear layer",
             where=str(frame.site),
             why="the cut goes through a layer's kernel: only its product, with its bias and a residual added, "
             "can cross; a norm or an activation after it must be in the next stage",
             mend="end the stage at a Dense layer, and move its norm or activation to the next stage: "
             'nb.place(model, whale_nebula.strategies.low_rank_cut(bert, 3, ["gpu", "npu"])); or basis="learned"',
         )
-    values = [_value(each) for each in (found.kernel, *found.biases)]
+    values = [_read_value(each) for each in (found.kernel, *found.biases)]
     if not all(value.size for value in values):
         raise CollectiveReadError(
             f"basis='svd' cannot read the kernel of {found.product.name!r}",
@@ -92,24 +93,26 @@ def singular_vectors(kernel: np.ndarray, rank: int) -> np.ndarray:
 def find_linear(tensor: Any) -> Linear | None:
     """The linear layer that produces a tensor; for a sum of several, the one that ran last."""
     columns = tensor.shape[-1]
-    found = [each for each in _products(tensor, ()) if each.kernel.shape[-1] == columns]
+    found = [each for each in _find_products(tensor, ()) if each.kernel.shape[-1] == columns]
     numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
     return max(found, key=lambda each: numbers[each.product.name], default=None)
 
 
-def _products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
+def _find_products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
     op = tensor.op
     if op.type in _PRODUCTS:
-        kernel = _variable(op.inputs[1])
+        kernel = _get_variable(op.inputs[1])
         turned = any(op.node_def.attr[name].b for name in ("transpose_b", "adj_y"))
         if kernel is not None and len(kernel.shape) > 1 and not turned:
             yield Linear(op, kernel, biases)
         return
     if op.type in _SUMS:
         own = [
-            found for each in op.inputs if (found := _variable(each)) is not None and found.shape == [tensor.shape[-1]]
+            found
+            for each in op.inputs
+            if (found := _get_variable(each)) is not None and found.shape == [tensor.shape[-1]]
         ]
-        inner: Sequence[Any] = [each for each in op.inputs if _variable(each) is None]
+        inner: Sequence[Any] = [each for each in op.inputs if _get_variable(each) is None]
         biases = (*biases, *own) if len(inner) == 1 else ()  # each of two terms has its own bias
     elif op.type in _SAME:
         inner = [op.inputs[tensor.value_index if op.type == "IdentityN" else 0]]
@@ -120,10 +123,10 @@ def _products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
     else:
         return
     for each in inner:
-        yield from _products(each, biases)
+        yield from _find_products(each, biases)
 
 
-def _variable(tensor: Any) -> Any:
+def _get_variable(tensor: Any) -> Any:
     """The variable read that directly produces a tensor, or None."""
     while tensor.op.type in ("Identity", "Cast", "Reshape"):
         tensor = tensor.op.inputs[0]
@@ -134,7 +137,7 @@ def _is_factor(tensor: Any) -> bool:
     return tensor.op.type == "Const" and tensor.shape.rank == 0
 
 
-def _value(read: Any) -> np.ndarray:
+def _read_value(read: Any) -> np.ndarray:
     """The variable's current value; empty if this process does not hold it."""
     handles = {id(internal): external for external, internal in read.graph.captures}
     with tf.init_scope():
@@ -142,14 +145,14 @@ def _value(read: Any) -> np.ndarray:
         return np.asarray(value.numpy(), np.float64)
 
 
-def _maker(tensor: Any) -> str:
+def _describe_producer(tensor: Any) -> str:
     op = tensor.op
     while op.type in ("Identity", "IdentityN"):
         op = op.inputs[0].op
     return f"{op.type} {op.name!r}"
 
 
-_KEPT = "_nebula_bottlenecks"
+_ATTRIBUTE = "_nebula_bottlenecks"
 
 
 class Home(NamedTuple):
@@ -159,7 +162,7 @@ class Home(NamedTuple):
 
     stage: str
     compress: int | None
-    ran: frozenset[str]
+    past_stages: frozenset[str]
 
 
 @dataclass
@@ -171,25 +174,25 @@ class Bottlenecks:
 
     owner: Any = None
     homes: dict[Any, Home | None] = field(default_factory=dict)
-    small: dict[Any, tuple[Bottleneck, Any]] = field(default_factory=dict)
+    projected: dict[Any, tuple[Bottleneck, Any]] = field(default_factory=dict)
     entered: dict[tuple[Any, str], Any] = field(default_factory=dict)
-    counted: dict[tuple[str, str], int] = field(default_factory=dict)
-    used: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    asked: set[int] = field(default_factory=set)
-    said: dict[str, None] = field(default_factory=dict)
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    used_variables: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    differentiated: set[int] = field(default_factory=set)
+    notes: dict[str, None] = field(default_factory=dict)
 
-    def use(self, owner: Any, variable: Any) -> None:
+    def record_use(self, owner: Any, variable: Any) -> None:
         """Record that the step reads a variable of a bottleneck."""
-        self.used[id(variable)] = owner, variable
+        self.used_variables[id(variable)] = owner, variable
 
-    def say(self, sentence: str) -> None:
+    def add_note(self, sentence: str) -> None:
         """Add a note on a crossing to the report and the plan, once."""
-        self.said[sentence] = None
+        self.notes[sentence] = None
 
     def number(self, call: str, producer: str) -> int:
         """The number of tensors of this stage that have already crossed in the same call of a layer."""
-        self.counted[call, producer] = self.counted.get((call, producer), -1) + 1
-        return self.counted[call, producer]
+        self.counts[call, producer] = self.counts.get((call, producer), -1) + 1
+        return self.counts[call, producer]
 
 
 @dataclass(frozen=True)
@@ -203,29 +206,29 @@ class Bottleneck:
     name: str
     factors: Callable[[], Factors] | None = None
 
-    def down(self, columns: int, rank: int, frame: Frame) -> Any:
+    def get_down(self, columns: int, rank: int, frame: Frame) -> Any:
         """The variable that the producer's stage reads."""
-        return self._variable(f"{self.name}_down", (columns, rank), lambda: self._vectors(columns, rank).T, frame)
+        return self._get_variable(f"{self.name}_down", (columns, rank), lambda: self._vectors(columns, rank).T, frame)
 
-    def up(self, consumer: str, columns: int, rank: int, frame: Frame) -> Any:
+    def get_up(self, consumer: str, columns: int, rank: int, frame: Frame) -> Any:
         """The variable that a consumer's stage reads."""
-        name = f"{self.name}_{word(consumer)}"
-        is_new = f"{name}_up" not in kept_of(self.owner)
-        made = self._variable(f"{name}_up", (rank, columns), lambda: self._vectors(columns, rank), frame)
+        name = f"{self.name}_{to_identifier(consumer)}"
+        is_new = f"{name}_up" not in bottleneck_variables_of(self.owner)
+        made = self._get_variable(f"{name}_up", (rank, columns), lambda: self._vectors(columns, rank), frame)
         offset = self.factors().offset if is_new and self.factors is not None else None
         if offset is not None:
-            self._variable(f"{name}_offset", (columns,), lambda: offset, frame)
+            self._get_variable(f"{name}_offset", (columns,), lambda: offset, frame)
         return made
 
     def offset(self, consumer: str) -> Any:
         """The variable that a consumer's stage adds, if the tensor's layer has a bias; created with `up`."""
-        return kept_of(self.owner).get(f"{self.name}_{word(consumer)}_offset")
+        return bottleneck_variables_of(self.owner).get(f"{self.name}_{to_identifier(consumer)}_offset")
 
     def _vectors(self, columns: int, rank: int) -> np.ndarray:
-        return orthonormal(self.name, columns, rank).T if self.factors is None else self.factors().vectors
+        return make_orthonormal(self.name, columns, rank).T if self.factors is None else self.factors().vectors
 
-    def _variable(self, name: str, shape: tuple[int, ...], values: Callable[[], np.ndarray], frame: Frame) -> Any:
-        kept = kept_of(self.owner)
+    def _get_variable(self, name: str, shape: tuple[int, ...], values: Callable[[], np.ndarray], frame: Frame) -> Any:
+        kept = bottleneck_variables_of(self.owner)
         if name not in kept:
             kept[name] = tf_private.add_variable(self.owner, name, values())
         if tuple(kept[name].shape) != shape:
@@ -239,11 +242,11 @@ class Bottleneck:
         return kept[name]
 
 
-def kept_of(owner: Any) -> dict[str, Any]:
+def bottleneck_variables_of(owner: Any) -> dict[str, Any]:
     """The variables of bottlenecks that a layer has, by their names."""
-    if not hasattr(owner, _KEPT):
-        object.__setattr__(owner, _KEPT, {})
-    found: dict[str, Any] = getattr(owner, _KEPT)
+    if not hasattr(owner, _ATTRIBUTE):
+        object.__setattr__(owner, _ATTRIBUTE, {})
+    found: dict[str, Any] = getattr(owner, _ATTRIBUTE)
     return found
 
 
@@ -264,7 +267,7 @@ def find_bottleneck(
     for each in (owner, bottlenecks.owner):
         _check_optimizer(each, owner, frame)
     number = bottlenecks.number(call, producer)
-    return Bottleneck(owner, f"bottleneck_{word(producer)}" + (f"_{number}" if number else ""), factors)
+    return Bottleneck(owner, f"bottleneck_{to_identifier(producer)}" + (f"_{number}" if number else ""), factors)
 
 
 def _find_layer(tensor: Any) -> tuple[Any, str]:
@@ -277,7 +280,7 @@ def _find_layer(tensor: Any) -> tuple[Any, str]:
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     calls: list[tuple[Any, int]] = []  # outermost first, each with its number of enclosing name scopes
     depth = 0
-    for layer in tf_private.layers_running():
+    for layer in tf_private.list_running_layers():
         own = re.compile(rf"{re.escape(layer.name)}(_\d+)?")
         depth = next((number for number in range(depth, len(now)) if own.fullmatch(now[number])), len(now)) + 1
         calls.append((layer, depth))
@@ -285,19 +288,19 @@ def _find_layer(tensor: Any) -> tuple[Any, str]:
     return (chosen[0][0], "/".join(now[: chosen[0][1]])) if chosen else (None, "")
 
 
-def word(stage: str) -> str:
+def to_identifier(stage: str) -> str:
     """A stage's key as a part of a variable's name.
 
-    >>> word("gpu:0/a")
+    >>> to_identifier("gpu:0/a")
     'gpu_0_a'
     """
     return re.sub(r"[^A-Za-z0-9.]", "_", stage)
 
 
-def orthonormal(name: str, columns: int, rank: int) -> np.ndarray:
+def make_orthonormal(name: str, columns: int, rank: int) -> np.ndarray:
     """A matrix with orthonormal columns, the same for the same name and sizes in every process.
 
-    >>> basis = orthonormal("bottleneck_gpu", 8, 3)
+    >>> basis = make_orthonormal("bottleneck_gpu", 8, 3)
     >>> basis.shape, bool(np.allclose(basis.T @ basis, np.eye(3), atol=1e-6))
     ((8, 3), True)
     """
@@ -311,7 +314,7 @@ def orthonormal(name: str, columns: int, rank: int) -> np.ndarray:
 def _check_optimizer(model: Any, owner: Any, frame: Frame) -> None:
     """Refuse an optimizer that is already built, as it accepts no new variables."""
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and getattr(optimizer, "built", False) and not kept_of(owner):
+    if optimizer is not None and getattr(optimizer, "built", False) and not bottleneck_variables_of(owner):
         raise UnsupportedError(
             f"the optimizer of {model.name!r} is built before the variables of its learned basis exist",
             where=str(frame.site),

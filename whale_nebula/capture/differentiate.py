@@ -24,10 +24,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.loss_weights import check_overwritten, mirror_trace, weigh
-from whale_nebula.capture.mirror import ascend_ops, find_origin, order_operations
+from whale_nebula.capture.loss_weights import check_overwritten, mirror_trace, weight_seeds
+from whale_nebula.capture.mirror import find_origin, iterate_ancestors, order_operations
 from whale_nebula.capture.projection import check_nested
-from whale_nebula.capture.tracing import LiveRequest, Tracing, current
+from whale_nebula.capture.tracing import LiveRequest, Tracing, current_trace
 from whale_nebula.errors import GradientError, PlanError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.passes.checks import backward_flow_error, check_order
@@ -51,44 +51,48 @@ def differentiate(
 
     Gradients flow through tensors recorded by `tape`; without one, through all but `stops`.
     """
-    trace.bottlenecks.asked.update(id(_handle(source)) for source in sources)
+    trace.bottlenecks.differentiated.update(id(_handle(source)) for source in sources)
     before = frozenset(op.name for op in trace.graph.get_operations())
-    given = [seed for seed in seeds if isinstance(seed, tf.Tensor) and getattr(seed, "graph", None) is trace.graph]
-    seeds = weigh(trace, targets, seeds)
+    user_seeds = [seed for seed in seeds if isinstance(seed, tf.Tensor) and getattr(seed, "graph", None) is trace.graph]
+    seeds = weight_seeds(trace, targets, seeds)
     operations = order_operations(trace.graph.get_operations())
     # the ops that weigh the seeds belong to the target's stage, like all ops differentiated there
-    weighing = ascend_ops((s.op for s in seeds), lambda op: op.name not in before and op.type != "Placeholder")
+    weighing = iterate_ancestors((s.op for s in seeds), lambda op: op.name not in before and op.type != "Placeholder")
     own = {op.name for op in weighing}
     request = LiveRequest(
         before=frozenset(op.name for op in operations) - own,
         targets=list(targets),
         sources=[str(getattr(s, "path", None) or getattr(s, "name", "tensor")) for s in sources],
-        given=given,
+        user_seeds=user_seeds,
     )
-    trace.labels = {name: stage for name, stage in _labels(trace, operations).items() if name not in own}
+    trace.labels = {name: stage for name, stage in _label_stages(trace, operations).items() if name not in own}
     stopped = {tensor.ref() for tensor in stops}
     everywhere = contextlib.nullcontext(lambda tensor: tensor.ref() not in stopped)
-    with everywhere if tape is None else tf_private.tape_reopened(tape) as followed:
-        region = _Region(trace, operations, [_handle(s) for s in sources], followed, request)
-        region.reach()
+    with everywhere if tape is None else tf_private.reopen_tape(tape) as is_followed:
+        region = _Region(trace, operations, [_handle(s) for s in sources], is_followed, request)
+        region.find_reached()
     request.origins = [s if getattr(s, "graph", None) is trace.graph else None for s in region.sources]
     region.build(list(targets), list(seeds))
     request.backward = frozenset(op.name for op in trace.graph.get_operations() if op.name not in request.before)
     trace.requests.append(request)
-    return [_hold(request, number, source) for number, source in enumerate(sources)]
+    return [_make_holder(request, number, source) for number, source in enumerate(sources)]
 
 
-def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
+def _label_stages(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     """Assign stages to the ops traced so far; labels of earlier requests are kept."""
     graph = mirror_trace(trace)
     if not trace.requests:
-        trace.met.order_stages(graph)
+        trace.entered_scopes.order_stages(graph)
     numbers = {op.name: index for index, op in enumerate(operations)}
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     skip = frozenset(numbers[name] for r in trace.requests for name in r.backward)
-    found = label_ops(graph, list(trace.met.stages), fixed=fixed, skip=skip, bound=bound_ops(trace, graph, numbers))
+    found = label_ops(
+        graph, list(trace.entered_scopes.stages), fixed=fixed, skip=skip, bound=bound_ops(trace, graph, numbers)
+    )
     if not trace.requests:  # later requests may belong to another phase, which may begin at the first stage again
-        check_order(graph, found, tuple(trace.met.stages.values()), where=lambda op: find_origin(operations[op]))
+        check_order(
+            graph, found, tuple(trace.entered_scopes.stages.values()), where=lambda op: find_origin(operations[op])
+        )
     names = [op.name for op in operations]
     return {names[index]: stage for index, stage in found.items()}
 
@@ -97,7 +101,7 @@ def bound_ops(trace: Tracing, graph: Graph, numbers: Mapping[str, int]) -> dict[
     """The ops that read an input which some clusters do not have, each with the stages that may run it."""
     homes = {} if trace.assignment is None else trace.assignment.homes
     leaves = [numbers[leaf.op.name] for leaf in trace.leaves] if homes else []
-    return bind_readers(graph, leaves, homes, [stage.cluster for stage in trace.met.stages.values()])
+    return bind_readers(graph, leaves, homes, [stage.cluster for stage in trace.entered_scopes.stages.values()])
 
 
 @dataclass
@@ -107,12 +111,12 @@ class _Region:
     trace: Tracing
     operations: Sequence[Any]
     sources: list[Tensor]
-    followed: Callable[[Tensor], bool]
+    is_followed: Callable[[Tensor], bool]
     request: LiveRequest
     reached: set[Any] = field(default_factory=set)
-    known: set[Any] = field(default_factory=set)
+    local_gradients: set[Any] = field(default_factory=set)
 
-    def reach(self) -> None:
+    def find_reached(self) -> None:
         """Find the tensors that the tape recorded from a source: gradients flow only through these."""
         inner = {id(external): internal for external, internal in self.trace.graph.captures}
         self.sources = [inner.get(id(source), source) for source in self.sources]
@@ -120,13 +124,15 @@ class _Region:
         for op in self.operations:
             if any(tensor.ref() in self.reached for tensor in op.inputs):
                 ours = op.name in self.trace.grown
-                known = (t for t in op.outputs if ours or t.dtype in (tf.variant, tf.resource) or self.followed(t))
-                self.reached.update(t.ref() for t in known)
+                local_gradients = (
+                    t for t in op.outputs if ours or t.dtype in (tf.variant, tf.resource) or self.is_followed(t)
+                )
+                self.reached.update(t.ref() for t in local_gradients)
 
     def build(self, targets: list[Tensor], seeds: list[Tensor]) -> None:
         """Differentiate stage by stage, last to first."""
         incoming: dict[Any, Tensor] = {}
-        for stage in reversed(range(max(1, len(self.trace.met.stages)))):
+        for stage in reversed(range(max(1, len(self.trace.entered_scopes.stages)))):
             own = [(t, s) for t, s in zip(targets, seeds, strict=True) if self._stage(t) == stage]
             own = [(t, s) for t, s in own if t.ref() in self.reached]
             arrived = [(t, f) for ref, f in incoming.items() if self._stage(t := ref.deref()) == stage]
@@ -138,7 +144,7 @@ class _Region:
         return self.trace.labels.get(tensor.op.name, default)
 
     def _stage_backward(self, stage: int, ends: list[tuple[Tensor, Tensor]], incoming: dict[Any, Tensor]) -> None:
-        boundaries, stops, inside = self._walk(stage, [t for t, _ in ends])
+        boundaries, stops, inside = self._walk_stage(stage, [t for t, _ in ends])
         flowing = [t for t in boundaries if t.ref() in self.reached and (t.dtype.is_floating or t.dtype.is_complex)]
         self._check_lists(stage, boundaries)
         wanted = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage(s, stage) == stage]
@@ -149,19 +155,19 @@ class _Region:
             [s for _, s in ends],
             [*boundaries, *stops],
         )
-        self.request.made += [(stage, op) for op in self.trace.graph.get_operations()[before:]]
+        self.request.created_ops += [(stage, op) for op in self.trace.graph.get_operations()[before:]]
         for tensor, gradient in zip(flowing, found[: len(flowing)], strict=True):
             if gradient is not None:
-                self._flow(stage, tensor, tf.convert_to_tensor(gradient), incoming)
+                self._send_gradient(stage, tensor, tf.convert_to_tensor(gradient), incoming)
         for (number, _), gradient in zip(wanted, found[len(flowing) :], strict=True):
             if gradient is not None:
-                self.request.parts += [(stage, number, term) for term in _terms(gradient)]
+                self.request.parts += [(stage, number, term) for term in _split_terms(gradient)]
 
     def _check_lists(self, stage: int, boundaries: Sequence[Tensor]) -> None:
         """Refuse a list of tensors that leaves its stage on the way to a target: its gradient would be lost."""
         for tensor in boundaries:
             if tensor.dtype == tf.variant and tensor.ref() in self.reached:
-                stages = [list(self.trace.met.stages)[number] for number in (self._stage(tensor), stage)]
+                stages = [list(self.trace.entered_scopes.stages)[number] for number in (self._stage(tensor), stage)]
                 raise PlanError(
                     f"a list of tensors cannot cross from stage {stages[0]!r} to stage {stages[1]!r}",
                     where=f"{tensor.op.name} ({tensor.op.type}), {find_origin(tensor.op)}",
@@ -169,7 +175,7 @@ class _Region:
                     mend=f"stack it in {stages[0]!r} (a TensorArray's .stack()), or create it in {stages[1]!r}",
                 )
 
-    def _walk(self, stage: int, ends: list[Tensor]) -> tuple[list[Tensor], list[Tensor], set[Any]]:
+    def _walk_stage(self, stage: int, ends: list[Tensor]) -> tuple[list[Tensor], list[Tensor], set[Any]]:
         """Walk back from `ends` within a stage; returns boundary inputs, where the tape stopped, and inner ops."""
         boundaries: dict[Any, Tensor] = {}
         stops: dict[Any, Tensor] = {}
@@ -191,17 +197,17 @@ class _Region:
                     stops[tensor.ref()] = tensor
         return list(boundaries.values()), list(stops.values()), inside
 
-    def _flow(self, stage: int, boundary: Tensor, gradient: Tensor, incoming: dict[Any, Tensor]) -> None:
+    def _send_gradient(self, stage: int, boundary: Tensor, gradient: Tensor, incoming: dict[Any, Tensor]) -> None:
         ref = boundary.ref()
         if self._stage(boundary) > stage:  # that stage is already differentiated: the gradient would be lost
-            stages = list(self.trace.met.stages.values())
+            stages = list(self.trace.entered_scopes.stages.values())
             raise backward_flow_error(stages[self._stage(boundary)], stages[stage], find_origin(boundary.op))
-        if ref in self.known:
+        if ref in self.local_gradients:
             gradient = gradient + incoming.pop(ref)
-            self.known.remove(ref)
-        if ref not in incoming and self._everywhere(gradient):
+            self.local_gradients.remove(ref)
+        if ref not in incoming and self._is_computable_everywhere(gradient):
             incoming[ref] = gradient
-            self.known.add(ref)
+            self.local_gradients.add(ref)
             return
         if ref not in incoming:
             incoming[ref] = _placeholder(boundary.dtype, boundary.shape, "nebula_arrival")
@@ -210,16 +216,16 @@ class _Region:
             gradient = tf.identity(gradient)  # one tensor for several boundaries, which cross separately
         self.request.flows.append((stage, boundary, gradient))
 
-    def _everywhere(self, gradient: Tensor) -> bool:
+    def _is_computable_everywhere(self, gradient: Tensor) -> bool:
         """Whether every stage can compute a gradient: a scalar that depends on the share and constants alone."""
         shares = {tensor.op for tensor in self.trace.feeds.values()}
-        above = ascend_ops([gradient.op], lambda op: op not in shares and op.type != "Const")
+        above = iterate_ancestors([gradient.op], lambda op: op not in shares and op.type != "Const")
         return gradient.shape.rank == 0 and all(
             op.name not in self.request.before and op.inputs and not op.op_def.is_stateful for op in above
         )
 
 
-def _hold(request: LiveRequest, number: int, source: Any) -> Any:
+def _make_holder(request: LiveRequest, number: int, source: Any) -> Any:
     """A gradient as the user's code receives it: None, a dense placeholder, or IndexedSlices of two."""
     parts = [values for _, n, values in request.parts if n == number]
     if not parts:
@@ -237,7 +243,7 @@ def _hold(request: LiveRequest, number: int, source: Any) -> Any:
     return dense
 
 
-def _terms(gradient: Any) -> list[tuple[Any, ...]]:
+def _split_terms(gradient: Any) -> list[tuple[Any, ...]]:
     """A dense gradient, or the values and indices of each lookup.
 
     TensorFlow concatenates the slices of several lookups of one table. They are separated here, because the indices of
@@ -252,7 +258,7 @@ def _terms(gradient: Any) -> list[tuple[Any, ...]]:
     if len(values) != len(indices) or len(values) == 1:
         return [(gradient.values, gradient.indices)]
     pairs = zip(values, indices, strict=True)
-    return [term for pair in pairs for term in _terms(tf.IndexedSlices(*pair, gradient.dense_shape))]
+    return [term for pair in pairs for term in _split_terms(tf.IndexedSlices(*pair, gradient.dense_shape))]
 
 
 def _placeholder(dtype: Any, shape: Any, name: str) -> Any:
@@ -276,7 +282,7 @@ def answer_tape(
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> Any:
     """Replacement of `tf.GradientTape.gradient` in the thread that traces; calls the original elsewhere."""
-    trace = current()
+    trace = current_trace()
     if trace is not None and trace.plain:
         with trace.set_flags(busy=True):
             found = _original(tape, target, sources, output_gradients, unconnected_gradients)
@@ -292,8 +298,8 @@ def answer_tape(
     check_overwritten(trace, tf.nest.flatten(sources))
     targets = [t for t in tf.nest.flatten(target) if t is not None]
     seeds = None if output_gradients is None else tf.nest.flatten(output_gradients)
-    found = _answer(trace, tape, targets, flat, seeds, (), unconnected_gradients)
-    tf_private.tape_finish(tape)
+    found = _answer_request(trace, tape, targets, flat, seeds, (), unconnected_gradients)
+    tf_private.finish_tape(tape)
     return tf.nest.pack_sequence_as(sources, found)
 
 
@@ -301,10 +307,10 @@ def answer_gradients(targets: Any, sources: Any, seeds: Any, stops: Any, unconne
     """The gradients of a request; None if TensorFlow should compute them: in a function's body, or
     while a tape records.
     """
-    trace = current()
+    trace = current_trace()
     if trace is None or trace.flags.busy or trace.plain:
         return None
-    if tf_private.tape_records():
+    if tf_private.is_tape_recording():
         check_nested(trace.bottlenecks, _make_list(targets), _make_list(sources))
         return None
     ends = [tf.convert_to_tensor(target) for target in _make_list(targets)]
@@ -312,12 +318,12 @@ def answer_gradients(targets: Any, sources: Any, seeds: Any, stops: Any, unconne
     if tf.compat.v1.get_default_graph() is not trace.graph:
         return None
     starts = None if seeds is None else _make_list(seeds)
-    return _answer(
+    return _answer_request(
         trace, None, ends, _make_list(sources), starts, [] if stops is None else _make_list(stops), unconnected
     )
 
 
-def _answer(
+def _answer_request(
     trace: Tracing,
     tape: tf.GradientTape | None,
     targets: Sequence[Any],
@@ -338,10 +344,10 @@ def _answer(
 
 def _is_outermost(trace: Tracing, tape: tf.GradientTape) -> bool:
     """Whether a request is outermost, not in our own differentiation, a body, another tape, or an invalid call."""
-    if trace.flags.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.tape_open(tape):
+    if trace.flags.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.is_tape_open(tape):
         return False
-    tf_private.tape_stop(tape)
-    return not tf_private.tape_records()
+    tf_private.stop_tape(tape)
+    return not tf_private.is_tape_recording()
 
 
 def _unwrap_variable(source: Any) -> Any:
@@ -349,11 +355,11 @@ def _unwrap_variable(source: Any) -> Any:
     return getattr(source, "value", source) if not isinstance(source, (tf.Tensor, tf.Variable)) else source
 
 
-def vectorize_plainly(*args: Any, **kwargs: Any) -> Any:
+def run_vectorized(*args: Any, **kwargs: Any) -> Any:
     """Replacement of TensorFlow's vectorizer: gradients requested inside a body (of a Jacobian or a map) are computed
     by TensorFlow.
     """
-    trace = current()
+    trace = current_trace()
     if trace is None:
         return _original_vectorized(*args, **kwargs)
     with trace.set_flags(busy=True, vectorizing=True):
@@ -362,7 +368,7 @@ def vectorize_plainly(*args: Any, **kwargs: Any) -> Any:
 
 def enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
     """Replacement of `tf.GradientTape.__enter__` that records the tapes of a trace."""
-    trace = current()
+    trace = current_trace()
     if trace is not None:
         trace.tapes.append(tape)
     return _original_enter(tape)
@@ -370,7 +376,7 @@ def enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
 
 def note_mask(tensor: Any, mask: Any) -> None:
     """Record the Keras mask of a tensor, which marks the rows that count."""
-    trace = current()
+    trace = current_trace()
     if trace is not None:
         trace.masks.append((tensor, mask))
 
@@ -404,13 +410,13 @@ def _check_first_order(trace: Tracing, ends: Sequence[Any]) -> None:
 def explain_late_requests(tapes: Iterable[Any]) -> None:
     """At the end of the trace, make later requests to tapes that are still alive raise an explanatory error."""
     for tape in tapes:
-        for question in ("gradient", "jacobian", "batch_jacobian") if tf_private.tape_open(tape) else ():
-            setattr(tape, question, partial(_ask_tape, tape, question))
+        for method in ("gradient", "jacobian", "batch_jacobian") if tf_private.is_tape_open(tape) else ():
+            setattr(tape, method, partial(_call_tape_method, tape, method))
 
 
-def _ask_tape(tape: Any, question: str, *args: Any, **kwargs: Any) -> Any:
+def _call_tape_method(tape: Any, method: str, *args: Any, **kwargs: Any) -> Any:
     try:
-        return getattr(tf.GradientTape, question)(tape, *args, **kwargs)
+        return getattr(tf.GradientTape, method)(tape, *args, **kwargs)
     except (TypeError, ValueError) as error:
         if "out of scope" not in str(error):
             raise

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import find_origin, foreign
+from whale_nebula.capture.mirror import find_origin, is_library_file
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import CaptureError, DataDependentError, NebulaError, StaticBatchError
 from whale_nebula.passes.rules.verdict import free
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
-_REWRITTEN = "__autograph_generated_file"
+_AUTOGRAPH_PREFIX = "__autograph_generated_file"
 """The prefix of the files with AutoGraph's copies of the user's functions."""
 _IN_USER_CODE = "in user code:"
 """The beginning of AutoGraph's own description of an error."""
@@ -37,7 +37,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Raised:
+class RaisedError:
     """An error as it left a trace."""
 
     error: Exception
@@ -73,7 +73,7 @@ class Raised:
         named = [(file, int(line)) for file, line in re.findall(r'File "(.+?)", line (\d+)', str(self.error))]
         for places in [*map(_frames, self.chain), named]:
             for file, line in reversed(places):
-                if not foreign(file) and not _rewritten(file):
+                if not is_library_file(file) and not _is_autograph_copy(file):
                     return (file, line) if places is named or not named else named[-1]
         return None
 
@@ -88,16 +88,16 @@ class Raised:
         return "" if self.place is None else linecache.getline(*self.place).strip()
 
     @cached_property
-    def deliberate(self) -> bool:
+    def is_deliberate(self) -> bool:
         """Whether the user's own code raised the error, not a library that it called."""
         places = _frames(self.origin)
-        return bool(places) and (_rewritten(places[-1][0]) or not foreign(places[-1][0]))
+        return bool(places) and (_is_autograph_copy(places[-1][0]) or not is_library_file(places[-1][0]))
 
     def shorten(self) -> Exception:
         """The error without the frames of libraries between the user's frames."""
         kept: TracebackType | None = None
         for frame, line in reversed(list(traceback.walk_tb(self.error.__traceback__))):
-            if not foreign(frame.f_code.co_filename):
+            if not is_library_file(frame.f_code.co_filename):
                 kept = TracebackType(kept, frame, frame.f_lasti, line)
         return self.error.with_traceback(kept)
 
@@ -106,8 +106,8 @@ def _frames(error: BaseException) -> list[Place]:
     return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
 
 
-def _rewritten(file: str) -> bool:
-    return os.path.basename(file).startswith(_REWRITTEN)
+def _is_autograph_copy(file: str) -> bool:
+    return os.path.basename(file).startswith(_AUTOGRAPH_PREFIX)
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def keep_all_frames() -> Iterator[None]:
                 each.enable_traceback_filtering()
 
 
-class Baked(NamedTuple):
+class FixedReshape(NamedTuple):
     """A reshape that gives rows a fixed number."""
 
     op: Any
@@ -150,70 +150,72 @@ class Baked(NamedTuple):
         )
 
 
-def baked_reshape(graph: Any) -> Baked | None:
+def find_fixed_reshape(graph: Any) -> FixedReshape | None:
     """The first reshape of a traced graph, including gradients, that fixes the number of rows, if any."""
     for op in graph.get_operations() if graph is not None else []:
-        own = op.type == "Reshape" and tf_private.forward_op(op) is op
+        own = op.type == "Reshape" and tf_private.find_forward_op(op) is op
         if own and op.inputs[0].shape.rank and op.inputs[0].shape[0] is None:
             value = tf.get_static_value(op.inputs[1])
             sizes = [] if value is None else [int(size) for size in value]
             if sizes and sizes[0] > 1:
-                return Baked(op, sizes)
+                return FixedReshape(op, sizes)
     return None
 
 
-LIMIT = 2**31
-MEND = "use a variable, tf.Variable(array, trainable=False), or pass it as an argument: @nb.function(whole=('table',))"
+CONSTANT_LIMIT = 2**31
+CONSTANT_FIX = (
+    "use a variable, tf.Variable(array, trainable=False), or pass it as an argument: @nb.function(whole=('table',))"
+)
 
 
 def check_constants(graph: Any) -> None:
     """Refuse a traced graph whose constants are too large, naming the largest."""
     constants = [op for op in graph.get_operations() if op.type == "Const"]
-    total = sum(map(_bytes, constants))
-    if total >= LIMIT:
-        largest = max(constants, key=_bytes)
+    total = sum(map(_count_bytes, constants))
+    if total >= CONSTANT_LIMIT:
+        largest = max(constants, key=_count_bytes)
         raise CaptureError(
             f"the constants of the step have {total / 1e9:.1f} GB",
-            where=f"{largest.name} ({_bytes(largest) / 1e9:.1f} GB), {find_origin(largest)}",
+            where=f"{largest.name} ({_count_bytes(largest) / 1e9:.1f} GB), {find_origin(largest)}",
             why="constants are part of the traced graph, which is limited to 2 GB",
-            mend=MEND,
+            mend=CONSTANT_FIX,
         )
 
 
-def _bytes(op: Any) -> int:
+def _count_bytes(op: Any) -> int:
     tensor = op.outputs[0]
     return (tensor.shape.num_elements() or 0) * max(1, tensor.dtype.size)
 
 
-Given = Sequence[tuple[str, Any]]
+TensorSpecs = Sequence[tuple[str, Any]]
 """Names and specs of a step's tensors."""
 
 _HINT = "whale_nebula: raised while the step was captured, where the number of rows is None until it runs"
 
 
 @contextlib.contextmanager
-def translate_errors(traces: Sequence[Tracing], given: Given = ()) -> Iterator[None]:
-    """Translate errors that tracing raises, around the last of these traces. `given` are the step's tensors."""
+def translate_errors(traces: Sequence[Tracing], specs: TensorSpecs = ()) -> Iterator[None]:
+    """Translate errors that tracing raises, around the last of these traces. `specs` are the step's tensors."""
     try:
-        with keep_all_frames(), tf_private.caching_device_kept():
+        with keep_all_frames(), tf_private.restore_caching_device():
             yield
     except NebulaError:
         raise
     except Exception as error:
-        raised = Raised(error)
+        raised = RaisedError(error)
         ours = next((each for each in raised.chain if isinstance(each, NebulaError)), None)
         if ours is not None:
             raise ours from None
-        translated = _translate_error(raised, traces[-1].graph if traces else None, given)
+        translated = _translate_error(raised, traces[-1].graph if traces else None, specs)
         if translated is not None:
             raise translated from raised.shorten()
         error.add_note(_HINT)
         raise raised.shorten() from None
 
 
-def _translate_error(raised: Raised, graph: Any, given: Given) -> NebulaError | None:
+def _translate_error(raised: RaisedError, graph: Any, specs: TensorSpecs) -> NebulaError | None:
     """The translated error; None if the user's own code raised it."""
-    if raised.deliberate and raised.source.startswith(("raise", "assert")):
+    if raised.is_deliberate and raised.source.startswith(("raise", "assert")):
         return None
     translated = _find_static_batch(raised, graph)
     if translated is None and any(word in raised.text for word in _SYMBOLIC):
@@ -224,28 +226,28 @@ def _translate_error(raised: Raised, graph: Any, given: Given) -> NebulaError | 
             "Python code reads the value of a tensor",
             where=raised.line,
             why=f"a tensor has no value while the step is captured: {first}",
-            mend=_LOOP if loops else next((way for phrase, way in _WAYS.items() if phrase in raised.text), None),
+            mend=_LOOP_FIX if loops else next((way for phrase, way in _FIXES.items() if phrase in raised.text), None),
         )
     for phrase, (what, why, mend) in _UNSUPPORTED.items() if translated is None else ():
         if phrase in raised.text:
             return _name_kind(raised)(what, where=raised.line, why=why.format(raised.sentence), mend=mend)
-    return translated if translated is not None or raised.deliberate else _refused_by_tensorflow(raised, given)
+    return translated if translated is not None or raised.is_deliberate else _explain_refusal(raised, specs)
 
 
 # ------------------------------------------------------------------------------------------ the number of rows
 _PARTLY_KNOWN = ("partially known TensorShape", "Cannot infer argument `num` from shape", "None dimensions")
 
 
-def _find_static_batch(raised: Raised, graph: Any) -> NebulaError | None:
+def _find_static_batch(raised: RaisedError, graph: Any) -> NebulaError | None:
     """The error for an operation that failed on None, after a shape was read or a reshape fixed the number of rows."""
     if not isinstance(raised.error, (TypeError, ValueError)) or "None" not in raised.text:
         return None
     reads = (
         "shape" in raised.source or "len(" in raised.source or any(phrase in raised.text for phrase in _PARTLY_KNOWN)
     )
-    baked = baked_reshape(graph) if not reads or "shape=(None" in raised.text else None
-    if baked is not None or not reads:
-        return None if baked is None else baked.error()
+    fixed_reshape = find_fixed_reshape(graph) if not reads or "shape=(None" in raised.text else None
+    if fixed_reshape is not None or not reads:
+        return None if fixed_reshape is None else fixed_reshape.error()
     return StaticBatchError(
         "the step reads the number of rows from a static shape",
         where=raised.line,
@@ -256,7 +258,7 @@ def _find_static_batch(raised: Raised, graph: Any) -> NebulaError | None:
 
 # -------------------------------------------------------------------------------------- the value of a tensor
 _SYMBOLIC = ("SymbolicTensor", "symbolic `tf.Tensor`", "symbolic tf.Tensor")
-_WAYS = {
+_FIXES = {
     "no attribute 'numpy'": "remove .numpy() and use the tensor; where Python needs the numbers: "
     "tf.py_function(f, [x], tf.float32)",
     "Python `bool`": "use tf.cond(condition, lambda: a, lambda: b), or tf.where(condition, a, b)",
@@ -269,7 +271,9 @@ _WAYS = {
 }
 
 
-_LOOP = "use tf.while_loop(condition, body, [x]) or tf.map_fn(f, x); @nb.function converts a while on a tensor itself"
+_LOOP_FIX = (
+    "use tf.while_loop(condition, body, [x]) or tf.map_fn(f, x); @nb.function converts a while on a tensor itself"
+)
 
 # ------------------------------------------------------------------------------------- unsupported operations
 _UNSUPPORTED = {
@@ -281,42 +285,42 @@ _UNSUPPORTED = {
     "larger than 2GB": (
         "a constant of the step is larger than 2 GB",
         "constants are part of the traced graph: {}",
-        MEND,
+        CONSTANT_FIX,
     ),
 }
 """By TensorFlow's message: what happened, why (with TensorFlow's sentence) and the fix."""
 
 
-_FEW = 12
-_CORRECT = (
+_MAX_SHOWN = 12
+_CORRECTION = (
     "correct that line, or the arguments of the step; it fails without scopes as well, "
     "unless it needs the number of rows: tf.shape(x)[0]"
 )
-_ARRAYS = "pass arrays, np.asarray(x): in a list each number is a separate tensor"
+_ARRAYS_FIX = "pass arrays, np.asarray(x): in a list each number is a separate tensor"
 
 
-def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
+def _explain_refusal(raised: RaisedError, specs: TensorSpecs) -> CaptureError:
     """The error for a step that TensorFlow or Keras rejects."""
-    names = ", ".join(f"{name} {spec.dtype.name}{list(spec.shape)}" for name, spec in given[:_FEW])
-    names += f" and {len(given) - _FEW} more" if len(given) > _FEW else ""
-    several = sum(spec.shape.rank == 0 for _, spec in given) > _FEW
+    names = ", ".join(f"{name} {spec.dtype.name}{list(spec.shape)}" for name, spec in specs[:_MAX_SHOWN])
+    names += f" and {len(specs) - _MAX_SHOWN} more" if len(specs) > _MAX_SHOWN else ""
+    several = sum(spec.shape.rank == 0 for _, spec in specs) > _MAX_SHOWN
     # a tensor with one axis is assumed to be batched, which may be wrong: the state of an environment, for example
-    rows = [f'"{name}"' for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
+    rows = [f'"{name}"' for name, spec in specs if spec.shape.rank == 1 and spec.shape[0] is None]
     whole = f"\nor, if an argument with one axis is not a batch: @nb.function(whole=({', '.join(rows)},))"
     return _name_kind(raised)(
         f"the step cannot be traced: {raised.sentence}",
         where=raised.line,
         why=f"it raised a {type(raised.origin).__name__}; the arguments of the step are {names or 'no tensors'}",
-        mend=_ARRAYS if several else _CORRECT + whole * bool(rows),
+        mend=_ARRAYS_FIX if several else _CORRECTION + whole * bool(rows),
     )
 
 
-_PLAIN = frozenset({"ValueError", "TypeError", "AttributeError", "KeyError", "IndexError", "RuntimeError"})
+_PYTHON_KINDS = frozenset({"ValueError", "TypeError", "AttributeError", "KeyError", "IndexError", "RuntimeError"})
 
 
-def _name_kind(raised: Raised) -> Callable[..., CaptureError]:
+def _name_kind(raised: RaisedError) -> Callable[..., CaptureError]:
     """A subclass of CaptureError and of the Python type that was raised, so that `except ValueError` still works."""
-    return _make_kind(next((kind for kind in type(raised.error).__mro__ if kind.__name__ in _PLAIN), Exception))
+    return _make_kind(next((kind for kind in type(raised.error).__mro__ if kind.__name__ in _PYTHON_KINDS), Exception))
 
 
 @cache

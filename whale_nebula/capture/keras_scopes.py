@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from whale_nebula.capture.layer_placement import list_placements
 from whale_nebula.capture.mirror import BUILT
-from whale_nebula.capture.placed import placements_in
-from whale_nebula.capture.tracing import current, current_here, uncut_on_purpose
+from whale_nebula.capture.tracing import current_graph_trace, current_trace, is_uncut_on_purpose
 from whale_nebula.scopes.compressing import learned_rank
 from whale_nebula.scopes.frames import Frame, compress_of, current_stack, open_frames, reenter, stage_of
 from whale_nebula.scopes.hints import running, warn_eager
@@ -46,34 +46,34 @@ def frames_of(tagged: Any) -> Frames:
     return found or ()
 
 
-def tag(target: Any, frames: Frames) -> None:
+def attach_frames(target: Any, frames: Frames) -> None:
     """Attach scopes to a node or a Sequential's layer."""
     object.__setattr__(target, _TAG, frames)
     object.__setattr__(target, _LINE, str(script_site()))
 
 
-def built_at(tagged: Any) -> str:
+def find_built_line(tagged: Any) -> str:
     """The user's line that created a node or added a Sequential's layer; empty outside scopes."""
     found: str = getattr(tagged, _LINE, "")
     return found
 
 
-def built_under_scopes(model: Any) -> bool:
+def has_built_scopes(model: Any) -> bool:
     """Whether a model, or one inside it, was built under scopes."""
-    return any(frames_of(each) for part in tf_private.layers_of(model) for each in (part, *nodes_of(part)))
+    return any(frames_of(each) for part in tf_private.list_layers(model) for each in (part, *list_nodes(part)))
 
 
-def stages_of(model: Any) -> list[Frame]:
+def list_stages(model: Any) -> list[Frame]:
     """The stages in which a model, or a functional one inside it, was built; for a Sequential, those of its layers."""
     found: list[Frame] = []
-    for part in tf_private.layers_of(model):
-        nodes = [] if isinstance(part, tf_private.KerasSequential) else nodes_of(part)
+    for part in tf_private.list_layers(model):
+        nodes = [] if isinstance(part, tf_private.KerasSequential) else list_nodes(part)
         stages = (stage_of(frames_of(each)) for each in (part, *nodes))
         found.extend(frame for frame in stages if frame is not None)
     return found
 
 
-def nodes_of(layer: Any) -> list[Any]:
+def list_nodes(layer: Any) -> list[Any]:
     """The nodes of a functional model, or of the one inside a Sequential; none of another layer."""
     return [node for level in tf_private.nodes_by_depth(layer).values() for node in level]
 
@@ -83,10 +83,10 @@ _BUILD = "build it with the same code, inside the scopes"
 _PLACE = 'or nb.place(model, {"layer/.*": "cluster", ...})'
 
 
-_AGAIN = f"{_BUILD}, {_PLACE}"
-_WAYS = {
-    "clone_model": ("the clone of model {!r} has no scopes", _AGAIN),
-    "__reduce__": ("the copy of model {!r} has no scopes", _AGAIN),
+_REBUILD = f"{_BUILD}, {_PLACE}"
+_COPYING_FUNCTIONS = {
+    "clone_model": ("the clone of model {!r} has no scopes", _REBUILD),
+    "__reduce__": ("the copy of model {!r} has no scopes", _REBUILD),
     "save_model": (
         "model {!r} is saved without its scopes",
         f"to train it again with a plan, {_BUILD}, and load_weights(file), {_PLACE} after load_model(file)",
@@ -102,16 +102,16 @@ class _Fingerprint(NamedTuple):
     operations: tuple[tuple[str, str], ...]
 
 
-_given: set[_Fingerprint] = set()
+_scoped: set[_Fingerprint] = set()
 _cloned: set[_Fingerprint] = set()
 """Fingerprints of clones that caused a warning and have not run yet: they cause no second warning when they do."""
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+_reported: weakref.WeakSet[Any] = weakref.WeakSet()
 """The models with a warning that they run uncut, by identity: a different model with the same layers causes another
 one.
 """
 
 
-def watch(operation: Any) -> None:
+def watch_config(operation: Any) -> None:
     """Watch for the config of this layer or operation, which was called under scopes."""
     if not hasattr(operation.get_config, "nebula_watched"):
         tf_private.call_on_config(operation, find_copy_by_user)
@@ -120,13 +120,13 @@ def watch(operation: Any) -> None:
 
 def warn_if_copy(model: Any) -> None:
     """Warn of a model without scopes, about to run, with the same layers as one with scopes."""
-    parts = _parts(model) if _given else []
+    parts = _parts(model) if _scoped else []
     clones = [part for part in parts if _fingerprint(part) in _cloned]
-    _warned.update(clones)
+    _reported.update(clones)
     _cloned.difference_update(map(_fingerprint, clones))
-    copy = next((part for part in parts if _fingerprint(part) in _given), None)
-    if copy is not None and copy not in _warned:
-        _warned.add(copy)
+    copy = next((part for part in parts if _fingerprint(part) in _scoped), None)
+    if copy is not None and copy not in _reported:
+        _reported.add(copy)
         warn_at(
             script_site(),
             f"model {copy.name!r} runs uncut",
@@ -138,24 +138,28 @@ def warn_if_copy(model: Any) -> None:
 
 def find_copy_by_user() -> None:
     """Warn of a copy that is being created or saved, at the outermost Keras call that copies a whole model."""
-    calls = [call for call in tf_private.keras_calls() if isinstance(call.given, keras.Model)]
-    found = next((call for call in reversed(calls) if call.name in _WAYS), None)
+    calls = [call for call in tf_private.list_keras_calls() if isinstance(call.first_argument, keras.Model)]
+    found = next((call for call in reversed(calls) if call.name in _COPYING_FUNCTIONS), None)
     saved = found is not None and found.name == "save_model"
     if found is None or saved:
-        _given.update(_fingerprint(call.given) for call in calls if call.name == "get_config" and _is_model(call.given))
+        _scoped.update(
+            _fingerprint(call.first_argument)
+            for call in calls
+            if call.name == "get_config" and _is_model(call.first_argument)
+        )
     # a copy created inside a stage gets its own scopes; `nb.cluster` alone adds none
-    if found is None or not built_under_scopes(found.given) or (not saved and stage_of(open_frames())):
+    if found is None or not has_built_scopes(found.first_argument) or (not saved and stage_of(open_frames())):
         return
     if not saved:
-        _cloned.update(map(_fingerprint, _parts(found.given)))
-    what, mend = _WAYS[found.name]
+        _cloned.update(map(_fingerprint, _parts(found.first_argument)))
+    what, mend = _COPYING_FUNCTIONS[found.name]
     site, why = script_site(found.frame), f"{_WHY}; this is reported once for this line"
-    warn_once(site, what.format(found.given.name), why=why, mend=mend, key=found.name)
+    warn_once(site, what.format(found.first_argument.name), why=why, mend=mend, key=found.name)
 
 
 def _parts(model: Any) -> list[Any]:
     """A model and its nested models."""
-    return [part for part in tf_private.layers_of(model) if _is_model(part)]
+    return [part for part in tf_private.list_layers(model) if _is_model(part)]
 
 
 def _is_model(given: Any) -> bool:
@@ -170,7 +174,7 @@ def _fingerprint(model: Any) -> _Fingerprint:
 
 
 class _Local(threading.local):
-    none_expected = False
+    forbid_scopes = False
     sequential: Any = None
     """The functional model inside the running Sequential: its layers have the scopes, not its nodes."""
     tagged: Any = None
@@ -186,28 +190,28 @@ _operation_for = tf_private.KerasFunction._get_operation_for_node
 _call = tf_private.KerasSequential.call
 
 
-class ScopeMet(BaseException):
+class ScopeEntered(BaseException):
     """Raised by a scope where none was expected. It is not an Exception: it stops a trace past all error handlers."""
 
 
 # ---------------------------------------------------------------------- while models are built
-def _tag(target: Any, operation: Any, frames: Frames) -> None:
-    tag(target, frames)
-    watch(operation)
+def _tag_and_watch(target: Any, operation: Any, frames: Frames) -> None:
+    attach_frames(target, frames)
+    watch_config(operation)
     for frame in frames:
         frame.touched = True
 
 
 def _frames() -> Frames:
     """The scopes around the layer that is being built; none while a step is traced."""
-    return open_frames() if current() is None else ()
+    return open_frames() if current_trace() is None else ()
 
 
 def init_node(node: Any, *args: Any, **kwargs: Any) -> None:
     """Replacement of `Node.__init__` that tags the node with the open scopes."""
     _node_init(node, *args, **kwargs)
     if frames := _frames():
-        _tag(node, node.operation, frames)
+        _tag_and_watch(node, node.operation, frames)
         _watch_node(node, frames, tagged=True)
 
 
@@ -215,7 +219,7 @@ def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
     """Replacement of `Sequential.add` that tags the layer with the open scopes."""
     frames = _frames()
     if frames and not hasattr(layer, "_keras_history"):
-        _tag(layer, layer, frames)
+        _tag_and_watch(layer, layer, frames)
         if not hasattr(model.build, "nebula_watched"):  # build creates the nodes later, and again for each added layer
             tf_private.call_on_build(model, functools.partial(_watch_nodes, model))
             model.build.nebula_watched = True
@@ -223,7 +227,7 @@ def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
 
 
 def _watch_nodes(model: Any) -> None:
-    for node in nodes_of(model):
+    for node in list_nodes(model):
         if not frames_of(node):
             _watch_node(node, (), tagged=False)
 
@@ -232,62 +236,62 @@ def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
     """Watch runs of this node; it, or its layer in a Sequential, was created under these scopes."""
     frames = frames_of(node.operation) or frames
     stage, around = stage_of(frames), compress_of(frames)
-    projects = around is not None and learned_rank(around) is not None
+    has_learned_basis = around is not None and learned_rank(around) is not None
 
     def note_arguments(arguments: Any) -> None:
         leaves = tf.nest.flatten(arguments)
         if tagged and any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
             find_copy_by_user()  # it runs to create a clone, which may share layers without their config
         if stage is not None and any(isinstance(leaf, tf.Tensor) for leaf in leaves):
-            _warn_if_eager(stage, projects)
+            _warn_if_eager(stage, has_learned_basis)
 
     if tagged or stage is not None:
         tf_private.call_on_run(node, note_arguments)
 
 
-def _warn_if_eager(stage: Frame, projects: bool) -> None:
-    if current() is not None or uncut_on_purpose():
+def _warn_if_eager(stage: Frame, has_learned_basis: bool) -> None:
+    if current_trace() is not None or is_uncut_on_purpose():
         return
     code = running()
-    if code is not None and (not tf.executing_eagerly() or tf_private.tape_records() or projects):
+    if code is not None and (not tf.executing_eagerly() or tf_private.is_tape_recording() or has_learned_basis):
         place = script_site()
         then = f"so the scopes around the construction of the model, at {stage.site}, have no effect"
-        then += ", and no tensor is projected on its learned basis" * projects
+        then += ", and no tensor is projected on its learned basis" * has_learned_basis
         warn_eager(stage, code, then, where=place, program=place)
 
 
 # ---------------------------------------------------------------------- models with scopes
 @contextlib.contextmanager
-def none_expected() -> Iterator[None]:
-    """Run code that should enter no scope: the first one entered raises `ScopeMet`."""
-    before = _LOCAL.none_expected
-    _LOCAL.none_expected = True
+def forbid_scopes() -> Iterator[None]:
+    """Run code that should enter no scope: the first one entered raises `ScopeEntered`."""
+    before = _LOCAL.forbid_scopes
+    _LOCAL.forbid_scopes = True
     try:
         yield
     finally:
-        _LOCAL.none_expected = before
+        _LOCAL.forbid_scopes = before
 
 
-def enters_scopes(model: Any) -> None:
+def mark_scoped(model: Any) -> None:
     """Mark a model, or its step, as entering scopes."""
     _entered.add(model)
 
 
-def note_entry() -> None:
+def record_entry() -> None:
     """Record that a scope is entered: outside a trace, the running layer is marked as entering scopes."""
-    if current() is not None:
+    if current_trace() is not None:
         return
     layer = tf_private.entry_layer()
     if layer is not None:
-        enters_scopes(layer)
-    if _LOCAL.none_expected and not uncut_on_purpose():
-        raise ScopeMet
+        mark_scoped(layer)
+    if _LOCAL.forbid_scopes and not is_uncut_on_purpose():
+        raise ScopeEntered
 
 
-def bears_scopes(model: Any) -> bool:
+def has_scopes(model: Any) -> bool:
     """Whether a model was built under scopes, enters some when it is called, or is placed."""
-    parts = tf_private.layers_of(model)
-    return bool(placements_in(parts)) or any(part in _entered for part in parts) or built_under_scopes(model)
+    parts = tf_private.list_layers(model)
+    return bool(list_placements(parts)) or any(part in _entered for part in parts) or has_built_scopes(model)
 
 
 # ---------------------------------------------------------------------- while a step is traced
@@ -299,18 +303,18 @@ def find_operation(function: Any, node: Any) -> Any:
 
 def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None) -> Any:
     """Replacement of `Function._run_through_graph`: each node runs in the scopes that it was built in."""
-    trace = current()
+    trace = current_trace()
     if trace is None or call_fn is not None:
         return _run(function, inputs, operation_fn, call_fn)
     if _LOCAL.sequential is not function:  # record all stages of a model before the first is entered
-        trace.met.meet_model(stages_of(function))
+        trace.entered_scopes.add_model(list_stages(function))
 
     def wrap_operation(operation: Any) -> Any:
-        frames, line = frames_of(_LOCAL.tagged), built_at(_LOCAL.tagged)
+        frames, line = frames_of(_LOCAL.tagged), find_built_line(_LOCAL.tagged)
         called = operation_fn(operation)
 
         def run_in_scopes(*args: Any, **kwargs: Any) -> Any:
-            trace = current_here()
+            trace = current_graph_trace()
             opened, stage = stage_of(open_frames()), stage_of(frames)
             if stage is not None and opened in current_stack().around_step:
                 settle("stage", stage.site, current_stack())
@@ -325,9 +329,9 @@ def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, cal
 
 def call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:
     """Replacement of `Sequential.call`, where layers have the scopes instead of nodes."""
-    trace = current()
+    trace = current_trace()
     if trace is not None:
-        trace.met.meet_model(stages_of(model))
+        trace.entered_scopes.add_model(list_stages(model))
     before = _LOCAL.sequential
     _LOCAL.sequential = model._functional
     try:

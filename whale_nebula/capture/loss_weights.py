@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from whale_nebula.capture.entered_scopes import map_handle_paths, stamp_readers
 from whale_nebula.capture.mirror import SUMMED, find_origin, mirror, order_operations
-from whale_nebula.capture.scopes_met import paths_of_handles, stamp_readers
-from whale_nebula.capture.splits import name_siblings
-from whale_nebula.capture.tracing import Tracing, current_here
+from whale_nebula.capture.splits import stamp_siblings
+from whale_nebula.capture.tracing import Tracing, current_graph_trace
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
 from whale_nebula.ir.program import Program
@@ -32,17 +32,17 @@ from whale_nebula.tf import private as tf_private
 
 def mirror_trace(trace: Tracing) -> Graph:
     """The ops of a trace as pure data, with the stages from an assignment or a split in addition to those of scopes."""
-    graph = mirror(trace.graph, roles(trace))
+    graph = mirror(trace.graph, find_roles(trace))
     if trace.assignment is None:
-        return name_siblings(trace, graph)
+        return stamp_siblings(trace, graph)
     numbers = {op.name: index for index, op in enumerate(order_operations(trace.graph.get_operations()))}
     first = trace.requests[0].before if trace.requests else None
     forward = None if first is None else {numbers[name] for name in first if name in numbers}
-    paths = paths_of_handles(trace.graph, numbers, trace.handles)
+    paths = map_handle_paths(trace.graph, numbers, trace.handles)
     return stamp_readers(graph, trace.assignment, paths, forward)
 
 
-def roles(trace: Tracing) -> dict[str, tuple[str, str]]:
+def find_roles(trace: Tracing) -> dict[str, tuple[str, str]]:
     """Op name to (role, name) for the placeholder ops of a trace."""
     found = {leaf.op.name: (INPUT, leaf.op.name) for leaf in trace.leaves}
     for _, internal in trace.graph.captures:
@@ -61,7 +61,7 @@ def _read_trace(trace: Tracing) -> tuple[Graph, list[Any], dict[str, int]]:
     return mirror_trace(trace), operations, {op.name: index for index, op in enumerate(operations)}
 
 
-def _fold(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **options: Any) -> Folding:
+def _fold_trace(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **options: Any) -> Folding:
     """The folds of the trace's values over its batched inputs."""
     batched = {numbers[leaf.op.name]: 0 for leaf, split in zip(trace.leaves, trace.batched, strict=True) if split}
     backward = {numbers[name] for request in trace.requests for name in request.backward}
@@ -71,9 +71,9 @@ def _fold(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **options: A
 def replace_batch_sizes(trace: Tracing) -> None:
     """Replace constant batch sizes in a trace with a divided batch, if it is known what they count."""
     graph, operations, numbers = _read_trace(trace)
-    if not _suspects(graph, [numbers[leaf.op.name] for leaf in trace.leaves]):
+    if not _has_suspect(graph, [numbers[leaf.op.name] for leaf in trace.leaves]):
         return
-    for (consumer, place, _), rows, axis, sizes in _fold(trace, graph, numbers, recounting=True).recounts:
+    for (consumer, place, _), rows, axis, sizes in _fold_trace(trace, graph, numbers, recounting=True).recounts:
         before = operations[consumer].inputs[place]
         fill = _FILLED.get(before.op.type)
         with trace.graph.as_default(), tf.control_dependencies(None):
@@ -87,7 +87,7 @@ def replace_batch_sizes(trace: Tracing) -> None:
 _FILLED = {"ZerosLike": tf.zeros, "OnesLike": tf.ones}
 
 
-def _suspects(graph: Graph, leaves: list[int]) -> bool:
+def _has_suspect(graph: Graph, leaves: list[int]) -> bool:
     """Whether a value that depends only on inputs is combined with a shape, or a value of one, that does not."""
     fed, pure, like = set(leaves), set(leaves), set[int]()
     for op in graph.ops:
@@ -108,15 +108,15 @@ def _suspects(graph: Graph, leaves: list[int]) -> bool:
 Tensor = Any
 
 
-def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> list[Tensor]:
+def weight_seeds(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> list[Tensor]:
     """The weighted seeds of the targets' gradients."""
     weighed = [tf.ones_like(target) if seed is None else seed for target, seed in zip(targets, seeds, strict=True)]
-    if not trace.met.cut:
+    if not trace.entered_scopes.is_cut:
         return weighed
     times = [1] * len(weighed)
     if not trace.weights:
         replace_batch_sizes(trace)
-        times = [_SHARES.get(kind, 0) for kind in _kinds(trace, targets)]
+        times = [_SHARE_EXPONENTS.get(kind, 0) for kind in _classify_targets(trace, targets)]
     for number, each in enumerate(times):
         for _ in range(each):
             weighed[number] = weighed[number] * tf.cast(trace.feed("share"), weighed[number].dtype)
@@ -129,22 +129,25 @@ def check_overwritten(trace: Tracing, sources: Sequence[Any]) -> None:
     Their layers make them in a backward, each from the rows that it sees; a sum of them is not the value of the batch.
     """
     name = next((str(each.path) for each in sources if getattr(each, "overwrite_with_gradient", False)), None)
-    if name is not None and trace.met.cut:
+    if name is not None and trace.entered_scopes.is_cut:
         raise BatchCoupledError(
             f"micro-batches would change the value of {name!r}: the optimizer overwrites it with its gradient",
             where=str(script_site()),
             why="the gradients of micro-batches are added up, and this one is no gradient but the variable's next "
             "value, which its layer makes of the rows of a batch (overwrite_with_gradient=True, as float8 has)",
-            mends=(list_batch_fixes(trace.met.pipeline.micro_batch, copied=trace.met.replicas.several).alone,),
+            mends=(list_batch_fixes(
+                    trace.entered_scopes.pipeline.micro_batch, copied=trace.entered_scopes.replicas.has_several
+                ).alone,
+            ),
         )
 
 
-_SHARES = {"mean": 1, "whole": 1, "inverse": 2}
+_SHARE_EXPONENTS = {"mean": 1, "whole": 1, "inverse": 2}
 """The exponent of the micro-batch's share of the rows in a target's weight, by kind."""
 _MIXED = "its entries are of different kinds: some grow with the number of rows, others do not"
 
 
-def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
+def _classify_targets(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
     """The fold of each target, after adding sums over replicas if a count of the whole batch is needed."""
     folding, graph, operations, values = _fold_targets(trace, targets)
     if folding.grows:
@@ -157,12 +160,12 @@ def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
             tf_private.set_input(operations[consumer], position, grown)
         folding, graph, operations, values = _fold_targets(trace, targets)
     kinds: list[str] = []
-    lines = list_batch_fixes(trace.met.pipeline.micro_batch, copied=trace.met.replicas.several)
+    lines = list_batch_fixes(trace.entered_scopes.pipeline.micro_batch, copied=trace.entered_scopes.replicas.has_several)
     for value in values:
         state = folding.fold_of(value)
         one = Fold(AFTER, blame=value.op, reason=_MIXED) if state.kind == SHAPE else state
         refusal = verdict(one, graph, where=lambda number: find_origin(operations[number]), lines=lines)
-        if refusal is not None and trace.met.pipeline.coupled != "allow":
+        if refusal is not None and trace.entered_scopes.pipeline.coupled != "allow":
             raise refusal
         kinds.append("mean" if refusal is not None else state.kind)
     return kinds
@@ -171,7 +174,7 @@ def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
 def _fold_targets(trace: Tracing, targets: Sequence[Tensor]) -> tuple[Folding, Graph, list[Any], list[Value]]:
     graph, operations, numbers = _read_trace(trace)
     values = [Value(numbers[target.op.name], target.value_index) for target in targets]
-    return _fold(trace, graph, numbers, targets=values), graph, operations, values
+    return _fold_trace(trace, graph, numbers, targets=values), graph, operations, values
 
 
 _GRADIENT = "NebulaReplicaSum"
@@ -194,7 +197,7 @@ def _sum_gradient(_: Any, gradient: Any) -> Any:
 
 def _find_cut_trace() -> Tracing | None:
     """The current trace if it is to be cut and new ops belong to its own graph, not to a body; otherwise None."""
-    trace = current_here()
+    trace = current_graph_trace()
     return trace if trace is not None and not trace.plain and not trace.flags.vectorizing else None
 
 
@@ -210,7 +213,7 @@ def synchronize_moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[An
     return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
 
-def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:
+def resolve_sums(trace: Tracing, program: Program, where: Where) -> Program:
     """Decide on each sum over replicas in a traced program: it is kept, reduced to micro-batches, or refused."""
     refused = find_batch_sum_error(program, where)
     if not trace.summed or (refused is None and program.pipeline.micro_batch > 1):
@@ -218,5 +221,5 @@ def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:
     if refused is not None and program.pipeline.coupled != "allow":
         raise refused
     for op in trace.summed:
-        tf_patch.unmark(op, SUMMED)
+        tf_patch.remove_attribute(op, SUMMED)
     return replace(program, graph=mirror_trace(trace))

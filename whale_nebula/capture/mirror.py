@@ -32,20 +32,20 @@ _REPLAY = os.path.join(_OURS, "capture", "keras_scopes.py")
 
 def find_origin(op: Any) -> Origin:
     """'file.py:12', or the op's name if no frame is in user code; and the Keras layer around the op."""
-    layers, file = tf_private.layers_around(op)
+    layers, file = tf_private.find_layers_around(op)
     inside = layers[1:] if len(layers) > 1 else layers
-    return Origin(_line(op) or str(op.name), "/".join(inside), _class_in(file))
+    return Origin(_find_line(op) or str(op.name), "/".join(inside), _find_layer_class(file))
 
 
-def _line(op: Any) -> str:
+def _find_line(op: Any) -> str:
     """The user's innermost source line; for ops of a functional model only lines within the replayed node count."""
-    frames = tf_private.user_frames(op)
-    built = tf_private.stamp_of(op, BUILT)
+    frames = tf_private.list_user_frames(op)
+    built = tf_private.read_text_stamp(op, BUILT)
     start = max((number + 1 for number, (file, _) in enumerate(frames) if file == _REPLAY), default=0) if built else 0
-    return next((f"{file}:{line}" for file, line in reversed(frames[start:]) if not foreign(file)), built)
+    return next((f"{file}:{line}" for file, line in reversed(frames[start:]) if not is_library_file(file)), built)
 
 
-def _class_in(file: str) -> str:
+def _find_layer_class(file: str) -> str:
     """The Keras layer that a file of Keras defines, if any."""
     for module in list(sys.modules.values()) if file else ():
         if getattr(module, "__file__", None) == file:
@@ -55,7 +55,7 @@ def _class_in(file: str) -> str:
     return ""
 
 
-def foreign(file: str) -> bool:
+def is_library_file(file: str) -> bool:
     """Whether a file belongs to a library, not to the user."""
     libraries = (_OURS, *(path for path in sys.path if path.endswith(("site-packages", "dist-packages"))))
     return file.startswith("<") or file.startswith(libraries) or f"{os.sep}lib{os.sep}python" in file
@@ -97,7 +97,7 @@ class _Mirror:
     def _op(
         self, graph: Any, op: Any, index: int, numbers: Mapping[str, int], roles: Mapping[str, tuple[str, str]]
     ) -> Op:
-        read = _read(graph, op)
+        read = _parse_op(graph, op)
         role, name = roles.get(op.name, ("", op.name))
         return Op(
             index=index,
@@ -123,7 +123,7 @@ class _Mirror:
             for name in found:
                 if name not in self.functions:
                     self.functions[name] = Graph(())  # ends the recursion of a recursive call
-                    self.functions[name] = self.graph(tf_private.function_graph(graph, name), {})
+                    self.functions[name] = self.graph(tf_private.find_function_graph(graph, name), {})
                 names.append(name)
         if op.type in _CALLS:  # after differentiation, TensorFlow's graph of a function has more outputs than the call
             body = self.functions[names[0]]
@@ -131,7 +131,7 @@ class _Mirror:
         return tuple(names)
 
 
-class _Read(NamedTuple):
+class _OpProperties(NamedTuple):
     """The properties of an op's definition."""
 
     attributes: Mapping[str, Attribute]
@@ -141,22 +141,22 @@ class _Read(NamedTuple):
     summed: bool
 
 
-_KNOWN: weakref.WeakKeyDictionary[Any, dict[str, _Read]] = weakref.WeakKeyDictionary()
+_PARSED: weakref.WeakKeyDictionary[Any, dict[str, _OpProperties]] = weakref.WeakKeyDictionary()
 """The parsed definitions by graph and op name: a growing trace is mirrored repeatedly."""
 
 
-def _read(graph: Any, op: Any) -> _Read:
+def _parse_op(graph: Any, op: Any) -> _OpProperties:
     """Parse an op's definition, cached unless TensorFlow may change it: ops with bodies, and sums over replicas."""
-    known = _KNOWN.setdefault(graph, {})
+    known = _PARSED.setdefault(graph, {})
     found = known.get(op.name)
     if found is None:
-        found = _read_definition(op)
+        found = _parse_definition(op)
         if op.type not in _BODIES and not found.summed:
             known[op.name] = found
     return found
 
 
-def _read_definition(op: Any) -> _Read:
+def _parse_definition(op: Any) -> _OpProperties:
     definition = op.node_def
     attributes = {k: v for k, a in definition.attr.items() if (v := _attribute(a)) is not None}
     stage, compress = attributes.pop(STAGE, None), attributes.pop(COMPRESS, None)
@@ -169,7 +169,7 @@ def _read_definition(op: Any) -> _Read:
         content = definition.attr["value"].tensor.SerializeToString(deterministic=True)
         attributes["content"] = hashlib.sha256(content).hexdigest()[:16]  # for constants without kept values
     stage, compress = stage if isinstance(stage, str) else None, compress if isinstance(compress, int) else None
-    return _Read(attributes, constant, stage, compress, summed)
+    return _OpProperties(attributes, constant, stage, compress, summed)
 
 
 def order_operations(operations: Sequence[Any]) -> list[Any]:
@@ -187,12 +187,12 @@ def order_operations(operations: Sequence[Any]) -> list[Any]:
     return list(ordered)
 
 
-def ascend_ops(ends: Iterable[Any], passed: Callable[[Any], bool]) -> Iterator[Any]:
-    """Ops and their transitive inputs, through ops that are `passed`."""
+def iterate_ancestors(ends: Iterable[Any], is_passed: Callable[[Any], bool]) -> Iterator[Any]:
+    """Ops and their transitive inputs, through ops that are `is_passed`."""
     stack, seen = list(ends), set[Any]()
     while stack:
         op = stack.pop()
-        if op not in seen and passed(op):
+        if op not in seen and is_passed(op):
             seen.add(op)
             yield op
             stack.extend(tensor.op for tensor in op.inputs)
@@ -312,7 +312,7 @@ class Donor:
         return list(found)
 
 
-def plant(definition: Any, known: Mapping[str, Any], wanted: Sequence[str], name: str = "") -> list[Any]:
+def import_nodes(definition: Any, known: Mapping[str, Any], wanted: Sequence[str], name: str = "") -> list[Any]:
     """Import nodes into the current graph, with `known` tensors for omitted inputs; returns tensors by name."""
     read = {given.split("^")[-1] for node in definition.node for given in node.input}
     used = {key: tensor for key, tensor in known.items() if key in read or key.removesuffix(":0") in read}

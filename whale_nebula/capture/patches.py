@@ -1,7 +1,8 @@
 """The list of all replacements of TensorFlow and Keras functions during capture, and the replaced ops.
 
-`BUILDING` is applied while a scope is open, to follow the construction of Keras models. `TRACING` is applied while a
-step is traced. Outside of both, TensorFlow and Keras are unchanged, except for patches of single features:
+`BUILDING_PATCHES` is applied while a scope is open, to follow the construction of Keras models. `TRACING_PATCHES` is
+applied while a step is traced. Outside of both, TensorFlow and Keras are unchanged, except for patches of single
+features:
 
 - `tf.keras_import`: one inert wrapper of Keras's `make_train_function` and similar methods.
 - `capture.differentiate`: the methods of a tape that a step opens, on that object.
@@ -11,7 +12,7 @@ step is traced. Outside of both, TensorFlow and Keras are unchanged, except for 
 - `runtime.variables.remote`: the class of variables that other processes hold.
 - `capture.splits`: the class of large variables that are created under `nb.split` in a run of several processes.
 - `runtime.step.results` and `feed.inputs`: `tf.shape` and `tf.concat` of substitutes for tensors, by TensorFlow's
-  dispatch; `tf.private.tape_record`: a record on tapes around a step, whose gradient is refused.
+  dispatch; `tf.private.record_on_tapes`: a record on tapes around a step, whose gradient is refused.
 - `tf.collectives`: the start of TensorFlow's runtime, in a worker whose cluster has other workers.
 
 Replaced here are stateful random ops, calls of tf.functions, and conditions.
@@ -27,9 +28,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture import differentiate, keras_scopes, loss_weights, placed, projection
-from whale_nebula.capture.mirror import Donor, mirror, order_operations, plant
-from whale_nebula.capture.tracing import Stamper, Tracing, current, current_here
+from whale_nebula.capture import differentiate, keras_scopes, layer_placement, loss_weights, projection
+from whale_nebula.capture.mirror import Donor, import_nodes, mirror, order_operations
+from whale_nebula.capture.tracing import Stamper, Tracing, current_graph_trace, current_trace
 from whale_nebula.passes.branches import NO_OWNER, Branch, Owners, find_bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import MAX_SMALL_BYTES
 from whale_nebula.scopes.frames import Frame, Watcher, add_watcher, watchers
@@ -40,10 +41,10 @@ from whale_nebula.tf.patch import Patch, apply_patches
 
 def find_draw_counter(seed: int, seed2: int) -> Any:
     """The variable of an op with these seeds; None if the op is not to be replaced."""
-    trace = current_here()
+    trace = current_graph_trace()
     if trace is None or trace.flags.busy or trace.plain or trace.flags.vectorizing:
         return None
-    state = tf_patch.fresh_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
+    state = tf_patch.make_generator_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
     trace.draws.append((seed, seed2, state))
     return state
 
@@ -57,12 +58,12 @@ def draw_from(draws: Sequence[tuple[int, int, Any]]) -> Iterator[None]:
     """Context in which a step that is traced again draws from the variables that its capture created. They are passed
     with the seeds of their ops, in the same order.
     """
-    due: dict[tuple[int, int], list[Any]] = {}
+    remaining: dict[tuple[int, int], list[Any]] = {}
     for seed, seed2, state in reversed(draws):
-        due.setdefault((seed, seed2), []).append(state)
+        remaining.setdefault((seed, seed2), []).append(state)
 
     def find(seed: int, seed2: int) -> Any:
-        states = due.get((seed, seed2))
+        states = remaining.get((seed, seed2))
         return states.pop() if states else None
 
     with apply_patches(tf_patch.patch_draws(find)):
@@ -75,9 +76,9 @@ _call = tf_private.PolymorphicFunction.__call__
 @functools.wraps(_call)  # with this module name, AutoGraph calls it unconverted, like TensorFlow's own functions
 def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Replacement of the call of a tf.function: inline its body in the trace, if that is equivalent."""
-    trace = current_here()
+    trace = current_graph_trace()
     if trace is not None and not trace.flags.busy:
-        if tf_private.compiled_by_xla(function):
+        if tf_private.is_compiled_by_xla(function):
             with trace.set_flags(compiled=True):
                 return _call(function, *args, **kwargs)
         if tf_private.can_inline(function):
@@ -87,14 +88,14 @@ def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
     """Replace a cond by one for each cluster; returns False if there is nothing to split."""
-    trace = current_here()
+    trace = current_graph_trace()
     if trace is None or trace.flags.busy or not trace.requests or any(branch.outputs for branch in branches):
         return False
-    clusters = [stage.cluster for stage in trace.met.stages.values()]
+    clusters = [stage.cluster for stage in trace.entered_scopes.stages.values()]
     if len(set(clusters)) < 2:
         return False
     with trace.set_flags(busy=True):
-        trees = [_Tree(branch) for branch in branches]
+        trees = [_BranchTree(branch) for branch in branches]
         found = split_branches([tree.branch for tree in trees], _find_owners(trace, clusters))
         if found is None:
             return False
@@ -108,7 +109,7 @@ def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
 
 
 @dataclass
-class _Tree:
+class _BranchTree:
     """A branch of a cond: TensorFlow's graph, its mirror without bundles, and the outer tensors of its values."""
 
     graph: Any
@@ -129,7 +130,7 @@ class _Tree:
         """Move ops into the outer graph."""
         made = [tensor.name for index in ops for tensor in self.donor.operations[index].outputs]
         with tf.control_dependencies(None):
-            found = plant(self.donor.cut(ops), self.outer, made, name="nebula_shared")
+            found = import_nodes(self.donor.cut(ops), self.outer, made, name="nebula_shared")
         self.outer.update(zip(made, found, strict=True))
 
     def body(self, ops: Sequence[int]) -> Callable[[], None]:
@@ -140,7 +141,7 @@ class _Tree:
 
         def run() -> None:
             graph = tf.compat.v1.get_default_graph()
-            plant(definition, {name: graph.capture(self.outer[name]) for name in read}, ())
+            import_nodes(definition, {name: graph.capture(self.outer[name]) for name in read}, ())
 
         return run
 
@@ -159,7 +160,7 @@ def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
     for op in operations:
         stage = trace.labels.get(op.name)
         for tensor in op.inputs if stage is not None else ():
-            if tensor.dtype == tf.resource and (tf_private.resource_spec(tensor) or ("", ()))[1] != ():
+            if tensor.dtype == tf.resource and (tf_private.find_resource_spec(tensor) or ("", ()))[1] != ():
                 found[tensor.name] = found.get(tensor.name, NO_OWNER) | {clusters[stage or 0]}
     for op in operations:
         if not op.inputs or op.name in trace.labels:
@@ -178,14 +179,14 @@ def _is_small(tensor: Any) -> bool:
 
 
 # ---------------------------------------------------------------------- all patches
-BUILDING = (
+BUILDING_PATCHES = (
     Patch(tf_private.KerasNode, "__init__", keras_scopes.init_node),
     Patch(tf_private.KerasSequential, "add", keras_scopes.add_layer),
 )
-TRACING = (
+TRACING_PATCHES = (
     Patch(tf.GradientTape, "gradient", differentiate.answer_tape),
     Patch(tf.GradientTape, "__enter__", differentiate.enter_tape),
-    Patch(tf_private.parallel_for, "_pfor_impl", differentiate.vectorize_plainly),
+    Patch(tf_private.parallel_for, "_pfor_impl", differentiate.run_vectorized),
     tf_private.patch_gradients(differentiate.answer_gradients),
     tf_private.patch_masks(differentiate.note_mask),
     Patch(tf_private.PolymorphicFunction, "__call__", call_inlined),
@@ -195,7 +196,7 @@ TRACING = (
     Patch(tf_private.KerasFunction, "_run_through_graph", keras_scopes.run_graph),
     Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_scopes.find_operation),
     Patch(tf_private.KerasSequential, "call", keras_scopes.call_sequential),
-    Patch(tf_private.KerasLayer, "__call__", placed.call_placed),
+    Patch(tf_private.KerasLayer, "__call__", layer_placement.call_placed),
     tf_patch.patch_moments(loss_weights.synchronize_moments),
 )
 
@@ -206,8 +207,8 @@ class _Builder:
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
         """Context of a scope."""
-        keras_scopes.note_entry()
-        with apply_patches(BUILDING if current() is None else ()):
+        keras_scopes.record_entry()
+        with apply_patches(BUILDING_PATCHES if current_trace() is None else ()):
             yield
 
 
@@ -223,7 +224,7 @@ def install() -> list[Watcher]:
 
 
 @contextlib.contextmanager
-def trace_patched() -> Iterator[None]:
-    """Context around the trace of a step that applies `TRACING`."""
-    with apply_patches(TRACING):
+def apply_tracing_patches() -> Iterator[None]:
+    """Context around the trace of a step that applies `TRACING_PATCHES`."""
+    with apply_patches(TRACING_PATCHES):
         yield

@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home, find_factors
-from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, find_origin, order_operations
-from whale_nebula.capture.scopes_met import number_in
-from whale_nebula.capture.tracing import Tracing, current
+from whale_nebula.capture.entered_scopes import find_number
+from whale_nebula.capture.mirror import COMPRESS, STAGE, find_origin, iterate_ancestors, order_operations
+from whale_nebula.capture.tracing import Tracing, current_trace
 from whale_nebula.codec import Rank
 from whale_nebula.errors import GradientError, NotYetError
 from whale_nebula.ir.program import Program
@@ -38,8 +38,8 @@ _BUNDLE = "IdentityN"
 
 def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
     """The inputs of an op that is about to be created in `graph`, with crossing tensors replaced by projected ones."""
-    trace = current()
-    if trace is None or trace.flags.busy or not any(map(learned_rank, trace.met.compressions)):
+    trace = current_trace()
+    if trace is None or trace.flags.busy or not any(map(learned_rank, trace.entered_scopes.compressions)):
         return inputs
     consumer = _find_consumer(trace, graph, op_type, inputs)
     if consumer is None:
@@ -53,21 +53,21 @@ def _find_consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[An
     """The stage in which an op will run: that of the open scope, otherwise the latest of its inputs."""
     frame = stage_of(open_frames())
     if frame is not None:
-        return trace.met.stage_of(frame)
+        return trace.entered_scopes.stage_of(frame)
     if graph is not trace.graph or op_type == _BUNDLE:
         return None
-    home = _find_latest(trace, [home_of(trace, tensor) for tensor in inputs])
+    home = _find_latest(trace, [find_home(trace, tensor) for tensor in inputs])
     return None if home is None else home.stage
 
 
 def _find_latest(trace: Tracing, homes: Sequence[Home | None]) -> Home | None:
     """The latest of these homes: the one that depends on most stages, otherwise that of the stage entered last."""
-    order = list(trace.met.stages)
+    order = list(trace.entered_scopes.stages)
     known = (home for home in homes if home is not None)
-    return max(known, key=lambda home: (len(home.ran), order.index(home.stage)), default=None)
+    return max(known, key=lambda home: (len(home.past_stages), order.index(home.stage)), default=None)
 
 
-def home_of(trace: Tracing, tensor: Any) -> Home | None:
+def find_home(trace: Tracing, tensor: Any) -> Home | None:
     """The origin of a traced tensor; None if it depends on inputs and variables only.
 
     A tensor of an unstamped op has the latest home of its inputs, and the compress scope of that.
@@ -81,36 +81,36 @@ def home_of(trace: Tracing, tensor: Any) -> Home | None:
         above = [op.inputs[top.value_index]] if op.type == _BUNDLE else list(op.inputs)
         unknown = [each for each in above if each.ref() not in homes]
         if not unknown:
-            homes[stack.pop().ref()] = _home(trace, op, [homes[each.ref()] for each in above])
+            homes[stack.pop().ref()] = _combine_homes(trace, op, [homes[each.ref()] for each in above])
         stack.extend(unknown)
     return homes[tensor.ref()]
 
 
-def _home(trace: Tracing, op: Any, above: Sequence[Home | None]) -> Home | None:
-    stage, compress = tf_private.stamp_of(op, STAGE), tf_private.number_on(op, COMPRESS)
-    ran = frozenset[str]().union(*(home.ran for home in above if home is not None))
+def _combine_homes(trace: Tracing, op: Any, above: Sequence[Home | None]) -> Home | None:
+    stage, compress = tf_private.read_text_stamp(op, STAGE), tf_private.read_number_stamp(op, COMPRESS)
+    past_stages = frozenset[str]().union(*(home.past_stages for home in above if home is not None))
     if stage:
-        return Home(stage, compress, ran | {stage})
+        return Home(stage, compress, past_stages | {stage})
     latest = _find_latest(trace, above)
-    return latest and Home(latest.stage, latest.compress if compress is None else compress, ran)
+    return latest and Home(latest.stage, latest.compress if compress is None else compress, past_stages)
 
 
 # ---------------------------------------------------------------------- projected inputs
 def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
     """The tensor as seen by the stage `consumer`: projected if it crosses on a learned basis."""
-    home = home_of(trace, tensor)
+    home = find_home(trace, tensor)
     if home is None or home.stage == consumer:
         return tensor
     # the compress scope around the producer, otherwise around the consumer: see `passes.codec_options`
     here = compress_of(open_frames())
-    frame = here if home.compress is None else trace.met.compressions[home.compress]
+    frame = here if home.compress is None else trace.entered_scopes.compressions[home.compress]
     rank = learned_rank(frame) if frame is not None else None
     if frame is None or rank is None or not tensor.dtype.is_floating or (tensor.shape.rank or 0) < 2:
         return tensor
-    if not shrinks(tensor, rank):
+    if not is_shorter_projected(tensor, rank):
         sizes = ", ".join("?" if size is None else str(size) for size in tensor.shape)
         what = f"{tensor.dtype.name}[{sizes}] of stage {home.stage!r}"
-        trace.bottlenecks.say(f"{what} is sent without a basis: a rank of {rank.r} would not make it smaller")
+        trace.bottlenecks.add_note(f"{what} is sent without a basis: a rank of {rank.r} would not make it smaller")
         return tensor
     key = (tensor.ref(), consumer)
     if key not in trace.bottlenecks.entered:
@@ -126,7 +126,7 @@ def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
     return trace.bottlenecks.entered[key]
 
 
-def shrinks(tensor: Any, rank: Rank) -> bool:
+def is_shorter_projected(tensor: Any, rank: Rank) -> bool:
     """Whether a learned basis shortens the tensor's rows; otherwise it crosses unchanged."""
     columns = tensor.shape[-1] if tensor.dtype.is_floating and (tensor.shape.rank or 0) > 1 else None
     return columns is not None and columns > rank.r
@@ -134,32 +134,34 @@ def shrinks(tensor: Any, rank: Rank) -> bool:
 
 def _project(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: str, consumer: str) -> Any:
     known, columns = trace.bottlenecks, tensor.shape[-1]
-    if tensor.ref() not in known.small:
+    if tensor.ref() not in known.projected:
         factors = functools.cache(lambda: find_factors(tensor, rank.r, frame)) if rank.basis == "svd" else None
         made = bottlenecks.find_bottleneck(known, tensor, producer, frame, factors)
-        down = made.down(columns, rank.r, frame)
-        known.use(made.owner, down)
+        down = made.get_down(columns, rank.r, frame)
+        known.record_use(made.owner, down)
         crossing = f"{rank.r} numbers cross for every {columns} of a row"
         if factors is None:
-            known.say(f"{crossing}, on the learned basis {down.path!r}")
+            known.add_note(f"{crossing}, on the learned basis {down.path!r}")
         else:
-            known.say(f"{crossing}, on singular vectors of the layer that is cut: {down.path!r}")
-        with _stamp_ops(trace, made.name, {STAGE: producer, COMPRESS: number_in(trace.met.compressions, frame)}):
+            known.add_note(f"{crossing}, on singular vectors of the layer that is cut: {down.path!r}")
+        with _stamp_ops(
+            trace, made.name, {STAGE: producer, COMPRESS: find_number(trace.entered_scopes.compressions, frame)}
+        ):
             rows = tensor
             if rank.norm:  # each row with mean zero and variance one
                 mean, variance = tf.nn.moments(tensor, [-1], keepdims=True)
                 rows = (tensor - mean) * tf.math.rsqrt(variance + _EPSILON)
-            small = _times(rows, down)
-        trace.masks.extend([(small, mask) for marked, mask in trace.masks if marked is tensor])
-        known.small[tensor.ref()] = made, small
-    made, small = known.small[tensor.ref()]
-    up = made.up(consumer, columns, rank.r, frame)
-    known.use(made.owner, up)
+            projected = _multiply(rows, down)
+        trace.masks.extend([(projected, mask) for marked, mask in trace.masks if marked is tensor])
+        known.projected[tensor.ref()] = made, projected
+    made, projected = known.projected[tensor.ref()]
+    up = made.get_up(consumer, columns, rank.r, frame)
+    known.record_use(made.owner, up)
     offset = made.offset(consumer)
     if offset is not None:
-        known.use(made.owner, offset)
+        known.record_use(made.owner, offset)
     with _stamp_ops(trace, made.name, {STAGE: consumer}):
-        found = _times(small, up)
+        found = _multiply(projected, up)
         if offset is not None:
             found = found + tf.cast(offset.value, found.dtype)
         found.set_shape(tensor.shape)
@@ -175,16 +177,16 @@ def _stamp_ops(trace: Tracing, name: str, stamps: dict[str, str | int]) -> Itera
     trace.grown.update(op.name for op in trace.graph.get_operations()[before:])
 
 
-def _times(tensor: Any, variable: Any) -> Any:
+def _multiply(tensor: Any, variable: Any) -> Any:
     return tf.tensordot(tensor, tf.cast(variable.value, tensor.dtype), 1)
 
 
 # ---------------------------------------------------------------------- refused steps
-def check_crossed(trace: Tracing, program: Program) -> None:
+def check_unprojected(trace: Tracing, program: Program) -> None:
     """Refuse a step in which a tensor under a learned basis crosses unprojected, because its crossing was detected too
     late.
     """
-    if not any(map(learned_rank, trace.met.compressions)):
+    if not any(map(learned_rank, trace.entered_scopes.compressions)):
         return
     operations, labels = order_operations(trace.graph.get_operations()), program.labels
     # only reads of the forward cross, not those of gradients or updates
@@ -196,10 +198,10 @@ def check_crossed(trace: Tracing, program: Program) -> None:
         for value in op.inputs:
             tensor = operations[value.op].outputs[value.out]
             apart = labels.get(value.op, labels[op.index]) != labels[op.index]
-            home = home_of(trace, tensor) if apart else None
+            home = find_home(trace, tensor) if apart else None
             number = None if home is None else op.compress if home.compress is None else home.compress
-            rank = None if number is None else learned_rank(trace.met.compressions[number])
-            if rank is not None and shrinks(tensor, rank):
+            rank = None if number is None else learned_rank(trace.entered_scopes.compressions[number])
+            if rank is not None and is_shorter_projected(tensor, rank):
                 raise NotYetError(
                     f"a learned basis for {tensor.name!r}, which is read by an op without a stage",
                     where=find_origin(operations[op.index]),
@@ -211,16 +213,16 @@ def check_crossed(trace: Tracing, program: Program) -> None:
 
 def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequence[Any]) -> None:
     """Refuse a nested gradient through a bottleneck: it would need the complete tensor there."""
-    smalls = [small for _, small in bottlenecks.small.values()]
+    smalls = [projected for _, projected in bottlenecks.projected.values()]
     if not smalls:
         return
     inner = {id(external): internal for external, internal in smalls[0].graph.captures}
     handles = [getattr(source, "handle", source) for source in sources if source is not None]
     wanted = {getattr(inner.get(id(each), each), "op", None) for each in handles}
     ends = [target.op for target in targets if hasattr(target, "graph")]
-    above = set(ascend_ops(ends, lambda op: True))
-    between = [small.op for small in smalls if small.op in above]
-    if not wanted.isdisjoint(ascend_ops(between, lambda op: True)):
+    above = set(iterate_ancestors(ends, lambda op: True))
+    between = [projected.op for projected in smalls if projected.op in above]
+    if not wanted.isdisjoint(iterate_ancestors(between, lambda op: True)):
         raise NotYetError(
             "a second-order gradient through a learned basis",
             where=str(script_site()),
@@ -229,12 +231,17 @@ def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequ
         )
 
 
-def check_listed(bottlenecks: Bottlenecks) -> None:
+def check_variable_list(bottlenecks: Bottlenecks) -> None:
     """Refuse a list of variables created before the first trace: those of the bottleneck would not be trained."""
-    own = {_handle(variable) for _, variable in bottlenecks.used.values()}
-    for owner, variable in bottlenecks.used.values():
+    own = {_handle(variable) for _, variable in bottlenecks.used_variables.values()}
+    for owner, variable in bottlenecks.used_variables.values():
         others = {_handle(other) for other in owner.trainable_variables} - own
-        if variable.trainable and _handle(variable) not in bottlenecks.asked and others and others <= bottlenecks.asked:
+        if (
+            variable.trainable
+            and _handle(variable) not in bottlenecks.differentiated
+            and others
+            and others <= bottlenecks.differentiated
+        ):
             raise GradientError(
                 f"gradients are requested for variables of {owner.name!r}, but not for {variable.path!r}",
                 where=str(script_site()),

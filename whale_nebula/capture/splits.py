@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from whale_nebula.capture.entered_scopes import REPLICA, SPLIT_STAGE, find_number
 from whale_nebula.capture.mirror import COPIED, SPLIT, order_operations
-from whale_nebula.capture.scopes_met import REPLICA, SPLIT_STAGE, number_in
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program, Split, Stage
@@ -27,35 +27,35 @@ from whale_nebula.scopes.identity import has_other_processes, worker_speeds, wor
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import drawing, initial_values
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.guarding import make_guarded_class
+from whale_nebula.tf.guarded_variables import make_guarded_class
 
-LEAST = 1 << 20
+LEAST_UNDRAWN_BYTES = 1 << 20
 """The minimum size, in bytes, of a variable that is left undrawn."""
 
 
-class Initial(NamedTuple):
-    """A variable's initial value: how to `compute` it, the tensor of a graph that is its `formula`, and `waits`."""
+class PendingValue(NamedTuple):
+    """A variable's initial value: how to `compute` it, its `formula` as a tensor of a graph, and `is_waiting`."""
 
     compute: Callable[[], Any]
     formula: Any
-    waits: Callable[[], bool]
+    is_waiting: Callable[[], bool]
 
 
 class _Undrawn:
     """Mixin for the class of a variable without a value: the first read outside a captured step draws it."""
 
-    nebula_initial: Initial
+    nebula_initial: PendingValue
 
 
-def create_undrawn(create: Callable[..., Any], options: Mapping[str, Any], waits: Callable[[], bool]) -> Any:
-    """Create a variable without drawing its initial value; None if it is too small, or needed as a whole. `waits` is
-    whether code that reads a variable now waits for the plan instead of needing its value.
+def create_undrawn(create: Callable[..., Any], options: Mapping[str, Any], is_waiting: Callable[[], bool]) -> Any:
+    """Create a variable without drawing its initial value; None if it is too small, or needed as a whole.
+    `is_waiting` is whether code that reads a variable now waits for the plan instead of needing its value.
     """
     initial = options.get("initial_value")
-    if not tf.executing_eagerly() or not callable(initial) or not initial_values.draws_alike(initial):
+    if not tf.executing_eagerly() or not callable(initial) or not initial_values.is_repeatable(initial):
         return None
     drawn = tf.function(initial, autograph=False).get_concrete_function().graph.outputs[0]
-    if drawn.shape.num_elements() * drawn.dtype.size < LEAST or not drawing.can_draw_parts(drawn):
+    if drawn.shape.num_elements() * drawn.dtype.size < LEAST_UNDRAWN_BYTES or not drawing.can_draw_parts(drawn):
         return None
     variable = create(**{**options, "initial_value": _allocate(drawn)})
     if variable.dtype != drawn.dtype:
@@ -63,7 +63,7 @@ def create_undrawn(create: Callable[..., Any], options: Mapping[str, Any], waits
     _replace(variable, tf.zeros([0], drawn.dtype))
     kind: Any = type(variable)
     variable.__class__ = make_guarded_class(kind, _Undrawn, f"Undrawn{kind.__name__}", _read, _write)
-    variable.nebula_initial = Initial(initial, drawn, waits)
+    variable.nebula_initial = PendingValue(initial, drawn, is_waiting)
     return variable
 
 
@@ -95,16 +95,16 @@ def draw_value(variable: Any) -> None:
             _replace(variable, initial.compute())
 
 
-def release(variable: Any) -> Initial:
+def release(variable: Any) -> PendingValue:
     """Turn an undrawn variable into a plain one without a value, to be assigned later. Returns its initial value."""
-    initial: Initial = variable.nebula_initial
+    initial: PendingValue = variable.nebula_initial
     del variable.nebula_initial
     variable.__class__ = type(variable).__mro__[2]
     return initial
 
 
 def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if not variable.nebula_initial.waits():
+    if not variable.nebula_initial.is_waiting():
         draw_value(variable)
     return plain(variable, *args, **kwargs)
 
@@ -112,7 +112,7 @@ def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) ->
 def _write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
     if tf.executing_eagerly() and name in tf_private.VARIABLE_OVERWRITES:
         _replace(variable, _allocate(release(variable).formula))
-    elif not variable.nebula_initial.waits():
+    elif not variable.nebula_initial.is_waiting():
         draw_value(variable)
     return plain(variable, *args, **kwargs)
 
@@ -125,13 +125,13 @@ _MADE_IN = "_nebula_split"
 
 
 @contextlib.contextmanager
-def mark_variables(frame: Frame, waits: Callable[[], bool]) -> Iterator[None]:
+def mark_variables(frame: Frame, is_waiting: Callable[[], bool]) -> Iterator[None]:
     """Mark the variables that are created in this context with the scope. In several processes, large ones are not
-    drawn as long as only code that `waits` for the plan reads them.
+    drawn as long as only code that `is_waiting` for the plan reads them.
     """
 
     def make(create: Any, **options: Any) -> Any:
-        variable = create_undrawn(create, options, waits) if has_other_processes() else None
+        variable = create_undrawn(create, options, is_waiting) if has_other_processes() else None
         variable = create(**options) if variable is None else variable
         setattr(variable, _MADE_IN, frame)
         return variable
@@ -140,14 +140,14 @@ def mark_variables(frame: Frame, waits: Callable[[], bool]) -> Iterator[None]:
         yield
 
 
-def name_siblings(trace: Any, graph: Graph) -> Graph:
+def stamp_siblings(trace: Any, graph: Graph) -> Graph:
     """The graph with a stage for an `nb.split` and one for an `nb.replica` next to it, for steps without `nb.stage`."""
-    if not trace.met.find_siblings():
+    if not trace.entered_scopes.find_siblings():
         return graph
     operations = order_operations(trace.graph.get_operations())
     ops = list(graph.ops)
     for op in graph.ops:
-        stamps = {key: tf_private.number_on(operations[op.index], name) for key, name in _SIBLINGS.items()}
+        stamps = {key: tf_private.read_number_stamp(operations[op.index], name) for key, name in _SIBLINGS.items()}
         key = next((key for key, number in stamps.items() if number is not None), None)
         if op.stage is None and key is not None:
             ops[op.index] = replace(op, stage=key)
@@ -156,18 +156,18 @@ def name_siblings(trace: Any, graph: Graph) -> Graph:
 
 def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Program:
     """The program with the variables that its splits shard, and the number of shards in each stage."""
-    met: list[Frame] = trace.met.splits
+    split_frames: list[Frame] = trace.entered_scopes.splits
     found: dict[tuple[int, int], tuple[int, Frame]] = {}
     caught: list[Frame] = []
-    made = _made_inside(trace, {op.name: number for number, op in enumerate(operations)})
+    made = _list_created_inside(trace, {op.name: number for number, op in enumerate(operations)})
     decided = _list_decided(trace, program)
     for op in program.graph.ops:
         handle = op.inputs[0].op if is_read(op) and op.inputs else -1
         variable = program.variable_ops.get(handle)
         if variable is None or program.request_of(op.index) is not None:
             continue
-        number = tf_private.number_on(operations[op.index], SPLIT)
-        frame = made.get(handle) if number is None else met[number]
+        number = tf_private.read_number_stamp(operations[op.index], SPLIT)
+        frame = made.get(handle) if number is None else split_frames[number]
         frame = frame or decided.get((program.labels.get(op.index, 0), variable.path))
         shape = variable.spec.shape
         if frame is None or shape is None or not variable.spec.floating:  # integers are a generator's state
@@ -178,7 +178,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
             caught.append(frame)
             before, first = found.setdefault(key, (axis, frame))
             if before != axis:
-                raise _two_axes(variable.path, frame, axis, first, before)
+                raise _two_axes_error(variable.path, frame, axis, first, before)
     stages = list(program.stages)
     for number, stage in enumerate(stages):
         inside = [frame for (of, _), (_, frame) in found.items() if of == number]
@@ -188,9 +188,9 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
     if any(stage.speeds for stage in stages):
         found_speeds = find_replica_speeds(stages, worker_speeds())
         stages = [replace(stage, speeds=each) for stage, each in zip(stages, found_speeds, strict=True)]
-    for frame in met:
+    for frame in split_frames:
         if all(frame is not each for each in caught):
-            _warn_of_nothing(frame)
+            _warn_if_unused(frame)
     splits = []
     for (of, handle), (axis, frame) in sorted(found.items(), key=lambda pair: pair[0]):
         shards, size = stages[of].shards, (program.variable_ops[handle].spec.shape or ())[axis]
@@ -214,14 +214,14 @@ def _list_decided(trace: Any, program: Program) -> dict[tuple[int, str], Frame]:
     }
 
 
-def _made_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Frame]:
+def _list_created_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Frame]:
     """The variables created inside a split scope, by op."""
     known = {id(variable.handle): variable for variable in trace.graph.variables}
     found = {}
     for external, internal in trace.graph.captures:
         frame = getattr(known.get(id(external)), _MADE_IN, None)
         if frame is not None:
-            number_in(trace.met.splits, frame)
+            find_number(trace.entered_scopes.splits, frame)
             found[numbers[internal.op.name]] = frame
     return found
 
@@ -243,7 +243,7 @@ def _count(stage: Stage, frames: Sequence[Frame], among: int) -> int:
     return int(next(iter(counts), 1))
 
 
-def _two_axes(path: str, frame: Frame, axis: int, first: Frame, before: int) -> OptionError:
+def _two_axes_error(path: str, frame: Frame, axis: int, first: Frame, before: int) -> OptionError:
     return OptionError(
         f"nb.split divides {path!r} along axis {axis}, and at {first.site} along axis {before}",
         where=str(frame.site),
@@ -252,7 +252,7 @@ def _two_axes(path: str, frame: Frame, axis: int, first: Frame, before: int) -> 
     )
 
 
-def _warn_of_nothing(frame: Frame) -> None:
+def _warn_if_unused(frame: Frame) -> None:
     warn_once(
         frame.site,
         "nb.split has no effect",

@@ -14,20 +14,20 @@ import keras
 import tensorflow as tf
 
 from whale_nebula.capture import splits, tracing
-from whale_nebula.capture.arguments import Declared, key_of
+from whale_nebula.capture.arguments import DeclaredInputs, make_key
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.differentiate import bound_ops, explain_late_requests
+from whale_nebula.capture.entered_scopes import adopt_stages, list_constraints
 from whale_nebula.capture.errors import check_constants, translate_errors
-from whale_nebula.capture.keras_scopes import stages_of
-from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, settle_sums
+from whale_nebula.capture.keras_scopes import list_stages
+from whale_nebula.capture.layer_placement import Places, list_placed_models
+from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, resolve_sums
 from whale_nebula.capture.mirror import COPIED, find_origin, mirror_spec, order_operations
-from whale_nebula.capture.patches import install, trace_patched
-from whale_nebula.capture.placed import Places, placed_models
-from whale_nebula.capture.projection import check_crossed, check_listed
-from whale_nebula.capture.scopes_met import adopt_stages, list_constraints
+from whale_nebula.capture.patches import apply_tracing_patches, install
+from whale_nebula.capture.projection import check_unprojected, check_variable_list
 from whale_nebula.capture.splits import add_splits
-from whale_nebula.capture.tracing import LiveRequest, Tracing, check_surroundings, stamp_step_options
-from whale_nebula.codec.way import ways
+from whale_nebula.capture.tracing import LiveRequest, Tracing, check_context, stamp_step_options
+from whale_nebula.codec.encoding import derive_encodings
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
@@ -53,7 +53,7 @@ from whale_nebula.site import script_site, warn_once
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import initial_values
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.keras_training import create_variables, lacks_variables
+from whale_nebula.tf.keras_training import create_variables, lacks_optimizer_variables
 
 
 @contextlib.contextmanager
@@ -72,19 +72,19 @@ def pause_garbage_collection() -> Iterator[None]:
 
 def warn_if_stageless(trace: Tracing) -> None:
     """Warn, once for each source line, of a traced step with `nb.cluster` or `nb.pipeline` but no `nb.stage`."""
-    met = trace.met
+    entered_scopes = trace.entered_scopes
     if (
-        met.stages
+        entered_scopes.stages
         or current_limits() is not None
-        or met.replicas.met
-        or met.replicas.around
-        or met.splits
-        or met.outer is None
+        or entered_scopes.replicas.entered
+        or entered_scopes.replicas.around
+        or entered_scopes.splits
+        or entered_scopes.outer is None
     ):
         return
     warn_once(
-        met.outer.site,
-        f"nb.{met.outer.kind} contains no nb.stage: the whole step is one stage, 'stage0'",
+        entered_scopes.outer.site,
+        f"nb.{entered_scopes.outer.kind} contains no nb.stage: the whole step is one stage, 'stage0'",
         why="only nb.stage assigns ops to clusters; this is reported once for this line",
         mend='use with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
         "or with nb.stage(): around all of them",
@@ -95,15 +95,15 @@ def warn_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
     """Warn, once for each source line, of a step without stages that reads weights both inside and outside an
     `nb.replica`. `paths` names weights by the id of their handle.
     """
-    replicas = trace.met.replicas
-    if trace.met.find_siblings() or trace.met.stages or replicas.around or not replicas.met:
+    replicas = trace.entered_scopes.replicas
+    if trace.entered_scopes.find_siblings() or trace.entered_scopes.stages or replicas.around or not replicas.entered:
         return
-    inside, outside = (set(_weights(trace, copied)) for copied in (True, False))
+    inside, outside = (set(_list_weights(trace, copied)) for copied in (True, False))
     rest = sorted(paths.get(handle, name) for handle, name in outside - inside)
     if not inside or not rest:
         return
     warn_once(
-        replicas.met[0].site,
+        replicas.entered[0].site,
         f"nb.replica contains only a part of the step, but the whole step is copied: {rest[0]!r} is outside",
         why="stages are copied, and a step without nb.stage is one stage; this is reported once for this line",
         mend='use with nb.replica(...), nb.stage(name="..."): around these lines, '
@@ -111,7 +111,7 @@ def warn_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
     )
 
 
-def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
+def _list_weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
     """The trainable variables that the forward reads inside replica scopes, or outside: handle and name."""
     names = {id(each.handle): each.name.partition(":")[0] for each in trace.graph.variables if each.trainable}
     held = {inner.op.name: id(outer) for outer, inner in trace.graph.captures if id(outer) in names}
@@ -119,7 +119,7 @@ def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
     for op in trace.graph.get_operations():
         reads = op.type in ("ReadVariableOp", "ResourceGather") and (first is None or op.name in first)
         handle = held.get(op.inputs[0].op.name) if reads else None
-        if handle is not None and (tf_private.number_on(op, COPIED) is not None) == copied:
+        if handle is not None and (tf_private.read_number_stamp(op, COPIED) is not None) == copied:
             yield handle, names[handle]
 
 
@@ -145,11 +145,11 @@ class Signature:
 class Captured:
     """A captured step: its Program, the traced graph, and how to pack its results.
 
-    `begin` assigns initial values to the requested variables that the trace created and that have none yet. `draw_part`
-    computes only some entries of such a value along an axis, if possible. `projected` has a sentence for each tensor
-    that crosses on a learned basis, or would not be smaller on it. `decision` is that of the planner, if any, within
-    the `constraints` of the scopes. `draws` are the variables that random ops draw from, each with the op's seeds, in
-    order.
+    `initialize_variables` assigns initial values to the requested variables that the trace created and that have none
+    yet. `draw_part` computes only some entries of such a value along an axis, if possible. `projected` has a sentence
+    for each tensor that crosses on a learned basis, or would not be smaller on it. `decision` is the planner's, if
+    any, within the `constraints` of the scopes. `draws` are the variables that random ops draw from, each with the op's
+    seeds, in order.
     """
 
     program: Program
@@ -157,7 +157,7 @@ class Captured:
     structured_outputs: Any
     variables: Mapping[str, Any]
     aliases: Aliases = field(default_factory=dict)
-    begin: Callable[[Callable[[Any], bool]], None] = lambda wanted: None
+    initialize_variables: Callable[[Callable[[Any], bool]], None] = lambda is_wanted: None
     projected: tuple[str, ...] = ()
     decision: Any = None
     constraints: Constraints = field(default_factory=Constraints)
@@ -175,21 +175,21 @@ class Captured:
 
 
 def signature(
-    arguments: Sequence[tuple[str, Any]], whole: frozenset[str] = frozenset(), declared: Declared | None = None
+    arguments: Sequence[tuple[str, Any]], whole: frozenset[str] = frozenset(), declared: DeclaredInputs | None = None
 ) -> tuple[Signature, list[Any]]:
     """Lay out the arguments of a call; returns the signature and the tensors. `declared` has the specs that the config
     declares for inputs; they replace an input that is None by a placeholder.
     """
-    declared = declared or Declared()
+    declared = declared or DeclaredInputs()
     inputs: list[tuple[str, Any, bool]] = []  # for each tensor its name, its spec and whether it has a row per sample
     plain: list[Any] = []
     tensors: list[Any] = []
     given: list[bool] = []
-    structure = [declared.unfold(name, argument) for name, argument in arguments]
+    structure = [declared.expand_argument(name, argument) for name, argument in arguments]
     for (name, _), argument in zip(arguments, structure, strict=True):
-        for parts, leaf in tf_private.leaf_paths(argument):
+        for parts, leaf in tf_private.list_leaf_paths(argument):
             path = "/".join([name, *map(str, parts)])
-            tensor = declared.stand_in(path) if leaf is None else _tensor(path, leaf)
+            tensor = declared.make_placeholder(path) if leaf is None else _to_tensor(path, leaf)
             plain.append(None if tensor is not None else leaf)
             given.append(tensor is not None)
             if tensor is not None:
@@ -200,11 +200,11 @@ def signature(
                 tensors.append(tensor)
     names, specs, batched = zip(*inputs, strict=True) if inputs else ((), (), ())
     marks = [tf.nest.map_structure(lambda _: None, argument) for argument in structure]
-    key = (tuple(name for name, _ in arguments), specs, str(marks), tuple(map(key_of, plain)))
+    key = (tuple(name for name, _ in arguments), specs, str(marks), tuple(map(make_key, plain)))
     return Signature(structure, names, specs, batched, tuple(plain), key, tuple(given), absent_in(tensors)), tensors
 
 
-def _tensor(path: str, leaf: Any) -> Any:
+def _to_tensor(path: str, leaf: Any) -> Any:
     """A leaf as a tensor, or None if it is not one: a variable is read and written by the step itself."""
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise UnsupportedError(
@@ -238,33 +238,33 @@ def capture(
     handles: Mapping[int, str] | None = None,
 ) -> Captured:
     """Trace `call`, which takes arguments in the structure of `layout`, under the scopes. Variables that it creates get
-    their initial values at the end of the trace, or `later` by `Captured.begin`, so that optimizer slots need no memory
-    in processes that do not keep them. `owner` is the model that the step belongs to, if any; for Keras's own train
-    step, `data` extracts its data from the arguments. An `assignment` gives the stages of a step without scopes by the
-    paths of variables; `handles` gives these paths by the id of the handle.
+    their initial values at the end of the trace, or `later` by `Captured.initialize_variables`, so that
+    optimizer slots need no memory in processes that do not keep them. `owner` is the model that the step belongs to, if
+    any; for Keras's own train step, `data` extracts its data from the arguments. An `assignment` gives the stages of a
+    step without scopes by the paths of variables; `handles` gives these paths by the id of the handle.
     """
     install()
-    check_surroundings()
+    check_context()
     traces: list[Tracing] = []  # TensorFlow traces twice if variables are created
     created: list[initial_values.InitialValues] = []
     variables: dict[str, Any] = {}
 
     def function_of(traced: Callable[[Sequence[Any]], Any]) -> Any:
         def body(*tensors: Any) -> Any:
-            with _trace_begun(
+            with _begin_trace(
                 tensors, owner, batched=layout.batched, assignment=assignment, handles=handles or {}
             ) as trace:
                 traces.append(trace)
                 return traced(fill_layout(layout, tensors))
 
         function = tf.function(body, autograph=False)
-        created.append(initial_values.variables_later(function))
+        created.append(initial_values.defer_initialization(function))
         return function
 
-    def begin(wanted: Callable[[Any], bool]) -> None:
+    def initialize_variables(is_wanted: Callable[[Any], bool]) -> None:
         for each in created:
-            each.begin(wanted)
-        for own in filter(wanted, variables.values()):
+            each.initialize_variables(is_wanted)
+        for own in filter(is_wanted, variables.values()):
             splits.draw_value(own)
 
     def draw_part(variable: Any, axis: int, start: int, size: int) -> Any:
@@ -273,13 +273,15 @@ def capture(
         parts = (each.draw_part(variable, axis, start, size) for each in created)
         return next((part for part in parts if part is not None), None)
 
-    with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
-        if data is not None and lacks_variables(owner):  # tracing only their creation is faster than tracing the step
-            made = function_of(lambda given: create_variables(owner, data(given), later=later))
+    with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), apply_tracing_patches():
+        if data is not None and lacks_optimizer_variables(
+            owner
+        ):  # tracing only their creation is faster than tracing the step
+            made = function_of(lambda given: create_variables(owner, data(given), deferred=later))
             initial_values.trace_variables(made, layout.specs)
         graph = function_of(call).get_concrete_function(*layout.specs).graph
         if not later:
-            begin(lambda variable: True)
+            initialize_variables(lambda variable: True)
     explain_late_requests(tape for each in traces for tape in each.tapes)
     trace = traces[-1]
     if trace.places:
@@ -290,40 +292,40 @@ def capture(
         warn_if_stageless(trace)
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
     returned = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
-    program, aliases = remove_bundles(assemble(trace, returned, layout.names, paths(), metrics()))
-    check_crossed(trace, program)
-    check_listed(trace.bottlenecks)
+    program, aliases = remove_bundles(assemble_program(trace, returned, layout.names, paths(), metrics()))
+    check_unprojected(trace, program)
+    check_variable_list(trace.bottlenecks)
     variables |= _find_variables(graph, program)
     if not later:  # variables that were left undrawn
-        begin(lambda variable: True)
-    notes = tuple(trace.bottlenecks.said)
-    constraints = list_constraints(trace.met, program)
+        initialize_variables(lambda variable: True)
+    notes = tuple(trace.bottlenecks.notes)
+    constraints = list_constraints(trace.entered_scopes, program)
     return Captured(
-        program, graph, graph.structured_outputs, variables, aliases, begin, notes,
+        program, graph, graph.structured_outputs, variables, aliases, initialize_variables, notes,
         constraints=constraints, draws=trace.draws, draw_part=draw_part,
     )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator[Tracing]:
+def _begin_trace(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator[Tracing]:
     """Record the current graph's trace; all parts of a model belong to its steps, including those that
     this step does not run.
     """
-    places = Places() if placed_models() else None
+    places = Places() if list_placed_models() else None
     graph = tf.compat.v1.get_default_graph()
     trace = Tracing(graph, tensors, bottlenecks=Bottlenecks(owner), places=places, **options)
     with tracing.tracing(trace), begin_step(), watched_anew(), stamp_step_options(trace):
         if isinstance(owner, keras.Model):
-            trace.met.meet_model(stages_of(owner))
+            trace.entered_scopes.add_model(list_stages(owner))
         if trace.assignment is not None:
-            adopt_stages(trace.met, trace.assignment, script_site())
+            adopt_stages(trace.entered_scopes, trace.assignment, script_site())
         yield trace
 
 
 @contextlib.contextmanager
-def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
+def trace_uncut(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
     """Context of a step that is traced uncut: apply the learned projections of the cut step and change nothing else."""
-    with trace_patched(), _trace_begun(tensors, owner, plain=True) as trace:
+    with apply_tracing_patches(), _begin_trace(tensors, owner, plain=True) as trace:
         yield
     if trace.places:
         trace.places.check()
@@ -348,7 +350,7 @@ def _find_variables(graph: Any, program: Program) -> dict[str, Any]:
     return {path: known[id(inner[program.graph.ops[op].name])] for op, path in names.items()}
 
 
-def assemble(
+def assemble_program(
     trace: Tracing,
     returned: Sequence[Any],
     leaf_names: Sequence[str],
@@ -358,13 +360,13 @@ def assemble(
     """The Program of a trace. `paths` has the names of variables, and `metrics` the metrics that some belong to, by the
     id of their handle.
     """
-    if trace.met.cut:
+    if trace.entered_scopes.is_cut:
         replace_batch_sizes(trace)
     operations = order_operations(trace.graph.get_operations())
     numbers = {op.name: index for index, op in enumerate(operations)}
     graph = mirror_trace(trace)
     if not trace.requests:  # a gradient request fixes the numbers of stages
-        trace.met.order_stages(graph)
+        trace.entered_scopes.order_stages(graph)
 
     def value(tensor: Any) -> Value:
         return Value(numbers[tensor.op.name], tensor.value_index)
@@ -372,23 +374,25 @@ def assemble(
     def is_ours(tensor: Any) -> bool:
         return getattr(tensor, "graph", None) is trace.graph
 
-    requests = _requests(trace, graph, numbers, value)
-    trace.met.settle(summed=bool(trace.summed))
-    stages = tuple(trace.met.stages.values())
+    requests = _build_requests(trace, graph, numbers, value)
+    trace.entered_scopes.settle(summed=bool(trace.summed))
+    stages = tuple(trace.entered_scopes.stages.values())
     backward = frozenset(op for request in requests for op in request.backward)
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     bound = bound_ops(trace, graph, numbers)
     labels = label_ops(graph, [stage.key for stage in stages], fixed=fixed, skip=backward, bound=bound)
     if bound:  # these ops run nowhere else
         graph = graph.stamp({op: stages[labels[op]].key for op in bound if op in labels})
-    codecs = [ways(frame.options, training=bool(requests)) for frame in trace.met.compressions]
+    codecs = [derive_encodings(frame.options, training=bool(requests)) for frame in trace.entered_scopes.compressions]
     # Keras's masks of tensors, if a compress scope requests them
-    marked = trace.masks if any(frame.options.get("mask") is True for frame in trace.met.compressions) else []
+    marked = (
+        trace.masks if any(frame.options.get("mask") is True for frame in trace.entered_scopes.compressions) else []
+    )
     leaves = zip(trace.leaves, leaf_names, trace.batched, strict=True)
     program = Program(
         graph=graph,
         leaves=tuple(Leaf(value(t).op, name, mirror_spec(t), split) for t, name, split in leaves),
-        variables=_variables(trace, numbers, paths, metrics),
+        variables=_list_variables(trace, numbers, paths, metrics),
         stages=stages,
         requests=requests,
         # without the Identity that TensorFlow adds to a returned tensor, which waits for every effect of the step
@@ -396,18 +400,18 @@ def assemble(
         weights=tuple(value(tensor) for tensor in trace.weights),
         share=value(trace.feeds["share"]) if "share" in trace.feeds else None,
         grow=value(trace.feeds["grow"]) if "grow" in trace.feeds else None,
-        pipeline=trace.met.pipeline,
+        pipeline=trace.entered_scopes.pipeline,
         compressions=tuple((str(there), str(back)) for there, back in codecs),
         labels=labels,
         masks={value(tensor): value(mask) for tensor, mask in marked if all(map(is_ours, (tensor, mask)))},
-        sites=tuple(str(frame.site) for frame in trace.met.compressions),
-        apart=trace.met.replicas.apart,
+        sites=tuple(str(frame.site) for frame in trace.entered_scopes.compressions),
+        apart=trace.entered_scopes.replicas.apart,
     )
     program = add_splits(trace, program, operations)
-    return settle_sums(trace, program, where=lambda op: find_origin(operations[op]))
+    return resolve_sums(trace, program, where=lambda op: find_origin(operations[op]))
 
 
-def _requests(
+def _build_requests(
     trace: Tracing, graph: Graph, numbers: Mapping[str, int], value: Callable[[Any], Value]
 ) -> tuple[Request, ...]:
     made = {numbers[name] for live in trace.requests for name in live.backward}
@@ -417,10 +421,10 @@ def _requests(
             helpers.update(value.op for value in op.inputs if value.op in made)
     effects = {op.index for op in graph.ops if is_effect(op, graph)}
     pairs = enumerate(trace.requests)
-    return tuple(_request(number, live, numbers, value, helpers, effects) for number, live in pairs)
+    return tuple(_build_request(number, live, numbers, value, helpers, effects) for number, live in pairs)
 
 
-def _request(
+def _build_request(
     number: int,
     live: LiveRequest,
     numbers: Mapping[str, int],
@@ -440,18 +444,18 @@ def _request(
         start=max(before, default=-1) + 1,
         backward=inside,
         targets=tuple(value(t) for t in live.targets),
-        given=tuple(value(t) for t in live.given),
+        given=tuple(value(t) for t in live.user_seeds),
         sources=tuple(live.sources),
         origins=tuple(-1 if t is None else numbers[t.op.name] for t in live.origins),
         holders=tuple(Holder(n, tuple(value(t) for t in tensors)) for n, tensors in live.holders),
         arrivals=tuple(Arrival(value(t), value(feed)) for t, feed in live.arrivals),
         flows=tuple(Flow(stage, value(t), value(g)) for stage, t, g in live.flows),
-        effects=tuple((stage, numbers[op.name]) for stage, op in live.made if numbers[op.name] in effects),
+        effects=tuple((stage, numbers[op.name]) for stage, op in live.created_ops if numbers[op.name] in effects),
         parts=tuple(parts),
     )
 
 
-def _variables(
+def _list_variables(
     trace: Tracing, numbers: Mapping[str, int], paths: Mapping[int, str], metrics: Mapping[int, str]
 ) -> tuple[Variable, ...]:
     known = {id(v.handle): v for v in trace.graph.variables}
@@ -461,7 +465,7 @@ def _variables(
         if internal.dtype != tf.resource or id(external) not in known:
             continue
         variable = known[id(external)]
-        spec = tf_private.resource_spec(internal) or (variable.dtype.name, tuple(variable.shape.as_list()))
+        spec = tf_private.find_resource_spec(internal) or (variable.dtype.name, tuple(variable.shape.as_list()))
         path = paths.get(id(external)) or variable.name.split(":")[0]
         used[path] = used.get(path, 0) + 1
         unique = path if used[path] == 1 else f"{path}#{used[path]}"

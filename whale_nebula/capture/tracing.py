@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.bottlenecks import Bottlenecks
+from whale_nebula.capture.entered_scopes import EnteredScopes, find_number
 from whale_nebula.capture.mirror import COMPRESS, COPIED, SPLIT, STAGE
-from whale_nebula.capture.scopes_met import ScopesMet, number_in
 from whale_nebula.capture.splits import mark_variables
 from whale_nebula.errors import BoundaryInBodyError, OptionError, StateError, UnsupportedError
 from whale_nebula.ir.program import Assignment
@@ -30,40 +30,40 @@ _started_before_fork = False
 
 def _note_fork() -> None:
     global _started_before_fork
-    _started_before_fork = tf_private.runtime_started()
+    _started_before_fork = tf_private.is_runtime_started()
 
 
 os.register_at_fork(after_in_child=_note_fork)
 
 
-def check_surroundings() -> None:
+def check_context() -> None:
     """Refuse a step in a TensorFlow context that a plan cannot reproduce."""
     if _started_before_fork:
         raise StateError(
             "this process was forked after TensorFlow had started",
-            where=_line(),
+            where=_find_line(),
             why="a fork does not copy TensorFlow's threads, and a step would wait for them forever",
             mend='use multiprocessing.get_context("spawn"), or fork before TensorFlow computes anything',
         )
     if tf.config.functions_run_eagerly():
         raise UnsupportedError(
             "tf.config.run_functions_eagerly(True) is not compatible with scopes",
-            where=_line(),
+            where=_find_line(),
             why="an eager step is never traced, so it cannot be divided into stages",
             mend="tf.config.run_functions_eagerly(False); to debug eagerly, remove the scopes",
         )
-    if tf_private.ops_watched():
+    if tf_private.is_debugger_active():
         raise UnsupportedError(
             "tf.debugging.enable_check_numerics() (or a similar debugger) is not compatible with scopes",
-            where=_line(),
+            where=_find_line(),
             why="it adds an op to every traced op, including those of the plan",
             mend="tf.debugging.disable_check_numerics(); in a layer, use tf.debugging.check_numerics(tensor, message)",
         )
-    check_strategy(_line)
+    check_strategy(_find_line)
     if not tf.executing_eagerly():
         raise UnsupportedError(
             "a step is called inside a tf.function or the map function of a dataset",
-            where=_line(),
+            where=_find_line(),
             why="a plan runs its step in separate parts, which cannot be inside a TensorFlow function",
             mend="use @nb.function on the outer function, too, or instead: whatever it calls becomes part of its step",
         )
@@ -72,10 +72,10 @@ def check_surroundings() -> None:
 def check_strategy(where: Callable[[], str]) -> None:
     """Refuse a `tf.distribute` strategy around a scope; `where` gives the line of the scope, for the error."""
     if tf.distribute.has_strategy():
-        raise foreign_strategy(tf.distribute.get_strategy(), where())
+        raise make_strategy_error(tf.distribute.get_strategy(), where())
 
 
-def foreign_strategy(strategy: tf.distribute.Strategy, where: str) -> UnsupportedError:
+def make_strategy_error(strategy: tf.distribute.Strategy, where: str) -> UnsupportedError:
     """The error for a TensorFlow strategy around scopes of this package."""
     name = type(strategy).__name__
     return UnsupportedError(
@@ -86,7 +86,7 @@ def foreign_strategy(strategy: tf.distribute.Strategy, where: str) -> Unsupporte
     )
 
 
-def _line() -> str:
+def _find_line() -> str:
     """The user's source line, or "" in a thread that a strategy has started."""
     site = script_site()
     return str(site) if site.line else ""
@@ -104,9 +104,9 @@ class LiveRequest:
     holders: list[tuple[int, tuple[Any, ...]]] = field(default_factory=list)
     arrivals: list[tuple[Any, Any]] = field(default_factory=list)
     flows: list[tuple[int, Any, Any]] = field(default_factory=list)
-    made: list[tuple[int, Any]] = field(default_factory=list)
+    created_ops: list[tuple[int, Any]] = field(default_factory=list)
     parts: list[tuple[int, int, tuple[Any, ...]]] = field(default_factory=list)
-    given: list[Any] = field(default_factory=list)
+    user_seeds: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Tracing:
     plain: bool = False
     places: Any = None
     flags: Flags = field(default_factory=Flags)
-    met: ScopesMet = field(default_factory=ScopesMet)
+    entered_scopes: EnteredScopes = field(default_factory=EnteredScopes)
     requests: list[LiveRequest] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     feeds: dict[str, Any] = field(default_factory=dict)
@@ -173,21 +173,21 @@ class _Local(threading.local):
 _LOCAL = _Local()
 
 
-def current() -> Tracing | None:
+def current_trace() -> Tracing | None:
     """The current trace of this thread, if any."""
     return _LOCAL.tracing
 
 
-def current_here() -> Tracing | None:
+def current_graph_trace() -> Tracing | None:
     """The current trace of this thread if new ops belong to its own graph, not to a body in it; otherwise None."""
-    trace = current()
+    trace = current_trace()
     return trace if trace is not None and tf.compat.v1.get_default_graph() is trace.graph else None
 
 
 @contextlib.contextmanager
 def tracing(trace: Tracing) -> Iterator[Tracing]:
     """Make `trace` the current one of this thread."""
-    before = current()
+    before = current_trace()
     _LOCAL.tracing = trace
     try:
         yield trace
@@ -206,16 +206,16 @@ def uncut() -> Iterator[None]:
         _LOCAL.uncut = before
 
 
-def uncut_on_purpose() -> bool:
+def is_uncut_on_purpose() -> bool:
     """Whether the running code is intentionally uncut: the oracle, Keras's shape inference, or an export of a model."""
-    return _LOCAL.uncut or tf_private.in_symbolic_scope() or tf_private.exporting()
+    return _LOCAL.uncut or tf_private.in_symbolic_scope() or tf_private.is_exporting()
 
 
-def waits_for_plan() -> bool:
+def is_waiting_for_plan() -> bool:
     """Whether ops are created for a step, whose variables get their values when it is planned, or for Keras's shape
     inference.
     """
-    trace = current()
+    trace = current_trace()
     captured = tf_private.in_symbolic_scope() or (trace is not None and not trace.plain)
     return captured and not tf.executing_eagerly()
 
@@ -226,67 +226,67 @@ class Stamper:
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
         """A context for the body of a scope that stamps the ops created in it."""
-        trace = current()
-        if frame.kind == "stage" and not uncut_on_purpose():
+        trace = current_trace()
+        if frame.kind == "stage" and not is_uncut_on_purpose():
             check_strategy(lambda: str(frame.site))
         if trace is None or tf_private.in_symbolic_scope():  # Keras infers shapes, to build
-            frame.touched = frame.touched or (uncut_on_purpose() and not frame.building)
-            with mark_variables(frame, waits_for_plan) if frame.kind == "split" else contextlib.nullcontext():
+            frame.touched = frame.touched or (is_uncut_on_purpose() and not frame.building)
+            with mark_variables(frame, is_waiting_for_plan) if frame.kind == "split" else contextlib.nullcontext():
                 yield
             return
         frame.touched = True
-        stamps = _meet_scope(trace, frame)
+        stamps = _record_scope(trace, frame)
         with tf_private.stamp_ops(tf.compat.v1.get_default_graph(), stamps) if stamps else contextlib.nullcontext():
             yield
 
 
-def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
+def _record_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
     """Record a scope that is entered; returns the attributes of the ops created inside it."""
     if frame.kind in ("cluster", "replica", "pipeline"):
-        trace.met.outer = trace.met.outer or frame
+        trace.entered_scopes.outer = trace.entered_scopes.outer or frame
     if frame.kind == "cluster":
-        trace.met.blocks.append(frame)
+        trace.entered_scopes.cluster_blocks.append(frame)
     if frame.kind == "pipeline":
-        trace.met.enter_pipeline(frame)
+        trace.entered_scopes.enter_pipeline(frame)
     if frame.kind == "replica":
-        trace.met.replicas.enter(frame)
-        return {COPIED: 1} if current_here() is not None else {}
+        trace.entered_scopes.replicas.enter(frame)
+        return {COPIED: 1} if current_graph_trace() is not None else {}
     if frame.kind == "compress":
-        trace.met.replicas.enter_compress(open_frames())
+        trace.entered_scopes.replicas.enter_compress(open_frames())
     if frame.kind not in ("stage", "compress", "split"):
         return {}
     graph = tf.compat.v1.get_default_graph()
     if graph is not trace.graph or trace.flags.vectorizing:
         raise body_error(frame, None if graph is trace.graph else graph.name, compiled=trace.flags.compiled)
-    if frame.kind == "compress" and trace.met.given.compress is not None:
-        check_replaceable(frame, trace.met.given.compress)
+    if frame.kind == "compress" and trace.entered_scopes.step_options.compress is not None:
+        check_replaceable(frame, trace.entered_scopes.step_options.compress)
         return {}
     if frame.kind == "stage":
-        return {STAGE: trace.met.stage_of(frame)}
+        return {STAGE: trace.entered_scopes.stage_of(frame)}
     if frame.kind == "split":
-        return {SPLIT: trace.met.enter_split(frame)}
-    return {COMPRESS: number_in(trace.met.compressions, frame)}
+        return {SPLIT: trace.entered_scopes.enter_split(frame)}
+    return {COMPRESS: find_number(trace.entered_scopes.compressions, frame)}
 
 
-def check_replaceable(frame: Frame, given: Frame) -> None:
-    """Refuse to replace the codec of a compress scope by that of `given` if its basis is a part of the model."""
+def check_replaceable(frame: Frame, replacement: Frame) -> None:
+    """Refuse to replace the codec of a compress scope by that of `replacement` if its basis is a part of the model."""
     if learned_rank(frame) is not None:
         raise OptionError(
             "a curriculum has codecs by length, and nb.compress here has a basis that is learned",
             where=str(frame.site),
             why="that basis is a part of the model, which is the same for all lengths",
-            mend=f"leave compress= out of the curriculum at {given.site}, or the basis out of this nb.compress",
+            mend=f"leave compress= out of the curriculum at {replacement.site}, or the basis out of this nb.compress",
         )
 
 
 @contextlib.contextmanager
 def stamp_step_options(trace: Tracing) -> Iterator[None]:
     """Mark all ops that a trace makes with the codec that replaces those of its scopes, if there is one."""
-    frame = trace.met.given.compress
+    frame = trace.entered_scopes.step_options.compress
     if frame is None:
         yield
         return
-    with tf_private.stamp_ops(trace.graph, {COMPRESS: number_in(trace.met.compressions, frame)}):
+    with tf_private.stamp_ops(trace.graph, {COMPRESS: find_number(trace.entered_scopes.compressions, frame)}):
         yield
 
 

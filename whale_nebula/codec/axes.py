@@ -16,15 +16,17 @@ import numpy.typing as npt
 
 from whale_nebula.codec import low_rank
 from whale_nebula.codec.blocks import rows_and_columns
-from whale_nebula.codec.low_rank import Matrix, leading
-from whale_nebula.codec.objects import COPY, EIGEN, SPEED, Cost, Reduced, Structure, gram_seconds
+from whale_nebula.codec.low_rank import Matrix, leading_vectors
+from whale_nebula.codec.objects import COPY_SECONDS, EIGEN_SECONDS, FLOPS, Cost, Reduced, Structure, gram_seconds
 from whale_nebula.codec.packing import Dims, Part
-from whale_nebula.codec.structures import LOOKED_AT, RENEWED
+from whale_nebula.codec.structures import RENEWAL_STEPS, SAMPLED_ROWS
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf import tf
 
-_PRODUCTS = 12  # iterations that make axes orthonormal again
-_ROWS = 3  # least ratio of rows to columns: below it the axes themselves cost more bytes than they save
+_ORTHONORMALIZING_STEPS = 12  # iterations that make axes orthonormal again
+_LEAST_ROWS_PER_COLUMN = (
+    3  # least ratio of rows to columns: below it the axes themselves cost more bytes than they save
+)
 
 
 class Held(NamedTuple):
@@ -57,17 +59,17 @@ class Axes(Structure):
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """The same sizes; None if there are too few rows."""
         rows, columns = rows_and_columns(dims)
-        return (dims,) if columns > 1 and _ROWS * rows >= columns else None
+        return (dims,) if columns > 1 and _LEAST_ROWS_PER_COLUMN * rows >= columns else None
 
     def cost(self, m: int, n: int) -> Cost:
         """A product with the axes on each side."""
-        product = 2.0 * m * n * n / SPEED + COPY * m * n
+        product = 2.0 * m * n * n / FLOPS + COPY_SECONDS * m * n
         return Cost(product, product)
 
     def renewal_seconds(self, m: int, n: int) -> float:
         """Seconds a step of sampling rows, and of renewing the axes at intervals."""
-        made = _PRODUCTS * 2 * n**3 / (SPEED / 2) + EIGEN * n**3
-        return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
+        made = _ORTHONORMALIZING_STEPS * 2 * n**3 / (FLOPS / 2) + EIGEN_SECONDS * n**3
+        return gram_seconds(min(m, SAMPLED_ROWS), n) + made / RENEWAL_STEPS
 
     def init(self, dims: Dims) -> Held:
         """The initial state, without axes."""
@@ -86,10 +88,10 @@ class Axes(Structure):
         for the first time.
         """
         rows = tf.reshape(x, rows_and_columns(x.shape))
-        looked = gram_of(rows, most=LOOKED_AT if state.found else 0)
-        gram = looked if state.gram is None else low_rank.running(state.gram, looked)
+        looked = compute_row_gram(rows, most=SAMPLED_ROWS if state.found else 0)
+        gram = looked if state.gram is None else low_rank.decay_and_add(state.gram, looked)
         found = state.found or bool(gram.numpy().trace() > 0)
-        if state.q is not None and found == state.found and step - state.step < RENEWED:
+        if state.q is not None and found == state.found and step - state.step < RENEWAL_STEPS:
             return state._replace(gram=gram), None
         columns, *news = make_axes(gram.numpy())
         return Held(columns, gram, step, found), tuple(news)
@@ -100,39 +102,39 @@ class Axes(Structure):
 
     def reduce(self, state: Held, x: Any) -> Reduced:
         """Compute the coordinates of the rows."""
-        return Reduced((low_rank.project(_single(x), state.q),))
+        return Reduced((low_rank.project(_widen_to_float32(x), state.q),))
 
     def expand(self, state: Held, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Rotate coordinates back to rows."""
         return low_rank.expand(numbers[0], state.q), None
 
 
-def _single(x: Any) -> Any:
+def _widen_to_float32(x: Any) -> Any:
     """Cast to float32 at least: the norm of a half-precision row may exceed its type's range."""
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
 Numbers = npt.NDArray[np.int8]
-Largest = npt.NDArray[np.float16]
+AxisMaxima = npt.NDArray[np.float16]
 AxisColumns = npt.NDArray[np.float32]
 
 _LEVELS = 127
-_NEAR, _ROUNDS, _POWERS = 1e-7, 24, 4
+_TOLERANCE, _MAX_ITERATIONS, _POWER_STEPS = 1e-7, 24, 4
 
 
-class Made(NamedTuple):
+class QuantisedAxes(NamedTuple):
     """Quantised axes: eight bits a number, and the largest number of each axis."""
 
     axes: AxisColumns
     numbers: Numbers
-    largest: Largest
+    largest: AxisMaxima
 
 
-def gram_of(x: Any, *, most: int = 0) -> Any:
+def compute_row_gram(x: Any, *, most: int = 0) -> Any:
     """The Gram matrix [n, n], float32, of normalised rows; with `most`, of about that many rows, evenly sampled. It is
     zero if it would not be finite.
 
-    >>> gram_of(tf.constant([[3.0, 0.0], [0.0, 0.0]])).numpy().tolist()
+    >>> compute_row_gram(tf.constant([[3.0, 0.0], [0.0, 0.0]])).numpy().tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
     if most:
@@ -140,11 +142,11 @@ def gram_of(x: Any, *, most: int = 0) -> Any:
     single = tf.cast(x, tf.float32)
     peaked = tf.math.divide_no_nan(single, tf.reduce_max(tf.abs(single), axis=-1, keepdims=True))
     rows = tf.math.divide_no_nan(peaked, tf.norm(peaked, axis=-1, keepdims=True))
-    gram = low_rank.gram_of(rows)
-    return low_rank.finite_or(gram, tf.zeros_like(gram))
+    gram = low_rank.compute_gram(rows)
+    return low_rank.replace_nonfinite(gram, tf.zeros_like(gram))
 
 
-def make_axes(gram: Matrix) -> Made:
+def make_axes(gram: Matrix) -> QuantisedAxes:
     """Principal axes of a Gram matrix, by descending eigenvalue; the identity if there is no data or eight bits cannot
     represent them.
 
@@ -153,50 +155,50 @@ def make_axes(gram: Matrix) -> Made:
     ([[0, 127], [127, 0]], [1.0, 1.0])
     """
     plain = np.eye(len(gram))
-    rounded = _round_axes(leading(gram.astype(np.float64), len(gram)).vectors if np.trace(gram) > 0 else plain)
-    axes = _upright(*rounded)
+    rounded = _round_axes(leading_vectors(gram.astype(np.float64), len(gram)).vectors if np.trace(gram) > 0 else plain)
+    axes = _orthonormalize(*rounded)
     if axes is None:
         rounded = _round_axes(plain)
         axes = restore_axes(*rounded)
-    return Made(axes, *rounded)
+    return QuantisedAxes(axes, *rounded)
 
 
-def restore_axes(numbers: Numbers, largest: Largest) -> AxisColumns:
+def restore_axes(numbers: Numbers, largest: AxisMaxima) -> AxisColumns:
     """The orthonormal axes of decoded numbers, which both sides use.
 
     >>> axes = restore_axes(*make_axes(np.float32([[2, 1], [1, 2]]))[1:])
     >>> bool(np.allclose(axes.T @ axes, np.eye(2), atol=1e-6)), bool(np.allclose(np.abs(axes), 0.5**0.5, atol=1e-2))
     (True, True)
     """
-    axes = _upright(numbers, largest)
+    axes = _orthonormalize(numbers, largest)
     if axes is None:
         raise RemoteProtocolError("received axes that are not orthogonal")
     return axes
 
 
-def _round_axes(vectors: Matrix) -> tuple[Numbers, Largest]:
+def _round_axes(vectors: Matrix) -> tuple[Numbers, AxisMaxima]:
     largest = np.abs(vectors).max(axis=0).astype(np.float16)
     return np.rint(vectors / largest * _LEVELS).clip(-_LEVELS, _LEVELS).astype(np.int8), largest
 
 
-def _upright(numbers: Numbers, largest: Largest) -> AxisColumns | None:
+def _orthonormalize(numbers: Numbers, largest: AxisMaxima) -> AxisColumns | None:
     """The nearest orthonormal matrix; None if none is near."""
     made = numbers.astype(np.float64) / _LEVELS * largest.astype(np.float64)
     lengths = np.square(made).sum(axis=0) if np.isfinite(made).all() else np.zeros(1)
     if not made.size or lengths.min() < 0.25 or lengths.max() > 4:
         return None
-    made /= _stretch(made)
-    for _ in range(_ROUNDS):
+    made /= _estimate_norm(made)
+    for _ in range(_MAX_ITERATIONS):
         product = made.T @ made
-        if np.abs(product - np.eye(len(made))).max() < _NEAR:
+        if np.abs(product - np.eye(len(made))).max() < _TOLERANCE:
             return made.astype(np.float32)
         made = 1.5 * made - 0.5 * made @ product
     return None
 
 
-def _stretch(matrix: Matrix) -> float:
+def _estimate_norm(matrix: Matrix) -> float:
     """Estimate of a matrix's spectral norm, at least 1, so that the iterations converge."""
     vector = np.ones(len(matrix)) + np.arange(len(matrix)) % 7
-    for _ in range(_POWERS):
+    for _ in range(_POWER_STEPS):
         vector = matrix.T @ (matrix @ (vector / np.linalg.norm(vector)))
     return max(1.0, 1.05 * float(np.sqrt(np.linalg.norm(vector))))

@@ -25,41 +25,41 @@ from whale_nebula.tf import tf
 _GOLDEN = 0x9E3779B9
 
 
-def bits(key: Any, places: Any) -> Any:
+def random_bits(key: Any, places: Any) -> Any:
     """32 random bits (uint32) for each of these places (uint32); the key is a uint32[2].
 
-    >>> bits(tf.constant([1, 2], tf.uint32), tf.constant([0, 1, 2], tf.uint32)).numpy().tolist()
+    >>> random_bits(tf.constant([1, 2], tf.uint32), tf.constant([0, 1, 2], tf.uint32)).numpy().tolist()
     [3154396438, 1645042667, 2632225220]
     """
-    first = mix(key[0] + tf.constant(_GOLDEN, tf.uint32))
-    second = mix(tf.bitwise.bitwise_xor(first, key[1]))
-    first = mix(first + second)
-    return mix(mix(tf.bitwise.bitwise_xor(places, first)) + second)
+    first = mix_bits(key[0] + tf.constant(_GOLDEN, tf.uint32))
+    second = mix_bits(tf.bitwise.bitwise_xor(first, key[1]))
+    first = mix_bits(first + second)
+    return mix_bits(mix_bits(tf.bitwise.bitwise_xor(places, first)) + second)
 
 
-def uniform(key: Any, places: Any) -> Any:
+def random_uniform(key: Any, places: Any) -> Any:
     """A number in [0, 1) for each place: the upper 24 bits, which float32 holds exactly.
 
-    >>> float(uniform(tf.constant([1, 2], tf.uint32), tf.constant(0, tf.uint32)))
+    >>> float(draw_uniform(tf.constant([1, 2], tf.uint32), tf.constant(0, tf.uint32)))
     0.7344...
     """
-    upper = tf.bitwise.right_shift(bits(key, places), tf.constant(8, tf.uint32))
+    upper = tf.bitwise.right_shift(random_bits(key, places), tf.constant(8, tf.uint32))
     return tf.cast(tf.bitcast(upper, tf.int32), tf.float32) * 2.0**-24
 
 
-def mix(x: Any) -> Any:
+def mix_bits(x: Any) -> Any:
     """Mix the bits of 32-bit integers: a bijection in which every output bit depends on every input bit."""
     for shift, factor in ((16, 0x21F0AAAD), (15, 0xD35A2D97)):
-        x = _fold(x, shift) * tf.constant(factor, tf.uint32)
-    return _fold(x, 15)
+        x = _xor_shifted(x, shift) * tf.constant(factor, tf.uint32)
+    return _xor_shifted(x, 15)
 
 
-def _fold(x: Any, shift: int) -> Any:
+def _xor_shifted(x: Any, shift: int) -> Any:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32)))
 
 
 _UPPER_HALF, _LARGEST = 0xFFFF0000, 0x7F7FFFFF
-_BEYOND = 65520.0  # the least number that half precision rounds to infinity
+_FP16_OVERFLOW = 65520.0  # the least number that half precision rounds to infinity
 
 
 def to_fp16(x: Any) -> Any:
@@ -95,7 +95,7 @@ def count_clamped(x: Any) -> int:
     """
     if x.dtype.size < 4 or not x.shape.num_elements():
         return 0 if x.dtype != tf.bfloat16 else int(count_overflows(x))
-    fits = float(tf.reduce_max(x)) < _BEYOND and float(tf.reduce_min(x)) > -_BEYOND
+    fits = float(tf.reduce_max(x)) < _FP16_OVERFLOW and float(tf.reduce_min(x)) > -_FP16_OVERFLOW
     return 0 if fits else int(count_overflows(x))
 
 
@@ -107,7 +107,7 @@ def to_bf16(x: Any, key: Any = None) -> Any:
     [1.0, 1.0002...e+30]
     """
     single = tf.cast(x, tf.float32)
-    return tf.cast(single if key is None else _round_by_chance(single, key), tf.bfloat16)
+    return tf.cast(single if key is None else _round_float_stochastically(single, key), tf.bfloat16)
 
 
 def restore(x: Any, dtype: str) -> Any:
@@ -130,11 +130,11 @@ def _clamp(x: Any) -> Any:
     return tf.cast(tf.where(tf.math.is_finite(x), within, single), tf.float16)
 
 
-def _round_by_chance(single: Any, key: Any) -> Any:
+def _round_float_stochastically(single: Any, key: Any) -> Any:
     """Stochastic rounding: add sixteen random bits below the kept ones; finite numbers stay finite."""
     patterns = tf.bitcast(single, tf.uint32)
     places = tf.reshape(tf.bitcast(tf.range(tf.size(single)), tf.uint32), tf.shape(single))
-    drawn = tf.bitwise.right_shift(bits(key, places), tf.constant(16, tf.uint32))
+    drawn = tf.bitwise.right_shift(random_bits(key, places), tf.constant(16, tf.uint32))
     sign = tf.bitwise.bitwise_and(patterns, tf.constant(0x80000000, tf.uint32))
     size = tf.bitwise.bitwise_xor(patterns, sign)
     moved = tf.minimum(size + drawn, tf.constant(_LARGEST, tf.uint32))
@@ -190,8 +190,8 @@ def parts(dims: tuple[int, ...], bits: int, block: int) -> tuple[Part, ...]:
 
 _SIGN, _INFINITY, _NAN = 0x7FFFFFFF, 0x7F800000, 0x7FC00000
 _SMALLEST = (127 - 100) << 23
-_UPPER, _BELOW = -0x10000, 0xFFFF
-_COMPILED_FROM = 1 << 20
+_UPPER_MASK, _LOWER_MASK = -0x10000, 0xFFFF
+_LEAST_COMPILED_SIZE = 1 << 20
 
 
 def quantise(x: Any, *, bits: int, block: int, key: Any = None) -> tuple[Any, Any]:
@@ -209,17 +209,17 @@ def quantise(x: Any, *, bits: int, block: int, key: Any = None) -> tuple[Any, An
     matrix = tf.reshape(x, [rows, columns])
     if not rows or not columns:
         return tuple(tf.zeros(part.dims, part.dtype) for part in parts((rows, columns), bits, block))
-    compiled = rows * columns >= _COMPILED_FROM
-    more = rounded_up(rows) - rows if compiled else 0
-    made = _quantiser(bits, block, columns, x.dtype.name, key is not None, compiled)
+    compiled = rows * columns >= _LEAST_COMPILED_SIZE
+    more = round_up_rows(rows) - rows if compiled else 0
+    made = _make_quantiser(bits, block, columns, x.dtype.name, key is not None, compiled)
     scales, integers = made(tf.pad(matrix, [[0, more], [0, 0]]) if more else matrix, *([] if key is None else [key]))
     return (scales[:rows], integers[:rows]) if more else (scales, integers)
 
 
-def rounded_up(rows: int) -> int:
+def round_up_rows(rows: int) -> int:
     """Round a number of rows up, by at most an eighth: with eight values in each octave, few functions are compiled.
 
-    >>> [rounded_up(rows) for rows in (7, 16, 17, 8192, 8193)]
+    >>> [round_up_rows(rows) for rows in (7, 16, 17, 8192, 8193)]
     [7, 16, 18, 8192, 9216]
     """
     step = 1 << max(0, (rows - 1).bit_length() - 4)
@@ -233,14 +233,14 @@ def dequantise(scales: Any, integers: Any, *, dims: tuple[int, ...], bits: int, 
     >>> dequantise(scales, integers, dims=(4,), bits=4, block=2, dtype="float32").numpy().tolist()
     [7.0, -1.0, 0.5, 1.75]
     """
-    _check((scales, integers), dims, bits, block)
+    _check_parts((scales, integers), dims, bits, block)
     rows, columns = rows_and_columns(dims)
     if not rows or not columns:
         return tf.zeros(dims, dtype)
-    return tf.reshape(_dequantiser(bits, block, columns, dtype)(scales, integers), dims)
+    return tf.reshape(_make_dequantiser(bits, block, columns, dtype)(scales, integers), dims)
 
 
-def _check(got: tuple[Any, Any], dims: tuple[int, ...], bits: int, block: int) -> None:
+def _check_parts(got: tuple[Any, Any], dims: tuple[int, ...], bits: int, block: int) -> None:
     expected = [(part.dtype, part.dims) for part in parts(dims, bits, block)]
     if [(part.dtype.name, tuple(part.shape)) for part in got] != expected:
         shown = ", ".join(f"{part.dtype.name}{list(part.shape)}" for part in got)
@@ -248,26 +248,28 @@ def _check(got: tuple[Any, Any], dims: tuple[int, ...], bits: int, block: int) -
 
 
 @lru_cache(maxsize=1024)
-def _quantiser(
+def _make_quantiser(
     bits: int, block: int, columns: int, dtype: str, by_chance: bool, compiled: bool
 ) -> Callable[..., tuple[Any, Any]]:
     signature = [tf.TensorSpec([None, columns], dtype)] + [tf.TensorSpec([2], tf.uint32)] * by_chance
     from whale_nebula.tf import private  # loads TensorFlow
 
-    divided = tf.function(partial(_multiples, levels(bits), columns), autograph=False, jit_compile=compiled or None)
+    divided = tf.function(
+        partial(_compute_integers, levels(bits), columns), autograph=False, jit_compile=compiled or None
+    )
 
     def encode(matrix: Any, *key: Any) -> tuple[Any, Any]:
-        blocks = _cut(tf.cast(matrix, tf.float32), columns, block)
-        scales, whole = _scales(blocks, bits, dtype)
+        blocks = _split_blocks(tf.cast(matrix, tf.float32), columns, block)
+        scales, whole = _compute_scales(blocks, bits, dtype)
         integers = _join_blocks(divided(blocks, scales, whole, *key), columns)
         sent = tf.where(whole, tf.bitcast(scales, tf.int32), _NAN)[:, :, 0]
-        return _upper_half(sent), integers if bits == 8 else _pair_nibbles(integers, columns)
+        return _bitcast_upper_half(sent), integers if bits == 8 else _pair_nibbles(integers, columns)
 
-    return private.traced_often(tf.function(encode, input_signature=signature, autograph=False))
+    return private.silence_retracing_warning(tf.function(encode, input_signature=signature, autograph=False))
 
 
 @lru_cache(maxsize=1024)
-def _dequantiser(bits: int, block: int, columns: int, dtype: str) -> Callable[..., Any]:
+def _make_dequantiser(bits: int, block: int, columns: int, dtype: str) -> Callable[..., Any]:
     from whale_nebula.tf import private  # loads TensorFlow
 
     scales, integers = parts((1, columns), bits, block)
@@ -275,13 +277,13 @@ def _dequantiser(bits: int, block: int, columns: int, dtype: str) -> Callable[..
 
     def decode(scales: Any, integers: Any) -> Any:
         single = integers if bits == 8 else _unpair_nibbles(integers, columns)
-        blocks = tf.cast(_cut(single, columns, block), tf.float32)
+        blocks = tf.cast(_split_blocks(single, columns, block), tf.float32)
         return tf.cast(_join_blocks(blocks * tf.cast(scales, tf.float32)[:, :, None], columns), dtype)
 
-    return private.traced_often(tf.function(decode, input_signature=signature, autograph=False))
+    return private.silence_retracing_warning(tf.function(decode, input_signature=signature, autograph=False))
 
 
-def _cut(matrix: Any, columns: int, block: int) -> Any:
+def _split_blocks(matrix: Any, columns: int, block: int) -> Any:
     """[m, n] as [m, blocks, block]; the last block is padded with zeros."""
     count = -(-columns // block)
     if columns != count * block:
@@ -290,45 +292,45 @@ def _cut(matrix: Any, columns: int, block: int) -> Any:
 
 
 def _join_blocks(blocks: Any, columns: int) -> Any:
-    """Invert `_cut`, without its padding."""
+    """Invert `_split_blocks`, without its padding."""
     whole = tf.reshape(blocks, [-1, blocks.shape[1] * blocks.shape[2]])
     return whole if whole.shape[1] == columns else whole[:, :columns]
 
 
-def _scales(blocks: Any, bits: int, dtype: str) -> tuple[Any, Any]:
+def _compute_scales(blocks: Any, bits: int, dtype: str) -> tuple[Any, Any]:
     """For each block its scale as a float32 that is exact in bfloat16, and whether all of its numbers are finite."""
     patterns = tf.bitwise.bitwise_and(tf.bitcast(blocks, tf.int32), _SIGN)
     largest = tf.reduce_max(patterns, axis=2, keepdims=True)
     whole = largest < _INFINITY
     exact = tf.bitcast(tf.where(whole, largest, 0), tf.float32) * (1 / levels(bits))
-    rounded_up = tf.bitwise.bitwise_and(tf.bitcast(exact, tf.int32) + _BELOW, _UPPER)
-    return tf.bitcast(tf.clip_by_value(rounded_up, _SMALLEST, _largest(bits, dtype)), tf.float32), whole
+    rounded_up = tf.bitwise.bitwise_and(tf.bitcast(exact, tf.int32) + _LOWER_MASK, _UPPER_MASK)
+    return tf.bitcast(tf.clip_by_value(rounded_up, _SMALLEST, _largest_scale(bits, dtype)), tf.float32), whole
 
 
-def _largest(bits: int, dtype: str) -> int:
+def _largest_scale(bits: int, dtype: str) -> int:
     """The bit pattern of the largest scale whose multiples are all representable in the tensor's type."""
     most = min(float(tf.as_dtype(dtype).max), float(tf.float32.max))
-    return int(np.float32(most / levels(bits)).view(np.int32)) & _UPPER
+    return int(np.float32(most / levels(bits)).view(np.int32)) & _UPPER_MASK
 
 
-def _multiples(most: int, columns: int, blocks: Any, scales: Any, whole: Any, *key: Any) -> Any:
+def _compute_integers(most: int, columns: int, blocks: Any, scales: Any, whole: Any, *key: Any) -> Any:
     """The integers of each block; zeros if a block is not finite, as the conversion of NaN depends on the processor."""
     exact = blocks / scales
-    rounded = _round_randomly(exact, columns, *key) if key else tf.round(exact)
+    rounded = _round_stochastically(exact, columns, *key) if key else tf.round(exact)
     return tf.cast(tf.clip_by_value(rounded, -most, most), tf.int8) * tf.cast(whole, tf.int8)
 
 
-def _round_randomly(exact: Any, columns: int, key: Any) -> Any:
+def _round_stochastically(exact: Any, columns: int, key: Any) -> Any:
     """Round stochastically by the remainder; whole multiples are unchanged."""
     rows, count, block = tf.shape(exact)[0], exact.shape[1], exact.shape[2]
     column = tf.bitcast(tf.reshape(tf.range(count * block), [1, count, block]), tf.uint32)
     row = tf.bitcast(tf.range(rows)[:, None, None], tf.uint32)
-    chance = uniform(key, row * tf.constant(columns, tf.uint32) + column)
+    chance = random_uniform(key, row * tf.constant(columns, tf.uint32) + column)
     lower = tf.floor(exact)
     return lower + tf.cast(chance < exact - lower, tf.float32)
 
 
-def _upper_half(patterns: Any) -> Any:
+def _bitcast_upper_half(patterns: Any) -> Any:
     """The bfloat16 with these bits as the upper half of a float32."""
     return tf.bitcast(tf.cast(tf.bitwise.right_shift(tf.bitcast(patterns, tf.uint32), 16), tf.uint16), SCALE)
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from whale_nebula.codec.blocks import unpack_pairs
 from whale_nebula.codec.objects import Codec
-from whale_nebula.codec.packing import Dims, Mask, Part, join, keep, pack_mask, put_back, split, unpack_mask
+from whale_nebula.codec.packing import Dims, Mask, Part, join, pack_mask, scatter_rows, select_rows, split, unpack_mask
 from whale_nebula.codec.precisions import Integers, is_integers
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.tf import tf
@@ -34,8 +34,8 @@ from whale_nebula.wire.tensor import Bytes
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float16]
 
-_OVERHEAD = 160  # of one cached row, in memory
-_STALE = 16  # the cache is stale after this many unknown samples per cached row without a known one
+_ROW_OVERHEAD = 160  # of one cached row, in memory
+_STALE_FACTOR = 16  # the cache is stale after this many unknown samples per cached row without a known one
 _LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -57,7 +57,7 @@ class Cache:
         self.version = 0
         self._limit = limit_bytes
         self._rows: dict[int, Rows] = {}  # the least recently written is first
-        self._missed = 0  # unknown samples since the last known one
+        self._unknown_samples = 0  # unknown samples since the last known one
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -65,13 +65,13 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """The approximate memory use in bytes."""
-        return len(self._rows) * self._cost()
+        return len(self._rows) * self._row_bytes()
 
     def copy(self) -> Cache:
         """A copy that later writes do not affect. Rows are shared, as they are never changed in place."""
         again = Cache(self._limit)
         again._rows = dict(self._rows)
-        again._missed, again.version = self._missed, self.version
+        again._unknown_samples, again.version = self._unknown_samples, self.version
         return again
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -88,23 +88,23 @@ class Cache:
         Keeping the first samples gives the same number of hits in every epoch. Evicting the oldest for new ones would
         give none, if there are more samples than room.
         """
-        room = self._limit // (nbytes + _OVERHEAD) - len(self._rows)
+        room = self._limit // (nbytes + _ROW_OVERHEAD) - len(self._rows)
         new = dict.fromkeys(each for each in ids.tolist() if each not in self._rows)
         taken = set(islice(new, max(room, 0)))
         return np.fromiter((each in taken for each in ids.tolist()), np.bool_, len(ids))
 
-    def saw(self, ids: Ids) -> None:
+    def note_arrival(self, ids: Ids) -> None:
         """Record the ids that are about to arrive. If none has been known for long, the cache is cleared, because
         the data have changed.
         """
         if not self._rows or self.known(ids).any():
-            self._missed = 0
+            self._unknown_samples = 0
             return
-        self._missed += len(ids)
-        if self._missed >= _STALE * len(self._rows):
-            self._chain(np.fromiter(self._rows, np.int64, len(self._rows)))
+        self._unknown_samples += len(ids)
+        if self._unknown_samples >= _STALE_FACTOR * len(self._rows):
+            self._update_version(np.fromiter(self._rows, np.int64, len(self._rows)))
             self._rows.clear()
-            self._missed = 0
+            self._unknown_samples = 0
 
     def stamp(self, ids: Ids) -> int:
         """A checksum of the cache's contents and the next sample ids, by which the other side detects a difference."""
@@ -139,14 +139,14 @@ class Cache:
     def as_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Its contents: ids and rows in the order of eviction, the version and a count."""
         ids = np.fromiter(self._rows, np.int64, len(self._rows))
-        return {"ids": ids, "rows": self.get(ids), "version": np.array([self.version, self._missed])}
+        return {"ids": ids, "rows": self.get(ids), "version": np.array([self.version, self._unknown_samples])}
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], limit_bytes: int) -> Cache:
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], limit_bytes: int) -> Cache:
         """Restore a cache from the arrays of `as_arrays`."""
         cache = cls(limit_bytes)
         cache._rows = {number: row.copy() for number, row in zip(arrays["ids"].tolist(), arrays["rows"], strict=True)}
-        cache.version, cache._missed = map(int, arrays["version"])
+        cache.version, cache._unknown_samples = map(int, arrays["version"])
         return cache
 
     @property
@@ -164,32 +164,32 @@ class Cache:
                 mend="pad all batches to the same length",
             )
         held = np.where(np.isnan(rows), np.float16(0), rows)
-        self._chain(np.asarray(ids, np.int64), held)
+        self._update_version(np.asarray(ids, np.int64), held)
         for number, row in zip(ids.tolist(), held, strict=True):
             self._rows.pop(number, None)
             self._rows[number] = row.copy()  # a view would keep its entire batch
-        beyond = len(self._rows) - self._limit // max(self._cost(), 1)
+        beyond = len(self._rows) - self._limit // max(self._row_bytes(), 1)
         if beyond > 0:
             gone = list(islice(self._rows, beyond))
             for each in gone:
                 del self._rows[each]
-            self._chain(np.array(gone, np.int64))
+            self._update_version(np.array(gone, np.int64))
         return rows
 
-    def _chain(self, *arrays: npt.NDArray[Any]) -> None:
+    def _update_version(self, *arrays: npt.NDArray[Any]) -> None:
         self.version = google_crc32c.extend(self.version, join(arrays).tobytes())
 
     def _shape(self) -> tuple[int, ...]:
         return next((row.shape for row in self._rows.values()), ())
 
-    def _cost(self) -> int:
-        return next((row.nbytes + _OVERHEAD for row in self._rows.values()), 0)
+    def _row_bytes(self) -> int:
+        return next((row.nbytes + _ROW_OVERHEAD for row in self._rows.values()), 0)
 
 
 def apply_changes(old: Rows | None, ints: npt.NDArray[Any], scales: npt.NDArray[Any], block: int) -> Rows:
     """Rows with differences added; without old rows, the differences alone."""
     change = ints.astype(np.float32)
-    change *= _spread(scales, ints.shape, block)
+    change *= _expand_scales(scales, ints.shape, block)
     if old is not None:
         change += old.astype(np.float32)
     return _clip_to_half(change)
@@ -200,7 +200,7 @@ def _clip_to_half(rows: npt.NDArray[np.float32]) -> Rows:
     return np.clip(rows, -_LARGEST, _LARGEST).astype(np.float16)
 
 
-def _spread(scales: npt.NDArray[Any], shape: tuple[int, ...], block: int) -> npt.NDArray[np.float32]:
+def _expand_scales(scales: npt.NDArray[Any], shape: tuple[int, ...], block: int) -> npt.NDArray[np.float32]:
     """Expand the scales to one for every number."""
     columns = shape[-1]
     due = (*shape[:-1], -(-columns // block))
@@ -227,66 +227,68 @@ class Samples:
     rows: Mask | None = None
 
     @cached_property
-    def of_integers(self) -> Mask:
+    def integer_rows(self) -> Mask:
         """For each row of the matrix whether its sample is sent as integers."""
         return np.repeat(self.integers, prod(self.dims[1:-1]))
 
     @cached_property
-    def sent(self) -> Mask:
+    def sent_rows(self) -> Mask:
         """For each row of the matrix whether it is sent."""
         return np.ones(prod(self.dims[:-1]), np.bool_) if self.rows is None else self.rows
 
     def parts(self, codec: Integers) -> tuple[Part, ...]:
         """The arrays that are sent: scales and integers, then the rows of samples that are sent in full."""
         columns = self.dims[-1]
-        some, whole = (int(np.count_nonzero(self.sent & each)) for each in (self.of_integers, ~self.of_integers))
+        some, whole = (int(np.count_nonzero(self.sent_rows & each)) for each in (self.integer_rows, ~self.integer_rows))
         return *codec.parts((some, columns), "float32"), Part("float16", (whole, columns))
 
 
-def keeps_differences(codec: Codec | None, dims: Dims, ids: Ids | None) -> TypeGuard[Integers]:
+def can_cache_differences(codec: Codec | None, dims: Dims, ids: Ids | None) -> TypeGuard[Integers]:
     """Whether differences of such a tensor can be cached: its codec makes integers, and each sample has an id."""
     return is_integers(codec) and len(dims) > 1 and ids is not None and ids.shape == dims[:1]
 
 
-def doubts(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
+def explain_full_samples(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
     """The reasons why samples are sent as integers without a cached row."""
     if not cache.fits(dims[1:]):
         return (
             f"samples {list(dims[1:])} are sent without differences: cached rows differ in shape; pad to one length",
         )
-    if not (cache.known(ids) | cache.admits(ids, _nbytes(dims))).all():
+    if not (cache.known(ids) | cache.admits(ids, _sample_bytes(dims))).all():
         return ("samples for which the cache has no room are sent without differences",)
     return ()
 
 
 def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = None) -> tuple[Bytes, Rows]:
     """Encode a tensor; returns the bytes, and the tensor as the other side decodes it."""
-    cache.saw(ids)
+    cache.note_arrival(ids)
     dims = tuple(int(size) for size in x.shape)
     with np.errstate(over="ignore"):
         matrix = np.asarray(x).astype(np.float32, copy=False).reshape(-1, dims[-1])
-    samples = Samples(ids, dims, ~_find_whole(cache, ids, dims, matrix), rows)
-    old = _held_rows(cache, ids[samples.integers], dims).reshape(-1, dims[-1])
-    changes = keep(matrix, samples.of_integers & samples.sent) - keep(old, samples.sent[samples.of_integers])
+    samples = Samples(ids, dims, ~_find_full_samples(cache, ids, dims, matrix), rows)
+    old = _cached_rows(cache, ids[samples.integers], dims).reshape(-1, dims[-1])
+    changes = select_rows(matrix, samples.integer_rows & samples.sent_rows) - select_rows(
+        old, samples.sent_rows[samples.integer_rows]
+    )
     scales, integers = (np.asarray(part) for part in codec.encode(tf.constant(changes)))
-    others = _clip_finite_to_half(keep(matrix, ~samples.of_integers & samples.sent))
+    others = _clip_finite_to_half(select_rows(matrix, ~samples.integer_rows & samples.sent_rows))
     data = join([pack_mask(samples.integers), scales, integers, others])
-    return data, _remember_rows(codec, samples, cache, scales, integers, others)
+    return data, _update_cache(codec, samples, cache, scales, integers, others)
 
 
 def decode(
     codec: Codec | None, data: Bytes, dims: Dims, ids: Ids | None, cache: Cache, rows: Mask | None = None
 ) -> Rows:
     """Decode the tensor, at the receiving side."""
-    if ids is None or not keeps_differences(codec, dims, ids):
+    if ids is None or not can_cache_differences(codec, dims, ids):
         raise RemoteProtocolError(f"received differences for a tensor {list(dims)} whose samples are not cached")
     marks = -(-dims[0] // 8)
     samples = Samples(ids, dims, unpack_mask(data[:marks], dims[0]), rows)
     scales, integers, others = split(data[marks:], samples.parts(codec))
-    cache.saw(ids)
+    cache.note_arrival(ids)
     if not (samples.integers.all() or cache.fits(dims[1:])):
         raise RemoteProtocolError(f"received complete samples {list(dims[1:])}, but cached rows have another shape")
-    return _remember_rows(codec, samples, cache, scales, integers, others)
+    return _update_cache(codec, samples, cache, scales, integers, others)
 
 
 def most_bytes(dims: Dims) -> int:
@@ -294,7 +296,7 @@ def most_bytes(dims: Dims) -> int:
     return 3 * prod(dims) + dims[0] // 8 + 1
 
 
-def _nbytes(dims: Dims) -> int:
+def _sample_bytes(dims: Dims) -> int:
     """Bytes of a cached sample."""
     return 2 * prod(dims[1:])
 
@@ -304,15 +306,15 @@ def _find_known(cache: Cache, ids: Ids, dims: Dims) -> Mask:
     return cache.known(ids) if cache.fits(dims[1:]) else np.zeros(len(ids), np.bool_)
 
 
-def _find_whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
+def _find_full_samples(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
     """Mask of the samples that are sent in full: those to be cached, and those with non-finite values."""
     if not cache.fits(dims[1:]):
         return np.zeros(len(ids), np.bool_)
     spoilt = ~np.isfinite(matrix).reshape(len(ids), -1).all(axis=1)
-    return cache.admits(ids, _nbytes(dims)) | (cache.known(ids) & spoilt)
+    return cache.admits(ids, _sample_bytes(dims)) | (cache.known(ids) & spoilt)
 
 
-def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
+def _cached_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
     """The cached rows of samples; zeros for unknown ones."""
     known = _find_known(cache, ids, dims)
     if known.all() and known.size:
@@ -323,27 +325,27 @@ def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
     return held
 
 
-def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
+def _update_cache(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
     """Update the cache by the sent arrays, and return the tensor, in the same way on both sides. Samples are known, or
     sent as integers only, or in full.
     """
     ids, sizes, made = samples.ids, samples.dims[1:], np.zeros(samples.dims, np.float16)
     single = integers if integers.dtype == np.int8 else unpack_pairs(integers, sizes[-1])
-    sent = samples.sent[samples.of_integers]
-    ints = put_back(single, sent).reshape(-1, *sizes)
-    wide = put_back(scales.astype(np.float32), sent).reshape(*ints.shape[:-1], scales.shape[-1])
+    sent_rows = samples.sent_rows[samples.integer_rows]
+    ints = scatter_rows(single, sent_rows).reshape(-1, *sizes)
+    wide = scatter_rows(scales.astype(np.float32), sent_rows).reshape(*ints.shape[:-1], scales.shape[-1])
     known = _find_known(cache, ids, samples.dims) & samples.integers
     if known.any():
         of = known[samples.integers]
-        made[known] = cache.add(ids[known], keep(ints, of), keep(wide, of), codec.block)
+        made[known] = cache.add(ids[known], select_rows(ints, of), select_rows(wide, of), codec.block)
     if (alone := samples.integers & ~known).any():
         of = alone[samples.integers]
-        made[alone] = apply_changes(None, keep(ints, of), keep(wide, of), codec.block)
+        made[alone] = apply_changes(None, select_rows(ints, of), select_rows(wide, of), codec.block)
     if (whole := ~samples.integers).any():
-        made[whole] = put_back(others, samples.sent[~samples.of_integers]).reshape(-1, *sizes)
+        made[whole] = scatter_rows(others, samples.sent_rows[~samples.integer_rows]).reshape(-1, *sizes)
         cache.put(ids[whole], made[whole])
     if samples.rows is not None:
-        made.reshape(-1, samples.dims[-1])[~samples.sent] = 0
+        made.reshape(-1, samples.dims[-1])[~samples.sent_rows] = 0
     return made
 
 

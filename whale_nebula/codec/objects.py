@@ -19,16 +19,16 @@ from whale_nebula.errors import OptionError, RemoteProtocolError
 from whale_nebula.spec import Spec
 from whale_nebula.wire.tensor import Bytes
 
-CALL, CAST = 0.6e-3, 0.15e-3
+CALL_SECONDS, CAST_SECONDS = 0.6e-3, 0.15e-3
 """Seconds for each call of an encoder or a decoder, for a tensor of any size; casts are one operation."""
 
-SPEED = 110e9
+FLOPS = 110e9
 """Floating-point operations a second in products of matrices."""
 
-EIGEN = 0.18e-9
+EIGEN_SECONDS = 0.18e-9
 """Seconds for the eigenvectors of an n x n matrix, by n^3."""
 
-COPY = 0.9e-9
+COPY_SECONDS = 0.9e-9
 """Seconds a number, to write the result of a product."""
 
 _GRAM_PASSES = 4  # over the running Gram matrix in a step: decay, addition and the check for NaN
@@ -61,7 +61,7 @@ class Cost(NamedTuple):
 
 def gram_seconds(rows: int, n: int) -> float:
     """Seconds a step to update the running Gram matrix [n, n] with rows."""
-    return 2.0 * rows * n * n / SPEED + _GRAM_PASSES * COPY * n * n
+    return 2.0 * rows * n * n / FLOPS + _GRAM_PASSES * COPY_SECONDS * n * n
 
 
 STRUCTURE, PRECISION = "structure", "precision"
@@ -213,7 +213,7 @@ class Precision(Codec, ABC):
     layer = PRECISION
     casts: ClassVar[bool] = False
     """Whether it is a cast, whose time is negligible."""
-    call: ClassVar[float] = CALL
+    call: ClassVar[float] = CALL_SECONDS
     """Seconds for each call of `encode` and of `decode`, for a tensor of any size."""
     nearest: ClassVar[Cost | None] = None
     """Cost of a number with rounding to the nearest, in nanoseconds; None if unknown."""
@@ -349,14 +349,14 @@ class Structure(Codec, ABC):
         """Reduce the gradient, on the side that computes it. Only for structures whose gradient returns in the same
         form.
         """
-        raise self._one_way
+        raise self._no_return_error
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
         """Restore the gradient, on the other side."""
-        raise self._one_way
+        raise self._no_return_error
 
     @property
-    def _one_way(self) -> OptionError:
+    def _no_return_error(self) -> OptionError:
         why = "its class does not define how a gradient is reduced"
         mend = "returns = False, or def reduce_back(self, residue, gradient), expand_back(self, residue, numbers, dims)"
         return OptionError(f"a gradient cannot be sent as {self}", why=why, mend=mend)

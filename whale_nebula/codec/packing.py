@@ -59,7 +59,7 @@ def pack(array: npt.NDArray[Any]) -> Bytes:
     above = words - least
     width = int(above.max()).bit_length() if words.size else 0
     head = np.array([width, *np.frombuffer(least.tobytes(), np.uint8)], np.uint8)
-    return np.concatenate([head, _squeeze_bits(above, width)])
+    return np.concatenate([head, _pack_bits(above, width)])
 
 
 def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -71,7 +71,7 @@ def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
     kind, count = _numpy_dtype(dtype), math.prod(dims)
     if kind == np.bool_:
         _check_size(data, _count_bytes(count))
-        _check_rest(data, count)
+        _check_padding(data, count)
         return np.unpackbits(data, count=count, bitorder="little").view(np.bool_).reshape(dims)
     word = _word(kind)
     head = 1 + word.itemsize
@@ -79,8 +79,8 @@ def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
     if width > 8 * word.itemsize:
         raise RemoteProtocolError(f"a packed {dtype} has {width} bits")
     _check_size(data, head + _count_bytes(count * width))
-    _check_rest(data[head:], count * width)
-    above = _spread(data[head:], width, count, word)
+    _check_padding(data[head:], count * width)
+    above = _unpack_bits(data[head:], width, count, word)
     least = np.frombuffer(data[1:head].tobytes(), kind)
     if count and int(least[0]) + int(above.max()) > np.iinfo(kind).max:
         raise RemoteProtocolError(f"a packed number is out of the range of {dtype}")
@@ -103,41 +103,41 @@ def _count_bytes(count: int) -> int:
     return -(-count // 8)
 
 
-def _check_size(data: Bytes, due: int) -> None:
-    if data.size != due:
-        raise RemoteProtocolError(f"received {data.size} bytes of packed numbers, expected {due}")
+def _check_size(data: Bytes, expected_size: int) -> None:
+    if data.size != expected_size:
+        raise RemoteProtocolError(f"received {data.size} bytes of packed numbers, expected {expected_size}")
 
 
-def _check_rest(data: Bytes, count: int) -> None:
+def _check_padding(data: Bytes, count: int) -> None:
     """Refuse bits that are set in the padding of the last byte."""
     if count % 8 and data[-1] >> count % 8:
         raise RemoteProtocolError("packed numbers have more bits than there are numbers")
 
 
-def _squeeze_bits(values: _Words, width: int) -> Bytes:
+def _pack_bits(values: _Words, width: int) -> Bytes:
     """Keep the lowest `width` bits of each value."""
     lanes = 8 * values.itemsize
     full = values.size - values.size % lanes
     rest = np.zeros(lanes, values.dtype)
     rest[: values.size - full] = values[full:]
-    ends = _lay_rows(rest, width).view(np.uint8)[: _count_bytes((values.size - full) * width)]
-    return np.concatenate([_lay_rows(values[:full], width).view(np.uint8), ends])
+    ends = _pack_rows(rest, width).view(np.uint8)[: _count_bytes((values.size - full) * width)]
+    return np.concatenate([_pack_rows(values[:full], width).view(np.uint8), ends])
 
 
-def _lay_rows(values: _Words, width: int) -> _Words:
+def _pack_rows(values: _Words, width: int) -> _Words:
     """Pack the lowest `width` bits of values, whose number is a multiple of a word's bits, into words."""
     bits = 8 * values.itemsize
     lanes = values.reshape(bits, -1)
     rows = np.zeros((width, lanes.shape[1]), values.dtype)
-    for lane, (row, shift) in enumerate(_places(bits, width)):
+    for lane, (row, shift) in enumerate(_lane_offsets(bits, width)):
         rows[row] |= lanes[lane] << shift
         if shift + width > bits:
             rows[row + 1] |= lanes[lane] >> (bits - shift)
     return rows.reshape(-1)
 
 
-def _spread(data: Bytes, width: int, count: int, word: np.dtype[Any]) -> _Words:
-    """Invert `_squeeze_bits`."""
+def _unpack_bits(data: Bytes, width: int, count: int, word: np.dtype[Any]) -> _Words:
+    """Invert `_pack_bits`."""
     lanes = 8 * word.itemsize
     full = count - count % lanes
     place = full // 8 * width
@@ -145,20 +145,20 @@ def _spread(data: Bytes, width: int, count: int, word: np.dtype[Any]) -> _Words:
     rest[: data.size - place] = data[place:]
     rows = np.frombuffer(data[:place].tobytes(), word)
     values = np.empty(count, word)
-    values[:full] = _lift_rows(rows, width, full)
-    values[full:] = _lift_rows(rest.view(word), width, lanes)[: count - full]
+    values[:full] = _unpack_rows(rows, width, full)
+    values[full:] = _unpack_rows(rest.view(word), width, lanes)[: count - full]
     return values
 
 
-def _lift_rows(rows: _Words, width: int, count: int) -> _Words:
-    """Invert `_lay_rows`."""
+def _unpack_rows(rows: _Words, width: int, count: int) -> _Words:
+    """Invert `_pack_rows`."""
     bits = 8 * rows.itemsize
     if not width:
         return np.zeros(count, rows.dtype)
     rows = rows.reshape(width, -1)
     lanes = np.empty((bits, rows.shape[1]), rows.dtype)
     mask = rows.dtype.type((1 << width) - 1)
-    for lane, (row, shift) in enumerate(_places(bits, width)):
+    for lane, (row, shift) in enumerate(_lane_offsets(bits, width)):
         lanes[lane] = rows[row] >> shift
         if shift + width > bits:
             lanes[lane] |= rows[row + 1] << (bits - shift)
@@ -166,7 +166,7 @@ def _lift_rows(rows: _Words, width: int, count: int) -> _Words:
     return lanes.reshape(-1)
 
 
-def _places(bits: int, width: int) -> list[tuple[int, int]]:
+def _lane_offsets(bits: int, width: int) -> list[tuple[int, int]]:
     """The row and the bit at which each lane begins."""
     return [divmod(lane * width, bits) for lane in range(bits)] if width else []
 
@@ -193,10 +193,10 @@ def unpack_mask(data: Bytes, rows: int) -> Mask:
     return unpack(data, "bool", (rows,))
 
 
-def keep(matrix: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
+def select_rows(matrix: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     """Select the rows of a mask, in order; the matrix itself if all are selected.
 
-    >>> keep(np.arange(6).reshape(3, 2), np.array([True, False, True])).tolist()
+    >>> select_rows(np.arange(6).reshape(3, 2), np.array([True, False, True])).tolist()
     [[0, 1], [4, 5]]
     """
     if _check_mask(mask).shape != matrix.shape[:1]:
@@ -204,10 +204,10 @@ def keep(matrix: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     return matrix if mask.all() else matrix[mask]
 
 
-def put_back(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
+def scatter_rows(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     """Scatter the sent rows into a matrix; the other rows are zero.
 
-    >>> put_back(np.array([[0, 1], [4, 5]]), np.array([True, False, True])).tolist()
+    >>> scatter_rows(np.array([[0, 1], [4, 5]]), np.array([True, False, True])).tolist()
     [[0, 1], [0, 0], [4, 5]]
     """
     sent = int(np.count_nonzero(_check_mask(mask)))
@@ -254,12 +254,12 @@ def split(buffer: Bytes, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
         )
     found, place = [], 0
     for part, size in zip(parts, sizes, strict=True):
-        found.append(_array(buffer[place : place + size], part))
+        found.append(_to_array(buffer[place : place + size], part))
         place += size
     return found
 
 
-def _array(data: Bytes, part: Part) -> npt.NDArray[Any]:
+def _to_array(data: Bytes, part: Part) -> npt.NDArray[Any]:
     code = find_dtype_code(part.dtype)
     if code == _BOOL and data.size and data.max() > 1:
         raise RemoteProtocolError("a bool that is neither 0 nor 1")
@@ -271,10 +271,10 @@ def _describe_parts(parts: Sequence[Part]) -> str:
 
 
 SAMPLE_BYTES = 64 << 10
-WORTH = 0.97  # largest ratio of compressed bytes that is worth the time
+MAX_ZSTD_RATIO = 0.97  # largest ratio of compressed bytes that is worth the time
 
 
-def shrink(data: Bytes) -> Bytes | None:
+def compress_zstd(data: Bytes) -> Bytes | None:
     """Compress bytes by Zstandard; None if that saves less than three percent.
 
     A sample from the middle is tried first, so that incompressible data cost little.
@@ -283,12 +283,12 @@ def shrink(data: Bytes) -> Bytes | None:
     start = (data.size - SAMPLE_BYTES) // 2
     for part in (data[start : start + SAMPLE_BYTES], data) if data.size > SAMPLE_BYTES else (data,):
         made = compressor.compress(part.data)
-        if not part.size or len(made) > WORTH * part.size:
+        if not part.size or len(made) > MAX_ZSTD_RATIO * part.size:
             return None
     return np.frombuffer(made, np.uint8)
 
 
-def unshrink(data: Bytes, size: int) -> Bytes:
+def decompress_zstd(data: Bytes, size: int) -> Bytes:
     """Decompress to a known size; more is never allocated."""
     zstd = _import_zstd()
     try:
@@ -315,10 +315,10 @@ def _import_zstd() -> Any:
 
 PREFIX = 4
 """Bytes of a payload's header, which has its flags."""
-_SIZE = 4  # bytes of the size before zstd
+_RAW_SIZE_BYTES = 4  # bytes of the size before zstd
 
 
-class Has(IntFlag):
+class PayloadFlag(IntFlag):
     """Flags of the optional parts of a payload."""
 
     ROWS = 1
@@ -341,36 +341,40 @@ class Payload(NamedTuple):
 
 def write_payload(payload: Payload, *, zstd: bool) -> Bytes:
     """Serialise a payload."""
-    has = Has.ROWS * (payload.rows is not None) | Has.NEWS * (payload.news is not None) | Has.CHANGES * payload.changes
+    has = (
+        PayloadFlag.ROWS * (payload.rows is not None)
+        | PayloadFlag.NEWS * (payload.news is not None)
+        | PayloadFlag.CHANGES * payload.changes
+    )
     body = [] if payload.rows is None else [pack_mask(payload.rows)]
     body += [] if payload.news is None else [payload.news]
     whole = np.concatenate([*body, payload.data])
-    small = shrink(whole) if zstd else None
-    if small is not None and _SIZE + small.size < whole.size:
+    small = compress_zstd(whole) if zstd else None
+    if small is not None and _RAW_SIZE_BYTES + small.size < whole.size:
         whole = np.concatenate([np.array([whole.size], "<u4").view(np.uint8), small])
-        has |= Has.ZSTD
+        has |= PayloadFlag.ZSTD
     return np.concatenate([np.array([has, 0, 0, 0], np.uint8), whole])
 
 
 def read_payload(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = True) -> Payload:
     """Parse a payload of `rows` rows, with `news` bytes of news if any; `most` bounds the size of the rest."""
-    known = int(Has.ROWS | Has.NEWS | Has.ZSTD | Has.CHANGES)
+    known = int(PayloadFlag.ROWS | PayloadFlag.NEWS | PayloadFlag.ZSTD | PayloadFlag.CHANGES)
     if data.size < PREFIX or int(data[0]) & ~known or data[1:PREFIX].any():
         raise RemoteProtocolError("an encoded tensor has an invalid header")
-    has, body = Has(int(data[0])), data[PREFIX:]
-    if (Has.ZSTD in has and not zstd) or (Has.NEWS in has and not news):
+    has, body = PayloadFlag(int(data[0])), data[PREFIX:]
+    if (PayloadFlag.ZSTD in has and not zstd) or (PayloadFlag.NEWS in has and not news):
         raise RemoteProtocolError("an encoded tensor has parts that this boundary never sends")
-    if Has.ZSTD in has:
+    if PayloadFlag.ZSTD in has:
         most += rows // 8 + 1 + news
-        size = int(body[:_SIZE].view("<u4")[0]) if body.size >= _SIZE else most + 1
+        size = int(body[:_RAW_SIZE_BYTES].view("<u4")[0]) if body.size >= _RAW_SIZE_BYTES else most + 1
         if size > most:
             raise RemoteProtocolError(
                 f"an encoded tensor declares {size} bytes before compression, which exceeds the maximum of {most}"
             )
-        body = unshrink(body[_SIZE:], size)
+        body = decompress_zstd(body[_RAW_SIZE_BYTES:], size)
     mask = state_news = None
-    if Has.ROWS in has:
+    if PayloadFlag.ROWS in has:
         mask, body = unpack_mask(body[: -(-rows // 8)], rows), body[-(-rows // 8) :]
-    if Has.NEWS in has:
+    if PayloadFlag.NEWS in has:
         state_news, body = body[:news], body[news:]
-    return Payload(body, mask, state_news, Has.CHANGES in has)
+    return Payload(body, mask, state_news, PayloadFlag.CHANGES in has)

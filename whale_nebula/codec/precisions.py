@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
 from whale_nebula.codec import blocks, packing
-from whale_nebula.codec.objects import CAST, Codec, Compressed, Cost, Precision
+from whale_nebula.codec.objects import CAST_SECONDS, Codec, Compressed, Cost, Precision
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.errors import OptionError
 from whale_nebula.tf import tf
@@ -18,7 +18,7 @@ class Cast(Precision):
     """A cast to two bytes a number."""
 
     dtype: ClassVar[str]
-    casts, call = True, CAST
+    casts, call = True, CAST_SECONDS
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
         """Two bytes a number."""

@@ -30,8 +30,8 @@ _BUILT = (SVD, Rank, TopK, Axes, FP16, BF16, INT8, INT4, Coded, Bits)
 CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in _BUILT}
 _Kind = TypeVar("_Kind", bound=type[Codec])
 _METHODS = {Precision: ("parts", "encode", "decode"), Structure: ("numbers", "reduce", "expand")}
-_RETURNING = ("reduce_back", "expand_back")
-_WORDS = ("none", "auto", "default")
+_RETURN_METHODS = ("reduce_back", "expand_back")
+_RESERVED_NAMES = ("none", "auto", "default")
 """The codec option of a scope without a codec."""
 
 
@@ -44,11 +44,11 @@ def register(kind: _Kind) -> _Kind:
             why="a codec is a precision (fewer bits) or a structure (fewer numbers)",
             mend="class Mine(nb.codec.Precision): ...",
         )
-    needed = (*_METHODS[layer], *(_RETURNING if getattr(kind, "returns", False) else ()))
+    needed = (*_METHODS[layer], *(_RETURN_METHODS if getattr(kind, "returns", False) else ()))
     missing = [name for name in needed if getattr(kind, name) is getattr(layer, name)]
     if missing:
         raise OptionError(f"{kind.__name__} lacks {', '.join(missing)}", mend=f"def {missing[0]}(self, ...)")
-    if not kind.name.isidentifier() or kind.name != kind.name.lower() or kind.name in _WORDS:
+    if not kind.name.isidentifier() or kind.name != kind.name.lower() or kind.name in _RESERVED_NAMES:
         raise OptionError(f"{kind.name!r} is not a valid codec name", mend=f"name = {kind.__name__.lower()!r}")
     if CODECS.get(kind.name, kind).__qualname__ != kind.__qualname__:
         raise OptionError(f"a codec with the name {kind.name!r} is already registered", mend=f"name = '{kind.name}2'")
@@ -77,26 +77,26 @@ def parse(text: str, others: tuple[str, ...] = ()) -> Codec:
     """
     pieces = text.split(">>")
     known = (*(name for name, kind in CODECS.items() if kind is not Bits), *others * (len(pieces) == 1))
-    parts = tuple(_part(piece, text, known) for piece in pieces)
+    parts = tuple(_parse_part(piece, text, known) for piece in pieces)
     return parts[0] if len(parts) == 1 else Chain(parts)
 
 
-def _part(piece: str, text: str, known: Sequence[str]) -> Codec:
+def _parse_part(piece: str, text: str, known: Sequence[str]) -> Codec:
     match = _PART.fullmatch(piece)
     if match is None:
-        raise _unreadable(text, f"{piece.strip()!r} is not a codec name with optional arguments")
+        raise _syntax_error(text, f"{piece.strip()!r} is not a codec name with optional arguments")
     name, arguments = match[1], match[2]
     kind = CODECS.get(name.lower())
     if kind is None:
         raise OptionError(f"no codec is called {name!r}", where=repr(text), mend=did_you_mean(name, known))
-    values = [_value(argument) for argument in (arguments or "").split(",") if argument.strip()]
+    values = [_parse_argument(argument) for argument in (arguments or "").split(",") if argument.strip()]
     try:
         return kind(*values)
     except TypeError:
-        raise _unreadable(text, f"{kind.name} does not take {len(values)} arguments") from None
+        raise _syntax_error(text, f"{kind.name} does not take {len(values)} arguments") from None
 
 
-def _value(argument: str) -> object:
+def _parse_argument(argument: str) -> object:
     word = argument.strip()
     if word in ("True", "False"):
         return word == "True"
@@ -108,7 +108,7 @@ def _value(argument: str) -> object:
     return word
 
 
-def _unreadable(text: str, why: str) -> OptionError:
+def _syntax_error(text: str, why: str) -> OptionError:
     return OptionError(f"{text!r} is not a codec", why=why, mend='write it like "svd(0.6) >> fp16" or "int8"')
 
 
@@ -135,8 +135,8 @@ def from_flags(
         "topk": None if topk is None else _make_codec("topk", topk, TopK, 0.1),
     }
     bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4}
-    structure = _one("structure", {flag: codec for flag, codec in made.items() if codec is not None})
-    precision = _one("precision", {codec.name: codec for codec, flag in bits.items() if _is_set(codec, flag)})
+    structure = _choose_single("structure", {flag: codec for flag, codec in made.items() if codec is not None})
+    precision = _choose_single("precision", {codec.name: codec for codec, flag in bits.items() if _is_set(codec, flag)})
     if structure is None or precision is None:
         return structure or precision
     return structure >> precision
@@ -151,7 +151,7 @@ def _make_codec(flag: str, value: Any, kind: Callable[[Any], Codec], usual: floa
         raise OptionError(f"{flag}={value!r}{problem}", why=error.why, mend=f"{flag}={usual}") from None
 
 
-def _one(layer: str, found: dict[str, Codec]) -> Codec | None:
+def _choose_single(layer: str, found: dict[str, Codec]) -> Codec | None:
     if len(found) > 1:
         raise OptionError(
             f"{' and '.join(found)} exclude each other",

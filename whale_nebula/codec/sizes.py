@@ -16,38 +16,38 @@ from functools import lru_cache
 from math import prod
 
 from whale_nebula.codec.blocks import rows_and_columns
-from whale_nebula.codec.objects import CALL, COPY, PLAIN, Codec, Cost
+from whale_nebula.codec.encoding import Encoding, parse_encoding
+from whale_nebula.codec.objects import CALL_SECONDS, COPY_SECONDS, PLAIN, Codec, Cost
 from whale_nebula.codec.packing import PREFIX, Dims, Part
 from whale_nebula.codec.precisions import is_integers
-from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.spec import Spec
 
 
 @lru_cache(maxsize=4096)
-def fitting(codec: Codec | None, dtype: str, dims: Dims, *, taken: bool = False) -> Codec | None:
+def choose_codec(codec: Codec | None, dtype: str, dims: Dims, *, taken: bool = False) -> Codec | None:
     """The codec that is used for a tensor: the codec itself, its precision only if its structure would not save bytes,
     or None.
 
     A structure that returns is used for the gradient only if the tensor was encoded by it (`taken`).
 
     >>> from whale_nebula.codec import FP16, INT4, SVD, TopK
-    >>> str(fitting(SVD(0.6) >> FP16(), "float32", (8192, 768))), str(fitting(SVD(0.6) >> FP16(), "float32", (4, 1)))
-    ('svd(0.6) >> fp16', 'fp16')
-    >>> str(fitting(TopK(0.9) >> INT4(), "float32", (64, 64))), fitting(INT4(), "float32", (64, 0))
+    >>> [str(choose_codec(SVD(0.6) >> FP16(), "float32", dims)) for dims in ((8192, 768), (4, 1))]
+    ['svd(0.6) >> fp16', 'fp16']
+    >>> str(choose_codec(TopK(0.9) >> INT4(), "float32", (64, 64))), choose_codec(INT4(), "float32", (64, 0))
     ('int4', None)
     """
     if codec is None:
         return None
     alone, structure = codec.precision, codec.structure
     if structure is not None and structure.follows:
-        return codec if taken else fitting(alone, dtype, dims)
-    raw, least = Spec(dtype, dims).nbytes(), _size(alone, dtype, dims)
+        return codec if taken else choose_codec(alone, dtype, dims)
+    raw, least = Spec(dtype, dims).nbytes(), _encoded_size(alone, dtype, dims)
     small = alone if alone is not None and dims and PREFIX + least < raw else None
     if structure is None or not dims or structure.numbers(dims) is None:
         return small
     if not structure.shrinks:
         return None if small is None else codec
-    return codec if PREFIX + _size(codec, dtype, dims) < min(least, raw) else small
+    return codec if PREFIX + _encoded_size(codec, dtype, dims) < min(least, raw) else small
 
 
 def nbytes(parts: Sequence[Part]) -> int:
@@ -55,78 +55,80 @@ def nbytes(parts: Sequence[Part]) -> int:
     return sum(Spec(part.dtype, part.dims).nbytes() for part in parts)
 
 
-def elides(codec: Codec | None, dtype: str, dims: Dims, kept: int) -> bool:
+def mask_saves_bytes(codec: Codec | None, dtype: str, dims: Dims, kept: int) -> bool:
     """Whether sending `kept` rows with a mask takes fewer bytes than sending all rows.
 
-    >>> elides(None, "float32", (80, 4), kept=79), elides(None, "float32", (800, 4), kept=799)
+    >>> mask_saves_bytes(None, "float32", (80, 4), kept=79), mask_saves_bytes(None, "float32", (800, 4), kept=799)
     (True, False)
     """
     rows = (kept, dims[-1])
-    some, every = fitting(codec, dtype, rows), fitting(codec, dtype, dims)
-    return _size(some, dtype, rows) + -(-prod(dims[:-1]) // 8) < _size(every, dtype, dims)
+    some, every = choose_codec(codec, dtype, rows), choose_codec(codec, dtype, dims)
+    return _encoded_size(some, dtype, rows) + -(-prod(dims[:-1]) // 8) < _encoded_size(every, dtype, dims)
 
 
-def _size(codec: Codec | None, dtype: str, dims: Dims) -> int:
+def _encoded_size(codec: Codec | None, dtype: str, dims: Dims) -> int:
     return nbytes((codec or PLAIN).arrays(dims, dtype))
 
 
-_SLACK = 64  # bytes: headers of packed numbers and of zstd
-_MARKS = 1 << 16  # bytes: a bit for each row or sample, whose number is known only in a step
+_HEADER_BYTES = 64  # bytes: headers of packed numbers and of zstd
+_MASK_BYTES = 1 << 16  # bytes: a bit for each row or sample, whose number is known only in a step
 
 
 @lru_cache(maxsize=65536)
 def payload_bytes(text: str, dtype: str, dims: Dims, forward: str | None = None) -> int:
     """Bytes of a micro-batch of a boundary; of its gradient, if `forward` is the encoding of the tensor itself.
 
-    It is the size on the last rung of the way, after its first step.
+    It is the size on the last rung of the ladder, after its first step.
 
     >>> payload_bytes("none", "float32", (8, 64)), payload_bytes("fp16", "float32", (8, 64))
     (2048, 1024)
     >>> payload_bytes("topk(0.25)", "float32", (8, 64)), payload_bytes("topk(0.25)", "float32", (8, 64), "topk(0.25)")
     (580, 516)
     """
-    way, raw = parse_way(text), nbytes([Part(dtype, dims)])
-    if way.plain or not dims:
+    encoding, raw = parse_encoding(text), nbytes([Part(dtype, dims)])
+    if encoding.plain or not dims:
         return raw
-    if way.cast is not None:
-        return _size(way.codec, dtype, dims)
-    if way.lossless:
+    if encoding.cast is not None:
+        return _encoded_size(encoding.codec, dtype, dims)
+    if encoding.lossless:
         return PREFIX + raw
-    used = used_codec(way, dtype, dims, None if forward is None else parse_way(forward))
-    if used is None and way.mask is None and not way.zstd:
+    used = used_codec(encoding, dtype, dims, None if forward is None else parse_encoding(forward))
+    if used is None and encoding.mask is None and not encoding.zstd:
         return raw
-    marks, crossing = (0, used) if used is None else (marks_bytes(way, dims), used.returned if forward else used)
-    return PREFIX + marks + _size(crossing, dtype, dims)
+    marks, crossing = (
+        (0, used) if used is None else (sample_mask_bytes(encoding, dims), used.returned if forward else used)
+    )
+    return PREFIX + marks + _encoded_size(crossing, dtype, dims)
 
 
-def used_codec(way: Way, dtype: str, dims: Dims, forward: Way | None = None) -> Codec | None:
-    """The part of a way's codec that applies to a tensor of these sizes, or to its gradient."""
+def used_codec(encoding: Encoding, dtype: str, dims: Dims, forward: Encoding | None = None) -> Codec | None:
+    """The part of an encoding's codec that applies to a tensor of these sizes, or to its gradient."""
     if forward is None:
-        return fitting(way.codec, dtype, dims)
-    there, back = fitting(forward.codec, dtype, dims), way.returned.codec
-    used = fitting(back, dtype, dims, taken=there is not None and there.structure is not None)
-    return way.codec if used == back else used
+        return choose_codec(encoding.codec, dtype, dims)
+    there, back = choose_codec(forward.codec, dtype, dims), encoding.returned.codec
+    used = choose_codec(back, dtype, dims, taken=there is not None and there.structure is not None)
+    return encoding.codec if used == back else used
 
 
-def marks_bytes(way: Way, dims: Dims) -> int:
+def sample_mask_bytes(encoding: Encoding, dims: Dims) -> int:
     """Bytes of the mask of the samples, along the first axis, that are sent as differences.
 
-    >>> marks_bytes(parse_way("int8, delta ids"), (12, 64)), marks_bytes(parse_way("int8"), (12, 64))
-    (2, 0)
+    >>> [sample_mask_bytes(parse_encoding(text), (12, 64)) for text in ("int8, delta ids", "int8")]
+    [2, 0]
     """
-    return -(-dims[0] // 8) if way.delta is not None and len(dims) > 1 else 0
+    return -(-dims[0] // 8) if encoding.delta is not None and len(dims) > 1 else 0
 
 
-def extra_bytes(way: Way, dims: Dims) -> int:
+def extra_bytes(encoding: Encoding, dims: Dims) -> int:
     """Upper bound of a payload's bytes other than the tensor's: header, and news of a state."""
-    news = () if way.structure is None else way.structure.news(dims)
-    marks = 0 if way.mask is None and way.delta is None else _MARKS
-    return PREFIX + _SLACK + marks + nbytes(news)
+    news = () if encoding.structure is None else encoding.structure.news(dims)
+    marks = 0 if encoding.mask is None and encoding.delta is None else _MASK_BYTES
+    return PREFIX + _HEADER_BYTES + marks + nbytes(news)
 
 
-_BITS = Cost(2.6e-9, 7.5e-9)  # of an integer
+_BIT_PACKING_COST = Cost(2.6e-9, 7.5e-9)  # of an integer
 
-_PASSES = Cost(16, 13)
+_DELTA_PASSES = Cost(16, 13)
 """Passes over all numbers for differences of samples, in addition to encoding integers. Both sides fetch the cached
 rows (1), widen the integers, multiply, add, clip and round (8), and write the result, checked, with a checksum (4); the
 sender first checks for NaN and subtracts (3). Counted in the code, not measured.
@@ -150,26 +152,26 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
     if codec is None or not dims:
         return Cost()
     if codec.lossless:
-        return _BITS.times(prod(dims)) + Cost(CALL, CALL)
+        return _BIT_PACKING_COST.times(prod(dims)) + Cost(CALL_SECONDS, CALL_SECONDS)
     structure, precision = codec.structure, codec.precision
     left = (dims,) if structure is None else structure.numbers(dims)
     if left is None:
         structure, left = None, (dims,)
     second = Cost() if precision is None else precision.cost(sum(map(prod, left)), back=back)
     if delta and is_integers(codec) and len(dims) > 1 and second is not None:
-        return Cost(second.encode) + _PASSES.times(COPY * prod(dims))
+        return Cost(second.encode) + _DELTA_PASSES.times(COPY_SECONDS * prod(dims))
     if structure is None or second is None:
         return second
     first = structure.cost(*rows_and_columns(dims))
-    return None if first is None else first + Cost(CALL, CALL) + second
+    return None if first is None else first + Cost(CALL_SECONDS, CALL_SECONDS) + second
 
 
-def renewing(codec: Codec | None, dims: Dims) -> float:
+def estimate_renewal(codec: Codec | None, dims: Dims) -> float:
     """Seconds a step in which the sender updates a shared basis: it samples rows of the first micro-batch, and renews
     the basis at intervals.
 
     >>> from whale_nebula.codec import parse
-    >>> [round(1e3 * renewing(parse(text), (8192, 768)), 1) for text in ("rank(96) >> int8", "int8")]
+    >>> [round(1e3 * estimate_renewal(parse(text), (8192, 768)), 1) for text in ("rank(96) >> int8", "int8")]
     [5.0, 0.0]
     """
     structure = None if codec is None else codec.structure

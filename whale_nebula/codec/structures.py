@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from whale_nebula.codec import low_rank
 from whale_nebula.codec.blocks import rows_and_columns
-from whale_nebula.codec.low_rank import kept_count, rank_of
-from whale_nebula.codec.objects import COPY, EIGEN, SPEED, Cost, Reduced, Structure, gram_seconds
+from whale_nebula.codec.low_rank import kept_count, largest_rank
+from whale_nebula.codec.objects import COPY_SECONDS, EIGEN_SECONDS, FLOPS, Cost, Reduced, Structure, gram_seconds
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.errors import OptionError, RemoteProtocolError
 from whale_nebula.errors.text import did_you_mean
@@ -194,10 +194,13 @@ def _positions_error(what: str, m: int, n: int, k: int) -> RemoteProtocolError:
 
 
 BASES = ("shared", "learned", "svd")
-RENEWED = 50  # steps, after which a shared basis is renewed
-LOOKED_AT = 256  # rows of a step that enter the running Gram matrix
-_ITERATIONS, _SVD = 2, 20  # steps of subspace iteration in float64; a singular value decomposition, by eigenvectors
-_TOP = Cost(8.8e-9, 7.3e-9)  # to find the largest numbers of each row, and to put them back
+RENEWAL_STEPS = 50  # steps, after which a shared basis is renewed
+SAMPLED_ROWS = 256  # rows of a step that enter the running Gram matrix
+_ITERATIONS, _SVD_FACTOR = (
+    2,
+    20,
+)  # steps of subspace iteration in float64; a singular value decomposition, by eigenvectors
+_TOP_K_COST = Cost(8.8e-9, 7.3e-9)  # to find the largest numbers of each row, and to put them back
 
 
 class Shared(NamedTuple):
@@ -225,19 +228,19 @@ class SVD(Structure):
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """The sizes of the two thin factors."""
         m, n = rows_and_columns(dims)
-        k = rank_of(m, n, self.ratio)
+        k = largest_rank(m, n, self.ratio)
         return ((m, k), (n, k)) if k else None
 
     def cost(self, m: int, n: int) -> Cost:
         """The Gram matrix of the shorter side (it is symmetric: half a product), its eigenvectors, and a product."""
         short = min(m, n)
-        product = 2.0 * m * n * rank_of(m, n, self.ratio) / SPEED
-        return Cost(m * n * short / SPEED + EIGEN * short**3 + product, product + COPY * m * n)
+        product = 2.0 * m * n * largest_rank(m, n, self.ratio) / FLOPS
+        return Cost(m * n * short / FLOPS + EIGEN_SECONDS * short**3 + product, product + COPY_SECONDS * m * n)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """Compute the two factors."""
         m, n = rows_and_columns(x.shape)
-        return Reduced(tuple(low_rank.factor(tf.reshape(x, (m, n)), rank_of(m, n, self.ratio))))
+        return Reduced(tuple(low_rank.factor(tf.reshape(x, (m, n)), largest_rank(m, n, self.ratio))))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Multiply the factors."""
@@ -283,14 +286,17 @@ class Rank(Structure):
         return ((*dims[:-1], self.r),) if self.r < dims[-1] else None
 
     def cost(self, m: int, n: int) -> Cost:
-        """A product with the basis each way."""
-        product = 2.0 * m * n * self.r / SPEED
-        return Cost(product + COPY * m * self.r, product + COPY * m * n)
+        """A product with the basis on each side."""
+        product = 2.0 * m * n * self.r / FLOPS
+        return Cost(product + COPY_SECONDS * m * self.r, product + COPY_SECONDS * m * n)
 
     def renewal_seconds(self, m: int, n: int) -> float:
-        """Seconds a step of sampling rows, and of renewing the basis every `RENEWED` steps."""
-        made = _ITERATIONS * (2 * n * n * self.r + 6 * n * self.r**2) / (SPEED / 2) + _SVD * EIGEN * self.r**3
-        return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
+        """Seconds a step of sampling rows, and of renewing the basis every `RENEWAL_STEPS` steps."""
+        made = (
+            _ITERATIONS * (2 * n * n * self.r + 6 * n * self.r**2) / (FLOPS / 2)
+            + _SVD_FACTOR * EIGEN_SECONDS * self.r**3
+        )
+        return gram_seconds(min(m, SAMPLED_ROWS), n) + made / RENEWAL_STEPS
 
     def init(self, dims: Dims) -> Shared:
         """The initial state, without a basis."""
@@ -308,11 +314,11 @@ class Rank(Structure):
         """Update the statistics; the basis is sent with the first step and every fiftieth step."""
         rows = tf.reshape(x, rows_and_columns(x.shape))
         if state.q is None:
-            gram = low_rank.gram_of(rows)
-            made = Shared(low_rank.first(gram.numpy(), self.r), gram)
+            gram = low_rank.compute_gram(rows)
+            made = Shared(low_rank.initial_basis(gram.numpy(), self.r), gram)
             return made, (made.q,)
-        gram = low_rank.running(state.gram, low_rank.gram_of(rows, rows=LOOKED_AT))
-        if step == 0 or step % RENEWED:
+        gram = low_rank.decay_and_add(state.gram, low_rank.compute_gram(rows, rows=SAMPLED_ROWS))
+        if step == 0 or step % RENEWAL_STEPS:
             return Shared(state.q, gram), None
         made = Shared(low_rank.renew_basis(gram.numpy(), state.q), gram)
         return made, (made.q,)
@@ -361,7 +367,7 @@ class TopK(Structure):
 
     def cost(self, m: int, n: int) -> Cost:
         """The cost of a selection in each row."""
-        return _TOP.times(m * n)
+        return _TOP_K_COST.times(m * n)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """Select the largest entries of each row, with their positions."""

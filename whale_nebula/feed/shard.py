@@ -59,7 +59,7 @@ def shard_rows(dataset: tf.data.Dataset, before: Sharded | None = None) -> tf.da
         return dataset
 
 
-class Sharded(tf_datasets.Same):
+class Sharded(tf_datasets.IdentityDataset):
     """The result of `nb.shard`: a dataset that yields own rows when Python iterates over it, and all rows otherwise."""
 
     def __init__(self, dataset: tf.data.Dataset, pipeline: Pipeline, before: Sharded | None = None) -> None:
@@ -125,9 +125,9 @@ class Batches(tf.data.Iterator):
         *tensors, marks, here = next(self._inner)
         rows = Rows(self._feed, here.numpy(), marks.numpy())
         found = iter(tag_rows(tensor, rows) if rows.whole else Partial(tensor, rows) for tensor in tensors)
-        specs = tf_datasets.leaves(self.element_spec)
+        specs = tf_datasets.flatten_structure(self.element_spec)
         return tf_datasets.pack_structure(
-            self.element_spec, [None if tf_datasets.nothing(spec) else next(found) for spec in specs]
+            self.element_spec, [None if tf_datasets.is_none_spec(spec) else next(found) for spec in specs]
         )
 
     def get_next(self) -> Any:
@@ -141,7 +141,7 @@ class Batches(tf.data.Iterator):
         """The next batch as an optional, empty at the end."""
         optional = tf.experimental.Optional
         found = next(self, None)
-        for part in tf_datasets.leaves(found):
+        for part in tf_datasets.flatten_structure(found):
             if isinstance(part, Partial):
                 part.refuse()
         return optional.empty(self.element_spec) if found is None else optional.from_value(found)
@@ -231,14 +231,14 @@ class Pipeline:
     def _rebuild_batches(self, wanted: Wanted) -> tf.data.Dataset:
         rows = self.source
         for step in reversed(self.before):
-            rows = rows if tf_datasets.kind(step) in _OF_ROWS else _repeat_step(step, rows, _MADE)
-        batching = tf_datasets.batching(self.batches)
+            rows = rows if tf_datasets.find_kind(step) in _OF_ROWS else _repeat_step(step, rows, _MADE)
+        batching = tf_datasets.read_batching(self.batches)
         rows = _flag_wanted_rows(rows.map(_mark_element), batching, wanted)
         for step in reversed(self.before):
-            if tf_datasets.kind(step) == "map":
+            if tf_datasets.find_kind(step) == "map":
                 rows = _map_wanted_rows(step, rows)
-            elif tf_datasets.kind(step) in _OF_ROWS:
-                rows = tf_datasets.apply_again(step, rows)
+            elif tf_datasets.find_kind(step) in _OF_ROWS:
+                rows = tf_datasets.reapply(step, rows)
         if not batching.shapes:
             return rows.batch(batching.size, **batching.options)
         values = (*batching.values, tf.constant(0, tf.int64), tf.constant(False))
@@ -246,8 +246,8 @@ class Pipeline:
 
 
 def _repeat_step(step: Any, source: Any, made: Made) -> Any:
-    if step not in made or tf_datasets.below(made[step]) is not source:
-        made[step] = tf_datasets.apply_again(step, source)
+    if step not in made or tf_datasets.find_input(made[step]) is not source:
+        made[step] = tf_datasets.reapply(step, source)
     return made[step]
 
 
@@ -255,21 +255,21 @@ def _repeat_step(step: Any, source: Any, made: Made) -> Any:
 def take_apart(dataset: tf.data.Dataset) -> Pipeline:
     """Decompose a pipeline; None if it cannot be rebuilt."""
     after, batches = [], dataset
-    while tf_datasets.kind(batches) in tf_datasets.MOVES:
+    while tf_datasets.find_kind(batches) in tf_datasets.CONTENT_INDEPENDENT_KINDS:
         after.append(batches)
-        batches = tf_datasets.below(batches)
-    if tf_datasets.kind(batches) not in ("batch", "padded_batch"):
+        batches = tf_datasets.find_input(batches)
+    if tf_datasets.find_kind(batches) not in ("batch", "padded_batch"):
         raise NotUnderstoodError(
             f"the dataset ends in {_name_of_op(batches)}, not in .batch(...)",
             "end it with .map(parse).batch(size); apply ops that change rows before .batch",
         )
-    before, source, refused = [], tf_datasets.below(batches), None
-    while refused is None and tf_datasets.kind(source) in tf_datasets.MOVES | {"map"}:
-        refused = _refuse_map(source) if tf_datasets.kind(source) == "map" else None
+    before, source, refused = [], tf_datasets.find_input(batches), None
+    while refused is None and tf_datasets.find_kind(source) in tf_datasets.CONTENT_INDEPENDENT_KINDS | {"map"}:
+        refused = _refuse_map(source) if tf_datasets.find_kind(source) == "map" else None
         if refused is None:
             before.append(source)
-            source = tf_datasets.below(source)
-    while before and tf_datasets.kind(before[-1]) != "map":
+            source = tf_datasets.find_input(source)
+    while before and tf_datasets.find_kind(before[-1]) != "map":
         source = before.pop()
     if not before:
         raise refused or NotUnderstoodError(
@@ -286,16 +286,16 @@ def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], s
         raise NotUnderstoodError(
             f"{_name_of_op(source)} yields tensors that are not dense", "apply .map before .batch to dense tensors"
         )
-    maps = [step for step in before if tf_datasets.kind(step) == "map"]
+    maps = [step for step in before if tf_datasets.find_kind(step) == "map"]
     deterministic = {
-        mapping.options.get("deterministic") for step in maps if (mapping := tf_datasets.mapping(step)) is not None
+        mapping.options.get("deterministic") for step in maps if (mapping := tf_datasets.read_mapping(step)) is not None
     }
     if False in deterministic or (None in deterministic and dataset.options().deterministic is False):
         raise NotUnderstoodError(
             "deterministic=False: each process would read the rows in a different order", "remove deterministic=False"
         )
     parts = _tensors(maps[0].element_spec)
-    shapes = tf_datasets.batching(batches).shapes or [None] * len(parts)
+    shapes = tf_datasets.read_batching(batches).shapes or [None] * len(parts)
     if not all(_is_fixed_shape(part.shape, padded) for part, padded in zip(parts, shapes, strict=True)):
         raise NotUnderstoodError(
             f"the shape of a row is not known before it is read: {maps[0].element_spec}",
@@ -305,11 +305,11 @@ def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], s
 
 def _refuse_map(dataset: Any) -> NotUnderstoodError | None:
     """The reason why the function of a map cannot be skipped for some rows, if any."""
-    mapping = tf_datasets.mapping(dataset)
-    if mapping is None or not all(map(can_be_blank, _tensors(mapping.gives))):
+    mapping = tf_datasets.read_mapping(dataset)
+    if mapping is None or not all(map(can_be_blank, _tensors(mapping.output_spec))):
         why = "the function of .map returns tensors that are not dense"
         return NotUnderstoodError(why, "use .to_tensor() or tf.sparse.to_dense")
-    lasting = tf_datasets.lasting(mapping.function)
+    lasting = tf_datasets.find_lasting_op(mapping.function)
     if lasting:
         return NotUnderstoodError(
             f"the function of .map draws random numbers or writes state ({lasting}), so calls depend on earlier ones",
@@ -320,7 +320,7 @@ def _refuse_map(dataset: Any) -> NotUnderstoodError | None:
 
 def _tensors(spec: Any) -> list[Any]:
     """The parts of an element that are not None."""
-    return [part for part in tf_datasets.leaves(spec) if not tf_datasets.nothing(part)]
+    return [part for part in tf_datasets.flatten_structure(spec) if not tf_datasets.is_none_spec(part)]
 
 
 def _is_fixed_shape(shape: tf.TensorShape, padded: Any) -> bool:
@@ -332,7 +332,11 @@ def _is_fixed_shape(shape: tf.TensorShape, padded: Any) -> bool:
 
 
 def _name_of_op(dataset: Any) -> str:
-    return f".{tf_datasets.kind(dataset)}(...)" if tf_datasets.kind(dataset) else type(dataset).__name__.strip("_")
+    return (
+        f".{tf_datasets.find_kind(dataset)}(...)"
+        if tf_datasets.find_kind(dataset)
+        else type(dataset).__name__.strip("_")
+    )
 
 
 # ---------------------------------------------------------------------- rows: their tensors, a mark, and whether wanted
@@ -369,7 +373,7 @@ def can_be_blank(spec: Any) -> bool:
 @tf.autograph.experimental.do_not_convert
 def _mark_element(*element: Any) -> tuple[Any, ...]:
     """The tensors of an element, and a number that identifies its content."""
-    tensors = [part for part in tf_datasets.leaves(element) if part is not None]
+    tensors = [part for part in tf_datasets.flatten_structure(element) if part is not None]
     text = tf.strings.join([tf.io.serialize_tensor(_sample(tensor)) for tensor in tensors])
     return (*tensors, tf.strings.to_hash_bucket_fast(text, 2**62))
 
@@ -396,10 +400,10 @@ def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, wan
 
 def _map_wanted_rows(step: Any, rows: tf.data.Dataset) -> tf.data.Dataset:
     """Apply a map of the pipeline to the wanted rows only."""
-    mapping = tf_datasets.mapping(step)
+    mapping = tf_datasets.read_mapping(step)
     if mapping is None:
         raise TypeError(step)
-    function, specs = mapping.function, _tensors(mapping.gives)
+    function, specs = mapping.function, _tensors(mapping.output_spec)
 
     @tf.autograph.experimental.do_not_convert
     def apply(*row: Any) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ class Fragment:
 class Boundary:
     """A tensor that crosses from one stage to others; `backward` is whether its gradient crosses back.
 
-    `codec` and `backward_codec` are its encodings in both directions (`codec.way`); `mask` marks the rows to send,
+    `codec` and `backward_codec` are its encodings in both directions (`codec.encoding`); `mask` marks the rows to send,
     `ids` names the samples whose differences are sent. `where` is the line of the compress scope that sets them.
     """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
+from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.codec.packing import TYPES
-from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.ir.cut import Boundary, Cut, Worker
@@ -46,7 +46,7 @@ def choose_codec(program: Program, value: Value, scope: int | None, direction: i
     """The codec of a value in a compress scope, forward (0) or backward (1)."""
     if scope is None:
         return "none"
-    spec, way = program.graph.spec(value), parse_way(program.compressions[scope][direction])
+    spec, way = program.graph.spec(value), parse_encoding(program.compressions[scope][direction])
     if not spec.rank and (spec.rank == 0 or way.coded):
         return "none"
     if not spec.floating:
@@ -78,7 +78,7 @@ def _find_requested_mask(program: Program, value: Value, readers: Collection[int
 
     A prediction step may lack inputs of training.
     """
-    ways = (parse_way(program.compressions[scope][0]) for scope in _list_scopes(program, value, readers))
+    ways = (parse_encoding(program.compressions[scope][0]) for scope in _list_scopes(program, value, readers))
     name = next((way.mask for way in ways if way.mask is not None), None)
     absent = name and not program.requests and all(leaf.name != name for leaf in program.leaves)
     return None if absent else name
@@ -100,7 +100,7 @@ def _find_input(program: Program, option: str, name: str) -> Value:
 
 def _find_option_line(program: Program, option: str, name: str) -> str | None:
     """The line of the compress scope with this option."""
-    ways = (parse_way(there) for there, _ in program.compressions)
+    ways = (parse_encoding(there) for there, _ in program.compressions)
     return next((site for way, site in zip(ways, program.sites, strict=False) if getattr(way, option) == name), None)
 
 
@@ -113,7 +113,7 @@ def _marks_rows(program: Program, mask: Value, value: Value) -> bool:
 def find_ids(program: Program, value: Value, layout: str, readers: Collection[int] | None = None) -> Value | None:
     """The input with an id for each row of a boundary whose differences a training step sends; otherwise None."""
     scope = find_scope(program, value, readers)
-    name = None if scope is None else parse_way(program.compressions[scope][0]).delta
+    name = None if scope is None else parse_encoding(program.compressions[scope][0]).delta
     if name is None or not program.requests:
         return None
     ids = _find_input(program, "delta", name)
@@ -174,7 +174,7 @@ def _describe_state(text: str, dims: tuple[int, ...]) -> str:
     >>> _describe_state("rank(4) >> int8", (8, 16)), _describe_state("topk(0.5)", (8, 16))
     ('its own basis', '')
     """
-    way = parse_way(text)
+    way = parse_encoding(text)
     if way.delta is not None:
         return "its own samples to compute deltas from"
     if way.structure is not None and way.structure.news(dims):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from whale_nebula.codec.encoding import NONE, has_open_size, parse_encoding
 from whale_nebula.codec.objects import Cost
 from whale_nebula.codec.packing import Dims
-from whale_nebula.codec.sizes import cost, payload_bytes, renewing, used_codec
-from whale_nebula.codec.way import NONE, has_open_size, parse_way
+from whale_nebula.codec.sizes import cost, estimate_renewal, payload_bytes, used_codec
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan
 from whale_nebula.ir.program import GradientPart, Request, Variable
@@ -59,12 +59,12 @@ class Direction:
     @property
     def used(self) -> str:
         """The encoding used for a micro-batch: if the codec would not make it smaller, its precision alone, or none."""
-        way, shape = parse_way(self.way), self.spec.shape
+        way, shape = parse_encoding(self.way), self.spec.shape
         if not way.coded or way.auto or way.lossless or not self.counts:
             return self.way
         if not shape or None in shape[1:]:
             return self.way
-        forward = None if self.forward is None else parse_way(self.forward)
+        forward = None if self.forward is None else parse_encoding(self.forward)
         used = used_codec(way, self.spec.dtype, self.spec.sized(self.counts[0]), forward)
         if used == way.codec:
             return self.way
@@ -75,7 +75,7 @@ class Direction:
         """Bytes of the first micro-batch on each rung of a ramp except the last, which all other numbers refer to;
         empty without a ramp, or if known only at run time.
         """
-        way = parse_way(self.way)
+        way = parse_encoding(self.way)
         if not way.ladder or way.auto or not self.counts:
             return ()
         ways = (str(replace(way, codec=codec)) for codec in way.rungs[:-1])
@@ -101,7 +101,7 @@ class Direction:
     @cached_property
     def cost(self) -> Cost | None:
         """Seconds per step on one core, to encode and to decode; None if nothing crosses or costs are unknown."""
-        if not self.lines or self.total is None or parse_way(self.way).auto:
+        if not self.lines or self.total is None or parse_encoding(self.way).auto:
             return None
         by_rows = {rows: self._cost(self.spec.sized(rows)) for rows in set(self.counts)}
         known = [each for rows in self.counts if (each := by_rows[rows]) is not None]
@@ -110,14 +110,14 @@ class Direction:
         encoded, renewed = 1 if self.forward is None else len(self.lines), 0.0
         if self.forward is None and self.counts:  # a structure is renewed once per step, with the first micro-batch
             dims = self.spec.sized(self.counts[0])
-            renewed = renewing(used_codec(parse_way(self.way), self.spec.dtype, dims), dims)
+            renewed = estimate_renewal(used_codec(parse_encoding(self.way), self.spec.dtype, dims), dims)
         decoded = len(self.lines) * sum(one.decode for one in known)
         return Cost(encoded * sum(one.encode for one in known) + renewed, decoded)
 
     @property
     def codec_seconds(self) -> float | None:
         """Seconds per step to encode and decode; None if unknown, or without a codec."""
-        return None if self.cost is None or parse_way(self.way).plain else self.cost.seconds
+        return None if self.cost is None or parse_encoding(self.way).plain else self.cost.seconds
 
     @property
     def encode_seconds(self) -> float | None:
@@ -142,7 +142,7 @@ class Direction:
         return replace(self, way=way, forward=None if self.forward is None else way)
 
     def _cost(self, dims: Dims) -> Cost | None:
-        way, forward = parse_way(self.way), None if self.forward is None else parse_way(self.forward)
+        way, forward = parse_encoding(self.way), None if self.forward is None else parse_encoding(self.forward)
         used = way.codec if way.lossless else used_codec(way, self.spec.dtype, dims, forward)
         return cost(used, dims, back=forward is not None, delta=way.delta is not None and forward is None)
 
@@ -189,7 +189,7 @@ def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
     `ways` are those of the tensor and, if it crosses back, of its gradient. A codec whose saving depends on values (a
     mask) is not compared with no codec. A codec with unknown costs is not compared at all.
     """
-    structure, others = parse_way(ways[0].way).structure, dict[str, list[Direction]]()
+    structure, others = parse_encoding(ways[0].way).structure, dict[str, list[Direction]]()
     if not has_open_size(ways[0].way):
         others["nb.compress"] = [each.crossing_by(NONE) for each in ways]
     if structure is not None and structure.shrinks:
@@ -208,7 +208,7 @@ def _are_known(ways: Sequence[Direction], others: Sequence[Direction]) -> bool:
 
 def _drop_structure(way: str) -> str:
     """The way without its codec's structure."""
-    given = parse_way(way)
+    given = parse_encoding(way)
     return str(replace(given, codec=given.precision, ladder=given.ladder if given.precision is not None else ()))
 
 
@@ -221,9 +221,9 @@ def fallbacks(plan: Plan) -> Iterator[str]:
         ways = ("", each.used, each.codec), (" gradient", each.backward_used, each.backward_codec)
         for what, used, asked in ways:
             if used:
-                codec = parse_way(used).codec
+                codec = parse_encoding(used).codec
                 how = f"as {codec}" if codec is not None else "uncompressed"
-                yield f"{each.name}{what} {dims} crosses {how}: {parse_way(asked).codec} would not make it smaller"
+                yield f"{each.name}{what} {dims} crosses {how}: {parse_encoding(asked).codec} would not make it smaller"
 
 
 @dataclass(frozen=True)

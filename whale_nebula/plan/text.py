@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
+from whale_nebula.codec.encoding import describe_bytes, describe_conditions, describe_encoding, has_open_size
 from whale_nebula.errors.text import align_columns
 from whale_nebula.ir.routing import compute_share_times, count_turns
 from whale_nebula.plan.forbidden import find_breaches
@@ -261,7 +261,10 @@ def _describe_sent(count: int | None, codec: str) -> str:
 def codec_lines(each: PlanBoundary) -> Iterator[str]:
     """Details of a boundary's codec in addition to its bytes: conditions, content and time."""
     rungs, back_rungs = (tuple(map(size, sizes)) for sizes in (each.rungs, each.backward_rungs))
-    there, back = details(each.taken[0], rungs=rungs), details(each.taken[1], back=True, rungs=back_rungs)
+    there, back = (
+        describe_conditions(each.taken[0], rungs=rungs),
+        describe_conditions(each.taken[1], back=True, rungs=back_rungs),
+    )
     if there and there == back:
         yield f"in both directions {there}"
     else:
@@ -425,7 +428,7 @@ def _arrows(boundary: PlanBoundary) -> Iterator[str]:
 
 
 def _describe_codec(codec: str, *, back: bool = False) -> str:
-    said = words(codec, back=back)
+    said = describe_encoding(codec, back=back)
     return "" if not said else f"{' ' if said.startswith('as ') else ', '}{_text(said)}"
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from whale_nebula.codec.encoding import AUTO, AUTO_LADDER, Encoding, derive_encodings, mirror_options
 from whale_nebula.codec.registry import parse
 from whale_nebula.codec.sizes import cost, payload_bytes, used_codec
-from whale_nebula.codec.way import AUTO, AUTO_LADDER, Way, mirror_options, ways
 from whale_nebula.hardware import ClusterInfo, Clusters, Device, WorkerInfo
 from whale_nebula.hardware.measured import fit_line
 from whale_nebula.ir.canonical import format_subgraph
@@ -186,12 +186,19 @@ def code_crossings(
     if compress is None:
         return ()
     if compress != AUTO:
-        return (code_crossing(compress, *ways({"codec": parse(compress)}), tensors, rows, measured),)
-    return tuple(code_crossing(each, *ways(mirror_options(each)), tensors, rows, measured) for each in AUTO_LADDER)
+        return (code_crossing(compress, *derive_encodings({"codec": parse(compress)}), tensors, rows, measured),)
+    return tuple(
+        code_crossing(each, *derive_encodings(mirror_options(each)), tensors, rows, measured) for each in AUTO_LADDER
+    )
 
 
 def code_crossing(
-    name: str, there: Way, back: Way, tensors: Sequence[Sequence[Tensor]], rows: int, measured: Mapping[str, float]
+    name: str,
+    there: Encoding,
+    back: Encoding,
+    tensors: Sequence[Sequence[Tensor]],
+    rows: int,
+    measured: Mapping[str, float],
 ) -> Coded:
     """Costs of crossing at each cut by these ways, for this number of rows; see `code_crossings`."""
     sizes, seconds = np.zeros((2, len(tensors))), np.zeros((4, len(tensors)))
@@ -209,7 +216,7 @@ def code_crossing(
 
 
 def _coding_seconds(
-    tensor: Tensor, way: Way, forward: Way | None, measured: Mapping[str, float]
+    tensor: Tensor, way: Encoding, forward: Encoding | None, measured: Mapping[str, float]
 ) -> tuple[float, float]:
     """Seconds to encode and to decode a tensor or its gradient; 0 for a codec with unknown costs."""
     used = used_codec(way, tensor.dtype, tensor.dims, forward)
@@ -299,8 +306,8 @@ def slowest_of(every: Sequence[MeasuredBlocks], rows: int) -> MeasuredBlocks | N
 
 
 def _total(each: MeasuredBlocks, rows: int) -> float:
-    ways = (each.forward, each.backward)
-    return float(sum(np.nansum(way[0]) + rows * np.nansum(way[1]) for way in ways))
+    directions = (each.forward, each.backward)
+    return float(sum(np.nansum(direction[0]) + rows * np.nansum(direction[1]) for direction in directions))
 
 
 *_APART, _FUSED = KINDS

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from whale_nebula.codec.way import NONE
+from whale_nebula.codec.encoding import NONE
 from whale_nebula.hardware import Clusters
 from whale_nebula.ir.program import Assignment, Constraints, Stage
 from whale_nebula.plan.records import Considered, Predicted, RateCurves

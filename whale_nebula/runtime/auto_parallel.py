@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.capture.step import Captured, Signature, capture
-from whale_nebula.codec.way import AUTO
+from whale_nebula.codec.encoding import AUTO
 from whale_nebula.errors import CaptureError, NebulaError, NotYetError, PlanError
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Stage
@@ -192,10 +192,10 @@ def _capture_stages(
         found = capture(call, layout, **options, assignment=assignment, handles=decision.handles)
 
     def begin(wanted: Callable[[Any], bool]) -> None:
-        first.begin(wanted)
-        found.begin(wanted)
+        first.initialize_variables(wanted)
+        found.initialize_variables(wanted)
 
-    return replace(found, begin=begin, decision=decision)
+    return replace(found, initialize_variables=begin, decision=decision)
 
 
 @contextlib.contextmanager

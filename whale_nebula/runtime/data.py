@@ -107,7 +107,7 @@ class ReadingPlan:
         return tf.TensorSpec((rows, *column.shape), tf.dtypes.as_dtype(column.dtype), column.name)
 
 
-class Batches(tf_datasets.Same):
+class Batches(tf_datasets.IdentityDataset):
     """The result of `nb.data`: a dataset that yields a pass in every iteration, from its batch `first` on."""
 
     def __init__(self, plan: ReadingPlan, first: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from whale_nebula.capture.step import bind
-from whale_nebula.capture.tracing import current, uncut_on_purpose
+from whale_nebula.capture.tracing import current_trace, is_uncut_on_purpose
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean, list_names
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
@@ -19,7 +19,7 @@ from whale_nebula.site import calling_site, script_site, short_traceback, warn_a
 from whale_nebula.tf import private as tf_private
 
 
-@tf_private.not_rewritten
+@tf_private.exempt_from_autograph
 class NebulaFunction:
     """A step of a custom loop; call it like the function that it wraps."""
 
@@ -35,7 +35,7 @@ class NebulaFunction:
         """Run one step; the first call with each signature captures and plans it. Called inside another step, it
         becomes part of that step.
         """
-        if current() is not None or uncut_on_purpose():
+        if current_trace() is not None or is_uncut_on_purpose():
             return self._step.fn(*args, **kwargs)
         results = self._step.run(*self.arguments(*args, **kwargs))
         if not self._is_checked:

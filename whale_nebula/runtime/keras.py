@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.tracing import foreign_strategy
+from whale_nebula.capture.tracing import make_strategy_error
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.report.published import note_skipped
 from whale_nebula.runtime.checkpoint.fit_position import name_variables, to_tensors
@@ -19,7 +19,7 @@ from whale_nebula.runtime.step.step import Arguments, Step, Unpack, unpack_posit
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
 from whale_nebula.scopes.step_options import StepOptions, replace_options
 from whale_nebula.site import script_site, short_traceback
-from whale_nebula.tf.keras_training import trains_as_keras
+from whale_nebula.tf.keras_training import has_keras_train_step
 
 Run = Callable[[Any], Any]
 
@@ -139,7 +139,7 @@ def _make_step(model: Any, kind: str) -> Step:
         jit=bool(model.jit_compile),
         notes=(note,) if count > 1 else (),
         widens=True,
-        trains=kind == "train" and trains_as_keras(model),
+        trains=kind == "train" and has_keras_train_step(model),
     )
 
 
@@ -196,7 +196,7 @@ def _check_settings(model: Any) -> None:
     """Refuse settings under which the step is not a single traced function."""
     strategy = model.distribute_strategy
     if strategy is not tf.distribute.get_strategy():
-        raise foreign_strategy(strategy, f"{model.name}, {script_site()}")
+        raise make_strategy_error(strategy, f"{model.name}, {script_site()}")
     if model.run_eagerly:
         raise UnsupportedError(
             "compile(run_eagerly=True) is not compatible with scopes",

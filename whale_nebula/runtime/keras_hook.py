@@ -16,10 +16,10 @@ import keras
 import tensorflow as tf
 
 from whale_nebula.capture import keras_scopes
-from whale_nebula.capture.arguments import Declared
-from whale_nebula.capture.keras_scopes import bears_scopes
+from whale_nebula.capture.arguments import DeclaredInputs
+from whale_nebula.capture.keras_scopes import has_scopes
+from whale_nebula.capture.layer_placement import count_changes, list_placements
 from whale_nebula.capture.patches import install as install
-from whale_nebula.capture.placed import changes, placements_in
 from whale_nebula.runtime.run import current_run, find_open_run
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import open_frames, stage_of
@@ -33,7 +33,7 @@ _CUTTING = ("cluster", "replica", "pipeline")
 
 
 class _Conditions(NamedTuple):
-    """The conditions under which a model's functions were created: `changes()`, its placement, and whether scopes
+    """The conditions under which a model's functions were created: `count_changes()`, its placement, and whether scopes
     around them count.
     """
 
@@ -57,7 +57,7 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
     attribute = f"{kind}_function"
     if getattr(model, attribute) is None or force:
         _set_function(kind, original, model, force, inside)
-    if inside or bears_scopes(model):
+    if inside or has_scopes(model):
         _share_files(kind)
     if kind == "train":
         _watch_fit(model)
@@ -65,7 +65,7 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
 
 
 def _set_function(kind: str, original: Original, model: Any, force: bool, inside: bool) -> None:
-    if inside or bears_scopes(model):
+    if inside or has_scopes(model):
         setattr(model, f"{kind}_function", _make_step_function(model, kind))
         return
     keras_scopes.warn_if_copy(model)
@@ -140,11 +140,11 @@ def _drop_outdated_functions(model: Any, inside: bool) -> None:
     without scopes differ.
     """
     before = _conditions.get(model, _Conditions())
-    if (before.changes, before.inside) == (changes(), inside):
+    if (before.changes, before.inside) == (count_changes(), inside):
         return
-    found = _Conditions(changes(), placements_in(tf_private.layers_of(model)), inside)
+    found = _Conditions(count_changes(), list_placements(tf_private.list_layers(model)), inside)
     _conditions[model] = found
-    moved = found.placed != before.placed or (inside != before.inside and not bears_scopes(model))
+    moved = found.placed != before.placed or (inside != before.inside and not has_scopes(model))
     for kind in ("train", "test", "predict") if moved else ():
         setattr(model, f"{kind}_function", None)
 
@@ -156,7 +156,7 @@ def _may_have_scopes(model: Any, kind: str) -> bool:
     """
     if not isinstance(model, tf_private.KerasFunction) or _overrides(model, f"{kind}_step"):
         return True
-    return not all(type(layer).__module__.startswith("keras.") for layer in tf_private.layers_of(model))
+    return not all(type(layer).__module__.startswith("keras.") for layer in tf_private.list_layers(model))
 
 
 def _overrides(model: Any, name: str) -> bool:
@@ -182,7 +182,7 @@ class _Probe:
         get_iterator, batch = _peek(iterator)
         if _overrides(self._model, "call") and not getattr(self._model, "run_eagerly", False):
             _call_symbolically(self._model, batch)
-        return self._capture_step(get_iterator) if bears_scopes(self._model) else self._try_plainly(get_iterator)
+        return self._capture_step(get_iterator) if has_scopes(self._model) else self._try_plainly(get_iterator)
 
     def _capture_step(self, get_iterator: Callable[[], Any]) -> Any:
         _share_files(self._kind)
@@ -195,10 +195,10 @@ class _Probe:
         _watch_plain_model(self._model, self._kind)
         function = self._set_final_function(getattr(self._model, f"{self._kind}_function"))
         try:
-            with keras_scopes.none_expected():
+            with keras_scopes.forbid_scopes():
                 results = function(get_iterator())
-        except keras_scopes.ScopeMet:
-            keras_scopes.enters_scopes(self._model)
+        except keras_scopes.ScopeEntered:
+            keras_scopes.mark_scoped(self._model)
             return self._capture_step(get_iterator)
         met_plain(self._model.name, self._kind)
         return results
@@ -238,11 +238,11 @@ def _make_keras_tensors(x: Any) -> Any:
     """Keras's tensors in the structure of a model's inputs; an input that is None gets its configured shape."""
     x = tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") else None, x)
     if any(leaf is None for leaf in tf.nest.flatten(x)):
-        forms = Declared(current_run().config.inputs, alone=False)
-        x = forms.unfold("x", x)
-        paths = ["/".join(["x", *map(str, path)]) for path, _ in tf_private.leaf_paths(x)]
+        forms = DeclaredInputs(current_run().config.inputs, is_single_process=False)
+        x = forms.expand_argument("x", x)
+        paths = ["/".join(["x", *map(str, path)]) for path, _ in tf_private.list_leaf_paths(x)]
         leaves = zip(paths, tf.nest.flatten(x), strict=True)
-        found = [forms.stand_in(path) if leaf is None else leaf for path, leaf in leaves]
+        found = [forms.make_placeholder(path) if leaf is None else leaf for path, leaf in leaves]
         x = tf.nest.pack_sequence_as(x, found)
 
     def form(leaf: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from whale_nebula.capture.step import Captured, Signature, capture, signature
-from whale_nebula.codec.way import AUTO, Way, parse_way, ways
+from whale_nebula.codec.encoding import AUTO, Encoding, derive_encodings, parse_encoding
 from whale_nebula.errors import CaptureError, NotYetError
 from whale_nebula.hardware import Clusters
 from whale_nebula.ir.program import Program
@@ -95,7 +95,7 @@ def _capture_any_length(step: Step, layout: Signature, unpack: Unpack, open_choi
         raise _make_refusal(
             open_choices, f"the step cannot be traced for sequences of any length: {failure}"
         ) from failure
-    captured.begin(lambda variable: True)
+    captured.initialize_variables(lambda variable: True)
     if captured.program.apart is not None:
         raise _make_refusal(open_choices, "each cluster trains a copy of the step, so there is no boundary to encode")
     if captured.program.splits:
@@ -235,16 +235,16 @@ def _list_codecs(
 ) -> tuple[tuple[Coded, ...], list[tuple[Part, ...]]]:  # fmt: skip
     """The codecs of crossings, and the stages with each choice of them, the mildest first."""
 
-    def code(name: str, there: Way, back: Way) -> Coded:
+    def code(name: str, there: Encoding, back: Encoding) -> Coded:
         return code_crossing(name, there, back, chain.tensors, chain.rows, clusters.codecs)
 
     if open_choices.compress is None:
         coded = code_crossings(AUTO, chain.tensors, chain.rows, clusters.codecs)
         return coded, [tuple(replace(part, codec=number) for part in parts) for number in range(len(coded))]
     if length in open_choices.compress:
-        return (code("given", *map(_find_sized, ways(open_choices.compress[length].options))),), [tuple(parts)]
-    scoped = [tuple(_find_sized(parse_way(text)) for text in pair) for pair in program.compressions]
-    coded = tuple(code(str(n), there, back) for n, (there, back) in enumerate([(Way(), Way()), *scoped]))
+        return (code("given", *map(_find_sized, derive_encodings(open_choices.compress[length].options))),), [tuple(parts)]
+    scoped = [tuple(_find_sized(parse_encoding(text)) for text in pair) for pair in program.compressions]
+    coded = tuple(code(str(n), there, back) for n, (there, back) in enumerate([(Encoding(), Encoding()), *scoped]))
     own = {key: op.compress for key in keys for op in program.graph.ops if op.stage == key and op.compress is not None}
     crossing = [own.get(before, own.get(key)) for before, key in zip(["", *keys], keys, strict=False)]
     return coded, [
@@ -252,6 +252,6 @@ def _list_codecs(
     ]
 
 
-def _find_sized(way: Way) -> Way:
+def _find_sized(way: Encoding) -> Encoding:
     """A way whose size is known beforehand: one that follows the line begins without a codec."""
-    return Way() if way.auto else way
+    return Encoding() if way.auto else way

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.capture.arguments import target_wanted
+from whale_nebula.capture.arguments import explain_missing_target
 from whale_nebula.capture.step import Signature, signature
 from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.plan.plan import Plan
@@ -55,7 +55,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     batch = _read_example(example)
     subject = _find_subject(model_or_function, batch, _is_tuple_dataset(example))
     layout, tensors = _make_signature(subject)
-    with target_wanted("nb.plan", model_or_function, batch):
+    with explain_missing_target("nb.plan", model_or_function, batch):
         step = subject.step
         running = None if subject.running is None or current_limits() else subject.running.find_capture(layout)
         captured = running or capture_step(

@@ -19,10 +19,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.capture.arguments import target_wanted
+from whale_nebula.capture.arguments import explain_missing_target
 from whale_nebula.capture.patches import STATE
-from whale_nebula.capture.step import Signature, plainly, signature
-from whale_nebula.codec.way import Way, parse_way
+from whale_nebula.capture.step import Signature, signature, trace_uncut
+from whale_nebula.codec.encoding import Encoding, parse_encoding
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.passes.batch import DRAWS_NOTE, find_batch_fixes
@@ -42,7 +42,7 @@ from whale_nebula.runtime.step.step import find_declared_inputs
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, short_traceback
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.failures import leave_errors
+from whale_nebula.tf.failures import suspend_carried_errors
 
 _NUDGES = 3
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -81,12 +81,12 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     current_run().settle()
     subject = _find_subject(model_or_function, batch)
     layout, tensors = signature(subject.arguments, subject.step.whole, find_declared_inputs())
-    with target_wanted("nb.verify", model_or_function, batch):
+    with explain_missing_target("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
     with nullcontext() if run.alone else run.ledger.share_failures():  # other processes do not wait for one that failed
         _check_comparable(engine, subject, layout, tensors)
-        around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
+        around = partial(trace_uncut, owner=subject.step.owner) if engine.captured.projected else None
         plain = make_plain_function(subject.call, layout, around=around)
         reasons = _list_reasons(engine, tensors)
         with _restore_channels():
@@ -144,7 +144,7 @@ def _make_tensor(leaf: Any) -> Any:
 
 def _run_both(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
     """Run the uncut step and the planned one from the current variables, which are restored."""
-    with gathered(), leave_errors():
+    with gathered(), suspend_carried_errors():
         before = _read_variables(engine)
 
         def restore_variables() -> None:
@@ -283,22 +283,22 @@ def _list_lossy_codecs(engine: Engine) -> Iterator[_Reason]:
     """Codecs that lose more than a cast does."""
     for boundary in engine.cut.boundaries:
         name = f"boundary b{boundary.slot}"
-        if _is_lossy(parse_way(boundary.codec)):
+        if _is_lossy(parse_encoding(boundary.codec)):
             why = f"{name} is sent as {boundary.codec}, which is lossy"
             yield _Reason(why, "remove nb.compress for the check")
-        elif boundary.backward and _is_lossy(parse_way(boundary.backward_codec)):
+        elif boundary.backward and _is_lossy(parse_encoding(boundary.backward_codec)):
             why = f"the gradient of {name} is sent as {boundary.backward_codec}, which is lossy"
-            kept = parse_way(boundary.codec).cast or "none"
+            kept = parse_encoding(boundary.codec).cast or "none"
             yield _Reason(why, f'use backward="{kept}" in nb.compress, or remove it, for the check')
 
 
-def _is_lossy(way: Way) -> bool:
+def _is_lossy(way: Encoding) -> bool:
     return way.coded and (way.auto or (way.codec is not None and not way.lossless))
 
 
 def _list_half_types(engine: Engine) -> list[str]:
     """The types of half precision of the model's computation, or of crossings."""
-    casts = [parse_way(text).cast for b in engine.cut.boundaries for text in (b.codec, b.backward_codec)]
+    casts = [parse_encoding(text).cast for b in engine.cut.boundaries for text in (b.codec, b.backward_codec)]
     inside = {spec.dtype for op in engine.captured.program.graph.ops for spec in op.outputs}
     return [dtype for name, dtype in _HALVES.items() if name in casts or dtype in inside]
 
@@ -318,7 +318,7 @@ def _list_remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], run
 
 
 def _list_names(engine: Engine) -> list[str]:
-    paths = tf_private.leaf_paths(engine.captured.structured_outputs)
+    paths = tf_private.list_leaf_paths(engine.captured.structured_outputs)
     return ["/".join(["returned", *map(str, path)]) for path, leaf in paths if isinstance(leaf, tf.Tensor)]
 
 

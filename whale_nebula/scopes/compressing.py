@@ -7,7 +7,7 @@ from typing import Any
 
 from whale_nebula import codec as codecs
 from whale_nebula.codec import Codec, Rank
-from whale_nebula.codec.way import AUTO, NONFINITE, Way, ways
+from whale_nebula.codec.encoding import AUTO, NONFINITE, Encoding, derive_encodings
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.outer_optimizer import OUTER_BY_NAME, Average, Outer
 from whale_nebula.ir.program import ASYNC, SYNC, UNDECIDED, LocalSgd
@@ -38,7 +38,7 @@ def check_compress_options(given: Mapping[str, Any]) -> dict[str, object]:
             "zstd": values.truth("zstd", given["zstd"]),
             "nonfinite": values.choice("nonfinite", given["nonfinite"], NONFINITE),
         }
-        ways(options)
+        derive_encodings(options)
     except OptionError as error:  # also raised by codecs, without the user's line
         raise OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend) from None
     if codec is None and not any(options[name] for name in _CHANGES):
@@ -259,9 +259,9 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> LocalSgd 
     )
 
 
-def _way(frame: Frame) -> Way:
+def _way(frame: Frame) -> Encoding:
     """The codec options of weight differences under an `nb.compress`."""
-    way = ways(frame.options)[0]
+    way = derive_encodings(frame.options)[0]
     parts = () if way.codec is None else way.codec.members
     odd = [name for part in parts if (name := type(part).__name__) not in _KINDS]
     unfit = {"auto": way.auto, "ramp": way.ladder, "delta": way.delta, "mask": way.mask is not None}

@@ -2,8 +2,8 @@
 
 A process is one task of a TensorFlow cluster, which is part of its devices' names. These are assigned when TensorFlow's
 runtime starts: variables, iterators and functions created before would be on devices that no longer exist. Therefore
-`prepare` sets the task of this process before the runtime starts, and `serve` sets the addresses of the others once
-they are known. Each function has a contract test in tests/contract.
+`prepare_task` sets the task of this process before the runtime starts, and `start_server` sets the addresses of the
+others once they are known. Each function has a contract test in tests/contract.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Task:
     address: str
 
 
-def task() -> Task | None:
+def find_task() -> Task | None:
     """The task of this process in TensorFlow's cluster; None if it is in none."""
     context = context_lib.context()
     server = context._server_def or context._collective_ops_server_def
@@ -48,7 +48,7 @@ def task() -> Task | None:
     return Task(server.task_index, sum(map(len, jobs.values())), own.get(server.task_index, ""))
 
 
-def prepare(index: int, addresses: Sequence[str], started: Callable[[], object]) -> None:
+def prepare_task(index: int, addresses: Sequence[str], started: Callable[[], object]) -> None:
     """Make this process task `index` when TensorFlow's runtime starts, and call `started` then; does not start it.
     Until then a script may configure threads and devices as usual.
     """
@@ -57,13 +57,13 @@ def prepare(index: int, addresses: Sequence[str], started: Callable[[], object])
 
     @functools.wraps(start)
     def begin() -> None:
-        serve(index, addresses)
+        start_server(index, addresses)
         started()
 
     setattr(context, _START, begin)
 
 
-def serve(index: int, addresses: Sequence[str]) -> None:
+def start_server(index: int, addresses: Sequence[str]) -> None:
     """Start TensorFlow's server as task `index`, or update the addresses of the others in the running one."""
     context = context_lib.context()
     vars(context).pop(_START, None)  # the prepared start is done
@@ -85,7 +85,7 @@ def serve(index: int, addresses: Sequence[str]) -> None:
     context._clear_caches()
 
 
-def abort(message: str) -> None:
+def abort_collectives(message: str) -> None:
     """Make every waiting and every later collective of this process fail, in any thread."""
     context_lib.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
@@ -104,7 +104,7 @@ def hash_key(text: str) -> int:
     return int.from_bytes(sha256(text.encode()).digest()[:4], "big") >> 1 or 1
 
 
-def _member(size: int, group: int, instance: Any) -> dict[str, Any]:
+def _member_attributes(size: int, group: int, instance: Any) -> dict[str, Any]:
     """The attributes of a collective op: its group, and the instance within the group."""
     return {"group_size": size, "group_key": group, "instance_key": instance, "communication_hint": "auto"}
 
@@ -113,7 +113,7 @@ def reduce(tensor: Any, size: int, group: int, instance: Any, op: str) -> Any:
     """The sum ("Add") or the maximum ("Max") over the members of a group; all have the same shape. TensorFlow's own
     timeout is not used: it holds memory for each sum until it expires.
     """
-    member = _member(size, group, instance)
+    member = _member_attributes(size, group, instance)
     found = tf.raw_ops.CollectiveReduceV2(input=tensor, ordering_token=[], merge_op=op, final_op="Id", **member)
     found.set_shape(tensor.shape)
     return found
@@ -121,7 +121,7 @@ def reduce(tensor: Any, size: int, group: int, instance: Any, op: str) -> Any:
 
 def gather(tensor: Any, size: int, group: int, instance: Any) -> Any:
     """The tensors of all members, concatenated along the first axis, of which each has one entry."""
-    found = tf.raw_ops.CollectiveGatherV2(input=tensor, ordering_token=[], **_member(size, group, instance))
+    found = tf.raw_ops.CollectiveGatherV2(input=tensor, ordering_token=[], **_member_attributes(size, group, instance))
     found.set_shape(tf.TensorShape([size]).concatenate(tensor.shape[1:]))
     return found
 
@@ -130,16 +130,18 @@ def exchange(tensor: Any, size: int, group: int, instance: Any) -> Any:
     """All-to-all: the entries of the first axis that the members have for this one; that axis has the size of the
     group.
     """
-    found = tf.raw_ops.CollectiveAllToAllV2(input=tensor, ordering_token=[], **_member(size, group, instance))
+    found = tf.raw_ops.CollectiveAllToAllV2(
+        input=tensor, ordering_token=[], **_member_attributes(size, group, instance)
+    )
     found.set_shape(tensor.shape)
     return found
 
 
 def send(tensor: Any, size: int, group: int, instance: Any) -> Any:
     """Broadcast a tensor to all other members."""
-    return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_member(size, group, instance))
+    return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_member_attributes(size, group, instance))
 
 
 def receive(shape: Any, dtype: Any, size: int, group: int, instance: Any) -> Any:
     """Receive the broadcast of another member; its shape must be known."""
-    return tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **_member(size, group, instance))
+    return tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **_member_attributes(size, group, instance))

@@ -45,7 +45,7 @@ _KINDS: dict[type, str] = {
     dataset_ops._OptionsDataset: "options",
 }
 _DETERMINISTIC = {"default": None, "true": True, "false": False}
-_LASTS_NOT = frozenset({
+_STATELESS_ENOUGH_OPS = frozenset({
     "Assert", "Case", "EagerPyFunc", "HashTableV2", "If", "LookupTableFindV2", "LookupTableSizeV2", "MatchingFiles",
     "Placeholder", "Print", "PrintV2", "PyFunc", "ReadFile", "ReadVariableOp", "ResourceGather",
     "StatefulPartitionedCall", "VarHandleOp", "While",
@@ -53,12 +53,12 @@ _LASTS_NOT = frozenset({
 """The stateful ops that neither draw nor write: skipping a row does not affect others."""
 
 
-def kind(dataset: Any) -> str:
+def find_kind(dataset: Any) -> str:
     """The tf.data method that created a dataset; "" for an unknown one."""
     return _KINDS.get(type(dataset), "")
 
 
-def below(dataset: Any) -> tf.data.Dataset:
+def find_input(dataset: Any) -> tf.data.Dataset:
     """The input dataset of a dataset of a known kind."""
     return dataset._input_dataset
 
@@ -67,11 +67,11 @@ class Mapping(NamedTuple):
     """Arguments of `Dataset.map`: a function of flat tensors, its output structure, and the other options."""
 
     function: Any
-    gives: Any
+    output_spec: Any
     options: dict[str, Any]
 
 
-def mapping(dataset: Any) -> Mapping | None:
+def read_mapping(dataset: Any) -> Mapping | None:
     """The mapping of a dataset; None if its function cannot be called again."""
     function = dataset._map_func.function
     if not isinstance(function, ConcreteFunction):
@@ -95,7 +95,7 @@ class Batching(NamedTuple):
     values: tuple[Any, ...] = ()
 
 
-def batching(dataset: Any) -> Batching:
+def read_batching(dataset: Any) -> Batching:
     """The batching of a dataset."""
     options: dict[str, Any] = {"name": dataset._name, "drop_remainder": dataset._drop_remainder}
     if isinstance(dataset, padded_batch_op._PaddedBatchDataset):
@@ -107,7 +107,7 @@ def batching(dataset: Any) -> Batching:
     return Batching(dataset._batch_size, options)
 
 
-class _Shuffled(dataset_ops.UnaryUnchangedStructureDataset):
+class _ShuffledDataset(dataset_ops.UnaryUnchangedStructureDataset):
     """A dataset in the shuffled order of a given one, with the same seeds."""
 
     def __init__(self, source: Any, like: Any) -> None:
@@ -124,33 +124,33 @@ class _Shuffled(dataset_ops.UnaryUnchangedStructureDataset):
         super().__init__(source, variant)
 
 
-_AGAIN: dict[str, Callable[[Any, Any], Any]] = {
-    "shuffle": _Shuffled,
+_REAPPLY: dict[str, Callable[[Any, Any], Any]] = {
+    "shuffle": _ShuffledDataset,
     "repeat": lambda source, like: source.repeat(like._count),
     "take": lambda source, like: source.take(like._count),
     "skip": lambda source, like: source.skip(like._count),
     "prefetch": lambda source, like: source.prefetch(int(like._buffer_size)),
     "options": lambda source, like: source.with_options(like.options()),
 }
-MOVES = frozenset(_AGAIN)
+CONTENT_INDEPENDENT_KINDS = frozenset(_REAPPLY)
 """The kinds that do not depend on the elements."""
 
 
-def apply_again(dataset: Any, source: Any) -> tf.data.Dataset:
-    """Apply the transformation of a dataset, of a kind in `MOVES`, to a different dataset."""
-    return _AGAIN[kind(dataset)](source, dataset)
+def reapply(dataset: Any, source: Any) -> tf.data.Dataset:
+    """Apply the transformation of a dataset, of a kind in `CONTENT_INDEPENDENT_KINDS`, to a different dataset."""
+    return _REAPPLY[find_kind(dataset)](source, dataset)
 
 
-def lasting(function: Any) -> str:
+def find_lasting_op(function: Any) -> str:
     """The type of an op in a function that draws or writes, so that a call changes later ones; "" if there is none."""
     for op_type in list_op_types(function.graph):
         known = op_def_registry.get(op_type)
-        if known is None or (known.is_stateful and op_type not in _LASTS_NOT):
+        if known is None or (known.is_stateful and op_type not in _STATELESS_ENOUGH_OPS):
             return op_type
     return ""
 
 
-def leaves(structure: Any) -> list[Any]:
+def flatten_structure(structure: Any) -> list[Any]:
     """The parts of an element, or of its spec, as in tf.data: a list is one part."""
     return list(nest.flatten(structure))
 
@@ -160,12 +160,12 @@ def pack_structure(structure: Any, parts: Sequence[Any]) -> Any:
     return nest.pack_sequence_as(structure, list(parts))
 
 
-def nothing(spec: Any) -> bool:
+def is_none_spec(spec: Any) -> bool:
     """Whether a part of an element is None."""
     return isinstance(spec, NoneTensorSpec)
 
 
-class Same(dataset_ops.UnaryUnchangedStructureDataset):
+class IdentityDataset(dataset_ops.UnaryUnchangedStructureDataset):
     """An identical dataset, as a base of our classes that must be a `tf.data.Dataset`."""
 
     def __init__(self, dataset: Any) -> None:

@@ -19,12 +19,12 @@ from whale_nebula.tf import require_supported
 require_supported()
 from tensorflow.python.eager import lift_to_graph  # noqa: E402
 
-_AT_ONCE = 1 << 22
+_MAX_NUMBERS = 1 << 22
 """The maximum number of values drawn in one op."""
-_GROUP = 4
+_GROUP_SIZE = 4
 _PHILOX = (1, 3)
 """The numbers of the Philox algorithm: by name, and as the automatic choice on CPUs."""
-_STEPS = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1, "StatelessTruncatedNormalV2": 256}
+_COUNTER_STEPS = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1, "StatelessTruncatedNormalV2": 256}
 """The increment of the counter for a group of four float32, by op type: a truncated normal may draw many times."""
 
 _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
@@ -38,12 +38,12 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def draw_part(value: Any, axis: int, start: int, size: int, most: int = _AT_ONCE) -> Any:
+def draw_part(value: Any, axis: int, start: int, size: int, most: int = _MAX_NUMBERS) -> Any:
     """Some entries of an initial value along an axis, as a tensor that is bit-identical to the same entries of the
     whole value; `value` is a tensor of a traced graph, and at most `most` numbers are drawn at once. None if they
     cannot be drawn alone.
     """
-    formula = _Formula.of(value)
+    formula = _Formula.from_tensor(value)
     if formula is None:
         return None
     shape = value.shape.as_list()
@@ -88,7 +88,7 @@ def allocate_tensor(shape: Sequence[int], dtype: Any) -> tuple[Any, Any]:
 
 def can_draw_parts(value: Any) -> bool:
     """Whether `draw_part` can draw parts of an initial value, which is a tensor of a traced graph."""
-    return _Formula.of(value) is not None
+    return _Formula.from_tensor(value) is not None
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Formula:
     known: Mapping[str, Any]
 
     @classmethod
-    def of(cls, value: Any) -> _Formula | None:
+    def from_tensor(cls, value: Any) -> _Formula | None:
         """The formula of a tensor of a graph; None if its entries are not computed independently."""
         shared: dict[str, Any] = {}
         if not value.shape.is_fully_defined() or value.shape.rank == 0 or tf.config.list_physical_devices("GPU"):
@@ -115,44 +115,44 @@ class _Formula:
         with tf.init_scope():
             found = dict(zip(shared, tf.function(lift, autograph=False).get_concrete_function()(), strict=True))
         formula = cls(value, found)
-        return formula if all(formula.takes_philox(name) for name in shared) else None
+        return formula if all(formula.uses_philox(name) for name in shared) else None
 
-    def takes_philox(self, name: str) -> bool:
+    def uses_philox(self, name: str) -> bool:
         """Whether a shared value is not a number of an algorithm, or that of Philox."""
         return not name.startswith("alg ") or int(self.known[name]) in _PHILOX
 
     def draw(self, first: int, until: int) -> Any:
         """Some entries of the flattened tensor."""
-        return self._draw(self.value, first, until)
+        return self._draw_tensor(self.value, first, until)
 
-    def _draw(self, tensor: Any, first: int, until: int) -> Any:
+    def _draw_tensor(self, tensor: Any, first: int, until: int) -> Any:
         op = tensor.op
-        if (name := _name(tensor)) in self.known:
+        if (name := _shared_name(tensor)) in self.known:
             return self.known[name]
         if op.type == "Fill":
-            return tf.fill([until - first], self.known[_name(op.inputs[1])])
-        if op.type in _STEPS:
+            return tf.fill([until - first], self.known[_shared_name(op.inputs[1])])
+        if op.type in _COUNTER_STEPS:
             return self._draw_random(op, first, until)
-        return _ELEMENTWISE[op.type](op, *(self._draw(each, first, until) for each in op.inputs))
+        return _ELEMENTWISE[op.type](op, *(self._draw_tensor(each, first, until) for each in op.inputs))
 
     def _draw_random(self, op: Any, first: int, until: int) -> Any:
         """Some of the numbers of a random op: the counter is advanced to the group of the first one."""
         key, counter, algorithm = (
-            self.known[_name(each, what)] for each, what in zip(op.inputs[1:], _RANDOM, strict=True)
+            self.known[_shared_name(each, what)] for each, what in zip(op.inputs[1:], _RANDOM_INPUTS, strict=True)
         )
         low, high = (int(word) for word in counter.numpy())
-        moved = (low + (high << 64) + first // _GROUP * _STEPS[op.type]) % (1 << 128)
+        moved = (low + (high << 64) + first // _GROUP_SIZE * _COUNTER_STEPS[op.type]) % (1 << 128)
         counter = tf.constant([moved % (1 << 64), moved >> 64], tf.uint64)
-        skipped = first % _GROUP
+        skipped = first % _GROUP_SIZE
         make = getattr(tf.raw_ops, op.type)
         numbers = make(shape=[until - first + skipped], key=key, counter=counter, alg=algorithm, dtype=tf.float32)
         return numbers[skipped:]
 
 
-_RANDOM = ("", "", "alg ")
+_RANDOM_INPUTS = ("", "", "alg ")
 
 
-def _name(tensor: Any, what: str = "") -> str:
+def _shared_name(tensor: Any, what: str = "") -> str:
     return f"{what}{tensor.name}"
 
 
@@ -160,15 +160,17 @@ def _list_shared(tensor: Any, shape: Any, shared: dict[str, Any]) -> bool:
     """Add the values that all entries of a tensor share; False if an entry depends on more than its position."""
     op = tensor.op
     if tensor.shape.rank == 0:
-        shared[_name(tensor)] = tensor
+        shared[_shared_name(tensor)] = tensor
         return True
     if tensor.shape != shape:
         return False
     if op.type == "Fill":
-        shared[_name(op.inputs[1])] = op.inputs[1]
+        shared[_shared_name(op.inputs[1])] = op.inputs[1]
         return True
-    if op.type in _STEPS:
-        shared.update({_name(each, what): each for each, what in zip(op.inputs[1:], _RANDOM, strict=True)})
+    if op.type in _COUNTER_STEPS:
+        shared.update(
+            {_shared_name(each, what): each for each, what in zip(op.inputs[1:], _RANDOM_INPUTS, strict=True)}
+        )
         return bool(tensor.dtype == tf.float32)
     return op.type in _ELEMENTWISE and all(_list_shared(each, shape, shared) for each in op.inputs)
 

@@ -20,12 +20,12 @@ require_supported()  # the following imports depend on these versions
 from tensorflow.python.eager import core  # noqa: E402
 from tensorflow.python.framework import error_interpolation  # noqa: E402
 
-_MOST = 16
+_MAX_CARRIED = 16
 _carried: dict[str, NebulaError] = {}
 _running: set[object] = set()
 _lock = threading.Lock()
 _applied = contextlib.ExitStack()
-_make_exception, _parse_message = core._status_to_exception, error_interpolation.parse_message
+_convert_status, _parse_message = core._status_to_exception, error_interpolation.parse_message
 
 
 @contextlib.contextmanager
@@ -37,14 +37,14 @@ def carry_errors() -> Iterator[None]:
         with _lock:
             if not _carried:
                 _applied.enter_context(apply_patches(_PATCHES))
-            elif len(_carried) == _MOST:  # errors that TensorFlow never raised
+            elif len(_carried) == _MAX_CARRIED:  # errors that TensorFlow never raised
                 del _carried[next(iter(_carried))]
             _carried[str(error)] = copy.copy(error)  # without its traceback, which would keep its frames' objects alive
         raise
 
 
 @contextlib.contextmanager
-def leave_errors() -> Iterator[None]:
+def suspend_carried_errors() -> Iterator[None]:
     """Context of a step of this library, which translates TensorFlow's errors itself: they are not replaced."""
     token = object()
     _running.add(token)
@@ -66,7 +66,7 @@ def _find_carried(message: str) -> NebulaError | None:
 
 def _to_exception(status: Any) -> BaseException:
     """The exception for a failed op, including one that reads a dataset."""
-    made: BaseException = _find_carried(status.message) or _make_exception(status)
+    made: BaseException = _find_carried(status.message) or _convert_status(status)
     return made
 
 

@@ -31,11 +31,11 @@ class InitialValues:
 
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
 
-    def begin(self, wanted: Callable[[Any], bool]) -> None:
+    def initialize_variables(self, is_wanted: Callable[[Any], bool]) -> None:
         """Initialise the variables for which a predicate is true; may be called repeatedly."""
-        chosen = [pair for pair in self.pairs if wanted(pair[0])]
+        chosen = [pair for pair in self.pairs if is_wanted(pair[0])]
         self.pairs[:] = [pair for pair in self.pairs if not any(pair is each for each in chosen)]
-        _give_values([pair for pair in chosen if not has_value(pair[0])])
+        _assign_values([pair for pair in chosen if not has_value(pair[0])])
 
     def draw_part(self, variable: Any, axis: int, start: int, size: int) -> Any:
         """Some entries of a variable's initial value along an axis, as a tensor, without the rest; None for other
@@ -45,7 +45,7 @@ class InitialValues:
         return None if value is None or has_value(variable) else draw_part(value, axis, start, size)
 
 
-def draws_alike(initial_value: Callable[[], Any]) -> bool:
+def is_repeatable(initial_value: Callable[[], Any]) -> bool:
     """Whether a callable from which Keras takes a variable's initial value returns the same at every call: its
     initializer is Keras's own, and has no seed generator.
     """
@@ -63,14 +63,14 @@ def has_value(variable: Any) -> bool:
     return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
 
 
-def variables_later(function: Any) -> InitialValues:
+def defer_initialization(function: Any) -> InitialValues:
     """Leave variables that are created while a tf.function is traced uninitialised. Returns their initial values."""
     later = InitialValues()
     function._initialize_uninitialized_variables = later.pairs.extend
     return later
 
 
-def _give_values(pairs: Sequence[tuple[Any, Any]]) -> None:
+def _assign_values(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Initialise variables by tensors of a traced graph. Constants become arguments of the initialising function:
     TensorFlow would fold them, and compute a large value twice, with three times its memory.
     """

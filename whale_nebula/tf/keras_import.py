@@ -29,8 +29,8 @@ def wrap_keras(hook: Hook) -> None:
     loaded = sys.modules.get(_TRAINER)
     if loaded is not None and hasattr(loaded, "TensorFlowTrainer"):
         _wrap(loaded.TensorFlowTrainer, hook)
-    elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Waiting(hook))
+    elif not any(isinstance(finder, _TrainerFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TrainerFinder(hook))
 
 
 def unwrap_keras() -> None:
@@ -46,10 +46,10 @@ def _wrap(trainer: type, hook: Hook) -> None:
     for kind in _KINDS:
         original = vars(trainer)[f"make_{kind}_function"]
         if not hasattr(original, "nebula_original"):
-            setattr(trainer, f"make_{kind}_function", _wrapper(kind, original, hook))
+            setattr(trainer, f"make_{kind}_function", _make_wrapper(kind, original, hook))
 
 
-def _wrapper(kind: str, original: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
+def _make_wrapper(kind: str, original: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
     def make(model: Any, force: bool = False) -> Any:
         from whale_nebula.tf import find_unsupported
 
@@ -62,7 +62,7 @@ def _wrapper(kind: str, original: Callable[..., Any], hook: Hook) -> Callable[..
     return make
 
 
-class _Waiting(MetaPathFinder):
+class _TrainerFinder(MetaPathFinder):
     """Import finder that waits for Keras's trainer, wraps it, and removes itself."""
 
     def __init__(self, hook: Hook) -> None:

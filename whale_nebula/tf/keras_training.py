@@ -16,32 +16,32 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from whale_nebula.tf.private import PolymorphicFunction, TensorFlowTrainer, TFEpochIterator, python_frames
+from whale_nebula.tf.private import PolymorphicFunction, TensorFlowTrainer, TFEpochIterator, iterate_python_frames
 
 
-def trains_as_keras(model: Any) -> bool:
+def has_keras_train_step(model: Any) -> bool:
     """Whether `model.train_step` is Keras's own."""
     return isinstance(model, keras.Model) and type(model).train_step is TensorFlowTrainer.train_step
 
 
-def lacks_variables(model: Any) -> bool:
+def lacks_optimizer_variables(model: Any) -> bool:
     """Whether a compiled model's optimizer has no variables yet, so that its first train step makes them."""
     optimizer = model.optimizer
     return isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built
 
 
-def create_variables(model: Any, data: Any, *, later: bool = False) -> None:
+def create_variables(model: Any, data: Any, *, deferred: bool = False) -> None:
     """Run the parts of Keras's train step that create variables: forward, loss, optimizer and metrics, in this order.
-    Variables of metrics, and of the optimizer unless `later`, are initialised immediately; all others by the
+    Variables of metrics, and of the optimizer unless `deferred`, are initialised immediately; all others by the
     tf.function that is being traced.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     outputs = model(x, training=True) if model._call_has_training_arg else model(x)
     model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
     if trained := model.trainable_variables:
-        with contextlib.nullcontext() if later else tf.variable_creator_scope(_create_at_once):
+        with contextlib.nullcontext() if deferred else tf.variable_creator_scope(_create_immediately):
             build_optimizer(model.optimizer, trained)
-    with tf.variable_creator_scope(_create_at_once):
+    with tf.variable_creator_scope(_create_immediately):
         model.compute_metrics(x, y, outputs, sample_weight=weights)
 
 
@@ -51,7 +51,7 @@ def build_optimizer(optimizer: Any, variables: Any) -> None:
         optimizer.build(variables)
 
 
-def _create_at_once(create: Callable[..., Any], **options: Any) -> Any:
+def _create_immediately(create: Callable[..., Any], **options: Any) -> Any:
     """Create a variable outside the traced function, which would put its initialisation in a condition. If its initial
     value is a tensor of that function, it is created inside.
     """
@@ -75,7 +75,7 @@ def list_fit_callbacks() -> list[Any]:
 
 def _find_fits() -> Iterator[dict[str, Any]]:
     """The local variables of each running `fit` of Keras that has its callbacks, the innermost first."""
-    for frame in python_frames():
+    for frame in iterate_python_frames():
         found = frame.f_locals if frame.f_code.co_name == "fit" else {}
         if isinstance(found.get("callbacks"), keras.callbacks.CallbackList):
             yield found
@@ -106,16 +106,22 @@ def find_fit() -> Fit | None:
     fits = list(_find_fits())
     if len(fits) != 1 or "epoch_iterator" not in fits[0]:
         return None
-    (seen,) = fits
-    return Fit(seen["callbacks"], seen["epoch_iterator"], int(seen["initial_epoch"]), int(seen["epochs"]), seen)
+    (local_variables,) = fits
+    return Fit(
+        local_variables["callbacks"],
+        local_variables["epoch_iterator"],
+        int(local_variables["initial_epoch"]),
+        int(local_variables["epochs"]),
+        local_variables,
+    )
 
 
 def change_fit_data(model: Any, change: Callable[[tf.data.Dataset], tf.data.Dataset]) -> bool:
     """Replace the training data of this model's innermost running `fit` of Keras, which has not begun its first epoch,
     by the result of `change`. Returns whether there is such a `fit`. A callback can call it in `set_model`.
     """
-    seen = (frame.f_locals for frame in python_frames() if frame.f_code.co_name == "fit")
-    fit = next((each for each in seen if each.get("self") is model), {})
+    local_variables = (frame.f_locals for frame in iterate_python_frames() if frame.f_code.co_name == "fit")
+    fit = next((each for each in local_variables if each.get("self") is model), {})
     data = fit.get("epoch_iterator")
     if not isinstance(data, TFEpochIterator):
         return False
@@ -138,16 +144,16 @@ def add_callback(fit: Fit, callback: Any, model: Any, *, first: bool = False) ->
         fit.container.callbacks.append(callback)
 
 
-def pass_epochs(fit: Fit, until: int, begin: Callable[[Any], Any] | None = None) -> None:
+def skip_epochs(fit: Fit, until: int, begin: Callable[[Any], Any] | None = None) -> None:
     """Read the data of a `fit` up to the epoch `until`, like training and validation. `begin` is called with the
     iterator first, and takes the batches of an execution.
     """
     for epoch in range(fit.initial_epoch, until):
-        _pass_data(fit.data, begin if epoch == fit.initial_epoch else None)
-        _pass_validation(fit.variables, epoch)
+        _skip_data(fit.data, begin if epoch == fit.initial_epoch else None)
+        _skip_validation(fit.variables, epoch)
 
 
-def _pass_data(data: Any, begin: Callable[[Any], Any] | None = None) -> None:
+def _skip_data(data: Any, begin: Callable[[Any], Any] | None = None) -> None:
     with data.catch_stop_iteration():
         for number, (_, _, iterator) in enumerate(data):
             if begin is not None and number == 0:
@@ -157,26 +163,26 @@ def _pass_data(data: Any, begin: Callable[[Any], Any] | None = None) -> None:
                     next(iterator)
 
 
-def _pass_validation(seen: Mapping[str, Any], epoch: int) -> None:
+def _skip_validation(local_variables: Mapping[str, Any], epoch: int) -> None:
     """Read the validation data of a `fit` with these variables, if it validates after an epoch. The `fit` continues to
     use that data and its position.
     """
-    model = seen["self"]
-    if seen["validation_data"] is None or not model._should_eval(epoch, seen["validation_freq"]):
+    model = local_variables["self"]
+    if local_variables["validation_data"] is None or not model._should_eval(epoch, local_variables["validation_freq"]):
         return
     if model._eval_epoch_iterator is None:
         model._eval_epoch_iterator = TFEpochIterator(
-            x=seen["val_x"],
-            y=seen["val_y"],
-            sample_weight=seen["val_sample_weight"],
-            batch_size=seen["validation_batch_size"] or seen["batch_size"],
+            x=local_variables["val_x"],
+            y=local_variables["val_y"],
+            sample_weight=local_variables["val_sample_weight"],
+            batch_size=local_variables["validation_batch_size"] or local_variables["batch_size"],
             distribute_strategy=model.distribute_strategy,
             steps_per_execution=model.steps_per_execution,
-            steps_per_epoch=seen["validation_steps"],
+            steps_per_epoch=local_variables["validation_steps"],
             shuffle=False,
         )
     model._eval_epoch_iterator.reset()
-    _pass_data(model._eval_epoch_iterator)
+    _skip_data(model._eval_epoch_iterator)
 
 
 def draw_batches(iterator: Any, count: int) -> tuple[list[Any], Any]:
@@ -210,7 +216,7 @@ def _find_traced(function: Callable[..., Any]) -> Iterator[Any]:
             yield from _find_traced(cell.cell_contents)
 
 
-def list_captured(graph: Any) -> list[Any]:
+def list_captured_variables(graph: Any) -> list[Any]:
     """The variables that a graph reads or writes, in the order of their first use."""
     known = {id(variable.handle): variable for variable in graph.variables}
     return [known[id(outer)] for outer, _ in graph.captures if id(outer) in known]
@@ -223,7 +229,7 @@ def build_model(model: Any, batch: Any) -> None:
         return None if spec is None else keras.KerasTensor(tuple(spec.shape), spec.dtype)
 
     optimizer = model.optimizer
-    lacks = lacks_variables(model)
+    lacks = lacks_optimizer_variables(model)
     if lacks:
         optimizer.built = True  # prevents building here: the variables must have its name as prefix, as in a step
     try:
@@ -235,44 +241,46 @@ def build_model(model: Any, batch: Any) -> None:
         build_optimizer(optimizer, model.trainable_variables)
 
 
-def begin_with(model: Any, epoch: int) -> None:
+def set_initial_epoch(model: Any, epoch: int) -> None:
     """Set the initial epoch of the `fit` that is about to train; 0 leaves the requested one."""
     model._initial_epoch = epoch or None
 
 
-def keep_logs(fit: Fit) -> None:
+def append_logs(fit: Fit) -> None:
     """Make the callbacks of a `fit` append to their earlier log files instead of replacing them."""
     for callback in fit.callbacks:
         if isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True
 
 
-def exchange(callback: Any, name: str, change: Callable[[Method], Method]) -> None:
+def replace_method(callback: Any, name: str, change: Callable[[Method], Method]) -> None:
     """Replace a method of one callback ("begin", "save" or "end") by the result of `change`."""
     method = {"begin": "on_train_begin", "save": "_save_model", "end": "on_train_end"}[name]
     setattr(callback, method, change(getattr(callback, method)))
 
 
-def hold_saving(callback: Any, holds: Callable[[], bool], repeats: Callable[[], bool] = lambda: False) -> None:
-    """Make a callback that saves the model after batches count no batch while `holds` is true, and not count the last
-    one again while `repeats` is true.
+def suspend_saving(
+    callback: Any, is_suspended: Callable[[], bool], is_repeated: Callable[[], bool] = lambda: False
+) -> None:
+    """Make a callback that saves the model after batches count no batch while `is_suspended` is true, and not count the
+    last one again while `is_repeated` is true.
     """
     if not isinstance(callback, CHECKPOINT):
         return
     plain = callback.on_train_batch_end
 
     def count(batch: int, logs: Any = None) -> None:
-        if not holds() and not (repeats() and batch == callback._last_batch_seen):
+        if not is_suspended() and not (is_repeated() and batch == callback._last_batch_seen):
             plain(batch, logs)
 
     callback.on_train_batch_end = count
 
 
-def silence(callback: Any, silent: Callable[[], bool]) -> None:
-    """Disable a callback while `silent` is true, and remove the files it has already written."""
+def silence(callback: Any, is_silent: Callable[[], bool]) -> None:
+    """Disable a callback while `is_silent` is true, and remove the files it has already written."""
     for name in _HOOKS:
-        setattr(callback, name, _silence_method(getattr(callback, name), silent))
-    if isinstance(callback, keras.callbacks.TensorBoard) and silent():
+        setattr(callback, name, _silence_method(getattr(callback, name), is_silent))
+    if isinstance(callback, keras.callbacks.TensorBoard) and is_silent():
         for writer in callback._writers.values():
             writer.close()
         callback._writers = {}
@@ -281,15 +289,15 @@ def silence(callback: Any, silent: Callable[[], bool]) -> None:
                 tf.io.gfile.remove(path)
 
 
-def _silence_method(plain: Method, silent: Callable[[], bool]) -> Method:
+def _silence_method(plain: Method, is_silent: Callable[[], bool]) -> Method:
     @functools.wraps(plain)
     def hook(*args: Any, **kwargs: Any) -> Any:
-        return None if silent() else plain(*args, **kwargs)
+        return None if is_silent() else plain(*args, **kwargs)
 
     return hook
 
 
-def backup_path(callback: Any) -> str:
+def find_backup_path(callback: Any) -> str:
     """The file of weights that a backup writes and reads."""
     return str(callback._weights_path)
 
@@ -304,6 +312,6 @@ def make_folder(callback: Any, *args: Any, **kwargs: Any) -> None:
         tf.io.gfile.makedirs(folder)
 
 
-def initial_epoch(model: Any) -> int:
+def find_initial_epoch(model: Any) -> int:
     """The initial epoch of `fit` by a restored backup; 0 if there was none."""
     return int(model._initial_epoch or 0)

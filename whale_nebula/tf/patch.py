@@ -90,22 +90,22 @@ _STATELESS = {
 }
 _MAKERS: Mapping[str, Any] = MappingProxyType({name: getattr(gen_random_ops, name) for name in _STATELESS})
 
-Asked = Callable[[int, int], Any]
+StateFinder = Callable[[int, int], Any]
 
 
-def patch_draws(asked: Asked) -> list[Patch]:
-    """Call `asked(seed, seed2)` for a variable of `fresh_state` wherever a seeded random op is created.
+def patch_draws(find_state: StateFinder) -> list[Patch]:
+    """Call `find_state(seed, seed2)` for a variable of `make_generator_state` wherever a seeded random op is created.
 
     The op then draws from the variable; if the result is None, the op is created as usual.
     """
-    return [Patch(gen_random_ops, name, functools.partial(_draw_counter, name, asked)) for name in _MAKERS]
+    return [Patch(gen_random_ops, name, functools.partial(_draw_by_counter, name, find_state)) for name in _MAKERS]
 
 
-def _draw_counter(name: str, asked: Asked, /, *args: Any, **kwargs: Any) -> Any:
+def _draw_by_counter(name: str, find_state: StateFinder, /, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(_MAKERS[name]).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
-    state = asked(int(given["seed"] or 0), int(given["seed2"] or 0)) if given["seed"] or given["seed2"] else None
+    state = find_state(int(given["seed"] or 0), int(given["seed2"] or 0)) if given["seed"] or given["seed2"] else None
     if state is None:
         return _MAKERS[name](*args, **kwargs)
     kept = {key: value for key, value in given.items() if key not in ("seed", "seed2", "shape", "name")}
@@ -118,7 +118,7 @@ def _draw_counter(name: str, asked: Asked, /, *args: Any, **kwargs: Any) -> Any:
         return _STATELESS[name](shape=shape, counter=counter, key=key, alg=_PHILOX, **kept)
 
 
-def fresh_state(seed: int, seed2: int, name: str) -> Any:
+def make_generator_state(seed: int, seed2: int, name: str) -> Any:
     """A variable with the initial state of a kernel with these seeds: the counter's two numbers, and the key.
 
     It is not created by the traced function, so that variable creators are not called.
@@ -128,25 +128,25 @@ def fresh_state(seed: int, seed2: int, name: str) -> Any:
         return resource_variable_ops.ResourceVariable(first, trainable=False, name=name)
 
 
-_compute = nn._compute_moments_sync
+_compute_moments = nn._compute_moments_sync
 
-Answer = Callable[[Any, Sequence[int], bool], tuple[Any, Any] | None]
+MomentsFunction = Callable[[Any, Sequence[int], bool], tuple[Any, Any] | None]
 
 
-def patch_moments(answer: Answer) -> Patch:
-    """Call `answer(tensor, axes, keepdims)` for the mean and the variance of synchronized moments.
+def patch_moments(compute_moments: MomentsFunction) -> Patch:
+    """Call `compute_moments(tensor, axes, keepdims)` for the mean and the variance of synchronized moments.
 
     If it returns None, Keras computes them.
     """
 
     def compute(x: Any, axes: Sequence[int], keepdims: bool = False) -> Any:
-        found = answer(x, axes, keepdims)
-        return _compute(x, axes, keepdims) if found is None else found
+        found = compute_moments(x, axes, keepdims)
+        return _compute_moments(x, axes, keepdims) if found is None else found
 
     return Patch(nn, "_compute_moments_sync", compute)
 
 
-def unmark(op: Any, name: str) -> None:
+def remove_attribute(op: Any, name: str) -> None:
     """Remove an attribute of an op of the graph being traced."""
     op._clear_attr(name)
 

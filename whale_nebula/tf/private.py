@@ -81,8 +81,8 @@ def stamp_ops(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.Abstrac
 _gradients_helper = gradients_util._GradientsHelper
 
 
-def patch_gradients(asked: Callable[..., list[Any] | None]) -> Patch:
-    """Call `asked(targets, sources, seeds, stops, unconnected)` instead of `tf.gradients`.
+def patch_gradients(compute_gradients: Callable[..., list[Any] | None]) -> Patch:
+    """Call `compute_gradients(targets, sources, seeds, stops, unconnected)` instead of `tf.gradients`.
 
     This includes every v1 optimizer's `compute_gradients` of a tensor. If the result is None, TensorFlow computes them.
     """
@@ -93,7 +93,7 @@ def patch_gradients(asked: Callable[..., list[Any] | None]) -> Patch:
         options = bound.arguments
         found = None
         if options["src_graph"] is None:
-            found = asked(ys, xs, grad_ys, options["stop_gradients"], options["unconnected_gradients"])
+            found = compute_gradients(ys, xs, grad_ys, options["stop_gradients"], options["unconnected_gradients"])
         return _gradients_helper(ys, xs, grad_ys, *args, **kwargs) if found is None else found
 
     return Patch(gradients_util, "_GradientsHelper", helper)
@@ -112,14 +112,14 @@ def differentiate(
 _build_cond = cond_v2._build_cond
 
 
-def patch_cond(takes: Callable[[Any, Sequence[Any]], bool]) -> Patch:
-    """Call `takes(predicate, branches)` before a cond is built; if it returns true, it has built the cond itself."""
+def patch_cond(build_branches: Callable[[Any, Sequence[Any]], bool]) -> Patch:
+    """Call `build_branches(predicate, branches)` before a cond is built; true means that it has built the cond."""
 
     def build(
         pred: Any, true_graph: Any, false_graph: Any, true_inputs: Any, false_inputs: Any, building_gradient: bool,
         **options: Any,
     ) -> Any:  # fmt: skip
-        if not building_gradient and takes(pred, (true_graph, false_graph)):
+        if not building_gradient and build_branches(pred, (true_graph, false_graph)):
             return None
         return _build_cond(
             pred, true_graph, false_graph, true_inputs, false_inputs, building_gradient=building_gradient, **options
@@ -131,16 +131,16 @@ def patch_cond(takes: Callable[[Any, Sequence[Any]], bool]) -> Patch:
 _create_op = func_graph_lib.FuncGraph._create_op_internal
 
 
-def patch_ops(given: Callable[[Any, str, Sequence[Any]], Sequence[Any]]) -> Patch:
-    """Call `given(graph, op_type, inputs)` for an op's inputs, before it is created in any FuncGraph."""
+def patch_ops(choose_inputs: Callable[[Any, str, Sequence[Any]], Sequence[Any]]) -> Patch:
+    """Call `choose_inputs(graph, op_type, inputs)` for an op's inputs, before it is created in any FuncGraph."""
 
     def create(graph: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return _create_op(graph, op_type, list(given(graph, op_type, list(inputs))), *args, **kwargs)
+        return _create_op(graph, op_type, list(choose_inputs(graph, op_type, list(inputs))), *args, **kwargs)
 
     return Patch(func_graph_lib.FuncGraph, "_create_op_internal", create)
 
 
-def tape_records() -> bool:
+def is_tape_recording() -> bool:
     """Whether a gradient tape is recording."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
@@ -151,12 +151,12 @@ def stop_recording() -> contextlib.AbstractContextManager[None]:
     return stopped
 
 
-def tape_follows(tensor: Any) -> bool:
+def is_followed_by_tape(tensor: Any) -> bool:
     """Whether a recording tape has traced this tensor from a watched one."""
     return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
 
 
-def tape_record(
+def record_on_tapes(
     variables: Sequence[Any],
     tensors: Sequence[Any],
     results: Sequence[Any],
@@ -169,7 +169,7 @@ def tape_record(
     tape_lib.variables_accessed(variables)
 
     def back(*gradients: Any) -> list[None]:
-        calls = (frame for frame in python_frames() if frame.f_code is _tape_gradient.__code__)
+        calls = (frame for frame in iterate_python_frames() if frame.f_code is _tape_gradient.__code__)
         report(next((frozenset(map(id, frame.f_locals["flat_sources"])) for frame in calls), None))
         return [None] * (len(variables) + len(tensors))
 
@@ -180,18 +180,18 @@ def tape_record(
 _tape_gradient = tf.GradientTape.gradient
 
 
-def tape_open(tape: tf.GradientTape) -> bool:
+def is_tape_open(tape: tf.GradientTape) -> bool:
     """Whether a tape can still compute gradients: a plain tape does so once."""
     return tape._tape is not None
 
 
-def tape_stop(tape: tf.GradientTape) -> None:
+def stop_tape(tape: tf.GradientTape) -> None:
     """Stop recording, like `gradient` of a plain tape inside its own block."""
     if tape._recording and not tape._persistent:
         tape._pop_tape()
 
 
-def tape_finish(tape: tf.GradientTape) -> None:
+def finish_tape(tape: tf.GradientTape) -> None:
     """Do the last action of `gradient`: a plain tape discards its records."""
     if not tape._persistent:
         tape._watched_variables = tape._tape.watched_variables()
@@ -199,7 +199,7 @@ def tape_finish(tape: tf.GradientTape) -> None:
 
 
 @contextlib.contextmanager
-def tape_reopened(tape: tf.GradientTape) -> Iterator[Callable[[Any], bool]]:
+def reopen_tape(tape: tf.GradientTape) -> Iterator[Callable[[Any], bool]]:
     """Context with a function that returns whether a tape has traced a tensor: it has not traced ops outside its block,
     or unwatched.
     """
@@ -207,13 +207,13 @@ def tape_reopened(tape: tf.GradientTape) -> Iterator[Callable[[Any], bool]]:
     if again:
         tape_lib.push_tape(tape._tape)
     try:
-        yield tape_follows
+        yield is_followed_by_tape
     finally:
         if again:
             tape_lib.pop_tape(tape._tape)
 
 
-def resource_spec(tensor: Any) -> tuple[str, tuple[int | None, ...] | None] | None:
+def find_resource_spec(tensor: Any) -> tuple[str, tuple[int | None, ...] | None] | None:
     """Element type and shape of the variable behind a resource tensor."""
     data = handle_data_util.get_resource_handle_data(tensor)
     if data is None or not data.is_set or not data.shape_and_type:
@@ -230,7 +230,7 @@ def list_op_types(graph: Any) -> list[str]:
     return list(dict.fromkeys(str(node.op) for each in nodes for node in each))
 
 
-def function_graph(graph: Any, name: str) -> Any:
+def find_function_graph(graph: Any, name: str) -> Any:
     """The FuncGraph of a function that an op of `graph` calls; those of a body may be registered in an outer graph."""
     while not graph._is_function(name) and getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
@@ -244,12 +244,12 @@ def set_input(op: Any, position: int, tensor: Any) -> None:
     op._update_input(position, tensor)
 
 
-def user_frames(op: Any) -> list[tuple[str, int]]:
+def list_user_frames(op: Any) -> list[tuple[str, int]]:
     """File and line of the Python frames that created an op, outermost first."""
     return [(frame.filename, frame.lineno) for frame in op.traceback or ()]
 
 
-def stamp_of(op: Any, name: str) -> str:
+def read_text_stamp(op: Any, name: str) -> str:
     """The attribute that `stamp_ops` wrote on an op, as text; "" if there is none."""
     try:
         return bytes(op.get_attr(name)).decode()
@@ -257,7 +257,7 @@ def stamp_of(op: Any, name: str) -> str:
         return ""
 
 
-def number_on(op: Any, name: str) -> int | None:
+def read_number_stamp(op: Any, name: str) -> int | None:
     """The integer that `stamp_ops` wrote on an op, if any."""
     try:
         return int(op.get_attr(name))
@@ -265,7 +265,7 @@ def number_on(op: Any, name: str) -> int | None:
         return None
 
 
-def layers_around(op: Any) -> tuple[tuple[str, ...], str]:
+def find_layers_around(op: Any) -> tuple[tuple[str, ...], str]:
     """The names of the Keras layers whose calls created an op, outermost first, and the file of the innermost.
 
     Each call opens a name scope; TensorFlow numbers repeated ones.
@@ -297,10 +297,10 @@ def entry_layer() -> Any:
     return None if context is None else context.entry_layer
 
 
-def layers_running() -> list[Any]:
+def list_running_layers() -> list[Any]:
     """The Keras layers whose calls are running, outermost first. Each call has opened a name scope."""
-    calls = [call for call in keras_calls() if call.name == "__call__"]
-    return [call.given for call in reversed(calls) if call.frame.f_code.co_filename.endswith(_LAYER_FILE)]
+    calls = [call for call in list_keras_calls() if call.name == "__call__"]
+    return [call.first_argument for call in reversed(calls) if call.frame.f_code.co_filename.endswith(_LAYER_FILE)]
 
 
 def add_variable(layer: Any, name: str, values: Any) -> Any:
@@ -316,12 +316,12 @@ def add_variable(layer: Any, name: str, values: Any) -> Any:
     return variable
 
 
-def layers_of(model: Any) -> list[Any]:
+def list_layers(model: Any) -> list[Any]:
     """A model and every layer inside it."""
     return list(model._flatten_layers())
 
 
-def sublayers(layer: Any) -> list[Any]:
+def list_sublayers(layer: Any) -> list[Any]:
     """The layers directly inside a layer or model, in the order of their assignment, each once."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
@@ -378,7 +378,7 @@ def _wrap_method(
     object.__setattr__(instance, name, wrapper)
 
 
-def python_frames() -> Iterator[FrameType]:
+def iterate_python_frames() -> Iterator[FrameType]:
     """The running Python frames, innermost first, starting with the caller's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -390,14 +390,14 @@ class KerasCall(NamedTuple):
     """A running function of Keras: its name, its first argument, and its frame."""
 
     name: str
-    given: Any
+    first_argument: Any
     frame: FrameType
 
 
-def keras_calls() -> list[KerasCall]:
+def list_keras_calls() -> list[KerasCall]:
     """The running functions of Keras, innermost first."""
     found: list[KerasCall] = []
-    for frame in python_frames():
+    for frame in iterate_python_frames():
         code = frame.f_code
         if code.co_argcount and frame.f_globals.get("__name__", "").startswith("keras.src."):
             found.append(KerasCall(code.co_name, frame.f_locals.get(code.co_varnames[0]), frame))
@@ -406,15 +406,15 @@ def keras_calls() -> list[KerasCall]:
 
 def is_in_custom_gradient() -> bool:
     """Whether a function under `tf.custom_gradient` is running, while a graph is built."""
-    return any(frame.f_code is custom_gradient._graph_mode_decorator.__code__ for frame in python_frames())
+    return any(frame.f_code is custom_gradient._graph_mode_decorator.__code__ for frame in iterate_python_frames())
 
 
-def exporting() -> bool:
+def is_exporting() -> bool:
     """Whether a model is being written as a SavedModel: its traces are never trained."""
     return any(part in frame.filename for frame in tf_stack.extract_stack() for part in _EXPORTERS)
 
 
-def ops_watched() -> bool:
+def is_debugger_active() -> bool:
     """Whether a TensorFlow debugger adds its own ops to every op created in this thread."""
     return bool(op_callbacks.should_invoke_op_callbacks())
 
@@ -429,7 +429,7 @@ def apply_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     return converted
 
 
-def compiled_by_xla(function: Any) -> bool:
+def is_compiled_by_xla(function: Any) -> bool:
     """Whether a tf.function has jit_compile=True."""
     return bool(function._jit_compile)
 
@@ -476,7 +476,7 @@ def _number_random_ops() -> Iterator[None]:
         counts[graph] = before
 
 
-def leaf_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
+def list_leaf_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """The leaves of a nested structure, each with its path, in the order of tf.nest.flatten."""
     return list(nest.flatten_with_tuple_paths(structure)) if nest.is_nested(structure) else [((), structure)]
 
@@ -491,7 +491,7 @@ VARIABLE_OVERWRITES = ("assign", "_restore_from_tensors")
 """The writing methods that do not depend on the previous value."""
 
 
-def written_value(value: Any, *args: Any, **kwargs: Any) -> Any:
+def find_written_value(value: Any, *args: Any, **kwargs: Any) -> Any:
     """The value that one of these methods writes: `assign` has it as argument, `_restore_from_tensors` by a name."""
     return next(iter(value.values())) if isinstance(value, Mapping) else value
 
@@ -500,18 +500,18 @@ VARIABLE_HANDLE = "_handle"
 """Attribute by which eager ops in C++ read a variable, bypassing its methods, only if it is an EagerTensor."""
 
 
-def runtime_started() -> bool:
+def is_runtime_started() -> bool:
     """Whether TensorFlow's runtime, with its threads, has started in this process."""
     context = context_lib.context_safe()
     return context is not None and bool(context._initialized)
 
 
-not_rewritten = autograph.autograph_artifact
+exempt_from_autograph = autograph.autograph_artifact
 """Decorator for classes with objects that AutoGraph calls unconverted when it rewrites the caller."""
 
 
 @functools.cache
-def xla_takes(op_type: str, gpu: bool) -> bool:
+def is_supported_by_xla(op_type: str, gpu: bool) -> bool:
     """Whether XLA has a kernel for an op type. XLA registers its kernels at its first compilation."""
     _start_xla()
     wanted = "XLA_GPU_JIT" if gpu else "XLA_CPU_JIT"
@@ -524,13 +524,13 @@ def _start_xla() -> None:
         tf.function(tf.identity, jit_compile=True, autograph=False)(tf.zeros(()))
 
 
-def forward_op(op: Any) -> Any:
+def find_forward_op(op: Any) -> Any:
     """The forward op to whose gradient `op` belongs; `op` itself if it belongs to the forward."""
-    return forward_op(op._original_op) if op._original_op is not None else op
+    return find_forward_op(op._original_op) if op._original_op is not None else op
 
 
 @contextlib.contextmanager
-def caching_device_kept() -> Iterator[None]:
+def restore_caching_device() -> Iterator[None]:
     """Restore what tf.scan and tf.map_fn set in the variable scope of all graphs, and do not reset if a body raises."""
     scope = tf.compat.v1.get_variable_scope()
     before = scope._caching_device
@@ -561,7 +561,7 @@ def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
     dispatch.dispatch_for_types(api, kind)(answer)
 
 
-def traced_often(function: Any) -> Any:
+def silence_retracing_warning(function: Any) -> Any:
     """Return a tf.function without TensorFlow's warning about frequent retracing.
 
     TensorFlow counts traces by the line of a function, and one line of this library creates many functions.

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tests.parity_harness import Cut
-from tests.scripts.keras.script import Given, Watch, adam, add, dense, fit, momentum, numbers, rows
+from tests.scripts.keras.script import FitArguments, LogRecorder, adam, add, dense, fit, momentum, numbers, rows
 
 
 def _model(cut: Cut, optimizer: Any = None) -> Any:
@@ -26,7 +26,7 @@ def _eager(cut: Cut) -> Any:
 def with_callbacks(*make: Any, **options: Any) -> Any:
     """`fit` with callbacks that are made anew for each run."""
 
-    def train(model: Any, given: Given, watch: Watch) -> None:
+    def train(model: Any, given: FitArguments, watch: LogRecorder) -> None:
         fit(model, given, watch, callbacks=[one() for one in make], **options)
 
     return train
@@ -46,7 +46,7 @@ add("swap_ema", lambda cut: _model(cut, adam(use_ema=True, ema_momentum=0.5)), r
 ))  # fmt: skip
 
 
-def _checkpoints(model: Any, given: Given, watch: Watch) -> None:
+def _checkpoints(model: Any, given: FitArguments, watch: LogRecorder) -> None:
     """ModelCheckpoint of weights, read back."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "best.weights.h5"))

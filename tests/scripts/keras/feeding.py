@@ -11,7 +11,18 @@ import tensorflow as tf
 
 from tests.parity_harness import Cut
 from tests.scripts.keras.outputs import heads, two_targets
-from tests.scripts.keras.script import ROWS, Given, abs_numbers, add, classes, dense, fit, momentum, numbers, rows
+from tests.scripts.keras.script import (
+    ROWS,
+    FitArguments,
+    abs_numbers,
+    add,
+    classes,
+    dense,
+    fit,
+    momentum,
+    numbers,
+    rows,
+)
 
 
 def _model(cut: Cut) -> Any:
@@ -51,26 +62,28 @@ class Sequence(keras.utils.PyDataset):
         return tuple(part[12 * index : 12 * index + 12] for part in self.parts)
 
 
-def feeding(name: str, data: Callable[[], Given], build: Any = _model, looks: bool = False, **options: Any) -> None:
+def feeding(
+    name: str, data: Callable[[], FitArguments], build: Any = _model, evaluates: bool = False, **options: Any
+) -> None:
     """A script that differs in what `fit` is given."""
-    add(f"fed_{name}", build, data, looks=looks, **options)
+    add(f"fed_{name}", build, data, evaluates=evaluates, **options)
 
 
-def _dataset() -> Given:
+def _dataset() -> FitArguments:
     return {"x": tf.data.Dataset.from_tensor_slices(_triple()).batch(12), "batch_size": None}
 
 
-def _repeated() -> Given:
+def _repeated() -> FitArguments:
     dataset = tf.data.Dataset.from_tensor_slices(_triple()[:2]).shuffle(ROWS, seed=4).repeat().batch(10)
     return {"x": dataset, "batch_size": None, "steps_per_epoch": 3}
 
 
-def _dropping() -> Given:
+def _dropping() -> FitArguments:
     dataset = tf.data.Dataset.from_tensor_slices(two_targets()).map(lambda given: (given["x"], given["y"]))
     return {"x": dataset.batch(10, drop_remainder=True).prefetch(1), "batch_size": None}
 
 
-def _generator() -> Given:
+def _generator() -> FitArguments:
     def forever() -> Iterator[Any]:
         while True:
             yield from _batches(*_triple())
@@ -78,7 +91,7 @@ def _generator() -> Given:
     return {"x": forever(), "batch_size": None, "steps_per_epoch": 3}
 
 
-def _validated() -> Given:
+def _validated() -> FitArguments:
     held = (numbers(6, seed=8)[:17], numbers(3, seed=9)[:17], abs_numbers(seed=10)[:17])
     return {**rows()(), "validation_data": held, "validation_batch_size": 7, "epochs": 3, "validation_freq": 2}
 
@@ -88,15 +101,17 @@ feeding("dataset_repeated", _repeated)
 feeding("dataset_dropping", _dropping, _heads)
 feeding("generator", _generator)
 feeding("pydataset", lambda: {"x": Sequence(), "batch_size": None})
-feeding("tensors", lambda: {"x": tf.constant(numbers(6)), "y": tf.constant(numbers(3, seed=1))}, looks=True)
-feeding("dicts", two_targets, _heads, looks=True)
+feeding("tensors", lambda: {"x": tf.constant(numbers(6)), "y": tf.constant(numbers(3, seed=1))}, evaluates=True)
+feeding("dicts", two_targets, _heads, evaluates=True)
 feeding("validation_data", _validated)
 feeding("validation_split", rows(validation_split=0.3, sample_weight=abs_numbers(seed=3)))
 feeding("shuffled", rows(shuffle=True, epochs=3))
 feeding("one_row", rows(batch_size=1, epochs=1), micro=(1,))
 feeding("fewer_rows_than_parts", rows(batch_size=16), micro=(3,))  # the last batch has 2 rows
-feeding("whole_numbers", lambda: {"x": classes(5, 6), "y": classes(3, 3, seed=1)}, looks=True)
-feeding("doubles", lambda: {"x": numbers(6).astype("float64"), "y": numbers(3, seed=1).astype("float64")}, looks=True)
+feeding("whole_numbers", lambda: {"x": classes(5, 6), "y": classes(3, 3, seed=1)}, evaluates=True)
+feeding(
+    "doubles", lambda: {"x": numbers(6).astype("float64"), "y": numbers(3, seed=1).astype("float64")}, evaluates=True
+)
 
 
 class Four(keras.Model):
@@ -118,7 +133,7 @@ def _four(cut: Cut) -> Any:
     return model
 
 
-def _quadruple() -> Given:
+def _quadruple() -> FitArguments:
     dataset = tf.data.Dataset.from_tensor_slices((*_triple(), numbers(3, seed=6))).batch(12)
     return {"x": dataset, "batch_size": None}
 
@@ -143,7 +158,7 @@ def _named(cut: Cut) -> Any:
     return model
 
 
-def _named_data() -> Given:
+def _named_data() -> FitArguments:
     dataset = tf.data.Dataset.from_tensor_slices({"features": numbers(6), "target": numbers(3, seed=1)}).batch(12)
     return {"x": dataset, "batch_size": None}
 
@@ -151,7 +166,7 @@ def _named_data() -> Given:
 feeding("a_dict", _named_data, _named)
 
 
-def _two_sizes(model: Any, given: Given, watch: Any) -> None:
+def _two_sizes(model: Any, given: FitArguments, watch: Any) -> None:
     """Other batch sizes in one run: the ragged last ones differ too."""
     fit(model, given, watch, epochs=1)
     fit(model, given, watch, epochs=1, batch_size=7)

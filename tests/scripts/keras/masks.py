@@ -9,7 +9,7 @@ import numpy as np
 from keras import layers, ops
 
 from tests.parity_harness import Cut
-from tests.scripts.keras.script import ROWS, Given, add, classes, momentum, numbers, script, two_parts
+from tests.scripts.keras.script import ROWS, FitArguments, add, classes, momentum, numbers, script, two_parts
 
 WORDS, TIME = 20, 5
 
@@ -21,12 +21,12 @@ def tokens() -> np.ndarray:
     return np.where(np.arange(TIME) < lengths[:, None], found, 0)
 
 
-def sentences(**more: Any) -> Given:
+def sentences(**more: Any) -> FitArguments:
     """A sentence and its class."""
     return {"x": tokens(), "y": classes(4, seed=1), **more}
 
 
-def _tagged() -> Given:
+def _tagged() -> FitArguments:
     return {"x": tokens(), "y": classes(4, TIME, seed=1)}
 
 

@@ -23,7 +23,7 @@ def optimized(name: str, make: Callable[[], Any], **options: Any) -> None:
         model.compile(make(), "mse")
         return model
 
-    add(f"optimizer_{name}", build, rows(), looks=False, **options)
+    add(f"optimizer_{name}", build, rows(), evaluates=False, **options)
 
 
 for _name, _make in {
@@ -99,7 +99,7 @@ def _embedded(name: str, make: Callable[[], Any]) -> None:
         model.compile(make(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
 
-    add(f"sparse_{name}", build, sentences, looks=False)
+    add(f"sparse_{name}", build, sentences, evaluates=False)
 
 
 _embedded("adam", adam)

@@ -10,8 +10,8 @@ from keras import layers
 
 from tests.parity_harness import Cut
 from tests.scripts.keras.script import (
-    Given,
-    Watch,
+    FitArguments,
+    LogRecorder,
     abs_numbers,
     add,
     classes,
@@ -40,12 +40,12 @@ def heads(cut: Cut, *, early: bool = False, listed: bool = False) -> Any:
     return keras.Model(inputs, [kind, size] if listed else {"kind": kind, "size": size})
 
 
-def two_targets(**more: Any) -> Given:
+def two_targets(**more: Any) -> FitArguments:
     """A class and a number a row, by name."""
     return {"x": numbers(6), "y": {"kind": classes(4, seed=1), "size": numbers(1, seed=2)}, **more}
 
 
-def _weights() -> Given:
+def _weights() -> FitArguments:
     return two_targets(sample_weight={"kind": abs_numbers(seed=3), "size": abs_numbers(seed=4)})
 
 
@@ -73,7 +73,7 @@ def output_in_the_first_stage(cut: Cut) -> Any:
     return model
 
 
-def _quietly(model: Any, given: Given, watch: Watch) -> None:
+def _quietly(model: Any, given: FitArguments, watch: LogRecorder) -> None:
     """Keras warns that the head without a loss has no gradients."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Gradients do not exist", category=UserWarning)
@@ -121,7 +121,7 @@ def _classifier(**compiled: Any) -> Any:
 
 
 _weighted = _classifier(metrics=["accuracy"], weighted_metrics=["accuracy"])
-add("class_weight", _weighted, labels(class_weight={0: 0.2, 1: 2.0, 2: 1.0, 3: 0.7}), looks=False)
+add("class_weight", _weighted, labels(class_weight={0: 0.2, 1: 2.0, 2: 1.0, 3: 0.7}), evaluates=False)
 add("sample_weight", _weighted, labels(sample_weight=abs_numbers(seed=3)))
 
 
@@ -133,7 +133,7 @@ def regression(loss: Any, **data: Any) -> None:
         model.compile(momentum(), loss())
         return model
 
-    add(f"loss_{loss().name}", build, rows(sample_weight=abs_numbers(seed=3), **data), looks=False)
+    add(f"loss_{loss().name}", build, rows(sample_weight=abs_numbers(seed=3), **data), evaluates=False)
 
 
 for _loss in (

@@ -6,7 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.parity_harness import Cut
-from tests.scripts.keras.script import Given, Train, Watch, abs_numbers, adam, add, dense, fit, look, momentum, rows
+from tests.scripts.keras.script import (
+    FitArguments,
+    LogRecorder,
+    Train,
+    abs_numbers,
+    adam,
+    add,
+    dense,
+    evaluate_and_predict,
+    fit,
+    momentum,
+    rows,
+)
 
 
 def _model(cut: Cut) -> Any:
@@ -18,9 +30,9 @@ def _model(cut: Cut) -> Any:
 def between(change: Callable[[Any], None]) -> Train:
     """`fit`, a change, and `fit` again; `evaluate` after each."""
 
-    def train(model: Any, given: Given, watch: Watch) -> None:
+    def train(model: Any, given: FitArguments, watch: LogRecorder) -> None:
         fit(model, given, watch)
-        look(model, given, watch)
+        evaluate_and_predict(model, given, watch)
         change(model)
         fit(model, given, watch)
 
@@ -57,7 +69,7 @@ def set_weights(model: Any) -> None:
     model.set_weights([weight * 0.5 for weight in model.get_weights()])
 
 
-def by_hand(model: Any, given: Given, watch: Watch) -> None:
+def by_hand(model: Any, given: FitArguments, watch: LogRecorder) -> None:
     """`train_on_batch`, `test_on_batch` and `predict_on_batch`."""
     watch.set_model(model)
     for step, size in enumerate((12, 12, 5)):
@@ -73,4 +85,4 @@ def by_hand(model: Any, given: Given, watch: Watch) -> None:
 for _change in (assign_the_rate, keep_the_optimizer, set_weights):
     add(_change.__name__, _model, rows(), between(_change), steps=12)
 add("thaw_and_compile", _thaw_build, rows(), between(thaw_and_compile), steps=12)
-add("by_hand", _model, lambda: {**rows()(), "w": abs_numbers(seed=3)}, by_hand, looks=False)
+add("by_hand", _model, lambda: {**rows()(), "w": abs_numbers(seed=3)}, by_hand, evaluates=False)

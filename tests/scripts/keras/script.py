@@ -16,12 +16,12 @@ import numpy as np
 import whale_nebula as nb
 from tests.parity_harness import Case, Cut, Outcome
 
-Given = dict[str, Any]
+FitArguments = dict[str, Any]
 ROWS, BATCH = 34, 17
 """Two batches, whose micro-batches have unequal rows. A ragged last batch is what scripts of `feeding` have."""
 
 
-class Watch(keras.callbacks.Callback):
+class LogRecorder(keras.callbacks.Callback):
     """Keeps the logs of every batch and epoch, over several calls of `fit`, and the weights after the first step."""
 
     def __init__(self, cut: Cut) -> None:
@@ -44,17 +44,17 @@ class Watch(keras.callbacks.Callback):
             self.history.setdefault(key, []).append(value)
 
 
-Train = Callable[[Any, Given, Watch], None]
+Train = Callable[[Any, FitArguments, LogRecorder], None]
 
 
-def fit(model: Any, given: Given, watch: Watch, **options: Any) -> None:
+def fit(model: Any, given: FitArguments, watch: LogRecorder, **options: Any) -> None:
     """`model.fit` on what the script gives; `options` have the last word."""
     given = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0, **given, **options}
     callbacks = [*given.pop("callbacks", ()), watch]
     model.fit(**given, callbacks=callbacks)
 
 
-def look(model: Any, given: Given, watch: Watch) -> None:
+def evaluate_and_predict(model: Any, given: FitArguments, watch: LogRecorder) -> None:
     """`evaluate` and `predict` on the data of the training."""
     shown = {key: given[key] for key in ("x", "y", "sample_weight") if key in given}
     size = (
@@ -67,25 +67,25 @@ def look(model: Any, given: Given, watch: Watch) -> None:
 
 @dataclass(frozen=True)
 class Script:
-    """How a case is run: build, train; with `looks`, `evaluate` and `predict` too."""
+    """How a case is run: build, train; with `evaluates`, `evaluate` and `predict` too."""
 
     build: Callable[[Cut], Any]
-    data: Callable[[], Given]
+    data: Callable[[], FitArguments]
     train: Train = fit
-    looks: bool = True
+    evaluates: bool = True
 
     def __call__(self, cut: Cut) -> Outcome:
         keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(7)
-        watch = Watch(cut)
+        watch = LogRecorder(cut)
         model = self.build(cut)
         self.train(model, self.data(), watch)
-        if self.looks:
-            look(model, self.data(), watch)
+        if self.evaluates:
+            evaluate_and_predict(model, self.data(), watch)
         return _outcome(model, watch)
 
 
-def _outcome(model: Any, watch: Watch) -> Outcome:
+def _outcome(model: Any, watch: LogRecorder) -> Outcome:
     found = Outcome(losses=watch.steps, history=watch.history, stages=watch.stages)
     with nb.gathered():
         state = [*model.non_trainable_variables, *getattr(model.optimizer, "variables", ())]
@@ -104,7 +104,7 @@ SCRIPTS: dict[str, Case] = {}
 """Every script by its name."""
 
 
-def script(data: Callable[[], Given], *args: Any, **options: Any) -> Callable[[Callable[[Cut], Any]], Any]:
+def script(data: Callable[[], FitArguments], *args: Any, **options: Any) -> Callable[[Callable[[Cut], Any]], Any]:
     """Register a builder as the script of its own name."""
 
     def register(build: Callable[[Cut], Any]) -> Callable[[Cut], Any]:
@@ -115,13 +115,13 @@ def script(data: Callable[[], Given], *args: Any, **options: Any) -> Callable[[C
 
 
 def add(
-    name: str, build: Callable[[Cut], Any], data: Callable[[], Given], train: Train = fit, *, looks: bool = True,
-    stages: tuple[int, ...] = (1, 2), **options: Any
+    name: str, build: Callable[[Cut], Any], data: Callable[[], FitArguments], train: Train = fit, *,
+    evaluates: bool = True, stages: tuple[int, ...] = (1, 2), **options: Any
 ) -> None:  # fmt: skip
     """Register a script whose builder is made on the way; `options` are those of a case."""
     if name in SCRIPTS:
         raise ValueError(f"two scripts are named {name!r}")
-    SCRIPTS[name] = Case(Script(build, data, train, looks), stages, **({"steps": 6} | options))
+    SCRIPTS[name] = Case(Script(build, data, train, evaluates), stages, **({"steps": 6} | options))
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -139,12 +139,12 @@ def classes(count: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, count, (ROWS, *shape))
 
 
-def rows(**more: Any) -> Callable[[], Given]:
+def rows(**more: Any) -> Callable[[], FitArguments]:
     """Six features and three targets a row."""
     return lambda: {"x": numbers(6), "y": numbers(3, seed=1), **more}
 
 
-def labels(**more: Any) -> Callable[[], Given]:
+def labels(**more: Any) -> Callable[[], FitArguments]:
     """Six features and one class of four a row."""
     return lambda: {"x": numbers(6), "y": classes(4, seed=1), **more}
 

@@ -9,7 +9,7 @@ import numpy as np
 from keras import layers
 
 from tests.parity_harness import Cut
-from tests.scripts.keras.script import Given, Watch, fit, momentum, numbers, rows, script, two_parts
+from tests.scripts.keras.script import FitArguments, LogRecorder, fit, momentum, numbers, rows, script, two_parts
 
 
 def _model(cut: Cut, first: Any, second: Any) -> Any:
@@ -50,11 +50,11 @@ def spectral_norm(cut: Cut) -> Any:
     return _model(cut, layers.SpectralNormalization(layers.Dense(8)), layers.Dense(8))
 
 
-def _sequences() -> Given:
+def _sequences() -> FitArguments:
     return {"x": numbers(5, 3)[:24], "y": numbers(2, seed=1)[:24], "batch_size": 8}
 
 
-def _from_epoch_to_epoch(model: Any, given: Given, watch: Watch) -> None:
+def _from_epoch_to_epoch(model: Any, given: FitArguments, watch: LogRecorder) -> None:
     """As Keras's guide does it: the state goes on from batch to batch, and is reset by hand."""
     for _ in range(2):
         fit(model, given, watch, epochs=1)
@@ -105,7 +105,7 @@ def adapted(cut: Cut) -> Any:
     return model
 
 
-def images() -> Given:
+def images() -> FitArguments:
     """Small pictures, one channel."""
     return {"x": numbers(8, 8, 1), "y": np.argmax(numbers(3, seed=1), axis=-1)}
 

@@ -181,7 +181,7 @@ class Autoencoder(keras.Model):
         return {"loss": loss, "rows": tf.shape(x)[0]}
 
 
-@script(lambda: {"x": numbers(6)}, looks=False)
+@script(lambda: {"x": numbers(6)}, evaluates=False)
 def autoencoder(cut: Cut) -> Any:
     """No targets, no metrics: the step returns its loss, and how many rows it had."""
     model = dense(cut, 6, Autoencoder)

@@ -34,11 +34,11 @@ def _model(cut: Cut, layer: Any, kind: type = keras.Model, *, first: bool = Fals
     return model
 
 
-def _fitted(model: Any) -> Any:
+def _fit_model(model: Any) -> Any:
     return model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0).history
 
 
-class ByHand(keras.Model):
+class TrainedByHand(keras.Model):
     """The uncut model, its batch cut by hand."""
 
     def train_step(self, data: Any) -> Any:
@@ -62,32 +62,32 @@ class Sorted(layers.Layer):
         return tf.gather(x, tf.argsort(x[:, 0]))
 
 
-def test_rows_that_inputs_couple_are_those_of_the_micro_batch() -> None:
+def test_allowed_coupled_layers_use_micro_batch_rows() -> None:
     """And not of the whole batch, beside which labels of a micro-batch would be broadcast."""
-    by_hand = _model(Cut(0), Sorted, ByHand, first=True)
+    by_hand = _model(Cut(0), Sorted, TrainedByHand, first=True)
     model = _model(Cut(2, PARTS), Sorted, first=True, coupled="allow")
-    for a, b in zip(_fitted(by_hand).values(), _fitted(model).values(), strict=True):
+    for a, b in zip(_fit_model(by_hand).values(), _fit_model(model).values(), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5)
     for a, b in zip(by_hand.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
-def test_batch_norm_in_parts_is_refused_with_its_line_and_mends() -> None:
+def test_batch_norm_with_micro_batches_is_refused_with_fixes() -> None:
     model = _model(Cut(2, PARTS), layers.BatchNormalization)
     with pytest.raises(BatchCoupledError) as caught:
-        _fitted(model)
+        _fit_model(model)
     assert "batch_normalization" in str(caught.value)
     assert 'coupled="allow"' in caught.value.mend
 
 
-def test_variables_overwritten_with_gradients_are_refused_with_their_names() -> None:
+def test_overwritten_variables_with_micro_batches_are_refused_by_name() -> None:
     with pytest.raises(BatchCoupledError, match=r"the value of 'dense.*_(scale|amax_history)'") as caught:
         SCRIPTS["scales_of_float8"].run(Cut(2, 2, coupled="allow"))
     assert "nb.pipeline(micro_batch=1)" in caught.value.mend
 
 
 @pytest.mark.parametrize("parts", [2, 6])
-def test_what_inputs_alone_couple_is_each_micro_batchs_own(parts: int) -> None:
+def test_allowed_coupling_of_inputs_is_per_micro_batch(parts: int) -> None:
     weight = tf.Variable(data(6, 1))
 
     @nb.function

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,
@@ -17,7 +17,7 @@ from tests.scripts.loops.book import (
     rows,
     script,
     step_script,
-    trained,
+    train_loop,
     weights,
 )
 
@@ -33,7 +33,7 @@ def edited(cut: Cut, edit: Edit) -> Loop:
         return changed
 
     w = weights()
-    return trained(cut, w, update=update)(lambda x, y: mse(y, chain(cut, x, w)))
+    return train_loop(cut, w, update=update)(lambda x, y: mse(y, chain(cut, x, w)))
 
 
 @step_script()

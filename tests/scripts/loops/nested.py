@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,
@@ -17,14 +17,14 @@ from tests.scripts.loops.book import (
     normal,
     rows,
     script,
-    trained,
+    train_loop,
     weights,
 )
 
 
 def around(cut: Cut, forward: Any, w: Any, more: Any = ()) -> Loop:
     """A loop around a forward that is a tf.function (or many)."""
-    return trained(cut, w, more)(lambda x, y: mse(y, forward(x)))
+    return train_loop(cut, w, more)(lambda x, y: mse(y, forward(x)))
 
 
 @script()
@@ -155,7 +155,7 @@ def tape_in_a_function_without_scopes(cut: Cut) -> Loop:
             energy = tf.reduce_sum(tf.sin(v), axis=1)
         return tape.gradient(energy, v)
 
-    @trained(cut, w)
+    @train_loop(cut, w)
     def loop(x: Any, y: Any) -> Any:
         with cut.at(0):
             hidden = slope(x @ w[0])
@@ -179,7 +179,7 @@ def called_twice(cut: Cut) -> Loop:
         with cut.at(1):
             return tf.tanh(x @ w[1])
 
-    @trained(cut, w)
+    @train_loop(cut, w)
     def loop(x: Any, y: Any) -> Any:
         left, right = embed(x), embed(y)
         with cut.at(2):

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,
@@ -18,7 +18,7 @@ from tests.scripts.loops.book import (
     rows,
     script,
     step_script,
-    trained,
+    train_loop,
     weights,
 )
 
@@ -29,7 +29,7 @@ SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
 def applying(cut: Cut, apply: Any, variables: Any = (), *, w: Any = None, steps: int = 3) -> Loop:
     """A loop whose gradients go to `apply(gradients, w)`; `variables` are looked at beside the weights."""
     w = weights() if w is None else w
-    return trained(cut, w, variables, calls=rows(steps), update=apply)(lambda x, y: mse(y, chain(cut, x, w)))
+    return train_loop(cut, w, variables, calls=rows(steps), update=apply)(lambda x, y: mse(y, chain(cut, x, w)))
 
 
 def pairs(gradients: Any, variables: Any) -> Any:

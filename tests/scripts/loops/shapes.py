@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,
@@ -23,7 +23,7 @@ from tests.scripts.loops.book import (
     rows,
     script,
     step_script,
-    trained,
+    train_loop,
     weights,
 )
 
@@ -192,7 +192,7 @@ def a_growing_and_shrinking_batch(cut: Cut) -> Loop:
     w = weights()
     sizes = (6, 5, 8, 4)
 
-    @trained(cut, w, calls=[(normal(n, 4, seed=n), normal(n, 4, seed=30 + n)) for n in sizes])
+    @train_loop(cut, w, calls=[(normal(n, 4, seed=n), normal(n, 4, seed=30 + n)) for n in sizes])
     def loop(x: Any, y: Any) -> Any:
         outputs = chain(cut, x, w)
         loss = mse(y, outputs)

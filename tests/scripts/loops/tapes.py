@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,
@@ -16,7 +16,7 @@ from tests.scripts.loops.book import (
     mse,
     script,
     step_script,
-    trained,
+    train_loop,
     two_layers,
     weights,
 )
@@ -239,7 +239,7 @@ def reversed_gradient(cut: Cut) -> Loop:
     def turned(v: Any) -> Any:
         return tf.identity(v), lambda d: -0.5 * d
 
-    @trained(cut, w)
+    @train_loop(cut, w)
     def loop(x: Any, y: Any) -> Any:
         with cut.at(0):
             hidden = tf.tanh(x @ w[0])

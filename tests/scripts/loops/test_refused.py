@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, chain, descend, mse, opened, rows, weights
+from tests.scripts.loops.loop_scripts import Cut, chain, descend, load_scripts, mse, rows, weights
 from whale_nebula.errors import (
     BatchCoupledError,
     GradientError,
@@ -19,7 +19,7 @@ from whale_nebula.errors import (
     StageOrderError,
 )
 
-SCRIPTS = opened()
+SCRIPTS = load_scripts()
 X, Y = rows(1)[0]
 COUPLED = {
     "edited.gradient_in_a_cond": "mixed with a number of rows",
@@ -34,20 +34,20 @@ COUPLED = {
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_rows_that_depend_on_each_other(name: str) -> None:
-    """Exact with one micro-batch (see the book), refused by op and line with more."""
+def test_coupled_rows_in_scripts_are_refused(name: str) -> None:
+    """Exact with one micro-batch (see `LOOP_SCRIPTS`), refused by op and line with more."""
     with pytest.raises(BatchCoupledError, match=COUPLED[name]) as caught:
         SCRIPTS[name].run(Cut(2, 2))
     assert ".py:" in caught.value.line
     assert "nb.pipeline(micro_batch=1)" in caught.value.mends
 
 
-def test_one_seed_generator_in_two_parts() -> None:
+def test_seed_generator_in_two_stages_is_refused() -> None:
     with pytest.raises(PlacementError, match="read in that of"):
         SCRIPTS["forwards.keras_seeds_in_two_parts"].run(Cut(2, 2))
 
 
-def stepped(inner: Any, *, micro: int = 1) -> Any:
+def make_second_order_step(inner: Any, *, micro: int = 1) -> Any:
     """A step of two stages in which `inner(loss, x, w)` says what happens next."""
     w, cut = weights(), Cut(2, micro)
 
@@ -60,34 +60,34 @@ def stepped(inner: Any, *, micro: int = 1) -> Any:
     return step(X, Y)
 
 
-def twice(loss: Any, x: Any, w: Any) -> Any:
+def second_order_by_gradients(loss: Any, x: Any, w: Any) -> Any:
     (slope,) = tf.gradients(loss, [x])
     return tf.gradients(tf.reduce_sum(slope**2), w)
 
 
-def curvature(loss: Any, x: Any, w: Any) -> Any:
+def second_order_by_hessian(loss: Any, x: Any, w: Any) -> Any:
     return tf.hessians(loss, w[:1])
 
 
-@pytest.mark.parametrize("inner", [twice, curvature])
-def test_tf_gradients_of_a_gradient(inner: Any) -> None:
+@pytest.mark.parametrize("inner", [second_order_by_gradients, second_order_by_hessian])
+def test_tf_gradients_of_a_gradient_is_refused(inner: Any) -> None:
     with pytest.raises(GradientError, match="a value that depends on a gradient") as caught:
-        stepped(inner)
+        make_second_order_step(inner)
     assert "test_refused.py" in caught.value.where
     assert "tf.GradientTape() as outer" in caught.value.mend
 
 
-def test_a_gradient_that_was_stopped_may_go_on() -> None:
+def test_tf_gradients_of_a_stopped_gradient_is_allowed() -> None:
     def stopped(loss: Any, x: Any, w: Any) -> Any:
         (slope,) = tf.gradients(loss, [w[2]])
         return tf.gradients(loss * tf.norm(tf.stop_gradient(slope)), w)
 
-    found = stepped(stopped)
+    found = make_second_order_step(stopped)
     assert all(gradient is not None for gradient in found)
 
 
-def test_an_inner_step_goes_back_to_the_first_stage() -> None:
-    """MAML without names for the second pass; the book has it with the mend."""
+def test_inner_step_returning_to_the_first_stage_is_refused() -> None:
+    """MAML without names for the second pass; `LOOP_SCRIPTS` has it with the fix."""
     w, cut = weights(), Cut(2)
 
     @nb.function
@@ -104,7 +104,7 @@ def test_an_inner_step_goes_back_to_the_first_stage() -> None:
     assert "name=" in caught.value.mend
 
 
-def test_a_batch_that_the_step_takes_itself_is_not_cut() -> None:
+def test_batch_read_inside_the_step_warns_and_is_not_divided() -> None:
     """It is exact, as one micro-batch, and says so."""
     w, cut = weights(), Cut(2, 2)
     batches = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(6))
@@ -123,12 +123,12 @@ def test_a_batch_that_the_step_takes_itself_is_not_cut() -> None:
     assert nb.last_report().micro_batches == 1
 
 
-def test_what_is_left_out_of_the_way_warns_of_nothing() -> None:
+def test_omitted_argument_does_not_warn() -> None:
     """A step that is given its batch does not."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", NebulaWarning)
         SCRIPTS["edited.scaled"].run(Cut(2, 2))
 
 
-def test_every_refusal_is_one_of_ours() -> None:
+def test_gradient_error_is_a_nebula_error() -> None:
     assert issubclass(GradientError, NebulaError)

@@ -21,7 +21,7 @@ Map = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedModel:
     """How a case is run: a builder, a map (or what makes one of a model), and the arguments of `fit`."""
 
     build: Callable[[], Any]
@@ -103,7 +103,7 @@ def reader() -> keras.Model:
     return model
 
 
-class Half(layers.Layer):
+class HalfLayer(layers.Layer):
     """A layer of its own behind one that it shares."""
 
     def __init__(self, shared: Any, **options: Any) -> None:
@@ -117,8 +117,8 @@ class Half(layers.Layer):
 def tied() -> keras.Model:
     """One layer that stands in two others."""
     shared, inputs = layers.Dense(8, activation="tanh", name="shared"), keras.Input((8,))
-    hidden = Half(shared, name="encoder")(inputs)
-    hidden = Half(shared, name="decoder")(hidden)
+    hidden = HalfLayer(shared, name="encoder")(inputs)
+    hidden = HalfLayer(shared, name="decoder")(hidden)
     model = keras.Model(inputs, layers.Dense(3, name="head")(hidden))
     model.compile(build_sgd(), "mse")
     return model
@@ -152,20 +152,20 @@ TOKENS = np.random.default_rng(5).integers(0, 20, (29, 5))
 ROWS = data(29, 8), data(29, 3, seed=1)
 
 PLACED = {
-    "nested": Placed(nested, {"encoder(/.*)?": "gpu", "head": "npu"}, *ROWS),
-    "parts of a nested one": Placed(nested, {"entry|encoder/wide": "gpu", "encoder/norm": "npu"}, *ROWS),
-    "sequential": Placed(chain, lambda model: halves(model, BOTH), *ROWS),
-    "subclassed": Placed(reader, lambda model: halves(model, BOTH), TOKENS, ROWS[1]),
-    "inside attention": Placed(
+    "nested": PlacedModel(nested, {"encoder(/.*)?": "gpu", "head": "npu"}, *ROWS),
+    "parts of a nested one": PlacedModel(nested, {"entry|encoder/wide": "gpu", "encoder/norm": "npu"}, *ROWS),
+    "sequential": PlacedModel(chain, lambda model: halves(model, BOTH), *ROWS),
+    "subclassed": PlacedModel(reader, lambda model: halves(model, BOTH), TOKENS, ROWS[1]),
+    "inside attention": PlacedModel(
         reader,
         {"embedding|encoder/dense.*": "gpu", "encoder/attention/(query|key|value)": "gpu", "gru": "npu"},
         TOKENS,
         ROWS[1],
     ),
-    "tied": Placed(tied, {"encoder/.*": "gpu", "decoder/.*": "npu"}, *ROWS),
-    "tied in one place": Placed(tied, {"encoder/own": "gpu", "decoder/.*": "npu"}, *ROWS),
-    "called by its train_step": Placed(pair, {"front/.*": "gpu", "back": "npu"}, *ROWS),
-    "by parameters": Placed(pair, lambda model: by_parameters(model, BOTH), *ROWS),
+    "tied": PlacedModel(tied, {"encoder/.*": "gpu", "decoder/.*": "npu"}, *ROWS),
+    "tied in one place": PlacedModel(tied, {"encoder/own": "gpu", "decoder/.*": "npu"}, *ROWS),
+    "called by its train_step": PlacedModel(pair, {"front/.*": "gpu", "back": "npu"}, *ROWS),
+    "by parameters": PlacedModel(pair, lambda model: by_parameters(model, BOTH), *ROWS),
 }
 
 WHOLE = ("parts of a nested one", "inside attention", "tied in one place", "by parameters")

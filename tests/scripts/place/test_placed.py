@@ -13,7 +13,7 @@ from whale_nebula.errors import BatchCoupledError
 from whale_nebula.strategies import by_parameters
 
 
-def test_all_that_can_be_done_with_a_model_goes_by_its_place() -> None:
+def test_placed_model_is_placed_in_every_use() -> None:
     script = PLACED["nested"]
     model, plain = script.placed(2), script.model()
     assert nb.plan(model, script.x, script.y).stages["gpu"].cluster == "gpu"
@@ -29,7 +29,7 @@ def test_all_that_can_be_done_with_a_model_goes_by_its_place() -> None:
 
 
 @pytest.fixture
-def float64() -> Iterator[None]:
+def float64_default() -> Iterator[None]:
     """In single precision what BatchNorm makes of a rounding error would be larger than the tolerance."""
     before, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
@@ -41,7 +41,7 @@ def float64() -> Iterator[None]:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.grid
-def test_an_applications_model_is_placed_as_keras_makes_it() -> None:
+def test_keras_applications_model_is_placed() -> None:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
     model = keras.applications.MobileNet(input_shape=(32, 32, 3), weights=None, classes=3, alpha=0.25, dropout=0.0)

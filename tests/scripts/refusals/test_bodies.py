@@ -11,18 +11,18 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import marked, told
+from tests.scripts.refusals.error_checks import check_error, find_marked_line
 from whale_nebula.errors import BoundaryInBodyError
 
 layers = keras.layers
 
 
-def staged(h: Any) -> Any:
+def double_in_stage(h: Any) -> Any:
     with nb.stage(cluster="b"):  # mark: staged
         return h * 2.0
 
 
-def step(body: Callable[[Any], Any]) -> Any:
+def run_step(body: Callable[[Any], Any]) -> Any:
     @nb.function
     def run(x: Any) -> Any:
         with nb.cluster():
@@ -36,25 +36,31 @@ def step(body: Callable[[Any], Any]) -> Any:
 @pytest.mark.parametrize(
     ("body", "inside", "mend"),
     [
-        (lambda h: tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, staged(h)), [0, h]), "a loop", "whole loop"),
-        (lambda h: tf.map_fn(staged, h), "a loop", "whole loop"),
-        (lambda h: tf.scan(lambda _, row: staged(row), h), "a loop", "whole loop"),
-        (lambda h: tf.cond(h[0, 0] > 0, lambda: staged(h), lambda: h), "a branch", "whole condition"),
-        (lambda h: tf.vectorized_map(staged, h), "tf.vectorized_map", "around the tf.vectorized_map"),
+        (
+            lambda h: tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, double_in_stage(h)), [0, h]),
+            "a loop",
+            "whole loop",
+        ),
+        (lambda h: tf.map_fn(double_in_stage, h), "a loop", "whole loop"),
+        (lambda h: tf.scan(lambda _, row: double_in_stage(row), h), "a loop", "whole loop"),
+        (lambda h: tf.cond(h[0, 0] > 0, lambda: double_in_stage(h), lambda: h), "a branch", "whole condition"),
+        (lambda h: tf.vectorized_map(double_in_stage, h), "tf.vectorized_map", "around the tf.vectorized_map"),
     ],
 )
-def test_a_scope_in_a_body(body: Any, inside: str, mend: str) -> None:
-    told(BoundaryInBodyError, lambda: step(body), f"is entered inside {inside}", mend, at=marked("staged"))
+def test_scope_in_a_body_is_refused(body: Any, inside: str, mend: str) -> None:
+    check_error(
+        BoundaryInBodyError, lambda: run_step(body), f"is entered inside {inside}", mend, at=find_marked_line("staged")
+    )
 
 
-def test_a_python_loop_that_autograph_makes_one() -> None:
+def test_scope_in_an_autograph_loop_is_refused() -> None:
     def body(h: Any) -> Any:
         for _ in tf.range(3):
             with nb.stage(cluster="b"):  # mark: python loop
                 h = h * 2.0
         return h
 
-    told(BoundaryInBodyError, lambda: step(body), "a loop", at=marked("python loop"))
+    check_error(BoundaryInBodyError, lambda: run_step(body), "a loop", at=find_marked_line("python loop"))
 
 
 class Cell(layers.Layer):
@@ -71,7 +77,7 @@ class Cell(layers.Layer):
         return h, [h]
 
 
-class Inner(layers.Layer):
+class LayerWithStage(layers.Layer):
     """A layer that says itself which shape it gives, so that Keras does not call it before it trains."""
 
     def compute_output_shape(self, shape: Any) -> Any:
@@ -82,7 +88,7 @@ class Inner(layers.Layer):
             return x * 2.0
 
 
-def trained(layer: Any, words: int | None = 5) -> Any:
+def train_layer(layer: Any, words: int | None = 5) -> Any:
     inputs = keras.Input((words, 3))
     hidden = layers.Dense(1)(layer(inputs))
     model = keras.Model(inputs, layers.GlobalAveragePooling1D()(hidden) if len(hidden.shape) == 3 else hidden)
@@ -90,19 +96,19 @@ def trained(layer: Any, words: int | None = 5) -> Any:
     return model.fit(np.ones((4, 5, 3), "float32"), np.ones((4, 1), "float32"), verbose=0)
 
 
-def test_in_an_rnns_cell() -> None:
-    told(BoundaryInBodyError, lambda: trained(layers.RNN(Cell())), "an RNN", at=marked("cell"))
+def test_scope_in_an_rnn_cell_is_refused() -> None:
+    check_error(BoundaryInBodyError, lambda: train_layer(layers.RNN(Cell())), "an RNN", at=find_marked_line("cell"))
 
 
-def test_in_time_distributed_of_known_length_it_is_a_loop_of_pythons() -> None:
-    trained(layers.TimeDistributed(Inner()))
+def test_scope_in_time_distributed_of_known_length_is_allowed() -> None:
+    train_layer(layers.TimeDistributed(LayerWithStage()))
     assert "b" in nb.last_report().stages
 
 
-def test_the_mend_works() -> None:
+def test_suggested_scope_around_a_loop_works() -> None:
     def body(h: Any) -> Any:
         with nb.stage(cluster="b"):
             return tf.map_fn(lambda row: row * 2.0, h)
 
-    assert step(body).numpy().tolist() == [[4.0] * 3] * 4
+    assert run_step(body).numpy().tolist() == [[4.0] * 3] * 4
     assert list(nb.last_report().stages) == ["a", "b"]

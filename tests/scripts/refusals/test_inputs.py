@@ -11,19 +11,27 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told, two
+from tests.scripts.refusals.error_checks import (
+    build_functional,
+    build_subclassed,
+    check_error,
+    find_marked_line,
+    fit,
+    make_batch,
+    make_two_stage_step,
+)
 from whale_nebula.capture import errors
 from whale_nebula.errors import CaptureError, NebulaWarning, PlanError, StageFailedError, UnsupportedError
 
 layers = keras.layers
 
 
-def doubled(micro: int = 1) -> Any:
-    return two(lambda x: x * 2.0, micro=micro)
+def make_doubling_step(micro: int = 1) -> Any:
+    return make_two_stage_step(lambda x: x * 2.0, micro=micro)
 
 
-def loss_of(micro: int) -> Any:
-    return two(lambda x: x * 2.0, tf.reduce_mean, micro)
+def evaluate_loss(micro: int) -> Any:
+    return make_two_stage_step(lambda x: x * 2.0, tf.reduce_mean, micro)
 
 
 def dataset(*tensors: Any) -> tf.data.Dataset:
@@ -41,14 +49,16 @@ def sparse() -> Any:
     return tf.sparse.from_dense(np.eye(2, 4, dtype="float32"))
 
 
-@pytest.mark.parametrize(("strange", "name"), [(ragged, "RaggedTensor"), (sparse, "SparseTensor")])
-def test_ragged_and_sparse_batches_are_refused(strange: Any, name: str) -> None:
-    told(UnsupportedError, lambda: doubled()(strange()), f"input 'x' is a {name}", ".to_tensor()", at="x")
-    model = functional()
-    told(UnsupportedError, lambda: model.fit(dataset(strange(), np.ones((2, 2))), verbose=0), name, at="x")
+@pytest.mark.parametrize(("unsupported", "name"), [(ragged, "RaggedTensor"), (sparse, "SparseTensor")])
+def test_ragged_and_sparse_batches_are_refused(unsupported: Any, name: str) -> None:
+    check_error(
+        UnsupportedError, lambda: make_doubling_step()(unsupported()), f"input 'x' is a {name}", ".to_tensor()", at="x"
+    )
+    model = build_functional()
+    check_error(UnsupportedError, lambda: model.fit(dataset(unsupported(), np.ones((2, 2))), verbose=0), name, at="x")
 
 
-def spelled(lower_in: str) -> Any:
+def make_string_step(lower_in: str) -> Any:
     @nb.function
     def step(words: Any) -> Any:
         with nb.cluster(), nb.pipeline(2):
@@ -62,27 +72,27 @@ def spelled(lower_in: str) -> Any:
     return step(tf.constant(["A", "B", "CC"]))
 
 
-def test_strings_may_be_given_and_worked_on() -> None:
+def test_strings_are_accepted_within_a_stage() -> None:
     nb.init(links="1gbit,0ms")
-    assert spelled("b").numpy().tolist() == [b"a1", b"b1", b"cc2"]
+    assert make_string_step("b").numpy().tolist() == [b"a1", b"b1", b"cc2"]
 
 
-def test_strings_do_not_cross_and_the_plan_says_so() -> None:
+def test_strings_between_stages_are_refused() -> None:
     said = (
         "a tensor of type string would cross from stage 'a' to stage 'b'",
         "move StringLower into 'b'",
         "StringLookup",
     )
-    told(PlanError, lambda: spelled("a"), *said, at=marked("string"))
+    check_error(PlanError, lambda: make_string_step("a"), *said, at=find_marked_line("string"))
 
 
 # ------------------------------------------------------------------------------------------- numbers of rows
 
 
 @pytest.mark.parametrize("micro", [1, 2])
-def test_no_rows_at_all(micro: int, recwarn: pytest.WarningsRecorder) -> None:
+def test_empty_batch_gives_the_uncut_loss(micro: int, recwarn: pytest.WarningsRecorder) -> None:
     """As without scopes: the mean of nothing is not a number."""
-    step = loss_of(micro)
+    step = evaluate_loss(micro)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert np.isnan(step(tf.zeros([0, 4])))
@@ -91,38 +101,45 @@ def test_no_rows_at_all(micro: int, recwarn: pytest.WarningsRecorder) -> None:
     assert all("asks for 2 micro-batches, but the first batch has 0 rows" in text for text in said)
 
 
-def test_keras_takes_a_batch_of_no_rows() -> None:
-    losses = [model.fit(dataset(*batch(0)), verbose=0).history for model in (sub(), sub(scoped=False))]
+def test_keras_accepts_an_empty_batch() -> None:
+    losses = [
+        model.fit(dataset(*make_batch(0)), verbose=0).history
+        for model in (build_subclassed(), build_subclassed(scoped=False))
+    ]
     assert losses[0] == losses[1]
 
 
-def test_uncut_it_fails_where_the_rows_meet() -> None:
-    model = sub()
+def test_different_row_counts_fail_in_the_loss() -> None:
+    model = build_subclassed()
     said = ("Incompatible shapes", "stage 'b'", "as they were before the step")
-    told(StageFailedError, lambda: model.fit(dataset(batch(8)[0], batch(6)[1]), verbose=0), *said, at=__file__)
+    check_error(
+        StageFailedError, lambda: model.fit(dataset(make_batch(8)[0], make_batch(6)[1]), verbose=0), *said, at=__file__
+    )
 
 
-def test_a_batch_that_is_shaped_unlike_the_first_is_named() -> None:
+def test_batch_of_another_width_is_reported() -> None:
     def batches() -> Any:
-        x, y = batch(8)
+        x, y = make_batch(8)
         yield x, y
         yield x[:, :3], y
 
     said = ("input 'x' is float32[8,3] in this batch", "in the first")
-    error = told(StageFailedError, lambda: functional().fit(batches(), steps_per_epoch=2, verbose=0), *said)
+    error = check_error(
+        StageFailedError, lambda: build_functional().fit(batches(), steps_per_epoch=2, verbose=0), *said
+    )
     assert "phase" not in error.what
 
 
 # ------------------------------------------------------------------------------------------- arguments
 
 
-def test_nothing_to_cut_is_told() -> None:
+def test_step_without_a_batch_warns() -> None:
     with pytest.warns(NebulaWarning, match="asks for 2 micro-batches, but the step has no batch"):
-        assert float(doubled(2)(tf.constant(1.0))) == 3.0
+        assert float(make_doubling_step(2)(tf.constant(1.0))) == 3.0
 
 
 @pytest.mark.parametrize("make", [tf.Variable, keras.Variable])
-def test_a_variable_as_an_argument_is_the_variable_itself(make: Any) -> None:
+def test_variable_argument_is_passed_unchanged(make: Any) -> None:
     weight = make(np.full([3], 2.0, "float32"))
 
     @nb.function
@@ -141,47 +158,49 @@ def test_a_variable_as_an_argument_is_the_variable_itself(make: Any) -> None:
     assert float(step(x, weight)) < 2.0
 
 
-def test_another_number_of_inputs_is_another_plan() -> None:
-    step = two(tf.add_n)
+def test_another_number_of_inputs_makes_another_plan() -> None:
+    step = make_two_stage_step(tf.add_n)
     assert [float(step([tf.ones(1)] * count)[0]) for count in (1, 2, 1)] == [2.0, 3.0, 2.0]
 
 
-def test_a_batch_of_another_shape_is_told_with_what_was_given() -> None:
-    strange = np.ones((8, 5), "float32"), np.ones((8, 2), "float32")
-    model = functional()
+def test_batch_of_another_shape_is_reported_with_its_arguments() -> None:
+    unsupported = np.ones((8, 5), "float32"), np.ones((8, 2), "float32")
+    model = build_functional()
     said = ("expected shape=(None, 4), found shape=(None, 5)", "x float32[None, 5]")
-    told(CaptureError, lambda: model.fit(*strange, verbose=0), *said, at=__file__)
+    check_error(CaptureError, lambda: model.fit(*unsupported, verbose=0), *said, at=__file__)
     fit(model)  # from the second form on the sizes are free, as Keras frees them: it fails where it is multiplied
     before = model.get_weights()
     said = ("In[0]: [8,5], In[1]: [4,4]", "stage 'a'", "as they were before the step")
-    told(StageFailedError, lambda: model.fit(*strange, verbose=0), *said, at="telling.py")
+    check_error(StageFailedError, lambda: model.fit(*unsupported, verbose=0), *said, at="error_checks.py")
     for one, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("strange", [{"a": np.ones((2, 4)), "b": np.ones((2, 4))}, (np.ones((2, 4)),) * 4])
-def test_a_dataset_of_another_structure(strange: Any) -> None:
-    model = sub()
-    given = tf.data.Dataset.from_tensors(strange)
-    error = told(CaptureError, lambda: model.fit(given, verbose=0), "the arguments of the step are x")
+@pytest.mark.parametrize("unsupported", [{"a": np.ones((2, 4)), "b": np.ones((2, 4))}, (np.ones((2, 4)),) * 4])
+def test_dataset_of_another_structure_is_refused(unsupported: Any) -> None:
+    model = build_subclassed()
+    given = tf.data.Dataset.from_tensors(unsupported)
+    error = check_error(CaptureError, lambda: model.fit(given, verbose=0), "the arguments of the step are x")
     assert isinstance(error, ValueError)
 
 
 # ------------------------------------------------------------------------------------------- what a trace holds
 
 
-def test_a_variable_that_is_made_in_every_step() -> None:
+def test_variable_created_in_every_step_is_refused() -> None:
     @nb.function
     def step(x: Any) -> Any:
         weight = tf.Variable(1.0)  # mark: variable
         with nb.cluster(), nb.stage(cluster="a"):
             return x * weight
 
-    told(CaptureError, lambda: step(tf.ones(2)), "creates a variable", "create it once", at=marked("variable"))
+    check_error(
+        CaptureError, lambda: step(tf.ones(2)), "creates a variable", "create it once", at=find_marked_line("variable")
+    )
 
 
-def test_a_variable_that_is_made_for_each_form_of_input() -> None:
+def test_variable_created_for_each_signature_is_allowed() -> None:
     """As under tf.function: the first trace of each may make its own."""
     weights: dict[int, tf.Variable] = {}
 
@@ -190,12 +209,12 @@ def test_a_variable_that_is_made_for_each_form_of_input() -> None:
             weights[x.shape.rank] = tf.Variable(2.0)
         return x * weights[x.shape.rank]
 
-    step = two(first, tf.reduce_sum)
+    step = make_two_stage_step(first, tf.reduce_sum)
     assert [float(step(tf.ones([1] * rank))) for rank in (1, 2, 1)] == [2.0, 2.0, 2.0]
     assert len(weights) == 2
 
 
-def test_a_constant_that_no_graph_can_hold() -> None:
+def test_constant_above_two_gigabytes_is_refused() -> None:
     table = np.broadcast_to(np.float32(0.0), (1 << 15, 1 << 14))  # 2 GB, none of them in memory
 
     @nb.function
@@ -204,11 +223,11 @@ def test_a_constant_that_no_graph_can_hold() -> None:
             return x + tf.constant(table)[0, 0]  # mark: table
 
     said = ("larger than 2 GB", "tf.Variable(array, trainable=False)", "whole=('table',)")
-    told(CaptureError, lambda: step(tf.ones(2)), *said, at=marked("table"))
+    check_error(CaptureError, lambda: step(tf.ones(2)), *said, at=find_marked_line("table"))
 
 
-def test_constants_that_are_too_much_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "LIMIT", 1000)
+def test_constants_too_large_in_total_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "CONSTANT_LIMIT", 1000)
     small, large = np.ones((10, 4), "float32"), np.ones((250, 1), "float32")
 
     @nb.function
@@ -218,4 +237,4 @@ def test_constants_that_are_too_much_together(monkeypatch: pytest.MonkeyPatch) -
             return few + tf.constant(large)[0, 0]  # mark: large
 
     said = ("the constants of the step have", "tf.Variable(array, trainable=False)")
-    told(CaptureError, lambda: step(tf.ones(2)), *said, at=marked("large"))
+    check_error(CaptureError, lambda: step(tf.ones(2)), *said, at=find_marked_line("large"))

@@ -11,41 +11,59 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import batch, fit, functional, marked, same_training, sub, told
+from tests.scripts.refusals.error_checks import (
+    assert_same_training,
+    build_functional,
+    build_subclassed,
+    check_error,
+    find_marked_line,
+    fit,
+    make_batch,
+)
 from whale_nebula.errors import BatchCoupledError, StageFailedError
 
 
-def cubed(x: Any) -> Any:
+def cube_in_python(x: Any) -> Any:
     found = tf.py_function(lambda t: t * t * t, [x], tf.float32)  # mark: py
     return tf.ensure_shape(found, x.shape)
 
 
-def rounded(x: Any) -> Any:
+def round_in_numpy(x: Any) -> Any:
     found = tf.numpy_function(np.round, [x], tf.float32)  # mark: numpy
     return x + tf.stop_gradient(tf.ensure_shape(found, x.shape))
 
 
-@pytest.mark.parametrize("middle", [cubed, rounded])
-def test_python_in_a_stage_learns_the_same(middle: Any) -> None:
-    same_training(sub(middle), sub(middle, scoped=False))
-    called, mark = ("tf.py_function", marked("py")) if middle is cubed else ("tf.numpy_function", marked("numpy"))
+@pytest.mark.parametrize("middle", [cube_in_python, round_in_numpy])
+def test_py_function_in_a_stage_trains_as_uncut(middle: Any) -> None:
+    assert_same_training(build_subclassed(middle), build_subclassed(middle, scoped=False))
+    called, mark = (
+        ("tf.py_function", find_marked_line("py"))
+        if middle is cube_in_python
+        else ("tf.numpy_function", find_marked_line("numpy"))
+    )
     assert nb.last_report().notes == (
         f"{called} at {mark} cannot be moved out of stage 'b': it runs Python in the process of cluster 'b'",
     )
 
 
-def test_the_plan_says_it_before_anything_runs() -> None:
-    text = nb.plan(sub(cubed), *batch()).to_text()
-    assert f"tf.py_function at {marked('py')} cannot be moved" in text
+def test_plan_notes_that_a_py_function_cannot_be_moved() -> None:
+    text = nb.plan(build_subclassed(cube_in_python), *make_batch()).to_text()
+    assert f"tf.py_function at {find_marked_line('py')} cannot be moved" in text
 
 
-def test_what_python_does_to_rows_nobody_knows() -> None:
+def test_py_function_couples_micro_batches() -> None:
     said = "tf.py_function runs Python"
-    told(BatchCoupledError, lambda: fit(sub(cubed, micro=2)), said, 'coupled="allow"', at=marked("py"))
+    check_error(
+        BatchCoupledError,
+        lambda: fit(build_subclassed(cube_in_python, micro=2)),
+        said,
+        'coupled="allow"',
+        at=find_marked_line("py"),
+    )
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "eager-1f1b"])
-def test_gradients_of_python_over_links(schedule: str) -> None:
+def test_py_function_gradients_over_links(schedule: str) -> None:
     """TensorFlow keeps one call's tape for a py_function: one micro-batch is in flight, whatever the schedule."""
     weight = tf.Variable(tf.ones([4, 4]) * 0.3)
 
@@ -55,12 +73,12 @@ def test_gradients_of_python_over_links(schedule: str) -> None:
             pipeline = nb.pipeline(micro, schedule=schedule, coupled="allow")
             with tf.GradientTape() as tape, nb.cluster(), pipeline:
                 with nb.stage(cluster="a"):
-                    hidden = cubed(x @ weight)
+                    hidden = cube_in_python(x @ weight)
                 with nb.stage(cluster="b"):
                     loss = tf.reduce_mean(hidden**2)
             return tape.gradient(loss, weight)
 
-        return gradient(tf.constant(batch(6)[0]))
+        return gradient(tf.constant(make_batch(6)[0]))
 
     whole = step(1)
     nb.shutdown()
@@ -69,7 +87,7 @@ def test_gradients_of_python_over_links(schedule: str) -> None:
     assert nb.last_report().micro_batches == 3
 
 
-def test_what_python_raises_is_told_with_stage_and_line() -> None:
+def test_py_function_error_is_reported_with_stage_and_line() -> None:
     def failing(x: Any) -> Any:
         def no(value: Any) -> Any:
             raise ValueError("python said no")
@@ -77,20 +95,20 @@ def test_what_python_raises_is_told_with_stage_and_line() -> None:
         return tf.ensure_shape(tf.py_function(no, [x], tf.float32), x.shape)  # mark: failing
 
     said = ("python said no", "stage 'b'", "cluster 'b'", "as they were before")
-    told(StageFailedError, lambda: fit(sub(failing)), *said, at=marked("failing"))
+    check_error(StageFailedError, lambda: fit(build_subclassed(failing)), *said, at=find_marked_line("failing"))
 
 
-def noted(x: Any) -> Any:
+def write_mean(x: Any) -> Any:
     tf.summary.scalar("mean", tf.reduce_mean(x), step=7)
     return x
 
 
-def drawn(x: Any) -> Any:
+def write_histogram(x: Any) -> Any:
     tf.summary.histogram("rows", x, step=7)  # mark: histogram
     return x
 
 
-def written(folder: Path) -> list[tuple[int, str, Any]]:
+def read_summaries(folder: Path) -> list[tuple[int, str, Any]]:
     """Step, tag and value of all summaries in a folder."""
     found = []
     for file in sorted(folder.iterdir()):
@@ -100,34 +118,42 @@ def written(folder: Path) -> list[tuple[int, str, Any]]:
     return found
 
 
-def trained(folder: Path, middle: Any, micro: int = 1, scoped: bool = True) -> list[tuple[int, str, Any]]:
+def train_and_read(folder: Path, middle: Any, micro: int = 1, scoped: bool = True) -> list[tuple[int, str, Any]]:
     with tf.summary.create_file_writer(str(folder)).as_default():
-        fit(sub(middle, micro, scoped))
+        fit(build_subclassed(middle, micro, scoped))
         tf.summary.flush()
-    return written(folder)
+    return read_summaries(folder)
 
 
 @pytest.mark.parametrize("micro", [1, 2])
-def test_a_scalar_is_written_once_and_of_the_whole_batch(tmp_path: Path, micro: int) -> None:
-    uncut = trained(tmp_path / "uncut", noted, scoped=False)
-    found = trained(tmp_path / "cut", noted, micro)
+def test_scalar_summary_is_written_once_for_the_batch(tmp_path: Path, micro: int) -> None:
+    uncut = train_and_read(tmp_path / "uncut", write_mean, scoped=False)
+    found = train_and_read(tmp_path / "cut", write_mean, micro)
     assert len(nb.last_report().stages) == 2
     assert [(step, tag.split("/")[-1]) for step, tag, _ in found] == [(7, "mean")]
     np.testing.assert_allclose(found[0][2], uncut[0][2], rtol=1e-5)
 
 
-def test_a_histogram_is_written_uncut(tmp_path: Path) -> None:
-    uncut, found = trained(tmp_path / "uncut", drawn, scoped=False), trained(tmp_path / "cut", drawn)
+def test_histogram_summary_equals_the_uncut_one(tmp_path: Path) -> None:
+    uncut, found = (
+        train_and_read(tmp_path / "uncut", write_histogram, scoped=False),
+        train_and_read(tmp_path / "cut", write_histogram),
+    )
     assert len(found) == len(uncut) == 1
     np.testing.assert_allclose(found[0][2], uncut[0][2], rtol=1e-5, atol=1e-6)
 
 
-def test_a_histogram_of_rows_cannot_be_put_together_from_micro_batches(tmp_path: Path) -> None:
+def test_histogram_summary_with_micro_batches_is_refused(tmp_path: Path) -> None:
     said = ("a variable that the step writes", "micro_batch=1")
-    told(BatchCoupledError, lambda: trained(tmp_path, drawn, micro=2), *said, at=marked("histogram"))
+    check_error(
+        BatchCoupledError,
+        lambda: train_and_read(tmp_path, write_histogram, micro=2),
+        *said,
+        at=find_marked_line("histogram"),
+    )
 
 
-def test_steps_that_a_variable_counts(tmp_path: Path) -> None:
+def test_summary_steps_may_be_counted_by_a_variable(tmp_path: Path) -> None:
     count = tf.Variable(0, dtype=tf.int64)
 
     @nb.function
@@ -145,10 +171,10 @@ def test_steps_that_a_variable_counts(tmp_path: Path) -> None:
         step(tf.ones([2]))
         step(tf.ones([2]) * 2.0)
         tf.summary.flush()
-    assert [(number, float(value)) for number, _, value in written(tmp_path)] == [(0, 2.0), (1, 4.0)]
+    assert [(number, float(value)) for number, _, value in read_summaries(tmp_path)] == [(0, 2.0), (1, 4.0)]
 
 
-class Largest(keras.metrics.Metric):
+class LargestMetric(keras.metrics.Metric):
     """The largest number of the last batch."""
 
     def __init__(self) -> None:
@@ -162,28 +188,28 @@ class Largest(keras.metrics.Metric):
         return self.seen
 
 
-def test_a_metric_of_ones_own_is_named_with_its_line() -> None:
-    model = functional(micro=2, metrics=[Largest()])
+def test_custom_coupled_metric_is_reported_with_its_line() -> None:
+    model = build_functional(micro=2, metrics=[LargestMetric()])
     said = ("the value of metric 'largest'", "Max over the batch is neither a sum nor a mean")
     mend = "remove 'largest' from model.compile(metrics=[...])"
-    told(BatchCoupledError, lambda: fit(model), *said, mend, at=marked("max"))
-    told(BatchCoupledError, lambda: nb.plan(model, *batch()), *said, mend, at=marked("max"))
+    check_error(BatchCoupledError, lambda: fit(model), *said, mend, at=find_marked_line("max"))
+    check_error(BatchCoupledError, lambda: nb.plan(model, *make_batch()), *said, mend, at=find_marked_line("max"))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_one_of_keras_is_named(weighted: bool) -> None:
+def test_coupled_keras_metric_is_reported_by_name(weighted: bool) -> None:
     """A correlation along the batch."""
     option = "weighted_metrics" if weighted else "metrics"
-    model = functional(micro=2, **{option: [keras.metrics.PearsonCorrelation(axis=0, name="pearson")]})
-    told(BatchCoupledError, lambda: fit(model), "metric 'pearson'", "remove 'pearson' from")
+    model = build_functional(micro=2, **{option: [keras.metrics.PearsonCorrelation(axis=0, name="pearson")]})
+    check_error(BatchCoupledError, lambda: fit(model), "metric 'pearson'", "remove 'pearson' from")
 
 
-def test_without_it_or_with_one_micro_batch_all_is_well() -> None:
-    assert np.isfinite(fit(functional(micro=2, metrics=["mae"]))["mae"]).all()
-    assert np.isfinite(fit(functional(micro=1, metrics=[Largest()]))["largest"]).all()
+def test_other_metrics_or_one_micro_batch_are_accepted() -> None:
+    assert np.isfinite(fit(build_functional(micro=2, metrics=["mae"]))["mae"]).all()
+    assert np.isfinite(fit(build_functional(micro=1, metrics=[LargestMetric()]))["largest"]).all()
 
 
-def test_other_writes_are_not_called_metrics() -> None:
+def test_coupled_writes_are_not_reported_as_metrics() -> None:
     seen, weight = tf.Variable(0.0, trainable=False), tf.Variable(2.0)
 
     @nb.function
@@ -192,4 +218,4 @@ def test_other_writes_are_not_called_metrics() -> None:
             seen.assign(tf.reduce_max(x * weight))
             return x + 1.0
 
-    told(BatchCoupledError, lambda: step(tf.ones([4, 2])), "a variable that the step writes: ", "micro_batch=1")
+    check_error(BatchCoupledError, lambda: step(tf.ones([4, 2])), "a variable that the step writes: ", "micro_batch=1")

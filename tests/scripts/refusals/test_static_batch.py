@@ -10,63 +10,85 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import ROWS, WIDTH, fit, line_of, marked, same_training, sub, told
+from tests.scripts.refusals.error_checks import (
+    ROWS,
+    WIDTH,
+    assert_same_training,
+    build_subclassed,
+    check_error,
+    find_marked_line,
+    find_middle_line,
+    fit,
+)
 from whale_nebula.errors import BatchCoupledError, CaptureError, DataDependentError, StageFailedError, StaticBatchError
 
 
-def reshaped(x: Any) -> Any:
+def reshape_rows(x: Any) -> Any:
     return tf.reshape(x, [ROWS, -1])  # mark: reshape
 
 
-def reshaped_by_keras(x: Any) -> Any:
+def reshape_rows_by_keras(x: Any) -> Any:
     return keras.ops.reshape(x, (ROWS, WIDTH))  # mark: keras
 
 
-def concatenated(x: Any) -> Any:
+def concatenate_constant(x: Any) -> Any:
     return tf.concat([x, tf.zeros([ROWS, WIDTH])], 1)[:, :WIDTH]
 
 
-def added(x: Any) -> Any:
+def add_constant(x: Any) -> Any:
     return x + tf.ones([ROWS, WIDTH])
 
 
 @pytest.mark.parametrize(
     ("middle", "mend"),
     [
-        (reshaped, f"tf.reshape(x, [-1, {WIDTH}])"),
-        (reshaped_by_keras, f"tf.reshape(x, [-1, {WIDTH}])"),
-        (concatenated, f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
-        (added, f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
+        (reshape_rows, f"tf.reshape(x, [-1, {WIDTH}])"),
+        (reshape_rows_by_keras, f"tf.reshape(x, [-1, {WIDTH}])"),
+        (concatenate_constant, f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
+        (add_constant, f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
         (lambda x: tf.stack(tf.unstack(x, ROWS)), "tf.map_fn"),
         (lambda x: tf.concat(tf.split(x, [ROWS // 2, ROWS // 2]), 0), "axis=1"),
     ],
 )
-def test_micro_batches_find_a_constant_batch_size(middle: Any, mend: str) -> None:
-    told(StaticBatchError, lambda: fit(sub(middle, micro=2)), str(ROWS), "baked in", mend, at=line_of(middle))
+def test_constant_batch_size_with_micro_batches_is_reported(middle: Any, mend: str) -> None:
+    check_error(
+        StaticBatchError,
+        lambda: fit(build_subclassed(middle, micro=2)),
+        str(ROWS),
+        "baked in",
+        mend,
+        at=find_middle_line(middle),
+    )
 
 
-def test_a_constant_batch_size_that_fits_is_no_mistake() -> None:
+def test_constant_batch_size_that_fits_is_accepted() -> None:
     """One micro-batch of as many rows as it says: as in the original, nothing is wrong with it."""
 
     def all_of_them(x: Any) -> Any:
-        return added(concatenated(reshaped_by_keras(x)))
+        return add_constant(concatenate_constant(reshape_rows_by_keras(x)))
 
-    same_training(sub(all_of_them), sub(all_of_them, scoped=False))
+    assert_same_training(build_subclassed(all_of_them), build_subclassed(all_of_them, scoped=False))
 
 
-def test_what_it_leaves_unknown_is_blamed_on_the_reshape() -> None:
+def test_unknown_sizes_are_attributed_to_the_reshape() -> None:
     """The number of rows is None, so [8, -1] gives a last axis that is None, and the next layer cannot be built."""
     text = f"rows are reshaped to [{ROWS}, -1]"
-    told(StaticBatchError, lambda: fit(sub(reshaped)), text, f"[-1, {WIDTH}]", at=marked("reshape"))
+    check_error(
+        StaticBatchError,
+        lambda: fit(build_subclassed(reshape_rows)),
+        text,
+        f"[-1, {WIDTH}]",
+        at=find_marked_line("reshape"),
+    )
 
 
-def test_a_last_batch_with_fewer_rows_names_the_reshape_whatever_failed_first() -> None:
-    model = sub(reshaped_by_keras)
-    mend = f"tf.reshape(x, [-1, {WIDTH}]) at {marked('keras')}, where the batch size {ROWS} is baked in"
-    told(StageFailedError, lambda: fit(model, rows=ROWS + 3), "stage 'b'", "cluster 'b'", mend)
+def test_smaller_last_batch_reports_the_reshape() -> None:
+    model = build_subclassed(reshape_rows_by_keras)
+    mend = f"tf.reshape(x, [-1, {WIDTH}]) at {find_marked_line('keras')}, where the batch size {ROWS} is baked in"
+    check_error(StageFailedError, lambda: fit(model, rows=ROWS + 3), "stage 'b'", "cluster 'b'", mend)
 
 
-class Early(keras.Model):
+class EarlyReshape(keras.Model):
     """The inputs are reshaped, before the first stage or in it."""
 
     def __init__(self, staged: bool, **options: Any) -> None:
@@ -86,35 +108,37 @@ class Early(keras.Model):
                 return self.last(hidden)
 
 
-def early(staged: bool, **options: Any) -> keras.Model:
-    model = Early(staged, **options)
+def build_early_reshape(staged: bool, **options: Any) -> keras.Model:
+    model = EarlyReshape(staged, **options)
     model.compile("sgd", "mse")
     return model
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_inputs_that_are_reshaped_are_found_where_they_are(staged: bool) -> None:
+def test_reshape_of_inputs_is_reported_with_its_line(staged: bool) -> None:
     """They do not fit the labels, far behind."""
-    place = marked("inside") if staged else marked("outside")
+    place = find_marked_line("inside") if staged else find_marked_line("outside")
     said = (f"the batch size {ROWS} is baked in", f"tf.reshape(x, [-1, {WIDTH}])")
-    told(StaticBatchError, lambda: fit(early(staged)), *said, at=place)
+    check_error(StaticBatchError, lambda: fit(build_early_reshape(staged)), *said, at=place)
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_what_was_allowed_all_the_same_says_why_it_cannot_run(staged: bool) -> None:
-    place = marked("inside") if staged else marked("outside")
+def test_allowed_reshape_of_inputs_reports_why_it_fails(staged: bool) -> None:
+    place = find_marked_line("inside") if staged else find_marked_line("outside")
     said = (f"micro-batches of {ROWS // 2} rows", f"tf.reshape(x, [-1, {WIDTH}]) at {place}", "micro_batch=1")
-    told(CaptureError, lambda: fit(early(staged, coupled="allow")), *said, at="compile_loss/mse")
+    check_error(CaptureError, lambda: fit(build_early_reshape(staged, coupled="allow")), *said, at="compile_loss/mse")
 
 
-def test_labels_that_are_reshaped_are_found_too() -> None:
+def test_reshape_of_labels_is_reported() -> None:
     def loss(wanted: Any, given: Any) -> Any:
         return tf.reduce_mean((tf.reshape(wanted, [ROWS, 2]) - given) ** 2, -1)  # mark: labels
 
-    told(StaticBatchError, lambda: fit(sub(micro=2, loss=loss)), "[-1, 2]", at=marked("labels"))
+    check_error(
+        StaticBatchError, lambda: fit(build_subclassed(micro=2, loss=loss)), "[-1, 2]", at=find_marked_line("labels")
+    )
 
 
-def test_a_variable_that_no_micro_batch_fits_says_so() -> None:
+def test_variable_with_batch_size_rows_is_reported() -> None:
     """One number for each row of the batch: nothing is reshaped, and it was allowed."""
     table = tf.Variable(tf.ones([ROWS]))
 
@@ -130,13 +154,13 @@ def test_a_variable_that_no_micro_batch_fits_says_so() -> None:
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
     said = (f"micro-batches of {ROWS // 2} rows", "Dimensions must be equal", "nb.pipeline(micro_batch=1)")
-    told(CaptureError, lambda: fit(model), *said, at=marked("table"))
+    check_error(CaptureError, lambda: fit(model), *said, at=find_marked_line("table"))
 
 
-def test_a_reshape_that_merges_rows_couples_them() -> None:
+def test_reshape_that_merges_rows_couples_them() -> None:
     """[4, 8] of eight rows of four: -1 would not mend it."""
-    merged = sub(lambda x: tf.reshape(tf.reshape(x, [ROWS // 2, 2 * WIDTH]), [-1, WIDTH]), micro=2)
-    told(BatchCoupledError, lambda: fit(merged), "fixed shape", "micro_batch=1", at=__file__)
+    merged = build_subclassed(lambda x: tf.reshape(tf.reshape(x, [ROWS // 2, 2 * WIDTH]), [-1, WIDTH]), micro=2)
+    check_error(BatchCoupledError, lambda: fit(merged), "fixed shape", "micro_batch=1", at=__file__)
 
 
 @pytest.mark.parametrize(
@@ -149,26 +173,28 @@ def test_a_reshape_that_merges_rows_couples_them() -> None:
     ],
 )
 @pytest.mark.parametrize("micro", [1, 2])
-def test_python_that_reads_the_number_of_rows(middle: Any, mend: str, micro: int) -> None:
-    told(StaticBatchError, lambda: fit(sub(middle, micro)), "None", mend, at=line_of(middle))
+def test_python_reading_the_row_count_is_refused(middle: Any, mend: str, micro: int) -> None:
+    check_error(
+        StaticBatchError, lambda: fit(build_subclassed(middle, micro)), "None", mend, at=find_middle_line(middle)
+    )
 
 
-def test_an_error_of_the_users_about_shapes_is_the_users() -> None:
+def test_shape_error_of_the_user_is_unchanged() -> None:
     def picky(x: Any) -> Any:
         raise ValueError(f"I want no shape like {x.shape}")
 
     with pytest.raises(ValueError, match="I want no shape like") as caught:
-        fit(sub(picky))
+        fit(build_subclassed(picky))
     assert type(caught.value) is ValueError
 
 
-def branching(x: Any) -> Any:
+def branch_on_value(x: Any) -> Any:
     if tf.reduce_sum(x) > 0:
         return x
     return -x
 
 
-def halving(x: Any) -> Any:
+def halve_while_large(x: Any) -> Any:
     while tf.reduce_max(x) > 1.0:
         x = x / 2.0
     return x
@@ -177,8 +203,8 @@ def halving(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("middle", "mend"),
     [
-        (branching, "tf.cond"),
-        (halving, "tf.while_loop"),
+        (branch_on_value, "tf.cond"),
+        (halve_while_large, "tf.while_loop"),
         (lambda x: tf.stack([row + 1.0 for row in x]), "tf.map_fn"),
         (lambda x: x * float(tf.reduce_sum(x)), "tf.cast(t, tf.float32)"),
         (lambda x: sum(x for _ in range(tf.size(x))), "tf.range(n)"),
@@ -186,12 +212,14 @@ def halving(x: Any) -> Any:
         (lambda x: x * np.mean(x), "tf.reduce_mean"),
     ],
 )
-def test_a_value_that_is_not_there_yet(middle: Any, mend: str) -> None:
-    error = told(DataDependentError, lambda: fit(sub(middle)), "value", mend, at=line_of(middle))
+def test_python_reading_a_tensor_value_is_refused(middle: Any, mend: str) -> None:
+    error = check_error(
+        DataDependentError, lambda: fit(build_subclassed(middle)), "value", mend, at=find_middle_line(middle)
+    )
     assert len(str(error).splitlines()) == 3, "TensorFlow's advice for other cases is left out"
 
 
-def test_under_nb_function_autograph_does_it() -> None:
+def test_nb_function_converts_python_control_flow() -> None:
     @nb.function
     def step(x: Any) -> Any:
         with nb.cluster():
@@ -206,32 +234,34 @@ def test_under_nb_function_autograph_does_it() -> None:
     assert len(nb.last_report().stages) == 2
 
 
-def test_the_mend_works() -> None:
+def test_suggested_reshape_works() -> None:
     def mended(x: Any) -> Any:
         return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x) * tf.reduce_mean(x)
 
-    same_training(sub(mended), sub(mended, scoped=False))
+    assert_same_training(build_subclassed(mended), build_subclassed(mended, scoped=False))
 
 
-def test_numpy_under_nb_function_is_told_at_the_line_as_it_was_written() -> None:
+def test_numpy_under_nb_function_is_reported_at_its_line() -> None:
     @nb.function
     def step(x: Any) -> Any:
         with nb.stage(cluster="a"):
             return x * np.mean(x)  # mark: rewritten
 
-    told(DataDependentError, lambda: step(tf.ones([2])), "tf.reduce_mean", at=marked("rewritten"))
+    check_error(DataDependentError, lambda: step(tf.ones([2])), "tf.reduce_mean", at=find_marked_line("rewritten"))
 
 
-def test_what_tensorflow_does_not_take_is_ours_and_still_a_value_error() -> None:
+def test_tensorflow_error_becomes_a_capture_error_and_value_error() -> None:
     def mistaken(x: Any) -> Any:
         return tf.matmul(x, tf.ones([3, 3]))  # mark: matmul
 
-    error = told(CaptureError, lambda: fit(sub(mistaken)), "Dimensions must be equal", at=marked("matmul"))
+    error = check_error(
+        CaptureError, lambda: fit(build_subclassed(mistaken)), "Dimensions must be equal", at=find_marked_line("matmul")
+    )
     assert isinstance(error, ValueError)
     assert "x float32[None, 4]" in error.why
 
 
-def test_what_the_user_raises_passes() -> None:
+def test_user_exception_is_raised_unchanged() -> None:
     class Mine(Exception):
         pass
 
@@ -239,5 +269,5 @@ def test_what_the_user_raises_passes() -> None:
         raise Mine("no")
 
     with pytest.raises(Mine, match="no") as caught:
-        fit(sub(raising))
+        fit(build_subclassed(raising))
     assert any("while the step was captured" in note for note in caught.value.__notes__)

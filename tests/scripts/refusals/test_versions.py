@@ -45,12 +45,12 @@ SAID = (
 )
 
 
-def test_ranges_are_those_of_the_package() -> None:
+def test_version_ranges_match_the_package_requirements() -> None:
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {f"{name}>={low},<{high}" for name, (low, high) in RANGES.items()} <= set(wanted)
 
 
-def test_what_does_not_fit_is_told_where_it_is_first_used(tmp_path: Path) -> None:
+def test_unsupported_versions_are_reported_at_first_use(tmp_path: Path) -> None:
     """At a scope, and at nb.function. A model without scopes is none of our business, whatever it runs on."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -11,10 +11,10 @@ from whale_nebula.scopes import hints
 
 
 @pytest.fixture(autouse=True)
-def no_run_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def isolated_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(hints, "_said", set())
     monkeypatch.setattr(site, "_said", set())
-    monkeypatch.setattr(keras_scopes, "_given", set())
+    monkeypatch.setattr(keras_scopes, "_scoped", set())
     monkeypatch.setattr(keras_scopes, "_cloned", set())
     nb.shutdown()
     yield

@@ -9,41 +9,45 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.patches import BUILDING, TRACING, trace_patched
-from whale_nebula.capture.tracing import Tracing, current, tracing
+from whale_nebula.capture.patches import BUILDING_PATCHES, TRACING_PATCHES, apply_tracing_patches
+from whale_nebula.capture.tracing import Tracing, current_trace, tracing
 from whale_nebula.errors import GradientError
 
 ORIGINAL, ENTER = tf.GradientTape.gradient, tf.GradientTape.__enter__
 
 
-def square_slope() -> float:
+def compute_slope() -> float:
     x = tf.Variable(3.0)
     with tf.GradientTape() as tape:
         y = x * x
     return float(tape.gradient(y, x))
 
 
-def patched() -> list[str]:
+def list_applied_patches() -> list[str]:
     """The patches that are on."""
-    return [str(each) for each in (*BUILDING, *TRACING) if getattr(each.owner, each.name) is each.replacement]
+    return [
+        str(each)
+        for each in (*BUILDING_PATCHES, *TRACING_PATCHES)
+        if getattr(each.owner, each.name) is each.replacement
+    ]
 
 
-def test_every_patch_is_on_in_a_trace_and_off_after_it() -> None:
-    assert not patched()
-    with trace_patched():
-        with trace_patched():
-            assert patched() == [str(each) for each in TRACING]
-        assert patched() == [str(each) for each in TRACING]
-    assert not patched()
+def test_patches_are_applied_during_a_trace_only() -> None:
+    assert not list_applied_patches()
+    with apply_tracing_patches():
+        with apply_tracing_patches():
+            assert list_applied_patches() == [str(each) for each in TRACING_PATCHES]
+        assert list_applied_patches() == [str(each) for each in TRACING_PATCHES]
+    assert not list_applied_patches()
     with nb.stage(cluster="a"):
         keras.layers.Dense(1)(keras.Input((2,)))
-        assert patched() == [str(each) for each in BUILDING]
-    assert not patched()
+        assert list_applied_patches() == [str(each) for each in BUILDING_PATCHES]
+    assert not list_applied_patches()
     assert tf.GradientTape.gradient is ORIGINAL
     assert tf.GradientTape.__enter__ is ENTER
 
 
-def test_it_is_taken_off_when_the_step_raises() -> None:
+def test_patches_are_removed_when_the_step_raises() -> None:
     @nb.function
     def step(x: Any) -> Any:
         raise ValueError("mine")
@@ -51,29 +55,29 @@ def test_it_is_taken_off_when_the_step_raises() -> None:
     with pytest.raises(ValueError, match="mine") as caught:
         step(np.ones(2, "float32"))
     assert tf.GradientTape.gradient is ORIGINAL
-    assert not patched()
-    assert current() is None
+    assert not list_applied_patches()
+    assert current_trace() is None
     assert any("captured" in note for note in caught.value.__notes__)
 
 
-def test_other_threads_get_tensorflows_own() -> None:
+def test_other_threads_use_the_original_gradient() -> None:
     found: list[float] = []
-    with trace_patched(), tracing(Tracing(tf.Graph(), [])):
-        assert current() is not None
-        thread = threading.Thread(target=lambda: found.append(square_slope()))
+    with apply_tracing_patches(), tracing(Tracing(tf.Graph(), [])):
+        assert current_trace() is not None
+        thread = threading.Thread(target=lambda: found.append(compute_slope()))
         thread.start()
         thread.join(timeout=30)
     assert found == [6.0]
 
 
-def test_eager_code_in_the_same_thread_gets_tensorflows_own() -> None:
-    with trace_patched(), tracing(Tracing(tf.Graph(), [])):
-        assert square_slope() == 6.0
+def test_eager_code_uses_the_original_gradient() -> None:
+    with apply_tracing_patches(), tracing(Tracing(tf.Graph(), [])):
+        assert compute_slope() == 6.0
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("question", ["gradient", "jacobian"])
-def test_a_tape_that_is_asked_after_the_step_says_so(persistent: bool, question: str) -> None:
+@pytest.mark.parametrize("method", ["gradient", "jacobian"])
+def test_tape_used_after_the_step_is_refused(persistent: bool, method: str) -> None:
     weight, kept = tf.Variable([[1.0], [2.0]]), []
 
     @nb.function
@@ -90,12 +94,12 @@ def test_a_tape_that_is_asked_after_the_step_says_so(persistent: bool, question:
     assert float(step(tf.ones([4, 2]))) == 3.0
     tape, loss = kept[-1]
     with pytest.raises(GradientError, match="a tape of a step is used after the step") as caught:
-        getattr(tape, question)(loss, weight)
+        getattr(tape, method)(loss, weight)
     assert caught.value.where.startswith(f"{__file__}:")
     assert "return loss, tape.gradient(loss, variables)" in caught.value.mend
 
 
-def test_a_tape_that_is_used_again_is_as_it_was() -> None:
+def test_tape_of_a_step_is_reusable() -> None:
     tape, variable = tf.GradientTape(persistent=True), tf.Variable(3.0)
 
     @nb.function

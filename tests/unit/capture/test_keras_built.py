@@ -21,12 +21,12 @@ from whale_nebula.tf.keras_import import unwrap_keras, wrap_keras
 ROWS, WIDTH = 8, 3
 X = np.random.default_rng(1).random((ROWS, WIDTH), np.float32)
 Y = np.random.default_rng(2).random((ROWS, 1), np.float32)
-_scoped = False
+_with_scopes = False
 
 
 def stage(cluster: str) -> contextlib.AbstractContextManager[Any]:
     """A scope where the test asks for scopes in `call`."""
-    return nb.stage(cluster=cluster) if _scoped else contextlib.nullcontext()
+    return nb.stage(cluster=cluster) if _with_scopes else contextlib.nullcontext()
 
 
 class TwoStages(keras.Model):
@@ -68,7 +68,7 @@ class Nested(keras.Model):
 
 
 @keras.saving.register_keras_serializable("built")
-class BuildsItself(TwoStages):
+class BuildingModel(TwoStages):
     def build(self, input_shape: Any) -> None:
         self.first, self.second = keras.layers.Dense(4), keras.layers.Dense(1)
         self.first.build(input_shape)
@@ -85,11 +85,11 @@ class TwoInputs(Flat):
 MODELS: dict[str, tuple[type[keras.Model], Any]] = {
     "flat": (Flat, X),
     "nested": (Nested, X),
-    "builds itself": (BuildsItself, X),
+    "builds itself": (BuildingModel, X),
     "two inputs": (TwoInputs, [X, X]),
     "inputs by name": (TwoInputs, {"a": X, "b": X}),
 }
-FIRSTS: dict[str, Callable[[Any, Any], Any]] = {
+FIRST_CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "fit": lambda model, x: model.fit(x, Y, verbose=0),
     "evaluate": lambda model, x: model.evaluate(x, Y, verbose=0),
     "predict": lambda model, x: model.predict(x, verbose=0),
@@ -101,7 +101,7 @@ SAMPLE = {
 }
 GRID = [
     pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.grid)
-    for case in itertools.product(MODELS, ["place", "scopes"], FIRSTS)
+    for case in itertools.product(MODELS, ["place", "scopes"], FIRST_CALLS)
     if case[:2] != ("builds itself", "place")  # it has no layers to place yet
 ]
 
@@ -111,7 +111,7 @@ def place(model: keras.Model) -> None:
     nb.place(model, {f"{first.name}(/.*)?": "gpu", f"{second.name}(/.*)?": "npu"})
 
 
-class Drawn(TwoStages):
+class RandomModel(TwoStages):
     """Its initial values are drawn, and computed, in several ways."""
 
     def __init__(self, **options: Any) -> None:
@@ -120,24 +120,24 @@ class Drawn(TwoStages):
         self.second = keras.layers.Dense(1, kernel_initializer="truncated_normal")
 
 
-def trained(kind: str, way: str, first: str, rate: float = 0.1) -> keras.Model:
-    global _scoped
+def train_model(kind: str, way: str, first: str, rate: float = 0.1) -> keras.Model:
+    global _with_scopes
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
-    made, x = MODELS.get(kind, (Drawn, X))
+    made, x = MODELS.get(kind, (RandomModel, X))
     model = made(name="net")
     model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse")
-    _scoped = way == "scopes"
+    _with_scopes = way == "scopes"
     try:
         if way == "place":
             place(model)
-        FIRSTS[first](model, x)
+        FIRST_CALLS[first](model, x)
     finally:
-        _scoped = False
+        _with_scopes = False
     return model
 
 
-def state(model: keras.Model) -> dict[str, Any]:
+def describe_state(model: keras.Model) -> dict[str, Any]:
     """What Keras keeps of having been built, of every layer, and what the optimizer holds."""
     found: dict[str, Any] = {
         f"{type(layer).__name__} {number}": (layer.built, layer.get_build_config(), layer._called, layer.path)
@@ -149,10 +149,10 @@ def state(model: keras.Model) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "way", "first"), GRID)
-def test_it_is_built_as_keras_builds_it(kind: str, way: str, first: str, tmp_path: Path) -> None:
-    plain = state(trained(kind, "plain", first))
-    model = trained(kind, way, first)
-    assert state(model) == plain
+def test_model_with_scopes_is_built_as_by_keras(kind: str, way: str, first: str, tmp_path: Path) -> None:
+    plain = describe_state(train_model(kind, "plain", first))
+    model = train_model(kind, way, first)
+    assert describe_state(model) == plain
     x = MODELS[kind][1]
     expected = model.predict(x, verbose=0)
     model.save(tmp_path / "net.keras")
@@ -161,8 +161,8 @@ def test_it_is_built_as_keras_builds_it(kind: str, way: str, first: str, tmp_pat
     np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_its_weights_have_the_initial_values_of_the_uncut_model() -> None:
-    plain, cut = (trained("drawn", way, "fit", 0.0).get_weights() for way in ("plain", "scopes"))
+def test_model_with_scopes_has_the_initial_values_of_the_uncut_model() -> None:
+    plain, cut = (train_model("drawn", way, "fit", 0.0).get_weights() for way in ("plain", "scopes"))
     assert [each.tobytes() for each in cut] == [each.tobytes() for each in plain]
 
 
@@ -176,7 +176,7 @@ def _hook() -> Any:
 
 
 @pytest.fixture
-def unwrapped() -> Any:
+def unwrapped_keras() -> Any:
     unwrap_keras()
     yield
     wrap_keras(_hook)
@@ -201,7 +201,7 @@ class Subclass(keras.Model):
             return self.dense(x)
 
 
-def test_a_batch_with_parts_that_are_not_here_has_the_form_in_the_config() -> None:
+def test_absent_parts_of_a_batch_have_the_configured_specs() -> None:
     nb.shutdown()
     batch = {"a": INPUTS, "b": None}
     with nb.init({"inputs": {"x/b": {"shape": [16, None], "dtype": "int32"}}}):
@@ -211,26 +211,26 @@ def test_a_batch_with_parts_that_are_not_here_has_the_form_in_the_config() -> No
         assert _make_keras_tensors(None)["b"].shape == (None, None)
 
 
-def functions(model: keras.Model) -> list[Any]:
+def list_functions(model: keras.Model) -> list[Any]:
     model.fit(INPUTS, TARGETS, verbose=0)
     model.evaluate(INPUTS, TARGETS, verbose=0)
     model.predict(INPUTS, verbose=0)
     return [model.train_function, model.test_function, model.predict_function]
 
 
-def test_models_without_scopes_get_keras_own_functions(unwrapped: Any) -> None:
-    own = {type(f).__name__ + f.__module__ + f.__qualname__ for f in functions(plain())}
+def test_models_without_scopes_use_keras_functions(unwrapped_keras: Any) -> None:
+    own = {type(f).__name__ + f.__module__ + f.__qualname__ for f in list_functions(plain())}
     wrap_keras(_hook)
-    assert {type(f).__name__ + f.__module__ + f.__qualname__ for f in functions(plain())} == own
+    assert {type(f).__name__ + f.__module__ + f.__qualname__ for f in list_functions(plain())} == own
 
 
-def test_subclasses_without_scopes_get_keras_own_functions() -> None:
+def test_subclasses_without_scopes_use_keras_functions() -> None:
     model = Subclass()
     model.compile("sgd", "mse")
-    assert not any("whale_nebula" in f.__module__ for f in functions(model))
+    assert not any("whale_nebula" in f.__module__ for f in list_functions(model))
 
 
-def test_the_wrapper_is_reversible(unwrapped: Any) -> None:
+def test_keras_wrapper_is_reversible(unwrapped_keras: Any) -> None:
     trainer = vars(tf_private.TensorFlowTrainer)
     originals = {kind: trainer[f"make_{kind}_function"] for kind in ("train", "test", "predict")}
     assert not any(hasattr(f, "nebula_original") for f in originals.values())
@@ -245,7 +245,7 @@ def test_the_wrapper_is_reversible(unwrapped: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", "test", "predict"])
-def test_a_subclass_with_scopes_is_found_on_its_first_batch(kind: str) -> None:
+def test_subclass_with_scopes_is_detected_on_its_first_batch(kind: str) -> None:
     nb.shutdown()
     model = Subclass(scoped=True)
     model.compile("sgd", "mse")

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.capture.built import X, Y, built_later, caught, compiled, functional, sequential
+from tests.unit.capture.scoped_models import X, Y, build_late, compile_model, functional, record_warnings, sequential
 from whale_nebula.errors import NebulaWarning, UnsupportedError
 
 layers = keras.layers
@@ -37,7 +37,7 @@ def subclass() -> keras.Model:
     return model
 
 
-def loop(model: keras.Model, decorator: Callable[..., Any]) -> None:
+def run_loop(model: keras.Model, decorator: Callable[..., Any]) -> None:
     """Two steps of a custom loop."""
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
@@ -55,12 +55,12 @@ def loop(model: keras.Model, decorator: Callable[..., Any]) -> None:
 
 
 SEQUENTIAL = pytest.param(sequential, marks=pytest.mark.grid)  # its nodes bear scopes as those of a functional one do
-ALL = [functional, SEQUENTIAL, built_later, subclass]
+ALL = [functional, SEQUENTIAL, build_late, subclass]
 
 
 @pytest.mark.parametrize("build", ALL)
-def test_a_plain_tf_function_around_a_model_with_scopes_warns_once(build: Callable[[], keras.Model]) -> None:
-    found = caught(lambda: loop(build(), tf.function))
+def test_plain_tf_function_around_a_model_with_scopes_warns_once(build: Callable[[], keras.Model]) -> None:
+    found = record_warnings(lambda: run_loop(build(), tf.function))
     assert len(found) == 1
     assert "stage 'a' runs uncut" in str(found[0].message)
     assert "use @nb.function instead of @tf.function" in str(found[0].message)
@@ -71,34 +71,34 @@ def test_a_plain_tf_function_around_a_model_with_scopes_warns_once(build: Callab
 
 
 @pytest.mark.parametrize("build", ALL)
-def test_an_eager_loop_warns_once(build: Callable[[], keras.Model]) -> None:
-    found = caught(lambda: loop(build(), lambda step: step))
+def test_eager_loop_over_a_model_with_scopes_warns_once(build: Callable[[], keras.Model]) -> None:
+    found = record_warnings(lambda: run_loop(build(), lambda step: step))
     assert len(found) == 1
     assert "plain eager code is not captured" in str(found[0].message)
 
 
-def test_keras_asking_for_shapes_says_nothing() -> None:
+def test_symbolic_calls_by_keras_do_not_warn() -> None:
     def ask() -> None:
         inputs = keras.Input((4,))
         keras.Model(inputs, Subclass()(inputs))
         Subclass().compute_output_spec(keras.KerasTensor((2, 4)))
         functional()(keras.KerasTensor((2, 4)))
 
-    assert caught(ask) == []
+    assert record_warnings(ask) == []
 
 
 @pytest.mark.parametrize("build", [functional, pytest.param(subclass, marks=pytest.mark.grid)])
-def test_exporting_says_nothing(build: Callable[[], keras.Model], tmp_path: Path) -> None:
-    model = compiled(build())
+def test_exporting_does_not_warn(build: Callable[[], keras.Model], tmp_path: Path) -> None:
+    model = compile_model(build())
     model.fit(X, Y, verbose=0)
-    assert caught(lambda: model.export(str(tmp_path / "keras"), verbose=False)) == []
-    assert caught(lambda: tf.saved_model.save(model, str(tmp_path / "tf"))) == []
+    assert record_warnings(lambda: model.export(str(tmp_path / "keras"), verbose=False)) == []
+    assert record_warnings(lambda: tf.saved_model.save(model, str(tmp_path / "tf"))) == []
 
 
 # ---------------------------------------------------------------- scopes that only a step shows
 
 
-class OwnStep(keras.Model):
+class ModelWithOwnSteps(keras.Model):
     """No `call`; the scopes are in the step."""
 
     def __init__(self, scoped: bool = True) -> None:
@@ -130,9 +130,9 @@ class OwnStep(keras.Model):
         return self.forward(data[0] if isinstance(data, tuple) else data)
 
 
-def own_step(scoped: bool, **options: Any) -> keras.Model:
+def make_model_with_own_steps(scoped: bool, **options: Any) -> keras.Model:
     keras.utils.set_random_seed(5)
-    model = OwnStep(scoped)
+    model = ModelWithOwnSteps(scoped)
     model.compile("sgd", **{"run_eagerly": not scoped, **options})
     return model
 
@@ -140,7 +140,7 @@ def own_step(scoped: bool, **options: Any) -> keras.Model:
 @pytest.mark.parametrize("data", ["arrays", pytest.param("batch", marks=pytest.mark.grid)])
 def test_scopes_in_a_train_step_are_captured_in_the_first_step(data: str) -> None:
     histories = []
-    for model in (own_step(False), own_step(True)):
+    for model in (make_model_with_own_steps(False), make_model_with_own_steps(True)):
         if data == "arrays":
             histories.append(model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"])
         else:
@@ -149,11 +149,11 @@ def test_scopes_in_a_train_step_are_captured_in_the_first_step(data: str) -> Non
     np.testing.assert_allclose(histories[1], histories[0], rtol=1e-6)
 
 
-def test_an_eager_step_with_scopes_is_refused() -> None:
+def test_run_eagerly_with_scopes_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="run_eagerly"):
-        own_step(True, run_eagerly=True).fit(X, Y, verbose=0)
+        make_model_with_own_steps(True, run_eagerly=True).fit(X, Y, verbose=0)
     with pytest.raises(UnsupportedError, match="run_eagerly"):
-        compiled(Subclass(), run_eagerly=True).fit(X, Y, verbose=0)
+        compile_model(Subclass(), run_eagerly=True).fit(X, Y, verbose=0)
 
 
 class BuildsInStages(Subclass):
@@ -171,8 +171,8 @@ class BuildsInStages(Subclass):
 
 
 @pytest.mark.parametrize("build_first", [False, True])
-def test_a_scope_in_build_says_that_it_holds_nothing(build_first: bool) -> None:
-    model = compiled(BuildsInStages())
+def test_scope_in_build_warns_of_no_effect(build_first: bool) -> None:
+    model = compile_model(BuildsInStages())
     with pytest.warns(NebulaWarning, match="the build of a layer is not captured") as caught:
         if build_first:
             model.build((None, 4))
@@ -182,11 +182,11 @@ def test_a_scope_in_build_says_that_it_holds_nothing(build_first: bool) -> None:
 
 
 @pytest.mark.parametrize("opened", [lambda: nb.cluster(), lambda: nb.pipeline(2)], ids=["cluster", "pipeline"])
-def test_scopes_without_a_stage_are_told(opened: Callable[[], Any]) -> None:
+def test_scopes_without_a_stage_warn(opened: Callable[[], Any]) -> None:
     inputs = keras.Input((4,))
     with opened():
         outputs = layers.Dense(3)(inputs)
-    model = compiled(keras.Model(inputs, outputs))
+    model = compile_model(keras.Model(inputs, outputs))
     with pytest.warns(NebulaWarning, match=r"contains no nb.stage: the whole step is one stage") as caught:
         model.fit(X, Y, verbose=0)
     assert caught[0].filename == __file__
@@ -195,9 +195,9 @@ def test_scopes_without_a_stage_are_told(opened: Callable[[], Any]) -> None:
         model.predict(X, verbose=0)
 
 
-def test_a_stage_without_with_is_told_when_the_model_runs() -> None:
+def test_stage_never_entered_warns_when_the_model_runs() -> None:
     nb.stage(cluster="gpu")
     inputs = keras.Input((4,))
-    model = compiled(keras.Model(inputs, layers.Dense(3)(inputs)))
+    model = compile_model(keras.Model(inputs, layers.Dense(3)(inputs)))
     with pytest.warns(NebulaWarning, match="is never entered"):
         model.fit(X, Y, verbose=0)

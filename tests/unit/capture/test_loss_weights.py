@@ -34,39 +34,41 @@ def _gradient(micro_batch: int, target: Target) -> np.ndarray:
     return np.asarray((nb.function(step) if micro_batch else step)(ROWS))
 
 
-def _count(out: Any) -> Any:
+def _count_rows(out: Any) -> Any:
     return tf.cast(tf.shape(out)[0], tf.float32)
 
 
-def _prior(out: Any, weight: Any) -> Any:
-    return tf.reduce_sum(weight**2) / _count(out)
+def _penalty_per_row(out: Any, weight: Any) -> Any:
+    return tf.reduce_sum(weight**2) / _count_rows(out)
 
 
-def _beside_a_mean(out: Any, weight: Any) -> Any:
-    return [tf.reduce_mean(out**2), _prior(out, weight)]
+def _mean_and_penalty(out: Any, weight: Any) -> Any:
+    return [tf.reduce_mean(out**2), _penalty_per_row(out, weight)]
 
 
-def _two_of_them(out: Any, weight: Any) -> Any:
-    return _prior(out, weight) + tf.reduce_sum(tf.abs(weight)) / _count(out)
+def _two_penalties(out: Any, weight: Any) -> Any:
+    return _penalty_per_row(out, weight) + tf.reduce_sum(tf.abs(weight)) / _count_rows(out)
 
 
-def _times_rows(out: Any, weight: Any) -> Any:
-    return [tf.reduce_sum(weight**2) * _count(out), tf.reduce_sum(out)]
+def _penalty_times_rows(out: Any, weight: Any) -> Any:
+    return [tf.reduce_sum(weight**2) * _count_rows(out), tf.reduce_sum(out)]
 
 
-def _a_vector(out: Any, weight: Any) -> Any:
-    return tf.stack([tf.reduce_sum(weight**2), tf.reduce_sum(weight) / 2.0]) / _count(out)
+def _penalty_vector(out: Any, weight: Any) -> Any:
+    return tf.stack([tf.reduce_sum(weight**2), tf.reduce_sum(weight) / 2.0]) / _count_rows(out)
 
 
-@pytest.mark.parametrize("target", [_prior, _beside_a_mean, _two_of_them, _times_rows, _a_vector])
-def test_the_gradient_is_that_of_the_whole_batch(target: Target) -> None:
+@pytest.mark.parametrize(
+    "target", [_penalty_per_row, _mean_and_penalty, _two_penalties, _penalty_times_rows, _penalty_vector]
+)
+def test_gradient_over_micro_batches_equals_that_of_the_batch(target: Target) -> None:
     np.testing.assert_allclose(_gradient(3, target), _gradient(0, target), rtol=1e-5, atol=1e-6)
 
 
-def test_entries_that_need_several_weights_are_refused() -> None:
+def test_target_with_entries_of_different_kinds_is_refused() -> None:
     def mixed(out: Any, weight: Any) -> Any:
         total = tf.reduce_sum(weight**2)
-        return tf.stack([_count(out), total])
+        return tf.stack([_count_rows(out), total])
 
     with pytest.raises(BatchCoupledError, match="its entries are of different kinds"):
         _gradient(3, mixed)
@@ -99,28 +101,30 @@ def _step(micro_batch: int, shaped: Callable[[Any, Any], Any]) -> list[Any]:
     return [np.array(t) for t in (nb.function(step) if micro_batch else step)(x, mask)]
 
 
-def _by_the_output(mask: Any, hidden: Any) -> Any:
+def _reshape_to_output(mask: Any, hidden: Any) -> Any:
     return tf.reshape(mask, tf.shape(hidden))
 
 
-def _by_its_rows(mask: Any, hidden: Any) -> Any:
+def _reshape_by_rows(mask: Any, hidden: Any) -> Any:
     return tf.reshape(mask, [tf.shape(hidden)[0], 5])
 
 
-def _by_a_piece(mask: Any, hidden: Any) -> Any:
+def _reshape_by_sliced_shape(mask: Any, hidden: Any) -> Any:
     return tf.reshape(mask, tf.concat([tf.shape(hidden)[:1], [5]], 0))
 
 
-def _as_ones(mask: Any, hidden: Any) -> Any:
+def _concatenate_ones(mask: Any, hidden: Any) -> Any:
     return tf.reduce_max(tf.concat([tf.tile(mask, [1, 5, 1]), tf.ones_like(hidden)[:, :, None] / 2], 2), 2)
 
 
-def _as_zeros(mask: Any, hidden: Any) -> Any:
+def _add_zeros(mask: Any, hidden: Any) -> Any:
     return mask[:, 0] + tf.zeros_like(hidden)
 
 
-@pytest.mark.parametrize("shaped", [_by_the_output, _by_its_rows, _by_a_piece, _as_ones, _as_zeros])
-def test_what_a_mean_is_divided_by_may_be_shaped_as_the_models_output(shaped: Callable[[Any, Any], Any]) -> None:
+@pytest.mark.parametrize(
+    "shaped", [_reshape_to_output, _reshape_by_rows, _reshape_by_sliced_shape, _concatenate_ones, _add_zeros]
+)
+def test_divisor_of_a_mean_may_have_the_shape_of_the_output(shaped: Callable[[Any, Any], Any]) -> None:
     for expected, found in zip(_step(0, shaped), _step(3, shaped), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
     assert nb.last_report().micro_batches == 3
@@ -132,7 +136,7 @@ OTHERS = np.random.default_rng(2).normal(size=(10, 6, 5)).astype("float32")
 LABELS = np.random.default_rng(3).integers(0, 3, (10, 6))
 
 
-def _joined(masked: Any, plain: Any, kind: str) -> Any:
+def _concatenate(masked: Any, plain: Any, kind: str) -> Any:
     return keras.layers.Concatenate()([masked, plain] if kind == "masked first" else [plain, masked])
 
 
@@ -143,9 +147,9 @@ def _masked_model(kind: str) -> Any:
             plain = keras.layers.Dense(4)(others)
         with nb.stage(cluster="b"):
             masked = keras.layers.Dense(4)(keras.layers.Embedding(20, 4, mask_zero=True)(ids))
-            inside = _joined(masked, keras.layers.Dense(4)(others), kind) if kind == "in one stage" else None
+            inside = _concatenate(masked, keras.layers.Dense(4)(others), kind) if kind == "in one stage" else None
         with nb.stage(cluster="c"):
-            out = keras.layers.Dense(3)(_joined(masked, plain, kind) if inside is None else inside)
+            out = keras.layers.Dense(3)(_concatenate(masked, plain, kind) if inside is None else inside)
     model = keras.Model([ids, others], out)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
     return model
@@ -154,7 +158,7 @@ def _masked_model(kind: str) -> Any:
 @pytest.mark.parametrize(
     "kind", ["masked first", *(pytest.param(kind, marks=pytest.mark.grid) for kind in ("plain first", "in one stage"))]
 )
-def test_what_is_masked_may_be_concatenated_with_what_is_not(kind: str) -> None:
+def test_masked_and_unmasked_tensors_may_be_concatenated(kind: str) -> None:
     keras.utils.set_random_seed(0)
     checked = nb.verify(_masked_model(kind), [IDS, OTHERS], LABELS)
     assert checked.ok and checked.micro_batches == 4, str(checked)

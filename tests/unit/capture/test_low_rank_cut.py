@@ -25,23 +25,23 @@ Y = DRAWN.standard_normal((ROWS, TIME, 2)).astype("float32")
 TOKENS = DRAWN.integers(1, 11, (ROWS, TIME)).astype("int32")
 
 
-def cut(rank: int = RANK, **options: Any) -> Any:
+def svd_compress(rank: int = RANK, **options: Any) -> Any:
     return nb.compress(rank=rank, basis="svd", **{"backward": None, **options})
 
 
-def drawn(layer: Any) -> Any:
+def randomize(layer: Any) -> Any:
     """The layer with a bias that is not zero, or its cut would not be seen."""
     layer.set_weights([np.random.default_rng(len(each)).standard_normal(each.shape) for each in layer.get_weights()])
     return layer
 
 
-def truncated(kernel: np.ndarray, rank: int) -> np.ndarray:
+def truncate(kernel: np.ndarray, rank: int) -> np.ndarray:
     """The best approximation of a matrix, by NumPy alone."""
     u, s, v = np.linalg.svd(kernel.reshape(-1, kernel.shape[-1]).astype(np.float64), full_matrices=False)
     return np.asarray((u[:, :rank] * s[:rank]) @ v[:rank], np.float32).reshape(kernel.shape)
 
 
-def uncut(model: Any) -> Any:
+def run_uncut(model: Any) -> Any:
     """What the model gives without its cut, which it says."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NebulaWarning)
@@ -70,37 +70,37 @@ def two_stages(layer: Any, scope: Any, *, residual: bool = False, dropout: bool 
 
 
 @pytest.mark.parametrize("kind", LINEAR)
-def test_it_is_what_a_truncated_kernel_gives(kind: str) -> None:
+def test_svd_basis_equals_a_truncated_kernel(kind: str) -> None:
     keras.utils.set_random_seed(1)
     layer = LINEAR[kind]()
-    model = two_stages(layer, cut())
-    drawn(layer)
-    plain = uncut(model)
+    model = two_stages(layer, svd_compress())
+    randomize(layer)
+    plain = run_uncut(model)
     found = model.predict(X, verbose=0)
     assert np.abs(found - plain).max() > 1e-2
-    layer.kernel.assign(truncated(layer.kernel.numpy(), RANK))
-    np.testing.assert_allclose(found, uncut(model), atol=1e-5)
+    layer.kernel.assign(truncate(layer.kernel.numpy(), RANK))
+    np.testing.assert_allclose(found, run_uncut(model), atol=1e-5)
 
 
-def test_a_residual_goes_with_it_on_the_same_vectors() -> None:
+def test_svd_basis_projects_a_residual_too() -> None:
     """With its residual the layer is the map [W; 1], whose right singular vectors are those of W."""
     keras.utils.set_random_seed(1)
     layer = keras.layers.Dense(WIDE)
-    model = two_stages(layer, cut(), residual=True)
-    drawn(layer)
+    model = two_stages(layer, svd_compress(), residual=True)
+    randomize(layer)
     found = model.predict(X, verbose=0)
     (first, _, *_), kernel = [each for each in model.layers if isinstance(each, keras.layers.Dense)], layer.kernel
     hidden = first(X).numpy()
-    joint = truncated(np.concatenate([kernel.numpy(), np.eye(WIDE)]), RANK)
+    joint = truncate(np.concatenate([kernel.numpy(), np.eye(WIDE)]), RANK)
     made = np.concatenate([hidden, hidden], -1) @ joint + layer.bias.numpy()
     np.testing.assert_allclose(found, model.layers[-1](np.tanh(made)).numpy(), atol=1e-5)
 
 
-def test_gradients_are_those_of_three_layers_by_hand_and_rank_numbers_cross() -> None:
+def test_svd_basis_gradients_equal_three_layers_and_rank_numbers_cross() -> None:
     keras.utils.set_random_seed(1)
     layer = keras.layers.Dense(WIDE)
-    model = two_stages(layer, cut())
-    drawn(layer)
+    model = two_stages(layer, svd_compress())
+    randomize(layer)
     kernel, bias, (out, out_bias) = layer.kernel.numpy(), layer.bias.numpy(), model.layers[-1].get_weights()
     v = singular_vectors(kernel, RANK)
     by_hand = [tf.Variable(each) for each in (kernel, v.T, v, bias - bias @ v.T @ v, bias, out, out_bias)]
@@ -127,25 +127,25 @@ def test_gradients_are_those_of_three_layers_by_hand_and_rank_numbers_cross() ->
 
 
 @pytest.mark.grid
-def test_a_kernel_with_fewer_singular_values_than_the_rank_loses_nothing() -> None:
+def test_svd_basis_above_the_kernel_rank_is_exact() -> None:
     keras.utils.set_random_seed(1)
     layer = keras.layers.Dense(WIDE)  # 8 x 12: its rank is 8
-    model = two_stages(layer, cut(WIDTH))
-    drawn(layer)
-    np.testing.assert_allclose(model.predict(X, verbose=0), uncut(model), atol=1e-5)
+    model = two_stages(layer, svd_compress(WIDTH))
+    randomize(layer)
+    np.testing.assert_allclose(model.predict(X, verbose=0), run_uncut(model), atol=1e-5)
 
 
-def test_a_rank_that_is_full_crosses_whole() -> None:
+def test_svd_basis_of_full_rank_adds_no_projection() -> None:
     keras.utils.set_random_seed(1)
-    model = two_stages(keras.layers.Dense(WIDE), cut(WIDE))
-    np.testing.assert_allclose(model.predict(X, verbose=0), uncut(model), atol=1e-6)
+    model = two_stages(keras.layers.Dense(WIDE), svd_compress(WIDE))
+    np.testing.assert_allclose(model.predict(X, verbose=0), run_uncut(model), atol=1e-6)
     assert len(model.trainable_variables) == 4
 
 
-def test_a_precision_may_follow_and_dropout_is_walked_through() -> None:
+def test_svd_basis_with_precision_and_dropout() -> None:
     keras.utils.set_random_seed(1)
     layer = keras.layers.Dense(WIDE)
-    model = two_stages(layer, cut(8, int8=True, backward="int8"), residual=True, dropout=True)
+    model = two_stages(layer, svd_compress(8, int8=True, backward="int8"), residual=True, dropout=True)
     model.train_on_batch(X, Y)
     assert nb.last_report().links["gpu->npu"].payload_bytes < ROWS * TIME * 8 * 2
     (down,) = [each for each in model.trainable_variables if each.path.endswith("_down")]
@@ -163,12 +163,12 @@ def bert(norm: Any) -> Bert:
     ("norm", "layer", "sub_layer"),
     [("post", 0, "attention"), ("post", 1, "inner"), ("pre", 0, "inner"), ("pre", 1, "inner")],
 )
-def test_every_depth_of_a_bert(norm: str, layer: int, sub_layer: str) -> None:
+def test_low_rank_cut_at_every_depth_of_a_bert(norm: str, layer: int, sub_layer: str) -> None:
     model = bert(norm)
     whole = model(TOKENS).numpy()
     pair = model.sub_layers[layer]
     linear = pair.inner.narrow if sub_layer == "inner" else pair.attention.attention.out
-    with cut(7):
+    with svd_compress(7):
         nb.place(model, low_rank_cut(model, layer, ["gpu", "npu"], sub_layer=sub_layer))
     found = model.predict(TOKENS, verbose=0)
     assert list(nb.plan(model, TOKENS).stages) == ["gpu", "npu"]
@@ -178,8 +178,8 @@ def test_every_depth_of_a_bert(norm: str, layer: int, sub_layer: str) -> None:
     nb.place(model, {})
 
 
-def test_what_no_linear_layer_makes_is_refused_with_what_to_write() -> None:
-    model = two_stages(keras.layers.Dense(WIDE, activation="relu"), cut())
+def test_svd_basis_without_a_linear_layer_is_refused() -> None:
+    model = two_stages(keras.layers.Dense(WIDE, activation="relu"), svd_compress())
     with pytest.raises(UnsupportedError, match=r"basis='svd' for .* output of Relu .*low_rank_cut"):
         model.predict(X, verbose=0)
 
@@ -196,7 +196,7 @@ def test_what_no_linear_layer_makes_is_refused_with_what_to_write() -> None:
         ({"layers": 0, "clusters": ["gpu"]}, "is not a list of 2 clusters"),
     ],
 )
-def test_a_cut_that_cannot_be_is_refused(options: Any, what: str) -> None:
+def test_invalid_low_rank_cut_is_refused(options: Any, what: str) -> None:
     with pytest.raises(OptionError, match=what):
         low_rank_cut(bert("post"), **{"clusters": ["gpu", "npu"], **options})
     with pytest.raises(OptionError, match="Sequential is not a Bert"):
@@ -206,10 +206,10 @@ def test_a_cut_that_cannot_be_is_refused(options: Any, what: str) -> None:
 
 
 @pytest.mark.grid
-def test_a_bert_of_a_folder_is_cut_at_its_last_layer(tmp_path: Path) -> None:
+def test_low_rank_cut_of_a_loaded_bert(tmp_path: Path) -> None:
     save_bert(bert("post"), tmp_path, Vocabulary((*SPECIAL, *"abcdef")))
     model = load_bert(tmp_path)
-    with cut():
+    with svd_compress():
         nb.place(model, low_rank_cut(model, 1, ["gpu", "npu"]))
     model.predict(TOKENS, verbose=0)
     (down,) = [each for each in model.variables if each.path.endswith("_down")]
@@ -219,7 +219,7 @@ def test_a_bert_of_a_folder_is_cut_at_its_last_layer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [0, *(pytest.param(last, marks=pytest.mark.grid) for last in (1, 2))])
-def test_any_dense_by_its_path(last: int) -> None:
+def test_svd_basis_of_a_placed_dense_layer(last: int) -> None:
     keras.utils.set_random_seed(1)
     inputs = keras.Input((TIME, WIDTH))
     hidden = inputs
@@ -227,16 +227,16 @@ def test_any_dense_by_its_path(last: int) -> None:
         hidden = keras.layers.Dense(WIDTH, name=f"dense{number}")(hidden)
     model = keras.Model(inputs, hidden)
     near, far = ("|".join(f"dense{n}" for n in numbers) for numbers in (range(last + 1), range(last + 1, 4)))
-    with cut():
+    with svd_compress():
         nb.place(model, {near: "gpu", far: "npu"})
     found, layer = model.predict(X, verbose=0), model.get_layer(f"dense{last}")
-    layer.kernel.assign(truncated(layer.kernel.numpy(), RANK))
-    np.testing.assert_allclose(found, uncut(model), atol=1e-5)
+    layer.kernel.assign(truncate(layer.kernel.numpy(), RANK))
+    np.testing.assert_allclose(found, run_uncut(model), atol=1e-5)
     nb.place(model, {})
 
 
 @pytest.mark.grid
-def test_a_cut_in_a_by_pass_is_the_uncut_model() -> None:
+def test_low_rank_bypass_equals_the_uncut_model() -> None:
     """The LoRA cut: down-projection near, up-projection far, and the frozen kernel near, in what the by-pass reads."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((TIME, WIDTH))

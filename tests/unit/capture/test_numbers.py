@@ -26,9 +26,9 @@ def three_clusters() -> Iterator[None]:
     nb.shutdown()
 
 
-def part(rows: int, units: int, **said: Any) -> keras.Model:
+def build_part(rows: int, units: int, **options: Any) -> keras.Model:
     inputs = keras.Input((rows,))
-    with nb.stage(**said):
+    with nb.stage(**options):
         outputs = Dense(units)(inputs)
     return keras.Model(inputs, outputs)
 
@@ -39,7 +39,7 @@ def functional(first: Any = None, second: Any = None) -> keras.Model:
         hidden = Dense(3)(inputs)
     with nb.stage(**second or {}):
         outputs = Dense(1)(hidden)
-    return compiled(keras.Model(inputs, outputs))
+    return compile_model(keras.Model(inputs, outputs))
 
 
 def sequential() -> keras.Model:
@@ -47,62 +47,62 @@ def sequential() -> keras.Model:
     for units in (3, 1):
         with nb.stage():
             model.add(Dense(units))
-    return compiled(model)
+    return compile_model(model)
 
 
-def compiled(model: keras.Model) -> keras.Model:
+def compile_model(model: keras.Model) -> keras.Model:
     model.compile("sgd", "mse")
     return model
 
 
-def homes(step: Any, *batch: Any) -> dict[str, str]:
+def list_stage_clusters(step: Any, *batch: Any) -> dict[str, str]:
     return {name: stage.cluster for name, stage in nb.plan(step, *batch).stages.items()}
 
 
 @pytest.mark.parametrize("build", [pytest.param(functional, marks=pytest.mark.grid), sequential])
-def test_each_model_begins_anew(build: Any) -> None:
+def test_stage_numbers_start_at_zero_for_each_model(build: Any) -> None:
     for _ in range(2):
-        assert homes(build(), X, Y) == FIRST_TWO
+        assert list_stage_clusters(build(), X, Y) == FIRST_TWO
 
 
-def test_stages_with_a_name_and_no_cluster_are_dealt_anew() -> None:
+def test_named_stages_without_a_cluster_are_assigned_per_model() -> None:
     for _ in range(2):
         model = functional({"name": "front"}, {"name": "back"})
-        assert homes(model, X, Y) == {"front": "gpu", "back": "tpu"}
+        assert list_stage_clusters(model, X, Y) == {"front": "gpu", "back": "tpu"}
 
 
-def test_one_that_names_its_cluster_counts() -> None:
-    assert homes(functional({"cluster": "npu"}), X, Y) == {"npu": "npu", "stage1": "tpu"}
+def test_stage_with_a_cluster_takes_a_number() -> None:
+    assert list_stage_clusters(functional({"cluster": "npu"}), X, Y) == {"npu": "npu", "stage1": "tpu"}
 
 
-def test_a_name_that_looks_like_a_number_stays_a_stage_of_its_own() -> None:
+def test_name_like_a_numbered_stage_is_not_reused() -> None:
     with nb.stage(cluster="gpu", name="stage1"):
         first = Dense(3)(inputs := keras.Input((8,)))
     with nb.stage():
-        model = compiled(keras.Model(inputs, Dense(1)(first)))
-    assert list(homes(model, X, Y)) == ["stage1", "stage2"]
+        model = compile_model(keras.Model(inputs, Dense(1)(first)))
+    assert list(list_stage_clusters(model, X, Y)) == ["stage1", "stage2"]
 
 
-def test_a_part_that_predicts_alone_stays_where_it_was() -> None:
-    encoder, decoder = part(8, 3), part(3, 1)
+def test_part_of_a_planned_model_keeps_its_stage() -> None:
+    encoder, decoder = build_part(8, 3), build_part(3, 1)
     inputs = keras.Input((8,))
-    whole = compiled(keras.Model(inputs, decoder(encoder(inputs))))
-    assert homes(whole, X, Y) == FIRST_TWO
-    assert homes(nb.function(lambda x: decoder(x)), X[:, :3]) == {"stage1": "tpu"}
+    whole = compile_model(keras.Model(inputs, decoder(encoder(inputs))))
+    assert list_stage_clusters(whole, X, Y) == FIRST_TWO
+    assert list_stage_clusters(nb.function(lambda x: decoder(x)), X[:, :3]) == {"stage1": "tpu"}
 
 
-def test_models_that_a_loop_calls_share_one_count() -> None:
-    encoder, decoder = part(8, 3), part(3, 1)
-    assert homes(nb.function(lambda x: decoder(encoder(x))), X) == FIRST_TWO
+def test_models_called_by_one_step_share_stage_numbers() -> None:
+    encoder, decoder = build_part(8, 3), build_part(3, 1)
+    assert list_stage_clusters(nb.function(lambda x: decoder(encoder(x))), X) == FIRST_TWO
 
 
-def test_a_part_that_was_met_alone_does_not_merge_with_another() -> None:
-    encoder, decoder = part(8, 3), part(3, 1)
-    assert homes(nb.function(lambda x: decoder(x)), X[:, :3]) == {"stage0": "gpu"}
-    assert homes(nb.function(lambda x: decoder(encoder(x))), X) == {"stage0": "gpu", "stage1": "tpu"}
+def test_part_planned_alone_does_not_merge_stages_later() -> None:
+    encoder, decoder = build_part(8, 3), build_part(3, 1)
+    assert list_stage_clusters(nb.function(lambda x: decoder(x)), X[:, :3]) == {"stage0": "gpu"}
+    assert list_stage_clusters(nb.function(lambda x: decoder(encoder(x))), X) == {"stage0": "gpu", "stage1": "tpu"}
 
 
-def test_variables_made_on_the_way_do_not_make_it_count_twice() -> None:
+def test_retracing_for_new_variables_keeps_stage_numbers() -> None:
     front, back = Dense(3), Dense(1)
 
     @nb.function
@@ -112,10 +112,10 @@ def test_variables_made_on_the_way_do_not_make_it_count_twice() -> None:
         with nb.stage():
             return tf.reduce_sum(back(hidden))
 
-    assert homes(step, X) == FIRST_TWO
+    assert list_stage_clusters(step, X) == FIRST_TWO
 
 
-def test_a_stage_in_a_block_has_no_place_among_those_in_none() -> None:
+def test_stage_inside_a_cluster_scope_has_no_place() -> None:
     with parsing(), nb.cluster(), nb.stage() as inside:
         pass
     with parsing(), nb.stage() as outside:
@@ -123,7 +123,7 @@ def test_a_stage_in_a_block_has_no_place_among_those_in_none() -> None:
     assert inside.place is None and outside.place == 0
 
 
-def test_a_layout_around_the_call_deals_them() -> None:
+def test_cluster_layout_around_the_call_assigns_stages() -> None:
     model = functional()
     with nb.cluster(["tpu", "npu"]):
-        assert homes(model, X, Y) == {"stage0": "tpu", "stage1": "npu"}
+        assert list_stage_clusters(model, X, Y) == {"stage0": "tpu", "stage1": "npu"}

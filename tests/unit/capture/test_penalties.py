@@ -31,14 +31,14 @@ class Penalised:
         return loss
 
 
-def test_only_the_activations_are_a_boundary() -> None:
+def test_penalty_of_another_stage_adds_no_boundary() -> None:
     step = Penalised(micro_batch=4).step
     plan = nb.plan(step, ROWS)
     assert [boundary.shape for boundary in plan.boundaries] == [(None, 4)]
     assert plan.stages["npu"].outputs == ("loss",)
 
 
-def test_the_step_is_that_of_the_uncut_one() -> None:
+def test_step_with_a_penalty_equals_the_uncut_step() -> None:
     for micro_batch in (1, 4):
         result = nb.verify(Penalised(micro_batch, scale=0.5).step, ROWS)
         assert result.ok, str(result)

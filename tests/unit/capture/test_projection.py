@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.bottlenecks import orthonormal
+from whale_nebula.capture.bottlenecks import make_orthonormal
 from whale_nebula.errors import GradientError, NebulaWarning, NotYetError, PlanError, UnsupportedError
 
 RANK, WIDTH = 3, 8
@@ -25,7 +25,7 @@ def learned(rank: int = RANK, **options: Any) -> Any:
     return nb.compress(rank=rank, basis="learned", backward=None, **options)
 
 
-class Times(keras.layers.Layer):
+class Multiplication(keras.layers.Layer):
     """A projection written by hand."""
 
     def __init__(self, values: np.ndarray) -> None:
@@ -46,8 +46,8 @@ def decoder() -> Any:
 
 
 def by_hand() -> list[Any]:
-    basis = orthonormal("bottleneck_gpu", WIDTH, RANK)
-    return [Times(basis), Times(basis.T)]
+    basis = make_orthonormal("bottleneck_gpu", WIDTH, RANK)
+    return [Multiplication(basis), Multiplication(basis.T)]
 
 
 def two_stages(scope: Any, first: Any = None, second: Any = None) -> Any:
@@ -129,7 +129,7 @@ def trained(make: Any, micro_batch: int) -> Any:
         (Subclassed, 3, 1e-6),
     ],
 )
-def test_it_is_what_a_projection_by_hand_is(make: Any, micro_batch: int, error: float) -> None:
+def test_learned_basis_equals_a_projection_by_hand(make: Any, micro_batch: int, error: float) -> None:
     plain, losses, weights = trained(make, 0)
     cut, found, values = trained(make, micro_batch)
     np.testing.assert_allclose(found, losses, rtol=error)
@@ -137,19 +137,19 @@ def test_it_is_what_a_projection_by_hand_is(make: Any, micro_batch: int, error: 
     assert values.keys() == weights.keys()
     for shape, each in values.items():
         np.testing.assert_allclose(each, weights[shape], atol=10 * error)
-    moved = values[WIDTH, RANK] - orthonormal("bottleneck_gpu", WIDTH, RANK)
+    moved = values[WIDTH, RANK] - make_orthonormal("bottleneck_gpu", WIDTH, RANK)
     assert np.abs(moved).min() > 1e-4, "the basis is trained"
 
 
 @pytest.mark.grid
-def test_evaluation_projects_as_training_does() -> None:
+def test_learned_basis_is_used_in_evaluation() -> None:
     model, _, _ = trained(Subclassed, 3)
     expected = np.mean((model.predict(X, verbose=0) - Y) ** 2)
     np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), expected, rtol=1e-6)
     assert len(model.variables) == 6, "with the same two variables"
 
 
-def test_only_the_few_numbers_cross_and_each_stage_has_its_variable() -> None:
+def test_learned_basis_sends_rank_numbers_and_splits_its_variables() -> None:
     model = functional(2)
     model.compile("sgd", "mse")
     plan = nb.plan(model, X, Y)
@@ -165,7 +165,7 @@ def test_only_the_few_numbers_cross_and_each_stage_has_its_variable() -> None:
 
 
 @pytest.mark.parametrize("rank", [WIDTH, WIDTH + 1])
-def test_what_would_not_shrink_crosses_as_it_is(rank: int) -> None:
+def test_learned_basis_of_full_rank_is_not_used(rank: int) -> None:
     model = two_stages(learned(rank))
     plan = nb.plan(model, X)
     assert plan.boundaries[0].shape == (None, 4, WIDTH)
@@ -194,7 +194,7 @@ class Skips(keras.Model):
 
 
 @pytest.mark.grid
-def test_skips_branches_and_norms() -> None:
+def test_learned_basis_with_skips_branches_and_norms() -> None:
     model = Skips()
     model.compile("sgd", "mse")
     found = nb.verify(model, X, Y)
@@ -206,7 +206,7 @@ def test_skips_branches_and_norms() -> None:
     assert [boundary.shape for boundary in nb.plan(model, X, Y).boundaries] == [(None, 4, RANK)] * 2
 
 
-def test_a_precision_follows() -> None:
+def test_learned_basis_with_a_precision() -> None:
     nb.init(links="10gbit,0ms")
     model = two_stages(nb.compress(rank=RANK, basis="learned", int8=True))
     model.compile("sgd", "mse")
@@ -214,7 +214,7 @@ def test_a_precision_follows() -> None:
     assert (boundary.shape, boundary.codec, boundary.backward_codec) == ((None, 4, RANK), "int8", "int8")
 
 
-def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
+def test_learned_basis_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     model, file = functional(1), tmp_path / "of.weights.h5"
     model.compile("sgd", "mse")
     model.fit(X, Y, verbose=0)
@@ -228,7 +228,7 @@ def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- custom loops
-def stepping(model: Any, variables: Any) -> Any:
+def make_step(model: Any, variables: Any) -> Any:
     optimizer = keras.optimizers.SGD(0.1)
 
     @nb.function
@@ -242,15 +242,15 @@ def stepping(model: Any, variables: Any) -> Any:
     return step
 
 
-def test_a_list_that_was_made_before_is_refused() -> None:
+def test_variable_list_created_before_the_basis_is_refused() -> None:
     model = functional(1)
     before = model.trainable_variables
     with pytest.raises(GradientError, match=r"but not for '.*/bottleneck_gpu_down'"):
-        stepping(model, lambda: before)(X, Y)
+        make_step(model, lambda: before)(X, Y)
 
 
 @pytest.mark.parametrize("part", [pytest.param(slice(0), marks=pytest.mark.grid), slice(2)])
-def test_a_list_of_a_part_of_the_model_leaves_the_rest_as_it_is(part: slice) -> None:
+def test_gradients_of_some_variables_leave_others_unchanged(part: slice) -> None:
     model, other = functional(1), tf.Variable(1.0)
     listed = [*(v.value for v in model.trainable_variables[part]), other]
 
@@ -264,7 +264,7 @@ def test_a_list_of_a_part_of_the_model_leaves_the_rest_as_it_is(part: slice) -> 
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_outside_of_a_layer_there_is_nobody_to_have_the_variables(inner: bool) -> None:
+def test_learned_basis_outside_a_layer_call_is_refused(inner: bool) -> None:
     first, second = encoder(), decoder()
 
     @nb.function
@@ -280,8 +280,8 @@ def test_outside_of_a_layer_there_is_nobody_to_have_the_variables(inner: bool) -
     assert len(second.variables) == 4 * inner, "the layer that reads it has both"
 
 
-def test_the_model_has_what_its_own_step_reads() -> None:
-    class Stepped(keras.Model):
+def test_learned_basis_belongs_to_the_model_of_the_step() -> None:
+    class ModelWithOwnStep(keras.Model):
         def __init__(self) -> None:
             super().__init__()
             self.encoder = encoder()
@@ -299,13 +299,13 @@ def test_the_model_has_what_its_own_step_reads() -> None:
             self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
             return {"loss": loss}
 
-    model = Stepped()
+    model = ModelWithOwnStep()
     model.compile("sgd", "mse")
     assert nb.verify(model, X, Y).ok
     assert [v.name for v in model.trainable_variables][:2] == ["bottleneck_gpu_down", "bottleneck_gpu_npu_up"]
 
 
-def test_a_model_that_is_frozen_has_a_frozen_basis() -> None:
+def test_frozen_model_has_a_frozen_basis() -> None:
     model = functional(1)
     model.trainable = False
     head = keras.Sequential([model, keras.layers.Dense(1)])
@@ -316,14 +316,14 @@ def test_a_model_that_is_frozen_has_a_frozen_basis() -> None:
     assert len(model.non_trainable_variables) == 6, "what crosses inside it is its own"
 
 
-def test_eager_code_that_leaves_the_basis_out_says_so() -> None:
+def test_eager_call_warns_that_the_basis_is_not_used() -> None:
     model = functional(1)
     with pytest.warns(NebulaWarning, match="no tensor is projected on its learned basis"):
         model(X)
 
 
 # ---------------------------------------------------------------------- refusals
-def test_a_gradient_inside_a_gradient_over_it_is_refused() -> None:
+def test_second_order_gradient_through_a_basis_is_refused() -> None:
     model = functional(1)
 
     @nb.function
@@ -339,7 +339,7 @@ def test_a_gradient_inside_a_gradient_over_it_is_refused() -> None:
         step(tf.constant(X))
 
 
-def test_an_optimizer_that_is_built_takes_no_more() -> None:
+def test_built_optimizer_with_a_new_basis_is_refused() -> None:
     model = functional(1)
     model.compile("adam", "mse")
     model.optimizer.build(model.trainable_variables)
@@ -347,7 +347,7 @@ def test_an_optimizer_that_is_built_takes_no_more() -> None:
         model.fit(X, Y, verbose=0)
 
 
-def test_what_crosses_in_another_order_is_refused() -> None:
+def test_crossings_in_another_order_are_refused() -> None:
     model = Skips()
     model.compile("sgd", "mse")
     nb.plan(model, X, Y)
@@ -358,7 +358,7 @@ def test_what_crosses_in_another_order_is_refused() -> None:
         nb.plan(model, X, Y)
 
 
-def reading(read: Any) -> Any:
+def make_reading_step(read: Any) -> Any:
     first, second = encoder(), decoder()
 
     @nb.function
@@ -372,26 +372,26 @@ def reading(read: Any) -> Any:
     return step
 
 
-def test_what_is_read_outside_of_the_scope_crosses_whole() -> None:
+def test_tensor_read_outside_compress_crosses_whole() -> None:
     def read(hidden: Any, second: Any) -> Any:
         whole = tf.reduce_mean(hidden)
         with learned():
             return second(hidden), whole
 
-    plan = nb.plan(reading(read), X)
+    plan = nb.plan(make_reading_step(read), X)
     assert [boundary.shape for boundary in plan.boundaries] == [(None, 4, WIDTH), (None, 4, RANK)]
 
 
-def test_a_reader_that_comes_too_late_to_be_given_another_tensor_is_refused() -> None:
+def test_reader_without_a_stage_of_a_projected_tensor_is_refused() -> None:
     def read(hidden: Any, second: Any) -> Any:
         with learned():
             return tf.vectorized_map(lambda number: tf.reduce_mean(hidden) * number, tf.range(3.0)), second(hidden)
 
     with pytest.raises(NotYetError, match="a learned basis for 'encoder"):
-        reading(read)(X)
+        make_reading_step(read)(X)
 
 
-def test_a_gradient_inside_a_stage_is_allowed() -> None:
+def test_gradient_inside_a_stage_with_a_basis_is_allowed() -> None:
     model = functional(1)
 
     @nb.function
@@ -412,7 +412,7 @@ def test_a_gradient_inside_a_stage_is_allowed() -> None:
 
 # ---------------------------------------------------------------------- custom gradients
 @tf.custom_gradient
-def tripled(x: Any) -> Any:
+def triple(x: Any) -> Any:
     """The same forward, and three times the gradient."""
     return x * 1.0, lambda upstream: 3.0 * upstream
 
@@ -433,10 +433,10 @@ class Custom(keras.layers.Layer):
         with nb.cluster(), self.scope():
             with nb.stage(cluster="gpu"):
                 hidden = self.encoder(x)
-                hidden = tripled(hidden) if self.sent else hidden
+                hidden = triple(hidden) if self.sent else hidden
             with nb.stage(cluster="npu"):
                 if self.read:
-                    hidden = tripled(tf.identity(hidden) if self.read == "identity" else hidden)
+                    hidden = triple(tf.identity(hidden) if self.read == "identity" else hidden)
                 return self.decoder(hidden)
 
 
@@ -449,7 +449,7 @@ def custom(**how: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", [pytest.param({"sent": True}, marks=pytest.mark.grid), {"read": "identity"}], ids=str)
-def test_a_custom_gradient_on_what_crosses_is_verified_and_does_something(how: dict[str, Any]) -> None:
+def test_custom_gradient_on_a_projected_tensor_is_applied(how: dict[str, Any]) -> None:
     model, plain = custom(**how), custom()
     kernels = [each.layers[-1].encoder.kernel for each in (model, plain)]
     first = np.array(kernels[0])
@@ -461,14 +461,14 @@ def test_a_custom_gradient_on_what_crosses_is_verified_and_does_something(how: d
     assert np.abs(others).max() > 1e-3
 
 
-def test_a_custom_gradient_that_reads_what_crosses_first_is_refused_with_the_line_to_write() -> None:
+def test_custom_gradient_as_first_reader_is_refused_with_a_fix() -> None:
     with pytest.raises(NotYetError, match=r"first read by a tf\.custom_gradient") as caught:
         nb.verify(custom(read="itself"), X, Y)
     assert "function(tf.identity(x))" in str(caught.value) and Path(__file__).name in str(caught.value)
 
 
 @pytest.mark.grid
-def test_half_precision_crosses_in_half_precision() -> None:
+def test_projected_half_precision_stays_half_precision() -> None:
     model = two_stages(learned(), *(keras.layers.Dense(units, dtype="mixed_bfloat16") for units in (WIDTH, 2)))
     model.compile("sgd", "mse")
     assert nb.verify(model, X, Y).ok
@@ -477,7 +477,7 @@ def test_half_precision_crosses_in_half_precision() -> None:
 
 
 @pytest.mark.grid
-def test_a_model_that_is_called_twice_in_a_step_has_one_basis() -> None:
+def test_model_called_twice_in_a_step_has_one_basis() -> None:
     model = functional(2)
 
     @nb.function

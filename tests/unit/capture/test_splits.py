@@ -21,7 +21,7 @@ def plan(step: Callable[[Any], Any]) -> Any:
         return nb.plan(nb.function(step), tf.TensorSpec([6, 8]))
 
 
-def test_variables_that_are_read_or_were_made_inside_are_divided() -> None:
+def test_split_divides_variables_read_or_created_inside() -> None:
     with nb.split(2, axis=0):
         made = tf.Variable(V, name="made")
     read = tf.Variable(W, name="read")
@@ -37,7 +37,7 @@ def test_variables_that_are_read_or_were_made_inside_are_divided() -> None:
     assert [each.shards for each in found.stages.values()] == [2]
 
 
-def test_what_has_no_such_axis_or_is_too_short_is_whole() -> None:
+def test_split_keeps_short_variables_whole() -> None:
     bias, small = tf.Variable(tf.zeros([12]), name="bias"), tf.Variable(tf.ones([8, 2]), name="small")
 
     def step(x: Any) -> Any:
@@ -47,13 +47,13 @@ def test_what_has_no_such_axis_or_is_too_short_is_whole() -> None:
     assert plan(step).layouts == {}
 
 
-def refused(step: Callable[[Any], Any]) -> str:
+def catch_option_error(step: Callable[[Any], Any]) -> str:
     with pytest.raises(nb.errors.OptionError) as error:
         plan(step)
     return str(error.value)
 
 
-def test_a_stage_has_one_number_of_devices_and_a_variable_one_axis() -> None:
+def test_split_with_two_counts_or_two_axes_is_refused() -> None:
     weight, other = tf.Variable(W, name="weight"), tf.Variable(V, name="other")
 
     def two_counts(x: Any) -> Any:
@@ -70,11 +70,11 @@ def test_a_stage_has_one_number_of_devices_and_a_variable_one_axis() -> None:
             with nb.split(2, axis=0):
                 return tf.reduce_sum(hidden @ tf.transpose(weight))
 
-    assert "nb.split has 4 devices, and at" in refused(two_counts)
-    assert "nb.split divides 'weight' along axis 0, and at" in refused(two_axes)
+    assert "nb.split has 4 devices, and at" in catch_option_error(two_counts)
+    assert "nb.split divides 'weight' along axis 0, and at" in catch_option_error(two_axes)
 
 
-def test_a_scope_that_divides_nothing_says_so() -> None:
+def test_split_without_effect_warns() -> None:
     def step(x: Any) -> Any:
         with nb.cluster(), nb.stage(), nb.split(2):
             return tf.reduce_sum(x * 2.0)
@@ -83,7 +83,7 @@ def test_a_scope_that_divides_nothing_says_so() -> None:
         plan(step)
 
 
-def mesh(copies: int | None, pieces: int | None) -> Callable[[Any], Any]:
+def make_mesh_step(copies: int | None, pieces: int | None) -> Callable[[Any], Any]:
     weight = tf.Variable(W, name="weight")
 
     def step(x: Any) -> Any:
@@ -97,20 +97,20 @@ FOUR = {"clusters": {"gpu": {"workers": [f"127.0.0.1:{7000 + number}" for number
 
 
 @pytest.mark.parametrize(("copies", "pieces"), [(2, None), (None, 2), (2, 2)])
-def test_what_says_no_count_has_the_workers_that_are_left(copies: int | None, pieces: int | None) -> None:
+def test_missing_split_or_replica_count_uses_the_remaining_workers(copies: int | None, pieces: int | None) -> None:
     with nb.init(FOUR):
-        found = plan(mesh(copies, pieces))
+        found = plan(make_mesh_step(copies, pieces))
     (stage,) = found.stages.values()
     assert (stage.replicas, stage.shards) == (2, 2)
     assert {each.times for each in found.collectives} == {1}  # of two micro-batches a replica has one
 
 
-def test_one_of_both_says_a_count() -> None:
+def test_replica_and_split_without_counts_are_refused() -> None:
     with nb.init(FOUR):
-        assert "neither nb.replica nor the nb.split inside it, at" in refused(mesh(None, None))
+        assert "neither nb.replica nor the nb.split inside it, at" in catch_option_error(make_mesh_step(None, None))
 
 
-def test_stages_may_be_divided_differently() -> None:
+def test_stages_may_have_different_splits() -> None:
     weight, other = tf.Variable(W, name="weight"), tf.Variable(V, name="other")
 
     @nb.function

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.codec.axes import Axes
-from whale_nebula.codec.structures import RENEWED, Rank, Structure
+from whale_nebula.codec.structures import RENEWAL_STEPS, Rank, Structure
 from whale_nebula.runtime.checkpoint.extra_state import decode_state, encode_state
 from whale_nebula.runtime.exchange.state import ChannelState
 
@@ -34,11 +34,11 @@ def save_and_restore(structure: Any) -> Any:
 @pytest.mark.parametrize("structure", [Rank(2), Axes()], ids=str)
 def test_it_goes_on_as_if_it_had_not_been_saved(structure: Structure) -> None:
     draw = np.random.default_rng(0)
-    rows = [tf.constant(draw.normal(size=DIMS), tf.float32) for _ in range(RENEWED + 2)]
+    rows = [tf.constant(draw.normal(size=DIMS), tf.float32) for _ in range(RENEWAL_STEPS + 2)]
     whole = broken = structure.init(DIMS)
     sent = 0
     for step, row in enumerate(rows):
-        if step in (1, RENEWED - 1):
+        if step in (1, RENEWAL_STEPS - 1):
             broken = save_and_restore(broken)
         whole, news = structure.refresh(whole, row, step)
         broken, other = structure.refresh(broken, row, step)

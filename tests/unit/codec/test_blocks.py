@@ -20,7 +20,7 @@ from whale_nebula.codec.blocks import (
     parts,
     quantise,
     restore,
-    rounded_up,
+    round_up_rows,
     to_bf16,
     to_fp16,
     unpack_pairs,
@@ -43,7 +43,7 @@ NUMBERS = st.one_of(
 TENSORS = DIMS.flatmap(lambda dims: hnp.arrays("float32", dims, elements=NUMBERS.map(float), fill=st.just(0.5)))
 
 
-def reference(x: np.ndarray, bits: int, block: int, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
+def quantise_reference(x: np.ndarray, bits: int, block: int, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
     """Scales and unpaired integers of a matrix of float32, one block after the other."""
     rows, columns = x.shape
     most = np.float32(levels(bits))
@@ -63,34 +63,34 @@ def reference(x: np.ndarray, bits: int, block: int, dtype: str = "float32") -> t
     return scales, integers
 
 
-def crossed(x: tf.Tensor, bits: int, block: int, key: tf.Tensor | None = None) -> np.ndarray:
+def round_trip(x: tf.Tensor, bits: int, block: int, key: tf.Tensor | None = None) -> np.ndarray:
     scales, integers = quantise(x, bits=bits, block=block, key=key)
     back = dequantise(scales, integers, dims=tuple(x.shape), bits=bits, block=block, dtype=x.dtype.name)
     return back.numpy().astype("float64")
 
 
-def unpaired(integers: np.ndarray, columns: int) -> np.ndarray:
+def unpair_nibbles(integers: np.ndarray, columns: int) -> np.ndarray:
     return np.concatenate([integers & 15, integers >> 4], axis=1)[:, :columns].astype("int8") - 8
 
 
-def matrix(x: np.ndarray) -> np.ndarray:
+def to_matrix(x: np.ndarray) -> np.ndarray:
     columns = x.shape[-1] if x.ndim else 1
     return x.reshape(-1 if x.size else int(np.prod(x.shape[:-1])), columns)
 
 
-def limits(x: np.ndarray, bits: int, block: int, dtype: str = "float32") -> np.ndarray:
+def block_scales(x: np.ndarray, bits: int, block: int, dtype: str = "float32") -> np.ndarray:
     """The scale of each number's block."""
-    scales, _ = reference(matrix(x.astype("float32")), bits, block, dtype)
-    return np.repeat(scales, block, axis=1)[:, : matrix(x).shape[1]].reshape(x.shape).astype("float64")
+    scales, _ = quantise_reference(to_matrix(x.astype("float32")), bits, block, dtype)
+    return np.repeat(scales, block, axis=1)[:, : to_matrix(x).shape[1]].reshape(x.shape).astype("float64")
 
 
 @pytest.mark.parametrize(("bits", "block"), KINDS)
 @given(TENSORS)
 @settings(max_examples=20, deadline=None)
-def test_bytes_are_those_of_the_definition(bits: int, block: int, x: np.ndarray) -> None:
+def test_quantised_bytes_match_the_definition(bits: int, block: int, x: np.ndarray) -> None:
     scales, integers = quantise(tf.constant(x), bits=bits, block=block)
-    got = integers.numpy() if bits == 8 else unpaired(integers.numpy(), matrix(x).shape[1])
-    expected = reference(matrix(x), bits, block)
+    got = integers.numpy() if bits == 8 else unpair_nibbles(integers.numpy(), to_matrix(x).shape[1])
+    expected = quantise_reference(to_matrix(x), bits, block)
     np.testing.assert_array_equal(scales.numpy().astype("float32"), expected[0])
     np.testing.assert_array_equal(got, expected[1])
     made = [(part.dtype.name, tuple(part.shape)) for part in (scales, integers)]
@@ -101,10 +101,10 @@ def test_bytes_are_those_of_the_definition(bits: int, block: int, x: np.ndarray)
 @pytest.mark.parametrize(("bits", "block"), KINDS)
 @given(TENSORS)
 @settings(max_examples=12, deadline=None)
-def test_a_number_comes_back_within_its_scale_and_a_broken_block_as_nan(
+def test_round_trip_error_is_within_scale_and_nonfinite_block_is_nan(
     bits: int, block: int, key: tf.Tensor | None, x: np.ndarray
 ) -> None:
-    back, scale = crossed(tf.constant(x), bits, block, key), limits(x, bits, block)
+    back, scale = round_trip(tf.constant(x), bits, block, key), block_scales(x, bits, block)
     whole = np.isfinite(scale)
     assert back.shape == x.shape
     assert np.isnan(back[~whole]).all()
@@ -117,30 +117,30 @@ def test_a_number_comes_back_within_its_scale_and_a_broken_block_as_nan(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "block"), KINDS)
-def test_every_type_keeps_its_range(bits: int, block: int, dtype: str) -> None:
+def test_largest_numbers_of_each_type_stay_finite(bits: int, block: int, dtype: str) -> None:
     top = min(float(tf.as_dtype(dtype).max), float(np.finfo("float32").max))
     rows = [np.full(40, top), np.linspace(-1, 1, 40) * top, np.zeros(40), np.linspace(-3, 3, 40), np.full(40, 1e-40)]
     with np.errstate(under="ignore"), warnings.catch_warnings():
         x = tf.constant(np.stack(rows).astype(tf.as_dtype(dtype).as_numpy_dtype))
-    back, raw = crossed(x, bits, block), x.numpy().astype("float64")
+    back, raw = round_trip(x, bits, block), x.numpy().astype("float64")
     assert np.isfinite(back).all()
     # half a scale; at the top of the range a scale may be 0.8 % too small
     bound = max(0.51 / levels(bits), 0.008)
     assert (np.abs(back - raw).max(axis=1) <= np.abs(raw).max(axis=1) * bound + TINY).all()
 
 
-def test_a_float64_beyond_float32_is_seen_as_an_overflow() -> None:
-    back = crossed(tf.constant([[1e300, 1.0], [1.0, 2.0]], tf.float64), 8, 64)
+def test_float64_beyond_float32_makes_its_block_nan() -> None:
+    back = round_trip(tf.constant([[1e300, 1.0], [1.0, 2.0]], tf.float64), 8, 64)
     assert np.isnan(back[0]).all()
     assert np.isfinite(back[1]).all()
 
 
 @pytest.mark.parametrize(("bits", "block"), KINDS)
-def test_by_chance_each_number_is_right_on_average(bits: int, block: int) -> None:
+def test_stochastic_rounding_is_unbiased(bits: int, block: int) -> None:
     values = np.array([1.0, *np.random.default_rng(0).uniform(-1, 1, 29), 0.0, -1.0], "float32")
     rows = 8000
-    back = crossed(tf.constant(np.tile(values, (rows, 1))), bits, block, KEY)
-    scale = limits(values[None], bits, block)[0]
+    back = round_trip(tf.constant(np.tile(values, (rows, 1))), bits, block, KEY)
+    scale = block_scales(values[None], bits, block)[0]
     assert (np.abs(back.mean(axis=0) - values) <= 5 * scale / 2 / np.sqrt(rows)).all()
     assert (back[:, 30] == 0).all()
     assert (np.abs(back - values) < scale).all()
@@ -156,26 +156,26 @@ def test_by_chance_each_number_is_right_on_average(bits: int, block: int) -> Non
         for key, how in ((None, "nearest"), (KEY, "by chance"))
     ],
 )
-def test_compiled_or_not_the_bytes_are_the_same(
+def test_compiled_quantiser_gives_the_same_bytes(
     bits: int, block: int, key: tf.Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = np.random.default_rng(0).standard_normal((1030, 99)).astype("float32")
     x[3, 5], x[7, 0], x[8], x[9], x[10, :50] = np.nan, np.inf, 0, x[9] * 1e-40, 3.4e38
     plain = quantise(tf.constant(x), bits=bits, block=block, key=key)
-    monkeypatch.setattr(blocks, "_COMPILED_FROM", 1000)
+    monkeypatch.setattr(blocks, "_LEAST_COMPILED_SIZE", 1000)
     compiled = quantise(tf.constant(x), bits=bits, block=block, key=key)
     for one, other in zip(plain, compiled, strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
 @given(st.integers(1, 10**7))
-def test_rows_are_rounded_up_by_an_eighth_at_most(rows: int) -> None:
-    assert rows <= rounded_up(rows) <= rows * 9 / 8
-    assert rounded_up(rounded_up(rows)) == rounded_up(rows)
+def test_round_up_rows_adds_at_most_an_eighth(rows: int) -> None:
+    assert rows <= round_up_rows(rows) <= rows * 9 / 8
+    assert round_up_rows(round_up_rows(rows)) == round_up_rows(rows)
 
 
 @pytest.mark.parametrize(("bits", "block"), KINDS)
-def test_parts_of_another_tensor_are_refused(bits: int, block: int) -> None:
+def test_dequantise_refuses_parts_of_another_tensor(bits: int, block: int) -> None:
     scales, integers = quantise(tf.ones([4, 100]), bits=bits, block=block)
     for wrong in (
         (integers, scales),
@@ -188,7 +188,7 @@ def test_parts_of_another_tensor_are_refused(bits: int, block: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 8), (2, 7), (1, 1), (0, 4)])
-def test_what_numpy_takes_apart_is_what_is_dequantised(rows: int, columns: int) -> None:
+def test_unpack_pairs_agrees_with_dequantise(rows: int, columns: int) -> None:
     scales, pairs = (part.dims for part in parts((rows, columns), 4, 32))
     drawn = np.random.default_rng(0).integers(0, 256, pairs, np.uint8)
     ones = np.ones(scales, "float32")
@@ -201,14 +201,14 @@ SINGLES = hnp.arrays("float32", hnp.array_shapes(max_dims=3, min_side=0, max_sid
 
 @given(SINGLES)
 @settings(max_examples=30)
-def test_fp16_is_the_nearest_and_clamps_only_what_is_finite(x: np.ndarray) -> None:
+def test_fp16_rounds_to_nearest_and_clamps_only_finite_numbers(x: np.ndarray) -> None:
     expected = np.where(np.isfinite(x), np.clip(x, -65504, 65504), x).astype("float16")
     np.testing.assert_array_equal(to_fp16(tf.constant(x)).numpy(), expected)
 
 
 @given(SINGLES)
 @settings(max_examples=30)
-def test_bf16_is_the_nearest(x: np.ndarray) -> None:
+def test_bf16_rounds_to_nearest(x: np.ndarray) -> None:
     normal = np.where(np.abs(x) < 2.0**-126, np.float32(0), x)  # TensorFlow may flush denormals, and may not
     with np.errstate(over="ignore"):
         expected = normal.astype(ml_dtypes.bfloat16)
@@ -216,7 +216,7 @@ def test_bf16_is_the_nearest(x: np.ndarray) -> None:
     np.testing.assert_array_equal(got.astype("float32"), expected.astype("float32"))
 
 
-def test_clamped_counts_what_would_be_infinite() -> None:
+def test_count_overflows_counts_finite_numbers_beyond_fp16() -> None:
     x = tf.constant([65519.0, 65520.0, -1e30, np.inf, np.nan, 0.0])
     assert int(count_overflows(x)) == 2
     assert int(count_overflows(tf.zeros([0, 4]))) == 0
@@ -224,7 +224,7 @@ def test_clamped_counts_what_would_be_infinite() -> None:
 
 @given(SINGLES)
 @settings(max_examples=40)
-def test_bf16_by_chance_is_one_of_the_two_nearest(x: np.ndarray) -> None:
+def test_stochastic_bf16_is_a_nearest_neighbour(x: np.ndarray) -> None:
     got = to_bf16(tf.constant(x), KEY).numpy().astype("float32")
     finite = np.isfinite(x)
     down = (x.view("uint32") & np.uint32(0xFFFF0000)).view("float32")
@@ -235,7 +235,7 @@ def test_bf16_by_chance_is_one_of_the_two_nearest(x: np.ndarray) -> None:
     assert ((got == down) | (np.abs(got) > np.abs(x)) & (np.abs(got) <= np.abs(up)))[finite].all()
 
 
-def test_bf16_by_chance_is_right_on_average_and_the_same_for_a_key() -> None:
+def test_stochastic_bf16_is_unbiased_and_reproducible_by_key() -> None:
     value, step = 1 + 0.3 * 2**-7, 2.0**-7
     x = tf.fill([100_000], np.float32(value))
     got = to_bf16(x, KEY).numpy().astype("float64")
@@ -244,7 +244,7 @@ def test_bf16_by_chance_is_right_on_average_and_the_same_for_a_key() -> None:
     assert (to_bf16(x, KEY + 1).numpy().astype("float64") != got).any()
 
 
-def test_a_largest_float16_survives_bf16() -> None:
+def test_largest_float16_survives_bf16() -> None:
     x = tf.constant([65504.0, -65504.0, np.inf], tf.float16)
     assert restore(to_bf16(x), "float16").numpy().tolist() == [65504.0, -65504.0, np.inf]
     assert restore(to_fp16(x), "float64").numpy().tolist() == [65504.0, -65504.0, np.inf]
@@ -255,45 +255,45 @@ PLACES = tf.constant(np.arange(COUNT, dtype="uint32"))
 NEIGHBOURS = [(1, 3), (2, 2), (0, 2), (2, 1), (1, 2 + 2**31), (1 + 2**31, 2), (0, 0)]
 
 
-def words_key(*words: int) -> tf.Tensor:
+def make_key(*words: int) -> tf.Tensor:
     return tf.constant(words, tf.uint32)
 
 
-def drawn(*words: int) -> np.ndarray:
-    return blocks.uniform(words_key(*words), PLACES).numpy()
+def draw_numbers(*words: int) -> np.ndarray:
+    return blocks.random_uniform(make_key(*words), PLACES).numpy()
 
 
-def surprise(counts: np.ndarray) -> float:
+def chi_squared_deviation(counts: np.ndarray) -> float:
     """How many standard deviations chi-squared lies from what equal chances give."""
     expected = counts.sum() / counts.size
     chi = ((counts - expected) ** 2 / expected).sum()
     return float((chi - counts.size) / np.sqrt(2 * counts.size))
 
 
-def test_numbers_lie_below_one_and_are_spread_evenly() -> None:
-    numbers = drawn(1, 2)
+def test_random_numbers_are_uniform_below_one() -> None:
+    numbers = draw_numbers(1, 2)
     assert numbers.min() >= 0
     assert numbers.max() < 1
-    assert abs(surprise(np.bincount((numbers * 1024).astype(int), minlength=1024))) < 5
+    assert abs(chi_squared_deviation(np.bincount((numbers * 1024).astype(int), minlength=1024))) < 5
 
 
 @pytest.mark.parametrize("distance", [1, 2, 32, 64, 768])
-def test_a_number_says_nothing_about_another_place(distance: int) -> None:
-    numbers = drawn(1, 2)
+def test_random_numbers_of_distant_places_are_independent(distance: int) -> None:
+    numbers = draw_numbers(1, 2)
     together = np.histogram2d(numbers[:-distance], numbers[distance:], 32, [[0, 1], [0, 1]])[0]
-    assert abs(surprise(together)) < 5
+    assert abs(chi_squared_deviation(together)) < 5
 
 
 @pytest.mark.parametrize("words", NEIGHBOURS)
-def test_a_key_says_nothing_about_its_neighbours(words: tuple[int, int]) -> None:
-    one, other = drawn(1, 2), drawn(*words)
-    assert abs(surprise(np.histogram2d(one, other, 32, [[0, 1], [0, 1]])[0])) < 5
+def test_random_numbers_of_neighbouring_keys_are_independent(words: tuple[int, int]) -> None:
+    one, other = draw_numbers(1, 2), draw_numbers(*words)
+    assert abs(chi_squared_deviation(np.histogram2d(one, other, 32, [[0, 1], [0, 1]])[0])) < 5
 
 
-def test_tensors_of_many_widths_are_not_told_as_retracing(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_tensor_widths_cause_no_retracing_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Each width has functions of its own."""
     with caplog.at_level("WARNING", logger="tensorflow"):
         for columns in range(71, 79):
             x = np.ones((2, columns), "float32")
-            np.testing.assert_allclose(crossed(tf.constant(x), 8, 64), x, rtol=0.01)
+            np.testing.assert_allclose(round_trip(tf.constant(x), 8, 64), x, rtol=0.01)
     assert "retracing" not in caplog.text

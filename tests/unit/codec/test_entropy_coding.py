@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from whale_nebula.codec import Axes, Coded, entropy_coding, parse
 from whale_nebula.codec.entropy_coding import dequantise, quantise
-from whale_nebula.codec.sizes import fitting
+from whale_nebula.codec.sizes import choose_codec
 from whale_nebula.errors import OptionError, RemoteProtocolError
 
 KEY = tf.constant([1, 2], tf.uint32)
@@ -23,7 +23,7 @@ def normal(*dims: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(dims).astype("float32")
 
 
-def crossed(codec: Coded, x: np.ndarray, key: object = None) -> np.ndarray:
+def round_trip(codec: Coded, x: np.ndarray, key: object = None) -> np.ndarray:
     """What the other side has; the bytes are those that were foretold."""
     parts = codec.encode(tf.constant(x), key)
     due = codec.parts(x.shape, "float32")
@@ -31,28 +31,28 @@ def crossed(codec: Coded, x: np.ndarray, key: object = None) -> np.ndarray:
     return codec.decode(parts, x.shape, "float32").numpy()
 
 
-def off(x: np.ndarray, again: np.ndarray) -> float:
+def relative_error(x: np.ndarray, again: np.ndarray) -> float:
     return float(np.linalg.norm(again - x) / np.linalg.norm(x))
 
 
 @pytest.mark.parametrize(("bits", "error"), [(1.0, 0.66), (1.5, 0.48), (2.0, 0.33), (3.0, 0.165), (6.0, 0.0225)])
 @pytest.mark.parametrize("rows", [200, 4000])
-def test_a_bit_more_halves_the_error(bits: float, error: float, rows: int) -> None:
+def test_coded_error_halves_with_each_bit(bits: float, error: float, rows: int) -> None:
     x = normal(rows, 128)
-    assert 0.85 * error < off(x, crossed(Coded(bits), x)) < error
+    assert 0.85 * error < relative_error(x, round_trip(Coded(bits), x)) < error
 
 
-def test_each_row_loses_the_same_share() -> None:
+def test_coded_relative_error_is_equal_in_all_rows() -> None:
     x = normal(300, 128) * np.geomspace(1e-6, 1e3, 300, dtype="float32")[:, None]
-    again = crossed(Coded(2.5), x)
+    again = round_trip(Coded(2.5), x)
     shares = np.linalg.norm(again - x, axis=1) / np.linalg.norm(x, axis=1)
     assert shares.max() < 1.6 * shares.min()
 
 
 @pytest.mark.parametrize("bits", [1.0, 2.3])
-def test_of_a_gradient_its_own_share_is_whole(bits: float) -> None:
+def test_coded_gradient_projection_is_unbiased(bits: float) -> None:
     x = normal(300, 128) * np.exp(normal(300, 1))
-    again = crossed(Coded(bits), x, KEY)
+    again = round_trip(Coded(bits), x, KEY)
     assert float((again * x).sum() / (x * x).sum()) == pytest.approx(1.0, rel=1e-3)
 
 
@@ -61,30 +61,30 @@ def test_of_a_gradient_its_own_share_is_whole(bits: float) -> None:
     st.sampled_from([0.3, 2.0, 6.0]), st.booleans(),
 )  # fmt: skip
 @settings(max_examples=80, deadline=None)
-def test_any_sizes_and_magnitudes_cross(dims: list[int], scale: float, bits: float, back: bool) -> None:
+def test_coded_accepts_any_sizes_and_magnitudes(dims: list[int], scale: float, bits: float, back: bool) -> None:
     x = np.clip(normal(*dims), -1, 1) * np.float32(scale)
-    again = crossed(Coded(bits), x, KEY if back else None)
+    again = round_trip(Coded(bits), x, KEY if back else None)
     assert again.shape == x.shape and np.isfinite(again).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_becomes_nan_and_spoils_no_other(bad: float) -> None:
+def test_coded_nonfinite_row_becomes_nan_alone(bad: float) -> None:
     x = normal(40, 64)
     x[3, 5] = bad
-    again = crossed(Coded(3.0), x)
+    again = round_trip(Coded(3.0), x)
     assert np.isnan(again[3]).all() and np.isfinite(np.delete(again, 3, axis=0)).all()
-    assert off(np.delete(x, 3, axis=0), np.delete(again, 3, axis=0)) < 0.25
+    assert relative_error(np.delete(x, 3, axis=0), np.delete(again, 3, axis=0)) < 0.25
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_types_are_held_within_their_range(dtype: str) -> None:
+def test_coded_narrow_types_stay_finite(dtype: str) -> None:
     x = tf.cast(tf.fill([64, 64], tf.as_dtype(dtype).max), dtype)
     again = Coded(2.0).decode(Coded(2.0).encode(x), (64, 64), dtype)
     assert again.dtype == tf.as_dtype(dtype) and bool(tf.reduce_all(tf.math.is_finite(tf.cast(again, tf.float32))))
 
 
-def test_bytes_that_mean_nothing_are_refused() -> None:
-    good = quantise(normal(20, 32), 400, whole=False)
+def test_coded_invalid_bytes_are_refused() -> None:
+    good = quantise(normal(20, 32), 400, unbiased=False)
     for place, value in ((3, 0xFF), (7, 0xFF), (len(good) - 1, 1), (9, good[9] ^ 0xFF)):
         bad = good.copy()
         bad[place] = value
@@ -93,45 +93,45 @@ def test_bytes_that_mean_nothing_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bits", [0, -1, 6.5, True, "2"])
-def test_bits_that_cannot_be(bits: object) -> None:
+def test_coded_invalid_bits_are_refused(bits: object) -> None:
     with pytest.raises(OptionError, match="above 0 and at most 6"):
         Coded(bits)  # type: ignore[arg-type]
 
 
-def test_small_tensors_cross_as_they_are() -> None:
-    assert fitting(parse("coded(2)"), "float32", (4, 8)) is None
-    assert fitting(Axes() >> Coded(2), "float32", (8, 256)) == Coded(2)
-    assert fitting(Axes() >> Coded(2), "float32", (128, 256)) == Axes() >> Coded(2)
-    assert fitting(Axes(), "float32", (128, 256)) is None
+def test_small_tensors_use_no_axes_and_no_coding() -> None:
+    assert choose_codec(parse("coded(2)"), "float32", (4, 8)) is None
+    assert choose_codec(Axes() >> Coded(2), "float32", (8, 256)) == Coded(2)
+    assert choose_codec(Axes() >> Coded(2), "float32", (128, 256)) == Axes() >> Coded(2)
+    assert choose_codec(Axes(), "float32", (128, 256)) is None
 
 
 @pytest.mark.parametrize("bits", [2.0, 3.0, 6.0])
 @pytest.mark.parametrize("kept", [1, 5])
-def test_rows_of_few_numbers_are_not_cut_off(bits: float, kept: int) -> None:
+def test_coded_sparse_rows_keep_their_numbers(bits: float, kept: int) -> None:
     x, draw = np.zeros((16, 16384), "float32"), np.random.default_rng(0)
     for row in x:
         row[draw.choice(16384, kept, replace=False)] = draw.normal(size=kept)
-    assert off(x, crossed(Coded(bits), x)) < 0.01
+    assert relative_error(x, round_trip(Coded(bits), x)) < 0.01
 
 
-def test_what_a_float64_holds_and_a_float32_does_not_is_as_large_as_can_be() -> None:
+def test_coded_float64_beyond_float32_saturates() -> None:
     x = np.array([[1e300] * 64, [np.inf] * 64, [1.0] * 64] * 20)
     again = Coded(3.0).decode(Coded(3.0).encode(tf.constant(x)), x.shape, "float64").numpy()
     assert (again[0] > 1e38).all() and np.isnan(again[1]).all() and np.isfinite(again[2]).all()
 
 
 @pytest.mark.parametrize("cut", range(12))
-def test_bytes_that_are_cut_off_are_refused(cut: int) -> None:
+def test_coded_truncated_bytes_are_refused(cut: int) -> None:
     with pytest.raises(RemoteProtocolError):
-        dequantise(quantise(normal(4, 16), 60, whole=True)[:cut], 4, 16)
+        dequantise(quantise(normal(4, 16), 60, unbiased=True)[:cut], 4, 16)
 
 
-LARGEST = st.sampled_from([0, 1, 3, 7, 127, 128, 32767])
+MAGNITUDES = st.sampled_from([0, 1, 3, 7, 127, 128, 32767])
 
 
-@given(st.data(), LARGEST)
+@given(st.data(), MAGNITUDES)
 @settings(max_examples=80, deadline=None)
-def test_whatever_is_packed_comes_back(data: st.DataObject, most: int) -> None:
+def test_pack_unpack_round_trip(data: st.DataObject, most: int) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=70))
     numbers = data.draw(hnp.arrays("int16", shape, elements=st.integers(-most, most)))
     packed = entropy_coding.pack(numbers)
@@ -143,49 +143,49 @@ def test_whatever_is_packed_comes_back(data: st.DataObject, most: int) -> None:
 @pytest.mark.parametrize(
     ("deviation", "more"), [(0.15, 0.05), (0.25, 0.12), (0.4, 0.1), (1.0, 0.07), (3.0, 0.05), (20.0, 0.05)]
 )
-def test_numbers_take_little_more_than_their_entropy(deviation: float, more: float) -> None:
+def test_packed_size_is_near_the_entropy(deviation: float, more: float) -> None:
     numbers = np.rint(np.random.default_rng(0).normal(size=(4000, 64)) * deviation).astype(np.int16)
     shares = np.unique(numbers, return_counts=True)[1] / numbers.size
     entropy = -(shares * np.log2(shares)).sum()
     assert entropy < 8 * entropy_coding.pack(numbers).size / numbers.size < entropy + more
 
 
-def test_each_group_of_columns_has_its_own_frequencies() -> None:
+def test_column_groups_have_separate_frequencies() -> None:
     drawn = np.random.default_rng(0).normal(size=(4000, 64))
     sizes = np.geomspace(8, 1 / 8, 64)
     apart, mixed = (np.rint(drawn * each).astype(np.int16) for each in (sizes, sizes.reshape(8, 8).T.reshape(-1)))
     assert entropy_coding.pack(apart).size < 0.85 * entropy_coding.pack(mixed).size
 
 
-def test_what_is_no_packed_matrix_is_refused() -> None:
+def test_unpack_refuses_invalid_data() -> None:
     good = entropy_coding.pack(np.eye(16, dtype=np.int16))
     for bad in (
         good[:-1],  # the last group ends early
         good[:3],
         np.concatenate([good[:2], np.array([255, 255, 255, 255], np.uint8), good[6:]]),
-        _with(good, 0, 3),  # symbols of three numbers
-        _with(good, 1, 127),  # eight numbers of 255 values in a byte
-        _with(good, 6, 0xFF),  # no deflated bytes
+        with_byte(good, 0, 3),  # symbols of three numbers
+        with_byte(good, 1, 127),  # eight numbers of 255 values in a byte
+        with_byte(good, 6, 0xFF),  # no deflated bytes
     ):
         with pytest.raises(RemoteProtocolError):
             entropy_coding.unpack(bad, 16, 16)
 
 
-def test_no_more_is_opened_than_was_due() -> None:
+def test_inflate_refuses_data_larger_than_expected() -> None:
     bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
     made = bomb.compress(bytes(50_000_000)) + bomb.flush()
     with pytest.raises(RemoteProtocolError, match="the expected 9 bytes"):
         entropy_coding.inflate(made, 9)
 
 
-def test_a_symbol_beyond_its_group_is_refused() -> None:
+def test_unpack_refuses_a_symbol_beyond_its_group() -> None:
     body = entropy_coding.deflate(bytes([3] * 8))  # of three values, one number a symbol
     data = np.frombuffer(bytes([1, 1]) + len(body).to_bytes(4, "little") + body, np.uint8)
     with pytest.raises(RemoteProtocolError, match="exceeds its group's"):
         entropy_coding.unpack(data, 1, 8)
 
 
-def _with(data: np.ndarray, place: int, value: int) -> np.ndarray:
+def with_byte(data: np.ndarray, place: int, value: int) -> np.ndarray:
     changed = data.copy()
     changed[place] = value
     return changed

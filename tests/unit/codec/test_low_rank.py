@@ -8,41 +8,51 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec.low_rank import expand, factor, first, gram_of, project, rank_of, renew_basis, restore, running
+from whale_nebula.codec.low_rank import (
+    compute_gram,
+    decay_and_add,
+    expand,
+    factor,
+    initial_basis,
+    largest_rank,
+    project,
+    renew_basis,
+    restore,
+)
 
 SIDES = st.integers(1, 24)
 
 
-def through(x: np.ndarray, k: int) -> np.ndarray:
+def factor_and_restore(x: np.ndarray, k: int) -> np.ndarray:
     return restore(*factor(tf.constant(x), k)).numpy()
 
 
-def with_spectrum(m: int, n: int, values: np.ndarray, seed: int = 0) -> np.ndarray:
+def matrix_with_spectrum(m: int, n: int, values: np.ndarray, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     left = np.linalg.qr(rng.standard_normal((m, min(m, n))))[0]
     right = np.linalg.qr(rng.standard_normal((n, min(m, n))))[0]
     return ((left * values) @ right.T).astype(np.float32)
 
 
-def times_optimal(x: np.ndarray, k: int) -> float:
+def error_over_optimum(x: np.ndarray, k: int) -> float:
     """The error at rank k as a multiple of the smallest there is, which `tf.linalg.svd` says."""
     smallest = np.linalg.norm(tf.linalg.svd(tf.constant(x, tf.float64), compute_uv=False).numpy()[k:])
-    return float(np.linalg.norm(through(x, k).astype(np.float64) - x) / smallest)
+    return float(np.linalg.norm(factor_and_restore(x, k).astype(np.float64) - x) / smallest)
 
 
 @given(st.integers(0, 200), st.integers(0, 200), st.floats(0.001, 1.0))
-def test_the_rank_is_the_largest_whose_numbers_fit(m: int, n: int, ratio: float) -> None:
+def test_largest_rank_is_the_largest_that_fits_the_ratio(m: int, n: int, ratio: float) -> None:
     fits = [k for k in range(1, min(m, n) + 1) if k * (m + n + 1) / (m * n) <= ratio]
-    assert rank_of(m, n, ratio) == max(fits, default=0)
+    assert largest_rank(m, n, ratio) == max(fits, default=0)
 
 
-def test_the_ranks_of_the_papers_table() -> None:
+def test_largest_rank_matches_the_paper() -> None:
     """Their printed ratios for a batch of 8192 rows: half of what SVD(ratio) leaves, by FP16."""
     for ratio, printed in ((0.9, 0.45), (0.6, 0.30), (0.5, 0.25), (0.4, 0.20), (0.3, 0.15)):
-        share = rank_of(8192, 768, ratio) * (8192 + 768 + 1) / (8192 * 768) / 2
+        share = largest_rank(8192, 768, ratio) * (8192 + 768 + 1) / (8192 * 768) / 2
         assert share == pytest.approx(printed, abs=0.001)
     assert 307 * (512 + 512) > 512 * 512  # a share of the singular values would grow
-    assert rank_of(512, 512, 0.6) * (512 + 512) < 0.6 * 512 * 512
+    assert largest_rank(512, 512, 0.6) * (512 + 512) < 0.6 * 512 * 512
 
 
 @pytest.mark.parametrize(
@@ -60,15 +70,15 @@ def test_the_ranks_of_the_papers_table() -> None:
         pytest.param(lambda i: 1e-30 * np.exp(-0.05 * i), id="squares vanish"),
     ],
 )
-def test_the_error_is_within_one_percent_of_the_smallest(shape: tuple[int, int], spectrum) -> None:  # type: ignore[no-untyped-def]
-    x = with_spectrum(*shape, spectrum(np.arange(min(shape))))
+def test_factor_error_is_within_one_percent_of_the_optimum(shape: tuple[int, int], spectrum) -> None:  # type: ignore[no-untyped-def]
+    x = matrix_with_spectrum(*shape, spectrum(np.arange(min(shape))))
     for k in (1, 8, 24):
-        assert times_optimal(x, k) <= 1.01
+        assert error_over_optimum(x, k) <= 1.01
 
 
 @settings(max_examples=40, deadline=None)
 @given(SIDES, SIDES, st.integers(0, 2**32 - 1), st.sampled_from([1e-20, 1.0, 1e15]))
-def test_random_matrices_of_all_shapes(m: int, n: int, seed: int, scale: float) -> None:
+def test_factor_of_random_matrices_is_orthonormal_and_near_optimal(m: int, n: int, seed: int, scale: float) -> None:
     x = (np.random.default_rng(seed).standard_normal((m, n)) * scale).astype(np.float32)
     k = min(m, n) // 2
     left, right = factor(tf.constant(x), k)
@@ -76,20 +86,20 @@ def test_random_matrices_of_all_shapes(m: int, n: int, seed: int, scale: float) 
     short = left if m < n else right
     np.testing.assert_allclose(tf.matmul(short, short, transpose_a=True), np.eye(k), atol=1e-5)
     if k:
-        assert times_optimal(x, k) <= 1.01
+        assert error_over_optimum(x, k) <= 1.01
 
 
 @given(SIDES, SIDES, st.integers(1, 4))
 @settings(max_examples=20, deadline=None)
-def test_a_matrix_of_low_rank_comes_back(m: int, n: int, rank: int) -> None:
+def test_factor_restores_a_low_rank_matrix(m: int, n: int, rank: int) -> None:
     rank = min(m, n, rank)
     rng = np.random.default_rng(m * n)
     x = (rng.standard_normal((m, rank)) @ rng.standard_normal((rank, n))).astype(np.float32)
-    assert np.linalg.norm(through(x, rank) - x) <= 1e-5 * np.linalg.norm(x)
+    assert np.linalg.norm(factor_and_restore(x, rank) - x) <= 1e-5 * np.linalg.norm(x)
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0, 0), (8, 4), (4, 8)])
-def test_rank_zero_and_empty_matrices(shape: tuple[int, int]) -> None:
+def test_factor_of_rank_zero_and_empty_matrices(shape: tuple[int, int]) -> None:
     left, right = factor(tf.ones(shape), 0)
     assert (left.shape, right.shape) == ((shape[0], 0), (shape[1], 0))
     assert restore(left, right).numpy().tolist() == np.zeros(shape).tolist()
@@ -97,15 +107,15 @@ def test_rank_zero_and_empty_matrices(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_comes_out_so(shape: tuple[int, int], value: float) -> None:
+def test_factor_keeps_nonfinite_numbers(shape: tuple[int, int], value: float) -> None:
     x = np.ones(shape, np.float32)
     x[2, 3] = value
-    assert not np.isfinite(through(x, 2)[2, 3])
+    assert not np.isfinite(factor_and_restore(x, 2)[2, 3])
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
-def test_other_element_types_are_kept(dtype: tf.DType) -> None:
-    x = tf.cast(with_spectrum(50, 20, np.exp(-0.5 * np.arange(20))), dtype)
+def test_factor_keeps_the_element_type(dtype: tf.DType) -> None:
+    x = tf.cast(matrix_with_spectrum(50, 20, np.exp(-0.5 * np.arange(20))), dtype)
     left, right = factor(x, 8)
     back = restore(left, right)
     assert {left.dtype, right.dtype, back.dtype} == {dtype}
@@ -120,23 +130,23 @@ def rows(m: int, n: int, seed: int = 0, decay: float = 0.2) -> np.ndarray:
     return ((rng.standard_normal((m, n)) * np.exp(-decay * np.arange(n))) @ turn).astype(np.float32)
 
 
-def gram(x: np.ndarray) -> np.ndarray:
-    return gram_of(tf.constant(x)).numpy()
+def gram_matrix(x: np.ndarray) -> np.ndarray:
+    return compute_gram(tf.constant(x)).numpy()
 
 
-def error(x: np.ndarray, q: np.ndarray) -> float:
+def projection_error(x: np.ndarray, q: np.ndarray) -> float:
     return float(np.linalg.norm(expand(project(tf.constant(x), q), q) - x) / np.linalg.norm(x))
 
 
-def smallest(x: np.ndarray, r: int) -> float:
+def optimal_error(x: np.ndarray, r: int) -> float:
     return float(np.linalg.norm(np.linalg.svd(x, compute_uv=False)[r:]) / np.linalg.norm(x))
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 12), st.integers(1, 16), st.integers(1, 8), st.integers(0, 2**32 - 1))
-def test_the_gradient_is_that_of_autodiff(m: int, n: int, r: int, seed: int) -> None:
+def test_projection_gradient_equals_autodiff(m: int, n: int, r: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    q = first(gram(rows(20, n)), min(r, n))
+    q = initial_basis(gram_matrix(rows(20, n)), min(r, n))
     x, g = (tf.constant(rng.standard_normal((m, n)), tf.float32) for _ in range(2))
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -146,84 +156,84 @@ def test_the_gradient_is_that_of_autodiff(m: int, n: int, r: int, seed: int) -> 
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
-def test_element_types_stay(dtype: tf.DType) -> None:
-    q = first(gram(rows(30, 8)), 3)
+def test_projection_keeps_the_element_type(dtype: tf.DType) -> None:
+    q = initial_basis(gram_matrix(rows(30, 8)), 3)
     z = project(tf.cast(rows(4, 8), dtype), q)
     assert (z.dtype, expand(z, q).dtype) == (dtype, dtype)
 
 
 @pytest.mark.parametrize("m", [200, 20, 3])
-def test_the_first_basis_is_the_best_for_what_it_was_made_of(m: int) -> None:
+def test_initial_basis_is_optimal_for_its_data(m: int) -> None:
     x = rows(m, 40)
-    q = first(gram(x), 8)
+    q = initial_basis(gram_matrix(x), 8)
     assert (q.shape, q.dtype) == ((40, 8), np.float16)
-    assert error(x, q) <= 1.01 * smallest(x, 8) + 1e-3
+    assert projection_error(x, q) <= 1.01 * optimal_error(x, 8) + 1e-3
     np.testing.assert_allclose(q.astype(np.float64).T @ q, np.eye(8), atol=2e-3)
 
 
-def test_renewing_follows_the_data() -> None:
+def test_renewed_basis_follows_the_data() -> None:
     x = rows(300, 40, decay=0.3)
-    far = first(gram(rows(300, 40)[:, ::-1]), 8)
+    far = initial_basis(gram_matrix(rows(300, 40)[:, ::-1]), 8)
     q = far
     for _ in range(4):
-        q = renew_basis(gram(x), q)
-    assert error(x, far) > 2 * smallest(x, 8)
-    assert error(x, q) <= 1.05 * smallest(x, 8) + 1e-3
+        q = renew_basis(gram_matrix(x), q)
+    assert projection_error(x, far) > 2 * optimal_error(x, 8)
+    assert projection_error(x, q) <= 1.05 * optimal_error(x, 8) + 1e-3
 
 
-def test_coordinates_do_not_jump() -> None:
+def test_renewed_basis_keeps_coordinates_stable() -> None:
     """Other rows of the same kind: the spaces nearly agree, so do the coordinates, though eigenvectors turn freely."""
     x = rows(300, 40, decay=0.0)
     x[:, :8] *= 5.0  # eight directions alike: nothing tells one from the other
     y = np.roll(x, 1, axis=1)[:, np.r_[1:9, 0, 9:40]]
-    last = first(gram(x), 8)
-    new = renew_basis(gram(y), last)
-    fresh = first(gram(y), 8)
+    last = initial_basis(gram_matrix(x), 8)
+    new = renew_basis(gram_matrix(y), last)
+    fresh = initial_basis(gram_matrix(y), 8)
     before = project(tf.constant(x), last)
     assert tf.norm(project(tf.constant(x), new) - before) <= 0.35 * tf.norm(before)
     assert tf.norm(project(tf.constant(x), fresh) - before) > tf.norm(project(tf.constant(x), new) - before)
 
 
-def test_directions_without_energy_stay_as_they_are() -> None:
+def test_renewed_basis_keeps_directions_without_energy() -> None:
     x = rows(50, 12)
     x[:, 6:] = 0
     last = np.eye(12, 12, dtype=np.float16)[:, 4:8]
-    new = renew_basis(gram(x), last)
+    new = renew_basis(gram_matrix(x), last)
     np.testing.assert_allclose(new.astype(np.float64).T @ new, np.eye(4), atol=2e-3)
     np.testing.assert_allclose(np.abs(new[6:8, 2:]), np.eye(2), atol=1e-3)
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
-def test_a_matrix_that_says_nothing_changes_nothing(value: float) -> None:
-    last = first(gram(rows(30, 8)), 3)
+def test_unusable_gram_matrix_keeps_the_basis(value: float) -> None:
+    last = initial_basis(gram_matrix(rows(30, 8)), 3)
     empty = np.full((8, 8), value, np.float32)
     assert renew_basis(empty, last) is last
-    assert first(empty, 3).tolist() == np.eye(8, 3).tolist()
+    assert initial_basis(empty, 3).tolist() == np.eye(8, 3).tolist()
 
 
-def test_scale_does_not_matter() -> None:
-    g = gram(rows(300, 40))
-    last = first(gram(rows(300, 40, seed=5)), 8)
+def test_renewed_basis_is_independent_of_scale() -> None:
+    g = gram_matrix(rows(300, 40))
+    last = initial_basis(gram_matrix(rows(300, 40, seed=5)), 8)
     for scale in (2.0**-80, 2.0**80):
         assert renew_basis(g * np.float32(scale), last).tobytes() == renew_basis(g, last).tobytes()
 
 
-class TestTheRunningSum:
+class TestDecayedSum:
     @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
-    def test_what_is_not_finite_does_not_enter(self, value: float) -> None:
+    def test_nonfinite_new_matrix_is_omitted(self, value: float) -> None:
         g = tf.eye(2) * 2e38
-        new = gram_of(tf.constant([[1.0, 0.0], [0.0, value]]))
-        assert running(g, new).numpy().tolist() == g.numpy().tolist()
+        new = compute_gram(tf.constant([[1.0, 0.0], [0.0, value]]))
+        assert decay_and_add(g, new).numpy().tolist() == g.numpy().tolist()
 
-    def test_what_is_not_finite_does_not_stay(self) -> None:
-        assert running(tf.constant([[np.nan]]), tf.constant([[4.0]])).numpy().tolist() == [[0.0]]
-        assert running(tf.zeros([1, 1]), tf.constant([[4.0]])).numpy().tolist() == [[4.0]]
+    def test_nonfinite_sum_is_reset(self) -> None:
+        assert decay_and_add(tf.constant([[np.nan]]), tf.constant([[4.0]])).numpy().tolist() == [[0.0]]
+        assert decay_and_add(tf.zeros([1, 1]), tf.constant([[4.0]])).numpy().tolist() == [[4.0]]
 
-    def test_no_rows_say_nothing(self) -> None:
-        assert not gram_of(tf.zeros([0, 3])).numpy().any()
-        assert not gram_of(tf.zeros([0, 3]), rows=4).numpy().any()
+    def test_gram_of_no_rows_is_zero(self) -> None:
+        assert not compute_gram(tf.zeros([0, 3])).numpy().any()
+        assert not compute_gram(tf.zeros([0, 3]), rows=4).numpy().any()
 
-    def test_a_sample_of_rows_is_taken_evenly(self) -> None:
+    def test_rows_are_sampled_evenly(self) -> None:
         x = tf.one_hot([0, 1, 2, 3, 0, 1, 2, 3], 4)
-        assert gram_of(x, rows=4).numpy().tolist() == np.diag([2.0, 0.0, 2.0, 0.0]).tolist()
-        assert gram_of(x, rows=100).numpy().tolist() == (2 * np.eye(4)).tolist()
+        assert compute_gram(x, rows=4).numpy().tolist() == np.diag([2.0, 0.0, 2.0, 0.0]).tolist()
+        assert compute_gram(x, rows=100).numpy().tolist() == (2 * np.eye(4)).tolist()

@@ -15,16 +15,16 @@ from whale_nebula.codec.packing import (
     SAMPLE_BYTES,
     TYPES,
     Part,
+    compress_zstd,
+    decompress_zstd,
     join,
-    keep,
     pack,
     pack_mask,
-    put_back,
-    shrink,
+    scatter_rows,
+    select_rows,
     split,
     unpack,
     unpack_mask,
-    unshrink,
 )
 from whale_nebula.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.tensor import DTYPE_NAMES
@@ -39,7 +39,7 @@ def parts_of(arrays: list[np.ndarray]) -> list[Part]:
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(ARRAYS, max_size=4))
-def test_what_was_joined_is_split_again_bit_for_bit(arrays: list[np.ndarray]) -> None:
+def test_join_split_round_trip(arrays: list[np.ndarray]) -> None:
     buffer = join(arrays)
     again = split(buffer, parts_of(arrays))
     assert buffer.size == sum(array.nbytes for array in arrays) == sum(part.nbytes for part in parts_of(arrays))
@@ -49,7 +49,7 @@ def test_what_was_joined_is_split_again_bit_for_bit(arrays: list[np.ndarray]) ->
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(ARRAYS, max_size=3), st.binary(max_size=40))
-def test_any_other_length_is_refused(arrays: list[np.ndarray], data: bytes) -> None:
+def test_split_refuses_another_length(arrays: list[np.ndarray], data: bytes) -> None:
     parts = parts_of([np.zeros_like(array) for array in arrays if array.dtype != np.bool_])
     buffer = np.frombuffer(data, np.uint8)
     if buffer.size == sum(part.nbytes for part in parts):
@@ -59,28 +59,28 @@ def test_any_other_length_is_refused(arrays: list[np.ndarray], data: bytes) -> N
             split(buffer, parts)
 
 
-def test_order_and_byte_order_are_those_of_rows_and_little_ends() -> None:
+def test_join_is_row_major_and_little_endian() -> None:
     matrix = np.arange(6, dtype=">u2").reshape(2, 3)
     assert join([matrix.T]).tolist() == [0, 0, 3, 0, 1, 0, 4, 0, 2, 0, 5, 0]
     assert join([matrix, matrix]).size == 24
 
 
-def test_parts_are_views_of_the_buffer() -> None:
+def test_split_returns_views_of_the_buffer() -> None:
     buffer = join([np.zeros(3, np.uint8), np.ones(2, np.float32)])
     assert all(np.shares_memory(part, buffer) for part in split(buffer, [Part("uint8", (3,)), Part("float32", (2,))]))
 
 
-def test_a_size_beyond_memory_is_only_a_wrong_length() -> None:
+def test_split_refuses_a_size_beyond_memory() -> None:
     with pytest.raises(RemoteProtocolError, match="3 bytes, expected 8796093022208"):
         split(np.zeros(3, np.uint8), [Part("float64", (2**20, 2**20))])
 
 
-def test_a_bool_that_is_neither_is_refused() -> None:
+def test_split_refuses_an_invalid_bool() -> None:
     with pytest.raises(RemoteProtocolError, match="neither 0 nor 1"):
         split(np.array([0, 2], np.uint8), [Part("bool", (2,))])
 
 
-def test_a_type_that_cannot_cross_is_no_part() -> None:
+def test_join_and_split_refuse_unsupported_types() -> None:
     with pytest.raises(LocalProtocolError, match="object"):
         join([np.array([None])])
     with pytest.raises(LocalProtocolError, match="'string'"):
@@ -92,7 +92,7 @@ MASKS = hnp.arrays(np.bool_, st.integers(0, 40))
 
 @settings(deadline=None, max_examples=40)
 @given(MASKS)
-def test_a_mask_crosses_in_a_bit_a_row(mask: np.ndarray) -> None:
+def test_mask_takes_one_bit_per_row(mask: np.ndarray) -> None:
     packed = pack_mask(mask)
     assert packed.size == -(-mask.size // 8)
     np.testing.assert_array_equal(unpack_mask(packed, mask.size), mask)
@@ -100,36 +100,36 @@ def test_a_mask_crosses_in_a_bit_a_row(mask: np.ndarray) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(MASKS, st.integers(0, 5), st.sampled_from(["float32", "float16", "int32"]))
-def test_marked_rows_come_back_and_the_others_are_zero(mask: np.ndarray, columns: int, dtype: str) -> None:
+def test_scatter_rows_restores_selected_rows_and_zeros(mask: np.ndarray, columns: int, dtype: str) -> None:
     matrix = np.arange(1, mask.size * columns + 1).reshape(mask.size, columns).astype(dtype)
-    sent = keep(matrix, mask)
+    sent = select_rows(matrix, mask)
     assert sent.shape == (mask.sum(), columns)
-    again = put_back(sent, mask)
+    again = scatter_rows(sent, mask)
     assert again.dtype == matrix.dtype
     np.testing.assert_array_equal(again, np.where(mask[:, None], matrix, np.zeros_like(matrix)))
 
 
-def test_where_all_is_sent_nothing_is_copied() -> None:
+def test_full_mask_copies_nothing() -> None:
     matrix, mask = np.ones((3, 2)), np.ones(3, np.bool_)
-    assert keep(matrix, mask) is matrix and put_back(matrix, mask) is matrix
+    assert select_rows(matrix, mask) is matrix and scatter_rows(matrix, mask) is matrix
 
 
 @pytest.mark.parametrize("sent", [np.zeros((1, 2)), np.zeros((3, 2)), np.zeros(())], ids=["fewer", "more", "none"])
-def test_rows_that_are_not_those_of_the_mask_are_refused(sent: np.ndarray) -> None:
+def test_scatter_rows_refuses_a_wrong_number_of_rows(sent: np.ndarray) -> None:
     with pytest.raises(RemoteProtocolError, match="with a mask that marks 2"):
-        put_back(sent, np.array([True, True, False]))
+        scatter_rows(sent, np.array([True, True, False]))
 
 
-def test_a_mask_of_another_length_is_refused() -> None:
+def test_mask_of_wrong_length_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="expected 2"):
         unpack_mask(np.zeros(1, np.uint8), 9)
     with pytest.raises(LocalProtocolError, match="a mask of 2 rows"):
-        keep(np.zeros((3, 2)), np.ones(2, np.bool_))
+        select_rows(np.zeros((3, 2)), np.ones(2, np.bool_))
 
 
 @pytest.mark.parametrize("mask", [np.ones((2, 1), np.bool_), np.ones(2)], ids=["a matrix", "numbers"])
-def test_a_mask_is_one_bool_a_row(mask: np.ndarray) -> None:
-    for attempt in (lambda: pack_mask(mask), lambda: keep(np.zeros((2, 2)), mask)):
+def test_mask_of_wrong_type_or_shape_is_refused(mask: np.ndarray) -> None:
+    for attempt in (lambda: pack_mask(mask), lambda: select_rows(np.zeros((2, 2)), mask)):
         with pytest.raises(LocalProtocolError, match="one bool for each row"):
             attempt()
 
@@ -138,7 +138,7 @@ INTEGERS = TYPES[1:]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9)
 
 
-def same(one: np.ndarray, other: np.ndarray) -> bool:
+def is_identical(one: np.ndarray, other: np.ndarray) -> bool:
     return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
@@ -147,7 +147,7 @@ def again(array: np.ndarray) -> np.ndarray:
 
 
 @st.composite
-def narrow(draw: st.DrawFn) -> np.ndarray:
+def narrow_integers(draw: st.DrawFn) -> np.ndarray:
     """Integers of some type within a few bits of each other, and of any number."""
     dtype = np.dtype(draw(st.sampled_from(INTEGERS)))
     info = np.iinfo(dtype)
@@ -160,27 +160,27 @@ def narrow(draw: st.DrawFn) -> np.ndarray:
 
 @settings(deadline=None, max_examples=40)
 @given(hnp.arrays(st.sampled_from(TYPES), SHAPES))
-def test_every_array_comes_back_bit_for_bit(array: np.ndarray) -> None:
-    assert same(again(array), array)
+def test_pack_unpack_is_bit_exact(array: np.ndarray) -> None:
+    assert is_identical(again(array), array)
 
 
 @settings(deadline=None, max_examples=40)
-@given(narrow())
-def test_integers_take_the_bits_of_their_range_and_no_more(array: np.ndarray) -> None:
+@given(narrow_integers())
+def test_packed_size_follows_the_range_of_values(array: np.ndarray) -> None:
     packed = pack(array)
     span = int(array.max()) - int(array.min()) if array.size else 0
     assert packed.size == 1 + array.itemsize + -(-array.size * span.bit_length() // 8)
-    assert same(unpack(packed, array.dtype.name, array.shape), array)
+    assert is_identical(unpack(packed, array.dtype.name, array.shape), array)
 
 
-def test_views_and_other_byte_orders_are_packed_by_their_values() -> None:
+def test_pack_accepts_views_and_big_endian_arrays() -> None:
     array = np.arange(12, dtype=">i4").reshape(3, 4)
     assert unpack(pack(array.T[::-1]), "int32", (4, 3)).tolist() == array.T[::-1].tolist()
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(TYPES), st.lists(st.integers(0, 9), max_size=3), st.binary(max_size=60))
-def test_any_bytes_unpack_to_what_was_asked_for_or_are_refused(dtype: str, dims: list[int], data: bytes) -> None:
+def test_unpack_gives_the_expected_shape_or_refuses(dtype: str, dims: list[int], data: bytes) -> None:
     try:
         array = unpack(np.frombuffer(data, np.uint8), dtype, tuple(dims))
     except RemoteProtocolError:
@@ -189,15 +189,15 @@ def test_any_bytes_unpack_to_what_was_asked_for_or_are_refused(dtype: str, dims:
 
 
 @settings(deadline=None, max_examples=40)
-@given(narrow(), st.data())
-def test_changed_bytes_give_another_array_or_are_refused(array: np.ndarray, data: st.DataObject) -> None:
+@given(narrow_integers(), st.data())
+def test_unpack_of_changed_bytes_differs_or_is_refused(array: np.ndarray, data: st.DataObject) -> None:
     packed = pack(array).copy()
     packed[data.draw(st.integers(0, packed.size - 1))] ^= data.draw(st.integers(1, 255))
     try:
         other = unpack(packed, array.dtype.name, array.shape)
     except RemoteProtocolError:
         return
-    assert not array.size or not same(other, array)
+    assert not array.size or not is_identical(other, array)
 
 
 @pytest.mark.parametrize(
@@ -211,13 +211,13 @@ def test_changed_bytes_give_another_array_or_are_refused(array: np.ndarray, data
     ],
     ids=["nothing", "too wide", "too long", "bits of nobody", "beyond the type"],
 )
-def test_what_is_wrong_is_said(data: list[int], dims: tuple[int, ...], words: str) -> None:
+def test_unpack_error_states_the_problem(data: list[int], dims: tuple[int, ...], words: str) -> None:
     with pytest.raises(RemoteProtocolError, match=words):
         unpack(np.array(data, np.uint8), "int8", dims)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int64"])
-def test_nothing_is_allocated_for_a_number_that_is_only_claimed(dtype: str) -> None:
+def test_unpack_allocates_nothing_for_a_wrong_length(dtype: str) -> None:
     packed = pack(np.array([0, 1], dtype))
     tracemalloc.start()
     try:
@@ -228,7 +228,7 @@ def test_nothing_is_allocated_for_a_number_that_is_only_claimed(dtype: str) -> N
         tracemalloc.stop()
 
 
-def test_no_more_is_allocated_than_a_few_times_what_comes_out() -> None:
+def test_unpack_memory_is_bounded_by_its_result() -> None:
     array = np.random.default_rng(0).integers(0, 100, 10**6).astype(np.int8)
     packed = pack(array)
     tracemalloc.start()
@@ -239,7 +239,7 @@ def test_no_more_is_allocated_than_a_few_times_what_comes_out() -> None:
         tracemalloc.stop()
 
 
-def test_other_numbers_have_no_bits_to_spare() -> None:
+def test_pack_refuses_floats() -> None:
     with pytest.raises(LocalProtocolError, match="float32 cannot be packed"):
         pack(np.zeros(3, np.float32))
     with pytest.raises(LocalProtocolError, match="float32 cannot be packed"):
@@ -254,65 +254,65 @@ ZEROS = np.zeros(4 * SAMPLE_BYTES, np.uint8)
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.binary(max_size=300), times=st.integers(1, 20))
-def test_what_was_shrunk_comes_back_and_is_smaller(data: bytes, times: int) -> None:
+def test_zstd_round_trip_is_smaller(data: bytes, times: int) -> None:
     whole = np.frombuffer(data * times, np.uint8)
-    small = shrink(whole)
+    small = compress_zstd(whole)
     if small is not None:
         assert small.size <= 0.97 * whole.size
-        np.testing.assert_array_equal(unshrink(small, whole.size), whole)
+        np.testing.assert_array_equal(decompress_zstd(small, whole.size), whole)
 
 
-AMONG_NOISE = np.random.default_rng(0).integers(0, 256, 65 * SAMPLE_BYTES).astype(np.uint8)
-AMONG_NOISE[32 * SAMPLE_BYTES : 33 * SAMPLE_BYTES] = 0
+ZEROS_IN_NOISE = np.random.default_rng(0).integers(0, 256, 65 * SAMPLE_BYTES).astype(np.uint8)
+ZEROS_IN_NOISE[32 * SAMPLE_BYTES : 33 * SAMPLE_BYTES] = 0
 
 
 @pytest.mark.parametrize(
-    ("data", "tried", "smaller"),
+    ("data", "compressed_sizes", "smaller"),
     [
         (NOISE, [SAMPLE_BYTES], False),
         (ZEROS, [SAMPLE_BYTES, ZEROS.size], True),
-        (AMONG_NOISE, [SAMPLE_BYTES, AMONG_NOISE.size], False),
+        (ZEROS_IN_NOISE, [SAMPLE_BYTES, ZEROS_IN_NOISE.size], False),
         (ZEROS[:0], [0], False),
         (ZEROS[:1], [1], False),
         (NOISE[:100], [100], False),
     ],
     ids=["noise", "zeros", "zeros among noise", "nothing", "a byte", "little noise"],
 )
-def test_a_sample_out_of_the_middle_is_tried_first(
-    data: np.ndarray, tried: list[int], smaller: bool, monkeypatch: pytest.MonkeyPatch
+def test_zstd_tries_a_middle_sample_first(
+    data: np.ndarray, compressed_sizes: list[int], smaller: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, compressor = [], zstandard.ZstdCompressor(level=1)
+    sizes, compressor = [], zstandard.ZstdCompressor(level=1)
 
-    class Watched:
+    class CountingCompressor:
         def compress(self, part: memoryview) -> bytes:
-            given.append(len(part))
+            sizes.append(len(part))
             return compressor.compress(part)
 
-    monkeypatch.setattr(zstandard, "ZstdCompressor", lambda level: Watched())
-    assert (shrink(data) is not None) is smaller
-    assert given == tried
+    monkeypatch.setattr(zstandard, "ZstdCompressor", lambda level: CountingCompressor())
+    assert (compress_zstd(data) is not None) is smaller
+    assert sizes == compressed_sizes
 
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.binary(max_size=60), size=st.integers(0, 200))
-def test_any_bytes_are_of_that_size_or_refused(data: bytes, size: int) -> None:
+def test_zstd_decompresses_to_the_size_or_refuses(data: bytes, size: int) -> None:
     try:
-        assert unshrink(np.frombuffer(data, np.uint8), size).size == size
+        assert decompress_zstd(np.frombuffer(data, np.uint8), size).size == size
     except RemoteProtocolError:
         return
 
 
 @settings(deadline=None, max_examples=60)
 @given(place=st.integers(0, 10_000), change=st.integers(1, 255), cut=st.integers(0, 40))
-def test_changed_and_cut_bytes_are_of_that_size_or_refused(place: int, change: int, cut: int) -> None:
+def test_zstd_changed_or_truncated_bytes_keep_the_size_or_are_refused(place: int, change: int, cut: int) -> None:
     whole = np.resize(NOISE[:50], 5_000)
-    small = shrink(whole)
+    small = compress_zstd(whole)
     assert small is not None
     bad = small.copy()
     bad[place % bad.size] ^= change
     for data in (bad, small[: small.size - 1 - cut % small.size]):
         try:
-            assert unshrink(data, whole.size).size == whole.size
+            assert decompress_zstd(data, whole.size).size == whole.size
         except RemoteProtocolError:
             continue
 
@@ -325,24 +325,24 @@ SMALL = zstandard.ZstdCompressor(level=1).compress(ZEROS.data)
     [*((SMALL, size) for size in (0, ZEROS.size - 1, ZEROS.size + 1, 1 << 50)),
      (SMALL + b"x", ZEROS.size), (SMALL + SMALL, ZEROS.size)],
 )  # fmt: skip
-def test_another_size_and_bytes_after_a_frame_are_refused(data: bytes, size: int) -> None:
+def test_zstd_refuses_another_size_and_trailing_bytes(data: bytes, size: int) -> None:
     with pytest.raises(RemoteProtocolError, match="compressed bytes that do not decompress to"):
-        unshrink(np.frombuffer(data, np.uint8), size)
+        decompress_zstd(np.frombuffer(data, np.uint8), size)
 
 
-def test_a_frame_that_announces_more_is_not_opened_at_all() -> None:
+def test_zstd_frame_with_larger_size_is_not_decompressed() -> None:
     small = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 28))
     assert len(small) < 1 << 16
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError, match="do not decompress to 100 bytes"):
-            unshrink(np.frombuffer(small, np.uint8), 100)
+            decompress_zstd(np.frombuffer(small, np.uint8), 100)
         assert tracemalloc.get_traced_memory()[1] < 1 << 16
     finally:
         tracemalloc.stop()
 
 
-def test_without_its_package_zstd_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_zstandard_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ConfigError, match=r"whale-nebula\[zstd\]"):
-        shrink(ZEROS)
+        compress_zstd(ZEROS)

@@ -40,29 +40,29 @@ ANY = st.one_of(PRECISIONS, STRUCTURES, CHAINS)
 
 
 @given(ANY)
-def test_the_text_of_a_codec_is_that_codec(codec: Codec) -> None:
+def test_codec_text_round_trip(codec: Codec) -> None:
     assert parse(str(codec)) == codec
 
 
 @given(ANY)
-def test_codecs_are_values(codec: Codec) -> None:
+def test_codec_is_hashable_and_has_an_evaluable_repr(codec: Codec) -> None:
     assert hash(parse(str(codec))) == hash(codec)
     assert eval(repr(codec), {**vars(nb.codec)}) == codec
 
 
 @given(PRECISIONS, ANY)
-def test_nothing_follows_a_precision(precision: Codec, other: Codec) -> None:
+def test_chain_after_a_precision_is_refused(precision: Codec, other: Codec) -> None:
     with pytest.raises(OptionError):
         precision >> other
 
 
 @given(STRUCTURES, st.one_of(STRUCTURES, CHAINS))
-def test_at_most_one_structure(first: Codec, second: Codec) -> None:
+def test_two_structures_are_refused(first: Codec, second: Codec) -> None:
     with pytest.raises(OptionError, match="at most one structure"):
         first >> second
 
 
-def test_the_error_for_a_wrong_order_writes_the_right_one() -> None:
+def test_wrong_order_error_gives_the_right_order() -> None:
     with pytest.raises(OptionError) as caught:
         FP16() >> SVD(0.6)
     assert caught.value.mend == "SVD(ratio=0.6) >> FP16()"
@@ -83,21 +83,21 @@ REFUSED: dict[str, tuple[Callable[[Any], object], list[Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "values", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_makes_no_codec_is_refused(make: Callable[[Any], object], values: list[Any], said: str) -> None:
+@pytest.mark.parametrize(("make", "values", "message"), REFUSED.values(), ids=REFUSED)
+def test_invalid_codec_is_refused(make: Callable[[Any], object], values: list[Any], message: str) -> None:
     for value in values:
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=message):
             make(value)
 
 
-def test_numpy_numbers_are_written_as_numbers() -> None:
+def test_codec_text_formats_numpy_numbers() -> None:
     import numpy as np
 
     assert str(SVD(np.float64(0.5))) == "svd(0.5)"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("fp61", "did you mean 'fp16'"),
         ("svd(0.6) >> zip", "choose one of"),
@@ -109,18 +109,18 @@ def test_numpy_numbers_are_written_as_numbers() -> None:
         ("svd(word)", "fraction"),
     ],
 )
-def test_texts_that_are_no_codec_say_so(text: str, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_parse_refuses_invalid_text(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         parse(text)
 
 
-def test_a_structure_whose_gradient_has_no_form_says_so() -> None:
+def test_reduce_back_is_refused_for_a_structure_without_returns() -> None:
     with pytest.raises(OptionError, match="a gradient cannot be sent as svd") as caught:
         SVD(0.5).reduce_back(None, None)
     assert "returns = False" in caught.value.mend
 
 
-def test_words_to_choose_from_are_those_that_may_be_written() -> None:
+def test_parse_error_lists_selectable_codecs() -> None:
     with pytest.raises(OptionError) as caught:
         parse("fp8", ("auto",))
     assert "'int4', 'coded', 'auto'" in caught.value.mend
@@ -131,14 +131,14 @@ def test_words_to_choose_from_are_those_that_may_be_written() -> None:
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def restored_codecs() -> Iterator[None]:
     before = dict(CODECS)
     yield
     CODECS.clear()
     CODECS.update(before)
 
 
-def halved(name: str = "halved") -> type[Any]:
+def make_halved_class(name: str = "halved") -> type[Any]:
     """A precision that is right in all but, perhaps, its name."""
     chosen = name
 
@@ -159,33 +159,33 @@ def halved(name: str = "halved") -> type[Any]:
     return Halved
 
 
-def test_a_registered_codec_has_a_text_and_joins_others() -> None:
-    kind = register(halved())
+def test_registered_codec_parses_and_chains() -> None:
+    kind = register(make_halved_class())
     assert parse("halved(0.25)") == kind(0.25)
     assert parse("svd(0.6) >> halved") == nb.codec.SVD(0.6) >> kind()
     assert nb.codec.is_built(kind())
 
 
-def test_registering_the_same_again_is_no_clash() -> None:
+def test_registering_a_codec_twice_replaces_it() -> None:
     """As a notebook does whose cell is run again."""
-    register(halved())
-    again = register(halved())
+    register(make_halved_class())
+    again = register(make_halved_class())
     assert type(parse("halved")) is again
 
 
-def test_another_codec_of_the_same_name_is_refused() -> None:
+def test_register_refuses_a_name_in_use() -> None:
     with pytest.raises(OptionError, match="with the name 'int8' is already registered") as caught:
-        register(halved("int8"))
+        register(make_halved_class("int8"))
     assert caught.value.mend == "name = 'int82'"
 
 
 @pytest.mark.parametrize("name", ["", "two words", "Halved", "a-b", "3d", "none", "auto"])
-def test_a_name_can_be_written_in_a_text(name: str) -> None:
+def test_register_refuses_an_invalid_name(name: str) -> None:
     with pytest.raises(OptionError, match="is not a valid codec name"):
-        register(halved(name))
+        register(make_halved_class(name))
 
 
-def test_what_is_missing_is_named() -> None:
+def test_register_reports_missing_methods() -> None:
     class Half(nb.codec.Precision):
         name = "half_done"
 
@@ -197,7 +197,7 @@ def test_what_is_missing_is_named() -> None:
     assert caught.value.mend.startswith("def encode")
 
 
-def test_a_structure_that_returns_needs_both_ways_back() -> None:
+def test_returning_structure_needs_both_return_methods() -> None:
     class Returning(nb.codec.Structure):
         name = "returning"
         returns = True

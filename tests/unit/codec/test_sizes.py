@@ -1,4 +1,4 @@
-"""The codec of a tensor, its estimated cost, and the text of a way."""
+"""The codec of a tensor, its estimated cost, and the text of an encoding."""
 
 from __future__ import annotations
 
@@ -27,10 +27,18 @@ from whale_nebula.codec import (
     TopK,
     parse,
 )
-from whale_nebula.codec.objects import CALL, CAST, COPY, PLAIN, SPEED, Cost
+from whale_nebula.codec.encoding import Encoding, describe_bytes, describe_conditions, describe_encoding
+from whale_nebula.codec.objects import CALL_SECONDS, CAST_SECONDS, COPY_SECONDS, FLOPS, PLAIN, Cost
 from whale_nebula.codec.packing import PREFIX
-from whale_nebula.codec.sizes import cost, elides, extra_bytes, fitting, nbytes, payload_bytes, renewing
-from whale_nebula.codec.way import Way, describe_bytes, details, words
+from whale_nebula.codec.sizes import (
+    choose_codec,
+    cost,
+    estimate_renewal,
+    extra_bytes,
+    mask_saves_bytes,
+    nbytes,
+    payload_bytes,
+)
 from whale_nebula.spec import Spec
 
 PRECISIONS = st.sampled_from([FP16(), BF16(), INT8(), INT4()])
@@ -44,21 +52,21 @@ SIZES = st.lists(st.integers(0, 130), min_size=1, max_size=3).map(tuple)
 DTYPES = st.sampled_from(["float16", "bfloat16", "float32", "float64"])
 
 
-def size(codec: Codec | None, dtype: str, dims: tuple[int, ...]) -> int:
+def size_in_frame(codec: Codec | None, dtype: str, dims: tuple[int, ...]) -> int:
     """Bytes as they cross."""
     return nbytes((codec or PLAIN).arrays(dims, dtype)) + PREFIX * (codec is not None)
 
 
 @given(CODECS, DTYPES, SIZES)
-def test_less_of_a_codec_is_used_where_all_is_not_smaller(codec: Codec, dtype: str, dims: tuple[int, ...]) -> None:
-    used = fitting(codec, dtype, dims)
+def test_choose_codec_drops_parts_that_save_no_bytes(codec: Codec, dtype: str, dims: tuple[int, ...]) -> None:
+    used = choose_codec(codec, dtype, dims)
     raw = Spec(dtype, dims).nbytes()
     assert used in (codec, codec.precision, None)
-    assert used is None or size(used, dtype, dims) < raw
+    assert used is None or size_in_frame(used, dtype, dims) < raw
     if used is not None and used.structure is not None:
-        assert size(used, dtype, dims) < size(codec.precision, dtype, dims)
+        assert size_in_frame(used, dtype, dims) < size_in_frame(codec.precision, dtype, dims)
     elif used is None and codec.precision is not None:
-        assert size(codec.precision, dtype, dims) >= raw
+        assert size_in_frame(codec.precision, dtype, dims) >= raw
 
 
 @pytest.mark.parametrize(
@@ -78,44 +86,42 @@ def test_less_of_a_codec_is_used_where_all_is_not_smaller(codec: Codec, dtype: s
         (FP16(), (), "None"),
     ],
 )
-def test_examples(codec: Codec, dims: tuple[int, ...], used: str) -> None:
-    assert str(fitting(codec, "float32", dims)) == used
+def test_choose_codec_of_examples(codec: Codec, dims: tuple[int, ...], used: str) -> None:
+    assert str(choose_codec(codec, "float32", dims)) == used
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_gradient_returns_in_the_form_that_its_tensor_had(taken: bool) -> None:
+def test_choose_codec_of_a_gradient_follows_its_tensor(taken: bool) -> None:
     back = (TopK(0.9) >> INT8()).returned
-    assert fitting(back, "float32", (64, 768), taken=taken) == (back if taken else INT8())
-    assert fitting(SVD(0.5).returned, "float32", (64, 768), taken=taken) == SVD(0.5)
+    assert choose_codec(back, "float32", (64, 768), taken=taken) == (back if taken else INT8())
+    assert choose_codec(SVD(0.5).returned, "float32", (64, 768), taken=taken) == SVD(0.5)
 
 
 @given(CODECS, DTYPES, SIZES)
-def test_no_payload_is_larger_than_its_tensor_and_what_may_come_on_top(
-    codec: Codec, dtype: str, dims: tuple[int, ...]
-) -> None:
-    for way in (Way(codec), Way(codec, mask=""), Way(codec, zstd=True), Way(None, mask="")):
+def test_payload_bytes_are_at_most_raw_and_extra_bytes(codec: Codec, dtype: str, dims: tuple[int, ...]) -> None:
+    for encoding in (Encoding(codec), Encoding(codec, mask=""), Encoding(codec, zstd=True), Encoding(None, mask="")):
         raw = Spec(dtype, dims).nbytes()
-        assert payload_bytes(str(way), dtype, dims) <= raw + extra_bytes(way, dims)
-        assert payload_bytes(str(way), dtype, dims, str(way)) <= raw + extra_bytes(way, dims)
+        assert payload_bytes(str(encoding), dtype, dims) <= raw + extra_bytes(encoding, dims)
+        assert payload_bytes(str(encoding), dtype, dims, str(encoding)) <= raw + extra_bytes(encoding, dims)
 
 
 @given(st.none() | CODECS, DTYPES, SIZES, st.data())
-def test_rows_are_left_out_where_that_is_less(
+def test_mask_saves_bytes_only_if_the_result_is_smaller(
     codec: Codec | None, dtype: str, dims: tuple[int, ...], data: st.DataObject
 ) -> None:
     rows = math.prod(dims[:-1])
     kept = data.draw(st.integers(0, rows))
     part = (kept, dims[-1])
-    some = size(fitting(codec, dtype, part), dtype, part) + -(-rows // 8)
-    every = size(fitting(codec, dtype, dims), dtype, dims)
-    if elides(codec, dtype, dims, kept):
+    some = size_in_frame(choose_codec(codec, dtype, part), dtype, part) + -(-rows // 8)
+    every = size_in_frame(choose_codec(codec, dtype, dims), dtype, dims)
+    if mask_saves_bytes(codec, dtype, dims, kept):
         assert some <= every + PREFIX
-    assert not elides(codec, dtype, dims, rows)
+    assert not mask_saves_bytes(codec, dtype, dims, rows)
 
 
 DIMS = (8192, 768)
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "codec" / "result.json"
-LATER, MEASURED_LATER = MEASURED.with_name("epyc.json"), ("coded(2)",)
+MEASURED_ON_EPYC, EPYC_CODECS = MEASURED.with_name("epyc.json"), ("coded(2)",)
 ROWS: dict[str, tuple[Codec, bool]] = {
     "fp16": (FP16(), False),
     "bf16": (BF16(), False),
@@ -132,19 +138,19 @@ ROWS: dict[str, tuple[Codec, bool]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_guess_is_near_the_measurement_that_stands_in_the_clone(name: str) -> None:
-    found = json.loads((LATER if name in MEASURED_LATER else MEASURED).read_text())
+def test_estimated_cost_is_within_twice_the_measured_cost(name: str) -> None:
+    found = json.loads((MEASURED_ON_EPYC if name in EPYC_CODECS else MEASURED).read_text())
     shares = next(each["shares"] for each in found["codecs"] if each["codec"] == name)
     svds = found["svd_seconds"]
     codec, back = ROWS[name]
-    guess = cost(codec, DIMS, back=back)
-    assert guess is not None
-    for side, guessed in enumerate(guess):
+    estimate = cost(codec, DIMS, back=back)
+    assert estimate is not None
+    for side, estimated_seconds in enumerate(estimate):
         seconds = statistics.median(share[side] * svd for share, svd in zip(shares, svds, strict=True))
-        assert seconds / 2 < guessed < 2 * seconds, ("encode", "decode")[side]
+        assert seconds / 2 < estimated_seconds < 2 * seconds, ("encode", "decode")[side]
 
 
-def test_a_precision_costs_by_what_the_structure_leaves() -> None:
+def test_precision_cost_depends_on_the_reduced_size() -> None:
     alone, both = cost(Rank(96), DIMS), cost(Rank(96) >> INT8(), DIMS)
     few, many = cost(INT8(), (8192, 96)), cost(INT8(), DIMS)
     assert alone and both and few and many
@@ -165,41 +171,49 @@ def test_a_precision_costs_by_what_the_structure_leaves() -> None:
         "axes >> coded(2)",
     ],
 )
-def test_any_sizes_will_do(text: str, dims: tuple[int, ...]) -> None:
-    guess = cost(parse(text), dims)
-    assert guess is not None and guess.encode >= CAST and guess.decode >= CAST
+def test_cost_is_defined_for_any_sizes(text: str, dims: tuple[int, ...]) -> None:
+    estimate = cost(parse(text), dims)
+    assert estimate is not None and estimate.encode >= CAST_SECONDS and estimate.decode >= CAST_SECONDS
 
 
 @pytest.mark.parametrize("codec", [INT8(), INT4()], ids=str)
-def test_differences_cost_passes_over_the_numbers_on_both_sides(codec: Codec) -> None:
+def test_delta_cost_adds_passes_on_both_sides(codec: Codec) -> None:
     alone, kept = cost(codec, DIMS), cost(codec, DIMS, delta=True)
     assert alone and kept
     count = DIMS[0] * DIMS[1]
-    assert kept.encode > alone.encode + 10 * COPY * count and kept.decode > alone.decode + 8 * COPY * count
+    assert (
+        kept.encode > alone.encode + 10 * COPY_SECONDS * count and kept.decode > alone.decode + 8 * COPY_SECONDS * count
+    )
     half = cost(codec, (DIMS[0] // 2, DIMS[1]), delta=True)
     assert half and half.seconds == pytest.approx(kept.seconds / 2, rel=0.01)
 
 
-def test_renewing_a_basis_is_near_the_measurement_too() -> None:
+def test_estimated_renewal_is_within_twice_the_measured_renewal() -> None:
     """It was measured with 1024 rows, and as all of a renewal; a step looks at 256 and has a fiftieth of the rest."""
     found = json.loads(MEASURED.read_text())
     shares = next(each["shares"] for each in found["codecs"] if each["codec"] == "rank(96), renewing the basis")
     measured = statistics.median(share[0] * svd for share, svd in zip(shares, found["svd_seconds"], strict=True))
-    rest = 50 * (renewing(Rank(96), DIMS) - renewing(Rank(1), DIMS))
-    assert measured / 2 < 2.0 * 1024 * 768**2 / SPEED + rest < 2 * measured
+    rest = 50 * (estimate_renewal(Rank(96), DIMS) - estimate_renewal(Rank(1), DIMS))
+    assert measured / 2 < 2.0 * 1024 * 768**2 / FLOPS + rest < 2 * measured
 
 
-def test_only_a_shared_basis_is_renewed() -> None:
-    assert renewing(None, DIMS) == renewing(SVD(0.5), DIMS) == renewing(Rank(768), DIMS) == renewing(Rank(2), ()) == 0.0
-    assert 0.0 < renewing(Rank(2), (8, 64)) < renewing(Rank(2) >> INT8(), (512, 64))
+def test_renewal_is_estimated_for_shared_bases_only() -> None:
+    assert (
+        estimate_renewal(None, DIMS)
+        == estimate_renewal(SVD(0.5), DIMS)
+        == estimate_renewal(Rank(768), DIMS)
+        == estimate_renewal(Rank(2), ())
+        == 0.0
+    )
+    assert 0.0 < estimate_renewal(Rank(2), (8, 64)) < estimate_renewal(Rank(2) >> INT8(), (512, 64))
 
 
-def test_nothing_costs_nothing_and_scalars_neither() -> None:
+def test_cost_without_codec_and_of_scalars_is_zero() -> None:
     assert cost(None, DIMS) == cost(INT8(), ()) == Cost(0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Mine(Precision):
+class UnknownPrecision(Precision):
     name = "mine"
 
     def parts(self, dims: Any, dtype: str) -> Any:
@@ -213,7 +227,7 @@ class Mine(Precision):
 
 
 @dataclass(frozen=True)
-class Fewer(Structure):
+class UnknownStructure(Structure):
     name = "fewer"
 
     def numbers(self, dims: Any) -> Any:
@@ -226,29 +240,33 @@ class Fewer(Structure):
         return numbers
 
 
-@pytest.mark.parametrize("codec", [Mine(), Fewer(), Fewer() >> INT8(), SVD(0.5) >> Mine()], ids=str)
-def test_of_a_codec_of_the_users_own_nothing_is_guessed(codec: Codec) -> None:
+@pytest.mark.parametrize(
+    "codec",
+    [UnknownPrecision(), UnknownStructure(), UnknownStructure() >> INT8(), SVD(0.5) >> UnknownPrecision()],
+    ids=str,
+)
+def test_cost_of_a_custom_codec_is_unknown(codec: Codec) -> None:
     assert cost(codec, DIMS) is None
 
 
-class Known(Mine):
+class PrecisionWithCost(UnknownPrecision):
     nearest, by_chance = Cost(1e6, 2e6), Cost(3e6, 4e6)
 
 
-class KnownFewer(Fewer):
+class StructureWithCost(UnknownStructure):
     def cost(self, m: int, n: int) -> Cost:
         return Cost(float(m), float(n))
 
 
-def test_a_codec_of_the_users_own_may_say_what_it_takes() -> None:
-    assert cost(Known(), (2, 5)) == pytest.approx((0.01 + CALL, 0.02 + CALL))
-    assert cost(Known(), (2, 5), back=True) == pytest.approx((0.03 + CALL, 0.04 + CALL))
-    assert cost(KnownFewer(), (2, 5)) == (2.0 + CALL, 5.0 + CALL)
+def test_cost_of_a_custom_codec_may_be_declared() -> None:
+    assert cost(PrecisionWithCost(), (2, 5)) == pytest.approx((0.01 + CALL_SECONDS, 0.02 + CALL_SECONDS))
+    assert cost(PrecisionWithCost(), (2, 5), back=True) == pytest.approx((0.03 + CALL_SECONDS, 0.04 + CALL_SECONDS))
+    assert cost(StructureWithCost(), (2, 5)) == (2.0 + CALL_SECONDS, 5.0 + CALL_SECONDS)
 
 
 # ---------------------------------------------------------------------- words
 @pytest.mark.parametrize(
-    ("way", "cell", "rest"),
+    ("encoding", "cell", "rest"),
     [
         ("none", "8 B", ""),
         ("int8", "8 B as int8", ""),
@@ -270,8 +288,8 @@ def test_a_codec_of_the_users_own_may_say_what_it_takes() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_way_in_words(way: str, cell: str, rest: str | None) -> None:
-    assert describe_bytes("8 B", way) == cell
+def test_encoding_description(encoding: str, cell: str, rest: str | None) -> None:
+    assert describe_bytes("8 B", encoding) == cell
     if rest is not None:
-        assert details(way) == rest
-    assert words(way).startswith("as") or not words(way) or "8 B as" not in cell
+        assert describe_conditions(encoding) == rest
+    assert describe_encoding(encoding).startswith("as") or not describe_encoding(encoding) or "8 B as" not in cell

@@ -10,7 +10,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.golden.files import check_golden
-from whale_nebula.codec.objects import CALL
+from whale_nebula.codec.objects import CALL_SECONDS
 from whale_nebula.config.schema import parse_links
 from whale_nebula.plan.overview import Direction, judge_codecs, slowest
 from whale_nebula.plan.timing import duration, times
@@ -197,7 +197,7 @@ def test_codec_costs_of_a_basis_per_step_and_of_delta() -> None:
     one, four = (make_directions("rank(96) >> int8", rows=rows) for rows in ([128], [32] * 4))
     costs = [each.cost for each in (one[0], four[0])]
     assert costs[0] and costs[1]
-    calls = 3 * 4 * CALL  # of a structure and a precision, on both sides
+    calls = 3 * 4 * CALL_SECONDS  # of a structure and a precision, on both sides
     assert costs[1].seconds == pytest.approx(costs[0].seconds + calls)
     plain, deltas = (make_directions(codec, "int8") for codec in ("int8", "int8, delta ids"))
     assert plain[0].cost and deltas[0].cost and deltas[0].cost.seconds > 5 * plain[0].cost.seconds

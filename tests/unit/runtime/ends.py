@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.codec.deltas import LIMIT
-from whale_nebula.codec.way import Way, parse_way
+from whale_nebula.codec.encoding import Encoding, parse_encoding
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
 from whale_nebula.runtime.exchange.state import HOST_SEPARATOR, States, Tally, TensorPosition
@@ -22,7 +22,7 @@ FORWARD, BACKWARD = "b0 a->b", "b0 b->a"
 class Pair:
     """Both sides of a boundary, as two processes have them. What crossed last is its `payload`."""
 
-    forward: str | Way = "int8"
+    forward: str | Encoding = "int8"
     backward: str = "int8"
     seed: int = 0
     limit: int = LIMIT
@@ -33,8 +33,8 @@ class Pair:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        forward = self.forward if isinstance(self.forward, Way) else parse_way(self.forward)
-        backward = parse_way(self.backward).returned
+        forward = self.forward if isinstance(self.forward, Encoding) else parse_encoding(self.forward)
+        backward = parse_encoding(self.backward).returned
         self.outgoing = Outgoing(FORWARD, f"a->b{HOST_SEPARATOR}a", forward, self.states_a, limit=self.limit)
         self.incoming = Incoming(FORWARD, f"a->b{HOST_SEPARATOR}b, incoming", forward, self.states_b, limit=self.limit)
         self.outgoing_gradient = Outgoing(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from whale_nebula.codec.way import Way, parse_way
+from whale_nebula.codec.encoding import Encoding, parse_encoding
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.auto import CodecChooser, Direction, StepEstimate
 from whale_nebula.runtime.exchange.state import ChannelState, States, Tally
@@ -18,8 +18,8 @@ CODECS = ("none", "fp16", "int8", "int4")
 class LinkCase:
     """A program whose auto directions are all sent over one link, and the states that its ends would keep."""
 
-    def __init__(self, *labels: str, way: Way | None = None, training: bool = True) -> None:
-        self.way, self.states = way or parse_way("auto"), States()
+    def __init__(self, *labels: str, way: Encoding | None = None, training: bool = True) -> None:
+        self.way, self.states = way or parse_encoding("auto"), States()
         spec = Spec("float32", (None, 256))
         self.directions = [Direction(label, label, self.way, spec, (LINK,)) for label in labels or ("b0",)]
         self.auto = CodecChooser(self.directions, self.states, training)
@@ -118,7 +118,7 @@ def test_measurement_of_another_codec_is_ignored() -> None:
 
 
 def test_codec_is_not_chosen_before_its_start_step() -> None:
-    case = LinkCase(way=replace(parse_way("auto"), start=5))
+    case = LinkCase(way=replace(parse_encoding("auto"), start=5))
     assert case.steps(6, rate=RAW, compute=0.1) == ["none"] * 5 + ["int4"]
 
 

@@ -16,8 +16,8 @@ from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import assign_worker_per_stage, compile_text, parse_program
 from tests.unit.runtime.ends import Pair
 from whale_nebula.codec import packing
+from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.codec.sizes import extra_bytes, payload_bytes
-from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.passes.batch import count_entries_per_row
 from whale_nebula.runtime.exchange.crossing import Channels
@@ -94,7 +94,7 @@ def test_payload_sizes_equal_the_planned_bytes(forward: str, backward: str) -> N
     for micro_batch in range(2):  # the second has no news of a basis
         pair.cross(draw_normal(*dims), micro_batch=micro_batch)
         size = nbytes(pair.payload)
-        assert size <= 6 * 10 * COLUMNS * 4 + extra_bytes(parse_way(forward), dims)
+        assert size <= 6 * 10 * COLUMNS * 4 + extra_bytes(parse_encoding(forward), dims)
         pair.cross_back(draw_normal(*dims), micro_batch=micro_batch)
     for found, expected in (
         (size, payload_bytes(forward, "float32", dims)),

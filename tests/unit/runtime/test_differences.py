@@ -14,14 +14,14 @@ import whale_nebula as nb
 from tests.unit.runtime.ends import Pair
 from whale_nebula.codec import INT4, INT8, deltas
 from whale_nebula.codec.deltas import LIMIT, Cache, most_bytes
+from whale_nebula.codec.encoding import Encoding
 from whale_nebula.codec.sizes import payload_bytes
-from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.exchange.state import States, Tally, TensorPosition
 from whale_nebula.runtime.run import current_run
 from whale_nebula.transport.protocol import Packed
 
-EVERY_WAY = INT8_WAY, INT4_WAY = [Way(codec(), delta="ids") for codec in (INT8, INT4)]
+EVERY_WAY = INT8_WAY, INT4_WAY = [Encoding(codec(), delta="ids") for codec in (INT8, INT4)]
 SAMPLES, LENGTH, COLUMNS = 12, 3, 128
 FULL = LENGTH * COLUMNS * 2  # bytes of a sample that crosses whole
 OUT, IN = "a->b at a", "a->b at b, incoming"
@@ -77,7 +77,7 @@ def count_whole_bytes(samples: int, marks: int = SAMPLES) -> int:
 
 
 @pytest.mark.parametrize(("way", "coarse"), [(INT8_WAY, 0.005), (INT4_WAY, 0.08)])
-def test_bytes_and_errors_fall_after_the_first_epoch(way: Way, coarse: float) -> None:
+def test_bytes_and_errors_fall_after_the_first_epoch(way: Encoding, coarse: float) -> None:
     ends, x, order = Ends(way), draw_samples(), np.random.default_rng(1)
     errors, sizes = [], []
     for epoch in range(5):
@@ -199,7 +199,7 @@ def test_samples_of_another_shape_use_the_codec_alone_and_are_noted() -> None:
 
 
 @pytest.mark.parametrize("way", EVERY_WAY)
-def test_masked_rows_are_not_sent_and_are_read_as_zeros(way: Way) -> None:
+def test_masked_rows_are_not_sent_and_are_read_as_zeros(way: Encoding) -> None:
     ends, x = Ends(way), draw_samples()
     marks = np.random.default_rng(3).random((SAMPLES, LENGTH)) < 0.6
     kept = int(marks.sum())
@@ -216,7 +216,7 @@ def test_masked_rows_are_not_sent_and_are_read_as_zeros(way: Way) -> None:
 
 
 def test_zstd_compresses_changes() -> None:
-    ends, x = Ends(Way(INT8(), delta="ids", zstd=True)), draw_samples()
+    ends, x = Ends(Encoding(INT8(), delta="ids", zstd=True)), draw_samples()
     x = x.astype(np.float16).astype(np.float32)
     ends.cross(x, range(SAMPLES))
     made, size = ends.cross(x, range(SAMPLES))
@@ -300,7 +300,7 @@ MICRO_BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), ma
 
 @settings(deadline=None, max_examples=25)
 @given(MICRO_BATCHES, st.integers(0, 5), st.sampled_from(EVERY_WAY), st.booleans())
-def test_caches_of_both_ends_stay_identical(batches: list[list[int]], held_rows: int, way: Way, masked: bool) -> None:
+def test_caches_of_both_ends_stay_identical(batches: list[list[int]], held_rows: int, way: Encoding, masked: bool) -> None:
     ends, draw = Ends(way, limit=held_rows * (2 * 64 * 2 + 160)), np.random.default_rng(0)
     for ids in batches:
         x = draw.standard_normal((len(ids), 2, 64)).astype(np.float32)

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tests.unit.passes.examples import DESCENT, SKIP, TWO_STAGES
 from tests.unit.passes.programs import assign_worker_per_stage, compile_text
 from whale_nebula.codec import INT8, Rank, parse
+from whale_nebula.codec.encoding import Encoding, parse_encoding
 from whale_nebula.codec.precisions import Bits
-from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import DeadlineError
 from whale_nebula.ir.routing import Routing
 from whale_nebula.report.records import BoundaryReport
@@ -161,7 +161,7 @@ def test_first_reason_to_skip_a_step_is_kept() -> None:
 )
 def test_changed_codec_is_noted(way: str, before: str, codec: str | None, expected: list[str]) -> None:
     tally, state = Tally(), ChannelState(codec=before, error=0.5)
-    found = note_changes(tally, NAME, parse_way(way), state, state, codec and parse(codec))
+    found = note_changes(tally, NAME, parse_encoding(way), state, state, codec and parse(codec))
     assert tally.changes() == tuple(f"{NAME}: {what}" for what in expected)
     assert found.codec == str(codec or "none")
     known = before or ("none" if way == "auto" else "")
@@ -170,14 +170,14 @@ def test_changed_codec_is_noted(way: str, before: str, codec: str | None, expect
 
 def test_new_basis_is_noted() -> None:
     tally, state, codec = Tally(), ChannelState(codec="rank(4) >> int8", version=1), Rank(4) >> INT8()
-    note_changes(tally, NAME, Way(codec), state, replace(state, version=2), codec)
+    note_changes(tally, NAME, Encoding(codec), state, replace(state, version=2), codec)
     assert tally.changes() == (f"{NAME}: basis 1 -> 2",)
 
 
 def test_uncompressed_integers_are_not_noted_as_a_change() -> None:
     tally, state = Tally(), ChannelState()
     for codec in (Bits(), None, Bits()):
-        state = note_changes(tally, NAME, Way(Bits()), state, state, codec)
+        state = note_changes(tally, NAME, Encoding(Bits()), state, state, codec)
     assert tally.changes() == () and state.error == 0.0
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.unit.runtime.ends import Pair
 from whale_nebula.codec import blocks
-from whale_nebula.codec.way import parse_way
+from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.errors import NonFiniteError
 from whale_nebula.runtime.exchange import ends as channel_ends
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
@@ -91,7 +91,7 @@ def test_evaluation_reports_the_error_that_training_measured() -> None:
 
 
 def test_error_is_measured_for_the_first_micro_batch_only() -> None:
-    tally, way = Tally(), parse_way("int4")
+    tally, way = Tally(), parse_encoding("int4")
     out = Outgoing("b0 a->b", "x at a", way, States())
     out.send(draw_low_rank(), TensorPosition(0, 0, True), tally)
     first = tally.reports()["b0 a->b"].error
@@ -113,7 +113,7 @@ def test_measuring_does_not_change_the_states(monkeypatch: pytest.MonkeyPatch) -
 def test_numbers_clamped_by_fp16_are_counted_in_every_micro_batch(way: str) -> None:
     x = np.ones((ROWS, COLUMNS), np.float32)
     x[3, 5], x[7, 1], x[9, 9] = 1e6, -7e4, 65504.0
-    tally, out = Tally(), Outgoing("b0 a->b", "x at a", parse_way(way), States())
+    tally, out = Tally(), Outgoing("b0 a->b", "x at a", parse_encoding(way), States())
     for micro_batch in range(2):
         out.send(tf.constant(x), TensorPosition(2, micro_batch, True), tally)
     found = tally.reports()["b0 a->b"]
@@ -156,7 +156,7 @@ def send_once(
     states: States | None = None, rows: Any = None,
 ) -> tuple[Any, Tally, States]:  # fmt: skip
     tally, states = Tally(), States() if states is None else states
-    out = Outgoing("b0 a->b", "x at a", parse_way(way), states, back, stage="a")
+    out = Outgoing("b0 a->b", "x at a", parse_encoding(way), states, back, stage="a")
     at = TensorPosition(step, micro_batch, training)
     payload, _ = out.send(x, at, tally, Residue(dims=tuple(x.shape)) if back else None, rows, np.arange(16))
     return payload, tally, states
@@ -186,7 +186,7 @@ def test_nan_is_refused_by_codecs_with_state(way: str, bad: float) -> None:
 @pytest.mark.parametrize("bad", BAD)
 def test_nan_passes_codecs_without_state(way: str, bad: float) -> None:
     payload, tally, _ = send_once(way, draw_rows(bad))
-    made, _ = Incoming("b0", "x at b", parse_way(way), States()).take(payload, Tally())
+    made, _ = Incoming("b0", "x at b", parse_encoding(way), States()).take(payload, Tally())
     made = np.asarray(tf.cast(made, tf.float32))
     assert not np.isfinite(made[3, 7]) and tally.skip_reason == ""
     if way in ("fp16", "bf16", "none, zstd"):
@@ -196,7 +196,7 @@ def test_nan_passes_codecs_without_state(way: str, bad: float) -> None:
 @pytest.mark.parametrize("way", ["int8", "int4"])
 def test_infinity_makes_its_integer_block_nan_and_no_other(way: str) -> None:
     payload, *_ = send_once(way, draw_rows(np.inf))
-    made, _ = Incoming("b0", "x at b", parse_way(way), States()).take(payload, Tally())
+    made, _ = Incoming("b0", "x at b", parse_encoding(way), States()).take(payload, Tally())
     assert np.isnan(np.asarray(made)[3]).all() and np.isfinite(np.delete(np.asarray(made), 3, axis=0)).all()
 
 

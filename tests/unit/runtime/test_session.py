@@ -100,7 +100,7 @@ def test_tasks_are_the_workers_of_the_own_cluster_in_order() -> None:
 
 def test_worker_without_mates_is_not_prepared_as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     task_counts: list[int] = []
-    monkeypatch.setattr(tf_collectives, "prepare", lambda index, addresses, started: task_counts.append(len(addresses)))
+    monkeypatch.setattr(tf_collectives, "prepare_task", lambda index, addresses, started: task_counts.append(len(addresses)))
     for peers in ({"a/0": "a"}, {"a/0": "a", "b/1": "b", "b/2": "b"}):
         prepare_task(Attachment("b/0", "b", peers, {}, "run", None))
     assert task_counts == [3]
@@ -117,7 +117,7 @@ import whale_nebula.runtime.session.rendezvous
 from whale_nebula.tf import collectives
 import tensorflow as tf
 tf.constant(1.0)
-print("tasks:", collectives.task().count)
+print("tasks:", collectives.find_task().count)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert "tasks: 2" in ended.stdout, ended.stderr

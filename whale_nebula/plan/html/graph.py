@@ -21,7 +21,7 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.way import has_open_size
+from whale_nebula.codec.encoding import has_open_size
 from whale_nebula.plan.html import Attribute, Markup, element, join_markup
 from whale_nebula.plan.records import PlanBoundary, PlanStage
 from whale_nebula.plan.splits import list_device_facts

@@ -61,7 +61,7 @@ def decode_state(document: Mapping[str, Any], get: Callable[[str], Any]) -> Chan
     state = ChannelState(**{name: document[name] for name in _PLAIN})
     held = structure = None
     if "held" in document:
-        held = Cache.of_arrays({n: get(name).numpy() for n, name in document["held"].items()}, document["limit"])
+        held = Cache.from_arrays({n: get(name).numpy() for n, name in document["held"].items()}, document["limit"])
     if "structure" in document:
         saved = document["structure"]
         arrays = {n: get(name).numpy() if n in saved["numpy"] else get(name) for n, name in saved["arrays"].items()}

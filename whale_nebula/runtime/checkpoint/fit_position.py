@@ -61,8 +61,8 @@ class FitWatch(keras.callbacks.Callback):
             if done:
                 _skip_fit(checkpoints, model, fit, self._resumed.epoch)
             elif self._first_epoch > fit.initial_epoch:
-                keras_training.keep_logs(fit)
-                keras_training.pass_epochs(fit, self._first_epoch)
+                keras_training.append_logs(fit)
+                keras_training.skip_epochs(fit, self._first_epoch)
             checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
             checkpoints.reset_metrics = model.reset_metrics if self._resumed.ended and not done else None
         else:
@@ -71,12 +71,12 @@ class FitWatch(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Start with the epoch in which the run stopped; callbacks get their saved state."""
         if self._first_epoch:
-            keras_training.begin_with(self.model, self._first_epoch)
+            keras_training.set_initial_epoch(self.model, self._first_epoch)
         if self._resumed is not None:
             self._checkpoints.extra_state.restore_callbacks(self._fit.callbacks)
             self._skips_batches = self._checkpoints.skips > 0
             for callback in self._fit.callbacks if self._skips_batches else ():
-                keras_training.hold_saving(callback, lambda: self._skips_batches, lambda: self._repeats_callbacks)
+                keras_training.suspend_saving(callback, lambda: self._skips_batches, lambda: self._repeats_callbacks)
         self._checkpoints.extra_state.restore_history(self._number, self._fit.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -105,7 +105,7 @@ class FitWatch(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Save the final model."""
         if self._first_epoch:
-            keras_training.begin_with(self.model, 0)
+            keras_training.set_initial_epoch(self.model, 0)
         if self._first_epoch < self._fit.epochs or not self._first_epoch:
             self._checkpoints.end_fit(self._epoch + 1, self._fit.epochs, self._fit.callbacks)
 
@@ -153,7 +153,7 @@ def _skip_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, unt
     position, name = checkpoints.position, program_of(model)
     checkpoints.position = replace(position, program=name, ended=False)
     checkpoints.skips = model.steps_per_execution
-    keras_training.pass_epochs(fit, until, lambda iterator: model.train_function(iterator))
+    keras_training.skip_epochs(fit, until, lambda iterator: model.train_function(iterator))
     checkpoints.position, checkpoints.skips = position, 0
 
 

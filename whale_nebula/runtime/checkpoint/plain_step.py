@@ -16,7 +16,7 @@ from whale_nebula.capture.patches import STATE
 from whale_nebula.runtime.checkpoint.fit_position import program_of, to_tensors, variables_of
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import keras_training
-from whale_nebula.tf.patch import apply_patches, fresh_state, patch_draws
+from whale_nebula.tf.patch import apply_patches, make_generator_state, patch_draws
 from whale_nebula.tf.private import list_op_types
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class PlainStep:
                 key=self.name,
             )
         variables = variables_of(self._model)
-        for variable in [] if graph is None else keras_training.list_captured(graph):
+        for variable in [] if graph is None else keras_training.list_captured_variables(graph):
             add_variable(variables, variable)
         self._checkpoints.known.add(self.name, variables)
         counted = self._checkpoints.count_saved(self)
@@ -105,7 +105,7 @@ class PlainStep:
         met[name] += 1
         path = name if met[name] == 1 else f"{name}#{met[name]}"
         if path not in self._draws:
-            self._draws[path] = fresh_state(seed, seed2, name)
+            self._draws[path] = make_generator_state(seed, seed2, name)
             with tf.init_scope():
                 self._checkpoints.known.restore(self.name, {path: self._draws[path]})
         return self._draws[path]

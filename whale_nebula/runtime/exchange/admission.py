@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, permutations
 from typing import Any, NamedTuple
 
+from whale_nebula.codec.encoding import Encoding
 from whale_nebula.codec.sizes import extra_bytes
-from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.feed.checks import Missing
 from whale_nebula.ir.cut import Cut
@@ -171,7 +171,7 @@ def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
                 yield Slot(each.kind, each.phase, each.number, *ends), entries
 
 
-def _bound_of(spec: Spec, way: Way | None = None) -> Bound:
+def _bound_of(spec: Spec, way: Encoding | None = None) -> Bound:
     """The bound of a tensor in its encoded form."""
     if spec.shape is None:
         return ANYTHING

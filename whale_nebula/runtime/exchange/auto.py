@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from whale_nebula.codec.encoding import NONE, Encoding
 from whale_nebula.codec.objects import PLAIN, Codec
 from whale_nebula.codec.packing import PREFIX
-from whale_nebula.codec.sizes import fitting, nbytes
-from whale_nebula.codec.way import NONE, Way
+from whale_nebula.codec.sizes import choose_codec, nbytes
 from whale_nebula.report.records import BoundaryReport, duration
 from whale_nebula.runtime.exchange.ends import LADDER_EVERY as EVERY
 from whale_nebula.runtime.exchange.state import States, Tally
@@ -53,7 +53,7 @@ class Direction(NamedTuple):
 
     label: str
     key: str
-    way: Way
+    way: Encoding
     spec: Spec
     links: tuple[str, ...]
 
@@ -161,5 +161,5 @@ def find_mildest(transfer_seconds: Sequence[float], compute: float, now: int) ->
 def _count_wire_bytes(codec: Codec | None, spec: Spec, rows: int) -> int:
     """Bytes of a micro-batch on the wire."""
     dims = _UNKNOWN_DIMS if spec.shape is None else spec.sized(rows)
-    used = fitting(codec, spec.dtype, dims)
+    used = choose_codec(codec, spec.dtype, dims)
     return count_wire_bytes(nbytes((used or PLAIN).arrays(dims, spec.dtype)) + PREFIX * (used is not None))

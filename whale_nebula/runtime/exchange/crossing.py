@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from whale_nebula.codec.encoding import NONE, SKIP, Encoding, parse_encoding
 from whale_nebula.codec.registry import parse
-from whale_nebula.codec.way import NONE, SKIP, Way, parse_way
 from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.passes.batch import count_entries_per_row
@@ -38,7 +38,7 @@ class Crossing:
     readers: tuple[int, ...]
     spec: Spec
     boundary: Boundary | None = None
-    way: Way = field(default_factory=Way)
+    way: Encoding = field(default_factory=Encoding)
     label: str = ""
     name: str = ""
 
@@ -95,7 +95,7 @@ class Crossings:
         program, boundaries = self.cut.program, {each.value: each for each in self.cut.boundaries}
         found, used = {}, dict[str, int]()
         for value, each in boundaries.items():
-            (there, _), spec, way = self._name_ends(each), program.graph.spec(value), parse_way(each.codec)
+            (there, _), spec, way = self._name_ends(each), program.graph.spec(value), parse_encoding(each.codec)
             name = _number_name(f"{there} {_leave_sizes_open(spec)}{_name_structure(way)}", used)
             ends = each.phase, each.source, each.destinations
             found[value] = Crossing(
@@ -108,7 +108,7 @@ class Crossings:
             crossing = Crossing(flow.gradient, "backward", number, phase, flow.stage, (target,), spec)
             if flow.boundary in boundaries:
                 boundary, tensor = boundaries[flow.boundary], found[flow.boundary]
-                way = parse_way(boundary.backward_codec)
+                way = parse_encoding(boundary.backward_codec)
                 name = _number_name(f"{tensor.name} gradient{_name_structure(way)}", used)
                 label = f"b{boundary.slot} {self._name_ends(boundary)[1]}"
                 crossing = replace(crossing, boundary=boundary, way=way.returned, label=label, name=name)
@@ -200,10 +200,10 @@ def _leave_sizes_open(spec: Spec) -> Spec:
     return Spec(spec.dtype, (*[None] * len(outer), last if outer else None))
 
 
-def _name_structure(way: Way) -> str:
+def _name_structure(way: Encoding) -> str:
     """The part of a state's key that separates steps without a gradient, whose structure may have its own state.
 
-    >>> _remembering(parse_way("rank(4) >> int8")), _remembering(parse_way("int8"))
+    >>> _remembering(parse_encoding("rank(4) >> int8")), _remembering(parse_encoding("int8"))
     (' on rank(4)', '')
     """
     return f" on {way.structure}" if way.structure is not None else ""
@@ -305,4 +305,4 @@ class Channels:
 
 def has_codecs(cut: Cut) -> bool:
     """Whether any boundary of a plan needs more than a cast."""
-    return any(parse_way(text).coded for each in cut.boundaries for text in (each.codec, each.backward_codec))
+    return any(parse_encoding(text).coded for each in cut.boundaries for text in (each.codec, each.backward_codec))

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from whale_nebula.codec import blocks, deltas
 from whale_nebula.codec.deltas import Cache
+from whale_nebula.codec.encoding import NONE, SKIP, Encoding
 from whale_nebula.codec.objects import PLAIN, Codec, Structure
 from whale_nebula.codec.packing import Dims, Payload, join, read_payload, split, write_payload
-from whale_nebula.codec.sizes import elides, fitting, nbytes
-from whale_nebula.codec.way import NONE, SKIP, Way
+from whale_nebula.codec.sizes import choose_codec, mask_saves_bytes, nbytes
 from whale_nebula.errors import NonFiniteError, RemoteProtocolError
 from whale_nebula.runtime.exchange.state import (
     HOST_SEPARATOR,
@@ -59,7 +59,7 @@ class _ChannelEnd:
 
     name: str
     key: str
-    way: Way
+    way: Encoding
     states: States
     back: bool = False
     limit: int = deltas.LIMIT
@@ -132,7 +132,7 @@ class Outgoing(_ChannelEnd):
         way, dims = self.way, tuple(x.shape)
         kept = x if residue.rows is None else _select_rows(x, residue.rows)
         exact = way.lossless or way.cast is not None
-        codec = requested if exact else fitting(requested, x.dtype.name, tuple(kept.shape), taken=residue.has_structure)
+        codec = requested if exact else choose_codec(requested, x.dtype.name, tuple(kept.shape), taken=residue.has_structure)
         structure, differs = None if codec is None else codec.structure, codec is not None and way.delta is not None
         remembers = differs or (structure is not None and structure.remembers(dims))
         if (remembers or (at.training and way.nonfinite == SKIP)) and not is_all_finite(kept):
@@ -145,9 +145,9 @@ class Outgoing(_ChannelEnd):
             return _Encoded(payload, codec, residue, state, clamped, _CLAMPED_NOTES if clamped else ())
         if codec is None and residue.rows is None and not way.zstd:
             return _Encoded(x, None, residue, state)
-        if way.delta is not None and deltas.keeps_differences(codec, dims, ids):
+        if way.delta is not None and deltas.can_cache_differences(codec, dims, ids):
             held = self._cache(state)
-            notes, stamp = deltas.doubts(held, dims, ids), held.stamp(ids)
+            notes, stamp = deltas.explain_full_samples(held, dims, ids), held.stamp(ids)
             data, decoded = deltas.encode(codec, x, ids, held, residue.rows)
             packed = self._pack(x, codec, stamp, Payload(data, residue.rows, changes=True))
             state = replace(state, held=held, version=held.version)
@@ -370,7 +370,7 @@ def _mark_rows(rows: Any, x: Any, codec: Codec | None) -> Any:
     if x.shape.rank < 1:
         return None
     marks, dims = np.asarray(rows).astype(bool).reshape(-1), tuple(x.shape)
-    fits = marks.size == prod(dims[:-1]) and elides(codec, x.dtype.name, dims, int(marks.sum()))
+    fits = marks.size == prod(dims[:-1]) and mask_saves_bytes(codec, x.dtype.name, dims, int(marks.sum()))
     return marks if fits else None
 
 

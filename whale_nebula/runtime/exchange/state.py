@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from whale_nebula.codec.encoding import NONE, Encoding
 from whale_nebula.codec.objects import Codec
-from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import count_frames, count_wire_bytes
@@ -226,7 +226,7 @@ class Tally:
 
 
 def note_changes(
-    tally: Tally, name: str, way: Way, before: ChannelState, after: ChannelState, codec: Codec | None
+    tally: Tally, name: str, way: Encoding, before: ChannelState, after: ChannelState, codec: Codec | None
 ) -> ChannelState:
     """Report at either end differences from the previous training step: of the codec, or its state. Returns the state
     that includes them; an error measured with another codec is discarded.

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from whale_nebula.codec.way import Way
+from whale_nebula.codec.encoding import Encoding
 from whale_nebula.errors import DeadlineError, LinkClosedError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.runtime.local_sgd.topology import ClusterSync, Differences, Ends, name_sender, read_numbers
@@ -42,7 +42,7 @@ class Server:
     """
 
     ends: Ends
-    way: Way
+    way: Encoding
     shares: Mapping[str, float]
     staleness: int
     waits: bool = False

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.step import Captured
-from whale_nebula.codec.way import parse_way
+from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.config import Links
 from whale_nebula.errors import NotYetError, PlanMismatchError
 from whale_nebula.ir.canonical import describe_first_difference, digest_lines
@@ -283,9 +283,9 @@ def _make_rounds(
     if exchanged is not None:
         kind = MemberRounds if isinstance(ends, CollectiveEnds) else OneBitRounds
         return make_one_bit_rounds(
-            kind, weights, ends, Differences(parse_way("none")), participants.shares, exchanged, copy, models_own
+            kind, weights, ends, Differences(parse_encoding("none")), participants.shares, exchanged, copy, models_own
         )
-    flat, way = FlatVariables(tuple(weights.values())), parse_way(apart.codec)
+    flat, way = FlatVariables(tuple(weights.values())), parse_encoding(apart.codec)
     if apart.mode == ASYNC:
         serves = ends.worker == ends.server
         server = Server(ends, way, participants.shares, apart.staleness, waits) if serves else None
@@ -387,7 +387,7 @@ class ClusterCopy:
         """Initialise variables in a process that is an entire cluster, and register them as held here."""
         if self.run.alone:
             return
-        self.captured.begin(lambda variable: True)
+        self.captured.initialize_variables(lambda variable: True)
         own = self.run.here().worker
         held = dict.fromkeys(self.captured.variables, (own,))
         self.run.ledger.settle(self.captured.variables, held, self.other_cluster_workers)

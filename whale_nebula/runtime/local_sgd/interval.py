@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whale_nebula.capture.step import Captured, Signature
-from whale_nebula.codec.sizes import cost, fitting
-from whale_nebula.codec.way import parse_way
+from whale_nebula.codec.encoding import parse_encoding
+from whale_nebula.codec.sizes import choose_codec, cost
 from whale_nebula.errors import PlanError
 from whale_nebula.hardware import Clusters, LinkRate
 from whale_nebula.ir.program import ASYNC, LocalSgd
@@ -189,7 +189,7 @@ def _count_exchange(
         raise _interval_error(apart, why, f"{where}, or whale-nebula bench link")
     count = count_numbers(find_weights(captured.program, captured.variables, ()))
     dims = find_dims(count)
-    used = fitting(parse_way(apart.codec).codec, "float32", dims)
+    used = choose_codec(parse_encoding(apart.codec).codec, "float32", dims)
     each = clusters.codecs.get(str(used))
     taken = cost(used, dims) if used is not None else None
     coding = 4 * each if each is not None else 0.0 if taken is None else taken.seconds / count

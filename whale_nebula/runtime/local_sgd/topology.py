@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.patches import STATE
+from whale_nebula.codec.encoding import Encoding, parse_encoding
 from whale_nebula.codec.objects import PLAIN, Codec
 from whale_nebula.codec.packing import Payload, read_payload, write_payload
-from whale_nebula.codec.sizes import fitting, nbytes
-from whale_nebula.codec.way import Way, parse_way
+from whale_nebula.codec.sizes import choose_codec, nbytes
 from whale_nebula.errors import ConfigError, OptionError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import LocalSgd, Program
@@ -245,8 +245,8 @@ _EXTRA_BYTES = 64  # bytes by which a codec's payload may exceed the numbers
 class Differences:
     """Encoder of one cluster's differences, with error feedback for each fragment.
 
-    >>> from whale_nebula.codec.way import parse_way
-    >>> ours = Differences(parse_way("int4"))
+    >>> from whale_nebula.codec.encoding import parse_encoding
+    >>> ours = Differences(parse_encoding("int4"))
     >>> gone = np.float32([0.5, 1.0, 0.01])
     >>> data, there = ours.encode(0, gone)
     >>> there.tolist(), bool((ours.decode(data, 3) == there).all())
@@ -255,7 +255,7 @@ class Differences:
     [0.06..., 0.0, 0.00...]
     """
 
-    way: Way
+    way: Encoding
     _residues: dict[int, Numbers] = field(default_factory=dict)
 
     def encode(self, fragment: int, numbers: Numbers) -> tuple[Bytes, Numbers]:
@@ -292,7 +292,7 @@ class Differences:
         self._residues.clear()
 
     def _codec(self, size: int) -> Codec | None:
-        return fitting(self.way.codec, "float32", find_dims(size))
+        return choose_codec(self.way.codec, "float32", find_dims(size))
 
 
 @contextlib.contextmanager
@@ -329,7 +329,7 @@ def count_encoded_bytes(codec: str, count: int) -> int:
     (40000, 8192)
     """
     dims = find_dims(count)
-    used = fitting(parse_way(codec).codec, "float32", dims)
+    used = choose_codec(parse_encoding(codec).codec, "float32", dims)
     return 4 * count if used is None else nbytes(used.arrays(dims, "float32"))
 
 

@@ -32,7 +32,7 @@ from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.private import runtime_started, traced_often
+from whale_nebula.tf.private import is_runtime_started, silence_retracing_warning
 
 BUCKET_BYTES = 1 << 21
 """The size of a bucket: two are in flight while a third is filled; see benchmarks/replica for other sizes."""
@@ -81,13 +81,13 @@ _POLL_SECONDS, _LOST_POLLS = 0.25, 4
 
 def can_open(index: int, count: int) -> bool:
     """Whether `open_collectives` is possible: TensorFlow's runtime has not started, or has started as this task."""
-    task = tf_collectives.task()
-    return (task.index, task.count) == (index, count) if task is not None else not runtime_started()
+    task = tf_collectives.find_task()
+    return (task.index, task.count) == (index, count) if task is not None else not is_runtime_started()
 
 
 def find_listening_port() -> int | None:
     """The port of TensorFlow's server in this process; None if there is none."""
-    task = tf_collectives.task()
+    task = tf_collectives.find_task()
     return None if task is None or not task.address else split_address(task.address)[1]
 
 
@@ -109,7 +109,7 @@ def open_collectives(
             why="the names of its devices are set when it starts, and existing tensors are on these devices",
             mend="call nb.init() before any code that creates a tensor, a variable or a layer",
         )
-    tf_collectives.serve(index, addresses)
+    tf_collectives.start_server(index, addresses)
     restrict_port(split_address(addresses[index])[1], [split_address(address)[0] for address in addresses])
     return Collectives(index, tuple(addresses), patience, lost)
 
@@ -138,7 +138,7 @@ class Collectives:
     def abort(self, why: str | NebulaError) -> None:
         """Make every waiting and every later sum fail, in all threads, because this process will exit."""
         self._failures.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was cancelled", why=why))
-        tf_collectives.abort(self._failures[0].what)
+        tf_collectives.abort_collectives(self._failures[0].what)
 
     @contextlib.contextmanager
     def explain_failures(self, doing: str) -> Iterator[None]:
@@ -242,11 +242,15 @@ class Group:
 
     @functools.cached_property
     def _exchange_function(self) -> Any:
-        return traced_often(tf.function(functools.partial(self._move, tf_collectives.exchange), autograph=False))
+        return silence_retracing_warning(
+            tf.function(functools.partial(self._move, tf_collectives.exchange), autograph=False)
+        )
 
     @functools.cached_property
     def _gather_function(self) -> Any:
-        return traced_often(tf.function(functools.partial(self._move, tf_collectives.gather), autograph=False))
+        return silence_retracing_warning(
+            tf.function(functools.partial(self._move, tf_collectives.gather), autograph=False)
+        )
 
     def _move(self, do: Callable[..., tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(tf_collectives.CPU):
@@ -255,7 +259,7 @@ class Group:
 
     @functools.cached_property
     def _sum_function(self) -> Any:
-        return traced_often(tf.function(self._sum_tensors, autograph=False))
+        return silence_retracing_warning(tf.function(self._sum_tensors, autograph=False))
 
     def _sum_tensors(self, tensors: Sequence[tf.Tensor], name: str, axes: Sequence[int | None]) -> list[tf.Tensor]:
         """Add the ops of a sum to the graph that is being traced."""

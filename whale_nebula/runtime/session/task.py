@@ -204,11 +204,11 @@ def prepare_task(attachment: Attachment) -> None:
     started, nothing is done, and the collectives cannot be opened.
     """
     workers = tasks_of(attachment)
-    if len(workers) < 2 or tf_collectives.task() is not None:
+    if len(workers) < 2 or tf_collectives.find_task() is not None:
         return
     index, port = workers.index(attachment.worker), free_port()
     addresses = [f"127.0.0.1:{port}" if number == index else _UNKNOWN_ADDRESS for number in range(len(workers))]
-    tf_collectives.prepare(index, addresses, functools.partial(restrict_port, port, ()))
+    tf_collectives.prepare_task(index, addresses, functools.partial(restrict_port, port, ()))
 
 
 def tasks_of(attachment: Attachment) -> list[str]:

@@ -33,7 +33,7 @@ from whale_nebula.runtime.variables.remote import Ledger
 from whale_nebula.spec import Value
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf.collectives import hash_key
-from whale_nebula.tf.private import traced_often
+from whale_nebula.tf.private import silence_retracing_warning
 
 _CAST_DTYPES = {
     "bool": "int32",
@@ -176,7 +176,7 @@ class TensorBroadcast:
     def _function(self, dtype: Any, body: Callable[..., Any], *signature: Any) -> Any:
         if dtype not in self._functions:
             made = tf.function(body, input_signature=list(signature), autograph=False)
-            self._functions[dtype] = traced_often(made)
+            self._functions[dtype] = silence_retracing_warning(made)
         return self._functions[dtype]
 
     def _send(self, tensor: Any) -> Any:
@@ -224,7 +224,7 @@ class Piece:
                 group = CollectiveGroup(self.count, self.index, f"read of {self.name} with {self.first}")
                 return group.gather([self.variable.read_value()], self.layout.axis, sizes)[0]
 
-            self._gather = traced_often(tf.function(gather, autograph=False))
+            self._gather = silence_retracing_warning(tf.function(gather, autograph=False))
         with self.collectives.explain_failures(f"a read of {self.name}, which several workers hold"):
             return self._gather()
 
@@ -377,7 +377,7 @@ def hold_pieces(shards: Shards, parted: NewShards, captured: Captured, ledger: L
             drawn = captured.draw_part(own, layout.axis, starts[index], sizes[index])
             if drawn is not None:
                 return drawn
-            captured.begin(lambda variable: variable is own)
+            captured.initialize_variables(lambda variable: variable is own)
             return take_piece(own.read_value(), layout, count, index)
 
         first = ledger.distribute_pieces(slot, own, take) if known[path].trainable else take(shards.worker)

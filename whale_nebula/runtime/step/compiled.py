@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import Donor, mirror_spec, plant
+from whale_nebula.capture.mirror import Donor, import_nodes, mirror_spec
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import REPLICA_SUM, Graph, Op
 from whale_nebula.ir.layout import find_local_spec
@@ -110,7 +110,7 @@ class FunctionBuilder:
             known = {tensor.name: given for tensor, given in zip(feeds, taken, strict=True)}
             known |= {f"{name}:0": graph.capture(external) for name, external in captures.items()}
             marks = [self._donor.tensor(Value(op)) for op in summed]
-            found = plant(definition, known, [tensor.name for tensor in (*fetches, *marks)])
+            found = import_nodes(definition, known, [tensor.name for tensor in (*fetches, *marks)])
             return self._replace_sums(fragment, found[: len(fetches)], found[len(fetches) :])
 
         concrete = self._trace(fragment, body, slots)
@@ -136,7 +136,7 @@ class FunctionBuilder:
 
         def body(*given: Any) -> list[Any]:
             traced = tf.compat.v1.get_default_graph()
-            plant(donor.cut_library(fragment.ops), {}, [])
+            import_nodes(donor.cut_library(fragment.ops), {}, [])
             handles = {}
             for number in {value.op for op in fragment.ops for value in graph.ops[op].inputs}:
                 name = donor.operations[number].name
@@ -426,7 +426,9 @@ def _find_unsupported_ops(graph: Graph, ops: Collection[Op]) -> Iterator[str]:
 
 
 def _has_kernel(op: Op) -> bool:
-    return op.type == "Placeholder" or tf_private.xla_takes(op.type, gpu=bool(tf.config.list_physical_devices("GPU")))
+    return op.type == "Placeholder" or tf_private.is_supported_by_xla(
+        op.type, gpu=bool(tf.config.list_physical_devices("GPU"))
+    )
 
 
 def _find_unsupported_values(graph: Graph, values: Sequence[Value]) -> Iterator[str]:

@@ -48,7 +48,7 @@ from whale_nebula.runtime.step.results import PendingResult, ScalarResults, find
 from whale_nebula.runtime.step.rollback import OpLocations, plain_step_error
 from whale_nebula.site import script_site, warn_at
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.failures import leave_errors
+from whale_nebula.tf.failures import suspend_carried_errors
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.replan import PlanWatch
@@ -96,7 +96,7 @@ def refuse_outer_gradients(
     A gradient with respect to the step's variables, or to sources of its arguments, is refused; other gradients pass.
     """
     fresh = [_copy_result(result) for result in results]
-    followed = [each for each in given if isinstance(each, tf.Tensor) and tf_private.tape_follows(each)]
+    followed = [each for each in given if isinstance(each, tf.Tensor) and tf_private.is_followed_by_tape(each)]
     own = [variable for variable in variables if variable.trainable]
     handles = {id(variable.handle) for variable in own}
 
@@ -104,7 +104,7 @@ def refuse_outer_gradients(
         if followed or sources is None or not handles.isdisjoint(sources):
             raise _outer_gradient_error(name)
 
-    tf_private.tape_record(own, followed, [tensor for tensor in fresh if _is_differentiable(tensor)], answer)
+    tf_private.record_on_tapes(own, followed, [tensor for tensor in fresh if _is_differentiable(tensor)], answer)
     return fresh
 
 
@@ -166,14 +166,14 @@ class Engine:
             current_run().settle()
         if not self.runner.takes_partial_inputs:
             tensors = take_whole(self.cut.program.leaves, tensors)
-        taped = tf_private.tape_records() and not self.runner.plain
+        taped = tf_private.is_tape_recording() and not self.runner.plain
         without_tape = tf_private.stop_recording() if taped else contextlib.nullcontext()
         failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure(self.runner)
         now = current_run().step_now
         now.number, now.micro_batches = now.number + 1, 1
         now.apart = self.captured.program.apart is not None
         try:
-            with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing, leave_errors():
+            with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing, suspend_carried_errors():
                 outcome = self._run(tensors)
         finally:
             now.micro_batches = 0
@@ -466,7 +466,7 @@ def _make_distributed(
             _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         later = elsewhere | {id(captured.variables[path]) for path in new_shards.stages}
-        captured.begin(lambda variable: id(variable) not in later)
+        captured.initialize_variables(lambda variable: id(variable) not in later)
         run.ledger.settle(
             captured.variables,
             cut.held,
@@ -548,7 +548,7 @@ def make_plain_function(
             return call(fill_layout(layout, tensors))
 
     made = tf.function(body, autograph=False, input_signature=list(layout.specs), jit_compile=jit or None)
-    return tf_private.traced_often(made)
+    return tf_private.silence_retracing_warning(made)
 
 
 def _find_seed(run: Run) -> int:

@@ -57,7 +57,7 @@ def list_returned_names(structure: Any) -> tuple[str, ...]:
 
 def _name_leaves(structure: Any) -> Iterator[tuple[str, bool, Any]]:
     """The name of each tensor, whether it is not part of a composite one, and the tensor."""
-    for path, leaf in tf_private.leaf_paths(structure):
+    for path, leaf in tf_private.list_leaf_paths(structure):
         for part in tf.nest.flatten(leaf, expand_composites=True):
             if isinstance(part, tf.Tensor):
                 yield "/".join(map(str, path)), part is leaf, part

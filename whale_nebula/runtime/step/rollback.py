@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.errors import baked_reshape
+from whale_nebula.capture.errors import find_fixed_reshape
 from whale_nebula.capture.mirror import find_origin
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.ir.program import Stage
@@ -42,7 +42,7 @@ class OpLocations:
         An op of a branch, or of a loop's body, has the line of the branch or the loop.
         """
         op = next((self._operations[each] for each in _list_enclosing(name) if each in self._operations), None)
-        place = "" if op is None else str(find_origin(tf_private.forward_op(op)))
+        place = "" if op is None else str(find_origin(tf_private.find_forward_op(op)))
         return "" if op is None or place == op.name else place
 
     def suggest_fix(self, failure: BaseException) -> str:
@@ -54,7 +54,7 @@ class OpLocations:
         if own is not None:
             return own[1]
         shapes = _SHAPE_ERRORS.search(message)
-        baked = baked_reshape(self._graph) if shapes else None
+        baked = find_fixed_reshape(self._graph) if shapes else None
         if baked is None:
             return "correct the input or the op"
         return f"{baked.mend} at {baked.line}, where the batch size {baked.sizes[0]} is baked in"

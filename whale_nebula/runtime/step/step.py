@@ -15,10 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture.arguments import Declared, alive
-from whale_nebula.capture.placed import changes
+from whale_nebula.capture.arguments import DeclaredInputs, alive
+from whale_nebula.capture.layer_placement import count_changes
 from whale_nebula.capture.step import Captured, Signature, signature
-from whale_nebula.capture.tracing import check_surroundings
+from whale_nebula.capture.tracing import check_context
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.inputs import micro_batches
 from whale_nebula.runtime.plan_step import capture_step, check_pinned
@@ -178,10 +178,10 @@ def unpack_positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, An
     return values, {}
 
 
-def find_declared_inputs() -> Declared:
+def find_declared_inputs() -> DeclaredInputs:
     """The shapes that the run's config declares for inputs."""
     run = current_run()
-    return Declared(run.config.inputs, run.alone)
+    return DeclaredInputs(run.config.inputs, run.alone)
 
 
 @dataclass
@@ -220,7 +220,7 @@ class Step:
 
     def run(self, arguments: Arguments, unpack: Unpack = unpack_positional) -> Any:
         """Run one step on the given arguments (name and value each)."""
-        check_surroundings()
+        check_context()
         hold_something()
         with self._lock:
             layout, tensors = signature(arguments, self.whole, find_declared_inputs())
@@ -287,7 +287,7 @@ class Step:
 
     def _drop_stale_engines(self) -> None:
         """Drop engines that were planned for another run, or before `nb.place` was called."""
-        run, placed = current_run(), changes()
+        run, placed = current_run(), count_changes()
         if self.run_of_plans is None or self.run_of_plans() is not run or self.placed != placed:
             self.run_of_plans, self.placed = weakref.ref(run), placed
             self.engines.clear()
@@ -349,7 +349,7 @@ class Step:
             models = [*met, *find_models(self.fn)]
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
         finally:
-            captured.begin(lambda variable: True)  # no effect, unless the step was refused
+            captured.initialize_variables(lambda variable: True)  # no effect, unless the step was refused
         make_all_collective(models, run)
         if run.checkpoints is not None:
             read = {id(variable.handle) for variable in captured.variables.values()}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from whale_nebula.codec.encoding import NONE, has_open_size
 from whale_nebula.codec.sizes import payload_bytes
-from whale_nebula.codec.way import NONE, has_open_size
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.routing import Routing

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.keras_scopes import bears_scopes
+from whale_nebula.capture.keras_scopes import has_scopes
 from whale_nebula.runtime.run import Run, current_run, find_open_run
 from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, name_own_path, save_own
 from whale_nebula.scopes.compressing import find_apart
@@ -88,7 +88,7 @@ def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> A
     restart. Has no effect in a closed run. Inside the scopes, the step itself synchronises. A model that was built
     inside scopes is never outside them.
     """
-    inside = name in _TRAINS and (find_apart(open_frames()) or bears_scopes(getattr(plain, "__self__", None)))
+    inside = name in _TRAINS and (find_apart(open_frames()) or has_scopes(getattr(plain, "__self__", None)))
     run = None if inside else find_open_run()
     if run is not None:
         run.settle()
@@ -144,7 +144,7 @@ def share_files() -> None:
             if isinstance(callback, keras_training.BACKUP):
                 hooks |= {"begin": _begin_backup, "end": _end_backup}
             for name, hook in hooks.items():
-                keras_training.exchange(
+                keras_training.replace_method(
                     callback, name, functools.partial(_call_instead, functools.partial(hook, callback))
                 )
 
@@ -171,7 +171,7 @@ def _save_backup(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None
         with run.ledger.share_failures():
             plain()
     else:
-        callback.model.save_weights(keras_training.backup_path(callback), overwrite=True)
+        callback.model.save_weights(keras_training.find_backup_path(callback), overwrite=True)
     run.ledger.session.meet("the end of a backup")
 
 
@@ -190,7 +190,7 @@ def _begin_backup(callback: Any, plain: Plain, logs: Any = None) -> None:
     session.meet("the restore of a backup")
     if not run.writes_files:
         _restore_backup(callback, plain, logs)
-    epoch = keras_training.initial_epoch(callback.model)
+    epoch = keras_training.find_initial_epoch(callback.model)
     session.exchange(f"a fit that starts at epoch {epoch}", {}, session.links.keys())
 
 
@@ -198,7 +198,7 @@ def _restore_backup(callback: Any, plain: Plain, logs: Any) -> None:
     """Restore a backup: Keras looks for the file of the whole model; with `weights: own` there are only files of
     clusters.
     """
-    run, path = current_run(), keras_training.backup_path(callback)
+    run, path = current_run(), keras_training.find_backup_path(callback)
     if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(name_own_path(path, run.here().cluster)):
         optimizer = callback.model.optimizer
         if optimizer is not None and not optimizer.built:

@@ -25,7 +25,7 @@ from whale_nebula.runtime.session.session import Session
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.drawing import copy_array
-from whale_nebula.tf.guarding import make_guarded_class
+from whale_nebula.tf.guarded_variables import make_guarded_class
 from whale_nebula.transport.protocol import Key
 
 _CONTROL = 0
@@ -411,7 +411,7 @@ def _guard_write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: 
         return variable
     if name not in tf_private.VARIABLE_OVERWRITES:
         raise variable._refuse()
-    whole = tf.convert_to_tensor(tf_private.written_value(*args, **kwargs), variable.dtype)
+    whole = tf.convert_to_tensor(tf_private.find_written_value(*args, **kwargs), variable.dtype)
     whole.shape.assert_is_compatible_with(variable.shape)
     piece.store(whole)
     return variable

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, script, step_script, weights
-from tests.scripts.loops.forwards.within import within
+from tests.scripts.loops.forwards.forward_loop import make_forward_loop
+from tests.scripts.loops.loop_scripts import Cut, Loop, chain, descend, mse, script, step_script, weights
 
 
 @script()
@@ -21,7 +21,7 @@ def asserting(cut: Cut) -> Loop:
             hidden = x @ w[0]
         return tf.debugging.check_numerics(tf.tanh(hidden), "hidden")
 
-    return within(cut, first, w=w)
+    return make_forward_loop(cut, first, w=w)
 
 
 @step_script()
@@ -45,4 +45,4 @@ def calling_python(cut: Cut) -> Loop:
         doubled = tf.py_function(lambda a: 2.0 * a, [x @ w[0]], tf.float32)
         return tf.tanh(tf.ensure_shape(doubled, [None, 4])) * tf.ensure_shape(mask, [None, 4])
 
-    return within(cut, first, w=w)
+    return make_forward_loop(cut, first, w=w)

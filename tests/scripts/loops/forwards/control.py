@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import (
+from tests.scripts.loops.forwards.forward_loop import make_forward_loop
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     descend,
@@ -16,11 +17,10 @@ from tests.scripts.loops.book import (
     rows,
     script,
     step_script,
-    trained,
+    train_loop,
     two_layers,
     weights,
 )
-from tests.scripts.loops.forwards.within import within
 
 
 @script()
@@ -30,7 +30,7 @@ def while_loop(cut: Cut) -> Loop:
     def looped(x: Any) -> Any:
         return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ w[0])), (tf.constant(0), x))[1]
 
-    return within(cut, looped, w=w)
+    return make_forward_loop(cut, looped, w=w)
 
 
 @script()
@@ -43,20 +43,20 @@ def scan_over_time(cut: Cut) -> Loop:
         return states[-1]
 
     batches = [(normal(6, 12, seed=n), normal(6, 4, seed=30 + n)) for n in range(3)]
-    return within(cut, scanned, w=w, batches=batches)
+    return make_forward_loop(cut, scanned, w=w, batches=batches)
 
 
 @script(micro=(1,), grid_only=True)
 def scan_over_rows(cut: Cut) -> Loop:
     """Along the batch: rows depend on each other. With one micro-batch it is exact."""
     w = weights()
-    return within(cut, lambda x: tf.scan(lambda h, r: tf.tanh(r + 0.1 * h), x @ w[0]), w=w)
+    return make_forward_loop(cut, lambda x: tf.scan(lambda h, r: tf.tanh(r + 0.1 * h), x @ w[0]), w=w)
 
 
 @script(micro=(1,), grid_only=True)
 def map_over_rows(cut: Cut) -> Loop:
     w = weights()
-    return within(
+    return make_forward_loop(
         cut,
         lambda x: tf.map_fn(lambda row: tf.tanh(tf.linalg.matvec(w[0], row)), x),
         lambda h: tf.map_fn(lambda row: tf.linalg.matvec(w[1], row), h, parallel_iterations=1),
@@ -110,7 +110,7 @@ def cond_by_autograph(cut: Cut) -> Loop:
     """Python's `if` on an argument, with a value that only one side makes."""
     w = weights()
 
-    @trained(cut, w, calls=[(*b, tf.constant(n != 1)) for n, b in enumerate(rows())])
+    @train_loop(cut, w, calls=[(*b, tf.constant(n != 1)) for n, b in enumerate(rows())])
     def loop(x: Any, y: Any, deep: Any) -> Any:
         with cut.at(0):
             hidden = tf.tanh(x @ w[0])
@@ -134,4 +134,4 @@ def cond_on_the_batch(cut: Cut) -> Loop:
         hidden = x @ w[0]
         return tf.cond(tf.reduce_mean(hidden) > 0.0, lambda: tf.tanh(hidden), lambda: tf.sin(hidden))
 
-    return within(cut, first, w=w)
+    return make_forward_loop(cut, first, w=w)

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.loops.book import (
+from tests.scripts.loops.forwards.forward_loop import make_forward_loop
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,
@@ -19,7 +20,6 @@ from tests.scripts.loops.book import (
     step_script,
     weights,
 )
-from tests.scripts.loops.forwards.within import within
 
 
 @script(micro=(1,))
@@ -29,7 +29,7 @@ def dropout_with_a_counted_seed(cut: Cut) -> Loop:
     def first(x: Any) -> Any:
         return tf.nn.experimental.stateless_dropout(tf.tanh(x @ w[0]), 0.3, seed=[1, count])
 
-    return within(cut, first, w=w, more=[count])
+    return make_forward_loop(cut, first, w=w, more=[count])
 
 
 @script()
@@ -42,13 +42,13 @@ def counter_as_a_seed(cut: Cut) -> Loop:
         scale = tf.random.stateless_uniform([], [3, count])
         return tf.tanh(x @ w[0]) * scale
 
-    return within(cut, first, w=w, more=[count])
+    return make_forward_loop(cut, first, w=w, more=[count])
 
 
 @script(micro=(1,))
 def generator(cut: Cut) -> Loop:
     w, one, other = weights(), tf.random.Generator.from_seed(3), tf.random.Generator.from_seed(4)
-    return within(
+    return make_forward_loop(
         cut,
         lambda x: tf.tanh(x @ w[0]) + 0.1 * one.normal(tf.shape(x)),
         lambda h: h @ w[1] * other.uniform([1, 4]) + other.normal([4]),
@@ -60,7 +60,7 @@ def generator(cut: Cut) -> Loop:
 @script(micro=(1,), grid_only=True)
 def keras_seeds_in_two_parts(cut: Cut) -> Loop:
     w, seed = weights(), keras.random.SeedGenerator(4)
-    return within(
+    return make_forward_loop(
         cut,
         lambda x: tf.tanh(x @ w[0]) + keras.random.normal((1, 4), seed=seed),
         lambda h: h @ w[1] * keras.random.uniform((1, 4), seed=seed),

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import (
+from tests.scripts.loops.loop_scripts import (
     Cut,
     Loop,
     chain,
@@ -19,7 +19,7 @@ from tests.scripts.loops.book import (
     rows,
     script,
     step_script,
-    trained,
+    train_loop,
     weights,
 )
 
@@ -70,7 +70,7 @@ def weighted_by_hand(cut: Cut) -> Loop:
     w = weights()
     tokens = np.array([1, 5, 2, 0.5, 7, 1], "float32")
 
-    @trained(cut, w, calls=[(*batch, tokens) for batch in rows()])
+    @train_loop(cut, w, calls=[(*batch, tokens) for batch in rows()])
     def loop(x: Any, y: Any, tokens: Any) -> Any:
         losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
         total = nb.loss_weight(tf.reduce_sum(tokens))

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, normal, script, step_script, weights
-from tests.scripts.loops.forwards.within import within
+from tests.scripts.loops.forwards.forward_loop import make_forward_loop
+from tests.scripts.loops.loop_scripts import Cut, Loop, chain, descend, normal, script, step_script, weights
 
 
 @script()
@@ -23,7 +23,7 @@ def moving_mean_by_hand(cut: Cut) -> Loop:
         mean.assign(0.9 * mean + 0.1 * tf.stop_gradient(tf.reduce_mean(hidden, axis=0)))
         return tf.tanh(centred)
 
-    return within(cut, first, w=w, more=[mean])
+    return make_forward_loop(cut, first, w=w, more=[mean])
 
 
 @script(micro=(1,))
@@ -36,7 +36,7 @@ def batch_norm_by_hand(cut: Cut) -> Loop:
         mean.assign_sub(0.1 * (mean - middle))
         return tf.nn.batch_normalization(hidden, middle, variance, None, None, 1e-3)
 
-    return within(cut, first, w=w, more=[mean])
+    return make_forward_loop(cut, first, w=w, more=[mean])
 
 
 @script()
@@ -48,7 +48,7 @@ def counting_in_the_forward(cut: Cut) -> Loop:
         seen.assign_add(tf.shape(x)[0])
         return tf.tanh(x @ w[0]) * (1.0 + 0.1 * count)
 
-    return within(cut, first, w=w, more=[count, seen])
+    return make_forward_loop(cut, first, w=w, more=[count, seen])
 
 
 @step_script(state=lambda: [tf.Variable(normal(12, 4, seed=3), trainable=False)], micro=(1,))

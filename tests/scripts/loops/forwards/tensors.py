@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, loss_script, mse, normal, rows, script, trained, weights
+from tests.scripts.loops.loop_scripts import (
+    Cut,
+    Loop,
+    chain,
+    loss_script,
+    mse,
+    normal,
+    rows,
+    script,
+    train_loop,
+    weights,
+)
 
 
 @script()
@@ -38,7 +49,7 @@ def strings(cut: Cut) -> Loop:
 def doubles_and_complex(cut: Cut) -> Loop:
     w = [tf.Variable(normal(4, 4, seed=90 + n).astype("float64") * 0.5) for n in range(3)]
 
-    @trained(cut, w, calls=[tuple(part.astype("float64") for part in batch) for batch in rows()], rate=0.01)
+    @train_loop(cut, w, calls=[tuple(part.astype("float64") for part in batch) for batch in rows()], rate=0.01)
     def loop(x: Any, y: Any) -> Any:
         with cut.at(0):
             wave = tf.signal.fft(tf.cast(x @ w[0], tf.complex128))
@@ -56,7 +67,7 @@ def boolean_mask(cut: Cut) -> Loop:
     w = weights()
     masks = [np.array(m, bool) for m in ([1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1])]
 
-    @trained(cut, w, calls=[(*b, m) for b, m in zip(rows(), masks, strict=True)])
+    @train_loop(cut, w, calls=[(*b, m) for b, m in zip(rows(), masks, strict=True)])
     def loop(x: Any, y: Any, mask: Any) -> Any:
         losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
         return tf.reduce_sum(tf.boolean_mask(losses, mask))

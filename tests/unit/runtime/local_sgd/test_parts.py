@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.runtime.sessions import sessions
-from whale_nebula.codec.way import parse_way
+from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
 from whale_nebula.launch.ending import Departure
@@ -67,30 +67,30 @@ class TestDifferences:
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("size", [1, 100, GRAIN, 3 * GRAIN + 17])
     def test_decoded_numbers_equal_those_that_encode_returns(self, way: str, size: int) -> None:
-        data, there = Differences(parse_way(way)).encode(0, numbers(size))
-        np.testing.assert_array_equal(Differences(parse_way(way)).decode(data, size), there)
+        data, there = Differences(parse_encoding(way)).encode(0, numbers(size))
+        np.testing.assert_array_equal(Differences(parse_encoding(way)).decode(data, size), there)
 
     @pytest.mark.parametrize("way", WAYS[1:])
     def test_encoding_error_is_added_to_the_next_difference(self, way: str) -> None:
-        ours, gone = Differences(parse_way(way)), numbers(2 * GRAIN)
-        once = np.linalg.norm(Differences(parse_way(way)).encode(0, gone)[1] - gone)
+        ours, gone = Differences(parse_encoding(way)), numbers(2 * GRAIN)
+        once = np.linalg.norm(Differences(parse_encoding(way)).encode(0, gone)[1] - gone)
         total = sum(ours.encode(0, gone)[1] for _ in range(60))
         assert np.linalg.norm(total - 60 * gone) < 20 * once  # 60 times as much, if it were lost each time
 
     def test_fragments_have_separate_residues(self) -> None:
-        ours = Differences(parse_way("int4"))
+        ours = Differences(parse_encoding("int4"))
         ours.encode(0, numbers(GRAIN))
-        _, alone = Differences(parse_way("int4")).encode(1, numbers(GRAIN, 2))
+        _, alone = Differences(parse_encoding("int4")).encode(1, numbers(GRAIN, 2))
         np.testing.assert_array_equal(ours.encode(1, numbers(GRAIN, 2))[1], alone)
 
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("size", [100, 2 * GRAIN + 17])
     def test_payload_of_another_size_is_refused(self, way: str, size: int) -> None:
-        data, _ = Differences(parse_way(way)).encode(0, numbers(size))
+        data, _ = Differences(parse_encoding(way)).encode(0, numbers(size))
         data = np.asarray(data)
         for wrong in (data[:0], data[:4], data[:-1], np.concatenate([data, data[:4]])):
             with pytest.raises(RemoteProtocolError):
-                Differences(parse_way(way)).decode(wrong, size)
+                Differences(parse_encoding(way)).decode(wrong, size)
 
 
 class ClusterGroup:
@@ -106,7 +106,9 @@ class ClusterGroup:
             links = {peer: network.link(worker, peer, name, other) for other, peer in others.items()}
             shares = {"a": 0.5, "b": 0.25, "c": 0.25}
             flat, ends = FlatVariables([tf.Variable(self.start)]), Ends(worker, name, lead_workers, links, 10.0)
-            self.rounds.append(Rounds(flat, ends, Differences(parse_way(way)), table=table, outer=outer, shares=shares))
+            self.rounds.append(
+                Rounds(flat, ends, Differences(parse_encoding(way)), table=table, outer=outer, shares=shares)
+            )
         for each in self.rounds:
             each.begin()
 
@@ -248,7 +250,7 @@ class TestServer:
         network = MemoryNetwork()
         server = Server(
             Ends("a/0", "a", {"a": "a/0", "b": "b/0"}, {"b/0": network.link("a/0", "b/0", "a", "b")}, 10.0),
-            parse_way("none"),
+            parse_encoding("none"),
             {"a": 0.5, "b": 0.5},
             staleness=1,
         )
@@ -262,7 +264,7 @@ class TestServer:
         lead_workers = {name: f"{name}/0" for name in CLUSTERS}
         links = {peer: network.link("a/0", peer, "a", name) for name, peer in lead_workers.items() if name != "a"}
         shares = dict.fromkeys(CLUSTERS, 1 / 3)
-        server = Server(Ends("a/0", "a", lead_workers, links, 0.05), parse_way("none"), shares, staleness=1)
+        server = Server(Ends("a/0", "a", lead_workers, links, 0.05), parse_encoding("none"), shares, staleness=1)
         server.begin(numbers(3))
         push = np.zeros(3, np.float32).view(np.uint8)
         server.take("b", 1, push, last=False)
@@ -278,7 +280,7 @@ class TestServer:
         network = MemoryNetwork()
         links = {peer: network.link("a/0", peer, "a", name) for name, peer in lead_workers.items() if name != "a"}
         server = Server(
-            Ends("a/0", "a", lead_workers, links, 10.0), parse_way("none"), dict.fromkeys(CLUSTERS, 1 / 3), 9
+            Ends("a/0", "a", lead_workers, links, 10.0), parse_encoding("none"), dict.fromkeys(CLUSTERS, 1 / 3), 9
         )
         server.begin(numbers(3))
         waits: list[dict[str, float]] = []

@@ -1,7 +1,7 @@
 """How one direction of a boundary is encoded: the codec, and when and to which rows it applies, in the text form of
 plans.
 
->>> print(Way(parse("rank(96) >> int8"), start=100, mask="tokens"))
+>>> print(Encoding(parse("rank(96) >> int8"), start=100, mask="tokens"))
 rank(96) >> int8, from step 100, mask tokens
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from whale_nebula.codec.objects import PLAIN, Codec, Precision, Structure
 from whale_nebula.codec.precisions import INT8, is_integers
 from whale_nebula.codec.registry import parse
-from whale_nebula.codec.structures import RENEWED, Rank
+from whale_nebula.codec.structures import RENEWAL_STEPS, Rank
 from whale_nebula.errors import OptionError
 
 NONE, AUTO = "none", "auto"
@@ -27,7 +27,7 @@ NONFINITE = ("raise", SKIP)
 
 
 @dataclass(frozen=True)
-class Way:
+class Encoding:
     """How one direction of a boundary is encoded: the `codec` (None: unencoded), and its conditions.
 
     `start` is the first step of training that uses it. `ladder` are the precisions that are used before the codec's own
@@ -72,7 +72,7 @@ class Way:
         """The codecs that may be used, by their numbers on the wire, never 0: those of the ladder, their precisions
         alone, and None, which is unencoded but may omit rows.
 
-        Two with equal 16-bit hashes of their texts have consecutive numbers, in the order of the way.
+        Two with equal 16-bit hashes of their texts have consecutive numbers, in the order of the ladder.
         """
         found: dict[int, Codec | None] = {}
         alone = (None if codec is None else codec.precision for codec in self.rungs)
@@ -88,14 +88,14 @@ class Way:
     def numbers(self) -> Mapping[Codec | None, int]:
         """The numbers of these codecs on the wire.
 
-        >>> sorted(map(str, parse_way("int4, ramp int8 below 0.05").numbers))
+        >>> sorted(map(str, parse_encoding("int4, ramp int8 below 0.05").numbers))
         ['None', 'int4', 'int8']
         """
         return {codec: number for number, codec in self.by_number.items()}
 
     @property
-    def returned(self) -> Way:
-        """The way of a gradient whose codec's structure returns: in the form of its tensor."""
+    def returned(self) -> Encoding:
+        """The encoding of a gradient whose codec's structure returns: in the form of its tensor."""
         return self if self.codec is None else replace(self, codec=self.codec.returned)
 
     def _replace_precision(self, precision: str) -> Codec | None:
@@ -114,7 +114,7 @@ class Way:
     @cached_property
     def cast(self) -> str | None:
         """The codec's name if it is a mere cast from the first step on, so that the tensor is sent as an array."""
-        simple = replace(self, codec=None) == Way()
+        simple = replace(self, codec=None) == Encoding()
         return str(self.codec) if simple and str(self.codec) in ("fp16", "bf16") else None
 
     @cached_property
@@ -134,14 +134,16 @@ class Way:
 
 
 @lru_cache(maxsize=4096)
-def parse_way(text: str) -> Way:
-    """Parse a way's text form, the inverse of `str`.
+def parse_encoding(text: str) -> Encoding:
+    """Parse an encoding's text form, the inverse of `str`.
 
-    >>> parse_way("int4, ramp fp16 int8 below 0.05, delta ids").delta
+    >>> parse_encoding("int4, ramp fp16 int8 below 0.05, delta ids").delta
     'ids'
     """
-    codec, *words = _pieces(text)
-    made = Way(auto=True, ladder=AUTO_LADDER) if codec == AUTO else Way(None if codec == NONE else parse(codec))
+    codec, *words = _split_pieces(text)
+    made = (
+        Encoding(auto=True, ladder=AUTO_LADDER) if codec == AUTO else Encoding(None if codec == NONE else parse(codec))
+    )
     for word in words:
         name, _, value = word.partition(" ")
         reader = _READERS.get(name)
@@ -158,7 +160,7 @@ def parse_way(text: str) -> Way:
     return made
 
 
-def _pieces(text: str) -> list[str]:
+def _split_pieces(text: str) -> list[str]:
     """Split at the commas outside parentheses."""
     found, depth = [""], 0
     for letter in text:
@@ -170,60 +172,64 @@ def _pieces(text: str) -> list[str]:
     return [piece.strip() for piece in found]
 
 
-def _ramp(way: Way, value: str) -> Way:
+def _replace_ladder(encoding: Encoding, value: str) -> Encoding:
     names, _, bound = value.partition(" below ")
-    return replace(way, ladder=tuple(names.split()), bound=float(bound))
+    return replace(encoding, ladder=tuple(names.split()), bound=float(bound))
 
 
-_READERS: dict[str, Callable[[Way, str], Way]] = {
-    "from": lambda way, value: replace(way, start=int(value.removeprefix("step "))),
-    "ramp": _ramp,
-    "delta": lambda way, value: replace(way, delta=value),
-    "mask": lambda way, value: replace(way, mask=value),
-    "zstd": lambda way, value: replace(way, zstd=True),
-    "nonfinite": lambda way, value: replace(way, nonfinite=value),
+_READERS: dict[str, Callable[[Encoding, str], Encoding]] = {
+    "from": lambda encoding, value: replace(encoding, start=int(value.removeprefix("step "))),
+    "ramp": _replace_ladder,
+    "delta": lambda encoding, value: replace(encoding, delta=value),
+    "mask": lambda encoding, value: replace(encoding, mask=value),
+    "zstd": lambda encoding, value: replace(encoding, zstd=True),
+    "nonfinite": lambda encoding, value: replace(encoding, nonfinite=value),
 }
 
 
 DEFAULT = "default"
 LADDER = ("fp16", "int8", "int4")
 BOUND = 0.05
-_ALWAYS = ("mask", "zstd", "nonfinite")
+_COMMON_OPTIONS = ("mask", "zstd", "nonfinite")
 
 
-def ways(options: Mapping[str, Any], *, training: bool = True) -> tuple[Way, Way]:
-    """The ways of a boundary and of its gradient, from a scope's options. Steps without a gradient may have a codec of
-    their own, without warm-up or ladder.
+def derive_encodings(options: Mapping[str, Any], *, training: bool = True) -> tuple[Encoding, Encoding]:
+    """The encodings of a boundary and its gradient, from a scope's options. Steps without a gradient may have a codec
+    of their own, without warm-up or ladder.
 
-    >>> [str(way) for way in ways({"codec": parse("rank(96) >> int4")})]
+    >>> [str(encoding) for encoding in derive_encodings({"codec": parse("rank(96) >> int4")})]
     ['rank(96) >> int4', 'rank(96) >> int8']
     """
     if not training and options.get("forward") is not None:
         forward = None if options["forward"] == NONE else options["forward"]
-        return ways({"codec": forward, "backward": None} | {name: options.get(name) for name in _ALWAYS})
+        return derive_encodings(
+            {"codec": forward, "backward": None} | {name: options.get(name) for name in _COMMON_OPTIONS}
+        )
     codec, backward = options.get("codec"), options.get("backward", DEFAULT)
-    common = _common(options if training else {**options, "delta": None})
+    common = _read_common_options(options if training else {**options, "delta": None})
     if codec == AUTO:
         auto = replace(common, auto=True, ladder=AUTO_LADDER, delta=None)
         return auto, auto if backward == DEFAULT else replace(common, codec=_choose_backward(None, backward))
     there = _drop_trained(codec)
     back = _drop_trained(_choose_backward(codec, backward))
     check_delta(common.delta, there)
-    return _add_ramp(replace(common, codec=there), options), _add_ramp(replace(common, codec=back, delta=None), options)
+    return _add_ladder(replace(common, codec=there), options), _add_ladder(
+        replace(common, codec=back, delta=None), options
+    )
 
 
 def mirror_options(codec: str) -> dict[str, Any]:
     """The scope's options for the same precision of a tensor and its gradient, or of neither.
 
-    >>> [str(way) for name in ("fp16", "none") for way in ways(mirror_options(name))]
+    >>> [str(encoding) for name in ("fp16", "none") for encoding in derive_encodings(mirror_options(name))]
     ['fp16', 'fp16', 'none', 'none']
     """
     return {"codec": None, "backward": None} if codec == NONE else {"codec": parse(codec), "backward": codec}
 
 
-def _common(options: Mapping[str, Any]) -> Way:
+def _read_common_options(options: Mapping[str, Any]) -> Encoding:
     mask = options.get("mask")
-    return Way(
+    return Encoding(
         start=int(options.get("start_step") or 0),
         delta=options.get("delta"),
         mask=None if mask is None or mask is False else "" if mask is True else str(mask),
@@ -245,11 +251,11 @@ def _choose_backward(forward: Codec | None, backward: Any) -> Codec | None:
         return kept
     if isinstance(backward, str) and chosen is chosen.precision:
         return chosen if kept is None else kept >> chosen
-    _check_back(chosen, kept)
+    _check_backward(chosen, kept)
     return chosen
 
 
-def _check_back(backward: Codec, kept: Structure | None) -> None:
+def _check_backward(backward: Codec, kept: Structure | None) -> None:
     own = backward.structure
     if own is not None and own.returns and own != kept:
         raise OptionError(
@@ -265,16 +271,16 @@ def _drop_trained(codec: Codec | None) -> Codec | None:
     return codec.precision if codec is not None and trained else codec
 
 
-def _add_ramp(way: Way, options: Mapping[str, Any]) -> Way:
+def _add_ladder(encoding: Encoding, options: Mapping[str, Any]) -> Encoding:
     """Add the ladder of precisions before the codec's own."""
     ramp = options.get("ramp")
-    if ramp is None or ramp is False or way.precision is None:
-        return way
+    if ramp is None or ramp is False or encoding.precision is None:
+        return encoding
     bound = float(ramp) if isinstance(ramp, float) else BOUND
     names = LADDER if isinstance(ramp, bool | float) else tuple(str(name) for name in ramp)
-    own = way.precision.name
+    own = encoding.precision.name
     ladder = names[: names.index(own)] if own in names else names
-    return replace(way, ladder=ladder, bound=bound) if ladder else way
+    return replace(encoding, ladder=ladder, bound=bound) if ladder else encoding
 
 
 def check_delta(delta: str | None, codec: Codec | None) -> None:
@@ -288,20 +294,20 @@ def check_delta(delta: str | None, codec: Codec | None) -> None:
 
 
 _MARKED = "only marked rows"
-_RENEWED = {"rank": "the basis", "axes": "the axes"}
+_RENEWED_STATES = {"rank": "the basis", "axes": "the axes"}
 
 
 def describe_bytes(amount: str, text: str) -> str:
-    """A short text of the sent bytes, and their encoding; `details` has the rest.
+    """A short text of the sent bytes, and their encoding; `describe_conditions` has the rest.
 
     >>> [describe_bytes("32 KiB", text) for text in ("none", "int8, from step 100", "none, mask", "auto", "bits")]
     ['32 KiB', '32 KiB as int8', 'at most 32 KiB, only marked rows', 'at most 32 KiB', 'at most 32 KiB']
     """
-    way = parse_way(text)
+    encoding = parse_encoding(text)
     amount = f"at most {amount}" if has_open_size(text) else amount
-    if _codec(way):
-        return f"{amount} {_codec(way)}"
-    return f"{amount}, {_MARKED}" if way.mask is not None and not way.auto else amount
+    if _describe_codec(encoding):
+        return f"{amount} {_describe_codec(encoding)}"
+    return f"{amount}, {_MARKED}" if encoding.mask is not None and not encoding.auto else amount
 
 
 def has_open_size(text: str) -> bool:
@@ -310,57 +316,58 @@ def has_open_size(text: str) -> bool:
     >>> [has_open_size(text) for text in ("int8", "int8, mask", "auto")]
     [False, True, True]
     """
-    way = parse_way(text)
-    return way.auto or way.mask is not None or way.zstd or way.lossless
+    encoding = parse_encoding(text)
+    return encoding.auto or encoding.mask is not None or encoding.zstd or encoding.lossless
 
 
-def details(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
-    """The details that `describe_bytes` omits; "" if there are none. With `back` it is a gradient's way; `rungs` are
+def describe_conditions(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
+    """The details that `describe_bytes` omits; "" if there are none. With `back` it is a gradient's; `rungs` are
     the bytes of each rung of its ladder but the last.
 
-    >>> details("int8"), details("none, mask"), details("int8, from step 100, zstd")
+    >>> describe_conditions("int8"), describe_conditions("none, mask"), describe_conditions("int8, from step 100, zstd")
     ('', '', 'from step 100 on, then zstd if it saves bytes')
-    >>> details("int4, ramp fp16 below 0.05", rungs=["2 KiB"])
+    >>> describe_conditions("int4, ramp fp16 below 0.05", rungs=["2 KiB"])
     'first 2 KiB as fp16, each until the error of the next is at most 5 %; then int4 (the size shown)'
     """
-    conditions = list(_conditions(parse_way(text), back, rungs))
-    return "" if conditions == [_MARKED] and not _codec(parse_way(text)) else ", ".join(conditions)
+    conditions = list(_list_conditions(parse_encoding(text), back, rungs))
+    return "" if conditions == [_MARKED] and not _describe_codec(parse_encoding(text)) else ", ".join(conditions)
 
 
-def words(text: str, *, back: bool = False) -> str:
-    """The full text of a way: codec and conditions; "" for an unencoded tensor.
+def describe_encoding(text: str, *, back: bool = False) -> str:
+    """The full text of an encoding: codec and conditions; "" for an unencoded tensor.
 
-    >>> words("rank(96) >> int4, from step 9, mask tokens"), words("none")
+    >>> describe_encoding("rank(96) >> int4, from step 9, mask tokens"), describe_encoding("none")
     ('as rank(96) >> int4, from step 9 on, plus the basis every 50 steps, only rows marked by tokens', '')
     """
-    way = parse_way(text)
-    return ", ".join([each for each in (_codec(way), *_conditions(way, back)) if each])
+    encoding = parse_encoding(text)
+    return ", ".join([each for each in (_describe_codec(encoding), *_list_conditions(encoding, back)) if each])
 
 
-def _codec(way: Way) -> str:
-    return "" if way.auto or way.codec is None or way.lossless else f"as {way.codec}"
+def _describe_codec(encoding: Encoding) -> str:
+    return "" if encoding.auto or encoding.codec is None or encoding.lossless else f"as {encoding.codec}"
 
 
-def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str]:
-    if way.auto:
-        yield f"unencoded, {', '.join(way.ladder[1:-1])} or {way.ladder[-1]}: the mildest that computation hides"
-    if way.lossless:
+def _list_conditions(encoding: Encoding, back: bool, rungs: Sequence[str] = ()) -> Iterator[str]:
+    if encoding.auto:
+        *milder, last = encoding.ladder[1:]
+        yield f"unencoded, {', '.join(milder)} or {last}: the mildest that computation hides"
+    if encoding.lossless:
         yield "in as many bits as the numbers need"
-    if way.start:
-        yield f"from step {way.start} on"
-    if way.ladder and not way.auto:
-        sizes = [f"{size} as " for size in rungs] or [""] * len(way.ladder)
-        ladder = ", then ".join(size + name for size, name in zip(sizes, way.ladder, strict=True))
-        until = f"each until the error of the next is at most {100 * way.bound:g} %"
-        yield f"first {ladder}, {until}; then {way.precision} (the size shown)"
-    structure = way.structure
-    if structure is not None and structure.name in _RENEWED and not (back and structure.returns):
-        yield f"plus {_RENEWED[structure.name]} every {RENEWED} steps"
-    if way.delta is not None:
-        yield f"as differences from the previous values of the samples in {way.delta}"
-    if way.mask is not None:
-        yield f"only rows marked by {way.mask}" if way.mask else _MARKED
-    if way.zstd:
+    if encoding.start:
+        yield f"from step {encoding.start} on"
+    if encoding.ladder and not encoding.auto:
+        sizes = [f"{size} as " for size in rungs] or [""] * len(encoding.ladder)
+        ladder = ", then ".join(size + name for size, name in zip(sizes, encoding.ladder, strict=True))
+        until = f"each until the error of the next is at most {100 * encoding.bound:g} %"
+        yield f"first {ladder}, {until}; then {encoding.precision} (the size shown)"
+    structure = encoding.structure
+    if structure is not None and structure.name in _RENEWED_STATES and not (back and structure.returns):
+        yield f"plus {_RENEWED_STATES[structure.name]} every {RENEWAL_STEPS} steps"
+    if encoding.delta is not None:
+        yield f"as differences from the previous values of the samples in {encoding.delta}"
+    if encoding.mask is not None:
+        yield f"only rows marked by {encoding.mask}" if encoding.mask else _MARKED
+    if encoding.zstd:
         yield "then zstd if it saves bytes"
-    if way.nonfinite == SKIP:
+    if encoding.nonfinite == SKIP:
         yield "steps with a NaN are skipped"

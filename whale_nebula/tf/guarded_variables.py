@@ -13,33 +13,33 @@ from typing import Any
 
 from whale_nebula.tf import private as tf_private
 
-Answer = Callable[..., Any]
+AccessHandler = Callable[..., Any]
 """Called with the variable, the name of the method, the plain method, and the arguments."""
 
 
 @functools.cache
-def make_guarded_class(kind: Any, mixin: type, name: str, read: Answer, write: Answer) -> type:
+def make_guarded_class(kind: Any, mixin: type, name: str, read: AccessHandler, write: AccessHandler) -> type:
     """A subclass of a kind of variable and of a mixin that passes all reads and writes to `read` and `write`. The same
     arguments return the same class.
     """
 
-    def guard(name: str, answer: Answer) -> Any:
+    def guard(name: str, handler: AccessHandler) -> Any:
         plain = getattr(kind, name)
-        return lambda variable, *args, **kwargs: answer(variable, name, plain, *args, **kwargs)
+        return lambda variable, *args, **kwargs: handler(variable, name, plain, *args, **kwargs)
 
     methods = {each: guard(each, read) for each in tf_private.VARIABLE_READS}
     methods |= {each: guard(each, write) for each in tf_private.VARIABLE_WRITES}
     handle = operator.itemgetter(tf_private.VARIABLE_HANDLE)
-    covered = property(lambda variable: _Cover(handle(vars(variable))))
+    hidden_handle = property(lambda variable: _HiddenHandle(handle(vars(variable))))
     plain = property(lambda variable: handle(vars(variable)))
-    return type(name, (mixin, kind), {**methods, tf_private.VARIABLE_HANDLE: covered, "handle": plain})
+    return type(name, (mixin, kind), {**methods, tf_private.VARIABLE_HANDLE: hidden_handle, "handle": plain})
 
 
 @dataclass(frozen=True)
-class _Cover:
+class _HiddenHandle:
     """A wrapper that eager ops do not accept as a handle, so that they read through the guarded methods."""
 
-    covered: Any
+    hidden_handle: Any
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.covered, name)
+        return getattr(self.hidden_handle, name)

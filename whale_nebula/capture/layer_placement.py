@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from whale_nebula.capture.tracing import Tracing, current
+from whale_nebula.capture.tracing import Tracing, current_trace
 from whale_nebula.errors import BoundaryInBodyError, OptionError, PlacementError
 from whale_nebula.errors.text import closest, list_names
 from whale_nebula.ir.graph import LAYER
@@ -21,7 +21,7 @@ from whale_nebula.scopes.placing import Placement, Rule, SplitRule
 from whale_nebula.tf import private as tf_private
 
 
-class Spot(NamedTuple):
+class LayerPath(NamedTuple):
     """A place of a layer in its model; a shared layer has several."""
 
     path: str
@@ -34,26 +34,27 @@ class Spot(NamedTuple):
         return self.path.rpartition("/")[0]
 
 
-def spots(model: Any) -> Iterator[Spot]:
+def list_layer_paths(model: Any) -> Iterator[LayerPath]:
     """All layers inside a model except inputs, each before the layers inside it. The second of two siblings with the
     same name gets a number: "dense", "dense#2".
 
     >>> import keras
     >>> inner = keras.Sequential([keras.layers.Dense(2, name="a"), keras.layers.Dense(2, name="b")], name="inner")
-    >>> [spot.path for spot in spots(keras.Sequential([keras.Input((2,)), inner, keras.layers.Dense(1, name="c")]))]
+    >>> model = keras.Sequential([keras.Input((2,)), inner, keras.layers.Dense(1, name="c")])
+    >>> [spot.path for spot in list_layer_paths(model)]
     ['inner', 'inner/a', 'inner/b', 'c']
     """
     return _inside(model, "", (model,))
 
 
-def _inside(parent: Any, prefix: str, around: tuple[Any, ...]) -> Iterator[Spot]:
+def _inside(parent: Any, prefix: str, around: tuple[Any, ...]) -> Iterator[LayerPath]:
     numbers: dict[str, int] = {}
-    for layer in tf_private.sublayers(parent):
+    for layer in tf_private.list_sublayers(parent):
         if isinstance(layer, tf_private.KerasInput) or any(layer is each for each in around):
             continue
         numbers[layer.name] = number = numbers.get(layer.name, 0) + 1
         path = prefix + layer.name + f"#{number}" * (number > 1)
-        yield Spot(path, layer, parent)
+        yield LayerPath(path, layer, parent)
         yield from _inside(layer, f"{path}/", (*around, layer))
 
 
@@ -62,10 +63,10 @@ _changes = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class LayerHome:
     """A layer at one of its places, with the rule that matches it or an enclosing layer."""
 
-    spot: Spot
+    spot: LayerPath
     rule: Rule | None
     placement: Placement
 
@@ -76,10 +77,10 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Homes:
+class LayerHomes:
     """All layers of a placed model, and the rules that matched no layer."""
 
-    homes: tuple[Home, ...]
+    homes: tuple[LayerHome, ...]
     unmatched: tuple[Rule, ...]
 
 
@@ -93,14 +94,14 @@ def place(model: Any, placement: Placement) -> None:
             why="it selects layers by name",
             mend="nb.place(model, {...}); use with nb.stage(...): around other code",
         )
-    found = homes_of(model, placement)
+    found = match_rules(model, placement)
     # layers that are not built yet may create others
-    if found.unmatched and all(layer.built for layer in (model, *(spot.layer for spot in spots(model)))):
-        raise no_match(model, placement, found.unmatched[0])
-    paths = [spot.path for spot in spots(model)]
+    if found.unmatched and all(layer.built for layer in (model, *(spot.layer for spot in list_layer_paths(model)))):
+        raise explain_no_match(model, placement, found.unmatched[0])
+    paths = [spot.path for spot in list_layer_paths(model)]
     idle = [rule for rule in placement.splits if not any(map(rule.pattern.fullmatch, paths))]
     if idle and model.built:
-        raise no_match(model, placement, idle[0])
+        raise explain_no_match(model, placement, idle[0])
     _changes += 1
     if placement.rules or placement.splits:
         _placed[model] = placement
@@ -108,18 +109,18 @@ def place(model: Any, placement: Placement) -> None:
         _placed.pop(model, None)
 
 
-def homes_of(model: Any, placement: Placement) -> Homes:
+def match_rules(model: Any, placement: Placement) -> LayerHomes:
     """Every layer with the rule that matches it; raises if two rules conflict."""
-    found: dict[str, Home] = {}
+    found: dict[str, LayerHome] = {}
     matched: set[Rule] = set()
-    for spot in spots(model):
+    for spot in list_layer_paths(model):
         own = [rule for rule in placement.rules if rule.pattern.fullmatch(spot.path)]
         if len(own) > 1:
             raise PlacementError(
                 f"nb.place: layer {spot.path!r} of {model.name!r} matches two patterns, {own[0]} and {own[1]}",
                 where=str(placement.site),
                 why="a layer can belong to only one stage",
-                mend=_separate_rules(list(dict.fromkeys(spot.path for spot in spots(model))), own[:2]),
+                mend=_separate_rules(list(dict.fromkeys(spot.path for spot in list_layer_paths(model))), own[:2]),
             )
         matched.update(own)
         outer = found.get(spot.around)
@@ -132,22 +133,22 @@ def homes_of(model: Any, placement: Placement) -> Homes:
                 why="stages follow one another, and cannot be nested",
                 mend=f"place the layers inside {spot.around!r} one by one, or remove {own[0].pattern.pattern!r}",
             )
-        found[spot.path] = Home(spot, around or next(iter(own), None), placement)
+        found[spot.path] = LayerHome(spot, around or next(iter(own), None), placement)
     unmatched = tuple(rule for rule in placement.rules if rule not in matched)
-    return Homes(tuple(found.values()), unmatched)
+    return LayerHomes(tuple(found.values()), unmatched)
 
 
-def placed_models() -> list[tuple[Any, Placement]]:
+def list_placed_models() -> list[tuple[Any, Placement]]:
     """The models that are placed, with their placements."""
     return list(_placed.items())
 
 
-def placements_in(layers: list[Any]) -> tuple[Placement, ...]:
+def list_placements(layers: list[Any]) -> tuple[Placement, ...]:
     """The placements of those layers that are placed models."""
     return tuple(_placed[layer] for layer in layers if layer in _placed) if _placed else ()
 
 
-def changes() -> int:
+def count_changes() -> int:
     """A counter of changes of placements; a step that was planned earlier is planned again."""
     return _changes
 
@@ -157,9 +158,9 @@ _SHOWN = 8
 _TAILS = ("(/.*)?", "/.*", "/.+", ".*", "/")
 
 
-def no_match(model: Any, placement: Placement, rule: Rule | SplitRule) -> PlacementError:
+def explain_no_match(model: Any, placement: Placement, rule: Rule | SplitRule) -> PlacementError:
     """The error for a pattern that no layer's path matches."""
-    paths = list(dict.fromkeys(spot.path for spot in spots(model)))
+    paths = list(dict.fromkeys(spot.path for spot in list_layer_paths(model)))
     pattern = rule.pattern.pattern
     tail = next((tail for tail in _TAILS if pattern.endswith(tail)), "")
     head = pattern.removesuffix(tail)
@@ -179,13 +180,13 @@ def _list_some(paths: Sequence[str]) -> str:
 
 
 def _suggest_pattern(head: str, tail: str, paths: Sequence[str]) -> str:
-    meant = head if head in paths else closest(head, paths)
-    if meant is None:
+    intended_path = head if head in paths else closest(head, paths)
+    if intended_path is None:
         return "a pattern must match the complete path of a layer, starting at the model"
-    inside = any(path.startswith(f"{meant}/") for path in paths)
-    if meant == head and tail:
+    inside = any(path.startswith(f"{intended_path}/") for path in paths)
+    if intended_path == head and tail:
         return f"did you mean {head!r}? it contains no layers"
-    return f"did you mean {meant + tail * inside!r}?"
+    return f"did you mean {intended_path + tail * inside!r}?"
 
 
 def _separate_rules(paths: Sequence[str], rules: Sequence[Rule]) -> str:
@@ -194,8 +195,8 @@ def _separate_rules(paths: Sequence[str], rules: Sequence[Rule]) -> str:
     less, more = sorted(rules, key=lambda rule: len(matched[rules.index(rule)]))
     if matched[0] == matched[1]:
         return f"remove {less.pattern.pattern!r} or {more.pattern.pattern!r}: they match the same layers"
-    gone, rest = (_group_pattern(rule.pattern.pattern) for rule in (less, more))
-    return f"exclude the layer from one of them: (?!{gone}$){rest}"
+    excluded, rest = (_group_pattern(rule.pattern.pattern) for rule in (less, more))
+    return f"exclude the layer from one of them: (?!{excluded}$){rest}"
 
 
 def _group_pattern(pattern: str) -> str:
@@ -214,35 +215,37 @@ class Places:
     Layers are referenced, not only their ids: an id could be reused for another layer.
     """
 
-    homes: dict[int, list[Home]] = field(default_factory=dict)
+    homes: dict[int, list[LayerHome]] = field(default_factory=dict)
     models: dict[int, tuple[Any, Placement]] = field(default_factory=dict)
-    met: set[Placement] = field(default_factory=set)
-    strangers: dict[int, Any] = field(default_factory=dict)
-    running: list[Any] = field(default_factory=list)
+    called_placements: set[Placement] = field(default_factory=set)
+    unplaced_layers: dict[int, Any] = field(default_factory=dict)
+    running_layers: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for model, placement in placed_models():
+        for model, placement in list_placed_models():
             self.models[id(model)] = model, placement
-            for home in homes_of(model, placement).homes:
+            for home in match_rules(model, placement).homes:
                 self.homes.setdefault(id(home.spot.layer), []).append(home)
 
     @contextlib.contextmanager
-    def around(self, trace: Tracing, layer: Any) -> Iterator[None]:
+    def enter_layer(self, trace: Tracing, layer: Any) -> Iterator[None]:
         """Context around one call of a layer."""
         homes = self.homes.get(id(layer), [])
-        self.met.update(home.placement for home in homes)
+        self.called_placements.update(home.placement for home in homes)
         if id(layer) in self.models:
-            self.met.add(self.models[id(layer)][1])
+            self.called_placements.add(self.models[id(layer)][1])
         elif not homes:
-            self.strangers[id(layer)] = layer
-        self.running.append(layer)
+            self.unplaced_layers[id(layer)] = layer
+        self.running_layers.append(layer)
         try:
             with self._enter_stage(trace, layer, homes), _enter_split(homes):
                 yield
         finally:
-            self.running.pop()
+            self.running_layers.pop()
 
-    def _enter_stage(self, trace: Tracing, layer: Any, homes: list[Home]) -> contextlib.AbstractContextManager[None]:
+    def _enter_stage(
+        self, trace: Tracing, layer: Any, homes: list[LayerHome]
+    ) -> contextlib.AbstractContextManager[None]:
         opened = stage_of(open_frames())
         if opened is not None:
             _check_inside(opened, homes)
@@ -261,7 +264,7 @@ class Places:
             )
         return _enter_rule(trace.graph, home)
 
-    def _choose_home(self, layer: Any, homes: list[Home]) -> Home | None:
+    def _choose_home(self, layer: Any, homes: list[LayerHome]) -> LayerHome | None:
         """The home of this call, if a rule applies there; raises if two maps conflict."""
         placements = dict.fromkeys(home.placement for home in homes)
         chosen = [self._choose_in_map(layer, [home for home in homes if home.placement is each]) for each in placements]
@@ -276,11 +279,11 @@ class Places:
             )
         return next(iter(found), None)
 
-    def _choose_in_map(self, layer: Any, homes: list[Home]) -> Home:
+    def _choose_in_map(self, layer: Any, homes: list[LayerHome]) -> LayerHome:
         """The home in one map: a shared layer goes with the layer that calls it."""
         if len({home.key for home in homes}) <= 1:
             return homes[0]
-        for parent in reversed(self.running[:-1]):
+        for parent in reversed(self.running_layers[:-1]):
             found = next((home for home in homes if home.spot.parent is parent), None)
             if found is not None:
                 return found
@@ -297,13 +300,13 @@ class Places:
         before it was called.
         """
         for model, placement in self.models.values():
-            if placement not in self.met:
+            if placement not in self.called_placements:
                 continue
-            found = homes_of(model, placement)
+            found = match_rules(model, placement)
             if found.unmatched:
-                raise no_match(model, placement, found.unmatched[0])
+                raise explain_no_match(model, placement, found.unmatched[0])
             for home in found.homes:
-                if home.rule is not None and id(home.spot.layer) in self.strangers:
+                if home.rule is not None and id(home.spot.layer) in self.unplaced_layers:
                     raise PlacementError(
                         f"nb.place: layer {home.spot.path!r}, which matches {home.rule}, was created "
                         "while the step was traced",
@@ -313,7 +316,7 @@ class Places:
                     )
 
 
-def _enter_split(homes: list[Home]) -> contextlib.AbstractContextManager[None]:
+def _enter_split(homes: list[LayerHome]) -> contextlib.AbstractContextManager[None]:
     """Enter the split scope that a map gives a layer, unless its own code or its surroundings have one."""
     frames = open_frames()
     pairs = ((home, rule) for home in homes for rule in home.placement.splits)
@@ -323,7 +326,7 @@ def _enter_split(homes: list[Home]) -> contextlib.AbstractContextManager[None]:
     return impose_frames((*frames, found.frame))
 
 
-def _check_inside(opened: Frame, homes: list[Home]) -> None:
+def _check_inside(opened: Frame, homes: list[LayerHome]) -> None:
     """Check that a layer called inside a stage may run there; the stage must come from `nb.place`."""
     outer = opened.options.get("layer")
     if "layer" in opened.options and any(home.rule is None or home.key == opened.key for home in homes):
@@ -345,7 +348,7 @@ def _check_inside(opened: Frame, homes: list[Home]) -> None:
 
 
 @contextlib.contextmanager
-def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
+def _enter_rule(graph: Any, home: LayerHome) -> Iterator[None]:
     """Enter the scopes of a placed layer, and those around the call of `nb.place`."""
     path, rule, placement = home.spot.path, home.rule, home.placement
     if rule is None:
@@ -374,8 +377,8 @@ _call = tf_private.KerasLayer.__call__
 @functools.wraps(_call)  # with this module name, AutoGraph leaves it unconverted, like Keras's own functions
 def call_placed(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Replacement of `Layer.__call__`: a layer of a placed model runs in its stage."""
-    trace = current()
+    trace = current_trace()
     if trace is None or trace.flags.busy or not trace.places or tf_private.in_symbolic_scope():
         return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a separate graph
-    with trace.places.around(trace, layer):
+    with trace.places.enter_layer(trace, layer):
         return _call(layer, *args, **kwargs)

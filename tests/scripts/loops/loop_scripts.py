@@ -21,7 +21,7 @@ from tests.parity_harness import Case, Cut, Outcome
 
 ROWS = 6
 """Two micro-batches divide it, four do not."""
-CHAPTERS = (
+SCRIPT_MODULES = (
     "tapes",
     "edited",
     "optimizers",
@@ -48,36 +48,36 @@ class Loop:
     calls: Sequence[Any]
 
 
-BOOK: dict[str, Case] = {}
+LOOP_SCRIPTS: dict[str, Case] = {}
 
 
 def script(
     stages: tuple[int, ...] = (1, 2, 3), micro: tuple[int, ...] = (1, 2, 4), passes: int = 1, grid_only: bool = False
 ) -> Callable[[Callable[[Cut], Loop]], Callable[[Cut], Loop]]:
-    """Write a script into the book. One that is much like another is tried `grid_only`: by the grid alone."""
+    """Write a script into `LOOP_SCRIPTS`. One that is much like another is tried `grid_only`: by the grid alone."""
 
-    def write(build: Callable[[Cut], Loop]) -> Callable[[Cut], Loop]:
-        chapter = build.__module__.removeprefix(f"{__package__}.").partition(".")[0]
+    def register(build: Callable[[Cut], Loop]) -> Callable[[Cut], Loop]:
+        module = build.__module__.removeprefix(f"{__package__}.").partition(".")[0]
         case = Case(functools.partial(run, build), stages, micro, passes=passes, grid_only=grid_only)
-        BOOK[f"{chapter}.{build.__name__}"] = case
+        LOOP_SCRIPTS[f"{module}.{build.__name__}"] = case
         return build
 
-    return write
+    return register
 
 
 def loss_script(count: int = 3, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Write a script that trains `count` matrices on a forward with its loss, `loss(cut, w, x, y)`."""
 
-    def write(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def register(loss: Callable[..., Any]) -> Callable[..., Any]:
         def build(cut: Cut) -> Loop:
             w = weights(count)
-            return trained(cut, w)(lambda x, y: loss(cut, w, x, y))
+            return train_loop(cut, w)(lambda x, y: loss(cut, w, x, y))
 
         build.__name__, build.__module__ = loss.__name__, loss.__module__
         script(**options)(build)
         return loss
 
-    return write
+    return register
 
 
 def step_script(
@@ -88,7 +88,7 @@ def step_script(
     `state` makes the other variables that it reads and writes.
     """
 
-    def write(step: Callable[..., Any]) -> Callable[..., Any]:
+    def register(step: Callable[..., Any]) -> Callable[..., Any]:
         def build(cut: Cut) -> Loop:
             w, more = weights(count), state()
 
@@ -102,10 +102,10 @@ def step_script(
         script(**options)(build)
         return step
 
-    return write
+    return register
 
 
-def trained(
+def train_loop(
     cut: Cut, w: Sequence[Any], more: Sequence[Any] = (), *, calls: Any = None, rate: float = 0.1,
     unconnected: str = "none", update: Callable[[Any, Any], Any] | None = None
 ) -> Callable[[Callable[..., Any]], Loop]:  # fmt: skip
@@ -129,11 +129,11 @@ def trained(
     return make
 
 
-def opened() -> dict[str, Case]:
-    """The whole book."""
-    for chapter in CHAPTERS:
-        importlib.import_module(f"tests.scripts.loops.{chapter}")
-    return BOOK
+def load_scripts() -> dict[str, Case]:
+    """All scripts, with their modules imported."""
+    for module in SCRIPT_MODULES:
+        importlib.import_module(f"tests.scripts.loops.{module}")
+    return LOOP_SCRIPTS
 
 
 def run(build: Callable[[Cut], Loop], cut: Cut) -> Outcome:
@@ -143,14 +143,14 @@ def run(build: Callable[[Cut], Loop], cut: Cut) -> Outcome:
     found = Outcome()
     for call in loop.calls:
         args, kwargs = call if len(call) == 2 and isinstance(call[1], dict) else (call, {})
-        _take(found, loop.step(*args, **kwargs))
-        _take(found, [tf.convert_to_tensor(v) for v in loop.variables])
+        _record(found, loop.step(*args, **kwargs))
+        _record(found, [tf.convert_to_tensor(v) for v in loop.variables])
     if cut.stages:
         found.stages = tuple(nb.last_report().stages)
     return found
 
 
-def _take(found: Outcome, structure: Any) -> None:
+def _record(found: Outcome, structure: Any) -> None:
     """Take down a nested structure: its numbers, and what must be equal."""
     for leaf in tf.nest.flatten(structure, expand_composites=True):
         array = np.array(leaf) if hasattr(leaf, "__array__") else None

@@ -13,8 +13,8 @@ from tests.parity_harness import Cut
 from tests.scripts.keras.masks import TIME, WORDS, sentences, tokens
 from tests.scripts.keras.script import (
     ROWS,
-    Given,
-    Watch,
+    FitArguments,
+    LogRecorder,
     classes,
     momentum,
     numbers,
@@ -62,7 +62,7 @@ def language_model(cut: Cut) -> Any:
     return model
 
 
-def _play(model: Any, given: Given, watch: Watch) -> None:
+def _play(model: Any, given: FitArguments, watch: LogRecorder) -> None:
     """The classic loop: a step of the judge, a step of the whole, by `train_on_batch`."""
     generator, judge = model.parts
     watch.set_model(model)
@@ -77,7 +77,7 @@ def _play(model: Any, given: Given, watch: Watch) -> None:
         watch.on_train_batch_end(step, {"judge": told["loss"], "whole": fooled["loss"]})
 
 
-@script(lambda: {"x": numbers(6), "noise": numbers(4, seed=2)}, _play, looks=False)
+@script(lambda: {"x": numbers(6), "noise": numbers(4, seed=2)}, _play, evaluates=False)
 def adversaries_by_hand(cut: Cut) -> Any:
     """Three models that share layers; the judge is frozen in the third, and trained by itself."""
     noise, images = keras.Input((4,)), keras.Input((6,))
@@ -106,7 +106,7 @@ class Endpoint(layers.Layer):
         return outputs
 
 
-@script(lambda: {"x": {"x": numbers(6), "y": numbers(3, seed=1)}}, looks=False)
+@script(lambda: {"x": {"x": numbers(6), "y": numbers(3, seed=1)}}, evaluates=False)
 def loss_from_a_layer(cut: Cut) -> Any:
     """`compile` without a loss; the targets are inputs."""
     inputs, targets = keras.Input((6,), name="x"), keras.Input((3,), name="y")
@@ -172,7 +172,7 @@ def physics(cut: Cut) -> Any:
     return model
 
 
-def _texts() -> Given:
+def _texts() -> FitArguments:
     words = np.array(["to", "be", "or", "not", "that", "is", "the", "question"])
     lines = [" ".join(words[row % 8]) for row in classes(8, 4)]
     return {"x": tf.constant(lines)[:, None], "y": classes(4, seed=1)}
@@ -210,7 +210,7 @@ def choices_cross(cut: Cut) -> Any:
     return model
 
 
-def _padded() -> Given:
+def _padded() -> FitArguments:
     lengths = [[int(n) for n in row if n] for row in tokens()]
     data = tf.data.Dataset.from_generator(
         lambda: zip(lengths, classes(4, seed=1), strict=True),

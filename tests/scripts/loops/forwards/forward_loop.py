@@ -6,15 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, mse, trained, weights
+from tests.scripts.loops.loop_scripts import Cut, Loop, mse, train_loop, weights
 
 
-def within(cut: Cut, first: Any, second: Any = None, *, w: Any = None, more: Any = (), batches: Any = None) -> Loop:
+def make_forward_loop(
+    cut: Cut, first: Any, second: Any = None, *, w: Any = None, more: Any = (), batches: Any = None
+) -> Loop:
     """A loop whose first and second parts are `first(x)` and `second(hidden)`; the third is a matrix."""
     w = weights() if w is None else w
     second = second or (lambda hidden: tf.tanh(hidden @ w[1]))
 
-    @trained(cut, w, more, calls=batches, unconnected="zero")
+    @train_loop(cut, w, more, calls=batches, unconnected="zero")
     def loop(x: Any, y: Any) -> Any:
         with cut.at(0):
             hidden = first(x)

@@ -19,7 +19,7 @@ ROWS, WIDTH = 8, 4
 Middle = Callable[[Any], Any]
 
 
-def marked(name: str) -> str:
+def find_marked_line(name: str) -> str:
     """'file:line' of the line in the calling file that ends in '# mark: name'."""
     file = inspect.stack()[1].filename
     lines = Path(file).read_text().splitlines()
@@ -28,13 +28,13 @@ def marked(name: str) -> str:
     return f"{file}:{numbers[0]}"
 
 
-def line_of(middle: Middle) -> str:
+def find_middle_line(middle: Middle) -> str:
     """'file:line' of a lambda, or of the first line inside a function."""
     code = middle.__code__
     return f"{code.co_filename}:{code.co_firstlineno + (code.co_name != '<lambda>')}"
 
 
-def told(kind: type[NebulaError], call: Callable[[], Any], *said: str, at: str = "") -> NebulaError:
+def check_error(kind: type[NebulaError], call: Callable[[], Any], *said: str, at: str = "") -> NebulaError:
     """The error that a call raises: of this kind, whole, at this line, and with all that should be said in it."""
     with pytest.raises(kind) as caught:
         call()
@@ -48,7 +48,7 @@ def told(kind: type[NebulaError], call: Callable[[], Any], *said: str, at: str =
     return error
 
 
-def two(first: Middle, second: Middle = lambda x: x + 1.0, micro: int = 1) -> Any:
+def make_two_stage_step(first: Middle, second: Middle = lambda x: x + 1.0, micro: int = 1) -> Any:
     """A step of two stages: the second goes on with what the first gives."""
 
     @nb.function
@@ -62,7 +62,7 @@ def two(first: Middle, second: Middle = lambda x: x + 1.0, micro: int = 1) -> An
     return step
 
 
-class Sub(keras.Model):
+class SubclassedModel(keras.Model):
     """Two stages; what is asked about happens in the second one's code."""
 
     def __init__(self, middle: Middle, micro: int = 1, scoped: bool = True) -> None:
@@ -80,15 +80,15 @@ class Sub(keras.Model):
                 return self.last(self.middle(hidden))
 
 
-def sub(middle: Middle = lambda x: x, micro: int = 1, scoped: bool = True, **compiled: Any) -> keras.Model:
+def build_subclassed(middle: Middle = lambda x: x, micro: int = 1, scoped: bool = True, **compiled: Any) -> keras.Model:
     """A subclassed model, compiled."""
     keras.utils.set_random_seed(3)
-    model = Sub(middle, micro, scoped)
+    model = SubclassedModel(middle, micro, scoped)
     model.compile(**{"optimizer": "sgd", "loss": "mse"} | compiled)
     return model
 
 
-def functional(micro: int = 1, scoped: bool = True, **compiled: Any) -> keras.Model:
+def build_functional(micro: int = 1, scoped: bool = True, **compiled: Any) -> keras.Model:
     """A functional model of two stages, compiled."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((WIDTH,))
@@ -106,7 +106,7 @@ def functional(micro: int = 1, scoped: bool = True, **compiled: Any) -> keras.Mo
     return model
 
 
-def batch(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
+def make_batch(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     """The same numbers each time."""
     draw = np.random.default_rng(1)
     return draw.standard_normal((rows, WIDTH)).astype("float32"), draw.standard_normal((rows, 2)).astype("float32")
@@ -115,12 +115,12 @@ def batch(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
 def fit(model: keras.Model, rows: int = ROWS, **options: Any) -> dict[str, list[float]]:
     """One epoch, uncut by Keras itself; gives the history."""
     history: dict[str, list[float]] = model.fit(
-        *batch(rows), **{"batch_size": ROWS, "shuffle": False, "verbose": 0} | options
+        *make_batch(rows), **{"batch_size": ROWS, "shuffle": False, "verbose": 0} | options
     ).history
     return history
 
 
-def same_training(cut: keras.Model, uncut: keras.Model, **options: Any) -> None:
+def assert_same_training(cut: keras.Model, uncut: keras.Model, **options: Any) -> None:
     """Both learn the same; and the first did it by a plan."""
     nb.shutdown()
     histories = fit(cut, **options), fit(uncut, **options)

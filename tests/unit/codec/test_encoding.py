@@ -1,4 +1,4 @@
-"""The way of one direction: its options, its text, and the numbers of codecs in frames."""
+"""The encoding of one direction: its options, its text, and the numbers of codecs in frames."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import whale_nebula as nb
 from whale_nebula.codec import FP16, INT4, INT8, SVD, Codec, TopK, from_flags
-from whale_nebula.codec.way import NONFINITE, Way, parse_way, ways
+from whale_nebula.codec.encoding import NONFINITE, Encoding, derive_encodings, parse_encoding
 from whale_nebula.errors import OptionError
 
 STRUCTURES: list[dict[str, Any]] = [{}, {"svd": 0.6}, {"rank": 96}, {"topk": 0.1}, {"rank": 8, "basis": "learned"}]
@@ -21,7 +21,7 @@ BACKWARD = ["default", None, "int8", "int4", "bf16", FP16(), SVD(0.5) >> INT4()]
 
 
 @st.composite
-def written(draw: st.DrawFn) -> dict[str, Any]:
+def compress_options(draw: st.DrawFn) -> dict[str, Any]:
     """Options of a compress scope, as a user may write them."""
     flags = draw(st.sampled_from(STRUCTURES)) | draw(st.sampled_from(PRECISIONS))
     auto = not flags and draw(st.booleans())
@@ -40,12 +40,12 @@ def written(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@given(written(), st.booleans())
-def test_the_text_of_a_way_is_that_way(given: dict[str, Any], training: bool) -> None:
+@given(compress_options(), st.booleans())
+def test_encoding_text_round_trip(given: dict[str, Any], training: bool) -> None:
     options = nb.compress(**given).options
-    for way in ways(options, training=training):
-        assert parse_way(str(way)) == way
-        assert str(parse_way(str(way))) == str(way)
+    for encoding in derive_encodings(options, training=training):
+        assert parse_encoding(str(encoding)) == encoding
+        assert str(parse_encoding(str(encoding))) == str(encoding)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_the_text_of_a_way_is_that_way(given: dict[str, Any], training: bool) ->
         ("auto", False, None, True),
     ],
 )
-def test_what_takes_more_than_a_cast(text: str, plain: bool, cast: str | None, coded: bool) -> None:
-    way = parse_way(text)
-    assert (way.plain, way.cast, way.coded) == (plain, cast, coded)
+def test_encoding_is_plain_cast_or_coded(text: str, plain: bool, cast: str | None, coded: bool) -> None:
+    encoding = parse_encoding(text)
+    assert (encoding.plain, encoding.cast, encoding.coded) == (plain, cast, coded)
 
 
 @pytest.mark.parametrize(
@@ -77,31 +77,31 @@ def test_what_takes_more_than_a_cast(text: str, plain: bool, cast: str | None, c
         ("none, mask", ["None"]),
     ],
 )
-def test_a_ladder_changes_precisions_and_keeps_the_structure(text: str, rungs: list[str]) -> None:
-    assert [str(codec) for codec in parse_way(text).rungs] == rungs
+def test_ladder_changes_the_precision_and_keeps_the_structure(text: str, rungs: list[str]) -> None:
+    assert [str(codec) for codec in parse_encoding(text).rungs] == rungs
 
 
 @pytest.mark.parametrize(
     "text", ["int9", "int8, sometimes", "int8, from step x", "int8, ramp fp16", "int8, ramp fp16 below x", "", ","]
 )
-def test_texts_that_are_no_way_say_so(text: str) -> None:
+def test_parse_encoding_refuses_invalid_text(text: str) -> None:
     with pytest.raises(OptionError) as caught:
-        parse_way(text)
+        parse_encoding(text)
     assert caught.value.mend
 
 
-def test_a_codec_may_have_commas() -> None:
-    codec: Codec | None = parse_way("rank(8, learned) >> int8, zstd").codec
+def test_parse_encoding_accepts_commas_in_a_codec() -> None:
+    codec: Codec | None = parse_encoding("rank(8, learned) >> int8, zstd").codec
     assert str(codec) == "rank(8, learned) >> int8"
 
 
-def crossing(training: bool = True, codec: Any = None, **options: Any) -> tuple[str, str]:
+def describe_directions(training: bool = True, codec: Any = None, **options: Any) -> tuple[str, str]:
     """Forward and backward of `nb.compress(codec, **options)`."""
-    there, back = ways(nb.compress(codec, **options).options, training=training)
+    there, back = derive_encodings(nb.compress(codec, **options).options, training=training)
     return str(there), str(back)
 
 
-WRITTEN: list[tuple[dict[str, Any], str, str]] = [
+OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"fp16": True}, "fp16", "int8"),
     ({"fp16": True, "backward": None}, "fp16", "none"),
     ({"fp16": True, "backward": "none"}, "fp16", "none"),
@@ -137,9 +137,9 @@ WRITTEN: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "there", "back"), WRITTEN, ids=str)
-def test_what_a_scope_says(options: dict[str, Any], there: str, back: str) -> None:
-    assert crossing(**options) == (there, back)
+@pytest.mark.parametrize(("options", "there", "back"), OPTIONS, ids=str)
+def test_encodings_follow_the_scope_options(options: dict[str, Any], there: str, back: str) -> None:
+    assert describe_directions(**options) == (there, back)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_what_a_scope_says(options: dict[str, Any], there: str, back: str) -> No
     ],
     ids=str,
 )  # fmt: skip
-def test_steps_without_a_gradient_use_the_same_unless_told_otherwise(options: dict[str, Any], there: str) -> None:
-    assert crossing(training=False, **options)[0] == there
+def test_encoding_without_gradient_uses_the_forward_option(options: dict[str, Any], there: str) -> None:
+    assert describe_directions(training=False, **options)[0] == there
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_steps_without_a_gradient_use_the_same_unless_told_otherwise(options: di
         ({"rank": 0, "basis": "learned"}, "rank=0 is not a positive integer", "rank=96"),
     ],
 )
-def test_what_is_wrong_is_told_of_the_flag_that_was_written(flags: dict[str, Any], what: str, mend: str) -> None:
+def test_invalid_flag_is_reported_by_name(flags: dict[str, Any], what: str, mend: str) -> None:
     with pytest.raises(OptionError) as caught:
         from_flags(**flags)
     assert (caught.value.what, caught.value.mend) == (what, mend)
@@ -187,23 +187,23 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_every_codec_that_may_come_has_a_number_of_its_own(text: str) -> None:
-    way = parse_way(text)
-    for codec in (*way.rungs, None):
-        assert way.by_number[way.numbers[codec]] == codec
-    assert all(0 < each < 1 << 16 for each in way.by_number)
+def test_possible_codecs_have_unique_numbers(text: str) -> None:
+    encoding = parse_encoding(text)
+    for codec in (*encoding.rungs, None):
+        assert encoding.by_number[encoding.numbers[codec]] == codec
+    assert all(0 < each < 1 << 16 for each in encoding.by_number)
 
 
-def clashing() -> Way:
-    """A way of which two codecs have texts with the same sixteen bits."""
+def find_clashing_encoding() -> Encoding:
+    """An encoding of which two codecs have texts with the same sixteen bits."""
     for rank in range(1, 200_000):
         texts = ("none", "int8", f"rank({rank}) >> int8")
         if len({zlib.crc32(text.encode()) % 0xFFFF for text in texts}) < len(texts):
-            return parse_way(texts[-1])
+            return parse_encoding(texts[-1])
     raise AssertionError("there is none")
 
 
-def test_two_texts_with_the_same_bits_have_two_numbers() -> None:
-    way = clashing()
-    assert len(way.by_number) == 3
-    assert len({way.numbers[codec] for codec in (*way.rungs, way.precision, None)}) == 3
+def test_equal_hashes_give_different_numbers() -> None:
+    encoding = find_clashing_encoding()
+    assert len(encoding.by_number) == 3
+    assert len({encoding.numbers[codec] for codec in (*encoding.rungs, encoding.precision, None)}) == 3

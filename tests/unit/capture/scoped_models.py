@@ -16,7 +16,7 @@ X, Y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
 PLAN = ("a", "b")
 
 
-def compiled(model: keras.Model, **options: Any) -> keras.Model:
+def compile_model(model: keras.Model, **options: Any) -> keras.Model:
     model.compile("sgd", "mse", **options)
     return model
 
@@ -33,7 +33,7 @@ def two_stages(first: dict[str, Any], second: dict[str, Any], around: Any = None
         hidden = layers.Dense(5)(inputs)
     with _open(around, 1), nb.stage(**second):
         outputs = layers.Dense(3)(hidden)
-    return compiled(keras.Model(inputs, outputs, **options))
+    return compile_model(keras.Model(inputs, outputs, **options))
 
 
 def _open(around: Any, number: int) -> Any:
@@ -47,16 +47,16 @@ def sequential(with_input: bool = True) -> keras.Model:
             model.add(layers.Dense(5))
         with nb.stage(cluster="b"):
             model.add(layers.Dense(3))
-    return compiled(model)
+    return compile_model(model)
 
 
-def built_later() -> keras.Model:
+def build_late() -> keras.Model:
     model = sequential(with_input=False)
     model(X)
     return model
 
 
-def caught(run: Callable[[], Any]) -> list[warnings.WarningMessage]:
+def record_warnings(run: Callable[[], Any]) -> list[warnings.WarningMessage]:
     """The warnings of ours while something runs."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("ignore")
@@ -65,6 +65,6 @@ def caught(run: Callable[[], Any]) -> list[warnings.WarningMessage]:
     return found
 
 
-def said(run: Callable[[], Any]) -> list[str]:
+def list_messages(run: Callable[[], Any]) -> list[str]:
     """What they say."""
-    return [str(each.message) for each in caught(run)]
+    return [str(each.message) for each in record_warnings(run)]

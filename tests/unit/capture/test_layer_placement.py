@@ -14,14 +14,14 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity_harness import data
-from whale_nebula.capture.placed import spots
+from whale_nebula.capture.layer_placement import list_layer_paths
 from whale_nebula.errors import BatchCoupledError, NebulaWarning, StageOrderError
 
 layers = keras.layers
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
 
-def line_of(function: Callable[..., Any], text: str) -> str:
+def find_line(function: Callable[..., Any], text: str) -> str:
     """'file:line' of the line in a function that ends with this."""
     lines, first = inspect.getsourcelines(function)
     (found,) = [number for number, line in enumerate(lines) if line.rstrip().endswith(text)]
@@ -94,18 +94,18 @@ def with_a_block() -> Any:
         (with_a_block, Block.call, "block/norm_1"),
     ],
 )
-def test_a_layer_that_couples_rows_is_named_with_the_line_that_calls_it(
+def test_coupling_layer_is_reported_with_its_calling_line(
     build: Callable[[], Any], source: Callable[..., Any], path: str
 ) -> None:
     with pytest.raises(BatchCoupledError) as caught:
         train(build())
     assert f"BatchNormalization {path!r} makes its rows depend on each other" in caught.value.what
-    assert caught.value.line == line_of(source, "# here")
+    assert caught.value.line == find_line(source, "# here")
     assert not any("loss_weight" in mend for mend in caught.value.mends)
     assert any("LayerNormalization" in mend for mend in caught.value.mends)
 
 
-def there_and_back() -> Any:
+def model_with_stages_in_a_cycle() -> Any:
     inputs = keras.Input((4,))
     with nb.cluster():
         with nb.stage(cluster="gpu"):
@@ -117,17 +117,17 @@ def there_and_back() -> Any:
     return keras.Model(inputs, outputs)
 
 
-def test_stages_in_the_wrong_order_are_named_with_their_lines_and_no_other_warning() -> None:
+def test_cyclic_stages_are_reported_with_lines() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(StageOrderError) as caught:
-            train(there_and_back())
-    assert caught.value.where == line_of(there_and_back, "# read")
-    made = line_of(there_and_back, "# made")
+            train(model_with_stages_in_a_cycle())
+    assert caught.value.where == find_line(model_with_stages_in_a_cycle, "# read")
+    made = find_line(model_with_stages_in_a_cycle, "# made")
     assert f"Dense 'last' of 'gpu' reads Dense 'middle' of 'npu' ({made})" in caught.value.why
 
 
-def test_a_gradient_that_would_flow_into_a_later_stage_is_refused() -> None:
+def test_gradient_flowing_into_a_later_stage_is_refused() -> None:
     """The stage that made it is done when its gradient comes: it would be lost."""
     first, second = (tf.Variable(tf.eye(4)) for _ in range(2))
 
@@ -150,7 +150,7 @@ def test_a_gradient_that_would_flow_into_a_later_stage_is_refused() -> None:
         step(tf.constant(X))
 
 
-def test_too_few_rows_are_told_at_the_users_line() -> None:
+def test_too_few_rows_warn_at_the_users_line() -> None:
     def fit() -> None:
         model.fit(X[:1], Y[:1], verbose=0)  # here
 
@@ -165,7 +165,7 @@ def test_too_few_rows_are_told_at_the_users_line() -> None:
     with pytest.warns(NebulaWarning, match="the first batch has 1 row") as caught:
         fit()
     (found,) = [each for each in caught if each.category is NebulaWarning]
-    assert f"{found.filename}:{found.lineno}" == line_of(fit, "# here")
+    assert f"{found.filename}:{found.lineno}" == find_line(fit, "# here")
 
 
 # -------------------- `nb.place` with `nb.split` for layers whose code is not the user's: the same plan as with
@@ -177,7 +177,7 @@ def model() -> keras.Model:
     return found
 
 
-def test_patterns_divide_the_variables_of_layers() -> None:
+def test_placed_split_divides_variables_of_matching_layers() -> None:
     placed = model()
     with nb.cluster():
         nb.place(placed, {"body": "gpu", "head": "npu", "body/wide": nb.split(2), "he.+": nb.split(2, axis=0)})
@@ -186,7 +186,7 @@ def test_patterns_divide_the_variables_of_layers() -> None:
     assert kernels == {"body/wide/kernel": "split(1)", "head/kernel": "split(0)", "body/narrow/kernel": "split(0)"}
 
 
-def test_it_trains_as_the_whole_model() -> None:
+def test_placed_split_trains_as_the_uncut_model() -> None:
     keras.utils.set_random_seed(1)
     placed = model()
     before = placed.get_weights()
@@ -199,7 +199,7 @@ def test_it_trains_as_the_whole_model() -> None:
     assert nb.last_report().stages.keys() == {"gpu"}
 
 
-def test_a_pattern_without_layers_is_an_error() -> None:
+def test_split_pattern_without_layers_is_refused() -> None:
     with nb.cluster(), pytest.raises(nb.errors.PlacementError, match="matches 'heat'"):
         nb.place(model(), {"body": "gpu", "heat": nb.split(2)})
 
@@ -212,17 +212,17 @@ class Cell(layers.Layer):
 
 
 def paths(model: Any) -> list[str]:
-    return [spot.path for spot in spots(model)]
+    return [spot.path for spot in list_layer_paths(model)]
 
 
-def test_inputs_are_left_out_and_what_is_inside_comes_after() -> None:
+def test_layer_paths_omit_inputs_and_list_parents_first() -> None:
     inner = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="a")], name="inner")
     inputs = keras.Input((2,))
     model = keras.Model(inputs, layers.Dense(1, name="b")(inner(inputs)))
     assert paths(model) == ["inner", "inner/a", "b"]
 
 
-def test_they_do_not_depend_on_what_is_built() -> None:
+def test_layer_paths_are_equal_before_and_after_build() -> None:
     model = keras.Sequential([layers.Dense(2, name="a"), layers.Dropout(0.1, name="drop")], name="model")
     before = paths(model)
     model.build((None, 2))
@@ -230,16 +230,16 @@ def test_they_do_not_depend_on_what_is_built() -> None:
     assert [layer.path for layer in model.layers] != before
 
 
-def test_neighbours_of_one_name_are_told_apart() -> None:
+def test_layer_paths_number_siblings_of_one_name() -> None:
     assert paths(Cell(*(layers.Dense(2, name="dense") for _ in range(3)))) == ["dense", "dense#2", "dense#3"]
 
 
-def test_a_shared_layer_stands_in_each_of_its_places_and_a_circle_ends() -> None:
+def test_layer_paths_repeat_shared_layers_and_end_at_cycles() -> None:
     shared = layers.Dense(2, name="shared")
     first, second = Cell(shared, name="first"), Cell(shared, name="second")
     model = Cell(first, second, name="model")
     first.around = model
-    found = list(spots(model))
+    found = list(list_layer_paths(model))
     assert [spot.path for spot in found] == ["first", "first/shared", "second", "second/shared"]
     assert [spot.around for spot in found] == ["", "first", "", "second"]
     assert found[1].layer is found[3].layer

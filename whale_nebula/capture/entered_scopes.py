@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from whale_nebula.codec.way import mirror_options
+from whale_nebula.codec.encoding import mirror_options
 from whale_nebula.errors import NestingError, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Assignment, Constraints, LocalSgd, Pipeline, Program, ScopedStage, Stage
@@ -42,11 +42,11 @@ REPLICA, SPLIT_STAGE = "replica", "split"
 
 
 @dataclass
-class ScopesMet:
+class EnteredScopes:
     """The scopes of each kind in a trace. `around` are those that enclose the whole step, `outer` is the first one that
-    contains stages. `entered` has for each stage the text of its scope, with its line, and the clusters that may run
-    it (empty: any). If a planner has `decided` everything, scopes only group ops. `given` are options that replace
-    those of scopes.
+    contains stages. `stage_texts` has for each stage the text of its scope, with its line, and the clusters that may
+    run it (empty: any). If a planner has `decided` everything, scopes only group ops. `step_options` replace options of
+    scopes.
     """
 
     around: tuple[Frame, ...] = field(default_factory=open_frames)
@@ -55,22 +55,22 @@ class ScopesMet:
     numbers: Numbers = field(default_factory=Numbers)
     compressions: list[Frame] = field(default_factory=list)
     splits: list[Frame] = field(default_factory=list)
-    beside: list[Frame] = field(default_factory=list)
+    sibling_splits: list[Frame] = field(default_factory=list)
     pipeline: Pipeline = field(default_factory=Pipeline)
-    pipe: Frame | None = None
-    blocks: list[Frame] = field(default_factory=list)
-    entered: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    pipeline_frame: Frame | None = None
+    cluster_blocks: list[Frame] = field(default_factory=list)
+    stage_texts: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     decided: bool = False
-    given: StepOptions = field(default_factory=current_step_options)
+    step_options: StepOptions = field(default_factory=current_step_options)
 
     def __post_init__(self) -> None:
         self.replicas = Replicas(replica_of(self.around))
         self.pipeline = self._replace_count(self.pipeline)
 
     @property
-    def cut(self) -> bool:
+    def is_cut(self) -> bool:
         """Whether the batch is divided into micro-batches."""
-        return self.pipeline.micro_batch > 1 or self.replicas.several
+        return self.pipeline.micro_batch > 1 or self.replicas.has_several
 
     def stage_of(self, frame: Frame) -> str:
         """The key of a stage's frame, in order of first entry. A stage without a cluster keeps its earlier one.
@@ -89,10 +89,13 @@ class ScopesMet:
             check_layout(cluster, frame.site, cluster_block_of(self.around), what)
         self.replicas.enter_stage(key, open_frames(), frame.site)
         words, clusters = _describe_stage(frame), clusters_of(frame, (*self.around, *open_frames()))
-        self.entered[key] = (self.entered.get(key, (words,))[0], clusters or self.entered.get(key, ("", ()))[1])
+        self.stage_texts[key] = (
+            self.stage_texts.get(key, (words,))[0],
+            clusters or self.stage_texts.get(key, ("", ()))[1],
+        )
         return key
 
-    def meet_model(self, stages: Iterable[Frame]) -> None:
+    def add_model(self, stages: Iterable[Frame]) -> None:
         """Add the stages in which a model of the step was built."""
         self.numbers.meet(stages, self.around)
 
@@ -100,7 +103,7 @@ class ScopesMet:
         """Apply the options of a pipeline to the whole step; the model's own override those around it."""
         if self.decided:
             return
-        before = self.pipe or frame
+        before = self.pipeline_frame or frame
         names = [name for name in frame.options if frame.options[name] != before.options.get(name)]
         mine, other = (", ".join(f"{name}={each.options.get(name)!r}" for name in names) for each in (frame, before))
         if names and before not in self.around:
@@ -118,7 +121,7 @@ class ScopesMet:
                 mend="remove one of the two",
                 key=frame.site,
             )
-        self.pipe = frame
+        self.pipeline_frame = frame
         options = dict(frame.options)
         pipeline = replace(self.pipeline, **{**options, "micro_batch": options["micro_batch"] or 1})
         self.pipeline = self._replace_count(pipeline)
@@ -129,7 +132,7 @@ class ScopesMet:
 
     def _replace_count(self, pipeline: Pipeline) -> Pipeline:
         """The pipeline with the number of micro-batches that replaces that of scopes, if there is one."""
-        count = self.given.micro_batch
+        count = self.step_options.micro_batch
         return pipeline if count is None else replace(pipeline, micro_batch=count)
 
     def enter_split(self, frame: Frame) -> int:
@@ -140,19 +143,19 @@ class ScopesMet:
         key = None if stage is None else self.numbers.identity(stage, self.around)[0]
         self.replicas.splits.setdefault(key or "stage0", frame)
         if stage is None and replica_of(open_now) is None:
-            self.beside.append(frame)
-        return number_in(self.splits, frame)
+            self.sibling_splits.append(frame)
+        return find_number(self.splits, frame)
 
     def find_siblings(self) -> bool:
         """Whether the step has no `nb.stage`, but an `nb.split` next to an `nb.replica`, which are then its stages."""
-        copied = self.replicas.met
-        if not self.stages and self.beside and copied and self.replicas.apart is None:
+        copied = self.replicas.entered
+        if not self.stages and self.sibling_splits and copied and self.replicas.apart is None:
             home = self.replicas.home
             self.stages[REPLICA] = Stage(REPLICA, home, str(copied[0].site))
-            self.stages[SPLIT_STAGE] = Stage(SPLIT_STAGE, home, str(self.beside[0].site))
-            self.replicas.of[REPLICA] = copied[0]
-            self.replicas.holding.update(copied)
-        return REPLICA in self.stages and bool(self.beside)
+            self.stages[SPLIT_STAGE] = Stage(SPLIT_STAGE, home, str(self.sibling_splits[0].site))
+            self.replicas.frames_by_stage[REPLICA] = copied[0]
+            self.replicas.nonempty_frames.update(copied)
+        return REPLICA in self.stages and bool(self.sibling_splits)
 
     def order_stages(self, graph: Graph) -> None:
         """Number the stages in the order of the data flow."""
@@ -181,11 +184,11 @@ def _describe_stage(frame: Frame) -> str:
     return f"nb.stage({', '.join(options)}) at {frame.site}"
 
 
-def number_in(met: list[Frame], frame: Frame) -> int:
+def find_number(entered: list[Frame], frame: Frame) -> int:
     """The number of a scope among those of its kind, the same at every entry."""
-    if frame not in met:
-        met.append(frame)
-    return met.index(frame)
+    if frame not in entered:
+        entered.append(frame)
+    return entered.index(frame)
 
 
 @dataclass
@@ -195,37 +198,37 @@ class Replicas:
 
     >>> from whale_nebula.site import Site
     >>> three = Frame("replica", {"count": 3}, Site("train.py", 4))
-    >>> met = Replicas()
-    >>> met.enter(three)
-    >>> met.enter_stage("gpu", [three], Site("train.py", 5))
-    >>> [stage.replicas for stage in met.settle([Stage("gpu", "gpu"), Stage("npu", "npu")])]
+    >>> entered = Replicas()
+    >>> entered.enter(three)
+    >>> entered.enter_stage("gpu", [three], Site("train.py", 5))
+    >>> [stage.replicas for stage in entered.settle([Stage("gpu", "gpu"), Stage("npu", "npu")])]
     [3, 1]
     """
 
     around: Frame | None = None
-    met: list[Frame] = field(default_factory=list)
-    of: dict[str, Frame | None] = field(default_factory=dict)
+    entered: list[Frame] = field(default_factory=list)
+    frames_by_stage: dict[str, Frame | None] = field(default_factory=dict)
     splits: dict[str, Frame] = field(default_factory=dict)
-    holding: set[Frame] = field(default_factory=set)
+    nonempty_frames: set[Frame] = field(default_factory=set)
     home: str = "local"
     apart: LocalSgd | None = None
-    slow: Frame | None = None
+    apart_frame: Frame | None = None
     decided: set[str] = field(default_factory=set)
 
     @property
-    def several(self) -> bool:
+    def has_several(self) -> bool:
         """Whether the batch may have to be divided for a stage's replicas, whose number may still be open."""
         return any((frame.options["count"] or most_workers()) > 1 for frame in self.all)
 
     @property
     def all(self) -> Sequence[Frame]:
         """All replica scopes, the one around the step last."""
-        return [*self.met, *([self.around] if self.around is not None else [])]
+        return [*self.entered, *([self.around] if self.around is not None else [])]
 
     def enter(self, frame: Frame) -> None:
         """Record the entry of a replica scope. If each cluster trains a copy, this applies to the whole step."""
         if frame not in self.all:
-            self.met.append(frame)
+            self.entered.append(frame)
             if self.around is not None and self.around.options != frame.options:
                 warn_once(
                     self.around.site,
@@ -246,12 +249,12 @@ class Replicas:
                 why=f"a step is copied to all clusters as a whole; here: {apart}; there: {self.apart}",
                 mend="use one nb.replica(sync_every=...) around the whole step",
             )
-        self.apart, self.slow, self.home = apart, frame, find_own_home(frames)
+        self.apart, self.apart_frame, self.home = apart, frame, find_own_home(frames)
 
     def enter_compress(self, frames: Sequence[Frame]) -> None:
         """Record the entry of a compress scope, which under local SGD sets the codec of differences."""
-        within = self.slow is not None and self.slow in frames and stage_of(frames) is None
-        found = find_apart(frames, self.slow) if within else None
+        within = self.apart_frame is not None and self.apart_frame in frames and stage_of(frames) is None
+        found = find_apart(frames, self.apart_frame) if within else None
         if self.apart is not None and found is not None:
             self.apart = replace(self.apart, codec=found.codec)
 
@@ -259,19 +262,19 @@ class Replicas:
         """Record that a stage is entered inside these scopes."""
         frame = replica_of(frames) or self.around
         if frame is not None:
-            self.holding.add(frame)
+            self.nonempty_frames.add(frame)
         if key in self.decided:
             return
         stage = stage_of(frames)
         named = None if stage is None or self.apart is None else stage.options.get("cluster")
-        if named is not None and self.slow is not None:
+        if named is not None and self.apart_frame is not None:
             raise OptionError(
-                f"nb.stage(cluster={named!r}) is inside {_describe_frame(self.slow)}",
+                f"nb.stage(cluster={named!r}) is inside {_describe_frame(self.apart_frame)}",
                 where=str(site),
                 why="with sync_every each cluster trains a copy of everything inside, so no stage is assigned to one",
                 mend=f'nb.stage(name="{named}"), or remove sync_every=',
             )
-        before = self.of.setdefault(key, frame)
+        before = self.frames_by_stage.setdefault(key, frame)
         if before is not frame and _count(before) != _count(frame):
             raise OptionError(
                 f"stage {key!r} is in {_describe_frame(frame)}, but where it was first entered it is in "
@@ -288,7 +291,7 @@ class Replicas:
         found = self._number_all(stages)
         if self.apart is None or not self.apart.exchange or not is_single(self.apart.clusters):
             return found
-        self.apart = replace(self.apart, copies=_count(self.slow) or workers_in(self.home))
+        self.apart = replace(self.apart, copies=_count(self.apart_frame) or workers_in(self.home))
         return [replace(stage, replicas=1) for stage in found]
 
     def _number_all(self, stages: Sequence[Stage]) -> list[Stage]:
@@ -297,12 +300,12 @@ class Replicas:
             return [Stage("stage0", self.home)]
         if not stages:
             alone = Stage("stage0", self.home)
-            count = self._number(alone, frame, 1)
+            count = self._count_replicas(alone, frame, 1)
             where = str(frame.site) if frame and (count > 1 or self.apart) else ""
-            return [_share(replace(alone, where=where, replicas=count), frame)]
+            return [_set_shards(replace(alone, where=where, replicas=count), frame)]
         if self.apart is not None:
             stages = [replace(stage, cluster=self.home) for stage in stages]
-        idle = next((frame for frame in self.met if frame not in self.holding), None)
+        idle = next((frame for frame in self.entered if frame not in self.nonempty_frames), None)
         if idle is not None and not self.decided:
             raise NestingError(
                 f"{_describe_frame(idle)} contains no nb.stage",
@@ -311,20 +314,22 @@ class Replicas:
                 "and only stages can be replicated",
                 mend='with nb.replica(...), nb.stage(name="..."): around the same lines',
             )
-        around = [self.of.get(stage.key) for stage in stages]
+        around = [self.frames_by_stage.get(stage.key) for stage in stages]
         inside = Counter((frame, stage.cluster) for frame, stage in zip(around, stages, strict=True))
         return [
-            _share(replace(stage, replicas=self._number(stage, frame, inside[frame, stage.cluster])), frame)
+            _set_shards(
+                replace(stage, replicas=self._count_replicas(stage, frame, inside[frame, stage.cluster])), frame
+            )
             for frame, stage in zip(around, stages, strict=True)
         ]
 
-    def _number(self, stage: Stage, frame: Frame | None, among: int) -> int:
-        """The number of a stage's replicas: its scope's or, by default, the cluster's workers divided `among` the
-        stages inside and by the devices of each replica.
+    def _count_replicas(self, stage: Stage, frame: Frame | None, sharing_stages: int) -> int:
+        """The number of a stage's replicas: its scope's or, by default, the cluster's workers divided by the stages
+        inside (`sharing_stages`) and by the devices of each replica.
         """
         if frame is None or _count(frame):
             return _count(frame)
-        workers, split = workers_in(stage.cluster) // among, self.splits.get(stage.key)
+        workers, split = workers_in(stage.cluster) // sharing_stages, self.splits.get(stage.key)
         devices = 1 if split is None else split.options["count"]
         if devices is None and split is not None and workers > 1:
             raise OptionError(
@@ -341,7 +346,7 @@ def _count(frame: Frame | None) -> int:
     return 1 if frame is None else int(frame.options["count"] or 0)
 
 
-def _share(stage: Stage, frame: Frame | None) -> Stage:
+def _set_shards(stage: Stage, frame: Frame | None) -> Stage:
     """The stage with the number of parts of its replicas' variables."""
     shard = None if frame is None else frame.options.get("shard")
     return replace(stage, shared_slots=shard is not None, shared_gradients=shard == "gradients")
@@ -355,63 +360,65 @@ def _describe_frame(frame: Frame | None) -> str:
     return f"nb.replica({', '.join(options)}) at {frame.site}"
 
 
-def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:
+def adopt_stages(entered: EnteredScopes, assignment: Assignment, site: Site) -> None:
     """Set the stages of a trace to the decided ones, as if its own scopes, or new ones at this line, defined them."""
     numbers = dict[str, int]()
-    for codec in dict.fromkeys(given.codecs.values()):
-        numbers[codec] = len(met.compressions)
-        met.compressions.append(Frame("compress", mirror_options(codec), site))
-    met.stages = {s.key: replace(s, compress=numbers.get(given.codecs.get(s.key, ""))) for s in given.stages}
-    met.adopt_pipeline(given.pipeline)
-    for stage in given.stages:
+    for codec in dict.fromkeys(assignment.codecs.values()):
+        numbers[codec] = len(entered.compressions)
+        entered.compressions.append(Frame("compress", mirror_options(codec), site))
+    entered.stages = {
+        s.key: replace(s, compress=numbers.get(assignment.codecs.get(s.key, ""))) for s in assignment.stages
+    }
+    entered.adopt_pipeline(assignment.pipeline)
+    for stage in assignment.stages:
         shard = ("gradients" if stage.shared_gradients else "optimizer") if stage.shared_slots else None
         frame = Frame("replica", {"count": stage.replicas, "shard": shard}, site)
-        met.replicas.of[stage.key] = frame
-        met.replicas.decided.add(stage.key)
+        entered.replicas.frames_by_stage[stage.key] = frame
+        entered.replicas.decided.add(stage.key)
         if stage.replicas > 1:
-            met.replicas.met.append(frame)
-            met.replicas.holding.add(frame)
+            entered.replicas.entered.append(frame)
+            entered.replicas.nonempty_frames.add(frame)
 
 
-def list_constraints(met: ScopesMet, program: Program) -> Constraints:
+def list_constraints(entered: EnteredScopes, program: Program) -> Constraints:
     """The constraints that the scopes of a trace impose on a planner."""
-    frames = {key: met.replicas.of.get(key) for key in met.entered}
-    whole = set(frames.values()) if frames else set(met.replicas.all[:1])
+    frames = {key: entered.replicas.frames_by_stage.get(key) for key in entered.stage_texts}
+    whole = set(frames.values()) if frames else set(entered.replicas.all[:1])
     around = whole.pop() if len(whole) == 1 else None
-    pipe = met.pipe
+    pipeline_frame = entered.pipeline_frame
     stages = []
-    for key, (words, clusters) in met.entered.items():
+    for key, (words, clusters) in entered.stage_texts.items():
         frame = frames[key]
         stages.append(ScopedStage(key, words, clusters, None if frame is None else frame.options["count"]))
-    layouts = [block.options["layout"] for block in met.blocks]
+    layouts = [block.options["layout"] for block in entered.cluster_blocks]
     open_layout = not layouts or "all" in layouts
     return Constraints(
         tuple(stages),
         () if open_layout else tuple(dict.fromkeys(name for layout in layouts for name in layout)),
-        met.pipeline if pipe is not None else Pipeline(),
-        met.given.micro_batch or (None if pipe is None else pipe.options["micro_batch"]),
+        entered.pipeline if pipeline_frame is not None else Pipeline(),
+        entered.step_options.micro_batch or (None if pipeline_frame is None else pipeline_frame.options["micro_batch"]),
         None if around is None else around.options["count"],
-        _explain_unplanned(met, program),
+        _explain_unplanned(entered, program),
     )
 
 
-def _explain_unplanned(met: ScopesMet, program: Program) -> str:
+def _explain_unplanned(entered: EnteredScopes, program: Program) -> str:
     if program.apart is not None:
         return "each cluster trains its own copy of it (nb.replica(sync_every=...))"
-    if met.splits:
-        return f"it has nb.split at {met.splits[0].site}, which already determines the divided variables"
-    if met.entered and len(program.requests) > 1:
+    if entered.splits:
+        return f"it has nb.split at {entered.splits[0].site}, which already determines the divided variables"
+    if entered.stage_texts and len(program.requests) > 1:
         return "it has its own stages and requests gradients more than once"
     return ""
 
 
-def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], forward: set[int] | None) -> Graph:
+def stamp_readers(graph: Graph, assignment: Assignment, paths: Mapping[int, str], forward: set[int] | None) -> Graph:
     """The graph with a stage for each forward op that reads a variable, and for the readers of its result.
 
     `paths` names the variables by the op that holds their handle; without `forward` all ops belong to the forward.
     """
     ops, seen = list(graph.ops), Counter[str]()
-    keys = {stage.key: number for number, stage in enumerate(given.stages)}
+    keys = {stage.key: number for number, stage in enumerate(assignment.stages)}
     found: dict[int, str] = {}
 
     def stamp(index: int, key: str) -> None:
@@ -422,7 +429,7 @@ def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], for
         path = paths.get(op.inputs[0].op) if is_read(op) and op.inputs else None
         if path is None or (forward is not None and op.index not in forward):
             continue
-        key = given.stage_of(path, seen[path])
+        key = assignment.stage_of(path, seen[path])
         seen[path] += 1
         if key is None:
             continue
@@ -437,7 +444,7 @@ def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], for
     return replace(graph, ops=tuple(ops))
 
 
-def paths_of_handles(graph: Any, numbers: Mapping[str, int], handles: Mapping[int, str]) -> dict[int, str]:
+def map_handle_paths(graph: Any, numbers: Mapping[str, int], handles: Mapping[int, str]) -> dict[int, str]:
     """The paths of captured variables by the op of their handle; `handles` gives paths by the id of the handle."""
     captured = ((internal.op.name, handles.get(id(external))) for external, internal in graph.captures)
     return {numbers[name]: path for name, path in captured if path is not None}
