@@ -132,7 +132,7 @@ def run(changed: Changed, folder: Path, memory: str | None, *before: str) -> tup
 
 
 @pytest.mark.parametrize("changed", EVERY, ids=lambda changed: changed.name)
-def test_the_planner_trains_the_numbers_of_one_device(tmp_path: Path, changed: Changed) -> None:
+def test_planned_example_trains_like_one_device(tmp_path: Path, changed: Changed) -> None:
     uncut, crossed = run(changed, tmp_path / "uncut", None)
     assert not crossed
     launch = ("-m", "whale_nebula", "run", "--all", *changed.launch)

@@ -26,7 +26,7 @@ DEADLINE = 240
     ],
     ids=["one process", "two processes", "packed", "two processes that choose micro-batches"],
 )
-def test_rows_grow_and_what_crosses_with_them(tmp_path: Path, before: list[str], words: list[str]) -> None:
+def test_curriculum_lengths_and_link_bytes_grow(tmp_path: Path, before: list[str], words: list[str]) -> None:
     example = write_little("curriculum", tmp_path, blocks=3)
     ended = zygote.run(*before, str(example), *LITTLE, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"})
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
@@ -44,7 +44,9 @@ def test_rows_grow_and_what_crosses_with_them(tmp_path: Path, before: list[str],
     ("words", "said"),
     [(["--start", "0"], "start=0 of a curriculum"), (["--start", "99", "--end", "48"], "a curriculum from length 99")],
 )
-def test_what_cannot_be_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+def test_curriculum_example_reports_invalid_options_without_traceback(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
     ended = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
     assert ended.returncode == 2 and f"curriculum.py: error: {said}" in ended.stderr
     assert 'curriculum.py", line' not in ended.stderr

@@ -44,7 +44,7 @@ def run(folder: Path, script: str, *launcher: str) -> str:
     return done.stdout
 
 
-def test_it_trains_as_keras_alone(tmp_path: Path) -> None:
+def test_large_classifier_trains_like_plain_keras(tmp_path: Path) -> None:
     launcher = ("-m", "whale_nebula", "run", "--all", "--config", "two.yaml")
     loss, accuracy = test_plain.numbers(run(tmp_path, plain()))
     for script, how in ((test_plain.source(NAME), ()), (test_plain.source(NAME), launcher), (planned(), launcher)):

@@ -28,13 +28,13 @@ def shown(notebook: nbformat.NotebookNode) -> list[str]:
 
 @pytest.mark.grid  # a kernel of its own, for half a minute
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_and_shows_pictures(path: Path, tool: ModuleType) -> None:
+def test_notebook_runs_and_shows_images(path: Path, tool: ModuleType) -> None:
     found = shown(tool.executed(path))
     assert "image/svg+xml" in found and "image/png" in found
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_shown_was_made_of_what_is_written(path: Path) -> None:
+def test_notebook_matches_its_python_file(path: Path) -> None:
     written, made = jupytext.read(path), nbformat.read(path.with_suffix(".ipynb"), as_version=4)
     assert [(cell.cell_type, cell.source) for cell in written.cells] == [
         (cell.cell_type, cell.source) for cell in made.cells

@@ -21,7 +21,9 @@ DEADLINE = 240
     ],
     ids=["one process", "two processes", "adam"],
 )
-def test_it_trains_and_a_32nd_crosses_after_the_warm_up(tmp_path: Path, before: list[str], words: list[str]) -> None:
+def test_one_bit_example_sends_fewer_bytes_after_the_warm_up(
+    tmp_path: Path, before: list[str], words: list[str]
+) -> None:
     example = write_little("one_bit", tmp_path, blocks=1)
     ended = zygote.run(*before, str(example), *LITTLE, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"})
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
@@ -32,6 +34,6 @@ def test_it_trains_and_a_32nd_crosses_after_the_warm_up(tmp_path: Path, before: 
     assert "loss on held-out rows: " in ended.stdout
 
 
-def test_a_wrong_warm_up_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_one_bit_example_reports_an_invalid_warm_up(tmp_path: Path) -> None:
     ended = zygote.run(str(EXAMPLE), "--warm-up", "0", cwd=tmp_path)
     assert ended.returncode == 2 and "one_bit.py: error: --warm-up: freeze_step=0" in ended.stderr

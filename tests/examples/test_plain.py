@@ -158,12 +158,12 @@ def sampled(names: Sequence[str], sample: Collection[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", sampled(EXAMPLES, SAMPLE))
-def test_it_runs(ran: Mapping[str, Ended], name: str) -> None:
+def test_example_runs(ran: Mapping[str, Ended], name: str) -> None:
     assert "loss" in said(ran, name)
 
 
 @pytest.mark.parametrize("name", sampled(EXAMPLES, SAMPLE))
-def test_without_its_scope_lines_it_is_the_original(ran: Mapping[str, Ended], name: str) -> None:
+def test_example_without_scopes_equals_plain_tensorflow(ran: Mapping[str, Ended], name: str) -> None:
     """Once with `import whale_nebula` left in it, and once without any trace of it."""
     assert "nb." not in plain(name)
     assert "whale_nebula" not in bare(name).split('"""')[-1]
@@ -179,7 +179,7 @@ def numbers(told: str) -> list[float]:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_planner_trains_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
+def test_planned_example_trains_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
     told = said(ran, f"{name} auto")
     assert "chosen by nb.auto_parallel" in told
     assert re.search(r"gpu +gpu ", told)
@@ -189,7 +189,7 @@ def test_the_planner_trains_the_same_numbers(ran: Mapping[str, Ended], name: str
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_two_processes_plan_alike_and_train_the_same(ran: Mapping[str, Ended], name: str, tmp_path: Path) -> None:
+def test_planned_example_trains_the_same_in_two_processes(ran: Mapping[str, Ended], name: str, tmp_path: Path) -> None:
     (tmp_path / "auto.py").write_text(re.sub(r"(?m)^nb\.init\(.*\n", "", auto(name)))
     workers = {cluster: {"workers": [f"127.0.0.1:{free_port()}"]} for cluster in ("gpu", "npu")}
     (tmp_path / "two.yaml").write_text(json.dumps({"clusters": workers}))
@@ -203,12 +203,12 @@ def test_two_processes_plan_alike_and_train_the_same(ran: Mapping[str, Ended], n
 
 
 @pytest.mark.parametrize("name", sampled(LOOPS, SAMPLE))
-def test_with_its_scope_lines_it_gives_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
+def test_example_with_scopes_gives_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
     assert len(numbers(said(ran, name))) == 3
     assert numbers(said(ran, name)) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)
 
 
-def test_the_custom_loop_shows_its_plan_and_learns(ran: Mapping[str, Ended]) -> None:
+def test_custom_loop_prints_its_plan_and_learns(ran: Mapping[str, Ended]) -> None:
     told = said(ran, "custom_loop")
     assert all(word in told for word in ("gpu", "npu", "eager-1f1b"))
     loss, _, accuracy = numbers(told)
@@ -217,7 +217,7 @@ def test_the_custom_loop_shows_its_plan_and_learns(ran: Mapping[str, Ended]) -> 
 
 
 @pytest.mark.grid
-def test_the_gan_has_two_phases(ran: Mapping[str, Ended]) -> None:
+def test_gan_example_has_two_phases(ran: Mapping[str, Ended]) -> None:
     told = said(ran, "gan")
     assert all(word in told for word in ("gpu", "npu", "phase 1"))
     _, _, radius = numbers(told)
@@ -225,6 +225,6 @@ def test_the_gan_has_two_phases(ran: Mapping[str, Ended]) -> None:
 
 
 @pytest.mark.grid
-def test_the_faster_judge_takes_more(ran: Mapping[str, Ended]) -> None:
+def test_faster_replica_takes_more_micro_batches(ran: Mapping[str, Ended]) -> None:
     told = said(ran, "one_to_many")
     assert "npu: replicas take 1 : 1 : 2 of 4 micro-batches, in the order 2 0 1 2 (speeds 1 : 1 : 2)" in told

@@ -25,7 +25,7 @@ def run(folder: Path, *words: str, before: tuple[str, ...] = ()) -> tuple[float,
 
 
 @pytest.mark.grid
-def test_hot_rows_and_distinct_ones_say_what_vectors_say(tmp_path: Path) -> None:
+def test_hot_and_distinct_rows_give_the_auc_of_vectors(tmp_path: Path) -> None:
     whole, most = run(tmp_path, "--look-up", "vectors")
     found, crossed = run(tmp_path, "--hot", "500", "--tables", "2")
     assert found == whole > 0.54
@@ -34,7 +34,7 @@ def test_hot_rows_and_distinct_ones_say_what_vectors_say(tmp_path: Path) -> None
 
 @pytest.mark.grid
 @pytest.mark.parametrize("network", ["dlrm", "wide_and_deep", "multi_view"])
-def test_two_processes_say_what_one_says(tmp_path: Path, network: str) -> None:
+def test_recommend_example_gives_the_same_auc_in_two_processes(tmp_path: Path, network: str) -> None:
     words = ("--network", network)
     found, crossed = run(tmp_path, *words, before=("-m", "whale_nebula", "run", "--all", "--clusters", "cpu,gpu"))
     alone, most = run(tmp_path, *words)
@@ -49,7 +49,9 @@ def test_two_processes_say_what_one_says(tmp_path: Path, network: str) -> None:
         (["--criteo", "none.txt"], "none.txt cannot be read; No such file"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+def test_recommend_example_reports_invalid_options_without_traceback(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
     ended = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
     assert ended.returncode == 2 and f"recommend.py: error: {said}" in ended.stderr
     assert 'recommend.py", line' not in ended.stderr

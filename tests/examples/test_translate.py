@@ -27,7 +27,7 @@ def row(said: str, codec: str) -> list[str]:
 
 
 @pytest.mark.parametrize("codecs", [["ours"], pytest.param(["none", "ours"], marks=pytest.mark.grid)], ids=len)
-def test_it_pretrains_once_trains_for_each_codec_and_compares(tmp_path: Path, codecs: list[str]) -> None:
+def test_translate_example_compares_codecs_after_one_pretraining(tmp_path: Path, codecs: list[str]) -> None:
     said = ran(tmp_path, str(EXAMPLE), "--codecs", *codecs)
     assert said.count("a language model learns") == 2
     ratios = [row(said, codec)[4] for codec in codecs]
@@ -38,13 +38,13 @@ def test_it_pretrains_once_trains_for_each_codec_and_compares(tmp_path: Path, co
 
 
 @pytest.mark.grid
-def test_two_processes_train_it_and_only_the_target_s_has_translations(tmp_path: Path) -> None:
+def test_translate_example_runs_in_two_processes(tmp_path: Path) -> None:
     said = ran(tmp_path, *CLI, "run", "--all", "--config", str(CONFIG), str(EXAMPLE), "--codecs", "none", "ours")
     assert said.count("a language model learns") == 2
     assert said.count("┃ codec") == 1 and "nrefs:1|case:lc|eff:no|tok:13a" in said
 
 
-def test_a_file_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_translate_example_reports_a_missing_file_without_traceback(tmp_path: Path) -> None:
     (tmp_path / "train.en").write_text("a cat\n")
     ended = zygote.run(str(EXAMPLE), "--text", str(tmp_path), "--languages", "fr", "en", cwd=tmp_path)
     assert ended.returncode == 1
@@ -52,5 +52,5 @@ def test_a_file_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> Non
     assert "Traceback" not in ended.stderr
 
 
-def test_it_stays_short_enough_to_read() -> None:
+def test_translate_example_is_below_its_line_limit() -> None:
     assert len(EXAMPLE.read_text("utf-8").splitlines()) < 200

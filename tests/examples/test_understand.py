@@ -38,7 +38,9 @@ def row(said: str, codec: str) -> list[str]:
         ),
     ],
 )
-def test_it_pretrains_once_and_trains_for_each_codec(tmp_path: Path, words: list[str], scores: int) -> None:
+def test_understand_example_trains_each_codec_after_one_pretraining(
+    tmp_path: Path, words: list[str], scores: int
+) -> None:
     said = ran(tmp_path, str(write_little("understand", tmp_path, layers=2)), *words)
     assert said.count("a language model learns") == 1
     cells = row(said, "rank" if "rank" in words else "rank+int4")
@@ -49,9 +51,7 @@ def test_it_pretrains_once_and_trains_for_each_codec(tmp_path: Path, words: list
 @pytest.mark.parametrize(
     ("config", "words"), [("understand", []), ("understand_three", ["--middle", "away", "far"])], ids=["two", "three"]
 )
-def test_a_process_for_each_cluster_trains_it_and_home_alone_has_scores(
-    tmp_path: Path, config: str, words: list[str]
-) -> None:
+def test_understand_example_runs_with_a_process_per_cluster(tmp_path: Path, config: str, words: list[str]) -> None:
     path = EXAMPLE.with_name(f"{config}.yaml")
     said = ran(tmp_path, *CLI, "run", "--all", "--config", str(path), str(EXAMPLE), "--codecs", "none", "rank", *words)
     assert said.count("┃ codec") == 1
@@ -72,7 +72,9 @@ def test_a_process_for_each_cluster_trains_it_and_home_alone_has_scores(
         (["--cut", "3"], "--cut 3: this BERT can be cut after layer 0 to 2"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+def test_understand_example_reports_invalid_options_without_traceback(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
     ended = zygote.run(str(EXAMPLE), *words, "--pretrain", "2", cwd=tmp_path)
     assert (
         ended.returncode in (1, 2)

@@ -37,19 +37,19 @@ def compiled(model: keras.Model) -> keras.Model:
     return model
 
 
-def test_only_adapters_and_the_output_are_trained() -> None:
+def test_only_adapters_and_output_are_trainable() -> None:
     trained = {weight.path.split("/")[0] for weight in causal().trainable_variables}
     adapters = {f"{side}_{part}0_adapter" for side in ("es", "en") for part in ("attention", "inner")}
     assert trained == adapters | {"en_output_norm", "en_output_bias"}
 
 
-def test_with_a_head_of_its_own_only_adapters_are() -> None:
+def test_only_adapters_are_trainable_with_a_pretrained_head() -> None:
     model = CausalABNet(Bert(SOURCE, name="es"), masked_lm(Bert(TARGET, name="en")), inner=4)
     assert all("_adapter/" in weight.path for weight in model.trainable_variables)
     assert model(pairs()[0]).shape == (5, 7, VOCABULARY)
 
 
-def test_a_new_one_tells_of_a_source_what_its_bert_does() -> None:
+def test_new_encoder_output_is_close_to_its_bert() -> None:
     source = Bert(SOURCE, name="es")
     encoder = CausalABNet(source, Bert(TARGET, name="en"), inner=4).sides.encoder
     ids = sources()
@@ -59,7 +59,7 @@ def test_a_new_one_tells_of_a_source_what_its_bert_does() -> None:
     np.testing.assert_allclose(hidden, expected, atol=0.05)
 
 
-def test_a_new_one_guesses_words_as_its_masked_language_model_does() -> None:
+def test_new_decoder_output_is_close_to_its_masked_lm() -> None:
     target = masked_lm(Bert(TARGET, name="en"))
     model = CausalABNet(Bert(SOURCE, name="es"), target, inner=4)
     (x, _), last = pairs(), 6
@@ -70,7 +70,7 @@ def test_a_new_one_guesses_words_as_its_masked_language_model_does() -> None:
 
 
 @pytest.mark.parametrize("make", [causal, translator])
-def test_a_word_changes_nothing_before_it(make: Any) -> None:
+def test_target_words_do_not_affect_earlier_positions(make: Any) -> None:
     model, (x, _) = make(), pairs()
     far_from_zero(model)
     other = {**x, "target": np.where(np.arange(7) == 4, 5 + (x["target"] - 4) % 5, x["target"])}
@@ -80,7 +80,7 @@ def test_a_word_changes_nothing_before_it(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [causal, translator])
-def test_every_word_of_the_source_counts_and_its_padding_does_not(make: Any) -> None:
+def test_source_words_affect_the_output_and_padding_does_not(make: Any) -> None:
     model, (x, _) = make(), pairs()
     far_from_zero(model)
     expected = model(x).numpy()
@@ -103,7 +103,7 @@ def test_every_word_of_the_source_counts_and_its_padding_does_not(make: Any) -> 
         (cmlm, {"longest": 5}),
     ],
 )
-def test_it_can_be_saved_and_loaded(tmp_path: Path, make: Any, options: dict[str, Any]) -> None:
+def test_translation_model_is_saved_and_loaded(tmp_path: Path, make: Any, options: dict[str, Any]) -> None:
     model, (x, _) = make(**options), pairs()
     far_from_zero(model)
     model.save(tmp_path / "model.keras")
@@ -113,7 +113,7 @@ def test_it_can_be_saved_and_loaded(tmp_path: Path, make: Any, options: dict[str
     assert [w.path for w in again.trainable_variables] == [w.path for w in model.trainable_variables]
 
 
-def test_pre_normalised_berts_end_in_their_norm() -> None:
+def test_pre_norm_berts_end_in_their_norm() -> None:
     source, target = (Bert(replace(sizes, norm="pre"), name=n) for sizes, n in ((SOURCE, "es"), (TARGET, "en")))
     model = CausalABNet(source, target, inner=4)
     hidden, _ = model.sides.encoder(sources())
@@ -121,7 +121,7 @@ def test_pre_normalised_berts_end_in_their_norm() -> None:
     assert model(pairs()[0]).shape == (5, 7, VOCABULARY)
 
 
-def test_two_berts_of_one_name_are_refused_with_a_mend() -> None:
+def test_berts_of_equal_name_are_refused_with_a_fix() -> None:
     with pytest.raises(OptionError) as caught:
         CausalABNet(Bert(SOURCE), Bert(TARGET))
     assert "name=" in caught.value.mend
@@ -129,7 +129,7 @@ def test_two_berts_of_one_name_are_refused_with_a_mend() -> None:
 
 # ---------------------------------------------------------------------- in two stages
 @pytest.mark.grid
-def test_in_two_stages_and_two_micro_batches_it_is_the_same_model() -> None:
+def test_two_stage_abnet_equals_the_uncut_model() -> None:
     with nb.cluster(), nb.pipeline(micro_batch=2):
         model = causal(in_two)
     far_from_zero(model, 0.2)
@@ -145,7 +145,7 @@ def compressed(side: str) -> Iterator[None]:
 
 
 @pytest.mark.grid
-def test_trained_over_a_codec_it_goes_on_uncut(tmp_path) -> None:
+def test_abnet_trained_over_a_codec_loads_uncut(tmp_path) -> None:
     """Between processes, in every run: tests/processes/test_private.py and tests/examples/test_translate.py."""
     source, target = Bert(SOURCE, name="es"), Bert(TARGET, name="en")
     frozen = [*source.get_weights(), *target.get_weights()]

@@ -30,12 +30,12 @@ def called(layer: keras.layers.Layer, source: np.ndarray = SOURCE) -> tf.Tensor:
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_at_first_an_adapter_changes_next_to_nothing(name: str) -> None:
+def test_new_adapter_is_close_to_identity(name: str) -> None:
     assert float(tf.reduce_max(abs(called(layers()[name]) - HIDDEN))) < 0.05
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_and_yet_all_its_weights_learn_from_the_first_step_on(name: str) -> None:
+def test_new_adapter_has_gradients_for_all_weights(name: str) -> None:
     layer = layers()[name]
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(called(layer) ** 3)
@@ -45,7 +45,7 @@ def test_and_yet_all_its_weights_learn_from_the_first_step_on(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["decoder", "post", "pre"])
-def test_what_is_not_visible_of_the_source_changes_nothing(name: str) -> None:
+def test_invisible_source_does_not_affect_the_output(name: str) -> None:
     layer = layers()[name]
     called(layer)
     far_from_zero(layer)
@@ -56,7 +56,7 @@ def test_what_is_not_visible_of_the_source_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["decoder", "post", "pre"])
-def test_a_source_that_is_remembered_says_the_same(name: str) -> None:
+def test_remembered_source_gives_the_same_output(name: str) -> None:
     layer = layers()[name]
     expected = called(layer)
     again = layer.recall(HIDDEN, layer.remember(SOURCE), expand_mask(tf.constant(VISIBLE)))
@@ -64,7 +64,7 @@ def test_a_source_that_is_remembered_says_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(layers()))
-def test_a_layer_can_be_made_again_from_its_config(name: str) -> None:
+def test_adapter_is_restored_from_its_config(name: str) -> None:
     layer = layers()[name]
     before = called(layer)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))

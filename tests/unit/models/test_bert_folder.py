@@ -66,7 +66,7 @@ def prefixed(tensors: Tensors) -> Tensors:
 
 
 @BOTH
-def test_it_computes_what_numpy_computes_from_the_same_file(folder: Path, pre: bool) -> None:
+def test_loaded_bert_equals_the_numpy_reference(folder: Path, pre: bool) -> None:
     tensors = bert_tensors(pre=pre)
     bert = load_bert(write(folder, tensors, model_type="megatron-bert" if pre else "bert"))
     expected = hidden_states(tensors, TOKENS, heads=2, pre=pre)
@@ -74,13 +74,13 @@ def test_it_computes_what_numpy_computes_from_the_same_file(folder: Path, pre: b
     np.testing.assert_allclose(bert(TOKENS).numpy()[there], expected[there], rtol=1e-4, atol=1e-4)
 
 
-def test_its_sizes_are_those_of_config_json(folder: Path) -> None:
+def test_loaded_sizes_come_from_config_json(folder: Path) -> None:
     bert = load_bert(write(folder, layer_norm_eps=1e-6, hidden_act="gelu_pytorch_tanh"), name="es")
     expected = BertSizes(23, 10, 8, 2, 2, 12, dropout=0.1, attention_dropout=0.2, epsilon=1e-6, activation="gelu_new")
     assert (bert.name, bert.sizes) == ("es", expected)
 
 
-def test_without_weights_it_has_the_sizes_and_needs_no_tensors(folder: Path) -> None:
+def test_load_without_weights_needs_no_tensors(folder: Path) -> None:
     there = load_bert(write(folder))
     (folder / "model.safetensors").unlink()
     form = load_bert(folder, weights=False)
@@ -88,14 +88,14 @@ def test_without_weights_it_has_the_sizes_and_needs_no_tensors(folder: Path) -> 
     assert [weight.path for weight in form.weights] == [weight.path for weight in there.weights]
 
 
-def test_what_config_json_leaves_out_is_as_usual(folder: Path) -> None:
+def test_missing_config_json_fields_have_defaults(folder: Path) -> None:
     usual = ("model_type", "hidden_act", "layer_norm_eps", "initializer_range", "pad_token_id")
     assert load_bert(write(folder, **dict.fromkeys(usual))).sizes == BertSizes(
         23, 10, 8, 2, 2, 12, dropout=0.1, attention_dropout=0.2
     )
 
 
-def test_names_may_have_a_prefix_and_other_heads_beside_them(folder: Path) -> None:
+def test_tensor_prefix_and_other_heads_are_accepted(folder: Path) -> None:
     plain = load_bert(write(folder))(TOKENS)
     beside = {
         "bert.pooler.dense.weight": np.zeros((8, 8), "float32"),
@@ -105,7 +105,7 @@ def test_names_may_have_a_prefix_and_other_heads_beside_them(folder: Path) -> No
     np.testing.assert_array_equal(load_bert(write(folder, prefixed(bert_tensors()) | beside))(TOKENS), plain)
 
 
-def test_norms_may_have_their_old_names(folder: Path) -> None:
+def test_old_layer_norm_names_are_accepted(folder: Path) -> None:
     plain, old = load_bert(write(folder))(TOKENS), {}
     for name, tensor in bert_tensors().items():
         if "LayerNorm" in name:
@@ -115,14 +115,14 @@ def test_norms_may_have_their_old_names(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.grid), ml_dtypes.bfloat16, "float64"])
-def test_numbers_may_be_of_another_precision(folder: Path, dtype: Any) -> None:
+def test_tensors_of_other_dtypes_are_converted(folder: Path, dtype: Any) -> None:
     plain = load_bert(write(folder))(TOKENS)
     found = load_bert(write(folder, {name: each.astype(dtype) for name, each in bert_tensors().items()}))
     assert found.dtype == "float32"
     np.testing.assert_allclose(found(TOKENS), plain, atol=0.1)
 
 
-def test_the_head_comes_too_where_it_is_asked_for(folder: Path) -> None:
+def test_load_masked_lm_includes_the_head(folder: Path) -> None:
     tensors, places = bert_tensors() | head_tensors(), np.array([[1], [4]], "int32")
     file = prefixed(bert_tensors()) | head_tensors()
     file["cls.predictions.decoder.weight"] = tensors["embeddings.word_embeddings.weight"].copy()
@@ -133,7 +133,7 @@ def test_the_head_comes_too_where_it_is_asked_for(folder: Path) -> None:
 
 
 @BOTH
-def test_what_is_saved_is_such_a_folder_and_loads_again(folder: Path, pre: bool) -> None:
+def test_saved_bert_folder_loads_again(folder: Path, pre: bool) -> None:
     sizes = BertSizes(23, 10, 8, 2, 2, 12, norm="pre" if pre else "post", dropout=0.1, activation="relu")
     bert = Bert(sizes)
     save_bert(bert, folder, WORDS)
@@ -150,7 +150,7 @@ def test_what_is_saved_is_such_a_folder_and_loads_again(folder: Path, pre: bool)
     assert again.sizes == BertSizes(23, 10, 8, 2, 2, 12, norm=sizes.norm, attention_dropout=0.1, activation="relu")
 
 
-def test_a_head_is_saved_by_its_names_and_loads_again(folder: Path) -> None:
+def test_saved_masked_lm_loads_again(folder: Path) -> None:
     model = masked_lm(Bert(BertSizes(23, 10, 8, 2, 1, 12, spread=0.5)))
     model.bias.bias.assign(np.arange(23.0))
     save_bert(model, folder, WORDS)
@@ -162,7 +162,7 @@ def test_a_head_is_saved_by_its_names_and_loads_again(folder: Path) -> None:
     np.testing.assert_array_equal(load_bert(folder)(TOKENS), model.bert(TOKENS))
 
 
-def test_a_vocabulary_larger_than_the_table_is_not_saved(folder: Path) -> None:
+def test_save_refuses_a_vocabulary_larger_than_the_table(folder: Path) -> None:
     with pytest.raises(DataError, match="23 tokens does not match a model with 20"):
         save_bert(Bert(BertSizes(20, 10, 8, 2, 1, 12)), folder, WORDS)
     assert not folder.exists()
@@ -186,11 +186,11 @@ WRONG_TENSORS = {
 
 
 @pytest.mark.parametrize("why", WRONG_TENSORS)
-def test_tensors_that_do_not_fit_are_named(folder: Path, why: str) -> None:
+def test_mismatched_tensors_are_reported_by_name(folder: Path, why: str) -> None:
     tensors, said = WRONG_TENSORS[why]
     with pytest.raises(WeightsError) as caught:
         load_bert(write(folder, tensors))
-    assert_told(caught.value, said)
+    assert_error_matches(caught.value, said)
     assert caught.value.where.endswith("model.safetensors")
 
 
@@ -206,21 +206,21 @@ WRONG_CONFIGS = {
 
 
 @pytest.mark.parametrize("why", WRONG_CONFIGS)
-def test_a_configuration_that_is_no_berts_is_refused(folder: Path, why: str) -> None:
+def test_unsupported_config_json_is_refused(folder: Path, why: str) -> None:
     changed, said = WRONG_CONFIGS[why]
     with pytest.raises(WeightsError) as caught:
         load_bert(write(folder, **changed))
-    assert_told(caught.value, said)
+    assert_error_matches(caught.value, said)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]"])
-def test_a_configuration_that_cannot_be_read_is_refused(folder: Path, text: str) -> None:
+def test_unreadable_config_json_is_refused(folder: Path, text: str) -> None:
     (write(folder) / "config.json").write_text(text)
     with pytest.raises(WeightsError, match=r"config\.json (cannot be read|is not a JSON object)"):
         load_bert(folder)
 
 
-def test_a_file_that_is_not_there_is_named_with_those_that_are(folder: Path) -> None:
+def test_missing_file_error_lists_existing_files(folder: Path) -> None:
     with pytest.raises(WeightsError, match="there is no folder"):
         load_bert(folder)
     folder.mkdir()
@@ -233,7 +233,7 @@ def test_a_file_that_is_not_there_is_named_with_those_that_are(folder: Path) -> 
     assert "model.bin" in caught.value.why
 
 
-def test_a_pickle_is_not_opened(folder: Path) -> None:
+def test_pickle_weights_are_refused(folder: Path) -> None:
     (write(folder) / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(WeightsError, match=r"does not contain model\.safetensors") as caught:
         load_bert(folder)
@@ -241,7 +241,7 @@ def test_a_pickle_is_not_opened(folder: Path) -> None:
     assert "save_pretrained" in caught.value.mend
 
 
-def test_a_file_of_tensors_that_is_damaged_is_refused(folder: Path) -> None:
+def test_damaged_safetensors_file_is_refused(folder: Path) -> None:
     file = write(folder) / "model.safetensors"
     whole = file.read_bytes()
     for damaged in (b"version https://git-lfs.github.com/spec/v1\n", whole[: len(whole) // 2], b""):
@@ -250,7 +250,7 @@ def test_a_file_of_tensors_that_is_damaged_is_refused(folder: Path) -> None:
             load_bert(folder)
 
 
-def test_without_the_extra_it_says_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_safetensors_package_error_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     with pytest.raises(ConfigError, match="package safetensors, which is not installed") as caught:
@@ -258,6 +258,6 @@ def test_without_the_extra_it_says_how_to_get_it(folder: Path, monkeypatch: pyte
     assert caught.value.mend == "pip install 'whale-nebula[bert]'"
 
 
-def assert_told(error: WeightsError, said: str) -> None:
+def assert_error_matches(error: WeightsError, said: str) -> None:
     assert re.search(said, error.what), error.what
     assert error.mend

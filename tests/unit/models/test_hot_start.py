@@ -109,18 +109,18 @@ def moved(home: keras.Model, stayed: Course, files: dict[str, Path]) -> Course:
     return left(home, losses + taught(loaded(home, files["second"]), 2))
 
 
-def test_the_losses_are_those_of_one_that_stayed(stayed: Course, moved: Course) -> None:
+def test_moved_training_has_the_same_losses(stayed: Course, moved: Course) -> None:
     assert len(stayed.losses) == TURNS * STEPS
     np.testing.assert_allclose(moved.losses, stayed.losses, rtol=1e-5)
 
 
-def test_it_comes_to_the_same_weights(stayed: Course, moved: Course) -> None:
+def test_moved_training_has_the_same_weights(stayed: Course, moved: Course) -> None:
     for expected, found in zip(stayed.weights, moved.weights, strict=True):
         room = 1e-5 * np.linalg.norm(expected) + 1e-3 * RATE * TURNS * STEPS
         assert np.linalg.norm(found - expected) <= room
 
 
-def test_its_optimizer_has_counted_every_step_and_remembers_the_same(stayed: Course, moved: Course) -> None:
+def test_moved_training_has_the_same_optimizer_state(stayed: Course, moved: Course) -> None:
     assert moved.iterations == stayed.iterations == TURNS * STEPS
     assert moved.slots.keys() == stayed.slots.keys() and len(stayed.slots) > 40
     largest = max(float(np.linalg.norm(slot)) for slot in stayed.slots.values())

@@ -64,13 +64,13 @@ def codecs(plan: nb.Plan) -> set[tuple[str, str]]:
     return {(each.codec, each.backward_codec) for each in plan.boundaries}
 
 
-def test_nothing_is_made_smaller_unless_it_is_asked_for() -> None:
+def test_auto_parallel_compresses_only_on_request() -> None:
     plan, decision, _ = planned("none", "100kbit,1ms")
     assert codecs(plan) == {("none", "none")} and not decision.problem.chain.coded
 
 
 @pytest.mark.grid
-def test_what_is_said_crosses_so_as_in_the_same_stages_by_hand() -> None:
+def test_requested_codec_gives_the_losses_of_hand_written_stages() -> None:
     plan, decision, found = planned("fp16", "1mbit,1ms", train=True)
     assert codecs(plan) == {("fp16", "int8")}
     for each in plan.boundaries:
@@ -88,7 +88,7 @@ def test_what_is_said_crosses_so_as_in_the_same_stages_by_hand() -> None:
 
 
 @pytest.mark.parametrize("cut", [2, *(pytest.param(cut, marks=pytest.mark.grid) for cut in (1, 3, 4))])
-def test_bytes_at_each_cut_are_those_that_cross(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicted_bytes_of_a_cut_match_the_plan(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a normalisation its input crosses alone, and what it makes of it is computed after the line."""
 
     def choose(problem: Any, *options: Any) -> Found:
@@ -116,7 +116,7 @@ def test_bytes_at_each_cut_are_those_that_cross(cut: int, monkeypatch: pytest.Mo
     ("line", "expected"),
     [pytest.param("10gbit,0ms", {"none"}, marks=pytest.mark.grid), ("200kbit,1ms", {"int8", "int4"})],
 )
-def test_of_its_own_it_takes_the_mildest_that_hides(line: str, expected: set[str]) -> None:
+def test_auto_compress_takes_the_mildest_codec_that_hides(line: str, expected: set[str]) -> None:
     plan, *_ = planned("auto", line)
     assert {codec for codec, _ in codecs(plan)} <= expected and all(there == back for there, back in codecs(plan))
     said = " ".join(plan.explain().split())
@@ -127,7 +127,7 @@ def test_of_its_own_it_takes_the_mildest_that_hides(line: str, expected: set[str
 
 
 @pytest.mark.parametrize("seed", [21, 25, 59])
-def test_with_a_milder_codec_a_step_takes_clearly_longer_than_with_the_best(seed: int) -> None:
+def test_chosen_codecs_are_the_mildest_within_the_slack(seed: int) -> None:
     problem = draw_problem(seed)
     found = search(replace(problem, options=replace(problem.options, slack=0.02))).candidates
 
@@ -146,7 +146,7 @@ def test_with_a_milder_codec_a_step_takes_clearly_longer_than_with_the_best(seed
         assert all(seconds > 1.02 * best * 0.9999 for seconds in milder)
 
 
-def test_seconds_of_codecs_are_those_that_were_measured() -> None:
+def test_codec_seconds_come_from_measurements() -> None:
     tensors = [[], [Tensor("float32", (8, 64), True), Tensor("int32", (8,), False)]]
     _, fp16, int8, _ = code_crossings("auto", tensors, 8, {"int8": 1e-6})
     assert fp16.there.tolist() == [0.0, (8 * 64 * 2 + 8 * 4 + 4) / 8] or fp16.there[1] == pytest.approx(132.0, rel=0.01)
@@ -195,7 +195,7 @@ def alike() -> list[keras.layers.Layer]:
     return [keras.layers.Dense(48, activation="relu", name=f"d{number}") for number in range(3)]
 
 
-def test_blocks_that_are_alike_are_measured_once_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_blocks_are_measured_once_and_read_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = decide(*alike())
     assert first.grounds.measured == 1.0 and first.predicted.share_measured == 1.0
     cluster = first.problem.clusters[0]
@@ -211,7 +211,7 @@ def test_blocks_that_are_alike_are_measured_once_and_not_again(monkeypatch: pyte
     assert one.crossing == pytest.approx(4 * four.crossing) and one.message == pytest.approx(4 * four.message) != 0.0
 
 
-def test_what_others_have_measured_is_not_read() -> None:
+def test_block_times_of_another_machine_are_ignored() -> None:
     keep_blocks({"a": BlockTime(1.0, 0.1, "2026-01-02")})
     keep_blocks({"b": BlockTime(2.0, 0.1, "2026-01-03")})
     assert sorted(read_blocks()) == ["a", "b"]
@@ -223,7 +223,7 @@ def test_what_others_have_measured_is_not_read() -> None:
     assert read_blocks() == {"c": BlockTime(3.0, 0.1, "2026-01-04")}
 
 
-def test_variables_stay_as_they_are_and_what_has_other_effects_is_not_run() -> None:
+def test_measuring_leaves_variables_unchanged_and_skips_side_effects() -> None:
     told.clear()
     layers = [keras.layers.BatchNormalization(), keras.layers.Dense(48), keras.layers.Dropout(0.5), Printing()]
     decision, model = decide(*layers)
@@ -242,7 +242,7 @@ def test_variables_stay_as_they_are_and_what_has_other_effects_is_not_run() -> N
     [{"measure": "0s"}, {"clusters": {"gpu": {"flops": "1G"}, "npu": {"flops": "1G", "memory_rate": "1GB/s"}}}],
     ids=["none is asked for", "the config says flops"],
 )
-def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
+def test_blocks_are_not_measured_when_disabled_or_configured(config: dict[str, Any]) -> None:
     decision, _ = decide(*alike(), **config)
     assert decision.grounds.measured == 0.0 and not blocks_path().exists()
     assert decision.emulated and decision.seconds_here >= decision.chosen.seconds
@@ -252,7 +252,7 @@ def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.grid
-def test_one_cluster_may_be_said_and_the_other_measured() -> None:
+def test_configured_and_measured_clusters_can_be_mixed() -> None:
     decision, _ = decide(*alike(), clusters={"gpu": {"flops": "1G"}, "npu": {}})
     assert 0.0 < decision.grounds.measured < 1.0
     assert decision.problem.clusters[0].forward.sum() != decision.problem.clusters[1].forward.sum()
@@ -276,20 +276,20 @@ def make_problem() -> Problem:
     return Problem(chain, (cluster, replace(cluster, name="npu")), 8)
 
 
-def test_a_last_stage_is_one_call() -> None:
+def test_last_stage_costs_one_fused_call() -> None:
     costs = Costs(make_problem(), 4)
     assert costs.part_seconds(Part(0, 0, 1)) == pytest.approx((2e-3 + CALL, 4e-3 + CALL))
     assert costs.part_seconds(Part(1, 1, 3)) == pytest.approx((0.5 * (4e-3 + CALL), 0.5 * 8e-3))
 
 
-def test_what_crosses_takes_time_at_both_ends() -> None:
+def test_crossing_tensors_take_time_at_both_ends() -> None:
     costs = Costs(make_problem(), 4)
     there, back = 2 * MESSAGE + 2 * 1000 * BYTE, MESSAGE + 2 * 500 * BYTE
     assert costs.part_handling(Part(0, 0, 1)) == pytest.approx((there, back))
     assert costs.part_handling(Part(0, 1, 2)) == pytest.approx((2 * there, 2 * back))  # in the middle
 
 
-def test_the_matrix_of_the_search_says_the_same() -> None:
+def test_seconds_matrix_matches_the_costs_of_parts() -> None:
     costs = Costs(make_problem(), 4)
     for begin, end in ((0, 1), (0, 3), (1, 2), (1, 3)):
         part = Part(0, begin, end)
@@ -297,7 +297,7 @@ def test_the_matrix_of_the_search_says_the_same() -> None:
         assert costs.seconds(0)[begin, end] == pytest.approx(whole)
 
 
-def test_what_a_stage_computes_is_told_without_what_crosses() -> None:
+def test_compute_seconds_exclude_crossings() -> None:
     problem = make_problem()
     found = score(problem, Shape((Part(0, 0, 1), Part(1, 1, 3)), 4))
     quiet = tuple(replace(cluster, crossing=0.0, message=0.0, step=0.0) for cluster in problem.clusters)
@@ -307,7 +307,7 @@ def test_what_a_stage_computes_is_told_without_what_crosses() -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_every_range_needs_what_its_stage_needs(recompute: bool) -> None:
+def test_bytes_matrix_matches_the_bytes_of_parts(recompute: bool) -> None:
     problem = draw_problem(5)
     costs = Costs(problem, 4, recompute)
     for number, shards in ((1, 1), (3, 1), (4, 2)):
@@ -316,7 +316,7 @@ def test_every_range_needs_what_its_stage_needs(recompute: bool) -> None:
             assert found[begin, end] == pytest.approx(costs.part_bytes(Part(0, begin, end, 1, shards), number, number))
 
 
-def test_memory_is_the_most_of_a_backward_and_of_an_update() -> None:
+def test_part_memory_is_the_maximum_of_backward_and_update() -> None:
     none, ones = np.zeros(3), np.ones(2)
     chain = Chain(
         ("a", "b"), 100 * ones, 200 * ones, 100 * ones, 10 * ones, 4 * ones, np.array([0.0, 5, 0]), none, none,
@@ -339,7 +339,7 @@ def test_memory_is_the_most_of_a_backward_and_of_an_update() -> None:
     assert needed(8, last, 1, 3, 2) == 300 + max(2 * 7 * 8 + 3 * 40 + max(80 + 32 + 200, 200 + 60), 260)
 
 
-def test_rows_of_a_table_take_memory_and_have_one_replica() -> None:
+def test_table_rows_take_memory_and_forbid_replicas() -> None:
     problem = make_problem()
     beside = np.array([0.0, 5e6, 0.0])
     held = replace(problem, chain=replace(problem.chain, beside=beside))
@@ -357,7 +357,7 @@ def test_rows_of_a_table_take_memory_and_have_one_replica() -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.8])
-def test_blocks_stay_where_their_inputs_are(share: float) -> None:
+def test_bound_blocks_stay_in_the_cluster_of_their_inputs(share: float) -> None:
     """The first and the last one in npu, which does all of it if it has the memory, although gpu is as fast."""
     problem = make_problem()
     chain = replace(problem.chain, weights=np.full(3, 1e5))
@@ -370,7 +370,7 @@ def test_blocks_stay_where_their_inputs_are(share: float) -> None:
     assert [1, 0, 1] in ways and ([1] in ways) == (share == 1.0)
 
 
-def test_memory_of_stages_that_share_a_worker_is_found_together() -> None:
+def test_stages_that_share_a_worker_share_its_memory() -> None:
     """The first and the last of eight blocks are bound to npu, which is far faster, and holds four of them."""
     ones, cuts = np.ones(8), np.array([0.0, *[1000.0] * 7, 0.0])
     chain = Chain(

@@ -34,7 +34,7 @@ def run(problem: Problem, of: Shape, lost: float = 0.0) -> Observed:
         ),
     ],
 )
-def test_a_run_that_uses_all_clusters_shows_the_truth(times: dict[int, float], rate: float) -> None:
+def test_measured_run_corrects_all_clusters(times: dict[int, float], rate: float) -> None:
     """Whatever was told wrong: the plan that is found with what was measured is the best one by the truth."""
     truth = slow_down(make_problem(rate), times)
     told = score(make_problem(), shape((0, 0, 3, 1), (1, 3, 5, 2), count=8))
@@ -53,7 +53,7 @@ def test_a_run_that_uses_all_clusters_shows_the_truth(times: dict[int, float], r
         assert better.seconds == pytest.approx(score(truth, better.candidates[0].shape).seconds)
 
 
-def test_what_the_model_does_not_explain_stays_and_may_outweigh_what_is_gained() -> None:
+def test_unexplained_seconds_are_added_to_a_better_plan() -> None:
     now, truth = shape((0, 0, 5, 1), count=1), make_problem(2e8)
     better = find_better(truth, now, run(truth, now).seconds)
     lost = find_better(truth, now, run(truth, now, 0.01).seconds)
@@ -64,7 +64,7 @@ def test_what_the_model_does_not_explain_stays_and_may_outweigh_what_is_gained()
     assert half is not None and half.seconds == pytest.approx(0.5 * better.seconds)
 
 
-def test_a_plan_that_was_tried_takes_what_it_took() -> None:
+def test_tried_plan_keeps_its_measured_seconds() -> None:
     now, truth = shape((0, 0, 5, 1), count=1), make_problem(2e8)
     seconds = run(truth, now).seconds
     tried: dict[Shape, float] = {}
@@ -80,7 +80,7 @@ def test_a_plan_that_was_tried_takes_what_it_took() -> None:
     assert back is not None and back.seconds <= 0.5 * seconds
 
 
-def test_of_a_cluster_that_has_run_nothing_is_known_what_is_known_of_one_like_it() -> None:
+def test_unused_cluster_is_corrected_like_an_equal_cluster() -> None:
     before = make_problem()
     before = replace(before, clusters=(*before.clusters, replace(before.clusters[0], name="gpu2")))
     told = replace(BEST, shape=shape((0, 0, 5, 1), count=1), compute=(1e-3,))
@@ -90,7 +90,7 @@ def test_of_a_cluster_that_has_run_nothing_is_known_what_is_known_of_one_like_it
     assert corrected.line(0, 1) == Line(rate=1e6, delay=0.2) and corrected.line(1, 0) == before.line(1, 0)
 
 
-def test_a_slow_cluster_takes_longer_for_gradients_of_weights_too() -> None:
+def test_slow_cluster_also_slows_weight_gradients() -> None:
     problem = make_problem()
     clusters = tuple(replace(cluster, later=0.5 * cluster.backward) for cluster in problem.clusters)
     slow = slow_down(replace(problem, clusters=clusters), {1: 3.0}).clusters

@@ -65,7 +65,7 @@ CASES = {
 }
 
 
-def test_it_is_told_in_a_paragraph_a_table_and_what_would_change_it(request: pytest.FixtureRequest) -> None:
+def test_explanation_has_a_paragraph_a_table_and_alternatives(request: pytest.FixtureRequest) -> None:
     decisions = {name: make() for name, make in CASES.items()}
     texts = {name: decision.explain() for name, decision in decisions.items()}
     assert max(len(line) for text in texts.values() for line in text.splitlines()) <= WIDTH
@@ -75,13 +75,13 @@ def test_it_is_told_in_a_paragraph_a_table_and_what_would_change_it(request: pyt
     assert "\n1 more candidate would take over 3 times as long" in told.explain()
 
 
-def test_half_the_bytes_cost_half_the_line() -> None:
+def test_scaled_crossing_halves_the_bytes_of_lines() -> None:
     problem = make_problem()
     whole, half = (score(each, TWO) for each in (problem, scale_crossing(problem, 0.5)))
     assert half.bytes == {line: size / 2 for line, size in whole.bytes.items()} and half.seconds < whole.seconds
 
 
-def test_curves_fall_with_the_rate_and_none_is_below_the_best() -> None:
+def test_rate_curves_include_the_chosen_plan_and_bound_the_others() -> None:
     decision = decide(make_problem())
     curves = decision.curves()
     assert curves.factors == FACTORS and curves.rate == 60e6 and len(curves.plans) == 3
@@ -93,13 +93,13 @@ def test_curves_fall_with_the_rate_and_none_is_below_the_best() -> None:
         assert all(a <= b for a, b in zip(curves.best, seconds, strict=True))
 
 
-def test_free_lines_have_no_rate_to_draw_by() -> None:
+def test_free_or_unequal_lines_have_no_curve_rate() -> None:
     assert decide(make_problem(math.inf), (ONE,)).curves() is None
     uneven = replace(make_problem(), lines={(0, 1): Line(rate=7.5e6), (1, 0): Line(rate=1e6)})
     assert decide(uneven, (ONE, TWO)).curves().rate is None
 
 
-def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried() -> None:
+def test_excess_error_names_layers_and_tried_fixes() -> None:
     problem = make_problem()
     clusters = tuple(
         replace(cluster, memory=memory) for cluster, memory in zip(problem.clusters, (20 * MIB, 30 * MIB), strict=True)
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried()
     assert mend == f"20.0 MiB of memory for each worker of npu; {tried}; {split}; or a smaller batch"
 
 
-def test_a_stage_of_the_user_that_does_not_fit_is_named() -> None:
+def test_excess_error_names_the_scope_of_a_written_stage() -> None:
     said = "nb.stage(cluster='gpu') at train.py:12"
     problem = replace(make_problem(), fixed=(Fixed("gpu", 1, 4, (0,), None, said),))
     what, _, _ = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), problem)

@@ -52,7 +52,7 @@ def alike(blocks: int, clusters: int, workers: int, **options: object) -> Proble
         *(pytest.param(kind, seed, marks=pytest.mark.grid) for kind, seeds in MORE.items() for seed in seeds),
     ],
 )
-def test_a_plan_is_as_fast_as_the_best_of_all(kind: str, seed: int) -> None:
+def test_search_is_as_fast_as_exhaustive_search(kind: str, seed: int) -> None:
     problem = draw_problem(seed, kind)
     best, found = find_best(problem), solve(seed, kind)
     assert (best is None) == (not found.candidates)
@@ -69,7 +69,7 @@ def test_a_plan_is_as_fast_as_the_best_of_all(kind: str, seed: int) -> None:
         assert all(part.end == after.begin for part, after in zip(each.parts, each.parts[1:], strict=False))
 
 
-def test_the_sample_has_problems_of_each_kind() -> None:
+def test_sampled_problems_cover_every_kind_of_plan() -> None:
     found = [solve(seed).candidates for seed in SEEDS[""]]
     assert any(not each for each in found)
     assert {len(each[0].parts) for each in found if each} >= {1, 2, 3}
@@ -78,7 +78,7 @@ def test_the_sample_has_problems_of_each_kind() -> None:
     assert {each[0].schedule for each in found if each} == {"eager-1f1b", "zero-bubble"}
 
 
-def test_one_cluster_that_nothing_helps_does_all() -> None:
+def test_slow_links_give_a_plan_of_one_cluster() -> None:
     """Two clusters beyond a line on which a message takes longer than the whole step."""
     problem = replace(alike(4, 2, 1), lines={(0, 1): Line(rate=1e3), (1, 0): Line(rate=1e3)})
     shape = search(problem).candidates[0].shape
@@ -86,7 +86,7 @@ def test_one_cluster_that_nothing_helps_does_all() -> None:
     assert shape.micro_batches == 1
 
 
-def test_clusters_that_are_alike_come_in_their_order() -> None:
+def test_equal_clusters_are_used_in_config_order() -> None:
     found = search(alike(12, 3, 1)).candidates[0]
     assert [part.cluster for part in found.parts] == [0, 1, 2]
 
@@ -100,24 +100,24 @@ def test_clusters_that_are_alike_come_in_their_order() -> None:
         (Options(recompute=True), lambda shape: shape.recompute),
     ],
 )
-def test_what_the_user_says_holds(options: Options, check: object) -> None:
+def test_search_respects_user_options(options: Options, check: object) -> None:
     found = search(replace(alike(8, 2, 4), options=options)).candidates
     assert found
     assert all(check(each.shape) for each in found)  # type: ignore[operator]
 
 
-def test_where_one_may_not_cut_no_plan_does() -> None:
+def test_search_cuts_only_at_cuttable_edges() -> None:
     problem = alike(6, 3, 2)
     cuttable = np.array([True, False, False, True, False, False, True])
     found = search(replace(problem, chain=replace(problem.chain, cuttable=cuttable))).candidates
     assert {part.begin for each in found for part in each.parts} <= {0, 3}
 
 
-def test_the_same_problem_has_the_same_plan() -> None:
+def test_search_is_deterministic() -> None:
     assert search(draw_problem(11)) == solve(11)
 
 
-def test_memory_is_what_makes_a_chain_long() -> None:
+def test_short_memory_forces_more_stages() -> None:
     """Each cluster may hold a third: three stages are needed, and what is in flight is limited."""
     problem = alike(9, 3, 1)
     chain = replace(problem.chain, weights=np.full(9, 1e6), held=np.full(9, 1e4))
@@ -151,7 +151,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_step_that_stays_as_it_is_written_is_captured_once(made: list[str]) -> None:
+def test_unplanned_step_is_captured_once(made: list[str]) -> None:
     nb.init(CONFIG)
     with nb.auto_parallel():
         with nb.replica(2, sync_every=2):
@@ -163,7 +163,7 @@ def test_a_step_that_stays_as_it_is_written_is_captured_once(made: list[str]) ->
     assert "does not change the scopes of this step" in plan.explain() and plan.predicted is None
 
 
-def test_a_step_that_follows_another_one_has_no_seconds_of_it(made: list[str]) -> None:
+def test_dependent_step_has_no_predicted_seconds(made: list[str]) -> None:
     nb.init(CONFIG, links="60mbit,1ms")
     with nb.auto_parallel(micro_batch=2):
         found = model()
@@ -197,7 +197,7 @@ def make_problem() -> Problem:
     return Problem(chain, (cluster,), 32, {}, Options(split=None))
 
 
-def test_it_is_found_where_only_the_head_is_worth_dividing() -> None:
+def test_search_shards_only_the_heavy_head() -> None:
     problem = make_problem()
     found = search(problem).candidates
     copied = next(each for each in found if [(p.replicas, p.shards) for p in each.parts] == [(2, 1), (1, 2)])
@@ -209,7 +209,7 @@ def test_it_is_found_where_only_the_head_is_worth_dividing() -> None:
 
 
 @pytest.mark.grid
-def test_it_trains_the_same_numbers_and_divides_the_head_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_head_trains_like_the_uncut_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(problem: Problem, *given: Any, **options: Any) -> Found:
         shape = Shape((Part(0, 0, 2, replicas=2), Part(0, 2, 3, shards=2)), 2)
         found = score(problem, shape)

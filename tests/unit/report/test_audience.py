@@ -27,7 +27,7 @@ from whale_nebula.runtime.run import _watch_steps
         ({"tensorboard": True}, "tensorboard=True is not a path"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict, what: str) -> None:
+def test_invalid_output_option_is_refused(options: dict, what: str) -> None:
     with pytest.raises(nb.errors.OptionError, match=what) as refused:
         nb.init(**options)
     assert "test_audience.py" in refused.value.where
@@ -35,16 +35,14 @@ def test_what_cannot_be_meant_is_refused(options: dict, what: str) -> None:
     nb.init()  # nothing was opened
 
 
-def test_a_file_that_cannot_be_written_opens_no_run(tmp_path: Path) -> None:
+def test_unwritable_metrics_file_is_refused_before_the_run_opens(tmp_path: Path) -> None:
     with pytest.raises(nb.errors.ConfigError, match="cannot write the metrics file") as caught:
         nb.init(metrics=tmp_path / "none" / "run.jsonl")
     assert "test_audience.py:" in caught.value.where
     nb.init()
 
 
-def test_a_run_that_is_not_opened_after_all_leaves_nobody_watching(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_start_removes_all_watchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, before = stand_in(monkeypatch), threading.active_count()
     with nb.init() as run:
         with pytest.raises(TypeError), _watch_steps(run, Seen("live", {"metrics": tmp_path / "run.jsonl"})):
@@ -53,12 +51,12 @@ def test_a_run_that_is_not_opened_after_all_leaves_nobody_watching(
         assert (sys.stdout, is_watched(), threading.active_count()) == (seen, False, before)
 
 
-def test_without_a_word_nobody_watches() -> None:
+def test_default_run_has_no_watchers() -> None:
     nb.init()
     assert not is_watched()
 
 
-def test_the_config_says_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_config_can_set_metrics_and_show(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nb.init({"metrics": str(tmp_path / "run.jsonl"), "show": "lines"}):
         publish(full())
     assert (tmp_path / "run.jsonl").read_text().count("\n") == 1
@@ -67,7 +65,7 @@ def test_the_config_says_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture
         nb.init({"show": "life"})
 
 
-def test_live_without_a_terminal_is_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_live_display_without_a_terminal_logs_lines(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), nb.init(show="live"):
         publish(full())
     assert len(caplog.records) == 1

@@ -105,7 +105,7 @@ def told(step: Report | Basis) -> str:
     return sentence(measured(step) if isinstance(step, Basis) else step)
 
 
-def test_the_sentences_are_the_golden_ones(request: pytest.FixtureRequest) -> None:
+def test_bottleneck_sentences_match_the_golden_file(request: pytest.FixtureRequest) -> None:
     check_golden(request, "sentences.txt", "\n".join(f"{name}:\n  {told(step)}" for name, step in STEPS.items()))
 
 
@@ -113,7 +113,9 @@ def test_the_sentences_are_the_golden_ones(request: pytest.FixtureRequest) -> No
     ("size", "which", "widths"),
     [(40_000, 0, (2, 2)), (110_000, 2, (1.03125, 1.03125))],
 )
-def test_the_weakest_codec_that_hides_the_line_is_named(size: float, which: int, widths: tuple[float, float]) -> None:
+def test_bottleneck_advises_the_mildest_codec_that_hides_the_line(
+    size: float, which: int, widths: tuple[float, float]
+) -> None:
     given = basis(gpu=(0.1, 0.2), npu=0.3, size=size, rate=1e5, micro_batches=64)
     assert seconds(given.numbers_of(*widths)) <= (1 + NOTHING) * seconds(given.over(wide))
     line, changed = EACH_WAY[which].line, EACH_WAY[which].apply_to(given)
@@ -135,12 +137,12 @@ CHANGED: dict[str, Callable[[Basis], Basis]] = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_the_numbers_are_those_of_the_changed_step(name: str) -> None:
+def test_advised_seconds_are_those_of_the_changed_step(name: str) -> None:
     given = STEPS[name]
     assert isinstance(given, Basis) and instead(given, CHANGED[name](given)) in told(given)
 
 
-def test_every_codec_that_is_advised_can_be_written() -> None:
+def test_advised_codec_lines_are_valid_code() -> None:
     for advised in EACH_WAY:
         with eval(advised.line, {"nb": nb}):
             pass
@@ -148,7 +150,7 @@ def test_every_codec_that_is_advised_can_be_written() -> None:
     assert [each.line for each in advisable(sent())] == lines
 
 
-def test_the_sentence_does_not_turn_over_where_two_waits_are_alike() -> None:
+def test_bottleneck_is_stable_when_two_waits_are_equal() -> None:
     """Half a step for the lines, half for the results: a little noise must not change what is named."""
     found = [told(forward_only(delay)) for delay in (0.004, 0.01, 0.02, 0.03)]
     assert len({re.sub(r"\d+ %|; .*", "", each) for each in found}) == 1

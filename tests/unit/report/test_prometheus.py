@@ -32,7 +32,7 @@ def parse(text: str) -> dict[str, float]:
     return found
 
 
-def test_a_process_serves_its_last_report() -> None:
+def test_prometheus_serves_the_last_report() -> None:
     report = replace(
         full(),
         goodput=Goodput(100.0, 80.0, 1.0, 4.0, 5.0),
@@ -65,7 +65,7 @@ def test_a_process_serves_its_last_report() -> None:
     assert {name.partition("{")[0] for name in found} == {f"nebula_{metric.name}" for metric in METRICS}
 
 
-def test_a_launcher_reads_the_last_reports_of_its_workers(tmp_path: Path) -> None:
+def test_launcher_renders_last_reports_of_workers(tmp_path: Path) -> None:
     for worker in ("c0/0", "c1/0"):
         kept = LastReport(str(tmp_path))
         for step in (1, 2, 3):  # the second and third come within a second of the first
@@ -77,6 +77,6 @@ def test_a_launcher_reads_the_last_reports_of_its_workers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("address", ["9464", "127.0.0.1", "host:port", "host:70000"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_metrics_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="not a valid address for metrics"):
         Prometheus(address)

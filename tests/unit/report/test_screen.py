@@ -30,14 +30,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[Scree
         screen.close()
 
 
-def test_a_drawing_takes_the_place_of_the_one_before(opened) -> None:
+def test_drawing_replaces_the_previous_drawing(opened) -> None:
     screen, seen = opened()
     screen.draw("one\ntwo\n")
     screen.draw("three\n")
     assert seen.shown == ["three"]
 
 
-def test_what_others_print_stands_above(opened) -> None:
+def test_other_output_appears_above_the_drawing(opened) -> None:
     screen, seen = opened()
     screen.draw("table\n")
     print("mine")
@@ -48,7 +48,7 @@ def test_what_others_print_stands_above(opened) -> None:
     assert seen.shown == ["mine", "an error", "table"]
 
 
-def test_an_unfinished_line_is_left_alone(opened) -> None:
+def test_screen_does_not_draw_over_an_unfinished_line(opened) -> None:
     """Keras's bar: a line that it goes on writing to, until the epoch is over."""
     screen, seen = opened()
     screen.draw("table\n")
@@ -61,7 +61,7 @@ def test_an_unfinished_line_is_left_alone(opened) -> None:
     assert seen.shown == ["3/3 bar", "table"]
 
 
-def test_what_could_not_be_drawn_is_drawn_once_the_line_is_ended(opened) -> None:
+def test_pending_drawing_is_drawn_when_the_line_ends(opened) -> None:
     """The last table of a run comes while another worker's line is unfinished, and no other follows."""
     screen, seen = opened()
     sys.stdout.write("half a")
@@ -73,14 +73,14 @@ def test_what_could_not_be_drawn_is_drawn_once_the_line_is_ended(opened) -> None
     assert seen.shown == ["half a line", "table", "what comes next"]
 
 
-def test_writing_nothing_changes_nothing(opened) -> None:
+def test_empty_write_keeps_the_drawing(opened) -> None:
     screen, seen = opened()
     screen.draw("table\n")
     sys.stdout.write("")
     assert seen.shown == ["table"]
 
 
-def test_afterwards_the_streams_are_who_they_were(opened) -> None:
+def test_closed_screen_restores_standard_streams(opened) -> None:
     screen, seen = opened()
     assert sys.stdout is not seen
     assert sys.stdout.isatty() and sys.stdout.encoding == seen.encoding
@@ -90,7 +90,7 @@ def test_afterwards_the_streams_are_who_they_were(opened) -> None:
     assert seen.shown == ["a", "b"]
 
 
-def test_a_stream_that_somebody_else_has_put_there_since_stays(opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_screen_keeps_a_stream_replaced_by_other_code(opened, monkeypatch: pytest.MonkeyPatch) -> None:
     screen, seen = opened()
     other = Terminal()
     monkeypatch.setattr(sys, "stdout", other)
@@ -98,7 +98,7 @@ def test_a_stream_that_somebody_else_has_put_there_since_stays(opened, monkeypat
     assert (sys.stdout, sys.stderr) == (other, seen)
 
 
-def test_the_terminal_is_the_stream_that_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_finds_the_stream_that_is_a_tty(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
     assert terminal() is seen
     monkeypatch.setattr(sys, "stdout", None)
@@ -107,7 +107,7 @@ def test_the_terminal_is_the_stream_that_is_one(monkeypatch: pytest.MonkeyPatch)
     assert terminal() is None
 
 
-def test_the_last_step_stays_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_display_leaves_the_last_step_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
     live = Live(Screen(seen))
     for step in range(3, 20):
@@ -119,7 +119,7 @@ def test_the_last_step_stays_on_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
     assert sys.stdout is seen
 
 
-def test_between_steps_it_says_what_the_stages_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_display_shows_stage_activity_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
 
     class Step:
@@ -138,7 +138,7 @@ def test_between_steps_it_says_what_the_stages_do(monkeypatch: pytest.MonkeyPatc
     live.close()
 
 
-def test_before_a_step_and_where_another_process_leads_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_display_draws_only_in_the_lead_process(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
     live = Live(Screen(seen), here=lambda: False)
     live.tick()
@@ -147,7 +147,7 @@ def test_before_a_step_and_where_another_process_leads_nothing_is_drawn(monkeypa
     assert seen.shown == []
 
 
-def test_a_table_higher_than_the_terminal_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_higher_than_the_terminal_is_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
     monkeypatch.setenv("LINES", "6")
     live = Live(Screen(seen))

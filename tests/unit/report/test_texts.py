@@ -130,7 +130,7 @@ def table(report: Report, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
-def test_what_is_written_of_a_step_is_golden(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_texts_match_the_golden_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     for name, report in REPORTS.items():
         written += [f"== {name}", str(report), "-- log", step_line(report, None), "-- table"]
@@ -139,7 +139,7 @@ def test_what_is_written_of_a_step_is_golden(request: pytest.FixtureRequest, mon
 
 
 @pytest.mark.parametrize("name", [name for name in REPORTS if not name.endswith("another process")])
-def test_a_file_keeps_all_that_is_written(name: str, tmp_path: Path) -> None:
+def test_saved_report_prints_the_same_text(name: str, tmp_path: Path) -> None:
     """But what others told: each process writes its own."""
     REPORTS[name].save(tmp_path / "step.json")
     again = Report.load(tmp_path / "step.json")
@@ -149,7 +149,7 @@ def test_a_file_keeps_all_that_is_written(name: str, tmp_path: Path) -> None:
     )
 
 
-def test_what_replicas_wait_is_told_by_who_is_slowest_whichever_of_them_reports() -> None:
+def test_replica_idle_seconds_do_not_depend_on_the_reporter() -> None:
     told = straggling(0.04, 0.02).stages["npu"]
     assert replace(told, compute_seconds=0.02).idle_seconds == told.idle_seconds == pytest.approx(0.02)
 
@@ -203,13 +203,13 @@ RUNS = {
 }
 
 
-def test_what_is_written_of_a_run_is_golden(request: pytest.FixtureRequest) -> None:
+def test_run_texts_match_the_golden_file(request: pytest.FixtureRequest) -> None:
     written = [f"== {name}\n{summary_text(reports)}" for name, reports in RUNS.items()]
     written.append(f"== lines that hold no report\n{summary_text(run(2), broken=2)}")
     check_golden(request, "runs.txt", "\n".join(written))
 
 
-def test_the_document_says_the_same() -> None:
+def test_summary_document_matches_the_reports() -> None:
     reports = run(5)
     found, usual = summary_document(reports, broken=1), reports[-1]
     (program,) = found["programs"]
@@ -238,7 +238,7 @@ def said(caplog: pytest.LogCaptureFixture):
     return lambda: [record.getMessage().split(":")[0] for record in caplog.records]
 
 
-def test_first_then_every_ten_seconds_and_at_the_end(said) -> None:
+def test_lines_log_first_step_every_ten_seconds_and_last_step(said) -> None:
     clock = Clock()
     lines = Lines(now=clock)
     for second in range(24):
@@ -248,14 +248,14 @@ def test_first_then_every_ten_seconds_and_at_the_end(said) -> None:
     assert said()[3:] == ["step 24 of fit"]
 
 
-def test_a_last_step_that_was_said_is_not_said_again(said) -> None:
+def test_lines_log_an_already_logged_last_step_once(said) -> None:
     lines = Lines(now=Clock())
     lines.step(full())
     lines.close()
     assert said() == ["step 3 of fit"]
 
 
-def test_each_program_has_a_first_and_a_last_step(said) -> None:
+def test_lines_log_first_and_last_step_of_each_program(said) -> None:
     clock = Clock()
     lines = Lines(now=clock)
     for second, program in enumerate(["fit", "fit", "test", "test"]):
@@ -264,14 +264,14 @@ def test_each_program_has_a_first_and_a_last_step(said) -> None:
     assert said() == ["step 1 of fit", "step 3 of test", "step 2 of fit", "step 4 of test"]
 
 
-def test_only_the_lead_says_anything(said) -> None:
+def test_lines_log_only_in_the_lead_process(said) -> None:
     lines = Lines(here=lambda: False, now=Clock())
     lines.step(full())
     lines.close()
     assert said() == []
 
 
-def test_where_nobody_listens_they_go_to_standard_error_and_after_that_all_is_as_before(
+def test_lines_without_handlers_write_to_stderr_and_restore_the_logger(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
@@ -283,7 +283,7 @@ def test_where_nobody_listens_they_go_to_standard_error_and_after_that_all_is_as
     assert (log.level, log.handlers) == before
 
 
-def test_the_rate_is_that_of_the_last_steps() -> None:
+def test_rate_covers_recent_steps() -> None:
     rate = Rate()
     assert rate.add(replace(full(), time=5.0, step_seconds=0.5)) is None, "the first step is traced, which takes long"
     assert rate.add(replace(full(), time=5.25)) == 4.0
@@ -292,7 +292,7 @@ def test_the_rate_is_that_of_the_last_steps() -> None:
     assert found == 1.0
 
 
-def test_a_validation_between_two_steps_does_not_slow_the_training() -> None:
+def test_rate_excludes_validation_between_steps() -> None:
     rate = Rate()
     for program, time in (("fit", 1.0), ("fit", 1.5), ("test", 60.0), ("test", 61.0), ("fit", 90.0)):
         found = rate.add(replace(full(), program=program, time=time))

@@ -25,7 +25,7 @@ def spans(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
-def test_each_event_has_what_the_format_asks_for(tmp_path: Path) -> None:
+def test_trace_events_have_required_fields(tmp_path: Path) -> None:
     full().save_trace(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text(), parse_constant=lambda name: 1 / 0)
     assert trace.keys() == {"traceEvents", "displayTimeUnit", "otherData"}
@@ -39,7 +39,7 @@ def test_each_event_has_what_the_format_asks_for(tmp_path: Path) -> None:
     assert starts == sorted(starts)
 
 
-def test_a_cluster_is_a_process_and_a_stage_or_link_a_lane() -> None:
+def test_trace_maps_clusters_to_processes_and_stages_to_threads() -> None:
     trace = full().to_chrome_trace()
     assert set(lanes(trace).values()) == {
         ("step", ONCE),
@@ -50,7 +50,7 @@ def test_a_cluster_is_a_process_and_a_stage_or_link_a_lane() -> None:
     }
 
 
-def test_every_span_is_an_event_in_its_lane() -> None:
+def test_trace_has_an_event_per_span() -> None:
     report = full()
     trace = report.to_chrome_trace()
     where = lanes(trace)
@@ -68,7 +68,7 @@ def test_every_span_is_an_event_in_its_lane() -> None:
     assert found[ONCE, "step 3 of fit"]["dur"] == round(1e6 * report.step_seconds, 3)
 
 
-def test_lanes_have_numbers_of_their_own() -> None:
+def test_trace_lanes_have_unique_thread_ids() -> None:
     trace = full().to_chrome_trace()
     assert len({thread for _, thread in lanes(trace)}) == len(lanes(trace)) == 5
 
@@ -81,7 +81,7 @@ SPANS = (
 )
 
 
-def test_a_lane_has_a_letter_for_what_ran() -> None:
+def test_timeline_draws_a_letter_per_kind_of_work() -> None:
     head, gpu, line, once = str(Timeline(SPANS)).splitlines()
     assert head == "1.000 s from left to right; F forward, B backward, U update"
     assert gpu == f"  gpu         |{'F' * 36}{'.' * 18}{'B' * 18}|  0.749 s in 2 pieces"
@@ -89,7 +89,7 @@ def test_a_lane_has_a_letter_for_what_ran() -> None:
     assert once.startswith(f"  once a step |{'.' * 71}U|")
 
 
-def test_it_is_the_tuple_of_spans() -> None:
+def test_timeline_is_a_tuple_of_spans() -> None:
     report = Report("fit", 1, 1.0, 1, {"gpu": StageReport()}, {}, spans=SPANS)
     assert report.timeline() == SPANS
     assert isinstance(report.timeline(), tuple)

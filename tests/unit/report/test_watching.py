@@ -39,7 +39,7 @@ class Notes:
         return "the notes"
 
 
-def test_all_are_told_in_order_before_the_end() -> None:
+def test_watchers_receive_all_steps_in_order() -> None:
     several = [Notes(), Notes()]
     watching = Watching(several)
     watch([watching])
@@ -50,14 +50,14 @@ def test_all_are_told_in_order_before_the_end() -> None:
         assert notes.told == [*((step, "nebula-report") for step in range(1, 600)), "closed"]
 
 
-def test_time_goes_on_between_steps() -> None:
+def test_watchers_tick_between_steps() -> None:
     notes = Notes()
     watching = Watching([notes])
     assert notes.ticked.wait(10.0)
     watching.close()
 
 
-def test_who_fails_is_named_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_watcher_is_logged_and_others_continue(caplog: pytest.LogCaptureFixture) -> None:
     broken, sound = Notes(fails_at=2), Notes()
     watching = Watching([broken, sound])
     with caplog.at_level(logging.WARNING, "whale_nebula"):
@@ -75,7 +75,7 @@ class Step:
     name, steps, doing = "fit", 2, {"gpu": "forward 1"}
 
 
-def test_a_step_is_under_way_until_it_is_reported() -> None:
+def test_step_is_running_until_it_is_reported() -> None:
     begin(Step())
     assert (find_running_step(), is_watched()) == (None, False)  # nobody looks
     watching = Watching([])
@@ -88,7 +88,7 @@ def test_a_step_is_under_way_until_it_is_reported() -> None:
     watching.close()
 
 
-def test_each_step_is_in_the_file_as_soon_as_it_was_told(tmp_path: Path) -> None:
+def test_metrics_file_is_flushed_after_each_step(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "run.jsonl")
     for step in (1, 2):
         file.step(replace(full(), step=step))
@@ -97,7 +97,7 @@ def test_each_step_is_in_the_file_as_soon_as_it_was_told(tmp_path: Path) -> None
     file.close()
 
 
-def test_two_writers_append_to_one_file(tmp_path: Path) -> None:
+def test_two_metrics_writers_append_to_one_file(tmp_path: Path) -> None:
     files = [MetricsFile(tmp_path / "run.jsonl") for _ in range(2)]
     for step in (1, 2):
         for number, file in enumerate(files):
@@ -108,7 +108,7 @@ def test_two_writers_append_to_one_file(tmp_path: Path) -> None:
     assert found == [("c0/0", 1), ("c1/0", 1), ("c0/0", 2), ("c1/0", 2)]
 
 
-def test_a_line_that_was_cut_short_stays_alone(tmp_path: Path) -> None:
+def test_truncated_last_line_of_a_metrics_file_is_ended(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text('{"format": "whale_neb')
     file = MetricsFile(path)

@@ -23,7 +23,7 @@ TEXT = np.arange(ROWS * LENGTH, dtype=np.int32).reshape(ROWS, LENGTH)
 
 
 @given(st.integers(1, 70), st.integers(0, 90), st.integers(1, 200), st.integers(1, 16), st.sampled_from([1, 2]))
-def test_lengths_are_those_of_the_formula(start: int, more: int, steps: int, step: int, root: int) -> None:
+def test_curriculum_lengths_match_the_formula(start: int, more: int, steps: int, step: int, root: int) -> None:
     """start + (end - start) (t / T)^(1 / r), rounded down to multiples, but never below the start."""
     end = start + more
     found = Curriculum(start, end, steps, step=step, pace={1: "linear", 2: "root"}[root])
@@ -41,7 +41,7 @@ def test_lengths_are_those_of_the_formula(start: int, more: int, steps: int, ste
 @pytest.mark.parametrize(
     "known", [pytest.param(True, marks=pytest.mark.grid), False], ids=["of known size", "of unknown size"]
 )
-def test_each_pass_goes_on_where_the_one_before_has_ended(known: bool) -> None:
+def test_dataset_passes_continue_the_curriculum(known: bool) -> None:
     """Also where somebody looks at the first batches in between, as Keras does to build a model."""
     mask = np.ones((ROWS, LENGTH, LENGTH), bool)
     batches = ({"text": TEXT, "mask": mask}, TEXT[:, 0])
@@ -64,7 +64,7 @@ def test_each_pass_goes_on_where_the_one_before_has_ended(known: bool) -> None:
     assert [next(endless)[1].shape[1] for _ in range(11)] == [found.length(step) for step in range(11)]
 
 
-def test_packed_batches_keep_their_tokens() -> None:
+def test_pack_mode_keeps_all_tokens() -> None:
     found = Curriculum(16, LENGTH, 2, step=24, pace={0: 16, 1: 24, 2: LENGTH}, mode="pack")
     data = tf.data.Dataset.from_tensors((TEXT, TEXT + 1)).repeat(3).apply(found)
     shapes = [(16, ROWS * 4), (24, ROWS * 2), (LENGTH, ROWS)]
@@ -117,7 +117,7 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, kind: type[NebulaError], said: str) -> None:
+def test_invalid_curriculum_is_refused(make: Any, kind: type[NebulaError], said: str) -> None:
     with pytest.raises(kind, match=said):
         make()
 
@@ -130,7 +130,7 @@ def text_of(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("mode", ["truncate", pytest.param("pack", marks=pytest.mark.grid)])
-def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
+def test_cut_model_trains_with_a_curriculum_like_the_uncut_one(mode: str) -> None:
     """Bytes fall with the length, the rate is that of as many tokens, and all lengths but the first share a trace."""
     curriculum = Curriculum(16, LENGTH, 6, step=16, mode=mode)
     seen: list[tuple[int, int]] = []
@@ -170,7 +170,7 @@ def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [False, pytest.param(True, marks=pytest.mark.grid)])
-def test_as_a_callback_it_cuts_what_fit_is_given_and_goes_on_in_the_next_fit(cut: bool) -> None:
+def test_curriculum_callback_equals_a_curriculum_dataset(cut: bool) -> None:
     """Arrays and datasets, over several fits, as a dataset that it was applied to; validation has full rows."""
     x, y = np.random.default_rng(0).normal(size=(2, 20, 16)).astype("float32")
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
@@ -197,7 +197,7 @@ def test_as_a_callback_it_cuts_what_fit_is_given_and_goes_on_in_the_next_fit(cut
     assert train(as_callback=True) == train(as_callback=False)
 
 
-def test_a_callback_list_that_was_made_before_is_refused() -> None:
+def test_prebuilt_callback_list_is_refused() -> None:
     model = keras.Sequential([keras.Input((None,)), keras.layers.Reshape((-1,))])
     model.compile(loss="mse")
     callbacks = keras.callbacks.CallbackList([Curriculum(4, 16, 9)], model=model)
@@ -206,7 +206,7 @@ def test_a_callback_list_that_was_made_before_is_refused() -> None:
 
 
 @pytest.mark.grid
-def test_in_a_loop_micro_batches_and_codec_follow_the_length() -> None:
+def test_custom_loop_scopes_follow_the_length() -> None:
     """An `nb.function` is traced once for each length, and its scopes are met in each trace."""
     curriculum, x = Curriculum(16, 64, 4, step=16), np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
 
@@ -246,7 +246,7 @@ def test_in_a_loop_micro_batches_and_codec_follow_the_length() -> None:
     np.testing.assert_allclose(sent, [1, 1, 1, 2, 2, 2], rtol=0.01)
 
 
-def test_a_rate_by_tokens_is_saved_with_its_model() -> None:
+def test_by_tokens_schedule_is_restored_from_config() -> None:
     for pace in ("root", {0: 8, 30: 24, 100: 64}):
         schedule = ByTokens(keras.optimizers.schedules.CosineDecay(1.0, 100), Curriculum(8, 64, 100, pace=pace))
         optimizer = keras.optimizers.Adam(schedule)

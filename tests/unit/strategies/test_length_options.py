@@ -69,7 +69,7 @@ def train(curriculum: Curriculum, cut: bool, **model: Any) -> tuple[Any, Looks, 
 LENGTHS: dict[str, Any] = {"start": 8, "end": LENGTH, "steps": 6, "step": 8}
 
 
-def test_in_fit_micro_batches_and_codec_follow_the_length() -> None:
+def test_fit_applies_options_by_length() -> None:
     """The numbers are those of plain Keras with the same batches; there is at most one trace for each length."""
     tables = {"micro_batch": {8: 1, 16: 4}, "compress": {16: "none", 24: nb.compress(fp16=True, backward="fp16")}}
     curriculum = Curriculum(**LENGTHS, **tables)
@@ -87,7 +87,7 @@ def test_in_fit_micro_batches_and_codec_follow_the_length() -> None:
     assert [step[:2] for step in looks.steps[before:]] == [(2, 2.0)]
 
 
-def test_use_options_is_for_plans_and_loops() -> None:
+def test_use_options_applies_to_plans_and_loops() -> None:
     curriculum = Curriculum(**LENGTHS, micro_batch=lambda length: length // 8, compress={16: "int8"})
     model, batch = model_of(True, micro_batch=2), data_of(8)
     model.compile("sgd", "mse")
@@ -170,7 +170,7 @@ def learned() -> keras.Model:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(run: Any, kind: type[NebulaError], said: str) -> None:
+def test_invalid_length_options_are_refused(run: Any, kind: type[NebulaError], said: str) -> None:
     with pytest.raises(kind, match=said):
         run()
 
@@ -205,7 +205,7 @@ def train_chosen(folder: str, line: str, stop: int = -1) -> tuple[Any, list[Any]
             return [], seen
 
 
-def test_what_the_planner_chooses_for_each_length_is_kept_for_a_run_that_is_resumed(tmp_path: Any) -> None:
+def test_resumed_run_keeps_the_planned_options_by_length(tmp_path: Any) -> None:
     losses, seen = train_chosen(str(tmp_path / "whole"), "2mbit,5ms")
     assert len(set(seen)) > 1 and [count for count, _ in seen] == sorted(count for count, _ in seen)
     assert seen[-1][0] > 1 and seen[-1][1] == "int4"
@@ -215,7 +215,7 @@ def test_what_the_planner_chooses_for_each_length_is_kept_for_a_run_that_is_resu
 
 
 @pytest.mark.grid
-def test_under_auto_parallel_each_length_is_planned_by_itself() -> None:
+def test_auto_parallel_plans_each_length_separately() -> None:
     """Where long sequences do not fit into the memory of a worker, the step is cut when they begin."""
     x, y = np.random.default_rng(0).normal(size=(2, 48, 128)).astype("float32")
     reports: list[Any] = []

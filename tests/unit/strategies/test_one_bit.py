@@ -48,19 +48,19 @@ EVERY = itertools.product(OPTIMIZERS, (2, 3), (False, True), (False, True))
     ("kind", "workers", "servers", "inside"),
     [pytest.param(*each, marks=() if each in SAMPLE else pytest.mark.grid) for each in EVERY],
 )
-def test_each_step_is_that_of_the_algorithm(kind: str, workers: int, servers: bool, inside: bool) -> None:
+def test_one_bit_step_equals_the_reference_implementation(kind: str, workers: int, servers: bool, inside: bool) -> None:
     found, _ = train(kind, workers, servers=servers, inside=inside)
     check_steps(kind, workers, found, servers=servers)
 
 
 @pytest.mark.parametrize("kind", ["adam", pytest.param("lamb", marks=pytest.mark.grid)])
-def test_alone_it_is_an_optimizer_whose_variance_is_frozen(kind: str) -> None:
+def test_one_bit_optimizer_with_one_worker_freezes_its_variance(kind: str) -> None:
     """With one worker nothing crosses, so nothing is compressed."""
     found, _ = train(kind, 1, steps=FREEZE)
     check_steps(kind, 1, found)
 
 
-def test_what_had_no_gradient_in_the_warm_up_stays_as_it_is() -> None:
+def test_rows_without_warm_up_gradient_stay_unchanged() -> None:
     """A row of an embedding that never came has no variance, and would get the sign of nothing."""
     nb.shutdown()
     with nb.init({"clusters": {"gpu": {}, "npu": {}}}):
@@ -77,7 +77,7 @@ def test_what_had_no_gradient_in_the_warm_up_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
-def test_it_is_made_again_from_its_config(kind: type[Any]) -> None:
+def test_one_bit_optimizer_is_restored_from_config(kind: type[Any]) -> None:
     optimizer = kind(0.5, 7, weight_decay=0.25, servers=True, beta_1=0.8)
     again = kind.from_config(optimizer.get_config())
     assert again.get_config() == optimizer.get_config()
@@ -149,7 +149,7 @@ def take_steps(model: Any, count: int) -> None:
         pytest.param(call_for_the_rate, marks=pytest.mark.grid),
     ],
 )
-def test_in_the_warm_up_it_trains_as_one_process_without_it(run: Any) -> None:
+def test_warm_up_trains_like_one_uncut_process(run: Any) -> None:
     """What else is done to weights, slots and optimizers counts as it does there."""
     found = []
     for apart in (False, True):
@@ -170,7 +170,7 @@ def test_in_the_warm_up_it_trains_as_one_process_without_it(run: Any) -> None:
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
 
 
-def test_another_optimizer_is_not_taken_for_the_one_before() -> None:
+def test_replacing_the_one_bit_optimizer_is_refused() -> None:
     nb.shutdown()
     with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(), nb.replica(exchange="1bit"):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -182,7 +182,7 @@ def test_another_optimizer_is_not_taken_for_the_one_before() -> None:
             take_steps(model, 1)
 
 
-def test_a_model_that_is_loaded_goes_on_with_its_step_and_its_rate(tmp_path: Path) -> None:
+def test_restored_model_continues_its_step_and_learning_rate(tmp_path: Path) -> None:
     """So it does not warm up again, and a schedule goes on."""
     nb.shutdown()
     rate = keras.optimizers.schedules.PolynomialDecay(0.1, 10, 0.0)
@@ -224,7 +224,7 @@ def test_a_model_that_is_loaded_goes_on_with_its_step_and_its_rate(tmp_path: Pat
         (lambda: OneBitLamb(factor_change=1), "factor_change=1 of one_bit_lamb"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, said: str) -> None:
+def test_invalid_one_bit_options_are_refused(make: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said) as caught:
         make()
     assert caught.value.mend

@@ -54,7 +54,7 @@ def exhaustive(logits: np.ndarray, beam: Beam) -> list[tuple[float, list[int]]]:
 @pytest.mark.parametrize(
     "penalty", [pytest.param(0.0, marks=pytest.mark.grid), 0.6, pytest.param(2.0, marks=pytest.mark.grid)]
 )
-def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_all(penalty: float) -> None:
+def test_wide_beam_equals_exhaustive_search(penalty: float) -> None:
     logits, beam = model(0, rows=16), Beam(START, END, LONGEST, width=12, penalty=penalty, never=(0, START))
     found = searched(logits, beam)
     for row in range(16):
@@ -63,13 +63,13 @@ def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_all(penalty: float) -
         assert float(found.scores[row, 0]) == pytest.approx(score, rel=1e-5)
 
 
-def test_words_that_are_never_written_are_not() -> None:
+def test_beam_search_never_writes_excluded_words() -> None:
     logits = model(1, rows=8)
     logits[..., 3] = 9.0
     assert (searched(logits, Beam(START, END, LONGEST, never=(0, START, 3))).ids != 3).numpy().all()
 
 
-def test_it_ends_once_nothing_can_become_better() -> None:
+def test_beam_search_stops_early() -> None:
     """The end is all but certain after the first word: fifty places are not looked at."""
     looked = tf.Variable(0)
 
@@ -81,7 +81,7 @@ def test_it_ends_once_nothing_can_become_better() -> None:
     assert looked.numpy() == 1
 
 
-def test_how_many_rows_there_are_may_be_known_late() -> None:
+def test_beam_search_accepts_an_unknown_number_of_rows() -> None:
     @tf.function(input_signature=[tf.TensorSpec([None, WORDS])])
     def search(logits):
         def step(words, position, state):
@@ -94,7 +94,7 @@ def test_how_many_rows_there_are_may_be_known_late() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"width": 0}, {"longest": 0}, {"penalty": -1.0}, {"never": (0, END)}])
-def test_beams_that_find_nothing_are_refused_with_a_mend(wrong: dict) -> None:
+def test_invalid_beam_is_refused_with_a_fix(wrong: dict) -> None:
     with pytest.raises(OptionError) as caught:
         Beam(**{"start": START, "end": END, "longest": 4, **wrong})
     assert caught.value.mend

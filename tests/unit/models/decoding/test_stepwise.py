@@ -35,14 +35,14 @@ def greedy(model, source: np.ndarray, longest: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["causal", pytest.param("translator", marks=pytest.mark.grid)])
-def test_a_beam_of_one_is_the_greedy_choice_without_caches(name: str) -> None:
+def test_beam_of_one_equals_greedy_decoding_without_caches(name: str) -> None:
     model, source = made(name), sources(6)
     found = model(source, search=Beam(START, END, longest=5, width=1, never=NEVER))
     np.testing.assert_array_equal(found.best, greedy(model, source, 5))
 
 
 @pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.grid), "translator"])
-def test_caches_and_sentences_side_by_side_change_nothing(name: str) -> None:
+def test_cached_beam_search_equals_uncached_search(name: str) -> None:
     """The same search, where each step computes all that was written so far, from a source that is repeated."""
     model, source = made(name), sources(4)
     beam = Beam(START, END, longest=4, width=3, never=NEVER)
@@ -58,7 +58,7 @@ def test_caches_and_sentences_side_by_side_change_nothing(name: str) -> None:
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
 
 
-def test_mask_predict_writes_sentences_of_the_lengths_that_the_source_calls_for() -> None:
+def test_mask_predict_uses_lengths_predicted_from_the_source() -> None:
     model, source = made("cmlm"), sources(6)
     found = model(source, search=MaskPredict(START, END, MASK, longest=LENGTH - 2, candidates=2, rounds=3))
     likeliest = tf.math.top_k(model.lengths(*model.sides.encoder(source))[:, 1:], 2).indices + 1
@@ -68,7 +68,7 @@ def test_mask_predict_writes_sentences_of_the_lengths_that_the_source_calls_for(
 
 
 @pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.grid), "cmlm"])
-def test_padding_of_the_source_changes_no_translation(name: str) -> None:
+def test_source_padding_does_not_change_translations(name: str) -> None:
     model, source = made(name), sources(1)
     fill = MaskPredict(START, END, MASK, longest=4, candidates=2)
     search = fill if name == "cmlm" else Beam(START, END, longest=4, width=2, never=NEVER)
@@ -77,14 +77,14 @@ def test_padding_of_the_source_changes_no_translation(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "room"), [("causal", LENGTH), ("cmlm", LENGTH - 2)])
-def test_more_words_than_there_is_room_for_are_refused_with_the_number_that_fits(name: str, room: int) -> None:
+def test_too_long_search_is_refused_with_the_maximum(name: str, room: int) -> None:
     fill = MaskPredict(START, END, MASK, longest=room + 1)
     with pytest.raises(OptionError) as caught:
         MODELS[name]()(sources(1), search=fill if name == "cmlm" else Beam(START, END, longest=room + 1))
     assert caught.value.mend == f"longest={room}"
 
 
-def test_a_search_of_the_other_kind_is_refused_with_the_right_one() -> None:
+def test_wrong_kind_of_search_is_refused_with_the_right_one() -> None:
     with pytest.raises(OptionError) as caught:
         MODELS["cmlm"]()(sources(1), search=Beam(START, END, longest=4))
     assert "MaskPredict" in caught.value.mend

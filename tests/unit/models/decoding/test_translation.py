@@ -20,7 +20,7 @@ def made(name: str, around=nowhere):
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", ["causal", "translator", "cmlm"])
-def test_two_clusters_find_what_one_finds_and_only_hidden_states_cross(name: str) -> None:
+def test_two_cluster_translation_equals_local_translation(name: str) -> None:
     search = FILL if name == "cmlm" else BEAM
     expected = made(name)(sources(4), search=search)
     found = translation(made(name, in_two), search)(sources(4))
@@ -32,7 +32,7 @@ def test_two_clusters_find_what_one_finds_and_only_hidden_states_cross(name: str
 
 
 @pytest.mark.grid
-def test_a_codec_around_the_whole_model_is_that_of_its_search() -> None:
+def test_translation_uses_the_codec_around_the_model() -> None:
     """A learned basis belongs to the model: a search that knew nothing of it would translate from other numbers."""
     with nb.cluster(), nb.compress(rank=6, basis="learned", int8=True):
         model = made("causal", in_two)

@@ -52,7 +52,7 @@ class OneHot(keras.layers.Embedding):
 @pytest.mark.parametrize(
     ("optimizer", "kind"), [pytest.param("sgd", keras.layers.Embedding, marks=pytest.mark.grid), ("adagrad", OneHot)]
 )
-def test_it_trains_as_a_dense_table_does(optimizer: str, kind: type[keras.layers.Embedding]) -> None:
+def test_hashed_embedding_trains_like_a_dense_embedding(optimizer: str, kind: type[keras.layers.Embedding]) -> None:
     """The dense table is in a model without scopes; both begin with the same rows."""
     layer = hashed(optimizer)
     begin = layer.table.pull(np.arange(VALUES))
@@ -68,7 +68,7 @@ def test_it_trains_as_a_dense_table_does(optimizer: str, kind: type[keras.layers
 
 @pytest.mark.grid
 @pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
-def test_cut_and_uncut_are_one_model(optimizer: str) -> None:
+def test_cut_hashed_embedding_equals_the_uncut_one(optimizer: str) -> None:
     layers = [hashed(optimizer), hashed(optimizer)]
     losses = [train(make_model(layer), optimizer, cut=cut) for layer, cut in zip(layers, (False, True), strict=True)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
@@ -81,7 +81,7 @@ def test_cut_and_uncut_are_one_model(optimizer: str) -> None:
 
 @pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
-def test_a_plan_of_the_planner_trains_the_same_rows() -> None:
+def test_planned_hashed_embedding_trains_the_same_rows() -> None:
     """Blocks of the step are measured before it, which updates no row."""
     uncut, planned = hashed("adagrad"), hashed("adagrad")
     losses = train(make_model(uncut), "sgd", cut=False)
@@ -94,7 +94,7 @@ def test_a_plan_of_the_planner_trains_the_same_rows() -> None:
     np.testing.assert_allclose(planned.table.pull(ids), uncut.table.pull(ids), rtol=1e-5, atol=1e-7)
 
 
-def test_only_training_makes_rows() -> None:
+def test_only_training_creates_rows() -> None:
     layer = hashed("sgd")
     model = make_model(layer)
     inputs, clicked = log()
@@ -108,7 +108,7 @@ def test_only_training_makes_rows() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.grid)])
-def test_rows_are_saved_with_the_model(tmp_path: Path, whole: bool) -> None:
+def test_hashed_embedding_rows_are_saved_with_the_model(tmp_path: Path, whole: bool) -> None:
     layer = hashed("adam")
     model = make_model(layer)
     train(model, "adam", cut=False)
@@ -125,7 +125,7 @@ def test_rows_are_saved_with_the_model(tmp_path: Path, whole: bool) -> None:
         np.testing.assert_array_equal(value, again.get_layer("table").table.state_dict()[name])
 
 
-def test_a_table_is_read_only_when_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_reads_the_table_only_when_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have most of the memory of its host."""
     read, found = RowTable.state_dict, list[RowTable]()
     monkeypatch.setattr(RowTable, "state_dict", lambda table: found.append(table) or read(table))
@@ -143,7 +143,7 @@ def test_a_table_is_read_only_when_it_is_saved(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_table_that_no_checkpoint_has_is_told(kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_table_outside_checkpoints_logs_a_warning(kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nb.init(checkpoint=str(tmp_path)):
         layer = hashed("sgd")
         model = make_model(layer)
@@ -156,7 +156,7 @@ def test_a_table_that_no_checkpoint_has_is_told(kept: bool, tmp_path: Path, capl
     assert ["are not saved with the checkpoints" in each for each in said] == [True] * (not kept)
 
 
-def test_rows_of_another_optimizer_are_refused() -> None:
+def test_saved_rows_of_another_optimizer_are_refused() -> None:
     layer, other = hashed("adam"), hashed("sgd")
     for each in (layer, other):
         each.build((None, 3))
@@ -166,7 +166,7 @@ def test_rows_of_another_optimizer_are_refused() -> None:
         other.load_own_variables(saved)
 
 
-def test_micro_batches_are_refused() -> None:
+def test_hashed_embedding_refuses_micro_batches() -> None:
     """Each would push for itself, and the next would look up rows of another step."""
     keras.utils.set_random_seed(1)
     ids = keras.Input((3,), dtype="int64")
@@ -182,7 +182,7 @@ def test_micro_batches_are_refused() -> None:
         model.train_on_batch(inputs["ids"][:48], clicked[:48])
 
 
-def test_what_is_no_id_is_refused() -> None:
+def test_invalid_hashed_embedding_options_and_ids_are_refused() -> None:
     with pytest.raises(OptionError, match="ids of type float32"):
         HashedEmbedding(4)(np.zeros((2, 3), np.float32))
     with pytest.raises(OptionError, match="float16"):
@@ -196,7 +196,7 @@ def test_what_is_no_id_is_refused() -> None:
         HashedEmbedding(4, optimizer="adagard")
 
 
-def test_a_table_that_is_too_small_says_so_in_a_fit() -> None:
+def test_too_small_table_is_reported_by_fit() -> None:
     """The error as it is in a model without scopes; what runs it says where, with scopes."""
     for cut, error in ((False, DataError), (True, StageFailedError)):
         with pytest.raises(error, match="distinct ids, but the table is limited to 2 rows") as raised:
@@ -204,7 +204,7 @@ def test_a_table_that_is_too_small_says_so_in_a_fit() -> None:
         assert "mend: most_rows=" in str(raised.value)
 
 
-def test_the_planner_counts_the_memory_of_rows_and_leaves_the_batch_whole() -> None:
+def test_planner_counts_row_memory_and_keeps_the_batch_whole() -> None:
     """A million rows fit into one of two clusters, and one more worker is no reason for micro-batches."""
     config = {"clusters": {"gpu": {"memory": "64MiB", "flops": "1T"}, "cpu": {"flops": "1G"}}, "measure": "0s"}
     with nb.init(config):

@@ -77,7 +77,7 @@ def assert_together(tables: Sequence[RowTable], one: RowTable) -> None:
 @pytest.mark.usefixtures("several_processes")
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 2), (3, 1)])
-def test_shares_are_one_table_also_with_another_number_of_workers(staleness: int, before: int, after: int) -> None:
+def test_table_shares_equal_one_table_after_resharding(staleness: int, before: int, after: int) -> None:
     one, tables = make_table(staleness=staleness), make_tables(before, staleness=staleness)
     np.testing.assert_array_equal(train([one], 1), train(tables, 1))
     assert_together(tables, one)
@@ -94,7 +94,7 @@ def test_shares_are_one_table_also_with_another_number_of_workers(staleness: int
 
 
 @pytest.mark.usefixtures("several_processes")
-def test_rows_that_a_worker_has_left_do_not_come_back() -> None:
+def test_stale_rows_of_a_former_worker_are_discarded() -> None:
     """The table was on one worker, then on another, and comes back: what the first one still had is old."""
     (first,), one = make_tables(1), make_table()
     train([first], 1)
@@ -112,7 +112,7 @@ def test_rows_that_a_worker_has_left_do_not_come_back() -> None:
     assert_together([again], one)
 
 
-def test_one_process_has_all_rows_at_once() -> None:
+def test_one_process_loads_all_shares() -> None:
     tables = make_tables(2)
     train(tables, 1)
     one = make_table()
@@ -122,7 +122,7 @@ def test_one_process_has_all_rows_at_once() -> None:
 
 
 @pytest.mark.usefixtures("several_processes")
-def test_what_is_not_here_is_refused() -> None:
+def test_missing_share_is_refused() -> None:
     first, _ = tables = make_tables(2)
     train(tables, 1)
     for parts, worker in (({"cpu/0": saved(first)}, "cpu/0"), ({"gpu/0": saved(make_table())}, "cpu/1")):
@@ -136,13 +136,13 @@ def test_what_is_not_here_is_refused() -> None:
     assert len(table) == len(first)
 
 
-def test_a_share_stays() -> None:
+def test_changing_the_share_is_refused() -> None:
     table, _ = make_tables(2)
     with pytest.raises(StateError, match="divide the table in different ways"):
         table.hold(WHOLE)
 
 
-def test_each_worker_has_its_part_of_the_limit() -> None:
+def test_row_limit_is_divided_by_workers() -> None:
     tables = make_tables(2, most_rows=100)
     ids = np.arange(70)
     for start in range(0, 700, 70):
@@ -153,7 +153,7 @@ def test_each_worker_has_its_part_of_the_limit() -> None:
         tables[0].pull(np.arange(200), np.ones(200, np.int64))
 
 
-def test_a_gradient_that_is_not_finite_is_left_out_by_all() -> None:
+def test_non_finite_gradient_is_skipped_by_all_shares() -> None:
     one, tables = make_table(), make_tables(3)
     for table in (one, *tables):
         train([table], 1)

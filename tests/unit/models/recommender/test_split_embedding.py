@@ -62,7 +62,7 @@ def whole() -> tuple[dict[str, np.ndarray], list[float], int]:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind == "hot" else pytest.mark.grid) for kind in KINDS]
 )
-def test_the_bits_are_those_of_one_table(kind: str, whole: tuple[dict[str, np.ndarray], list[float], int]) -> None:
+def test_split_embedding_equals_one_table(kind: str, whole: tuple[dict[str, np.ndarray], list[float], int]) -> None:
     nb.init(links="10gbit,0ms")
     embedding = SplitEmbedding(4, optimizer="adagrad", **KINDS[kind])
     _, losses, crossed = train(embedding, "adagrad", cut=True)
@@ -79,7 +79,7 @@ def test_the_bits_are_those_of_one_table(kind: str, whole: tuple[dict[str, np.nd
 
 
 @pytest.mark.grid
-def test_a_model_of_several_tables_is_saved(tmp_path: Path) -> None:
+def test_model_with_split_embedding_is_saved_and_loaded(tmp_path: Path) -> None:
     model, _, _ = train(SplitEmbedding(4, optimizer="adam", tables=2, hot=HOT), "adam", cut=False)
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
@@ -88,7 +88,7 @@ def test_a_model_of_several_tables_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [Parts(), Parts(3), Parts(3, tuple(range(0, 40, 4)))])
-def test_places_are_those_of_the_parts_one_after_the_other(parts: Parts) -> None:
+def test_distinct_places_index_concatenated_parts(parts: Parts) -> None:
     flat = np.random.default_rng(0).integers(-50, 50, 400)
     found = [find_distinct(flat, parts, part) for part in range(parts.count)]
     ids = np.concatenate([each.ids for each in found])
@@ -101,7 +101,7 @@ def test_places_are_those_of_the_parts_one_after_the_other(parts: Parts) -> None
         assert min(len(each.ids) for each in found[1:]) > 20
 
 
-def test_what_is_no_part_is_refused() -> None:
+def test_invalid_split_embedding_options_are_refused() -> None:
     for options in ({"part": 1}, {"part": -1, "parts": 2}, {"hot": [1]}):
         with pytest.raises(OptionError, match="is not a valid part of a table"):
             DistinctRows(4, **options)  # type: ignore[arg-type]

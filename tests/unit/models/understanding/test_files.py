@@ -42,7 +42,7 @@ MEANT = {
 
 @pytest.mark.parametrize("task", FILES)
 @pytest.mark.parametrize("inner", [True, False], ids=["archive", "folder"])
-def test_a_file_of_glue(tmp_path: Path, task: str, inner: bool) -> None:
+def test_glue_file_is_read(tmp_path: Path, task: str, inner: bool) -> None:
     name, content = FILES[task]
     path = tmp_path / (name if inner else Path(name).name)
     path.parent.mkdir(exist_ok=True)
@@ -59,14 +59,14 @@ def test_a_file_of_glue(tmp_path: Path, task: str, inner: bool) -> None:
         ("sentence\tlabel\na\t2\n", "the label '2' is not '0' or '1'", ":2"),
     ],
 )
-def test_a_damaged_file_of_glue(tmp_path: Path, content: str, what: str, where: str) -> None:
+def test_damaged_glue_file_is_refused(tmp_path: Path, content: str, what: str, where: str) -> None:
     (tmp_path / "train.tsv").write_text(content)
     with pytest.raises(DataError) as raised:
         read_glue(tmp_path, "sst-2")
     assert raised.value.what == what and where in (raised.value.where or "")
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_task_or_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no dev.tsv"):
         read_glue(tmp_path, "rte", "dev")
     with pytest.raises(OptionError, match="there is no GLUE task 'sst2'"):
@@ -90,7 +90,7 @@ def asked(*answers: tuple[int, str]) -> dict[str, Any]:
     return {"id": "q", "question": "Where?", "answers": [{"answer_start": at, "text": text} for at, text in answers]}
 
 
-def test_a_file_of_squad(tmp_path: Path) -> None:
+def test_squad_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "dev-v1.1.json"
     path.write_text(squad(asked((30, "Levi's Stadium"), (27, "at Levi's Stadium"))), "utf-8")
     (found,) = read_squad(path)
@@ -109,13 +109,13 @@ def test_a_file_of_squad(tmp_path: Path) -> None:
         (squad(asked()), "the question 'Where?' has no answer"),
     ],
 )
-def test_a_damaged_file_of_squad(tmp_path: Path, content: str, what: str) -> None:
+def test_damaged_squad_file_is_refused(tmp_path: Path, content: str, what: str) -> None:
     (tmp_path / "dev.json").write_text(content, "utf-8")
     with pytest.raises(DataError) as raised:
         read_squad(tmp_path / "dev.json")
     assert raised.value.what == what
 
 
-def test_questions_without_an_answer_are_left_out(tmp_path: Path) -> None:
+def test_unanswered_questions_can_be_skipped(tmp_path: Path) -> None:
     (tmp_path / "train-v2.0.json").write_text(squad(asked(), asked((0, "Denver"))), "utf-8")
     assert len(read_squad(tmp_path / "train-v2.0.json", unanswered="skip")) == 1
