@@ -12,17 +12,17 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.models.small import (
+from tests.unit.models.small_translators import (
     PAD,
     SOURCE,
     TARGET,
     VOCABULARY,
     causal,
     cmlm,
-    far_from_zero,
-    in_two,
     pairs,
+    randomize_weights,
     sources,
+    stage_of_side,
     translator,
 )
 from whale_nebula.errors import OptionError
@@ -32,7 +32,7 @@ from whale_nebula.models.masked_lm import masked_lm
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 
 
-def compiled(model: keras.Model) -> keras.Model:
+def compile_model(model: keras.Model) -> keras.Model:
     model.compile(keras.optimizers.SGD(0.5), SmoothedCrossentropy())
     return model
 
@@ -72,7 +72,7 @@ def test_new_decoder_output_is_close_to_its_masked_lm() -> None:
 @pytest.mark.parametrize("make", [causal, translator])
 def test_target_words_do_not_affect_earlier_positions(make: Any) -> None:
     model, (x, _) = make(), pairs()
-    far_from_zero(model)
+    randomize_weights(model)
     other = {**x, "target": np.where(np.arange(7) == 4, 5 + (x["target"] - 4) % 5, x["target"])}
     before, after = model(x).numpy(), model(other).numpy()
     np.testing.assert_allclose(before[:, :4], after[:, :4], rtol=1e-5, atol=1e-5)
@@ -82,7 +82,7 @@ def test_target_words_do_not_affect_earlier_positions(make: Any) -> None:
 @pytest.mark.parametrize("make", [causal, translator])
 def test_source_words_affect_the_output_and_padding_does_not(make: Any) -> None:
     model, (x, _) = make(), pairs()
-    far_from_zero(model)
+    randomize_weights(model)
     expected = model(x).numpy()
     longer = {**x, "source": np.pad(x["source"][:, :8], ((0, 0), (0, 0)))}
     shorter = {"source": x["source"][:1, : int((x["source"][0] > 0).sum())], "target": x["target"][:1]}
@@ -105,12 +105,12 @@ def test_source_words_affect_the_output_and_padding_does_not(make: Any) -> None:
 )
 def test_translation_model_is_saved_and_loaded(tmp_path: Path, make: Any, options: dict[str, Any]) -> None:
     model, (x, _) = make(**options), pairs()
-    far_from_zero(model)
+    randomize_weights(model)
     model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    for one, other in zip(tf.nest.flatten(again(x)), tf.nest.flatten(model(x)), strict=True):
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one, other in zip(tf.nest.flatten(loaded(x)), tf.nest.flatten(model(x)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-    assert [w.path for w in again.trainable_variables] == [w.path for w in model.trainable_variables]
+    assert [w.path for w in loaded.trainable_variables] == [w.path for w in model.trainable_variables]
 
 
 def test_pre_norm_berts_end_in_their_norm() -> None:
@@ -131,16 +131,16 @@ def test_berts_of_equal_name_are_refused_with_a_fix() -> None:
 @pytest.mark.grid
 def test_two_stage_abnet_equals_the_uncut_model() -> None:
     with nb.cluster(), nb.pipeline(micro_batch=2):
-        model = causal(in_two)
-    far_from_zero(model, 0.2)
-    verification = nb.verify(compiled(model), *pairs(4))
+        model = causal(stage_of_side)
+    randomize_weights(model, 0.2)
+    verification = nb.verify(compile_model(model), *pairs(4))
     assert verification.ok, verification
     assert verification.stages == ("source", "target")
 
 
 @contextlib.contextmanager
-def compressed(side: str) -> Iterator[None]:
-    with in_two(side), nb.compress(int8=True, mask=True) if side == "source" else contextlib.nullcontext():
+def compress_side(side: str) -> Iterator[None]:
+    with stage_of_side(side), nb.compress(int8=True, mask=True) if side == "source" else contextlib.nullcontext():
         yield
 
 
@@ -150,7 +150,7 @@ def test_abnet_trained_over_a_codec_loads_uncut(tmp_path) -> None:
     source, target = Bert(SOURCE, name="es"), Bert(TARGET, name="en")
     frozen = [*source.get_weights(), *target.get_weights()]
     with nb.cluster(), nb.pipeline(micro_batch=2):
-        model = compiled(CausalABNet(source, target, inner=4, around=compressed))
+        model = compile_model(CausalABNet(source, target, inner=4, around=compress_side))
     x, y = pairs(4)
     losses = model.fit(x, y, batch_size=4, epochs=3, verbose=0).history["loss"]
     assert losses[2] < losses[1] < losses[0]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.models.small import END, MASK, PAD, START, VOCABULARY, cmlm, far_from_zero, pairs
+from tests.unit.models.small_translators import END, MASK, PAD, START, VOCABULARY, cmlm, pairs, randomize_weights
 from whale_nebula.models.abnet import LengthScores
 from whale_nebula.models.masking import Hiding
 from whale_nebula.models.smoothing import SmoothedCrossentropy
@@ -19,7 +19,7 @@ def batch(rows: int = 6) -> tuple[dict, dict]:
     return x, y
 
 
-def compiled(model: keras.Model) -> keras.Model:
+def compile_model(model: keras.Model) -> keras.Model:
     lengths = keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="lengths")
     losses = {"words": SmoothedCrossentropy(), "length": lengths}
     model.compile(keras.optimizers.SGD(0.3), losses, loss_weights={"words": 1.0, "length": 0.1})
@@ -34,7 +34,7 @@ def test_only_adapters_and_length_head_are_trainable() -> None:
 
 def test_masked_abnet_attends_in_both_directions() -> None:
     model, (x, _) = cmlm(), batch()
-    far_from_zero(model)
+    randomize_weights(model)
     whole = {**x, "target": np.where(x["target"] == PAD, 5, x["target"])}
     before = model(whole)["words"].numpy()
     for place, seen_from in ((7, 0), (0, 7)):
@@ -44,7 +44,7 @@ def test_masked_abnet_attends_in_both_directions() -> None:
 
 def test_masked_abnet_ignores_padding() -> None:
     model, (x, _) = cmlm(), batch()
-    far_from_zero(model)
+    randomize_weights(model)
     all_outputs = model(x)
     for row in range(6):
         ids, shown = (x[side][row][x[side][row] != PAD] for side in ("source", "target"))

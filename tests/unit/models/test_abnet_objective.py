@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.models.small import SOURCE, TARGET
+from tests.unit.models.small_translators import SOURCE, TARGET
 from whale_nebula.errors import OptionError
 from whale_nebula.models import ABNet, Bert, CausalABNet, MaskedABNet
 

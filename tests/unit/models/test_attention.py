@@ -14,7 +14,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
-def by_formula(layer: Attention, hidden: np.ndarray, memory: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def attend_by_formula(layer: Attention, hidden: np.ndarray, memory: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Head by head, place by place."""
     query, key, value = (
         x @ dense.kernel.numpy() + dense.bias.numpy()
@@ -41,13 +41,13 @@ def test_attention_equals_its_formula(layer: Attention) -> None:
     visible = np.array([[True] * 4, [True, False, True, False], [False, False, False, True]])
     found = layer(hidden, memory, allowed=expand_mask(visible)).numpy()
     for row in range(3):
-        expected = by_formula(layer, hidden[row], memory[row], np.tile(visible[row], (5, 1)))
+        expected = attend_by_formula(layer, hidden[row], memory[row], np.tile(visible[row], (5, 1)))
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_without_visible_tokens_is_finite(layer: Attention) -> None:
-    nothing = layer(normal(1, 2, WIDTH), normal(1, 4, 6), allowed=expand_mask(np.zeros((1, 4), bool))).numpy()
-    assert np.isfinite(nothing).all()
+    output = layer(normal(1, 2, WIDTH), normal(1, 4, 6), allowed=expand_mask(np.zeros((1, 4), bool))).numpy()
+    assert np.isfinite(output).all()
 
 
 def test_remembered_memory_gives_the_same_attention(layer: Attention) -> None:

@@ -15,7 +15,7 @@ TOKENS = np.array([[2, 5, 3, 0], [2, 7, 9, 3]], "int32")
 BOTH_NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
 
 
-def made(name: str = "bert", **options: Any) -> Bert:
+def make_bert(name: str = "bert", **options: Any) -> Bert:
     return Bert(BertSizes(**{**SIZES, "dropout": 0.0, **options}), name=name)
 
 
@@ -28,24 +28,24 @@ def test_bert_parameter_count_matches_the_formula() -> None:
         return embedding + s.layers * layer
 
     assert formula(BertSizes()) == 108_891_648
-    assert made().count_params() == formula(made().sizes)
+    assert make_bert().count_params() == formula(make_bert().sizes)
 
 
 @BOTH_NORMS
 def test_padding_does_not_affect_bert_output(norm: str) -> None:
-    bert = made(norm=norm)
+    bert = make_bert(norm=norm)
     np.testing.assert_allclose(bert(TOKENS[:1])[:, :3], bert(TOKENS[:1, :3]), atol=1e-5)
 
 
 def test_bert_padding_token_is_configurable() -> None:
-    bert, row = made(padding=9), np.array([[2, 5, 0]])
+    bert, row = make_bert(padding=9), np.array([[2, 5, 0]])
     np.testing.assert_allclose(bert(np.array([[2, 5, 0, 9]]))[:, :3], bert(row), atol=1e-5)
     assert np.abs(bert(np.array([[2, 5, 0, 0]]))[:, :3] - bert(row)).max() > 1e-3
 
 
 @BOTH_NORMS
 def test_bert_equals_its_composed_parts(norm: str) -> None:
-    bert = made(norm=norm)
+    bert = make_bert(norm=norm)
     visible, hidden = bert.visible(TOKENS), bert.embedding(TOKENS)
     for attention, inner in bert.sub_layers:
         hidden = inner(attention(hidden, visible))
@@ -56,12 +56,12 @@ def test_bert_equals_its_composed_parts(norm: str) -> None:
 
 @BOTH_NORMS
 def test_bert_is_saved_and_loaded(norm: str, tmp_path: Path) -> None:
-    bert = made(norm=norm, activation="relu", dropout=0.1)
+    bert = make_bert(norm=norm, activation="relu", dropout=0.1)
     bert.save(tmp_path / "bert.keras")
-    again = keras.models.load_model(tmp_path / "bert.keras")
-    assert isinstance(again, Bert)
-    assert again.sizes == bert.sizes
-    np.testing.assert_array_equal(again(TOKENS), bert(TOKENS))
+    loaded = keras.models.load_model(tmp_path / "bert.keras")
+    assert isinstance(loaded, Bert)
+    assert loaded.sizes == bert.sizes
+    np.testing.assert_array_equal(loaded(TOKENS), bert(TOKENS))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_frozen_bert_stays_frozen_after_from_config() -> None:
     sizes = BertSizes(**SIZES)
     bert = Bert(sizes)
     bert.trainable = False
-    again = Bert.from_config(bert.get_config())
-    assert not again.trainable_variables and not Bert(sizes, trainable=False).trainable_variables
-    again.trainable = True
-    assert len(again.trainable_variables) == len(Bert(sizes).trainable_variables)
+    loaded = Bert.from_config(bert.get_config())
+    assert not loaded.trainable_variables and not Bert(sizes, trainable=False).trainable_variables
+    loaded.trainable = True
+    assert len(loaded.trainable_variables) == len(Bert(sizes).trainable_variables)

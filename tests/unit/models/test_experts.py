@@ -88,8 +88,8 @@ def test_micro_batched_experts_equal_row_groups(groups: int | None, tmp_path: Pa
     assert history == {name: [pytest.approx(value, rel=1e-5)] for name, value in expected.items()}
     (written,) = tmp_path.glob("events.out.tfevents.*")
     values = [value for event in tf.compat.v1.train.summary_iterator(str(written)) for value in event.summary.value]
-    told = {value.tag.rpartition("/")[2]: float(tf.make_ndarray(value.tensor)) for value in values}
-    assert {name: told[name] for name in history} == {name: value for name, (value,) in history.items()}
+    tensorboard_values = {value.tag.rpartition("/")[2]: float(tf.make_ndarray(value.tensor)) for value in values}
+    assert {name: tensorboard_values[name] for name in history} == {name: value for name, (value,) in history.items()}
 
 
 def test_tokens_choose_experts_of_one_group() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tests.unit.models.small import END, MASK, PAD, START, pairs, sources
+from tests.unit.models.small_translators import END, MASK, PAD, START, pairs, sources
 from whale_nebula.models.masking import Hiding
 
 HIDING = Hiding(mask=MASK, special=(PAD, START, END), seed=3)
@@ -42,23 +42,23 @@ def test_sentence_without_words_hides_none() -> None:
 def test_of_batches_converts_causal_batches_to_masked_ones() -> None:
     inputs, labels = pairs(6)
     batches = HIDING.of_batches(tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(4))
-    for number, (given, asked) in enumerate(batches):
+    for number, (given, labels_batch) in enumerate(batches):
         rows = slice(4 * number, 4 * number + 4)
         whole = np.concatenate([inputs["target"][rows, :1], labels[rows]], axis=1)
         expected = HIDING(whole, number)
         np.testing.assert_array_equal(given["source"], inputs["source"][rows])
         np.testing.assert_array_equal(given["target"], expected.shown)
-        np.testing.assert_array_equal(asked["words"], expected.words)
-        np.testing.assert_array_equal(asked["length"], expected.length)
+        np.testing.assert_array_equal(labels_batch["words"], expected.words)
+        np.testing.assert_array_equal(labels_batch["length"], expected.length)
 
 
 def test_of_batches_keeps_absent_sides_none() -> None:
     inputs, labels = pairs(6)
     here = tf.data.Dataset.from_tensor_slices(inputs["source"]).batch(4)
     without_target = here.map(lambda source: ({"source": source, "target": None}, None))
-    ((given, asked), *_) = HIDING.of_batches(without_target)
-    assert given["target"] is None and asked == {"words": None, "length": None}
+    ((given, labels_batch), *_) = HIDING.of_batches(without_target)
+    assert given["target"] is None and labels_batch == {"words": None, "length": None}
     there = tf.data.Dataset.from_tensor_slices((inputs["target"], labels)).batch(4)
     without_source = there.map(lambda target, words: ({"source": None, "target": target}, words))
-    ((given, asked), *_) = HIDING.of_batches(without_source)
-    assert given["source"] is None and asked["words"].shape == (4, 8)
+    ((given, labels_batch), *_) = HIDING.of_batches(without_source)
+    assert given["source"] is None and labels_batch["words"].shape == (4, 8)

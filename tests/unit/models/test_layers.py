@@ -99,14 +99,14 @@ def test_sub_layers_propagate_the_keras_mask() -> None:
     ids=lambda layer: type(layer).__name__,
 )
 def test_sub_layer_is_restored_from_its_config(layer: SubLayer) -> None:
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    assert type(again) is type(layer)
-    assert again.get_config() == layer.get_config()
+    restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert type(restored) is type(layer)
+    assert restored.get_config() == layer.get_config()
     layer.build((None, None, WIDTH))
-    again.build((None, None, WIDTH))
-    again.set_weights(layer.get_weights())
+    restored.build((None, None, WIDTH))
+    restored.set_weights(layer.get_weights())
     hidden = normal(2, 3, WIDTH)
-    np.testing.assert_array_equal(again(hidden), layer(hidden))
+    np.testing.assert_array_equal(restored(hidden), layer(hidden))
 
 
 def test_compute_output_spec_matches_outputs() -> None:
@@ -114,12 +114,12 @@ def test_compute_output_spec_matches_outputs() -> None:
     tokens, hidden = keras.Input((5,), dtype="int32"), keras.Input((5, WIDTH))
     embedding, (attention, inner) = TokenEmbedding(11, 6, WIDTH), sub_layers()
     cache = Cache(*(keras.KerasTensor((None, 2, 6, 4)) for _ in range(2)))
-    told = [embedding(tokens), embedding(hidden, reverse=True), attention(hidden), inner(hidden)]
-    told += [attention(hidden[:, :1], cache=cache, position=0)[0]]
+    declared = [embedding(tokens), embedding(hidden, reverse=True), attention(hidden), inner(hidden)]
+    declared += [attention(hidden[:, :1], cache=cache, position=0)[0]]
     ids, states = np.zeros((1, 5), "int32"), normal(1, 5, WIDTH)
-    come = [embedding(ids), embedding(states, reverse=True), attention(states), inner(states)]
-    come += [attention(states[:, :1], cache=attention.empty(1, 6), position=0)[0]]
-    assert [(each.shape[1:], each.dtype) for each in told] == [(tuple(x.shape[1:]), x.dtype.name) for x in come]
+    computed = [embedding(ids), embedding(states, reverse=True), attention(states), inner(states)]
+    computed += [attention(states[:, :1], cache=attention.empty(1, 6), position=0)[0]]
+    assert [(each.shape[1:], each.dtype) for each in declared] == [(tuple(x.shape[1:]), x.dtype.name) for x in computed]
 
 
 @pytest.mark.parametrize("wrong", [{"norm": "before"}, {"activation": "swish"}])
@@ -159,7 +159,7 @@ class TestTokenEmbedding:
         layer = TokenEmbedding(11, 6, WIDTH, types=1, norm=False, dropout=0.1, spread=0.5)
         model = keras.Model(tokens, layer(layer(tokens), reverse=True))
         model.save(tmp_path / "model.keras")
-        again = keras.models.load_model(tmp_path / "model.keras")
+        restored = keras.models.load_model(tmp_path / "model.keras")
         rows = np.array([[1, 2, 3]])
-        np.testing.assert_array_equal(again(rows), model(rows))
-        assert len(again.weights) == 3  # one table for both ways, positions, types
+        np.testing.assert_array_equal(restored(rows), model(rows))
+        assert len(restored.weights) == 3  # one table for both ways, positions, types

@@ -25,8 +25,8 @@ def test_training_masked_lm_updates_its_bert() -> None:
 def test_loaded_masked_lm_shares_the_embedding_table(tmp_path: Path) -> None:
     model = masked_lm(Bert(SIZES, name="es"))
     model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    assert isinstance(again, MaskedLm)
-    assert again.count_params() == model.count_params()
-    assert again.bert.name == "es"
-    np.testing.assert_array_equal(again(INPUTS), model(INPUTS))
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded, MaskedLm)
+    assert loaded.count_params() == model.count_params()
+    assert loaded.bert.name == "es"
+    np.testing.assert_array_equal(loaded(INPUTS), model(INPUTS))

@@ -12,7 +12,7 @@ LOGITS = RANDOM.normal(size=(3, 4, 6)).astype("float32")
 LABELS = np.array([[1, 2, 3, 4], [5, 1, 0, 0], [2, 0, 0, 0]])
 
 
-def by_hand(smoothing: float) -> np.ndarray:
+def smoothed_losses(smoothing: float) -> np.ndarray:
     """The loss of each word against a label that is spread out."""
     likely = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
     labels = (1 - smoothing) * np.eye(6)[LABELS] + smoothing / 6
@@ -21,7 +21,7 @@ def by_hand(smoothing: float) -> np.ndarray:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 def test_smoothed_loss_matches_its_formula(smoothing: float) -> None:
-    expected = by_hand(smoothing)[LABELS > 0].mean()
+    expected = smoothed_losses(smoothing)[LABELS > 0].mean()
     assert float(SmoothedCrossentropy(smoothing)(LABELS, LOGITS)) == pytest.approx(expected, rel=1e-5)
 
 
@@ -29,7 +29,7 @@ def test_smoothed_loss_matches_its_formula(smoothing: float) -> None:
 def test_sample_weights_apply_to_rows_or_words(shape: tuple[int, ...]) -> None:
     weights = RANDOM.uniform(0.5, 2.0, shape)
     each = np.broadcast_to(weights[:, None] if len(shape) == 1 else weights, LABELS.shape) * (LABELS > 0)
-    expected = (by_hand(0.1) * each).sum() / each.sum()
+    expected = (smoothed_losses(0.1) * each).sum() / each.sum()
     assert float(SmoothedCrossentropy(0.1)(LABELS, LOGITS, weights)) == pytest.approx(expected, rel=1e-5)
 
 
@@ -45,8 +45,8 @@ def test_loss_of_padding_only_is_zero() -> None:
 
 def test_smoothed_loss_is_restored_from_config() -> None:
     loss = SmoothedCrossentropy(0.2, padding=3)
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
-    assert isinstance(again, SmoothedCrossentropy) and again.get_config() == loss.get_config()
+    restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
+    assert isinstance(restored, SmoothedCrossentropy) and restored.get_config() == loss.get_config()
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.0])

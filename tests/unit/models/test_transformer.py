@@ -15,7 +15,7 @@ SMALL = Sizes(vocabulary=11, length=6, width=8, heads=2, blocks=3)
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def random_seed() -> None:
     keras.utils.set_random_seed(0)
 
 
@@ -48,9 +48,9 @@ def test_transformer_is_causal() -> None:
 def test_transformer_layer_is_restored_from_its_config() -> None:
     for name in ("embedding", "block0"):
         layer = transformer(SMALL).get_layer(name)
-        again = type(layer).from_config(layer.get_config())
-        again.build((None, 6) if name == "embedding" else (None, 6, 8))
-        assert [v.shape for v in again.variables] == [v.shape for v in layer.variables]
+        restored = type(layer).from_config(layer.get_config())
+        restored.build((None, 6) if name == "embedding" else (None, 6, 8))
+        assert [v.shape for v in restored.variables] == [v.shape for v in layer.variables]
 
 
 def test_around_scopes_cover_the_blocks() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.models.small import END, MASK, PAD, SOURCE, START, TARGET, pairs, translator
+from tests.unit.models.small_translators import END, MASK, PAD, SOURCE, START, TARGET, pairs, translator
 from whale_nebula.models.decoding import Beam
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 from whale_nebula.models.translator import Translator

@@ -92,19 +92,19 @@ def find_best(problem: Problem, known: float = math.inf) -> Candidate | None:
     Those that cannot be faster than what was found are not simulated.
     """
     best: Candidate | None = None
-    for shape, costs in _shapes(problem):
+    for shape, costs in _list_shapes(problem):
         if isinstance(score(problem, shape, costs, simulated=False), Excess):
             continue  # whatever the codecs
-        for parts in _coded(shape.parts, problem):
+        for parts in _list_coded_parts(shape.parts, problem):
             coded = replace(shape, parts=parts)
-            if _least(coded, costs) < (known if best is None else best.seconds):
+            if _lower_bound(coded, costs) < (known if best is None else best.seconds):
                 found = score(problem, coded, costs)
                 if isinstance(found, Candidate) and found.seconds < (known if best is None else best.seconds):
                     best = found
     return best
 
 
-def _least(shape: Shape, costs: Costs) -> float:
+def _lower_bound(shape: Shape, costs: Costs) -> float:
     """Seconds below which no step of this shape can be: what its busiest stage computes, how long its busiest line is
     held, and how long one micro-batch is on its way without what may come later; and an update.
     """
@@ -123,16 +123,16 @@ def _least(shape: Shape, costs: Costs) -> float:
     return max(alone, *held, *busy) + max(map(costs.part_update, shape.parts))
 
 
-def _shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
+def _list_shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
     if problem.fixed:
-        yield from _written_shapes(problem)
+        yield from _list_written_shapes(problem)
         return
     blocks = len(problem.chain)
     for recompute, count in itertools.product((False, True), problem.counts):
         costs = Costs(problem, count, recompute)
-        for order in _orders(problem):
+        for order in _list_orders(problem):
             ways = [
-                [(stages, d, s) for d, s in _seats(costs, cluster) for stages in range(1, n // (d * s) + 1)]
+                [(stages, d, s) for d, s in _list_seats(costs, cluster) for stages in range(1, n // (d * s) + 1)]
                 for cluster, n in ((cluster, problem.clusters[cluster].workers) for cluster in order)
             ]
             for way in itertools.product(*ways):
@@ -145,21 +145,21 @@ def _shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
                     yield Shape(parts, count, recompute), costs
 
 
-def _coded(parts: tuple[Part, ...], problem: Problem) -> Iterator[tuple[Part, ...]]:
+def _list_coded_parts(parts: tuple[Part, ...], problem: Problem) -> Iterator[tuple[Part, ...]]:
     """The same stages with every choice of codecs between clusters."""
     crossed = [n > 0 and part.cluster != parts[n - 1].cluster for n, part in enumerate(parts)]
     for codecs in itertools.product(*(range(len(problem.chain.choices) if crosses else 1) for crosses in crossed)):
         yield tuple(replace(part, codec=codec) for part, codec in zip(parts, codecs, strict=True))
 
 
-def _seats(costs: Costs, cluster: int) -> list[tuple[int, int]]:
+def _list_seats(costs: Costs, cluster: int) -> list[tuple[int, int]]:
     """Replicas and pieces of variables that a stage may have on a cluster."""
     workers = costs.problem.clusters[cluster].workers
     split = costs.problem.options.split is None and costs.split_pays(cluster)
     return [(d, 1) for d in range(1, min(workers, costs.micro_batches) + 1)] + [(1, 2)] * (split and workers > 1)
 
 
-def _written_shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
+def _list_written_shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
     """Every stage on every cluster; tensors come back to one, and workers are shared, where that was written."""
     blocks = len(problem.chain)
     homes = [
@@ -188,6 +188,6 @@ def _has_room(problem: Problem, parts: tuple[Part, ...]) -> bool:
     return True
 
 
-def _orders(problem: Problem) -> Iterator[tuple[int, ...]]:
+def _list_orders(problem: Problem) -> Iterator[tuple[int, ...]]:
     for size in range(1, len(problem.clusters) + 1):
         yield from itertools.permutations(range(len(problem.clusters)), size)

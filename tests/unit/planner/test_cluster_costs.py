@@ -50,7 +50,7 @@ def losses(found: keras.Model) -> list[float]:
     return found.fit(x, y, 16, epochs=2, shuffle=False, verbose=0).history["loss"]
 
 
-def planned(compress: str, line: str, train: bool = False) -> tuple[nb.Plan, Any, list[float]]:
+def plan_model(compress: str, line: str, train: bool = False) -> tuple[nb.Plan, Any, list[float]]:
     """The plan of a model without scopes, the decision, and the losses if it is trained."""
     nb.shutdown()
     nb.init(CLUSTERS, links=line)
@@ -65,13 +65,13 @@ def codecs(plan: nb.Plan) -> set[tuple[str, str]]:
 
 
 def test_auto_parallel_compresses_only_on_request() -> None:
-    plan, decision, _ = planned("none", "100kbit,1ms")
+    plan, decision, _ = plan_model("none", "100kbit,1ms")
     assert codecs(plan) == {("none", "none")} and not decision.problem.chain.coded
 
 
 @pytest.mark.grid
 def test_requested_codec_gives_the_losses_of_hand_written_stages() -> None:
-    plan, decision, found = planned("fp16", "1mbit,1ms", train=True)
+    plan, decision, found = plan_model("fp16", "1mbit,1ms", train=True)
     assert codecs(plan) == {("fp16", "int8")}
     for each in plan.boundaries:
         (destination,) = each.destinations
@@ -117,11 +117,11 @@ def test_predicted_bytes_of_a_cut_match_the_plan(cut: int, monkeypatch: pytest.M
     [pytest.param("10gbit,0ms", {"none"}, marks=pytest.mark.grid), ("200kbit,1ms", {"int8", "int4"})],
 )
 def test_auto_compress_takes_the_mildest_codec_that_hides(line: str, expected: set[str]) -> None:
-    plan, *_ = planned("auto", line)
+    plan, *_ = plan_model("auto", line)
     assert {codec for codec, _ in codecs(plan)} <= expected and all(there == back for there, back in codecs(plan))
-    said = " ".join(plan.explain().split())
+    explanation = " ".join(plan.explain().split())
     assert all(
-        (f"{e.source} to {e.destinations[0]} {e.codec}".replace("none", "uncompressed")) in said
+        (f"{e.source} to {e.destinations[0]} {e.codec}".replace("none", "uncompressed")) in explanation
         for e in plan.boundaries
     )
 
@@ -165,17 +165,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Printing(keras.layers.Layer):
+class PrintingLayer(keras.layers.Layer):
     """Does something on which no copy of a variable helps."""
 
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
 
     def call(self, x: Any) -> Any:
-        return self.scale * tf.ensure_shape(tf.py_function(lambda each: told.append(1) or each, [x], x.dtype), x.shape)
+        return self.scale * tf.ensure_shape(
+            tf.py_function(lambda each: call_log.append(1) or each, [x], x.dtype), x.shape
+        )
 
 
-told: list[int] = []
+call_log: list[int] = []
 
 
 def decide(*layers: keras.layers.Layer, **config: Any) -> tuple[Decision, keras.Model]:
@@ -190,13 +192,13 @@ def decide(*layers: keras.layers.Layer, **config: Any) -> tuple[Decision, keras.
     return current_run().decisions[0], model
 
 
-def alike() -> list[keras.layers.Layer]:
+def make_equal_layers() -> list[keras.layers.Layer]:
     """Three layers of the same form."""
     return [keras.layers.Dense(48, activation="relu", name=f"d{number}") for number in range(3)]
 
 
 def test_equal_blocks_are_measured_once_and_read_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = decide(*alike())
+    first, _ = decide(*make_equal_layers())
     assert first.grounds.measured == 1.0 and first.predicted.share_measured == 1.0
     cluster = first.problem.clusters[0]
     assert cluster.forward[:, 1].tolist() == cluster.forward[:, 2].tolist() and cluster.update[1] == cluster.update[2]
@@ -205,7 +207,7 @@ def test_equal_blocks_are_measured_once_and_read_from_the_cache(monkeypatch: pyt
     # Were none alike, there would be 4 forwards and 4 backwards.
     assert len(kept) <= 3 * (2 + 3 + 3) + 6
     monkeypatch.setattr(block_costs, "time_calls", None)
-    again, _ = decide(*alike(), clusters={"gpu": {"cores": 1}, "npu": {"cores": 4}})
+    again, _ = decide(*make_equal_layers(), clusters={"gpu": {"cores": 1}, "npu": {"cores": 4}})
     one, four = again.problem.clusters
     assert np.array_equal(one.backward, cluster.backward)
     assert one.crossing == pytest.approx(4 * four.crossing) and one.message == pytest.approx(4 * four.message) != 0.0
@@ -224,8 +226,8 @@ def test_block_times_of_another_machine_are_ignored() -> None:
 
 
 def test_measuring_leaves_variables_unchanged_and_skips_side_effects() -> None:
-    told.clear()
-    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(48), keras.layers.Dropout(0.5), Printing()]
+    call_log.clear()
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(48), keras.layers.Dropout(0.5), PrintingLayer()]
     decision, model = decide(*layers)
     fresh = keras.models.clone_model(model)
     for variable, other in zip(model.non_trainable_variables, fresh.non_trainable_variables, strict=True):
@@ -233,7 +235,7 @@ def test_measuring_leaves_variables_unchanged_and_skips_side_effects() -> None:
             np.testing.assert_array_equal(variable.numpy(), other.numpy())
     begun = {float(np.abs(each.numpy()).sum()) for each in model.optimizer.variables}
     assert begun == {0.0, float(np.float32(1e-3))}  # slots, the count of steps, and the learning rate
-    assert not told and 0.0 < decision.grounds.measured < 1.0
+    assert not call_log and 0.0 < decision.grounds.measured < 1.0
     assert np.isfinite(decision.problem.clusters[0].backward).all()
 
 
@@ -243,7 +245,7 @@ def test_measuring_leaves_variables_unchanged_and_skips_side_effects() -> None:
     ids=["none is asked for", "the config says flops"],
 )
 def test_blocks_are_not_measured_when_disabled_or_configured(config: dict[str, Any]) -> None:
-    decision, _ = decide(*alike(), **config)
+    decision, _ = decide(*make_equal_layers(), **config)
     assert decision.grounds.measured == 0.0 and not blocks_path().exists()
     assert decision.emulated and decision.seconds_here >= decision.chosen.seconds
     assert (decision.grounds.said > 0.5) == ("clusters" in config)
@@ -253,7 +255,7 @@ def test_blocks_are_not_measured_when_disabled_or_configured(config: dict[str, A
 
 @pytest.mark.grid
 def test_configured_and_measured_clusters_can_be_mixed() -> None:
-    decision, _ = decide(*alike(), clusters={"gpu": {"flops": "1G"}, "npu": {}})
+    decision, _ = decide(*make_equal_layers(), clusters={"gpu": {"flops": "1G"}, "npu": {}})
     assert 0.0 < decision.grounds.measured < 1.0
     assert decision.problem.clusters[0].forward.sum() != decision.problem.clusters[1].forward.sum()
 
@@ -300,10 +302,10 @@ def test_seconds_matrix_matches_the_costs_of_parts() -> None:
 def test_compute_seconds_exclude_crossings() -> None:
     problem = make_problem()
     found = score(problem, Shape((Part(0, 0, 1), Part(1, 1, 3)), 4))
-    quiet = tuple(replace(cluster, crossing=0.0, message=0.0, step=0.0) for cluster in problem.clusters)
-    silent = score(replace(problem, clusters=quiet), found.shape)  # type: ignore[union-attr]
-    assert found.compute == silent.compute  # type: ignore[union-attr]
-    assert found.seconds > silent.seconds + STEP  # type: ignore[union-attr]
+    free_clusters = tuple(replace(cluster, crossing=0.0, message=0.0, step=0.0) for cluster in problem.clusters)
+    uncrossed = score(replace(problem, clusters=free_clusters), found.shape)  # type: ignore[union-attr]
+    assert found.compute == uncrossed.compute  # type: ignore[union-attr]
+    assert found.seconds > uncrossed.seconds + STEP  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -324,35 +326,35 @@ def test_part_memory_is_the_maximum_of_backward_and_update() -> None:
     )  # fmt: skip
     cluster = ClusterCosts("gpu", 2, np.ones((2, 2)), np.ones((2, 2)), ones)
 
-    def needed(count: int, part: Part, *numbers: int, slots: float = 200.0) -> float:
+    def part_bytes_of(count: int, part: Part, *numbers: int, slots: float = 200.0) -> float:
         problem = Problem(replace(chain, slots=slots * ones), (cluster,), 8 * count)
         return Costs(problem, count).part_bytes(part, *numbers)
 
     first, last, both = Part(0, 0, 1), Part(0, 1, 2), Part(0, 0, 2)
     # 8 rows: a block keeps 80; an update has the gradients, as many more where there are slots, and the largest
-    assert needed(1, both, 1) == 600 + 200 + 200 + 60
-    assert needed(1, both, 1, slots=0.0) == 200 + max(200 + 60, 160 + 100 + 32, 80 + 200 + 32)
+    assert part_bytes_of(1, both, 1) == 600 + 200 + 200 + 60
+    assert part_bytes_of(1, both, 1, slots=0.0) == 200 + max(200 + 60, 160 + 100 + 32, 80 + 200 + 32)
     # a second backward finds sums; all that it has made is there while they are added
-    assert needed(8, first, 3) == 300 + 3 * 80 + 2 * 100 + 60
-    assert needed(3, first, 3) == 300 + max(3 * 80 + 100 + 32, 2 * 80 + 2 * 100 + 60)
+    assert part_bytes_of(8, first, 3) == 300 + 3 * 80 + 2 * 100 + 60
+    assert part_bytes_of(3, first, 3) == 300 + max(3 * 80 + 100 + 32, 2 * 80 + 2 * 100 + 60)
     # the last one keeps nothing from a call to the next but what has come, and what comes later reads
-    assert needed(8, last, 1, 3, 2) == 300 + max(2 * 7 * 8 + 3 * 40 + max(80 + 32 + 200, 200 + 60), 260)
+    assert part_bytes_of(8, last, 1, 3, 2) == 300 + max(2 * 7 * 8 + 3 * 40 + max(80 + 32 + 200, 200 + 60), 260)
 
 
 def test_table_rows_take_memory_and_forbid_replicas() -> None:
     problem = make_problem()
     beside = np.array([0.0, 5e6, 0.0])
-    held = replace(problem, chain=replace(problem.chain, beside=beside))
-    more = Costs(held, 4).bytes(1) - Costs(problem, 4).bytes(1)
+    with_table = replace(problem, chain=replace(problem.chain, beside=beside))
+    more = Costs(with_table, 4).bytes(1) - Costs(problem, 4).bytes(1)
     begin, end = np.ogrid[:4, :4]
     np.testing.assert_allclose(more, np.where((begin <= 1) & (end >= 2), 5e6, 0.0))
-    assert Costs(held, 4).part_bytes(Part(0, 1, 2, shards=2), 1) < 3e6
+    assert Costs(with_table, 4).part_bytes(Part(0, 1, 2, shards=2), 1) < 3e6
     clusters = tuple(replace(cluster, workers=2) for cluster in problem.clusters)
-    free, tied = (search(replace(each, clusters=clusters)).candidates for each in (problem, held))
+    free, tied = (search(replace(each, clusters=clusters)).candidates for each in (problem, with_table))
     assert any(part.replicas > 1 for each in free for part in each.parts if part.begin <= 1 < part.end)
     assert tied and not any(part.replicas > 1 for each in tied for part in each.parts if part.begin <= 1 < part.end)
     small = tuple(replace(cluster, memory=4e6 if cluster.name == "gpu" else 6e6) for cluster in problem.clusters)
-    best = search(replace(held, clusters=small)).candidates
+    best = search(replace(with_table, clusters=small)).candidates
     assert {part.cluster for each in best for part in each.parts if part.begin <= 1 < part.end} == {1}
 
 

@@ -70,9 +70,13 @@ def test_explanation_has_a_paragraph_a_table_and_alternatives(request: pytest.Fi
     texts = {name: decision.explain() for name, decision in decisions.items()}
     assert max(len(line) for text in texts.values() for line in text.splitlines()) <= WIDTH
     check_golden(request, "explanations.txt", "\n\n".join(f"== {name}\n{text}" for name, text in texts.items()))
-    told = decisions["candidates that are far slower"]
-    assert [each.predicted.seconds > 3 * told.predicted.seconds for each in told.considered] == [False, True, False]
-    assert "\n1 more candidate would take over 3 times as long" in told.explain()
+    slow_decision = decisions["candidates that are far slower"]
+    assert [each.predicted.seconds > 3 * slow_decision.predicted.seconds for each in slow_decision.considered] == [
+        False,
+        True,
+        False,
+    ]
+    assert "\n1 more candidate would take over 3 times as long" in slow_decision.explain()
 
 
 def test_scaled_crossing_halves_the_bytes_of_lines() -> None:
@@ -111,17 +115,17 @@ def test_excess_error_names_layers_and_tried_fixes() -> None:
     assert what == "no plan fits: 48.0 MiB on a worker of npu, but 30.0 MiB is the limit"
     assert "the layer 'embedding' needs" in why
     assert mend == "48.0 MiB of memory for each worker of npu; or a smaller batch"
-    roomy = make_problem(1e6, 18 * MIB, Options(4, recompute=False))
-    _, _, mend = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), roomy)
+    small_problem = make_problem(1e6, 18 * MIB, Options(4, recompute=False))
+    _, _, mend = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), small_problem)
     tried = "one more worker in npu; recompute=True; more micro-batches"
-    _, _, whole = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), roomy, whole=True)
+    _, _, whole = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), small_problem, whole=True)
     assert "micro-batches" not in whole
     split = "nb.split(2) around 'embedding', so that 2 workers hold a piece each"
     assert mend == f"20.0 MiB of memory for each worker of npu; {tried}; {split}; or a smaller batch"
 
 
 def test_excess_error_names_the_scope_of_a_written_stage() -> None:
-    said = "nb.stage(cluster='gpu') at train.py:12"
-    problem = replace(make_problem(), fixed=(Fixed("gpu", 1, 4, (0,), None, said),))
+    scope_line = "nb.stage(cluster='gpu') at train.py:12"
+    problem = replace(make_problem(), fixed=(Fixed("gpu", 1, 4, (0,), None, scope_line),))
     what, _, _ = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), problem)
-    assert what == f"{said} needs 3.0 MiB on a worker of gpu, but 2.0 MiB is the limit"
+    assert what == f"{scope_line} needs 3.0 MiB on a worker of gpu, but 2.0 MiB is the limit"

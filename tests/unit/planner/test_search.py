@@ -32,7 +32,7 @@ def solve(seed: int, kind: str = "") -> Found:
     return search(draw_problem(seed, kind))
 
 
-def alike(blocks: int, clusters: int, workers: int, **options: object) -> Problem:
+def make_uniform_problem(blocks: int, clusters: int, workers: int, **options: object) -> Problem:
     """Blocks and clusters that are alike, without memory to keep to unless `options` of a cluster say one."""
     seconds = np.stack([np.full(blocks, 1e-5), np.full(blocks, 1e-3)])
     ones, cuts = np.ones(blocks), np.full(blocks + 1, 1e3)
@@ -80,14 +80,14 @@ def test_sampled_problems_cover_every_kind_of_plan() -> None:
 
 def test_slow_links_give_a_plan_of_one_cluster() -> None:
     """Two clusters beyond a line on which a message takes longer than the whole step."""
-    problem = replace(alike(4, 2, 1), lines={(0, 1): Line(rate=1e3), (1, 0): Line(rate=1e3)})
+    problem = replace(make_uniform_problem(4, 2, 1), lines={(0, 1): Line(rate=1e3), (1, 0): Line(rate=1e3)})
     shape = search(problem).candidates[0].shape
     assert [(part.cluster, part.begin, part.end, part.replicas) for part in shape.parts] == [(0, 0, 4, 1)]
     assert shape.micro_batches == 1
 
 
 def test_equal_clusters_are_used_in_config_order() -> None:
-    found = search(alike(12, 3, 1)).candidates[0]
+    found = search(make_uniform_problem(12, 3, 1)).candidates[0]
     assert [part.cluster for part in found.parts] == [0, 1, 2]
 
 
@@ -101,13 +101,13 @@ def test_equal_clusters_are_used_in_config_order() -> None:
     ],
 )
 def test_search_respects_user_options(options: Options, check: object) -> None:
-    found = search(replace(alike(8, 2, 4), options=options)).candidates
+    found = search(replace(make_uniform_problem(8, 2, 4), options=options)).candidates
     assert found
     assert all(check(each.shape) for each in found)  # type: ignore[operator]
 
 
 def test_search_cuts_only_at_cuttable_edges() -> None:
-    problem = alike(6, 3, 2)
+    problem = make_uniform_problem(6, 3, 2)
     cuttable = np.array([True, False, False, True, False, False, True])
     found = search(replace(problem, chain=replace(problem.chain, cuttable=cuttable))).candidates
     assert {part.begin for each in found for part in each.parts} <= {0, 3}
@@ -119,10 +119,10 @@ def test_search_is_deterministic() -> None:
 
 def test_short_memory_forces_more_stages() -> None:
     """Each cluster may hold a third: three stages are needed, and what is in flight is limited."""
-    problem = alike(9, 3, 1)
+    problem = make_uniform_problem(9, 3, 1)
     chain = replace(problem.chain, weights=np.full(9, 1e6), held=np.full(9, 1e4))
-    tight = tuple(replace(cluster, memory=3.2e6 + 9e4) for cluster in problem.clusters)
-    found = search(replace(problem, chain=chain, clusters=tight)).candidates[0]
+    small_clusters = tuple(replace(cluster, memory=3.2e6 + 9e4) for cluster in problem.clusters)
+    found = search(replace(problem, chain=chain, clusters=small_clusters)).candidates[0]
     assert len(found.parts) == 3
     assert max(found.memory) <= 3.2e6 + 9e4 < math.inf
 
@@ -176,8 +176,8 @@ def test_dependent_step_has_no_predicted_seconds(made: list[str]) -> None:
         found.compiled = False
         plan = nb.plan(found, X)
     assert plan.predicted is None and "predicted" not in plan.to_text()
-    said = " ".join(plan.explain().split())
-    assert "runs with the stages that" in said and "train_step, which has the same variables" in said
+    explanation = " ".join(plan.explain().split())
+    assert "runs with the stages that" in explanation and "train_step, which has the same variables" in explanation
 
 
 # -------------------- A replicated body and a sharded head on the same workers, as the planner finds them

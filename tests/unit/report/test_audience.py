@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import whale_nebula as nb
-from tests.unit.report.making import full
-from tests.unit.report.terminal import stand_in
+from tests.unit.report.sample_reports import make_full_report
+from tests.unit.report.terminal import replace_standard_streams
 from whale_nebula.report.published import is_watched, publish
 from whale_nebula.report.watchers import Seen
 from whale_nebula.runtime.run import _watch_steps
@@ -43,12 +43,12 @@ def test_unwritable_metrics_file_is_refused_before_the_run_opens(tmp_path: Path)
 
 
 def test_failed_start_removes_all_watchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, before = stand_in(monkeypatch), threading.active_count()
+    terminal, before = replace_standard_streams(monkeypatch), threading.active_count()
     with nb.init() as run:
         with pytest.raises(TypeError), _watch_steps(run, Seen("live", {"metrics": tmp_path / "run.jsonl"})):
-            assert sys.stdout is not seen
+            assert sys.stdout is not terminal
             raise TypeError("nobody joins")
-        assert (sys.stdout, is_watched(), threading.active_count()) == (seen, False, before)
+        assert (sys.stdout, is_watched(), threading.active_count()) == (terminal, False, before)
 
 
 def test_default_run_has_no_watchers() -> None:
@@ -58,7 +58,7 @@ def test_default_run_has_no_watchers() -> None:
 
 def test_config_can_set_metrics_and_show(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nb.init({"metrics": str(tmp_path / "run.jsonl"), "show": "lines"}):
-        publish(full())
+        publish(make_full_report())
     assert (tmp_path / "run.jsonl").read_text().count("\n") == 1
     assert [record.name for record in caplog.records] == ["whale_nebula.steps"]
     with pytest.raises(nb.errors.ConfigError, match="'life' is not a valid value"):
@@ -67,5 +67,5 @@ def test_config_can_set_metrics_and_show(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_live_display_without_a_terminal_logs_lines(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), nb.init(show="live"):
-        publish(full())
+        publish(make_full_report())
     assert len(caplog.records) == 1

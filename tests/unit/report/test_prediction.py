@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.report.making import BACK, THERE, basis
+from tests.unit.report.sample_reports import BACK, THERE, make_basis
 from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, free, predict, seconds, wide
 from whale_nebula.schedule.lines import Hop, Line, Work, uniform
 from whale_nebula.schedule.simulate import simulate
@@ -21,7 +21,7 @@ def test_prediction_equals_the_simulator(schedule: str, transfer: float) -> None
 
 
 def test_prediction_sums_phases_and_adds_the_update() -> None:
-    one = basis(rate=1e5)
+    one = make_basis(rate=1e5)
     two = Basis(one.stages, one.phases * 2, one.micro_batches, one.rows, one.schedule, once=0.5)
     assert predict(two).seconds == pytest.approx(2 * predict(one).seconds + 0.5)
     assert predict(two).stages["gpu"].compute_seconds == pytest.approx(2 * predict(one).stages["gpu"].compute_seconds)
@@ -34,7 +34,7 @@ def test_stage_absent_from_a_phase_has_zero_seconds() -> None:
 
 
 def test_predicted_stages_and_links_add_up_to_the_step() -> None:
-    found = predict(basis(rate=1e5))
+    found = predict(make_basis(rate=1e5))
     assert found.stages["gpu"].compute_seconds == pytest.approx(4 * 0.03)
     assert found.stages["npu"].compute_seconds == pytest.approx(4 * 0.03)
     # gpu's last backward ends the step: it computes or waits until then
@@ -64,7 +64,7 @@ def test_narrow_or_integer_tensors_keep_their_size() -> None:
 
 
 def test_prediction_over_free_and_wide_lines() -> None:
-    given = basis(rate=1e5, delay=0.02)
+    given = make_basis(rate=1e5, delay=0.02)
     (line,) = {hop.there for hop in given.over(free).phases[0].hops.values()}
     assert line == Line(THERE)
     (line,) = {hop.back for hop in given.over(wide).phases[0].hops.values()}
@@ -72,7 +72,7 @@ def test_prediction_over_free_and_wide_lines() -> None:
 
 
 def test_divided_basis_has_more_and_smaller_micro_batches() -> None:
-    given = basis(rate=1e5, micro_batches=2, rows=8)
+    given = make_basis(rate=1e5, micro_batches=2, rows=8)
     found = given.divided(4)
     assert (found.micro_batches, found.rows) == (8, 2)
     assert found.phases[0].works[0].forward * 4 == pytest.approx(given.phases[0].works[0].forward)
@@ -81,7 +81,7 @@ def test_divided_basis_has_more_and_smaller_micro_batches() -> None:
 
 
 def test_update_exchange_adds_line_seconds() -> None:
-    plain = basis(rate=1e5, delay=0.25)
+    plain = make_basis(rate=1e5, delay=0.25)
     lines = [Line(name, 1e5, 0.25) for name in (THERE, BACK)]
     rounds = ((Carried(lines[0], 5000.0), Carried(lines[1], 10_000.0)), (Carried(lines[0], 0.0),))
     given = replace(plain, exchange=rounds)
@@ -94,7 +94,7 @@ def test_update_exchange_adds_line_seconds() -> None:
 
 
 def test_codec_seconds_are_separate_from_compute_seconds() -> None:
-    plain, taken = basis(rate=1e6), 0.005
+    plain, taken = make_basis(rate=1e6), 0.005
     (phase,) = plain.phases
     works = tuple(replace(work, coding=taken, coding_back=2 * taken) for work in phase.works)
     coded = replace(plain, phases=(replace(phase, works=works),))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.unit.report.making import THERE, full
+from tests.unit.report.sample_reports import THERE, make_full_report
 from whale_nebula.report.records import ONCE, Span, StageReport
 from whale_nebula.report.report import Report, Timeline
 
@@ -26,7 +26,7 @@ def spans(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_trace_events_have_required_fields(tmp_path: Path) -> None:
-    full().save_trace(tmp_path / "trace.json")
+    make_full_report().save_trace(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text(), parse_constant=lambda name: 1 / 0)
     assert trace.keys() == {"traceEvents", "displayTimeUnit", "otherData"}
     for event in trace["traceEvents"]:
@@ -40,7 +40,7 @@ def test_trace_events_have_required_fields(tmp_path: Path) -> None:
 
 
 def test_trace_maps_clusters_to_processes_and_stages_to_threads() -> None:
-    trace = full().to_chrome_trace()
+    trace = make_full_report().to_chrome_trace()
     assert set(lanes(trace).values()) == {
         ("step", ONCE),
         ("cluster gpu", "stage gpu"),
@@ -51,7 +51,7 @@ def test_trace_maps_clusters_to_processes_and_stages_to_threads() -> None:
 
 
 def test_trace_has_an_event_per_span() -> None:
-    report = full()
+    report = make_full_report()
     trace = report.to_chrome_trace()
     where = lanes(trace)
     found = {(where[event["pid"], event["tid"]][1], event["name"]): event for event in spans(trace)}
@@ -69,7 +69,7 @@ def test_trace_has_an_event_per_span() -> None:
 
 
 def test_trace_lanes_have_unique_thread_ids() -> None:
-    trace = full().to_chrome_trace()
+    trace = make_full_report().to_chrome_trace()
     assert len({thread for _, thread in lanes(trace)}) == len(lanes(trace)) == 5
 
 

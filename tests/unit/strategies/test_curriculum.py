@@ -75,7 +75,7 @@ def test_pack_mode_keeps_all_tokens() -> None:
         np.testing.assert_array_equal(found.cut(TEXT, step), x)
 
 
-def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
+def make_dataset(*shapes: tuple[int, ...]) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors(tuple(tf.zeros(shape) for shape in shapes))
 
 
@@ -87,7 +87,7 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
         (lambda: Curriculum(16, 8, 9), OptionError, "a curriculum from length 16 to 8"),
         (lambda: Curriculum(8, 16, 9, pace="fast"), OptionError, "pace='fast' of a curriculum"),
         (lambda: Curriculum(8, 16, 9, pace=["linear"]), OptionError, r"pace=\['linear'\] of a curriculum"),
-        (lambda: Curriculum(8, 16, 9)(batches_of((4, 16)), first=-1), OptionError, "first=-1 of a curriculum"),
+        (lambda: Curriculum(8, 16, 9)(make_dataset((4, 16)), first=-1), OptionError, "first=-1 of a curriculum"),
         (lambda: ByTokens(0.1, Curriculum(8, 16, 9)), OptionError, "schedule, not 0.1"),
         (lambda: ByTokens(keras.optimizers.schedules.CosineDecay(1.0, 9), 5), OptionError, "a Curriculum, not 5"),
         (lambda: Curriculum(8, 16, 9, mode="cut"), OptionError, "mode='cut' of a curriculum"),
@@ -95,7 +95,7 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
         (lambda: Curriculum(8, 16, 9, pace={0: 8, 5: 7, 9: 16}), OptionError, "is not a table from 8 to 16"),
         (lambda: Curriculum(8, 16, 9, pace={0: 8, 8: 16}), OptionError, "is not a table from 8 to 16 in 9 steps"),
         (
-            lambda: Curriculum(8, 16, 9)(batches_of((4, 12))),
+            lambda: Curriculum(8, 16, 9)(make_dataset((4, 12))),
             DataError,
             r"no tensor of a batch has an axis of 16: \(4, 12\)",
         ),
@@ -106,12 +106,12 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
         ),
         (lambda: Curriculum(8, 16, 9)(np.zeros((4, 16))), DataError, "requires a dataset, not ndarray"),
         (
-            lambda: Curriculum(8, 16, 9, mode="pack")(batches_of((4, 16), (4,))),
+            lambda: Curriculum(8, 16, 9, mode="pack")(make_dataset((4, 16), (4,))),
             DataError,
             r"a batch of \(4, 16\), \(4,\) cannot be packed",
         ),
         (
-            lambda: Curriculum(8, 16, 9, mode="pack")(batches_of((4, 16, 16))),
+            lambda: Curriculum(8, 16, 9, mode="pack")(make_dataset((4, 16, 16))),
             DataError,
             r"a batch of \(4, 16, 16\) cannot be packed",
         ),
@@ -122,7 +122,7 @@ def test_invalid_curriculum_is_refused(make: Any, kind: type[NebulaError], said:
         make()
 
 
-def text_of(rows: int) -> tuple[np.ndarray, np.ndarray]:
+def make_text(rows: int) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(0)
     start, stride = draw.integers(0, 32, (rows, 1)), draw.integers(1, 9, (rows, 1))
     tokens = (start + stride * np.arange(LENGTH + 1)) % 32
@@ -140,7 +140,7 @@ def test_cut_model_trains_with_a_curriculum_like_the_uncut_one(mode: str) -> Non
         traced.append(y)
         return keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
 
-    def look(batch: int, logs: Any) -> None:
+    def record_step(batch: int, logs: Any) -> None:
         seen.append((len(traced), nb.last_report().links["gpu->npu"].bytes))
 
     def train(cut: bool) -> Any:
@@ -153,8 +153,8 @@ def test_cut_model_trains_with_a_curriculum_like_the_uncut_one(mode: str) -> Non
                 model = keras.Model(inputs, keras.layers.Dense(32)(hidden))
         rate = ByTokens(keras.optimizers.schedules.CosineDecay(3e-2, 8), curriculum)
         model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, run_eagerly=not cut)
-        data = tf.data.Dataset.from_tensor_slices(text_of(16)).batch(4).apply(curriculum)
-        callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=look)] if cut else []
+        data = tf.data.Dataset.from_tensor_slices(make_text(16)).batch(4).apply(curriculum)
+        callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=record_step)] if cut else []
         return model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history["loss"], model.get_weights()
 
     history, weights = train(cut=True)
@@ -162,7 +162,7 @@ def test_cut_model_trains_with_a_curriculum_like_the_uncut_one(mode: str) -> Non
     np.testing.assert_allclose(history, expected, rtol=1e-5)
     for one, other in zip(weights, others, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
-    tokens = [curriculum.cut(text_of(4)[0], step).size for step in range(8)]
+    tokens = [curriculum.cut(make_text(4)[0], step).size for step in range(8)]
     shares = [each / seen[-1][1] for _, each in seen]
     np.testing.assert_allclose(shares, [each / tokens[-1] for each in tokens], rtol=0.03)
     second = next(step for step in range(8) if curriculum.length(step) > 16)
@@ -189,8 +189,8 @@ def test_curriculum_callback_equals_a_curriculum_dataset(cut: bool) -> None:
         callbacks, applied = [curriculum] * as_callback, batches if as_callback else batches.apply(curriculum)
         history = []
         for data in ((applied, None), (x, y) if as_callback else (applied, None)):
-            told = {"validation_data": (x, y), "batch_size": 4 if data[1] is not None else None}
-            fitted = model.fit(*data, epochs=1, verbose=0, shuffle=False, callbacks=callbacks, **told)
+            fit_options = {"validation_data": (x, y), "batch_size": 4 if data[1] is not None else None}
+            fitted = model.fit(*data, epochs=1, verbose=0, shuffle=False, callbacks=callbacks, **fit_options)
             history += [*fitted.history["loss"], *fitted.history["val_loss"]]
         return history
 
@@ -218,11 +218,11 @@ def test_custom_loop_scopes_follow_the_length() -> None:
 
         def step(x: Any) -> Any:
             short = x.shape[1] < 48
-            squeeze = nullcontext() if short else enter(nb.compress, fp16=True, backward="fp16")
+            codec_scope = nullcontext() if short else enter(nb.compress, fp16=True, backward="fp16")
             with (
                 enter(nb.cluster),
                 enter(nb.pipeline, micro_batch=1 if short else 4),
-                squeeze,
+                codec_scope,
                 tf.GradientTape() as tape,
             ):
                 with enter(nb.stage, cluster="gpu"):
@@ -250,12 +250,12 @@ def test_by_tokens_schedule_is_restored_from_config() -> None:
     for pace in ("root", {0: 8, 30: 24, 100: 64}):
         schedule = ByTokens(keras.optimizers.schedules.CosineDecay(1.0, 100), Curriculum(8, 64, 100, pace=pace))
         optimizer = keras.optimizers.Adam(schedule)
-        again = keras.optimizers.Adam.from_config(
+        restored = keras.optimizers.Adam.from_config(
             optimizer.get_config(), custom_objects={"ByTokens": ByTokens}
         )._learning_rate
         tokens = 0
         for step in range(120):
             if step % 9 == 0:
                 expected = schedule.schedule(tokens / 64)
-                assert float(schedule(step)) == float(again(step)) == pytest.approx(float(expected), abs=1e-6)
+                assert float(schedule(step)) == float(restored(step)) == pytest.approx(float(expected), abs=1e-6)
             tokens += schedule.curriculum.length(step)

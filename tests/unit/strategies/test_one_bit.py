@@ -24,9 +24,12 @@ def train(
 ) -> tuple[list[list[Array]], list[int]]:
     """The weights after each step, of a model that so many clusters train, or workers of one and its bytes."""
     nb.shutdown()
-    apart, count = workers > 1, [workers] * inside
+    replicated, count = workers > 1, [workers] * inside
     with nb.init({"clusters": {f"c{n}": {} for n in range(1 if inside else workers)}}):
-        with nb.cluster() if apart else nullcontext(), nb.replica(*count, exchange="1bit") if apart else nullcontext():
+        with (
+            nb.cluster() if replicated else nullcontext(),
+            nb.replica(*count, exchange="1bit") if replicated else nullcontext(),
+        ):
             model = build_model(kind, **options)
         found, crossed = [], []
         for step in range(steps):
@@ -79,15 +82,15 @@ def test_rows_without_warm_up_gradient_stay_unchanged() -> None:
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
 def test_one_bit_optimizer_is_restored_from_config(kind: type[Any]) -> None:
     optimizer = kind(0.5, 7, weight_decay=0.25, servers=True, beta_1=0.8)
-    again = kind.from_config(optimizer.get_config())
-    assert again.get_config() == optimizer.get_config()
-    assert (again.freeze_step, again.decay, again.servers, again.beta_1) == (7, 0.25, True, 0.8)
+    restored = kind.from_config(optimizer.get_config())
+    assert restored.get_config() == optimizer.get_config()
+    assert (restored.freeze_step, restored.decay, restored.servers, restored.beta_1) == (7, 0.25, True, 0.8)
 
 
 def fit(optimizer: Any, around: Any = None) -> None:
     nb.shutdown()
-    squeeze = around or nullcontext()
-    with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(), squeeze, nb.replica(exchange="1bit"):
+    codec_scope = around or nullcontext()
+    with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(), codec_scope, nb.replica(exchange="1bit"):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(optimizer, "mse")
         model.train_on_batch(np.ones((4, 4)), np.ones((4, 1)))
@@ -98,7 +101,7 @@ def use_constraint(model: Any) -> None:
     take_steps(model, 5)
 
 
-def compile_again(model: Any) -> None:
+def recompile(model: Any) -> None:
     """The first optimizer is still there, and has slots of the same weights."""
     first = OneBitAdam(0.1, freeze_step=9)
     model.compile(first, "mse")
@@ -109,7 +112,7 @@ def compile_again(model: Any) -> None:
     take_steps(model, 2)
 
 
-def freeze_a_layer(model: Any) -> None:
+def freeze_layer(model: Any) -> None:
     model.layers[0].trainable = False
     model.compile(OneBitAdam(0.1, freeze_step=9), "mse")
     take_steps(model, 2)
@@ -127,7 +130,7 @@ def write_between_steps(model: Any) -> None:
     take_steps(model, 2)
 
 
-def call_for_the_rate(model: Any) -> None:
+def use_callable_rate(model: Any) -> None:
     model.compile(OneBitAdam(lambda: 0.1, freeze_step=9), "mse")
     take_steps(model, 3)
 
@@ -143,24 +146,24 @@ def take_steps(model: Any, count: int) -> None:
     "run",
     [
         pytest.param(use_constraint, marks=pytest.mark.grid),
-        pytest.param(compile_again, marks=pytest.mark.grid),
-        freeze_a_layer,
+        pytest.param(recompile, marks=pytest.mark.grid),
+        freeze_layer,
         write_between_steps,
-        pytest.param(call_for_the_rate, marks=pytest.mark.grid),
+        pytest.param(use_callable_rate, marks=pytest.mark.grid),
     ],
 )
 def test_warm_up_trains_like_one_uncut_process(run: Any) -> None:
     """What else is done to weights, slots and optimizers counts as it does there."""
     found = []
-    for apart in (False, True):
+    for replicated in (False, True):
         nb.shutdown()
         keras.utils.set_random_seed(1)
-        around = nb.replica(exchange="1bit") if apart else nullcontext()
-        with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster() if apart else nullcontext(), around:
+        around = nb.replica(exchange="1bit") if replicated else nullcontext()
+        with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster() if replicated else nullcontext(), around:
             limit = keras.constraints.NonNeg() if run is use_constraint else None
             hidden = keras.layers.Dense(3, kernel_constraint=limit)
             model = keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(1)])
-            tf.config.run_functions_eagerly(not apart)  # the uncut steps, which are too few to be traced
+            tf.config.run_functions_eagerly(not replicated)  # the uncut steps, which are too few to be traced
             try:
                 run(model)
             finally:

@@ -110,7 +110,7 @@ def test_by_parameters_refuses_an_unbuilt_model() -> None:
         by_parameters(keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)]), ["gpu", "npu"])
 
 
-class Twins(keras.Model):
+class LayersOfEqualName(keras.Model):
     """Two layers of one name, which Keras allows in a subclassed model."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Twins(keras.Model):
 
 @BOTH
 def test_layers_of_equal_name_are_placed_separately(strategy) -> None:
-    assert strategy(Twins(), ["gpu", "npu"]) == {"(d)(/.*)?": "gpu", r"(d\#2)(/.*)?": "npu"}
+    assert strategy(LayersOfEqualName(), ["gpu", "npu"]) == {"(d)(/.*)?": "gpu", r"(d\#2)(/.*)?": "npu"}
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.data())

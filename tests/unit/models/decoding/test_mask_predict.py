@@ -21,7 +21,7 @@ def lengths(*words: int) -> tf.Tensor:
     return tf.constant([[9.0 - words.index(n) if n in words else 0.0 for n in range(5)]])
 
 
-def by_place(strength: list[float]):
+def predict_by_place(strength: list[float]):
     """In place p stands word p + 3, the surer the stronger."""
 
     def predict(ids):
@@ -32,13 +32,15 @@ def by_place(strength: list[float]):
 
 def test_sentence_has_the_predicted_length() -> None:
     for words in (1, 3, 4):
-        found = mask_predict(by_place([5.0] * 6), lengths(words), search())
+        found = mask_predict(predict_by_place([5.0] * 6), lengths(words), search())
         assert found.best.numpy().tolist() == [[START, *range(4, 4 + words), END] + [0] * (4 - words)]
 
 
 def test_sentences_have_at_least_one_word() -> None:
     logits = tf.constant([[99.0, 0.0, 1.0, 0.0, 0.0]])
-    assert mask_predict(by_place([5.0] * 6), logits, search()).best.numpy().tolist() == [[START, 4, 5, END, 0, 0]]
+    assert mask_predict(predict_by_place([5.0] * 6), logits, search()).best.numpy().tolist() == [
+        [START, 4, 5, END, 0, 0]
+    ]
 
 
 def test_special_words_are_never_predicted() -> None:
@@ -54,7 +56,7 @@ def test_each_round_masks_fewer_unlikely_words() -> None:
 
     def predict(ids):
         shown.append(ids[0].numpy().tolist())
-        return by_place([0.0, 4.0, 1.0, 3.0, 2.0, 0.0])(ids)
+        return predict_by_place([0.0, 4.0, 1.0, 3.0, 2.0, 0.0])(ids)
 
     mask_predict(predict, lengths(4), search(rounds=4))
     assert shown == [
@@ -67,7 +69,7 @@ def test_each_round_masks_fewer_unlikely_words() -> None:
 
 def test_best_candidate_is_the_likeliest_sentence() -> None:
     """Words in places 3 and 4 are unsure, so two words are likelier than four, whatever the length's own score."""
-    predict = by_place([5.0, 5.0, 5.0, 0.5, 0.5, 0.5])
+    predict = predict_by_place([5.0, 5.0, 5.0, 0.5, 0.5, 0.5])
     found = mask_predict(predict, lengths(4, 2, 3), search(candidates=3))
     assert found.ids[0].numpy().tolist() == [
         [START, 4, 5, END, 0, 0], [START, 4, 5, 6, END, 0], [START, 4, 5, 6, 7, END]
@@ -76,7 +78,7 @@ def test_best_candidate_is_the_likeliest_sentence() -> None:
 
 
 def test_score_is_the_mean_log_likelihood_of_words() -> None:
-    found = mask_predict(by_place([0.0, 4.0, 1.0, 0.0, 0.0, 0.0]), lengths(2), search(rounds=1))
+    found = mask_predict(predict_by_place([0.0, 4.0, 1.0, 0.0, 0.0, 0.0]), lengths(2), search(rounds=1))
     allowed = 5  # of nine words, four are never predicted
     expected = np.mean([s - np.log(np.exp(s) + allowed - 1) for s in (4.0, 1.0)])
     assert float(found.scores[0, 0]) == pytest.approx(expected, rel=1e-5)

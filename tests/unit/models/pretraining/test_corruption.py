@@ -20,7 +20,7 @@ def hidden() -> Any:
     return hide_tokens(tf.constant(ROWS), tf.constant(NUMBERS), HOW)
 
 
-def halves(row: np.ndarray) -> list[np.ndarray]:
+def list_word_places(row: np.ndarray) -> list[np.ndarray]:
     """The places of words in each sentence of a row."""
     ends = np.flatnonzero(row == END)
     starts = [0, *ends[:-1]]
@@ -31,9 +31,9 @@ def test_share_of_each_sentence_is_hidden_without_special_tokens(hidden: Any) ->
     chosen = hidden.chosen.numpy()
     assert not chosen[np.isin(ROWS, (PAD, START, END))].any()
     for row, marks in zip(ROWS, chosen, strict=True):
-        for places in halves(row):
+        for places in list_word_places(row):
             assert marks[places].sum() == max(1, int(np.floor(HOW.share * len(places) + 0.5)))
-    assert {len(halves(row)) for row in ROWS} == {1, 2}
+    assert {len(list_word_places(row)) for row in ROWS} == {1, 2}
 
 
 def test_hidden_rows_record_places_and_originals(hidden: Any) -> None:
@@ -42,16 +42,16 @@ def test_hidden_rows_record_places_and_originals(hidden: Any) -> None:
     for row, marks, places, originals, weights in zip(
         ROWS, chosen, *(each.numpy() for each in hidden[2:]), strict=True
     ):
-        due = np.flatnonzero(marks)
-        assert places[: len(due)].tolist() == due.tolist()
-        assert weights.tolist() == [1.0] * len(due) + [0.0] * (len(weights) - len(due))
+        hidden_places = np.flatnonzero(marks)
+        assert places[: len(hidden_places)].tolist() == hidden_places.tolist()
+        assert weights.tolist() == [1.0] * len(hidden_places) + [0.0] * (len(weights) - len(hidden_places))
         assert (originals == row[places]).all()
 
 
 def test_places_are_hidden_uniformly(hidden: Any) -> None:
     row = np.tile(ROWS[1], (4000, 1))
     chosen = hide_tokens(tf.constant(row), tf.range(4000), HOW).chosen.numpy().mean(0)
-    for places in halves(ROWS[1]):
+    for places in list_word_places(ROWS[1]):
         assert np.ptp(chosen[places]) < 0.08
 
 

@@ -15,7 +15,7 @@ from whale_nebula.models.pretraining import (
 )
 
 
-def source(ids: int, count: int) -> np.ndarray:
+def make_source(ids: int, count: int) -> np.ndarray:
     return np.full((count, 4), ids, np.int32)
 
 
@@ -37,7 +37,9 @@ def test_deal_rows_gives_each_family_at_least_one_row(batch: int) -> None:
 
 
 def test_mixture_follows_its_shares_and_is_deterministic_per_step() -> None:
-    mixture = Mixture({"x": source(1, 3), "y": source(2, 900)}, {"x": 0.75, "y": 0.25}, 64, first=8, whole=100)
+    mixture = Mixture(
+        {"x": make_source(1, 3), "y": make_source(2, 900)}, {"x": 0.75, "y": 0.25}, 64, first=8, whole=100
+    )
     drawn = np.concatenate([mixture.batch(step)[0][:, 0] for step in range(60)])
     assert np.mean(drawn == 1) == pytest.approx(0.75, abs=0.03)
     assert (mixture.batch(3)[0] == mixture.batch(3)[0]).all()
@@ -45,8 +47,8 @@ def test_mixture_follows_its_shares_and_is_deterministic_per_step() -> None:
 
 
 def test_mixed_families_number_rows_uniquely() -> None:
-    families = {"one": {"en": source(1, 50)}, "two": {"es": source(2, 10), "fr": source(3, 10)}}
-    mixtures = mix_families(families, batch=16, pairs={"two": {"es-en": source(4, 5)}}, of_pairs=0.5)
+    families = {"one": {"en": make_source(1, 50)}, "two": {"es": make_source(2, 10), "fr": make_source(3, 10)}}
+    mixtures = mix_families(families, batch=16, pairs={"two": {"es-en": make_source(4, 5)}}, of_pairs=0.5)
     numbers = np.concatenate([each.batch(step)[1] for step in range(20) for each in mixtures.values()])
     assert sorted(numbers) == list(range(320))
     assert sum(each.rows for each in mixtures.values()) == 16
@@ -60,7 +62,7 @@ def test_mixed_families_number_rows_uniquely() -> None:
         (lambda: shares_by_temperature({"en": 1}, 0.0), "temperature=0.0"),
         (lambda: shares_by_temperature({"en": 0}, 1.0), "shares of"),
         (lambda: deal_rows(1, {"a": 0.5, "b": 0.5}), "a batch of 1 rows"),
-        (lambda: Mixture({"x": source(1, 2)}, {"y": 1.0}, 4), "shares of y"),
+        (lambda: Mixture({"x": make_source(1, 2)}, {"y": 1.0}, 4), "shares of y"),
     ],
 )
 def test_invalid_mixture_is_refused(call: object, said: str) -> None:

@@ -45,8 +45,8 @@ def test_guess_loss_matches_numpy() -> None:
 
 
 def test_detection_loss_matches_numpy() -> None:
-    replaced, told = SHOWN != ORIGINALS, sigmoid(LOGITS)
-    expected = mean(-np.log(np.where(replaced, told, 1 - told)))
+    replaced, probabilities = SHOWN != ORIGINALS, sigmoid(LOGITS)
+    expected = mean(-np.log(np.where(replaced, probabilities, 1 - probabilities)))
     assert float(detection_loss(replaced, LOGITS, THERE)) == pytest.approx(expected, rel=1e-5)
 
 
@@ -100,5 +100,5 @@ def test_discriminator_outputs_match_its_bert_and_heads(corrects: bool) -> None:
         made = model.get_layer("d_correct_norm")(model.get_layer("d_correct")(hidden))
         bias = model.get_layer("d_correct_bias").bias
         assert np.allclose(found["tokens"], made @ tf.transpose(bert.embedding.tokens.embeddings) + bias, atol=1e-5)
-    again = Discriminator.from_config(model.get_config())
-    assert [each.path for each in again.weights] == [each.path for each in model.weights]
+    restored = Discriminator.from_config(model.get_config())
+    assert [each.path for each in restored.weights] == [each.path for each in model.weights]

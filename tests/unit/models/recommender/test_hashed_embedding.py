@@ -16,7 +16,7 @@ from whale_nebula.models.recommender import HashedEmbedding, RowTable, dlrm, gen
 VALUES, ROWS = 40, 192
 
 
-def log() -> tuple[dict[str, Any], np.ndarray]:
+def load_clicks() -> tuple[dict[str, Any], np.ndarray]:
     drawn = generated_clicks(ROWS, fields=3, numbers=2)
     return {"numbers": drawn.numbers, "ids": drawn.ids % VALUES}, drawn.clicked
 
@@ -33,11 +33,11 @@ def train(model: keras.Model, optimizer: str, *, cut: bool) -> list[float]:
         keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.1}}),
         keras.losses.BinaryCrossentropy(from_logits=True),
     )
-    inputs, clicked = log()
+    inputs, clicked = load_clicks()
     return model.fit(inputs, clicked, batch_size=48, epochs=2, verbose=0, shuffle=False).history["loss"]
 
 
-def hashed(optimizer: str, **options: Any) -> HashedEmbedding:
+def make_hashed(optimizer: str, **options: Any) -> HashedEmbedding:
     chosen = keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.1}})
     return HashedEmbedding(4, optimizer=chosen, name="table", **options)
 
@@ -54,7 +54,7 @@ class OneHot(keras.layers.Embedding):
 )
 def test_hashed_embedding_trains_like_a_dense_embedding(optimizer: str, kind: type[keras.layers.Embedding]) -> None:
     """The dense table is in a model without scopes; both begin with the same rows."""
-    layer = hashed(optimizer)
+    layer = make_hashed(optimizer)
     begin = layer.table.pull(np.arange(VALUES))
     dense = kind(
         VALUES, 4, name="table", embeddings_initializer=lambda shape, dtype=None: keras.ops.convert_to_tensor(begin)
@@ -62,14 +62,14 @@ def test_hashed_embedding_trains_like_a_dense_embedding(optimizer: str, kind: ty
     losses = train(make_model(dense), optimizer, cut=False)
     np.testing.assert_allclose(train(make_model(layer), optimizer, cut=True), losses, rtol=1e-5)
     np.testing.assert_allclose(layer.table.pull(np.arange(VALUES)), dense.get_weights()[0], rtol=1e-4, atol=1e-6)
-    assert len(layer.table) == len(np.unique(log()[0]["ids"]))
+    assert len(layer.table) == len(np.unique(load_clicks()[0]["ids"]))
     assert layer.table.steps == 8
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
 def test_cut_hashed_embedding_equals_the_uncut_one(optimizer: str) -> None:
-    layers = [hashed(optimizer), hashed(optimizer)]
+    layers = [make_hashed(optimizer), make_hashed(optimizer)]
     losses = [train(make_model(layer), optimizer, cut=cut) for layer, cut in zip(layers, (False, True), strict=True)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     one, other = (layer.table.state_dict() for layer in layers)
@@ -83,7 +83,7 @@ def test_cut_hashed_embedding_equals_the_uncut_one(optimizer: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
 def test_planned_hashed_embedding_trains_the_same_rows() -> None:
     """Blocks of the step are measured before it, which updates no row."""
-    uncut, planned = hashed("adagrad"), hashed("adagrad")
+    uncut, planned = make_hashed("adagrad"), make_hashed("adagrad")
     losses = train(make_model(uncut), "sgd", cut=False)
     with nb.init({"clusters": {"cpu": {}, "gpu": {}}}), nb.auto_parallel():
         model = make_model(planned)
@@ -95,9 +95,9 @@ def test_planned_hashed_embedding_trains_the_same_rows() -> None:
 
 
 def test_only_training_creates_rows() -> None:
-    layer = hashed("sgd")
+    layer = make_hashed("sgd")
     model = make_model(layer)
-    inputs, clicked = log()
+    inputs, clicked = load_clicks()
     before = model.predict(inputs, verbose=0)
     model.compile("sgd", "mse")
     model.evaluate(inputs, clicked, verbose=0)
@@ -109,20 +109,20 @@ def test_only_training_creates_rows() -> None:
 
 @pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_hashed_embedding_rows_are_saved_with_the_model(tmp_path: Path, whole: bool) -> None:
-    layer = hashed("adam")
+    layer = make_hashed("adam")
     model = make_model(layer)
     train(model, "adam", cut=False)
     if whole:
         model.save(tmp_path / "model.keras")
-        again = keras.saving.load_model(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
     else:
         model.save_weights(tmp_path / "model.weights.h5")
-        again = make_model(hashed("adam"))
-        again.load_weights(tmp_path / "model.weights.h5")
-    inputs, _ = log()
-    np.testing.assert_array_equal(model(inputs), again(inputs))
+        loaded = make_model(make_hashed("adam"))
+        loaded.load_weights(tmp_path / "model.weights.h5")
+    inputs, _ = load_clicks()
+    np.testing.assert_array_equal(model(inputs), loaded(inputs))
     for name, value in layer.table.state_dict().items():
-        np.testing.assert_array_equal(value, again.get_layer("table").table.state_dict()[name])
+        np.testing.assert_array_equal(value, loaded.get_layer("table").table.state_dict()[name])
 
 
 def test_checkpoint_reads_the_table_only_when_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,34 +130,34 @@ def test_checkpoint_reads_the_table_only_when_saving(tmp_path: Path, monkeypatch
     read, found = RowTable.state_dict, list[RowTable]()
     monkeypatch.setattr(RowTable, "state_dict", lambda table: found.append(table) or read(table))
     with nb.init(checkpoint={"folder": str(tmp_path), "every": 4}):
-        layer = hashed("adam")
+        layer = make_hashed("adam")
         model = make_model(layer)
         nb.state(table=layer.table)
         train(model, "adam", cut=True)  # 8 steps
     assert 1 <= len(found) <= 2
     with nb.init(checkpoint=str(tmp_path)):
-        again = hashed("adam")
-        nb.state(table=again.table)
+        loaded = make_hashed("adam")
+        nb.state(table=loaded.table)
     for name, value in read(layer.table).items():
-        np.testing.assert_array_equal(value, read(again.table)[name])
+        np.testing.assert_array_equal(value, read(loaded.table)[name])
 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_table_outside_checkpoints_logs_a_warning(kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nb.init(checkpoint=str(tmp_path)):
-        layer = hashed("sgd")
+        layer = make_hashed("sgd")
         model = make_model(layer)
         if kept:
             nb.state(table=layer.table)
         model.compile("sgd", "mse")
-        inputs, clicked = log()
+        inputs, clicked = load_clicks()
         model.train_on_batch(inputs, clicked)
     said = [each.message for each in caplog.records if each.name != "tensorflow"]  # that one counts what ran before
     assert ["are not saved with the checkpoints" in each for each in said] == [True] * (not kept)
 
 
 def test_saved_rows_of_another_optimizer_are_refused() -> None:
-    layer, other = hashed("adam"), hashed("sgd")
+    layer, other = make_hashed("adam"), make_hashed("sgd")
     for each in (layer, other):
         each.build((None, 3))
     saved: dict[str, Any] = {}
@@ -172,12 +172,12 @@ def test_hashed_embedding_refuses_micro_batches() -> None:
     ids = keras.Input((3,), dtype="int64")
     with nb.cluster(), nb.pipeline(micro_batch=2):
         with nb.stage(cluster="cpu"):
-            vectors = keras.layers.Flatten()(hashed("sgd")(ids))
+            vectors = keras.layers.Flatten()(make_hashed("sgd")(ids))
         with nb.stage(cluster="gpu"):
             click = keras.layers.Dense(1)(vectors)
     model = keras.Model(ids, click)
     model.compile("sgd", "mse")
-    inputs, clicked = log()
+    inputs, clicked = load_clicks()
     with pytest.raises(BatchCoupledError, match="numpy_function"):
         model.train_on_batch(inputs["ids"][:48], clicked[:48])
 

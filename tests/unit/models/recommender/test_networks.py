@@ -43,15 +43,15 @@ def test_recommender_network_is_saved_and_loaded(name: str, tmp_path) -> None:  
     log = generated_clicks(8, fields=FIELDS, numbers=NUMBERS, vocabulary=VALUES)
     inputs = {"numbers": log.numbers, "ids": log.ids % VALUES}
     model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(model(inputs), again(inputs))
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(model(inputs), loaded(inputs))
 
 
 def test_pair_products_match_numpy() -> None:
     vectors = np.random.default_rng(0).standard_normal((5, 3, 4)).astype("float32")
     pairs = [(1, 0), (2, 0), (2, 1)]
-    meant = np.stack([(vectors[:, one] * vectors[:, other]).sum(-1) for one, other in pairs], 1)
-    np.testing.assert_allclose(PairProducts()(vectors), meant, rtol=1e-5)
+    expected = np.stack([(vectors[:, one] * vectors[:, other]).sum(-1) for one, other in pairs], 1)
+    np.testing.assert_allclose(PairProducts()(vectors), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("views", [[[0]], [[0], []], [[0], [9]]])

@@ -34,7 +34,7 @@ def make_embedding(kind: str, **options: Any) -> Any:
     return HashedEmbedding(4, name="table0", **options) if kind == "whole" else SplitEmbedding(4, hot=HOT, **options)
 
 
-def layers_of(embedding: Any) -> list[HashedEmbedding]:
+def list_layers(embedding: Any) -> list[HashedEmbedding]:
     return embedding.layers if isinstance(embedding, SplitEmbedding) else [embedding]
 
 
@@ -55,7 +55,7 @@ def train(
 
 
 def states(embedding: Any) -> list[dict[str, Any]]:
-    return [layer.table.state_dict() for layer in layers_of(embedding)]
+    return [layer.table.state_dict() for layer in list_layers(embedding)]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_micro_batches_are_one_table_update(kind: str, links: str | None) -> Non
     nb.init(links=links)
     one, four = make_embedding(kind), make_embedding(kind)
     np.testing.assert_allclose(train(one), train(four, micro_batch=4), rtol=1e-5)
-    for meant, found in zip(states(one), states(four), strict=True):
-        assert meant["steps"] == found["steps"] == EPOCHS * len(LOG) / BATCH
-        np.testing.assert_array_equal(meant["counts"], found["counts"])
-        np.testing.assert_allclose(meant["values"], found["values"], rtol=1e-3, atol=1e-5)
+    for expected, found in zip(states(one), states(four), strict=True):
+        assert expected["steps"] == found["steps"] == EPOCHS * len(LOG) / BATCH
+        np.testing.assert_array_equal(expected["counts"], found["counts"])
+        np.testing.assert_allclose(expected["values"], found["values"], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_look_ahead_does_not_change_training(kind: str, staleness: int, cut: boo
     nb.init()
     plain, early = (make_embedding(kind, staleness=staleness) for _ in range(2))
     assert train(plain, cut=cut) == train(early, ahead=True, cut=cut)
-    for meant, found in zip(states(plain), states(early), strict=True):
-        assert meant.keys() == found.keys()
-        for name, value in meant.items():
+    for expected, found in zip(states(plain), states(early), strict=True):
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
             np.testing.assert_array_equal(value, found[name])
-    for layer in layers_of(early):
+    for layer in list_layers(early):
         assert layer.steps.looked_ahead > 4
         assert bool(layer.table.fetched_again) != bool(staleness)  # what is late is updated before it is looked up
-    assert all(not layer.steps.looked_ahead for layer in layers_of(plain))
+    assert all(not layer.steps.looked_ahead for layer in list_layers(plain))
 
 
 @pytest.mark.grid
@@ -99,8 +99,8 @@ def test_split_over_devices_equals_one_device(kind: str, devices: int, micro_bat
     """In one process; between processes, in every run: tests/processes/test_recommending.py."""
     nb.init()
     one, several = make_embedding(kind), make_embedding(kind)
-    meant = train(one, micro_batch=micro_batch)
-    assert train(several, micro_batch=micro_batch, devices=devices) == meant
+    expected = train(one, micro_batch=micro_batch)
+    assert train(several, micro_batch=micro_batch, devices=devices) == expected
     for state, found in zip(states(one), states(several), strict=True):
         for name, value in state.items():
             np.testing.assert_array_equal(value, found[name])
@@ -113,15 +113,15 @@ def make_table(staleness: int = 0, **options: Any) -> RowTable:
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_stale_updates_are_late_by_the_given_steps(staleness: int) -> None:
     """Against a table whose updates are late because they are given to it late; also after a resumption."""
-    drawn, late, meant = np.random.default_rng(0), make_table(staleness), make_table()
+    drawn, late, expected = np.random.default_rng(0), make_table(staleness), make_table()
     given: list[tuple[np.ndarray, np.ndarray]] = []
     for step in range(12):
         ids = np.unique(drawn.integers(0, 30, 12))
         if step > staleness:
-            meant.push(*given[step - staleness - 1])
+            expected.push(*given[step - staleness - 1])
         ahead = late.look_ahead(ids) if step % 3 else None
         seen = np.ones(len(ids), np.int64)
-        np.testing.assert_array_equal(late.pull(ids, seen, ahead), meant.pull(ids, seen))
+        np.testing.assert_array_equal(late.pull(ids, seen, ahead), expected.pull(ids, seen))
         if step % 4 == 1:  # as the layer does it, beside the step
             late.update(late.pushes - max(staleness - 1, 0))
         given.append((ids, drawn.standard_normal((len(ids), 3)).astype(np.float32)))
@@ -131,9 +131,9 @@ def test_stale_updates_are_late_by_the_given_steps(staleness: int) -> None:
             late.load_state_dict(saved)
     late.update()
     for each in given[-staleness - 1 :]:
-        meant.push(*each)
+        expected.push(*each)
     for name, value in late.state_dict().items():
-        np.testing.assert_array_equal(value, meant.state_dict()[name])
+        np.testing.assert_array_equal(value, expected.state_dict()[name])
 
 
 def test_look_ahead_is_discarded_after_eviction() -> None:

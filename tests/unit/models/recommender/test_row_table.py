@@ -37,15 +37,17 @@ def train(table: RowTable, *ids: int, times: int = 1) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_id_index_equals_a_dictionary(seed: int) -> None:
-    drawn, index, meant = np.random.default_rng(seed), IdIndex(), dict[int, int]()
+    drawn, index, expected = np.random.default_rng(seed), IdIndex(), dict[int, int]()
     for _ in range(30):
         ids = np.unique(drawn.integers(-400, 400, 60)) << drawn.integers(0, 50)
-        new = np.array([each for each in ids.tolist() if each not in meant], np.int64)
-        index.add(new, np.arange(len(meant), len(meant) + len(new)))
-        meant.update({each: len(meant) + at for at, each in enumerate(new.tolist())})
-        asked = np.concatenate([ids, ids[:5], drawn.integers(-(2**63), 2**63 - 1, 40)])
-        np.testing.assert_array_equal(index.find(asked), [meant.get(each, -1) for each in asked.tolist()])
-        assert len(index) == len(meant)
+        new = np.array([each for each in ids.tolist() if each not in expected], np.int64)
+        index.add(new, np.arange(len(expected), len(expected) + len(new)))
+        expected.update({each: len(expected) + at for at, each in enumerate(new.tolist())})
+        requested_ids = np.concatenate([ids, ids[:5], drawn.integers(-(2**63), 2**63 - 1, 40)])
+        np.testing.assert_array_equal(
+            index.find(requested_ids), [expected.get(each, -1) for each in requested_ids.tolist()]
+        )
+        assert len(index) == len(expected)
 
 
 def test_segments_return_written_values() -> None:

@@ -11,13 +11,15 @@ from whale_nebula.models.text import bleu, generated, paired_bootstrap
 REFERENCES = list(generated("test", 120).of("target"))
 
 
-def worse(texts: list[str], share: float) -> list[str]:
+def drop_words(texts: list[str], share: float) -> list[str]:
     """Some words are left out of some sentences."""
     random = np.random.default_rng(1)
     return [" ".join(word for word in text.split() if random.random() > share) for text in texts]
 
 
-@pytest.mark.parametrize("hypotheses", [REFERENCES, worse(REFERENCES, 0.1), worse(REFERENCES, 0.6), ["no"] * 120])
+@pytest.mark.parametrize(
+    "hypotheses", [REFERENCES, drop_words(REFERENCES, 0.1), drop_words(REFERENCES, 0.6), ["no"] * 120]
+)
 def test_bleu_equals_sacrebleu(hypotheses: list[str]) -> None:
     metric = BLEU(lowercase=True)
     expected = metric.corpus_score(hypotheses, [REFERENCES])
@@ -35,7 +37,7 @@ def test_bleu_ignores_case_but_not_accents_and_punctuation() -> None:
 
 
 class TestDifference:
-    better, poor = worse(REFERENCES, 0.1), worse(REFERENCES, 0.3)
+    better, poor = drop_words(REFERENCES, 0.1), drop_words(REFERENCES, 0.3)
 
     def test_clear_difference_is_significant(self) -> None:
         found = paired_bootstrap(self.poor, self.better, REFERENCES, samples=200)

@@ -51,24 +51,24 @@ def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "a.txt") == ["one"]
 
 
-def write(name: str, data: bytes | str) -> Callable[[Path], object]:
+def write_file(name: str, data: bytes | str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
 
 
-MORE, EMPTY = write("train.es", SPANISH + "más\n"), write("train.es", "un gato\n   \n\n")
+MORE, EMPTY = write_file("train.es", SPANISH + "más\n"), write_file("train.es", "un gato\n   \n\n")
 DAMAGED = "train.en.gz is damaged"
 WRONG: dict[str, tuple[Callable[[Path], object], dict[str, object], tuple[str, str, str, str]]] = {
     "a missing language": (
-        write("x", ""),
+        write_file("x", ""),
         {"target": "eng"},
         ("split 'train' does not exist in 'eng', the target side", "", "it exists in 'en', 'es'", "did you mean 'en'?"),
     ),
     "a missing split": (
-        write("x", ""),
+        write_file("x", ""),
         {"split": "training"},
         ("there is no split 'training'", "", "'train', 'val'", "did you mean 'train'?"),
     ),
-    "a language that is there twice": (write("train.en", ENGLISH), {}, ("twice, plain and gzipped", "", "", "")),
+    "a language that is there twice": (write_file("train.en", ENGLISH), {}, ("twice, plain and gzipped", "", "", "")),
     "files of different lengths": (
         MORE,
         {},
@@ -77,26 +77,26 @@ WRONG: dict[str, tuple[Callable[[Path], object], dict[str, object], tuple[str, s
     "an empty sentence": (EMPTY, {}, ("", "train.es:2", "the first of 2", 'empty="skip"')),
     "one side alone cannot skip": (EMPTY, {"sides": ["source"], "empty": "skip"}, ("requires both sides", "", "", "")),
     "a file without a line": (
-        write("val.es", ""),
+        write_file("val.es", ""),
         {"split": "val", "sides": ["source"]},
         ("no text: val.es has 0 lines", "", "", ""),
     ),
     "bytes that are not UTF-8": (
-        write("train.es", "un gato\n¿qué?\n".encode("latin1")),
+        write_file("train.es", "un gato\n¿qué?\n".encode("latin1")),
         {},
         ("train.es is not UTF-8", "train.es:2", "0xbf", ""),
     ),
-    "a gzip that is cut": (write("train.en.gz", gzip.compress(ENGLISH.encode())[:-9]), {}, (DAMAGED, "", "", "")),
-    "no gzip": (write("train.en.gz", b"no gzip at all"), {}, (DAMAGED, "", "", "")),
-    "a side that does not exist": (write("x", ""), {"sides": ["left"]}, ("", "", "", "")),
-    "an option that does not exist": (write("x", ""), {"empty": "drop"}, ("", "", "", "")),
+    "a gzip that is cut": (write_file("train.en.gz", gzip.compress(ENGLISH.encode())[:-9]), {}, (DAMAGED, "", "", "")),
+    "no gzip": (write_file("train.en.gz", b"no gzip at all"), {}, (DAMAGED, "", "", "")),
+    "a side that does not exist": (write_file("x", ""), {"sides": ["left"]}, ("", "", "", "")),
+    "an option that does not exist": (write_file("x", ""), {"empty": "drop"}, ("", "", "", "")),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_corpus_fault_is_reported_with_place_and_fix(folder: Path, wrong: str) -> None:
-    spoil, options, parts = WRONG[wrong]
-    spoil(folder)
+    damage, options, parts = WRONG[wrong]
+    damage(folder)
     with pytest.raises((DataError, OptionError)) as caught:
         read_folder(folder, **{"split": "train", "source": "es", "target": "en", **options})  # type: ignore[arg-type]
     error = caught.value

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
 from whale_nebula.errors import DataError, OptionError
 from whale_nebula.models.text import Order, make_order
@@ -14,15 +14,15 @@ from whale_nebula.models.text import Order, make_order
 LENGTHS = np.random.default_rng(0).integers(3, 60, (2, 500))
 
 
-def filling(order: Order, lengths: np.ndarray) -> float:
-    """Which share of the filled-up batches is filling."""
+def padding_share(order: Order, lengths: np.ndarray) -> float:
+    """The share of padding in the padded batches."""
     padded = sum(len(batch) * max(lengths[row] for row in batch) for batch in order.batches)
     return 1.0 - order.epochs * lengths.sum() / padded
 
 
 @given(
-    rows=some.integers(1, 60), batch=some.integers(1, 20), epochs=some.integers(1, 3), seed=some.integers(0, 9),
-    sides=some.integers(0, 2), shuffle=some.booleans(),
+    rows=st.integers(1, 60), batch=st.integers(1, 20), epochs=st.integers(1, 3), seed=st.integers(0, 9),
+    sides=st.integers(0, 2), shuffle=st.booleans(),
 )  # fmt: skip
 def test_order_has_each_row_once_per_epoch(
     rows: int, batch: int, epochs: int, seed: int, sides: int, shuffle: bool
@@ -48,11 +48,11 @@ def test_epochs_differ_and_do_not_depend_on_the_epoch_count() -> None:
 def test_lengths_group_similar_sentences() -> None:
     plain = make_order(500, batch=16)
     one = make_order(500, batch=16, lengths=LENGTHS[:1])
-    assert filling(plain, LENGTHS[0]) > 0.4
-    assert filling(one, LENGTHS[0]) < 0.15
+    assert padding_share(plain, LENGTHS[0]) > 0.4
+    assert padding_share(one, LENGTHS[0]) < 0.15
     long = np.stack([LENGTHS[0], LENGTHS[0] + 4])  # as translations are
     both = make_order(500, batch=16, lengths=long)
-    assert max(filling(both, each) for each in long) < 0.2
+    assert max(padding_share(both, each) for each in long) < 0.2
 
 
 def test_unshuffled_order_is_by_row_or_length() -> None:

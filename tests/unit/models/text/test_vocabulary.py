@@ -21,29 +21,39 @@ def lines() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def learned(lines: list[str]) -> Vocabulary:
+def learned_vocabulary(lines: list[str]) -> Vocabulary:
     return learn_vocabulary(lines, 400)
 
 
-def test_special_tokens_come_first(learned: Vocabulary) -> None:
-    assert learned.tokens[:5] == SPECIAL
-    assert [learned.pad, learned.unknown, learned.start, learned.end, learned.mask] == [0, 1, 2, 3, 4]
+def test_special_tokens_come_first(learned_vocabulary: Vocabulary) -> None:
+    assert learned_vocabulary.tokens[:5] == SPECIAL
+    assert [
+        learned_vocabulary.pad,
+        learned_vocabulary.unknown,
+        learned_vocabulary.start,
+        learned_vocabulary.end,
+        learned_vocabulary.mask,
+    ] == [0, 1, 2, 3, 4]
 
 
-def test_learned_vocabulary_nearly_fills_its_size(learned: Vocabulary) -> None:
-    assert 0.7 * 400 < len(learned.tokens) <= 400
+def test_learned_vocabulary_nearly_fills_its_size(learned_vocabulary: Vocabulary) -> None:
+    assert 0.7 * 400 < len(learned_vocabulary.tokens) <= 400
 
 
-def test_fill_pads_the_vocabulary_to_its_size(lines: list[str], learned: Vocabulary) -> None:
+def test_fill_pads_the_vocabulary_to_its_size(lines: list[str], learned_vocabulary: Vocabulary) -> None:
     filled = learn_vocabulary(lines, 400, fill=True)
     assert len(filled) == 400
-    assert filled.tokens[: len(learned)] == learned.tokens
-    assert set(filled.tokens[len(learned) :]) == {f"[unused{number}]" for number in range(400 - len(learned))}
+    assert filled.tokens[: len(learned_vocabulary)] == learned_vocabulary.tokens
+    assert set(filled.tokens[len(learned_vocabulary) :]) == {
+        f"[unused{number}]" for number in range(400 - len(learned_vocabulary))
+    }
 
 
-def test_learned_tokens_are_lower_case_words_and_letters(learned: Vocabulary) -> None:
-    assert {"el", "las", "cuesta", "está", "¿", "##a", "z", "ñ"} <= set(learned.tokens) and learned.accented
-    assert not any(token != token.lower() for token in learned.tokens[5:])
+def test_learned_tokens_are_lower_case_words_and_letters(learned_vocabulary: Vocabulary) -> None:
+    assert {"el", "las", "cuesta", "está", "¿", "##a", "z", "ñ"} <= set(
+        learned_vocabulary.tokens
+    ) and learned_vocabulary.accented
+    assert not any(token != token.lower() for token in learned_vocabulary.tokens[5:])
 
 
 def test_accents_can_be_stripped_when_learning(lines: list[str]) -> None:
@@ -58,10 +68,10 @@ def test_accented_is_true_for_strippable_letters(token: str, accented: bool) -> 
     assert Vocabulary((*SPECIAL, token)).accented is accented
 
 
-@pytest.mark.parametrize("nothing", [[], ["", "  "]])
-def test_empty_text_is_refused(nothing: list[str]) -> None:
+@pytest.mark.parametrize("empty_lines", [[], ["", "  "]])
+def test_empty_text_is_refused(empty_lines: list[str]) -> None:
     with pytest.raises(DataError, match="no text to learn"):
-        learn_vocabulary(nothing, 100)
+        learn_vocabulary(empty_lines, 100)
 
 
 def test_too_small_vocabulary_size_is_refused_with_the_minimum(lines: list[str]) -> None:
