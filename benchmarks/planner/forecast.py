@@ -62,10 +62,12 @@ def make_problem(devices: int, rows: int, halves: bool) -> Problem:
     forward = np.stack([np.zeros(len(chain)), flops / FLOPS])
     update = chain.weights * 5 / 9e11
     count = 2 if halves else 1
-    half = ClusterCosts("", devices // count, forward, 2 * forward, update, 5e-4, MEMORY, NETWORK, later=forward)
+    half = ClusterCosts(
+        "", devices // count, forward, 2 * forward, update, 5e-4, MEMORY, NETWORK, deferred_backward=forward
+    )
     costs = tuple(replace(half, name=f"half{n}") for n in range(count))
     lines = {(0, 1): SLOW, (1, 0): SLOW} if halves else {}
-    return Problem(chain, costs, devices * rows, lines, Options(most=4096, recompute=False))
+    return Problem(chain, costs, devices * rows, lines, Options(max_micro_batches=4096, recompute=False))
 
 
 def seconds_of(problem: Problem, *parts: Part, micro_batches: int) -> float:
@@ -96,7 +98,7 @@ def halves_seconds(devices: int, rows: int) -> dict[str, float]:
     size = float(whole.chain.gradients.sum())
     inside = seconds_of(whole, Part(0, 0, LAYERS + 2, devices), micro_batches=devices)
     over = inside + 2 * (devices - 1) / devices * size / SLOW.rate + 2 * SLOW.delay
-    free = search(replace(problem, options=replace(problem.options, most=1024))).candidates
+    free = search(replace(problem, options=replace(problem.options, max_micro_batches=1024))).candidates
     return {"data": over, "planned": free[0].seconds, "used": len({part.cluster for part in free[0].parts})}
 
 

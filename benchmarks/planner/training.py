@@ -36,7 +36,7 @@ from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.explanation import stage_names
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import score
-from whale_nebula.planner.search import Found, search
+from whale_nebula.planner.search import SearchResult, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step import clock
@@ -100,7 +100,7 @@ def force(plan: str) -> None:
     micro-batches; "0.5,4,gpipe" has another schedule, and "one" runs on one device.
     """
 
-    def choose(problem: Problem, most: int = 8, **others: Any) -> Found:
+    def choose(problem: Problem, most: int = 8, **others: Any) -> SearchResult:
         blocks = len(problem.chain)
         if plan == "one":
             shape = Shape((Part(0, 0, blocks),))
@@ -114,7 +114,7 @@ def force(plan: str) -> None:
             cut = min(cuts, key=lambda each: abs(taken[each - 1] / taken[-1] - float(share)))
             shape = Shape((Part(0, 0, cut), Part(1, cut, blocks)), int(count))
         found = score(problem, shape)
-        return Found((found,)) if isinstance(found, Candidate) else Found((), found)
+        return SearchResult((found,)) if isinstance(found, Candidate) else SearchResult((), found)
 
     decisions.search = choose if plan != "planner" else search
 

@@ -21,10 +21,10 @@ from whale_nebula.codec.way import AUTO, Way, parse_way, ways
 from whale_nebula.errors import CaptureError, NotYetError
 from whale_nebula.hardware import Clusters
 from whale_nebula.ir.program import Program
-from whale_nebula.planner.chain import Layers, layers_of
-from whale_nebula.planner.cluster_costs import MeasuredBlocks, code_crossing, code_crossings, problem_of
+from whale_nebula.planner.chain import Layers, build_layers
+from whale_nebula.planner.cluster_costs import MeasuredBlocks, build_problem, code_crossing, code_crossings
 from whale_nebula.planner.decision import slow_down
-from whale_nebula.planner.problem import Candidate, Coded, Options, Part, Problem, Shape
+from whale_nebula.planner.problem import Candidate, CodecCosts, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.decisions import Known, agree_on_clusters, explain_whole, measure_in_clusters, set_rows
@@ -125,7 +125,7 @@ def _choose(
     for length in lengths:
         own = chains[length]
         measured, slowness = _interpolate(ends, length)
-        problem = problem_of(own, clusters, options, measured)
+        problem = build_problem(own, clusters, options, measured)
         times = {number: slowness[each] for number, each in enumerate(clusters.names) if each in slowness}
         found[length] = _choose_best(slow_down(problem, times), own, clusters, program, asked, length, count)
     return found
@@ -154,7 +154,7 @@ def _count_rows(program: Program, shapes: Shapes) -> int:
 
 def _build_chain(program: Program, shapes: Shapes, asked: Open) -> Layers:
     rows = _count_rows(program, shapes)
-    found = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
+    found = build_layers(program, rows, set_rows(program.leaves, shapes, rows))
     if found is None:
         raise _refuse(asked, "no op of the step reads a variable, so its time cannot be predicted")
     return found
@@ -185,9 +185,9 @@ def _choose_best(
     """The fastest choice; of codecs the mildest with which a step takes hardly longer than with the fastest."""
     parts = _find_parts(problem, chain, program, asked)
     coded, variants = _list_codecs(list(parts.values()), list(parts), chain, clusters, program, asked, length)
-    problem = replace(problem, chain=replace(problem.chain, coded=coded))
+    problem = replace(problem, chain=replace(problem.chain, codecs=coded))
     given = (counts or {}).get(length, program.pipeline.micro_batch)
-    tried = (given,) if counts is not None else problem.counts
+    tried = (given,) if counts is not None else problem.micro_batch_counts
     best: list[Candidate] = []
     for each in variants:
         shapes = (Shape(each, count, program.pipeline.recompute) for count in tried)
@@ -206,10 +206,10 @@ def _find_parts(problem: Problem, chain: Layers, program: Program, asked: Open) 
     """The stages of the program as parts of its chain of blocks, in the order of the chain."""
     names = [cluster.name for cluster in problem.clusters]
     stages = {stage.key: stage for stage in program.stages}
-    if not chain.written:
+    if not chain.written_ranges:
         (stage,) = program.stages[:1]
         return {stage.key: Part(names.index(stage.cluster), 0, len(chain.chain), stage.replicas)}
-    ranges = sorted((begin, end, key) for key, (begin, end) in chain.written.items())
+    ranges = sorted((begin, end, key) for key, (begin, end) in chain.written_ranges.items())
     if any(end > begin for (_, end, _), (begin, _, _) in itertools.pairwise(ranges)):
         raise _refuse(asked, "its stages do not follow the order of the layers")
     begins = [0, *(begin for begin, _, _ in ranges[1:]), len(chain.chain)]
@@ -222,10 +222,10 @@ def _find_parts(problem: Problem, chain: Layers, program: Program, asked: Open) 
 def _list_codecs(
     parts: Sequence[Part], keys: Sequence[str], chain: Layers, clusters: Clusters, program: Program, asked: Open,
     length: int,
-) -> tuple[tuple[Coded, ...], list[tuple[Part, ...]]]:  # fmt: skip
+) -> tuple[tuple[CodecCosts, ...], list[tuple[Part, ...]]]:  # fmt: skip
     """The codecs of crossings, and the stages with each choice of them, the mildest first."""
 
-    def code(name: str, there: Way, back: Way) -> Coded:
+    def code(name: str, there: Way, back: Way) -> CodecCosts:
         return code_crossing(name, there, back, chain.tensors, chain.rows, clusters.codecs)
 
     if asked.compress is None:

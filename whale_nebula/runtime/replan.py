@@ -14,7 +14,7 @@ from typing import Any
 
 from whale_nebula.hardware.measured import keep_slowness
 from whale_nebula.ir.program import Leaf
-from whale_nebula.planner.decision import Decision, Observed, Offer, correct, find_better, find_slowness
+from whale_nebula.planner.decision import Decision, Observation, Offer, correct, find_better_plan, find_slowness
 from whale_nebula.planner.explanation import describe_shape, stage_names
 from whale_nebula.planner.problem import Candidate
 from whale_nebula.planner.score import score
@@ -134,7 +134,7 @@ class PlanWatch:
         if found.is_off and seen.stages:  # stages in one function are not measured separately
             slowness = self._keep_slowness(planned, seen)
             problem = correct(replace(self.decision.problem, rows=self.rows), planned, seen)
-            better = find_better(problem, planned.shape, seen.seconds, self.decision.tried)
+            better = find_better_plan(problem, planned.shape, seen.seconds, self.decision.measured_shapes)
         takes = self._takes(better)
         if better is not None:
             self.offer = self._describe(better, seen, slowness)
@@ -152,7 +152,7 @@ class PlanWatch:
         is kept.
         """
         before, run = self.decision, self.run
-        if not before.replan or len(before.tried) >= MOST or run.pins.pin_of(self.name) is not None:
+        if not before.replan or len(before.measured_shapes) >= MOST or run.pins.pin_of(self.name) is not None:
             return False
         if run.alone:
             return better is not None
@@ -160,13 +160,13 @@ class PlanWatch:
         plans = run.ledger.session.share(f"planning {self.name!r} again", own)
         return better is not None and all(each == own for each in plans.values())
 
-    def _observe(self, planned: Candidate, seconds: float, outcome: StepOutcome) -> Observed:
+    def _observe(self, planned: Candidate, seconds: float, outcome: StepOutcome) -> Observation:
         """The step's measurements of all processes."""
         if outcome.basis is not None:
             stages = tuple(_computes(outcome.basis, place) for place in range(len(outcome.basis.stages)))
-            return Observed(seconds, stages, {} if self.run.alone else dict(self._lines(planned, outcome.pace)))
+            return Observation(seconds, stages, {} if self.run.alone else dict(self._lines(planned, outcome.pace)))
         one = self._runs_uncut(outcome)  # its computing time includes the update
-        return Observed(seconds, (planned.compute[0] * seconds / planned.seconds,) if one else ())
+        return Observation(seconds, (planned.compute[0] * seconds / planned.seconds,) if one else ())
 
     def _runs_uncut(self, outcome: StepOutcome) -> bool:
         return self.run.alone and self.decision.uncut and outcome.basis is None
@@ -187,7 +187,7 @@ class PlanWatch:
             delay = (away - kept - held - pace.get(f"0.{place}.forward", 0.0)) / 2  # it may wait for a forward
             yield from ((ends, replace(wire, delay=max(wire.delay, delay))) for ends, wire in wires.items())
 
-    def _describe(self, better: Offer, seen: Observed, slowness: Mapping[str, float]) -> str:
+    def _describe(self, better: Offer, seen: Observation, slowness: Mapping[str, float]) -> str:
         """A text that compares a better plan with the current one."""
         shape = better.candidates[0].shape
         names = dict.fromkeys(better.problem.clusters[part.cluster].name for part in shape.parts)
@@ -202,7 +202,7 @@ class PlanWatch:
         if self.run.here().lead:
             warn_once(site, what, why=found.cause, mend=mend, key=(self.name, self.rows))
 
-    def _keep_slowness(self, planned: Candidate, seen: Observed) -> dict[str, float]:
+    def _keep_slowness(self, planned: Candidate, seen: Observation) -> dict[str, float]:
         """Store the measured slowdown of clusters on this host, for the next run's planning."""
         run, before = self.run, self.decision
         clusters, found = before.problem.clusters, dict(before.slowness)
@@ -216,13 +216,13 @@ class PlanWatch:
             keep_slowness(shown, before.clusters, run.alone, before.measured)
         return found
 
-    def _take(self, better: Offer, planned: Candidate, seen: Observed, slowness: Mapping[str, float]) -> None:
+    def _take(self, better: Offer, planned: Candidate, seen: Observation, slowness: Mapping[str, float]) -> None:
         """Adopt a better plan from the next step on."""
         before, run = self.decision, self.run
         reason = f"planned again after {self.counted} steps: {self.offer}"
         after = replace(
             before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
-            tried={**before.tried, planned.shape: seen.seconds}, reasons=(*before.reasons, reason),
+            measured_shapes={**before.measured_shapes, planned.shape: seen.seconds}, reasons=(*before.reasons, reason),
         )  # fmt: skip
         run.decisions[:] = [after if each is before else each for each in run.decisions]
         _LOG.info("%s is %s", self.name, reason)

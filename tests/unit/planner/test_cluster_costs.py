@@ -22,9 +22,9 @@ from whale_nebula.hardware.measured import BlockTime, blocks_path, keep_blocks, 
 from whale_nebula.planner.cluster_costs import Tensor, code_crossings
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision
-from whale_nebula.planner.problem import Bound, Candidate, Chain, ClusterCosts, Options, Part, Problem, Shape
+from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Options, Part, PinnedBlock, Problem, Shape
 from whale_nebula.planner.score import score
-from whale_nebula.planner.search import Found, search
+from whale_nebula.planner.search import SearchResult, search
 from whale_nebula.runtime import block_costs, decisions
 from whale_nebula.runtime.run import current_run
 
@@ -66,7 +66,7 @@ def codecs(plan: nb.Plan) -> set[tuple[str, str]]:
 
 def test_auto_parallel_compresses_only_on_request() -> None:
     plan, decision, _ = plan_model("none", "100kbit,1ms")
-    assert codecs(plan) == {("none", "none")} and not decision.problem.chain.coded
+    assert codecs(plan) == {("none", "none")} and not decision.problem.chain.codecs
 
 
 @pytest.mark.grid
@@ -91,11 +91,11 @@ def test_requested_codec_gives_the_losses_of_hand_written_stages() -> None:
 def test_predicted_bytes_of_a_cut_match_the_plan(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a normalisation its input crosses alone, and what it makes of it is computed after the line."""
 
-    def choose(problem: Any, *options: Any) -> Found:
+    def choose(problem: Any, *options: Any) -> SearchResult:
         parts = Part(0, 0, cut), Part(1, cut, len(problem.chain))
         found = score(problem, Shape(parts, 2))
         assert isinstance(found, Candidate)
-        return Found((found,))
+        return SearchResult((found,))
 
     monkeypatch.setattr(decisions, "search", choose)
     nb.shutdown()
@@ -138,7 +138,7 @@ def test_chosen_codecs_are_the_mildest_within_the_slack(seed: int) -> None:
 
     assert any(part.codec for each in found for part in each.parts)
     for each in found:
-        places = each.crossed
+        places = each.crossing_places
         every = itertools.product(range(4), repeat=len(places))
         best = min(by(each.shape, dict(zip(places, codecs, strict=True))) for codecs in every)
         assert each.seconds <= 1.02 * best * 1.0001
@@ -149,7 +149,9 @@ def test_chosen_codecs_are_the_mildest_within_the_slack(seed: int) -> None:
 def test_codec_seconds_come_from_measurements() -> None:
     tensors = [[], [Tensor("float32", (8, 64), True), Tensor("int32", (8,), False)]]
     _, fp16, int8, _ = code_crossings("auto", tensors, 8, {"int8": 1e-6})
-    assert fp16.there.tolist() == [0.0, (8 * 64 * 2 + 8 * 4 + 4) / 8] or fp16.there[1] == pytest.approx(132.0, rel=0.01)
+    assert fp16.sent_bytes.tolist() == [0.0, (8 * 64 * 2 + 8 * 4 + 4) / 8] or fp16.sent_bytes[1] == pytest.approx(
+        132.0, rel=0.01
+    )
     assert int8.seconds[:, 1].tolist() == pytest.approx([1e-6 * 8 * 64 * 4 / 2 / 8] * 4)
     assert 0.0 < fp16.seconds[0, 1] < int8.seconds[0, 1]
 
@@ -248,7 +250,7 @@ def test_blocks_are_not_measured_when_disabled_or_configured(config: dict[str, A
     decision, _ = decide(*make_equal_layers(), **config)
     assert decision.grounds.measured == 0.0 and not blocks_path().exists()
     assert decision.emulated and decision.seconds_here >= decision.chosen.seconds
-    assert (decision.grounds.said > 0.5) == ("clusters" in config)
+    assert (decision.grounds.configured > 0.5) == ("clusters" in config)
     usual, slow = (cluster.update.sum() for cluster in decision.problem.clusters)
     assert slow == pytest.approx(usual * (20 if "clusters" in config else 1))
 
@@ -269,11 +271,11 @@ def make_problem() -> Problem:
     ones, cuts = np.ones(3), np.array([0.0, 1000, 1000, 0])
     chain = Chain(
         ("a", "b", "c"), ones, ones, ones, ones, ones, cuts, cuts / 2, 0 * cuts, np.ones(4, bool),
-        sent=np.array([0.0, 2, 2, 0]), returned=np.array([0.0, 1, 1, 0]),
+        sent_tensors=np.array([0.0, 2, 2, 0]), returned_tensors=np.array([0.0, 1, 1, 0]),
     )  # fmt: skip
     seconds = np.stack([np.zeros(3), np.full(3, 1e-3)])
     cluster = ClusterCosts(
-        "gpu", 1, seconds, 2 * seconds, np.zeros(3), CALL, fused=0.5, crossing=BYTE, message=MESSAGE, step=STEP
+        "gpu", 1, seconds, 2 * seconds, np.zeros(3), CALL, fused_ratio=0.5, crossing=BYTE, message=MESSAGE, step=STEP
     )
     return Problem(chain, (cluster, replace(cluster, name="npu")), 8)
 
@@ -314,7 +316,7 @@ def test_bytes_matrix_matches_the_bytes_of_parts(recompute: bool) -> None:
     costs = Costs(problem, 4, recompute)
     for number, shards in ((1, 1), (3, 1), (4, 2)):
         found = costs.bytes(number, shards)
-        for begin, end in zip(*np.nonzero(costs.upper), strict=True):
+        for begin, end in zip(*np.nonzero(costs.ranges), strict=True):
             assert found[begin, end] == pytest.approx(costs.part_bytes(Part(0, begin, end, 1, shards), number, number))
 
 
@@ -322,7 +324,7 @@ def test_part_memory_is_the_maximum_of_backward_and_update() -> None:
     none, ones = np.zeros(3), np.ones(2)
     chain = Chain(
         ("a", "b"), 100 * ones, 200 * ones, 100 * ones, 10 * ones, 4 * ones, np.array([0.0, 5, 0]), none, none,
-        np.ones(3, bool), largest=60 * ones, put_off=7 * ones,
+        np.ones(3, bool), largest_gradient=60 * ones, deferred_inputs=7 * ones,
     )  # fmt: skip
     cluster = ClusterCosts("gpu", 2, np.ones((2, 2)), np.ones((2, 2)), ones)
 
@@ -344,7 +346,7 @@ def test_part_memory_is_the_maximum_of_backward_and_update() -> None:
 def test_table_rows_take_memory_and_forbid_replicas() -> None:
     problem = make_problem()
     beside = np.array([0.0, 5e6, 0.0])
-    with_table = replace(problem, chain=replace(problem.chain, beside=beside))
+    with_table = replace(problem, chain=replace(problem.chain, object_bytes=beside))
     more = Costs(with_table, 4).bytes(1) - Costs(problem, 4).bytes(1)
     begin, end = np.ogrid[:4, :4]
     np.testing.assert_allclose(more, np.where((begin <= 1) & (end >= 2), 5e6, 0.0))
@@ -363,7 +365,9 @@ def test_bound_blocks_stay_in_the_cluster_of_their_inputs(share: float) -> None:
     """The first and the last one in npu, which does all of it if it has the memory, although gpu is as fast."""
     problem = make_problem()
     chain = replace(problem.chain, weights=np.full(3, 1e5))
-    bound = replace(problem, chain=chain, options=Options(micro_batch=8), bound=(Bound(0, (1,)), Bound(2, (1,))))
+    bound = replace(
+        problem, chain=chain, options=Options(micro_batch=8), pinned_blocks=(PinnedBlock(0, (1,)), PinnedBlock(2, (1,)))
+    )
     memory = share * Costs(bound, 8).part_bytes(Part(1, 0, 3), 8)
     clusters = tuple(replace(cluster, memory=memory) for cluster in problem.clusters)
     found = search(replace(bound, clusters=clusters)).candidates
@@ -381,7 +385,7 @@ def test_stages_that_share_a_worker_share_its_memory() -> None:
     seconds = np.stack([np.zeros(8), np.full(8, 1e-3)])
     slow = ClusterCosts("gpu", 1, 5 * seconds, 10 * seconds, np.zeros(8), memory=5.5e6)
     fast = replace(slow, name="npu", forward=seconds, backward=2 * seconds, memory=4.5e6)
-    bound = (Bound(0, (1,)), Bound(7, (1,)))
-    found = search(Problem(chain, (slow, fast), 8, options=Options(micro_batch=1), bound=bound)).candidates
+    bound = (PinnedBlock(0, (1,)), PinnedBlock(7, (1,)))
+    found = search(Problem(chain, (slow, fast), 8, options=Options(micro_batch=1), pinned_blocks=bound)).candidates
     assert found and [part.cluster for part in found[0].parts] == [1, 0, 1]
     assert max(found[0].memory) <= 5.5e6

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.planner.test_explanation import make_problem, shape
-from whale_nebula.planner.decision import Observed, correct, find_better, find_slowness, slow_down
+from whale_nebula.planner.decision import Observation, correct, find_better_plan, find_slowness, slow_down
 from whale_nebula.planner.problem import Candidate, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
@@ -17,11 +17,11 @@ BEST = search(make_problem()).candidates[0]
 """What is chosen by rates as they are told: the first cluster is twice as fast."""
 
 
-def observe(problem: Problem, plan_shape: Shape, lost: float = 0.0) -> Observed:
+def observe(problem: Problem, plan_shape: Shape, lost: float = 0.0) -> Observation:
     """What a step of a plan is measured to take where a problem is the truth, and something else takes time."""
     found = score(problem, plan_shape)
     assert isinstance(found, Candidate)
-    return Observed(found.seconds + lost, found.compute, problem.lines)
+    return Observation(found.seconds + lost, found.compute, problem.lines)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_measured_run_corrects_all_clusters(times: dict[int, float], rate: float
     )
     corrected, best = correct(make_problem(), predicted, observed), search(truth).candidates[0]
     assert score(corrected, predicted.shape).seconds == pytest.approx(observed.seconds)
-    better = find_better(corrected, predicted.shape, observed.seconds)
+    better = find_better_plan(corrected, predicted.shape, observed.seconds)
     if best.seconds > 0.95 * observed.seconds:
         assert better is None
     else:
@@ -55,12 +55,12 @@ def test_measured_run_corrects_all_clusters(times: dict[int, float], rate: float
 
 def test_unexplained_seconds_are_added_to_a_better_plan() -> None:
     now, truth = shape((0, 0, 5, 1), count=1), make_problem(2e8)
-    better = find_better(truth, now, observe(truth, now).seconds)
-    lost = find_better(truth, now, observe(truth, now, 0.01).seconds)
+    better = find_better_plan(truth, now, observe(truth, now).seconds)
+    lost = find_better_plan(truth, now, observe(truth, now, 0.01).seconds)
     assert better is not None and lost is not None and lost.seconds == pytest.approx(better.seconds + 0.01)
-    assert find_better(truth, now, observe(truth, now, 10.0).seconds) is None
+    assert find_better_plan(truth, now, observe(truth, now, 10.0).seconds) is None
     quick = 0.5 * observe(truth, now).seconds  # all of it is faster than the model says
-    half = find_better(truth, now, quick)
+    half = find_better_plan(truth, now, quick)
     assert half is not None and half.seconds == pytest.approx(0.5 * better.seconds)
 
 
@@ -69,14 +69,14 @@ def test_tried_plan_keeps_its_measured_seconds() -> None:
     seconds = observe(truth, now).seconds
     tried: dict[Shape, float] = {}
     for _ in range(40):
-        better = find_better(truth, now, seconds, tried)
+        better = find_better_plan(truth, now, seconds, tried)
         if better is None:
             break
         assert better.candidates[0].shape not in tried
         tried[better.candidates[0].shape] = seconds
     assert tried and better is None
     last = next(iter(tried))
-    back = find_better(truth, now, seconds, {last: 0.5 * seconds})
+    back = find_better_plan(truth, now, seconds, {last: 0.5 * seconds})
     assert back is not None and back.seconds <= 0.5 * seconds
 
 
@@ -84,7 +84,7 @@ def test_unused_cluster_is_corrected_like_an_equal_cluster() -> None:
     before = make_problem()
     before = replace(before, clusters=(*before.clusters, replace(before.clusters[0], name="gpu2")))
     predicted = replace(BEST, shape=shape((0, 0, 5, 1), count=1), compute=(1e-3,))
-    corrected = correct(before, predicted, Observed(0.1, (5e-3,), {(0, 1): Line(rate=1e6, delay=0.2)}))
+    corrected = correct(before, predicted, Observation(0.1, (5e-3,), {(0, 1): Line(rate=1e6, delay=0.2)}))
     for cluster, times in enumerate([5.0, 1.0, 5.0]):
         assert (corrected.clusters[cluster].forward == times * before.clusters[cluster].forward).all()
     assert corrected.line(0, 1) == Line(rate=1e6, delay=0.2) and corrected.line(1, 0) == before.line(1, 0)
@@ -92,7 +92,7 @@ def test_unused_cluster_is_corrected_like_an_equal_cluster() -> None:
 
 def test_slow_cluster_also_slows_weight_gradients() -> None:
     problem = make_problem()
-    clusters = tuple(replace(cluster, later=0.5 * cluster.backward) for cluster in problem.clusters)
+    clusters = tuple(replace(cluster, deferred_backward=0.5 * cluster.backward) for cluster in problem.clusters)
     slow = slow_down(replace(problem, clusters=clusters), {1: 3.0}).clusters
     assert slow[0] is clusters[0]
-    assert slow[1].later == pytest.approx(0.5 * slow[1].backward)
+    assert slow[1].deferred_backward == pytest.approx(0.5 * slow[1].backward)

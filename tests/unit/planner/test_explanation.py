@@ -16,7 +16,7 @@ from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing
-from whale_nebula.planner.problem import Chain, ClusterCosts, Excess, Fixed, Options, Part, Problem, Shape
+from whale_nebula.planner.problem import Chain, ClusterCosts, Excess, Options, Part, Problem, Shape, WrittenStage
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 from whale_nebula.schedule.lines import Line
@@ -32,14 +32,14 @@ def make_problem(rate: float = 7.5e6, memory: float = math.inf, options: Options
     crossing = np.array([0, 8, 32, 8, 8, 0]) * 256.0
     clusters = (
         ClusterCosts("gpu", 1, forward / 2, forward, weights * 1e-11, call=5e-4, memory=memory),
-        ClusterCosts("npu", 2, forward, forward * 2, weights * 1e-11, call=5e-4, inside=Line(rate=1e9, delay=5e-5)),
+        ClusterCosts("npu", 2, forward, forward * 2, weights * 1e-11, call=5e-4, inner_line=Line(rate=1e9, delay=5e-5)),
     )
     chain = Chain(
         NAMES, weights, weights * 2, weights, np.full(5, 4096.0), np.zeros(5), crossing, crossing, np.zeros(6),
         np.ones(6, bool),
     )  # fmt: skip
     lines = dict.fromkeys([(0, 1), (1, 0)], Line(rate=rate, delay=0.005))
-    return Problem(chain, clusters, ROWS, lines, options or Options(most=8))
+    return Problem(chain, clusters, ROWS, lines, options or Options(max_micro_batches=8))
 
 
 def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> Decision:
@@ -126,6 +126,6 @@ def test_excess_error_names_layers_and_tried_fixes() -> None:
 
 def test_excess_error_names_the_scope_of_a_written_stage() -> None:
     scope_line = "nb.stage(cluster='gpu') at train.py:12"
-    problem = replace(make_problem(), fixed=(Fixed("gpu", 1, 4, (0,), None, scope_line),))
+    problem = replace(make_problem(), written_stages=(WrittenStage("gpu", 1, 4, (0,), None, scope_line),))
     what, _, _ = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), problem)
     assert what == f"{scope_line} needs 3.0 MiB on a worker of gpu, but 2.0 MiB is the limit"

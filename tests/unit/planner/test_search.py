@@ -16,7 +16,7 @@ from tests.same import data
 from tests.unit.planner.problems import draw_problem, find_best
 from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
-from whale_nebula.planner.search import Found, search
+from whale_nebula.planner.search import SearchResult, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.step.step import Step
 from whale_nebula.schedule.lines import Line
@@ -27,7 +27,7 @@ MORE = {"": (4, 10, 12, 14, 115, 131), "written": (11, 12, 30, 35, 36, 38, 40, 4
 
 
 @cache
-def solve(seed: int, kind: str = "") -> Found:
+def solve(seed: int, kind: str = "") -> SearchResult:
     """What is found for a drawn problem."""
     return search(draw_problem(seed, kind))
 
@@ -61,7 +61,7 @@ def test_search_is_as_fast_as_exhaustive_search(kind: str, seed: int) -> None:
         assert found.excess.needed > found.excess.allowed
     else:
         assert found.candidates[0].seconds <= 1.02 * best.seconds
-        assert all(problem.keeps(each.shape) for each in found.candidates)
+        assert all(problem.admits(each.shape) for each in found.candidates)
     for each in found.candidates:
         assert all(
             needs <= problem.clusters[p.cluster].memory for p, needs in zip(each.parts, each.memory, strict=True)
@@ -120,7 +120,7 @@ def test_search_is_deterministic() -> None:
 def test_short_memory_forces_more_stages() -> None:
     """Each cluster may hold a third: three stages are needed, and what is in flight is limited."""
     problem = make_uniform_problem(9, 3, 1)
-    chain = replace(problem.chain, weights=np.full(9, 1e6), held=np.full(9, 1e4))
+    chain = replace(problem.chain, weights=np.full(9, 1e6), activations=np.full(9, 1e4))
     small_clusters = tuple(replace(cluster, memory=3.2e6 + 9e4) for cluster in problem.clusters)
     found = search(replace(problem, chain=chain, clusters=small_clusters)).candidates[0]
     assert len(found.parts) == 3
@@ -203,18 +203,18 @@ def test_search_shards_only_the_heavy_head() -> None:
     copied = next(each for each in found if [(p.replicas, p.shards) for p in each.parts] == [(2, 1), (1, 2)])
     divided = next(each for each in found if len(each.parts) == 1)
     assert copied.seconds < 0.9 * divided.seconds and found[0].parts[0].shards == 1
-    assert problem.seat_parts(copied.parts) == [0, 0]  # on the same workers, which need memory and time for both
+    assert problem.assign_workers(copied.parts) == [0, 0]  # on the same workers, which need memory and time for both
     assert copied.memory[0] == copied.memory[1] <= 29 * MIB
     assert copied.seconds >= copied.shape.micro_batches * (copied.compute[0] / 2 + copied.compute[1])
 
 
 @pytest.mark.grid
 def test_sharded_head_trains_like_the_uncut_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(problem: Problem, *given: Any, **options: Any) -> Found:
+    def choose(problem: Problem, *given: Any, **options: Any) -> SearchResult:
         shape = Shape((Part(0, 0, 2, replicas=2), Part(0, 2, 3, shards=2)), 2)
         found = score(problem, shape)
         assert isinstance(found, Candidate)
-        return Found((found,))
+        return SearchResult((found,))
 
     def train() -> list[float]:
         keras.utils.set_random_seed(3)

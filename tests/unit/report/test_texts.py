@@ -99,7 +99,9 @@ REPORTS = {
     "headers of two frames": make_small_report({}, {"a->b": make_link_report(8, 280, 2)}),
     "headers of one frame": make_small_report({}, {"a->b": make_link_report(1000, 1050, 1)}),
     "stages that are not timed apart": make_small_report(TWO, {"gpu->npu": LinkReport(1024, 1034, 2048, 1)}),
-    "one of several processes": make_small_report({"gpu": StageReport(0.2, 0.3)}, {"gpu->npu": LinkReport()}, worker="gpu/0"),
+    "one of several processes": make_small_report(
+        {"gpu": StageReport(0.2, 0.3)}, {"gpu->npu": LinkReport()}, worker="gpu/0"
+    ),
     "names are no markup, clusters have others than stages": make_small_report(
         {"a": StageReport(cluster="gpu"), "b": StageReport(0.1, 0.2, "b", 1)}, {"gpu->b": make_link_report(10, 10, 1)},
         program="[red]fit[/red]",
