@@ -9,7 +9,7 @@ from typing import Any
 from whale_nebula.planner.decision import Observation, Offer
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import score
-from whale_nebula.planner.search import Found
+from whale_nebula.planner.search import SearchResult
 from whale_nebula.report.prediction import PlannedReport
 from whale_nebula.runtime import decisions, replan
 
@@ -30,7 +30,7 @@ def plan_anew(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
     def find_next(problem: Problem, *args: Any) -> Offer | None:
         return Offer(problem, choose(problem)) if len(chosen) < len(texts) else None
 
-    patch(decisions, "search", lambda problem: Found(choose(problem)))
+    patch(decisions, "search", lambda problem: SearchResult(choose(problem)))
     patch(replan, "find_better_plan", find_next)
     patch(replan, "FIRST", 1)
     patch(PlannedReport, "is_off", property(lambda planned: len(chosen) < len(texts)))

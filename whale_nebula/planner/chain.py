@@ -20,7 +20,7 @@ from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.effects import SHAPES, is_effect, is_random, is_read, written_handles
 from whale_nebula.passes.parting import ascend, is_movement
 from whale_nebula.passes.readings import asks_rows
-from whale_nebula.plan.flops import Effort
+from whale_nebula.plan.flops import FlopCounter
 from whale_nebula.plan.work import memory_of
 from whale_nebula.planner.problem import Array, Chain
 from whale_nebula.spec import Spec, Value
@@ -133,7 +133,7 @@ class _ChainBuilder:
     def __post_init__(self) -> None:
         self.graph = self.program.graph
         self.sizes = size_values(self.program, self.rows, self.shapes)
-        self.effort = Effort(self.sizes)
+        self.effort = FlopCounter(self.sizes)
         self.batch = self.program.of_batch
         self.requests = self.program.requests[:1]
         self.behind = {op for request in self.program.requests for op in request.backward}
@@ -190,7 +190,7 @@ class _ChainBuilder:
         graph = self.graph
         depth = [0.0] * len(graph)
         for op in graph.ops:
-            own = 1.0 + self.effort.of(op) if op.index not in self.behind else 0.0
+            own = 1.0 + self.effort.count_op(op) if op.index not in self.behind else 0.0
             depth[op.index] = own + max((depth[value.op] for value in op.inputs), default=0.0)
         found: dict[int, None] = {}
         stack = [(op, False) for op in reversed(self._list_end_ops())]
@@ -531,7 +531,9 @@ class _ChainBuilder:
     def _measure_op(self, op: Op, later: bool = False) -> OpWork:
         moved = sum(map(self.sizes.nbytes, (*dict.fromkeys(op.inputs), *op.values)))
         by_rows = any(shape and self.rows > 1 and prod(shape) >= self.rows for shape in self._list_shapes(op))
-        return OpWork(_kernel(op), float(self.effort.of(op)), 0.0 if op.type in _FREE else float(moved), by_rows, later)
+        return OpWork(
+            _kernel(op), float(self.effort.count_op(op)), 0.0 if op.type in _FREE else float(moved), by_rows, later
+        )
 
     def _list_shapes(self, op: Op) -> list[tuple[int, ...]]:
         """The shapes of an op's inputs and outputs that have rows of the batch."""

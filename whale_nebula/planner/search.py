@@ -381,7 +381,7 @@ class _Search:
 def _slide_windows(values: Array, width: int) -> Array:
     """Sliding windows over each row: at each place the following values, padded with 0.
 
-    >>> _windows(np.array([[1.0, 2.0, 3.0]]), 2).tolist()
+    >>> _slide_windows(np.array([[1.0, 2.0, 3.0]]), 2).tolist()
     [[[2.0, 3.0], [3.0, 0.0], [0.0, 0.0]]]
     """
     rows, count = values.shape

@@ -23,7 +23,7 @@ from whale_nebula.ir.layout import ALL_REDUCE
 from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
 from whale_nebula.passes.batch import explain_coupling
-from whale_nebula.plan.splits import Crossed, list_collectives, time_collective
+from whale_nebula.plan.splits import CrossingSizes, list_collectives, time_collective
 from whale_nebula.planner.chain import Layers, build_layers, size_values
 from whale_nebula.planner.cluster_costs import MeasuredBlocks, build_problem, find_grounds, find_slowest, lacks_speed
 from whale_nebula.planner.costs import Costs
@@ -157,7 +157,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     """
     problem, chosen = decision.problem, decision.chosen
     rows = sizes(problem.rows, chosen.shape.micro_batches)
-    crossed = Crossed(cut, rows, set_rows(cut.program.leaves, shapes, problem.rows))
+    crossed = CrossingSizes(cut, rows, set_rows(cut.program.leaves, shapes, problem.rows))
     sent = list_collectives(cut, crossed, len(rows))
     more = 0.0
     for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):

@@ -19,7 +19,7 @@ from whale_nebula.planner.explanation import describe_shape, stage_names
 from whale_nebula.planner.problem import Candidate
 from whale_nebula.planner.score import score
 from whale_nebula.report.prediction import Basis, PlannedReport
-from whale_nebula.report.records import Beside, WorkerReport, duration
+from whale_nebula.report.records import PredictionGap, WorkerReport, duration
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.measured import LINE, MIB
@@ -102,9 +102,9 @@ class PlanWatch:
     def _compare(self, planned: Candidate, seconds: float, workers: Mapping[str, WorkerReport]) -> PlannedReport:
         computes, held, needed = self._predicted
         return PlannedReport(
-            self.counted, Beside(seconds, planned.seconds),
+            self.counted, PredictionGap(seconds, planned.seconds),
             self._compare_medians(computes), self._compare_medians(held),
-            {name: Beside(workers[name].peak_bytes, size) for name, size in needed.items() if name in workers},
+            {name: PredictionGap(workers[name].peak_bytes, size) for name, size in needed.items() if name in workers},
         )  # fmt: skip
 
     @cached_property
@@ -119,10 +119,10 @@ class PlanWatch:
         held = {f"link {name}": lines[name].seconds(size) for name, size in planned.bytes.items() if name in lines}
         return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
 
-    def _compare_medians(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
+    def _compare_medians(self, predicted: Mapping[str, float]) -> dict[str, PredictionGap]:
         """Medians of measurements with predictions, by names of stages or links."""
         known = ((what, seconds) for what, seconds in predicted.items() if what in self.kept)
-        return {what.partition(" ")[2]: Beside(median(self.kept[what]), seconds) for what, seconds in known}
+        return {what.partition(" ")[2]: PredictionGap(median(self.kept[what]), seconds) for what, seconds in known}
 
     # ------------------------------------------------------------------ reactions
     def _judge(self, planned: Candidate, found: PlannedReport, outcome: StepOutcome) -> None:
@@ -152,7 +152,7 @@ class PlanWatch:
         is kept.
         """
         before, run = self.decision, self.run
-        if not before.replan or len(before.measured_shapes) >= MOST or run.pins.pin_of(self.name) is not None:
+        if not before.replan or len(before.measured_shapes) >= MOST or run.pins.find_pin(self.name) is not None:
             return False
         if run.alone:
             return better is not None

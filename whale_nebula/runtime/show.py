@@ -29,7 +29,7 @@ _KERASS_OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 
 
 @dataclass(frozen=True)
-class Seen:
+class OutputOptions:
     """A step that was planned."""
 
     captured: Captured
@@ -54,7 +54,7 @@ class Shown:
     goes_on: bool
     saves: Callable[[str], None]
     plans: list[Plan] = field(default_factory=list)
-    known: dict[Any, Seen] = field(default_factory=dict)
+    known: dict[Any, OutputOptions] = field(default_factory=dict)
     guarded: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     silent: bool = False
 
@@ -64,11 +64,11 @@ class Shown:
             self.silent = True
             self.guarded.enter_context(_suspend_callbacks())
 
-    def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Seen:
+    def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> OutputOptions:
         """Plan a step, if it is new."""
         key = id(step), layout.key
         if key not in self.known:
-            seen = Seen(
+            seen = OutputOptions(
                 capture_step(
                     step.name, partial(step.call, unpack), layout, tensors, paths=step.paths, metrics=step.metrics
                 )
@@ -79,7 +79,7 @@ class Shown:
             self.known[key] = seen
         return self.known[key]
 
-    def zeros(self, seen: Seen, tensors: Sequence[Any]) -> Any:
+    def zeros(self, seen: OutputOptions, tensors: Sequence[Any]) -> Any:
         """Zeros with the specs of a step's results, which are not computed."""
         rows = next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1)
         results = tf.nest.flatten(seen.captured.structured_outputs, expand_composites=True)

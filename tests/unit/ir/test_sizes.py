@@ -13,7 +13,7 @@ from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, KnownOp, broadcast, compute_outputs, integers
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.models import SwitchFeedForward
-from whale_nebula.plan.flops import Effort
+from whale_nebula.plan.flops import FlopCounter
 from whale_nebula.spec import Spec, Value
 
 ROWS = 5
@@ -68,12 +68,12 @@ def test_every_tensor_has_the_size_that_it_has_when_it_runs(make: Callable[[Any]
     assert {name: (told[name], real[name]) for name in told if told[name] != real[name]} == {}
 
 
-def traced(function: Callable[..., Any], *specs: Any) -> Effort:
+def traced(function: Callable[..., Any], *specs: Any) -> FlopCounter:
     graph = mirror(tf.function(function).get_concrete_function(*specs).graph)
-    return Effort(Sizes(graph, ROWS).follow(range(len(graph))))
+    return FlopCounter(Sizes(graph, ROWS).follow(range(len(graph))))
 
 
-def loops(effort: Effort) -> list[int]:
+def loops(effort: FlopCounter) -> list[int]:
     ops = [op for op in effort.sizes.graph.ops if op.type in ("While", "StatelessWhile")]
     effort.flops(op.index for op in ops)
     return [effort.trips[op.index] for op in ops]
@@ -123,7 +123,7 @@ def test_of_two_branches_the_dearer_counts() -> None:
 
     effort = traced(step, tf.TensorSpec([None, 3]))
     (branch,) = (op for op in effort.sizes.graph.ops if op.functions)
-    assert effort.of(branch) == 2 * ROWS * 3
+    assert effort.count_op(branch) == 2 * ROWS * 3
 
 
 def test_what_a_loop_lists_is_measured() -> None:

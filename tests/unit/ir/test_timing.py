@@ -9,14 +9,14 @@ from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanStage
 from whale_nebula.plan.timing import (
     CALL,
     SPEED,
-    Assumed,
+    Assumptions,
     Coding,
-    assumptions_of,
-    coding,
     count_held,
     duration,
+    find_assumptions,
+    list_codec_seconds,
+    predict_times,
     step_text,
-    times,
 )
 from whale_nebula.wire.frame import wire_bytes
 
@@ -39,7 +39,7 @@ def plan(rate: float | None, delay: float = 0.0, *, count: int = 4, schedule: st
 
 
 def test_free_lines_take_nothing_and_stages_are_equal() -> None:
-    found = times(plan(None))
+    found = predict_times(plan(None))
     assert str(found.assumed) == "assuming equal stages: forward 1, backward 2, transfers 0"
     assert found.seconds == (4 + 1) * 3
 
@@ -47,8 +47,8 @@ def test_free_lines_take_nothing_and_stages_are_equal() -> None:
 def test_stages_on_a_slow_line_compute_at_a_speed_that_is_said() -> None:
     rate, delay = 8e6, 0.01
     taken = 8 * wire_bytes(SIZE) / rate
-    found = times(plan(rate, delay))
-    assert found.assumed == Assumed(SPEED)
+    found = predict_times(plan(rate, delay))
+    assert found.assumed == Assumptions(SPEED)
     assert str(found.assumed) == "assuming that stages compute at 1 TFLOP/s, plus 500 µs for each call"
     works = 4 * CALL  # of both stages, forward and backward, where a few FLOPs are nothing
     assert found.seconds == pytest.approx(4 * taken + taken + 2 * delay + works, rel=1e-6), "it waits for the line"
@@ -57,26 +57,26 @@ def test_stages_on_a_slow_line_compute_at_a_speed_that_is_said() -> None:
 def test_large_stages_take_what_their_flops_take() -> None:
     given = plan(8e6)
     large = {name: replace(stage(name), forward_flops=4 * 10**12, backward_flops=8 * 10**12) for name in given.stages}
-    (phase,) = times(replace(given, stages=large)).phases
+    (phase,) = predict_times(replace(given, stages=large)).phases
     assert phase.timeline.busy(0) == pytest.approx(4 * (1.0 + 2.0 + 2 * CALL))
-    assert times(replace(given, stages=large), Assumed(10 * SPEED)).seconds < phase.timeline.seconds / 5
+    assert predict_times(replace(given, stages=large), Assumptions(10 * SPEED)).seconds < phase.timeline.seconds / 5
 
 
 def test_a_stage_of_two_phases_computes_half_in_each() -> None:
     given = plan(8e6)
     both = {name: replace(stage(name), forward_flops=8 * 10**12, runs=("F", "F")) for name in given.stages}
-    first, second = times(replace(given, stages=both)).phases
+    first, second = predict_times(replace(given, stages=both)).phases
     assert first.timeline.busy(0) == pytest.approx(second.timeline.busy(0)) == pytest.approx(4 * (1.0 + CALL))
 
 
 def test_a_line_with_nothing_but_delay_takes_time_too() -> None:
-    assert assumptions_of(plan(None, 0.02)) == Assumed(SPEED)
-    assert assumptions_of(plan(None)) == Assumed()
+    assert find_assumptions(plan(None, 0.02)) == Assumptions(SPEED)
+    assert find_assumptions(plan(None)) == Assumptions()
 
 
 def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
     given = plan(None, 0.05)
-    drawn = times(given).seconds
+    drawn = predict_times(given).seconds
     assert step_text(given) == f"estimated step time: {duration(drawn)}, plus updates"
     said = step_text(replace(given, exchange_seconds=0.05))
     assert said.startswith(f"estimated step time: {duration(drawn + 0.05)} ({duration(drawn)} as drawn, 50 ms for ")
@@ -98,7 +98,7 @@ def test_a_boundary_for_two_stages_of_a_cluster_crosses_once() -> None:
     given = plan(8e6)
     both = replace(given.boundaries[0], destinations=("b", "c"))
     stages = {**given.stages, "c": replace(stage("c"), cluster="b")}
-    found = times(replace(given, stages=stages, boundaries=(both,)))
+    found = predict_times(replace(given, stages=stages, boundaries=(both,)))
     (phase,) = found.phases
     assert len([span for span in phase.timeline.of("a->b") if span.seconds]) == 4
 
@@ -116,7 +116,7 @@ def near(found: Coding) -> object:
 
 
 def test_who_sends_encodes_and_who_reads_decodes_both_ways() -> None:
-    found = coding(coded(plan(8e6)), ["a", "b"])
+    found = list_codec_seconds(coded(plan(8e6)), ["a", "b"])
     assert found["a"] == near(Coding(0.15, 0.075))
     assert found["b"] == near(Coding(0.05, 0.025))
 
@@ -124,7 +124,7 @@ def test_who_sends_encodes_and_who_reads_decodes_both_ways() -> None:
 def test_two_clusters_decode_apart_and_two_stages_of_one_once() -> None:
     given = coded(plan(8e6), destinations=("b", "c", "d"))
     stages = {**given.stages, "c": stage("c"), "d": replace(stage("d"), cluster="b")}
-    found = coding(replace(given, stages=stages), list(stages))
+    found = list_codec_seconds(replace(given, stages=stages), list(stages))
     assert found["b"] == near(Coding(0.025, 0.025 / 3)) and found["c"] == near(found["b"])
     assert found["d"] == near(Coding(0.0, 0.025 / 3))
     assert sum(each.forward for each in found.values()) == pytest.approx(0.2)
@@ -134,17 +134,17 @@ def test_two_clusters_decode_apart_and_two_stages_of_one_once() -> None:
 def test_nothing_is_encoded_within_a_cluster_nor_for_a_stage_that_takes_no_part() -> None:
     given = coded(plan(8e6))
     same = replace(given, stages={"a": stage("a"), "b": replace(stage("b"), cluster="a")})
-    assert not any(map(any, coding(same, ["a", "b"]).values()))
-    assert coding(given, ["a"]) == {"a": Coding()}
-    assert not any(map(any, coding(plan(8e6), ["a", "b"]).values()))
+    assert not any(map(any, list_codec_seconds(same, ["a", "b"]).values()))
+    assert list_codec_seconds(given, ["a"]) == {"a": Coding()}
+    assert not any(map(any, list_codec_seconds(plan(8e6), ["a", "b"]).values()))
 
 
 def test_the_drawing_and_the_step_count_it_where_lines_take_time() -> None:
     slow, free = plan(8e6), plan(None)
-    (before,), (after,) = times(slow).phases, times(coded(slow)).phases
+    (before,), (after,) = predict_times(slow).phases, predict_times(coded(slow)).phases
     assert after.timeline.busy(0) == pytest.approx(before.timeline.busy(0) + 4 * (0.15 + 0.075))
     assert after.timeline.busy(1) == pytest.approx(before.timeline.busy(1) + 4 * (0.05 + 0.025))
-    assert times(coded(slow)).seconds > times(slow).seconds
+    assert predict_times(coded(slow)).seconds > predict_times(slow).seconds
     assert " with codecs, " in step_text(coded(slow)) and "codecs" not in step_text(slow)
-    assert times(coded(free)).seconds == times(free).seconds and not assumptions_of(free).timed
+    assert predict_times(coded(free)).seconds == predict_times(free).seconds and not find_assumptions(free).timed
     assert " with codecs, " in step_text(replace(coded(slow), exchange_seconds=0.1))

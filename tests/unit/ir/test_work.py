@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.unit.ir.traced import skipping, tied
-from whale_nebula.plan.work import Names
+from whale_nebula.plan.work import LayerNames
 
 ROWS, WIDTH = 8, 16
 
@@ -156,4 +156,4 @@ def test_a_line_with_a_rate_is_held() -> None:
     ],
 )
 def test_names_of_layers(name: str, layer: str) -> None:
-    assert Names("model", {"first", "block"}).layer(name) == layer
+    assert LayerNames("model", {"first", "block"}).find_layer(name) == layer

@@ -12,8 +12,8 @@ import whale_nebula as nb
 from tests.golden.files import check_golden
 from whale_nebula.codec.objects import CALL
 from whale_nebula.config.schema import parse_links
-from whale_nebula.plan.overview import Direction, judge_codecs, slowest
-from whale_nebula.plan.timing import duration, times
+from whale_nebula.plan.overview import Direction, judge_codecs, max_known
+from whale_nebula.plan.timing import duration, predict_times
 from whale_nebula.spec import Spec
 
 PAPERS = Spec("float32", (None, 64, 768))
@@ -91,8 +91,8 @@ def test_who_sends_encodes_once_and_every_reader_decodes() -> None:
 
 
 def test_the_slowest_is_of_those_that_are_known() -> None:
-    assert slowest([None, 2.0, 3.0]) == 3.0
-    assert slowest([None]) is slowest([]) is None
+    assert max_known([None, 2.0, 3.0]) == 3.0
+    assert max_known([None]) is max_known([]) is None
 
 
 # ---------------------------------------------------------------------- plans
@@ -131,7 +131,7 @@ def test_a_plan_warns_with_the_line_to_change_and_says_what_codecs_take() -> Non
 def foretold(**options: Any) -> tuple[float, list[str]]:
     """Seconds of a step as the plan draws it, and its warnings."""
     found = planned(**options)
-    return times(found).seconds, [note for note in found.notes if note.startswith("warning: ")]
+    return predict_times(found).seconds, [note for note in found.notes if note.startswith("warning: ")]
 
 
 @pytest.mark.parametrize(

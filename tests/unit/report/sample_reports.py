@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, PlannedReport, predict
-from whale_nebula.report.records import ONCE, Beside, BoundaryReport, LinkReport, Scalars, Span, StageReport
+from whale_nebula.report.prediction import Basis, ExchangeTransfer, Numbers, PhaseBasis, PlannedReport, predict
+from whale_nebula.report.records import ONCE, BoundaryReport, LinkReport, PredictionGap, Scalars, Span, StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.schedule.lines import Hop, Line, Work
 
@@ -57,7 +57,7 @@ def make_measured_report(basis: Basis, slower: float = 1.0, **more: object) -> R
 
 def make_full_report() -> Report:
     """A report with something in every field."""
-    exchange = ((Carried(Line(THERE, 1e5), 500.0), Carried(Line(BACK), 500.0)),)
+    exchange = ((ExchangeTransfer(Line(THERE, 1e5), 500.0), ExchangeTransfer(Line(BACK), 500.0)),)
     return make_measured_report(
         replace(make_basis(rate=1e5, delay=0.01, once=0.005), exchange=exchange),
         spans=(
@@ -74,7 +74,7 @@ def make_full_report() -> Report:
         worker="gpu/0",
         time=1000.5,
         planned=PlannedReport(
-            8, Beside(0.4, 0.3), {"gpu": Beside(0.3, 0.2)}, {THERE: Beside(0.02, 0.01)},
-            {"gpu/0": Beside(2.0**29, 2.0**24)}, "npu, undivided batch would take 0.100 s instead of 0.400 s",
+            8, PredictionGap(0.4, 0.3), {"gpu": PredictionGap(0.3, 0.2)}, {THERE: PredictionGap(0.02, 0.01)},
+            {"gpu/0": PredictionGap(2.0**29, 2.0**24)}, "npu, undivided batch would take 0.100 s instead of 0.400 s",
         ),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import whale_nebula as nb
 from tests.unit.report.sample_reports import make_full_report
 from tests.unit.report.terminal import replace_standard_streams
 from whale_nebula.report.published import is_watched, publish
-from whale_nebula.report.watchers import Seen
+from whale_nebula.report.watchers import OutputOptions
 from whale_nebula.runtime.run import _watch_steps
 
 
@@ -45,7 +45,7 @@ def test_unwritable_metrics_file_is_refused_before_the_run_opens(tmp_path: Path)
 def test_failed_start_removes_all_watchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, before = replace_standard_streams(monkeypatch), threading.active_count()
     with nb.init() as run:
-        with pytest.raises(TypeError), _watch_steps(run, Seen("live", {"metrics": tmp_path / "run.jsonl"})):
+        with pytest.raises(TypeError), _watch_steps(run, OutputOptions("live", {"metrics": tmp_path / "run.jsonl"})):
             assert sys.stdout is not terminal
             raise TypeError("nobody joins")
         assert (sys.stdout, is_watched(), threading.active_count()) == (terminal, False, before)

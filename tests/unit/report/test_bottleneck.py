@@ -11,9 +11,9 @@ import pytest
 import whale_nebula as nb
 from tests.golden.files import check_golden
 from tests.unit.report.sample_reports import make_basis, make_measured_report
-from whale_nebula.report.bottleneck import EACH_WAY, NOTHING, advisable
+from whale_nebula.report.bottleneck import ADVISED_CODECS, NEGLIGIBLE_SHARE, list_advisable_codecs
 from whale_nebula.report.bottleneck import describe_bottleneck as sentence
-from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, seconds, wide
+from whale_nebula.report.prediction import Basis, ExchangeTransfer, Numbers, PhaseBasis, seconds, wide
 from whale_nebula.report.records import LinkReport, StageReport, duration
 from whale_nebula.report.report import Report
 from whale_nebula.schedule.lines import Hop, Line, Work
@@ -33,14 +33,14 @@ def make_forward_only_basis(delay: float = 0.01) -> Basis:
     """Three stages in a chain of which none goes backward; the last one tells the others what came of it."""
     lines = {pair: Line("->".join(pair), 1e6, delay) for pair in ("ab", "ba", "bc", "cb", "ca")}
     hops = {(0, 1): Hop(lines["ab"], lines["ba"], 4000, None), (1, 2): Hop(lines["bc"], lines["cb"], 8000, None)}
-    results = (Carried(lines["cb"], 100, ("results",)), Carried(lines["ca"], 100, ("results",)))
+    results = (ExchangeTransfer(lines["cb"], 100, ("results",)), ExchangeTransfer(lines["ca"], 100, ("results",)))
     phase = PhaseBasis((Work(0.001),) * 3, (False,) * 3, hops)
     carried = {"a->b": 4000, "b->c": 8000, "c->b": 100, "c->a": 100}
     return Basis(("a", "b", "c"), (phase,), 1, 8, "eager-1f1b", exchange=(results,), bytes=carried)
 
 
 def make_exchanging_basis(*what: str) -> Basis:
-    return replace(make_basis(), exchange=((Carried(Line("gpu->npu", 1e5), 1e5, what),),))
+    return replace(make_basis(), exchange=((ExchangeTransfer(Line("gpu->npu", 1e5), 1e5, what),),))
 
 
 def make_one_cluster_basis() -> Basis:
@@ -48,7 +48,7 @@ def make_one_cluster_basis() -> Basis:
     given = make_basis(paced=False)
     (phase,) = given.phases
     hops = {pair: replace(hop, there=None, back=None) for pair, hop in phase.hops.items()}
-    exchange = ((Carried(Line("gpu->gpu"), 100.0, ("results",)),),)
+    exchange = ((ExchangeTransfer(Line("gpu->gpu"), 100.0, ("results",)),),)
     return replace(given, phases=(replace(phase, hops=hops),), exchange=exchange, bytes={})
 
 
@@ -119,10 +119,10 @@ def test_bottleneck_advises_the_mildest_codec_that_hides_the_line(
     size: float, which: int, widths: tuple[float, float]
 ) -> None:
     given = make_basis(gpu=(0.1, 0.2), npu=0.3, size=size, rate=1e5, micro_batches=64)
-    assert seconds(given.numbers_of(*widths)) <= (1 + NOTHING) * seconds(given.over(wide))
-    line, changed = EACH_WAY[which].line, EACH_WAY[which].apply_to(given)
+    assert seconds(given.narrow_numbers(*widths)) <= (1 + NEGLIGIBLE_SHARE) * seconds(given.change_lines(wide))
+    line, changed = ADVISED_CODECS[which].line, ADVISED_CODECS[which].apply_to(given)
     assert describe_step(given).endswith(f"; {line} would hide the transfers: {seconds_instead(given, changed)}")
-    assert seconds(changed) > seconds(given.numbers_of(*widths)), "a codec computes, too"
+    assert seconds(changed) > seconds(given.narrow_numbers(*widths)), "a codec computes, too"
 
 
 def seconds_instead(given: Basis, changed: Basis) -> str:
@@ -130,9 +130,9 @@ def seconds_instead(given: Basis, changed: Basis) -> str:
 
 
 CHANGED: dict[str, Callable[[Basis], Basis]] = {
-    "a line that no codec hides": EACH_WAY[3].apply_to,
-    "nothing comes back": EACH_WAY[3].apply_to,
-    "more micro-batches overlap more": lambda given: given.divided(
+    "a line that no codec hides": ADVISED_CODECS[3].apply_to,
+    "nothing comes back": ADVISED_CODECS[3].apply_to,
+    "more micro-batches overlap more": lambda given: given.divide(
         int(re.search(r"; (\d+) micro-batches would help", describe_step(given))[1])
     ),
 }
@@ -145,11 +145,11 @@ def test_advised_seconds_are_those_of_the_changed_step(name: str) -> None:
 
 
 def test_advised_codec_lines_are_valid_code() -> None:
-    for advised in EACH_WAY:
+    for advised in ADVISED_CODECS:
         with eval(advised.line, {"nb": nb}):
             pass
     lines = [f"nb.compress({name}=True)" for name in ("fp16", "int8", "int4")]
-    assert [each.line for each in advisable(make_narrow_or_one_way_basis())] == lines
+    assert [each.line for each in list_advisable_codecs(make_narrow_or_one_way_basis())] == lines
 
 
 def test_bottleneck_is_stable_when_two_waits_are_equal() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.sample_reports import BACK, THERE, make_basis
-from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, free, predict, seconds, wide
+from whale_nebula.report.prediction import Basis, ExchangeTransfer, Numbers, PhaseBasis, free, predict, seconds, wide
 from whale_nebula.schedule.lines import Hop, Line, Work, uniform
 from whale_nebula.schedule.simulate import simulate
 
@@ -49,9 +49,9 @@ def test_narrower_numbers_shrink_payloads_but_not_headers() -> None:
     given = Basis(
         ("a", "b"), (PhaseBasis((Work(1.0),), (False,), {(0, 1): hop}, {(0, 1): (numbers, numbers)}),), 1, 1, ""
     )
-    (halved,) = given.numbers_of(2).phases
+    (halved,) = given.narrow_numbers(2).phases
     assert (halved.hops[0, 1].forward, halved.hops[0, 1].backward) == (2128, 2128)
-    (quarter,) = given.numbers_of(1).phases
+    (quarter,) = given.narrow_numbers(1).phases
     assert quarter.hops[0, 1].forward == 1128
 
 
@@ -59,21 +59,21 @@ def test_narrow_or_integer_tensors_keep_their_size() -> None:
     half = Numbers(bytes=2000, count=1000)
     hop = Hop(Line("a->b"), Line("b->a"), 2128, None)
     phase = PhaseBasis((Work(1.0),), (False,), {(0, 1): hop}, {(0, 1): (half, Numbers())})
-    (found,) = Basis(("a", "b"), (phase,), 1, 1, "").numbers_of(2).phases
+    (found,) = Basis(("a", "b"), (phase,), 1, 1, "").narrow_numbers(2).phases
     assert found.hops == phase.hops
 
 
 def test_prediction_over_free_and_wide_lines() -> None:
     given = make_basis(rate=1e5, delay=0.02)
-    (line,) = {hop.there for hop in given.over(free).phases[0].hops.values()}
+    (line,) = {hop.there for hop in given.change_lines(free).phases[0].hops.values()}
     assert line == Line(THERE)
-    (line,) = {hop.back for hop in given.over(wide).phases[0].hops.values()}
+    (line,) = {hop.back for hop in given.change_lines(wide).phases[0].hops.values()}
     assert line == Line(BACK, delay=0.02)
 
 
 def test_divided_basis_has_more_and_smaller_micro_batches() -> None:
     given = make_basis(rate=1e5, micro_batches=2, rows=8)
-    found = given.divided(4)
+    found = given.divide(4)
     assert (found.micro_batches, found.rows) == (8, 2)
     assert found.phases[0].works[0].forward * 4 == pytest.approx(given.phases[0].works[0].forward)
     assert found.phases[0].hops[0, 1].forward * 4 == given.phases[0].hops[0, 1].forward
@@ -83,14 +83,17 @@ def test_divided_basis_has_more_and_smaller_micro_batches() -> None:
 def test_update_exchange_adds_line_seconds() -> None:
     plain = make_basis(rate=1e5, delay=0.25)
     lines = [Line(name, 1e5, 0.25) for name in (THERE, BACK)]
-    rounds = ((Carried(lines[0], 5000.0), Carried(lines[1], 10_000.0)), (Carried(lines[0], 0.0),))
+    rounds = (
+        (ExchangeTransfer(lines[0], 5000.0), ExchangeTransfer(lines[1], 10_000.0)),
+        (ExchangeTransfer(lines[0], 0.0),),
+    )
     given = replace(plain, exchange=rounds)
     # a round takes as long as the slower of its lines, and rounds follow one another
     assert given.exchange_seconds == pytest.approx(0.1 + 0.25 + 0.25)
     assert predict(given).seconds == pytest.approx(predict(plain).seconds + 0.6)
     assert predict(given).links[BACK].seconds == pytest.approx(predict(plain).links[BACK].seconds + 0.1)
-    assert given.over(free).exchange_seconds == 0.0
-    assert given.numbers_of(1).exchange == given.divided(2).exchange == rounds
+    assert given.change_lines(free).exchange_seconds == 0.0
+    assert given.narrow_numbers(1).exchange == given.divide(2).exchange == rounds
 
 
 def test_codec_seconds_are_separate_from_compute_seconds() -> None:
@@ -104,7 +107,7 @@ def test_codec_seconds_are_separate_from_compute_seconds() -> None:
         assert found.stages[name].codec_seconds == pytest.approx(plain.micro_batches * 3 * taken)
         assert before.stages[name].codec_seconds == 0.0
     assert found.seconds >= before.seconds + plain.micro_batches * 3 * taken
-    assert predict(coded.over(free)).stages["gpu"].codec_seconds == found.stages["gpu"].codec_seconds
+    assert predict(coded.change_lines(free)).stages["gpu"].codec_seconds == found.stages["gpu"].codec_seconds
 
 
 def test_work_without_backward_has_no_backward_codec_seconds() -> None:

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.report.sample_reports import make_full_report
 from tests.unit.report.terminal import Terminal, replace_standard_streams
 from whale_nebula.report.published import begin, watch
-from whale_nebula.report.screen import Screen, terminal
-from whale_nebula.report.watchers import Live, Watching
+from whale_nebula.report.screen import Screen, find_terminal
+from whale_nebula.report.watchers import Live, WatcherThread
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_pending_drawing_is_drawn_when_the_line_ends(open_screen) -> None:
     screen, terminal_stream = open_screen()
     sys.stdout.write("half a")
     assert not screen.draw("table\n")
-    screen.leave()
+    screen.keep_drawing()
     sys.stdout.write(" line\n")
     assert terminal_stream.shown == ["half a line", "table"]
     print("what comes next")
@@ -100,11 +100,11 @@ def test_closed_screen_keeps_a_stream_replaced_by_other_code(open_screen, monkey
 
 def test_terminal_finds_the_stream_that_is_a_tty(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal_stream = replace_standard_streams(monkeypatch)
-    assert terminal() is terminal_stream
+    assert find_terminal() is terminal_stream
     monkeypatch.setattr(sys, "stdout", None)
-    assert terminal() is terminal_stream
+    assert find_terminal() is terminal_stream
     monkeypatch.setattr(sys, "stderr", None)
-    assert terminal() is None
+    assert find_terminal() is None
 
 
 def test_live_display_leaves_the_last_step_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_live_display_shows_stage_activity_between_steps(monkeypatch: pytest.Mon
     class Step:
         name, steps, doing = "fit", 3, {"gpu": "backward 2", "npu": "waits"}
 
-    watching = Watching([])
+    watching = WatcherThread([])
     watch([watching])
     live = Live(Screen(terminal_stream))
     live.step(make_full_report())

@@ -15,15 +15,15 @@ from whale_nebula.report.prediction import Basis
 from whale_nebula.report.records import (
     ALONE,
     BoundaryReport,
-    Elsewhere,
     LinkReport,
+    RemoteMeasurements,
     RunTotals,
     Scalars,
     StageReport,
     busiest,
 )
 from whale_nebula.report.report import Report
-from whale_nebula.report.saved import programs, summary_document, summary_text
+from whale_nebula.report.saved import group_programs, summary_document, summary_text
 from whale_nebula.report.screen import Screen
 from whale_nebula.report.text import Lines, Rate, log, step_line
 from whale_nebula.report.watchers import Live
@@ -50,7 +50,7 @@ def make_replicated_report(worker: str = "npu/1") -> Report:
         replace(given, phases=(replace(phase, works=(phase.works[0], make_replicated_work(3))),))
     )
     here = {"npu": report.stages["npu"]}
-    return replace(report, worker=worker, stages=here, elsewhere=Elsewhere({"gpu": report.stages["gpu"]}))
+    return replace(report, worker=worker, stages=here, elsewhere=RemoteMeasurements({"gpu": report.stages["gpu"]}))
 
 
 def make_replicated_work(count: int, **more: object) -> Work:
@@ -71,7 +71,7 @@ def make_straggling_report(
 def make_remote_straggler_report() -> Report:
     """A straggler of which only another process has told."""
     told = make_straggling_report(0.04, 0.02)
-    return replace(told, stages={"gpu": told.stages["gpu"]}, elsewhere=Elsewhere({"npu": told.stages["npu"]}))
+    return replace(told, stages={"gpu": told.stages["gpu"]}, elsewhere=RemoteMeasurements({"npu": told.stages["npu"]}))
 
 
 def make_link_report(payload: int, size: int, frames: int) -> LinkReport:
@@ -108,7 +108,9 @@ REPORTS = {
     ),
     "all clusters, by what they told": make_small_report(
         {"npu": StageReport(0.3, 0.2, "npu", 1)}, {"npu->gpu": LinkReport(bytes=272)},
-        elsewhere=Elsewhere({"gpu": StageReport(0.1, 0.4, "gpu", 2)}, {"gpu->npu": make_link_report(100, 136, 1)}),
+        elsewhere=RemoteMeasurements(
+            {"gpu": StageReport(0.1, 0.4, "gpu", 2)}, {"gpu->npu": make_link_report(100, 136, 1)}
+        ),
     ),
     "a prediction for the busiest replica and for all who send": make_replicated_report(),
     "in one process a prediction is for all": make_replicated_report("local/0"),
@@ -229,7 +231,7 @@ def test_summary_document_matches_the_reports() -> None:
     assert program["links"][THERE] == {"bytes": {"measured": 4000, "predicted": 4000.0}, "total_bytes": 20_000}
     assert found["last"]["step"] == 5
     assert (
-        programs(make_slowed_run())[0].typical.bottleneck
+        group_programs(make_slowed_run())[0].typical.bottleneck
         == make_slowed_run()[-2].bottleneck
         != make_slowed_run()[-1].bottleneck
     )

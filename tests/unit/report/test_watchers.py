@@ -13,7 +13,7 @@ import pytest
 from tests.unit.report.sample_reports import make_full_report
 from whale_nebula.report.published import begin, find_running_step, is_watched, last_report, publish, watch
 from whale_nebula.report.report import Report, read
-from whale_nebula.report.watchers import MetricsFile, Watching
+from whale_nebula.report.watchers import MetricsFile, WatcherThread
 
 
 class RecordingWatcher:
@@ -41,7 +41,7 @@ class RecordingWatcher:
 
 def test_watchers_receive_all_steps_in_order() -> None:
     several = [RecordingWatcher(), RecordingWatcher()]
-    watching = Watching(several)
+    watching = WatcherThread(several)
     watch([watching])
     for step in range(1, 600):  # more than may wait
         publish(replace(make_full_report(), step=step))
@@ -52,14 +52,14 @@ def test_watchers_receive_all_steps_in_order() -> None:
 
 def test_watchers_tick_between_steps() -> None:
     notes = RecordingWatcher()
-    watching = Watching([notes])
+    watching = WatcherThread([notes])
     assert notes.ticked.wait(10.0)
     watching.close()
 
 
 def test_failing_watcher_is_logged_and_others_continue(caplog: pytest.LogCaptureFixture) -> None:
     broken, sound = RecordingWatcher(fails_at=2), RecordingWatcher()
-    watching = Watching([broken, sound])
+    watching = WatcherThread([broken, sound])
     with caplog.at_level(logging.WARNING, "whale_nebula"):
         for step in (1, 2, 3):
             watching.publish(replace(make_full_report(), step=step))
@@ -78,7 +78,7 @@ class Step:
 def test_step_is_running_until_it_is_reported() -> None:
     begin(Step())
     assert (find_running_step(), is_watched()) == (None, False)  # nobody looks
-    watching = Watching([])
+    watching = WatcherThread([])
     watch([watching])
     begin(Step())
     assert find_running_step().doing == {"gpu": "forward 1"}

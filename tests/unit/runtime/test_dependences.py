@@ -22,7 +22,7 @@ SEEN: list[bytes] = []
 
 
 @dataclass(frozen=True)
-class Seen(nb.codec.Precision):
+class OutputOptions(nb.codec.Precision):
     """Half precision that keeps what crosses."""
 
     name: ClassVar[str] = "seen"
@@ -46,7 +46,7 @@ class Seen(nb.codec.Precision):
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The codec is known to these tests alone."""
-    monkeypatch.setitem(CODECS, Seen.name, Seen)
+    monkeypatch.setitem(CODECS, OutputOptions.name, OutputOptions)
 
 
 def variable(*shape: int) -> tf.Variable:

@@ -17,7 +17,7 @@ from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program, Stage
 from whale_nebula.ir.routing import Seat, order, shares, take_counts
 from whale_nebula.ir.text import from_text
-from whale_nebula.report.records import Elsewhere, LinkReport, Span, StageReport, WorkerReport
+from whale_nebula.report.records import LinkReport, RemoteMeasurements, Span, StageReport, WorkerReport
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
 from whale_nebula.runtime.step.distributed import pack_report, parse_reports
 from whale_nebula.runtime.step.measured import (
@@ -352,7 +352,7 @@ WORKERS = {"npu/0": WorkerReport(4096, 1 << 30)}
 
 def test_it_arrives_as_it_was_told() -> None:
     sheet = json.loads(json.dumps({"step": 3, "seen": pack_report(SEEN, LINKS, WORKERS)}))
-    assert parse_reports([sheet]) == Elsewhere(SEEN, LINKS, WORKERS)
+    assert parse_reports([sheet]) == RemoteMeasurements(SEEN, LINKS, WORKERS)
 
 
 def test_several_tell_of_their_own() -> None:
@@ -377,12 +377,12 @@ def test_several_tell_of_their_own() -> None:
     ids=str,
 )
 def test_what_is_no_such_thing_is_left_out(seen: Any) -> None:
-    assert parse_reports([{"seen": seen}]) == Elsewhere()
+    assert parse_reports([{"seen": seen}]) == RemoteMeasurements()
 
 
 def test_words_in_the_place_of_numbers_are_no_numbers() -> None:
     found = parse_reports([{"seen": {"stages": {"npu": ["fast", None, "many", 7]}, "links": {"a->b": ["x"] * 5}}}])
-    assert found == Elsewhere({"npu": StageReport(None, None, "7", None)}, {"a->b": LinkReport()})
+    assert found == RemoteMeasurements({"npu": StageReport(None, None, "7", None)}, {"a->b": LinkReport()})
 
 
 def test_what_several_workers_of_a_cluster_send_is_added_up() -> None:

@@ -15,7 +15,7 @@ import whale_nebula as nb
 from tests.same import Cut, assert_same, data
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Problem
-from whale_nebula.planner.search import Found, search
+from whale_nebula.planner.search import SearchResult, search
 from whale_nebula.report.records import Span
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
@@ -160,10 +160,10 @@ def slow(flops: str) -> dict[str, Any]:
 def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage has a function for gradients of weights just where the planner counts seconds for it."""
 
-    def choose(problem: Problem, most: int = 8) -> Found:
+    def choose(problem: Problem, most: int = 8) -> SearchResult:
         free = replace(problem, clusters=tuple(replace(each, call=0.0) for each in problem.clusters))
         several = next(each for each in search(free, 24).candidates if len(each.parts) > 1)
-        return Found((replace(several, schedule="zero-bubble"),))
+        return SearchResult((replace(several, schedule="zero-bubble"),))
 
     monkeypatch.setattr(decisions, "search", choose)
     nb.shutdown()
