@@ -59,7 +59,7 @@ def test_invisible_source_does_not_affect_the_output(name: str) -> None:
 def test_remembered_source_gives_the_same_output(name: str) -> None:
     layer = layers()[name]
     expected = call_layer(layer)
-    restored = layer.recall(HIDDEN, layer.remember(SOURCE), expand_mask(tf.constant(VISIBLE)))
+    restored = layer.attend_cache(HIDDEN, layer.make_cache(SOURCE), expand_mask(tf.constant(VISIBLE)))
     np.testing.assert_allclose(restored, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -51,10 +51,10 @@ def test_attention_without_visible_tokens_is_finite(layer: Attention) -> None:
 
 
 def test_remembered_memory_gives_the_same_attention(layer: Attention) -> None:
-    memory, cache = normal(2, 4, 6), layer.remember(normal(2, 4, 6))
+    memory, cache = normal(2, 4, 6), layer.make_cache(normal(2, 4, 6))
     for seed in range(2):
         hidden = normal(2, 3, WIDTH, seed=seed)
-        np.testing.assert_allclose(layer.recall(hidden, cache), layer(hidden, memory), atol=1e-6)
+        np.testing.assert_allclose(layer.attend_cache(hidden, cache), layer(hidden, memory), atol=1e-6)
 
 
 def test_float16_attention_accumulates_in_float32() -> None:

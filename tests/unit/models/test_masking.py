@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import OptionError
 from whale_nebula.models.bert import Bert, BertSizes
-from whale_nebula.models.masking import Masking, mask_rows, masked_examples, pretrain
+from whale_nebula.models.masking import Masking, mask_batches, mask_rows, pretrain
 
 PAD, START, END, MASK, VOCABULARY = 0, 2, 3, 4, 40
 HOW = Masking(VOCABULARY, MASK, (PAD, START, END), seed=7)
@@ -79,7 +79,7 @@ def test_masking_depends_on_seed_and_batch_number() -> None:
 
 def test_repeated_dataset_is_masked_anew() -> None:
     twice = tf.data.Dataset.from_tensor_slices(rows(8)).batch(4).repeat(2)
-    once, again = ([inputs["tokens"].numpy() for inputs, _, _ in masked_examples(twice, HOW)] for _ in range(2))
+    once, again = ([inputs["tokens"].numpy() for inputs, _, _ in mask_batches(twice, HOW)] for _ in range(2))
     np.testing.assert_array_equal(once, again)
     assert (once[0] != once[2]).any()
 
@@ -88,7 +88,7 @@ def test_number_of_masked_places_follows_row_length() -> None:
     both = [rows(2, length) for length in (10, 40)]
     shapes = tf.TensorSpec((None, None), tf.int32)
     dataset = tf.data.Dataset.from_generator(lambda: both, output_signature=shapes)
-    found = [inputs["places"].shape[1] for inputs, _, _ in masked_examples(dataset, HOW)]
+    found = [inputs["places"].shape[1] for inputs, _, _ in mask_batches(dataset, HOW)]
     assert found == [2, 6]
 
 

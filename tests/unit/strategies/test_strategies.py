@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from whale_nebula.errors import OptionError, PlacementError
 from whale_nebula.models import Sizes, transformer
 from whale_nebula.strategies import by_parameters, halves
-from whale_nebula.strategies.partition import _cut
+from whale_nebula.strategies.partition import _cut_weights
 
 BOTH = pytest.mark.parametrize("strategy", [halves, by_parameters])
 
@@ -134,7 +134,7 @@ def test_cut_minimises_the_heaviest_part(weights: list[int], data: st.DataObject
         return max(sum(weights[a:b]) for a, b in itertools.pairwise(ends))
 
     every = itertools.combinations(range(1, len(weights)), count - 1)
-    found = _cut(weights, count)
+    found = _cut_weights(weights, count)
     assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
     assert found[-1][1] == len(weights)
     assert all(a < b for a, b in found)

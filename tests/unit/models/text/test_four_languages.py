@@ -21,13 +21,13 @@ def test_four_language_text_is_stable() -> None:
 
 def test_meaning_is_written_in_four_languages() -> None:
     meaning = four.Meaning("does", (0, 1, 6, 3, 0, 3, 0))
-    assert [meaning.said(language) for language in LANGUAGES] == [
+    assert [meaning.write(language) for language in LANGUAGES] == [
         "Ana does not wash the five red houses in the garden.",
         "Ana wäscht die fünf roten Häuser im Garten nicht.",
         "Ana no lava las cinco casas rojas en el jardín.",
         "Ana ne lave pas les cinq maisons rouges dans le jardin.",
     ]
-    assert meaning.changed("negation", 5).said("en") == "Ana washes the five red houses in the garden."
+    assert meaning.change("negation", 5).write("en") == "Ana washes the five red houses in the garden."
 
 
 def test_sentences_have_one_translation_per_language() -> None:

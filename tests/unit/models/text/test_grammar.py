@@ -58,7 +58,7 @@ def test_number_words_are_unique() -> None:
     ("describir", "future", "describiré describirás describirá describiremos describirán"),
 ])  # fmt: skip
 def test_verbs_are_conjugated(verb: str, tense: str, forms: str) -> None:
-    assert [es.conjugated(verb, tense, person) for person in range(5)] == forms.split()
+    assert [es.conjugate(verb, tense, person) for person in range(5)] == forms.split()
 
 
 def test_phrase_agrees_and_orders_adjectives_by_language() -> None:

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.models.text import SPECIAL, Pairs, Tokenizer, Vocabulary, generated, learn_vocabulary
-from whale_nebula.models.text.tokenizer import attached
+from whale_nebula.models.text.tokenizer import attach_marks
 
 WORDS = (*SPECIAL, "the", "cat", "##s", "café", "cafe", "[", "]", "sep", "mask", ".", "é", "##é")
 
@@ -96,4 +96,4 @@ def test_generated_text_round_trips(pairs: Pairs, side: str) -> None:
 def test_punctuation_is_attached_when_detokenizing(text: str) -> None:
     marks = r"([\pP$%])"
     apart = tf.strings.strip(tf.strings.regex_replace(tf.strings.regex_replace([text], marks, r" \1 "), " +", " "))
-    assert attached(apart).numpy()[0].decode() == text
+    assert attach_marks(apart).numpy()[0].decode() == text

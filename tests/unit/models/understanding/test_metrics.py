@@ -20,8 +20,8 @@ def test_label_metrics_match_their_definitions(trial: int) -> None:
     pairs = list(zip(found.tolist(), meant.tolist(), strict=True))
     tp, tn, fp, fn = (pairs.count(each) for each in ((1, 1), (0, 0), (1, 0), (0, 1)))
     assert METRICS["accuracy"](found, meant) == pytest.approx((tp + tn) / 40)
-    precision, recall = tp / (tp + fp), tp / (tp + fn)
-    assert METRICS["f1"](found, meant) == pytest.approx(2 * precision * recall / (precision + recall))
+    precision, attend_cache = tp / (tp + fp), tp / (tp + fn)
+    assert METRICS["f1"](found, meant) == pytest.approx(2 * precision * attend_cache / (precision + attend_cache))
     both = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
     assert METRICS["matthews"](found, meant) == pytest.approx((tp * tn - fp * fn) / both)
 
