@@ -95,7 +95,7 @@ MODELS: dict[str, tuple[Callable[..., Made], int]] = {
 }
 
 
-def force(plan: str) -> None:
+def force_plan(plan: str) -> None:
     """Make the planner choose a manual plan: "0.5,4" has half of the computation in the first cluster, and 4
     micro-batches; "0.5,4,gpipe" has another schedule, and "one" runs on one device.
     """
@@ -157,7 +157,7 @@ def main() -> None:
         link = {"between": list(CLUSTERS)} | ({"rate": rate, "delay": delay} if rate != "free" else {})
         nb.init({"clusters": {name: {} for name in CLUSTERS}, "links": [link]})
     make, rows = MODELS[a.model]
-    force(a.plan)
+    force_plan(a.plan)
     nb.auto_parallel()
     model, x, y, _ = make(rows * a.rows, a.scale)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -109,8 +109,8 @@ PLANNED_EXAMPLES = [
             ("[side for side in SIDES if nb.here().runs(side)]", "list(SIDES)"),
             # a decoding loop is one op, which cannot read variables of several processes
             (
-                'found = translated(model, tests, sides["target"].words)',
-                'found = translated(model, tests, sides["target"].words) if alone else None',
+                'found = translate_pairs(model, tests, sides["target"].words)',
+                'found = translate_pairs(model, tests, sides["target"].words) if alone else None',
             ),
         ],
         r"│ (\d\.\d+) │ +[\d.]* *│",
