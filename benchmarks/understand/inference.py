@@ -22,7 +22,7 @@ import tensorflow as tf
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common import machine, write
-from benchmarks.understand.tuning import BATCH, RATE, ROWS, SIZES, WIDTH, language_model, rows_of
+from benchmarks.understand.tuning import BATCH, RATE, ROWS, SIZES, WIDTH, language_model, make_rows
 from whale_nebula.capture.bottlenecks import singular_vectors
 from whale_nebula.models import Bert
 from whale_nebula.models.understanding import TASKS, loss_of, understanding
@@ -120,7 +120,7 @@ def run_attack(cut: int, rank: int, noise: float, weights: Any, words: Any) -> d
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(1)
-    train, dev = rows_of(TASK, "train", ROWS, words), rows_of(TASK, "dev", 1024, words)
+    train, dev = make_rows(TASK, "train", ROWS, words), make_rows(TASK, "dev", 1024, words)
     model = Cut(weights, cut, rank, noise)
     optimizer = keras.optimizers.Adam(keras.optimizers.schedules.PolynomialDecay(RATE, EPOCHS * ROWS // BATCH, 0.0))
     optimizer.build(model.variables_of_all)

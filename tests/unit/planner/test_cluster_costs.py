@@ -32,7 +32,7 @@ CLUSTERS = {"clusters": {name: {"flops": "2M"} for name in ("a", "b", "c")}}
 WIDTH, COUNT = 32, 4
 
 
-def model(parts: Any = ()) -> keras.Model:
+def make_model(parts: Any = ()) -> keras.Model:
     """Dense layers, without scopes, or those of each part in a stage on its cluster."""
     keras.utils.set_random_seed(3)
     hidden = inputs = keras.Input((WIDTH,))
@@ -45,7 +45,7 @@ def model(parts: Any = ()) -> keras.Model:
     return found
 
 
-def losses(found: keras.Model) -> list[float]:
+def train_losses(found: keras.Model) -> list[float]:
     x, y = data(32, WIDTH), data(32, WIDTH, seed=1)
     return found.fit(x, y, 16, epochs=2, shuffle=False, verbose=0).history["loss"]
 
@@ -55,24 +55,24 @@ def plan_model(compress: str, line: str, train: bool = False) -> tuple[nb.Plan, 
     nb.shutdown()
     nb.init(CLUSTERS, links=line)
     with nb.auto_parallel(compress=compress):
-        found = model()
+        found = make_model()
         plan = nb.plan(found, data(16, WIDTH), data(16, WIDTH))
-        return plan, current_run().decisions[0], losses(found) if train else []
+        return plan, current_run().decisions[0], train_losses(found) if train else []
 
 
-def codecs(plan: nb.Plan) -> set[tuple[str, str]]:
+def list_codecs(plan: nb.Plan) -> set[tuple[str, str]]:
     return {(each.codec, each.backward_codec) for each in plan.boundaries}
 
 
 def test_auto_parallel_compresses_only_on_request() -> None:
     plan, decision, _ = plan_model("none", "100kbit,1ms")
-    assert codecs(plan) == {("none", "none")} and not decision.problem.chain.codecs
+    assert list_codecs(plan) == {("none", "none")} and not decision.problem.chain.codecs
 
 
 @pytest.mark.grid
 def test_requested_codec_gives_the_losses_of_hand_written_stages() -> None:
     plan, decision, found = plan_model("fp16", "1mbit,1ms", train=True)
-    assert codecs(plan) == {("fp16", "int8")}
+    assert list_codecs(plan) == {("fp16", "int8")}
     for each in plan.boundaries:
         (destination,) = each.destinations
         count, clusters = plan.micro_batch, [plan.stages[name].cluster for name in (each.source, destination)]
@@ -83,8 +83,8 @@ def test_requested_codec_gives_the_losses_of_hand_written_stages() -> None:
     nb.shutdown()
     nb.init(CLUSTERS, links="1mbit,1ms")
     with nb.cluster(), nb.pipeline(plan.micro_batch, schedule=plan.schedule), nb.compress(fp16=True):
-        by_hand = model(parts)
-    assert losses(by_hand) == pytest.approx(found, rel=1e-4)  # gradients are rounded by chance
+        by_hand = make_model(parts)
+    assert train_losses(by_hand) == pytest.approx(found, rel=1e-4)  # gradients are rounded by chance
 
 
 @pytest.mark.parametrize("cut", [2, *(pytest.param(cut, marks=pytest.mark.grid) for cut in (1, 3, 4))])
@@ -118,7 +118,9 @@ def test_predicted_bytes_of_a_cut_match_the_plan(cut: int, monkeypatch: pytest.M
 )
 def test_auto_compress_takes_the_mildest_codec_that_hides(line: str, expected: set[str]) -> None:
     plan, *_ = plan_model("auto", line)
-    assert {codec for codec, _ in codecs(plan)} <= expected and all(there == back for there, back in codecs(plan))
+    assert {codec for codec, _ in list_codecs(plan)} <= expected and all(
+        there == back for there, back in list_codecs(plan)
+    )
     explanation = " ".join(plan.explain().split())
     assert all(
         (f"{e.source} to {e.destinations[0]} {e.codec}".replace("none", "uncompressed")) in explanation

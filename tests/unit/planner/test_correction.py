@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.planner.test_explanation import make_problem, shape
+from tests.unit.planner.test_explanation import make_problem, make_shape
 from whale_nebula.planner.decision import Observation, correct, find_better_plan, find_slowness, slow_down
 from whale_nebula.planner.problem import Candidate, Problem, Shape
 from whale_nebula.planner.score import score
@@ -37,7 +37,7 @@ def observe(problem: Problem, plan_shape: Shape, lost: float = 0.0) -> Observati
 def test_measured_run_corrects_all_clusters(times: dict[int, float], rate: float) -> None:
     """Whatever was told wrong: the plan that is found with what was measured is the best one by the truth."""
     truth = slow_down(make_problem(rate), times)
-    predicted = score(make_problem(), shape((0, 0, 3, 1), (1, 3, 5, 2), count=8))
+    predicted = score(make_problem(), make_shape((0, 0, 3, 1), (1, 3, 5, 2), count=8))
     assert isinstance(predicted, Candidate)
     observed = observe(truth, predicted.shape)
     assert find_slowness(make_problem(), predicted, observed) == pytest.approx(
@@ -54,7 +54,7 @@ def test_measured_run_corrects_all_clusters(times: dict[int, float], rate: float
 
 
 def test_unexplained_seconds_are_added_to_a_better_plan() -> None:
-    now, truth = shape((0, 0, 5, 1), count=1), make_problem(2e8)
+    now, truth = make_shape((0, 0, 5, 1), count=1), make_problem(2e8)
     better = find_better_plan(truth, now, observe(truth, now).seconds)
     lost = find_better_plan(truth, now, observe(truth, now, 0.01).seconds)
     assert better is not None and lost is not None and lost.seconds == pytest.approx(better.seconds + 0.01)
@@ -65,7 +65,7 @@ def test_unexplained_seconds_are_added_to_a_better_plan() -> None:
 
 
 def test_tried_plan_keeps_its_measured_seconds() -> None:
-    now, truth = shape((0, 0, 5, 1), count=1), make_problem(2e8)
+    now, truth = make_shape((0, 0, 5, 1), count=1), make_problem(2e8)
     seconds = observe(truth, now).seconds
     tried: dict[Shape, float] = {}
     for _ in range(40):
@@ -83,7 +83,7 @@ def test_tried_plan_keeps_its_measured_seconds() -> None:
 def test_unused_cluster_is_corrected_like_an_equal_cluster() -> None:
     before = make_problem()
     before = replace(before, clusters=(*before.clusters, replace(before.clusters[0], name="gpu2")))
-    predicted = replace(BEST, shape=shape((0, 0, 5, 1), count=1), compute=(1e-3,))
+    predicted = replace(BEST, shape=make_shape((0, 0, 5, 1), count=1), compute=(1e-3,))
     corrected = correct(before, predicted, Observation(0.1, (5e-3,), {(0, 1): Line(rate=1e6, delay=0.2)}))
     for cluster, times in enumerate([5.0, 1.0, 5.0]):
         assert (corrected.clusters[cluster].forward == times * before.clusters[cluster].forward).all()

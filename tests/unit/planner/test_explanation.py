@@ -50,12 +50,12 @@ def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> 
     return Decision(layers, problem, found, grounds, "train.py:3", **options)
 
 
-def shape(*parts: tuple[int, int, int, int], count: int = 4, recompute: bool = False) -> Shape:
+def make_shape(*parts: tuple[int, int, int, int], count: int = 4, recompute: bool = False) -> Shape:
     return Shape(tuple(Part(*each) for each in parts), count, recompute)
 
 
-ONE, TWO = shape((0, 0, 5, 1), count=1), shape((0, 0, 4, 1), (1, 4, 5, 2), count=8)
-SLOW, LONG = shape((1, 0, 5, 1), count=1), shape((1, 0, 2, 1), (1, 2, 4, 1), (0, 4, 5, 1), recompute=True)
+ONE, TWO = make_shape((0, 0, 5, 1), count=1), make_shape((0, 0, 4, 1), (1, 4, 5, 2), count=8)
+SLOW, LONG = make_shape((1, 0, 5, 1), count=1), make_shape((1, 0, 2, 1), (1, 2, 4, 1), (0, 4, 5, 1), recompute=True)
 SMALL = make_problem(1e6, 60 * MIB, Options(4))
 CASES = {
     "a line that is slow": lambda: decide(make_problem(), (TWO, ONE)),

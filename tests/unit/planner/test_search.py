@@ -132,7 +132,7 @@ X, Y = np.ones((40, 8), "float32"), np.ones((40, 1), "float32")
 CONFIG = {"clusters": {"gpu": {}, "npu": {}}, "measure": "0s"}
 
 
-def model() -> keras.Model:
+def make_model() -> keras.Model:
     """Two dense layers."""
     inputs = keras.Input((8,))
     return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(8)(inputs)))
@@ -155,7 +155,7 @@ def test_unplanned_step_is_captured_once(made: list[str]) -> None:
     nb.init(CONFIG)
     with nb.auto_parallel():
         with nb.replica(2, sync_every=2):
-            found = model()
+            found = make_model()
         found.compile("sgd", "mse")
         found.fit(X, Y, 8, verbose=0)
         assert made == ["train_step"]
@@ -166,7 +166,7 @@ def test_unplanned_step_is_captured_once(made: list[str]) -> None:
 def test_dependent_step_has_no_predicted_seconds(made: list[str]) -> None:
     nb.init(CONFIG, links="60mbit,1ms")
     with nb.auto_parallel(micro_batch=2):
-        found = model()
+        found = make_model()
         found.compile("sgd", "mse")
         found.fit(X, Y, 8, verbose=0)
         for _ in range(2):

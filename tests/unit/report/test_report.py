@@ -15,7 +15,7 @@ from whale_nebula.report.records import LinkReport, StageReport
 from whale_nebula.report.report import Report
 
 
-def report(step: int, sent: int) -> Report:
+def make_report(step: int, sent: int) -> Report:
     links = {"gpu->npu": LinkReport(payload_bytes=sent, bytes=sent + 10, raw_bytes=2 * sent, frames=1)}
     return Report("fit", step, 0.5, 2, {"gpu": StageReport(0.2, 0.3), "npu": StageReport()}, links)
 
@@ -27,15 +27,15 @@ def test_last_report_before_any_step_is_an_error() -> None:
 
 
 def test_report_totals_cover_the_whole_run() -> None:
-    publish(report(1, 100))
-    publish(report(2, 50))
+    publish(make_report(1, 100))
+    publish(make_report(2, 50))
     totals = last_report().run
     assert (totals.steps, totals.seconds) == (2, 1.0)
     assert totals.links["gpu->npu"] == LinkReport(150, 170, 300, 2)
 
 
 def test_idle_link_keeps_its_total() -> None:
-    publish(report(1, 100))
+    publish(make_report(1, 100))
     publish(Report("eval", 1, 0.1, 1, {}, {}))
     assert last_report().run.links["gpu->npu"].bytes == 110
     assert last_report().links == {}

@@ -168,7 +168,9 @@ def test_replica_idle_seconds_do_not_depend_on_the_reporter() -> None:
 
 
 # ---------------------------------------------------------------------- runs
-def run(steps: int, worker: str = "local/0", program: str = "fit", begun: int = 1, start: float = 0.0) -> list[Report]:
+def make_run(
+    steps: int, worker: str = "local/0", program: str = "fit", begun: int = 1, start: float = 0.0
+) -> list[Report]:
     """The first step takes long, as first steps do; the others as predicted, one a second."""
     usual = make_measured_report(make_basis(rate=1e5), worker=worker)
     return [
@@ -188,13 +190,13 @@ def run(steps: int, worker: str = "local/0", program: str = "fit", begun: int = 
 
 def make_validated_run() -> list[Report]:
     """Three steps, a validation whose first step is traced, and three steps again."""
-    train = [replace(each, time=time) for each, time in zip(run(6), (9, 10, 11, 50, 51, 52), strict=True)]
-    return [*train[:3], replace(run(1, program="test")[0], time=40.0, run=RunTotals(4)), *train[3:]]
+    train = [replace(each, time=time) for each, time in zip(make_run(6), (9, 10, 11, 50, 51, 52), strict=True)]
+    return [*train[:3], replace(make_run(1, program="test")[0], time=40.0, run=RunTotals(4)), *train[3:]]
 
 
 def make_slowed_run() -> list[Report]:
     """A run whose last step is not a usual one."""
-    *reports, last = run(6)
+    *reports, last = make_run(6)
     return [*reports, replace(last, step_seconds=5.0)]
 
 
@@ -204,11 +206,11 @@ def make_untimed_run(**links: LinkReport) -> list[Report]:
 
 
 RUNS = {
-    "five steps, of which the first counts in totals only": run(5),
+    "five steps, of which the first counts in totals only": make_run(5),
     "what lies between steps of other programs is not a time of theirs": make_validated_run(),
     "one report": [make_full_report()],
-    "programs and processes": [*run(3, "gpu/0"), *run(2, "gpu/0", "test", begun=4), *run(3, "npu/0")],
-    "of several runs in a file the last counts": [*run(4), *run(2), *run(3)],
+    "programs and processes": [*make_run(3, "gpu/0"), *make_run(2, "gpu/0", "test", begun=4), *make_run(3, "npu/0")],
+    "of several runs in a file the last counts": [*make_run(4), *make_run(2), *make_run(3)],
     "a usual step, and a last one that is none": make_slowed_run(),
     "replicas": [replace(make_replicated_report(), step=step) for step in (1, 2, 3)],
     "stages that are not timed apart": make_untimed_run(),
@@ -218,12 +220,12 @@ RUNS = {
 
 def test_run_texts_match_the_golden_file(request: pytest.FixtureRequest) -> None:
     written = [f"== {name}\n{summary_text(reports)}" for name, reports in RUNS.items()]
-    written.append(f"== lines that hold no report\n{summary_text(run(2), broken=2)}")
+    written.append(f"== lines that hold no report\n{summary_text(make_run(2), broken=2)}")
     check_golden(request, "runs.txt", "\n".join(written))
 
 
 def test_summary_document_matches_the_reports() -> None:
-    reports = run(5)
+    reports = make_run(5)
     found, usual = summary_document(reports, broken=1), reports[-1]
     (program,) = found["programs"]
     assert (program["steps"], program["scalars"], found["runs"], found["broken_lines"]) == (5, {"loss": 0.2}, 1, 1)

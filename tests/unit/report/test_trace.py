@@ -11,7 +11,7 @@ from whale_nebula.report.records import ONCE, Span, StageReport
 from whale_nebula.report.report import Report, Timeline
 
 
-def lanes(trace: dict[str, Any]) -> dict[tuple[int, int], tuple[str, str]]:
+def read_lanes(trace: dict[str, Any]) -> dict[tuple[int, int], tuple[str, str]]:
     """(process, thread) to their names."""
     named: dict[str, dict[Any, str]] = {"process_name": {}, "thread_name": {}}
     for event in trace["traceEvents"]:
@@ -21,7 +21,7 @@ def lanes(trace: dict[str, Any]) -> dict[tuple[int, int], tuple[str, str]]:
     return {key: (named["process_name"][key[0]], name) for key, name in named["thread_name"].items()}
 
 
-def spans(trace: dict[str, Any]) -> list[dict[str, Any]]:
+def list_span_events(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
@@ -35,13 +35,13 @@ def test_trace_events_have_required_fields(tmp_path: Path) -> None:
         assert isinstance(event["name"], str)
         if event["ph"] == "X":
             assert event["ts"] >= 0 and event["dur"] >= 0
-    starts = [event["ts"] for event in spans(trace)]
+    starts = [event["ts"] for event in list_span_events(trace)]
     assert starts == sorted(starts)
 
 
 def test_trace_maps_clusters_to_processes_and_stages_to_threads() -> None:
     trace = make_full_report().to_chrome_trace()
-    assert set(lanes(trace).values()) == {
+    assert set(read_lanes(trace).values()) == {
         ("step", ONCE),
         ("cluster gpu", "stage gpu"),
         ("cluster gpu", "link gpu->npu"),
@@ -53,8 +53,8 @@ def test_trace_maps_clusters_to_processes_and_stages_to_threads() -> None:
 def test_trace_has_an_event_per_span() -> None:
     report = make_full_report()
     trace = report.to_chrome_trace()
-    where = lanes(trace)
-    found = {(where[event["pid"], event["tid"]][1], event["name"]): event for event in spans(trace)}
+    where = read_lanes(trace)
+    found = {(where[event["pid"], event["tid"]][1], event["name"]): event for event in list_span_events(trace)}
     assert found.keys() == {
         (ONCE, "step 3 of fit"),
         ("stage gpu", "forward 0"),
@@ -70,7 +70,7 @@ def test_trace_has_an_event_per_span() -> None:
 
 def test_trace_lanes_have_unique_thread_ids() -> None:
     trace = make_full_report().to_chrome_trace()
-    assert len({thread for _, thread in lanes(trace)}) == len(lanes(trace)) == 5
+    assert len({thread for _, thread in read_lanes(trace)}) == len(read_lanes(trace)) == 5
 
 
 SPANS = (
