@@ -79,7 +79,7 @@ _CHANGES: dict[str, dict[str, tuple[int, ...]]] = {
 class Meaning(NamedTuple):
     """The content of a sentence: its form, and the number of the word for each of its parts.
 
-    >>> [Meaning("compared", (0, 1, 0, 3, 0)).said(language) for language in ("en", "fr")]
+    >>> [Meaning("compared", (0, 1, 0, 3, 0)).write(language) for language in ("en", "fr")]
     ['The red dogs are smaller than the black cats.', 'Les chiens rouges sont plus petits que les chats noirs.']
     """
 
@@ -99,7 +99,7 @@ class Meaning(NamedTuple):
     def change(self, what: str, by: int) -> Meaning:
         """Return a changed meaning: with another number, negated, or with the compared things swapped.
 
-        >>> Meaning("there", (1, 0, 0, 0)).changed("number", 2).said("en")
+        >>> Meaning("there", (1, 0, 0, 0)).change("number", 2).write("en")
         'There are six red cats in the garden.'
         """
         if what == "order":
