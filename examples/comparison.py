@@ -18,7 +18,7 @@ from whale_nebula.models.text import Score
 
 
 @dataclass
-class Ran:
+class RunResult:
     """The result of a training run: losses by time, seconds per step, links with their bytes, and the score."""
 
     losses: list[tuple[float, float]]
@@ -52,13 +52,13 @@ class Clock(keras.callbacks.Callback):
         """Record an epoch."""
         self.losses.append((time.monotonic() - self.began, float(logs["loss"])))
 
-    def ran(self, report: nb.Report) -> Ran:
+    def ran(self, report: nb.Report) -> RunResult:
         """Create the result, with the last step's report, which includes the other processes, if there are several."""
         links = {**report.elsewhere.links, **report.links}
-        return Ran(self.losses, median(self.steps[1:]), dict(sorted(links.items())))
+        return RunResult(self.losses, median(self.steps[1:]), dict(sorted(links.items())))
 
 
-def compare(runs: Mapping[str, Ran], title: str, folder: Path, console: Console) -> None:
+def compare(runs: Mapping[str, RunResult], title: str, folder: Path, console: Console) -> None:
     """Print the table, and draw the plots into a folder."""
     console.print(table(runs, title))
     scores = [ran.score for ran in runs.values() if ran.score]
@@ -67,7 +67,7 @@ def compare(runs: Mapping[str, Ran], title: str, folder: Path, console: Console)
     console.print(f"picture: {draw(runs, title, folder)}")
 
 
-def table(runs: Mapping[str, Ran], title: str) -> Table:
+def table(runs: Mapping[str, RunResult], title: str) -> Table:
     """A row for each run, with its speed-up and its compression ratio relative to the first."""
     made = Table(title=title)
     for column in ("codec", "s per step", "speed-up", "kB per step", "compression", "loss", "BLEU"):
@@ -83,7 +83,7 @@ def table(runs: Mapping[str, Ran], title: str) -> Table:
     return made
 
 
-def draw(runs: Mapping[str, Ran], title: str, folder: Path) -> Path:
+def draw(runs: Mapping[str, RunResult], title: str, folder: Path) -> Path:
     """Plot loss by time on the left; on the right the bytes of the boundary, forward and backward."""
     import matplotlib
 

@@ -29,7 +29,7 @@ WORDS, SENTENCES, BATCH, MICRO_BATCHES, LINE = 512, 6000, 16, 4, "60mbit,20ms"
 console = Console(highlight=False)
 
 
-class Looks(keras.callbacks.Callback):
+class StepRecorder(keras.callbacks.Callback):
     """Callback that records each step by the length of its rows."""
 
     def __init__(self, curriculum: Curriculum) -> None:
@@ -55,7 +55,7 @@ class Looks(keras.callbacks.Callback):
         return table
 
 
-def rows_of(length: int) -> tuple[np.ndarray, np.ndarray]:
+def make_rows(length: int) -> tuple[np.ndarray, np.ndarray]:
     """A text of many sentences as rows of tokens, with the next token of each."""
     lines = text.monolingual("en", SENTENCES)
     ids = text.Tokenizer(text.learn_vocabulary(lines, WORDS)).encode(lines).flat_values.numpy()
@@ -92,16 +92,16 @@ def main() -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(rate), loss)
 
-    x, y = rows_of(given.end)
+    x, y = make_rows(given.end)
     held = 2 * BATCH
     data = tf.data.Dataset.from_tensor_slices((x[held:], y[held:])).shuffle(len(x), seed=1)
     data = data.batch(BATCH, drop_remainder=True).repeat()
-    looks, began = Looks(curriculum), time.monotonic()
-    model.fit(data, steps_per_epoch=given.steps, verbose=0, callbacks=[curriculum, looks])
+    recorder, began = StepRecorder(curriculum), time.monotonic()
+    model.fit(data, steps_per_epoch=given.steps, verbose=0, callbacks=[curriculum, recorder])
     took = time.monotonic() - began
     found = model.evaluate(x[:held], y[:held], batch_size=BATCH, verbose=0)
     if nb.here().lead:
-        console.print(looks.table())
+        console.print(recorder.table())
         console.print(f"{took:.0f} s in all; loss on full rows that were held back: [bold]{found:.3f}[/bold]")
 
 

@@ -46,7 +46,7 @@ def train(model: keras.Model) -> float:
     return model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False).history["loss"][-1]
 
 
-def shown(report: nb.Report) -> Table:
+def make_report_table(report: nb.Report) -> Table:
     """A table of the last step: computation, waiting, and bytes on the link."""
     table = Table("", "", title=f"the last step, in {report.micro_batches} micro-batches", show_header=False)
     for name, stage in report.stages.items():
@@ -70,7 +70,7 @@ def main() -> int:
 
     console.rule(f"2. fit, across clusters gpu and npu and a link of {LINE}")
     across = train(model)
-    console.print(shown(nb.last_report()))
+    console.print(make_report_table(nb.last_report()))
 
     console.rule("3. fit, the same model without scopes: plain Keras, no link")
     uncut = train(language_model(cut=False))

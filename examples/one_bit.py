@@ -29,7 +29,7 @@ OPTIMIZERS = {"lamb": (OneBitLamb, 1e-2), "adam": (OneBitAdam, 1e-3)}
 console = Console(highlight=False)
 
 
-class Looks(keras.callbacks.Callback):
+class StepRecorder(keras.callbacks.Callback):
     """Callback that records the time and bytes of each step, and prints progress."""
 
     def __init__(self, warm_up: int) -> None:
@@ -57,7 +57,7 @@ class Looks(keras.callbacks.Callback):
         return table
 
 
-def rows_of(length: int) -> tuple[np.ndarray, np.ndarray]:
+def make_rows(length: int) -> tuple[np.ndarray, np.ndarray]:
     """A generated text as rows of tokens, with the next token of each."""
     lines = text.monolingual("en", SENTENCES)
     ids = text.Tokenizer(text.learn_vocabulary(lines, SIZES.vocabulary)).encode(lines).flat_values.numpy()
@@ -86,14 +86,14 @@ def main() -> None:
         model = transformer(SIZES)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
-    x, y = rows_of(SIZES.length)
+    x, y = make_rows(SIZES.length)
     held, train = slice(0, 4 * BATCH), slice(4 * BATCH, (4 + given.steps) * BATCH)
-    looks, began = Looks(given.warm_up), time.monotonic()
-    model.fit(x[train], y[train], batch_size=BATCH, shuffle=False, verbose=0, callbacks=[looks])
+    recorder, began = StepRecorder(given.warm_up), time.monotonic()
+    model.fit(x[train], y[train], batch_size=BATCH, shuffle=False, verbose=0, callbacks=[recorder])
     took = time.monotonic() - began
     found = model.evaluate(x[held], y[held], batch_size=BATCH, verbose=0)
     if nb.here().lead:
-        console.print(looks.table())
+        console.print(recorder.table())
         console.print(f"{took:.0f} s in total; loss on held-out rows: [bold]{found:.3f}[/bold]")
 
 

@@ -158,7 +158,7 @@ def ask(bert: Bert, corpus: Corpus, words: text.Tokenizer, options: argparse.Nam
     return {f"{a}-{b}": choice_accuracy(model, rows("test", a, b, options.test)) for a, b in pairs}
 
 
-def asked() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -205,7 +205,7 @@ def asked() -> argparse.Namespace:
 
 def main() -> None:
     """Pretrain, save, fine-tune, test."""
-    options = asked()
+    options = parse_options()
     check_families(options.families, options.languages)
     alone = attach() is None  # between processes the launcher has the config, and the link is real
     clusters = {name: {} for name in (*options.families, DISCRIMINATOR)}

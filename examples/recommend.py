@@ -72,7 +72,7 @@ def make_model(given: argparse.Namespace, log: recommender.Clicks) -> tuple[kera
     return recommender.wide_and_deep(embedding, wide, **sizes), [*tables, wide]
 
 
-class Looks(keras.callbacks.Callback):
+class StepRecorder(keras.callbacks.Callback):
     """Callback that records the time and bytes of each step."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Looks(keras.callbacks.Callback):
             console.print(f"epoch {epoch + 1}: loss {logs['loss']:.4f}")
 
 
-def best_of(log: recommender.Clicks) -> str:
+def find_best_auc(log: recommender.Clicks) -> str:
     """The AUC of a log's true probabilities, which is the maximum, if they are known."""
     return "" if log.chances is None else f" (maximum {recommender.auc(log.chances, log.clicked):.4f})"
 
@@ -124,24 +124,24 @@ def main() -> None:
     nb.place(model, {**places, r"(table(\d+|_wide))": nb.split(axis=0)})  # over the workers of cpu, if it has several
     model.compile(keras.optimizers.Adam(3e-3), keras.losses.BinaryCrossentropy(from_logits=True))
 
-    looks, began = Looks(), time.monotonic()
+    recorder, began = StepRecorder(), time.monotonic()
     data = tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(given.batch)
     if not given.no_ahead:
         data = recommender.look_ahead(data, *tables)
     with nb.pipeline(given.micro_batch, coupled="allow"):  # a look-up runs Python, which plans cannot analyse
-        model.fit(data, epochs=given.epochs, verbose=0, callbacks=[looks])
+        model.fit(data, epochs=given.epochs, verbose=0, callbacks=[recorder])
     took = time.monotonic() - began
     found = recommender.auc(model.predict(held.inputs, batch_size=given.batch, verbose=0), held.clicked)
 
-    seconds, forth, back = np.median(looks.steps, axis=0)
+    seconds, forth, back = np.median(recorder.steps, axis=0)
     here = [layer for layer in tables if len(layer.table)]
     for layer in here:
         console.print(f"{layer.name}: {len(layer.table):,} rows, {layer.table.reserved_bytes / 2**20:.0f} MiB")
     if nb.here().lead:
         table = Table("steps", "ms per step", "kB to gpu", "kB to cpu")
-        table.add_row(str(len(looks.steps)), f"{1e3 * seconds:.1f}", f"{forth / 1e3:.0f}", f"{back / 1e3:.0f}")
+        table.add_row(str(len(recorder.steps)), f"{1e3 * seconds:.1f}", f"{forth / 1e3:.0f}", f"{back / 1e3:.0f}")
         console.print(table)
-        console.print(f"{took:.0f} s in total; AUC on held-out rows: [bold]{found:.4f}[/bold]{best_of(held)}")
+        console.print(f"{took:.0f} s in total; AUC on held-out rows: [bold]{found:.4f}[/bold]{find_best_auc(held)}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import whale_nebula as nb
 ROWS, BATCH, EPOCHS = 512, 32, 5
 
 
-class Kills(keras.callbacks.Callback):
+class WorkerKills(keras.callbacks.Callback):
     """Callback that kills one of the workers in each of the first starts, like `kill -9`."""
 
     def __init__(self, starts: int) -> None:
@@ -61,7 +61,7 @@ def main() -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(ROWS, 16)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, np.sin(x.sum(1, keepdims=True)))).shuffle(ROWS, seed=1).batch(BATCH)
-    history = model.fit(data, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[Kills(given.kills)]).history
+    history = model.fit(data, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[WorkerKills(given.kills)]).history
 
     weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
     if nb.here().lead:

@@ -129,7 +129,7 @@ def train(codec: str, rows: text.Encoded, sides: dict[str, Side], steps: int) ->
     return model, clock
 
 
-def translated(model: keras.Model, rows: text.Encoded, words: text.Tokenizer | None) -> list[str] | None:
+def translate_pairs(model: keras.Model, rows: text.Encoded, words: text.Tokenizer | None) -> list[str] | None:
     """Translate sentences: source ids in, in the source's cluster; words out, in the target's."""
     ends = words or text.Vocabulary(text.SPECIAL)  # every vocabulary starts with these
     translate = translation(model, Beam(ends.start, ends.end, LONGEST, width=4))
@@ -142,7 +142,7 @@ def translated(model: keras.Model, rows: text.Encoded, words: text.Tokenizer | N
     return found or None
 
 
-def asked() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -171,7 +171,7 @@ def asked() -> argparse.Namespace:
 
 def main() -> None:
     """Pretrain once; then train, translate and score once for each codec."""
-    options = asked()
+    options = parse_options()
     alone = attach() is None  # between processes the launcher has the config, and the link is real
     nb.init(CONFIG if alone else None, links=options.line if alone else None)
     corpus = read(options, [side for side in SIDES if nb.here().runs(side)])
@@ -182,7 +182,7 @@ def main() -> None:
         console.rule(f"translator, {codec}: {MEANT[codec]}")
         model, clock = train(codec, rows, sides, options.steps)
         runs[codec] = clock.ran(nb.last_report())
-        found = translated(model, tests, sides["target"].words)
+        found = translate_pairs(model, tests, sides["target"].words)
         if found:  # only in the target's cluster
             runs[codec].score = text.bleu(found, list(corpus.test.target))
             for ours, theirs in zip(found[:3], corpus.test.target, strict=False):

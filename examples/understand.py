@@ -70,7 +70,7 @@ class Split(NamedTuple):
     ids: Rows | Spans
 
 
-class Ran(NamedTuple):
+class RunResult(NamedTuple):
     """The result of a training run."""
 
     seconds: float
@@ -79,7 +79,7 @@ class Ran(NamedTuple):
     scores: dict[str, float]
 
 
-def task_of(options: argparse.Namespace) -> Task:
+def find_task(options: argparse.Namespace) -> Task:
     """The task of the command line."""
     return GLUE[options.task][0] if options.glue else TASKS[options.task]
 
@@ -167,9 +167,9 @@ def end_of(options: argparse.Namespace) -> int:
 
 def train(
     options: argparse.Namespace, codec: str, splits: dict[str, Split], weights: list[np.ndarray]
-) -> tuple[keras.Model, Ran]:
+) -> tuple[keras.Model, RunResult]:
     """Fine-tune from the same pretrained weights, and score."""
-    task = task_of(options)
+    task = find_task(options)
     bert = Bert(options.sizes)
     bert.set_weights(weights)
     keras.utils.set_random_seed(1)
@@ -196,13 +196,13 @@ def train(
     links = {**report.elsewhere.links, **report.links}
     crossed = sum(link.bytes for link in links.values()) / 1e3
     console.print(f"  {time.monotonic() - began:.0f} s, loss {history[0]:.3f} -> {history[-1]:.3f}")
-    scores = scored(model, options, splits)
-    return model, Ran(median(taken[1:] or taken), crossed, history[-1], scores)
+    scores = score_model(model, options, splits)
+    return model, RunResult(median(taken[1:] or taken), crossed, history[-1], scores)
 
 
-def scored(model: keras.Model, options: argparse.Namespace, splits: dict[str, Split]) -> dict[str, float]:
+def score_model(model: keras.Model, options: argparse.Namespace, splits: dict[str, Split]) -> dict[str, float]:
     """The scores on held-out rows; available at home, or where the head is."""
-    task, split = task_of(options), splits.get("dev")
+    task, split = find_task(options), splits.get("dev")
     ids = split.ids if split else None
     predicted = model.predict(batches(ids, options.test, 1, task, shuffle=False), verbose=0)
     if split is None:
@@ -214,7 +214,7 @@ def scored(model: keras.Model, options: argparse.Namespace, splits: dict[str, Sp
     return score(task, np.asarray(predicted), split.ids.labels)
 
 
-def table(runs: dict[str, Ran], title: str) -> Table:
+def table(runs: dict[str, RunResult], title: str) -> Table:
     """A row for each run, with its compression ratio relative to the first."""
     names = list(dict.fromkeys(name for ran in runs.values() for name in ran.scores))
     made = Table(title=title)
@@ -228,7 +228,7 @@ def table(runs: dict[str, Ran], title: str) -> Table:
     return made
 
 
-def asked() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -273,7 +273,7 @@ def asked() -> argparse.Namespace:
 
 def main() -> None:
     """Prepare a language model; then fine-tune and score once for each codec."""
-    options = asked()
+    options = parse_options()
     alone = attach() is None  # between processes the launcher has the config, and the link is real
     bert, words = language_model(options)
     weights = bert.get_weights()

@@ -40,7 +40,7 @@ class Adapters(NamedTuple):
     dropout: float = 0.0
 
 
-def source_side(bert: Bert, adapters: Adapters) -> Encoder:
+def build_source_side(bert: Bert, adapters: Adapters) -> Encoder:
     """The source's BERT, frozen, with an `EncoderAdapter` after each sub-layer."""
     freeze(bert)
     layers: list[keras.layers.Layer] = []
@@ -49,18 +49,20 @@ def source_side(bert: Bert, adapters: Adapters) -> Encoder:
     return Encoder(bert.visible, bert.embedding, tuple(layers), bert.ending)
 
 
-def target_side(target: Bert | MaskedLm, adapters: Adapters, *, tied: bool, causal: bool) -> Decoder:
+def build_target_side(target: Bert | MaskedLm, adapters: Adapters, *, tied: bool, causal: bool) -> Decoder:
     """The target's BERT, frozen, with a `DecoderAdapter` after each sub-layer, and logits over its vocabulary."""
     freeze(target)
-    bert, layers = bert_of(target), list[keras.layers.Layer]()
+    bert, layers = find_bert(target), list[keras.layers.Layer]()
     for layer in (layer for both in bert.sub_layers for layer in both):
         name = f"{layer.name}_adapter"
         layers += [layer, DecoderAdapter(bert.sizes.width, bert.sizes.heads, **adapters._asdict(), name=name)]
     layers += [] if bert.ending is None else [bert.ending]
-    return Decoder(bert.embedding, tuple(layers), _scores(target, tied=tied), visible=None if causal else bert.visible)
+    return Decoder(
+        bert.embedding, tuple(layers), _build_scores(target, tied=tied), visible=None if causal else bert.visible
+    )
 
 
-def saved(source: Bert, target: Bert | MaskedLm) -> dict[str, Any]:
+def serialize_sides(source: Bert, target: Bert | MaskedLm) -> dict[str, Any]:
     """The config entries of the two BERTs."""
     serialized = keras.saving.serialize_keras_object
     return {"source": serialized(source), "target": serialized(target)}
@@ -77,18 +79,18 @@ def freeze(model: keras.Model) -> None:
         layer.trainable = False
 
 
-def bert_of(model: Bert | MaskedLm) -> Bert:
+def find_bert(model: Bert | MaskedLm) -> Bert:
     """The BERT without its head."""
     return model.bert if isinstance(model, MaskedLm) else model
 
 
-def _scores(target: Bert | MaskedLm, *, tied: bool) -> Scores:
+def _build_scores(target: Bert | MaskedLm, *, tied: bool) -> Scores:
     """The layers from the last hidden states to logits: the BERT's own frozen head, if it has one, otherwise a new norm
     and bias.
 
     If `tied`, logits are products with the words' vectors in the frozen table; otherwise of a new dense layer.
     """
-    bert = bert_of(target)
+    bert = find_bert(target)
     if isinstance(target, MaskedLm) and tied:
         return Scores((target.guess.dense, target.guess.norm), bert.embedding, target.bias)
     norm = keras.layers.LayerNormalization(epsilon=bert.sizes.epsilon, name=f"{bert.name}_output_norm")
@@ -138,10 +140,13 @@ class CausalABNet(Translating):
         around: Around = nowhere,
         name: str = "abnet",
     ) -> None:
-        check_names(source, bert_of(target))
+        check_names(source, find_bert(target))
         adapters = Adapters(inner, dropout)
-        encoder, decoder = source_side(source, adapters), target_side(target, adapters, tied=tied, causal=True)
-        config = {**saved(source, target), **adapters._asdict(), "tied": tied, "name": name}
+        encoder, decoder = (
+            build_source_side(source, adapters),
+            build_target_side(target, adapters, tied=tied, causal=True),
+        )
+        config = {**serialize_sides(source, target), **adapters._asdict(), "tied": tied, "name": name}
         super().__init__(Sides(encoder, decoder, around), config)
 
 
@@ -219,12 +224,21 @@ class MaskedABNet(Translating):
         around: Around = nowhere,
         name: str = "abnet",
     ) -> None:
-        bert = bert_of(target)
+        bert = find_bert(target)
         check_names(source, bert)
         adapters = Adapters(inner, dropout)
-        encoder, decoder = source_side(source, adapters), target_side(target, adapters, tied=tied, causal=False)
+        encoder, decoder = (
+            build_source_side(source, adapters),
+            build_target_side(target, adapters, tied=tied, causal=False),
+        )
         lengths = LengthScores(longest or bert.sizes.length - 2, name=f"{bert.name}_length")
-        config = {**saved(source, target), **adapters._asdict(), "tied": tied, "longest": longest, "name": name}
+        config = {
+            **serialize_sides(source, target),
+            **adapters._asdict(),
+            "tied": tied,
+            "longest": longest,
+            "name": name,
+        }
         super().__init__(Sides(encoder, decoder, around), config, lengths)
 
     @property

@@ -52,9 +52,9 @@ class DecoderAdapter(CrossAttention):
         super().build(hidden_shape, source_shape)
         self.inner.build(hidden_shape)
 
-    def recall(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
+    def attend_cache(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
         """Apply the adapter with a cache of the source."""
-        return self.inner(super().recall(hidden, cache, allowed, training), training=training)
+        return self.inner(super().attend_cache(hidden, cache, allowed, training), training=training)
 
 
 _PRE = {"norm": "pre"}

@@ -63,7 +63,7 @@ class Attention(Configured):
     >>> attention(queries, memory).shape
     TensorShape([1, 3, 8])
 
-    To decode token by token, project a memory once (`remember`) and attend to it repeatedly (`recall`).
+    To decode token by token, project a memory once (`make_cache`) and attend to it repeatedly (`attend_cache`).
     """
 
     def __init__(self, width: int, heads: int, *, dropout: float = 0.0, spread: float = 0.02, **kwargs: Any) -> None:
@@ -91,33 +91,33 @@ class Attention(Configured):
         `allowed` is a bool mask that broadcasts to (rows, heads, queries, keys): `among(visible)`, `causal(length)`, or
         both combined by `&`.
         """
-        return self.recall(hidden, self.remember(hidden if memory is None else memory), allowed, training)
+        return self.attend_cache(hidden, self.make_cache(hidden if memory is None else memory), allowed, training)
 
-    def remember(self, memory: Any) -> Cache:
+    def make_cache(self, memory: Any) -> Cache:
         """The keys and values of a memory (rows, length, width)."""
-        return Cache(self._split(self.key(memory)), self._split(self.value(memory)))
+        return Cache(self._split_heads(self.key(memory)), self._split_heads(self.value(memory)))
 
-    def recall(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
+    def attend_cache(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
         """Attention of each position of `hidden` to a cache."""
         size = self.width // self.heads
-        queries = self._split(self.query(hidden)) * ops.cast(size**-0.5, self.compute_dtype)
-        scores = self._widened(ops.einsum("bhqd,bhkd->bhqk", queries, cache.keys))
+        queries = self._split_heads(self.query(hidden)) * ops.cast(size**-0.5, self.compute_dtype)
+        scores = self._widen_scores(ops.einsum("bhqd,bhkd->bhqk", queries, cache.keys))
         if allowed is not None:
             scores = ops.where(allowed, scores, ops.cast(FAR_BELOW, scores.dtype))
         shares = ops.cast(ops.softmax(scores), self.compute_dtype)
         taken = ops.einsum("bhqk,bhkd->bhqd", self.drop(shares, training=training), cache.values)
-        return self.out(self._joined(taken))
+        return self.out(self._join_heads(taken))
 
-    def _widened(self, scores: Any) -> Any:
+    def _widen_scores(self, scores: Any) -> Any:
         """Cast scores to at least single precision for the sums."""
         return ops.cast(scores, "float32") if self.compute_dtype in ("float16", "bfloat16") else scores
 
-    def _split(self, projected: Any) -> Any:
+    def _split_heads(self, projected: Any) -> Any:
         rows, length, _ = ops.shape(projected)
         parts = ops.reshape(projected, (rows, length, self.heads, self.width // self.heads))
         return ops.transpose(parts, (0, 2, 1, 3))
 
-    def _joined(self, parts: Any) -> Any:
+    def _join_heads(self, parts: Any) -> Any:
         rows, _, length, _ = ops.shape(parts)
         return ops.reshape(ops.transpose(parts, (0, 2, 1, 3)), (rows, length, self.width))
 

@@ -124,7 +124,7 @@ class Bert(keras.Model):
 
     def __init__(self, sizes: BertSizes, *, name: str = "bert", trainable: bool = True, **kwargs: Any) -> None:
         tokens = keras.Input((None,), dtype="int32", name=f"{name}_tokens")
-        parts = _parts(sizes, name)
+        parts = _build_parts(sizes, name)
         hidden, visible = parts["embedding"](tokens), parts["visible"](tokens)
         for attention, inner in parts["sub_layers"]:
             hidden = inner(attention(hidden, visible))
@@ -171,7 +171,7 @@ class Bert(keras.Model):
         return cls(BertSizes(**config["sizes"]), name=config["name"], trainable=config["trainable"])
 
 
-def _parts(sizes: BertSizes, name: str) -> dict[str, Any]:
+def _build_parts(sizes: BertSizes, name: str) -> dict[str, Any]:
     """All layers of a BERT, not yet connected."""
     pre = sizes.norm == "pre"
     return {
@@ -184,20 +184,21 @@ def _parts(sizes: BertSizes, name: str) -> dict[str, Any]:
             name=f"{name}_embedding",
         ),
         "sub_layers": [
-            (_attention(sizes, f"{name}_attention{i}"), _inner(sizes, f"{name}_inner{i}")) for i in range(sizes.layers)
+            (_build_attention(sizes, f"{name}_attention{i}"), _build_feed_forward(sizes, f"{name}_inner{i}"))
+            for i in range(sizes.layers)
         ],
         "ending": keras.layers.LayerNormalization(epsilon=sizes.epsilon, name=f"{name}_ending") if pre else None,
     }
 
 
-def _attention(sizes: BertSizes, name: str) -> SelfAttention:
+def _build_attention(sizes: BertSizes, name: str) -> SelfAttention:
     dropout = sizes.dropout if sizes.attention_dropout is None else sizes.attention_dropout
     return SelfAttention(
         sizes.width, sizes.heads, norm=sizes.norm, attention_dropout=dropout, **sizes.common, name=name
     )
 
 
-def _inner(sizes: BertSizes, name: str) -> FeedForward:
+def _build_feed_forward(sizes: BertSizes, name: str) -> FeedForward:
     return FeedForward(
         sizes.width, sizes.inner, activation=sizes.activation, norm=sizes.norm, **sizes.common, name=name
     )
@@ -215,7 +216,7 @@ WHOLE_NUMBERS = {
     "type_vocab_size": "types",
 }
 # keys with default values
-USUAL: dict[str, tuple[str, Any]] = {
+DEFAULTS: dict[str, tuple[str, Any]] = {
     "hidden_dropout_prob": ("dropout", 0.1),
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     "hidden_act": ("activation", "gelu"),
@@ -226,10 +227,10 @@ USUAL: dict[str, tuple[str, Any]] = {
 ACTIVATION_OF = {"gelu_pytorch_tanh": "gelu_new"}
 
 
-def sizes_of(config: dict[str, Any], where: str = "config.json") -> BertSizes:
+def read_sizes(config: dict[str, Any], where: str = "config.json") -> BertSizes:
     """Read the sizes from a configuration.
 
-    >>> sizes_of(config_of(BertSizes(vocabulary=100, width=8, heads=2))).vocabulary
+    >>> read_sizes(make_config(BertSizes(vocabulary=100, width=8, heads=2))).vocabulary
     100
     """
     kind = config.get("model_type", "bert")
@@ -240,7 +241,7 @@ def sizes_of(config: dict[str, Any], where: str = "config.json") -> BertSizes:
             mend=f"use a model whose model_type is {' or '.join(map(repr, NORM_OF))}",
         )
     _check_positions(config, where)
-    said: dict[str, Any] = {ours: config.get(theirs, value) for theirs, (ours, value) in USUAL.items()}
+    said: dict[str, Any] = {ours: config.get(theirs, value) for theirs, (ours, value) in DEFAULTS.items()}
     said |= {ours: _read_whole_number(config, theirs, where) for theirs, ours in WHOLE_NUMBERS.items()}
     said["activation"] = ACTIVATION_OF.get(said["activation"], said["activation"])
     try:
@@ -249,7 +250,7 @@ def sizes_of(config: dict[str, Any], where: str = "config.json") -> BertSizes:
         raise WeightsError(f"config.json does not describe a BERT: {error.what}", where=where, why=error.why) from None
 
 
-def config_of(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, Any]:
+def make_config(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, Any]:
     """The configuration of these sizes, so that others can load them too."""
     attention_dropout = sizes.dropout if sizes.attention_dropout is None else sizes.attention_dropout
     pre = sizes.norm == "pre"
@@ -258,7 +259,7 @@ def config_of(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, An
         "model_type": next(kind for kind, norm in NORM_OF.items() if norm == sizes.norm),
         "position_embedding_type": "absolute",
         **{theirs: getattr(sizes, ours) for theirs, ours in WHOLE_NUMBERS.items()},
-        **{theirs: getattr(sizes, ours) for theirs, (ours, _) in USUAL.items()},
+        **{theirs: getattr(sizes, ours) for theirs, (ours, _) in DEFAULTS.items()},
         "attention_probs_dropout_prob": attention_dropout,
     }
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from whale_nebula.errors import ConfigError, WeightsError
 
-from .bert import Bert, BertSizes, config_of, sizes_of
+from .bert import Bert, BertSizes, make_config, read_sizes
 from .masked_lm import MaskedLm, masked_lm
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def load_bert(folder: str | Path, *, name: str = "bert", weights: bool = True) -
         weights: False reads only the sizes from `config.json`, for a cluster that does not run this BERT.
     """
     folder = Path(folder)
-    bert = Bert(_sizes(folder), name=name)
+    bert = Bert(_read_folder_sizes(folder), name=name)
     if weights:
-        _fill(folder, places_of(bert))
+        _fill_places(folder, list_places(bert))
     return bert
 
 
@@ -50,8 +50,8 @@ def load_masked_lm(folder: str | Path, *, name: str = "bert") -> MaskedLm:
         name: prefix of the layers' names.
     """
     folder = Path(folder)
-    model = masked_lm(Bert(_sizes(folder), name=name))
-    _fill(folder, places_of(model.bert) | head_places(model))
+    model = masked_lm(Bert(_read_folder_sizes(folder), name=name))
+    _fill_places(folder, list_places(model.bert) | list_head_places(model))
     return model
 
 
@@ -67,37 +67,37 @@ def save_bert(model: Bert | MaskedLm, folder: str | Path, vocabulary: Vocabulary
 
     bert = model.bert if isinstance(model, MaskedLm) else model
     vocabulary.check_fits(bert.sizes.vocabulary, padded=True)
-    places, architecture = places_of(bert), "BertModel"
+    places, architecture = list_places(bert), "BertModel"
     if isinstance(model, MaskedLm):
-        places = {f"{PREFIX}{name}": place for name, place in places.items()} | head_places(model)
+        places = {f"{PREFIX}{name}": place for name, place in places.items()} | list_head_places(model)
         architecture = "BertForMaskedLM"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: place.take() for name, place in places.items()}
-    _safetensors().numpy.save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config_of(bert.sizes, architecture), indent=2) + "\n", "utf-8")
+    tensors = {name: place.read_numbers() for name, place in places.items()}
+    _import_safetensors().numpy.save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(make_config(bert.sizes, architecture), indent=2) + "\n", "utf-8")
     write_vocabulary(vocabulary, folder / WORDS)
 
 
-def _sizes(folder: Path) -> BertSizes:
+def _read_folder_sizes(folder: Path) -> BertSizes:
     path = folder / CONFIG
-    _check_there(folder, CONFIG)
+    _check_exists(folder, CONFIG)
     try:
         config = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise WeightsError(f"config.json cannot be read: {error}", where=str(path)) from None
     if not isinstance(config, dict):
         raise WeightsError("config.json is not a JSON object", where=str(path))
-    sizes = sizes_of(config, str(path))
+    sizes = read_sizes(config, str(path))
     _check_words(folder / WORDS, sizes.vocabulary)
     return sizes
 
 
-def _fill(folder: Path, places: dict[str, Place]) -> None:
+def _fill_places(folder: Path, places: dict[str, Place]) -> None:
     """Assign every variable its tensor, after all have been checked."""
     path = folder / TENSORS
-    _check_there(folder, TENSORS)
-    with _opened(path) as file:
+    _check_exists(folder, TENSORS)
+    with _open_tensors(path) as file:
         names = plain_names(file.keys())
         check_fit(places, {name: tuple(file.get_slice(names[name]).get_shape()) for name in names}, str(path))
         if left_out := sorted(set(names) - set(places)):
@@ -106,8 +106,8 @@ def _fill(folder: Path, places: dict[str, Place]) -> None:
             place.fill(np.asarray(file.get_tensor(names[name]), "float32"))
 
 
-def _opened(path: Path) -> Any:
-    safetensors = _safetensors()
+def _open_tensors(path: Path) -> Any:
+    safetensors = _import_safetensors()
     try:
         return safetensors.safe_open(path, framework="np")
     except safetensors.SafetensorError as error:
@@ -118,7 +118,7 @@ def _opened(path: Path) -> Any:
         ) from None
 
 
-def _safetensors() -> Any:
+def _import_safetensors() -> Any:
     try:
         import safetensors.numpy
     except ModuleNotFoundError:
@@ -130,7 +130,7 @@ def _safetensors() -> Any:
     return safetensors
 
 
-def _check_there(folder: Path, name: str) -> None:
+def _check_exists(folder: Path, name: str) -> None:
     if (folder / name).is_file():
         return
     if not folder.is_dir():
@@ -170,30 +170,30 @@ class Place(NamedTuple):
     """A variable, and whether its tensor is transposed in the file, as PyTorch stores dense kernels."""
 
     variable: Any
-    turned: bool = False
+    is_transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the tensor in the file."""
         shape = tuple(self.variable.shape)
-        return shape[::-1] if self.turned else shape
+        return shape[::-1] if self.is_transposed else shape
 
     def fill(self, tensor: np.ndarray) -> None:
         """Assign the variable from a tensor of the file."""
-        self.variable.assign(tensor.T if self.turned else tensor)
+        self.variable.assign(tensor.T if self.is_transposed else tensor)
 
-    def take(self) -> np.ndarray:
+    def read_numbers(self) -> np.ndarray:
         """The variable's value in the layout of the file."""
         numbers = np.asarray(keras.ops.convert_to_numpy(self.variable))
-        return np.ascontiguousarray(numbers.T if self.turned else numbers)
+        return np.ascontiguousarray(numbers.T if self.is_transposed else numbers)
 
 
-def places_of(bert: Bert) -> dict[str, Place]:
+def list_places(bert: Bert) -> dict[str, Place]:
     """Every variable of a BERT by the name of its tensor, without prefix.
 
     >>> from whale_nebula.models.bert import BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16))
-    >>> places_of(bert)["encoder.layer.0.intermediate.dense.weight"].shape
+    >>> list_places(bert)["encoder.layer.0.intermediate.dense.weight"].shape
     (16, 8)
     """
     table, pre = bert.embedding, bert.ending is not None
@@ -202,25 +202,25 @@ def places_of(bert: Bert) -> dict[str, Place]:
         "embeddings.position_embeddings.weight": Place(table.positions.embeddings),
         "embeddings.token_type_embeddings.weight": Place(table.types.embeddings),
     }
-    found |= {} if table.norm is None else _norm("embeddings.LayerNorm", table.norm)
+    found |= {} if table.norm is None else _norm_places("embeddings.LayerNorm", table.norm)
     for number, (attention, inner) in enumerate(bert.sub_layers):
         at = f"encoder.layer.{number}"
         heads = attention.attention
         for name, layer in (("query", heads.query), ("key", heads.key), ("value", heads.value)):
-            found |= _dense(f"{at}.attention.self.{name}", layer)
-        found |= _dense(f"{at}.attention.output.dense", heads.out)
-        found |= _norm(f"{at}.attention.ln" if pre else f"{at}.attention.output.LayerNorm", attention.norm)
-        found |= _dense(f"{at}.intermediate.dense", inner.wide)
-        found |= _dense(f"{at}.output.dense", inner.narrow)
-        found |= _norm(f"{at}.ln" if pre else f"{at}.output.LayerNorm", inner.norm)
-    return found | ({} if bert.ending is None else _norm("encoder.ln", bert.ending))
+            found |= _dense_places(f"{at}.attention.self.{name}", layer)
+        found |= _dense_places(f"{at}.attention.output.dense", heads.out)
+        found |= _norm_places(f"{at}.attention.ln" if pre else f"{at}.attention.output.LayerNorm", attention.norm)
+        found |= _dense_places(f"{at}.intermediate.dense", inner.wide)
+        found |= _dense_places(f"{at}.output.dense", inner.narrow)
+        found |= _norm_places(f"{at}.ln" if pre else f"{at}.output.LayerNorm", inner.norm)
+    return found | ({} if bert.ending is None else _norm_places("encoder.ln", bert.ending))
 
 
-def head_places(model: MaskedLm) -> dict[str, Place]:
+def list_head_places(model: MaskedLm) -> dict[str, Place]:
     """The variables of the head for masked language modelling; its table is BERT's own."""
     at = "cls.predictions"
-    transform = _dense(f"{at}.transform.dense", model.guess.dense)
-    norm = _norm(f"{at}.transform.LayerNorm", model.guess.norm)
+    transform = _dense_places(f"{at}.transform.dense", model.guess.dense)
+    norm = _norm_places(f"{at}.transform.LayerNorm", model.guess.norm)
     return {**transform, **norm, f"{at}.bias": Place(model.bias.bias)}
 
 
@@ -230,7 +230,7 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
     >>> plain_names(["bert.embeddings.LayerNorm.gamma", "cls.predictions.bias"])
     {'embeddings.LayerNorm.weight': 'bert.embeddings.LayerNorm.gamma', 'cls.predictions.bias': 'cls.predictions.bias'}
     """
-    return {_today(name.removeprefix(PREFIX)): name for name in names}
+    return {_current_name(name.removeprefix(PREFIX)): name for name in names}
 
 
 def check_fit(places: Mapping[str, Place], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
@@ -247,9 +247,9 @@ def check_fit(places: Mapping[str, Place], shapes: Mapping[str, tuple[int, ...]]
     ]
     for what, names in (("lacks", missing), ("has tensors that config.json does not imply:", extra)):
         if names:
-            raise WeightsError(f"model.safetensors {what} {_some(names)}", where=where, why=_WHY)
+            raise WeightsError(f"model.safetensors {what} {_join_some(names)}", where=where, why=_WHY)
     if wrong:
-        raise WeightsError(f"shapes in model.safetensors do not match config.json: {_some(wrong)}", where=where)
+        raise WeightsError(f"shapes in model.safetensors do not match config.json: {_join_some(wrong)}", where=where)
 
 
 _WHY = "config.json determines the tensors of the model"
@@ -259,20 +259,20 @@ def _belongs(name: str) -> bool:
     return name.startswith(("embeddings.", "encoder.")) and name != "embeddings.position_ids"
 
 
-def _some(names: list[str]) -> str:
+def _join_some(names: list[str]) -> str:
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _today(name: str) -> str:
+def _current_name(name: str) -> str:
     for old, new in _OLD_ENDINGS.items():
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return name
 
 
-def _dense(at: str, layer: Any) -> dict[str, Place]:
-    return {f"{at}.weight": Place(layer.kernel, turned=True), f"{at}.bias": Place(layer.bias)}
+def _dense_places(at: str, layer: Any) -> dict[str, Place]:
+    return {f"{at}.weight": Place(layer.kernel, is_transposed=True), f"{at}.bias": Place(layer.bias)}
 
 
-def _norm(at: str, layer: Any) -> dict[str, Place]:
+def _norm_places(at: str, layer: Any) -> dict[str, Place]:
     return {f"{at}.weight": Place(layer.gamma), f"{at}.bias": Place(layer.beta)}

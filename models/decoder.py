@@ -58,19 +58,19 @@ class Decoder:
 
     def __call__(self, shown: Any, source: Source) -> Any:
         """Logits (rows, length, vocabulary) of the words that are shown (rows, length)."""
-        return self._passed(shown, lambda layer, hidden: layer(hidden, *source))
+        return self._run_layers(shown, lambda layer, hidden: layer(hidden, *source))
 
-    def remember(self, source: Source) -> Memory:
+    def make_cache(self, source: Source) -> Memory:
         """The cache of a source for a search."""
         looking = (layer for layer in self.sub_layers if isinstance(layer, CrossAttention))
-        return Memory(tuple(layer.remember(source.hidden) for layer in looking), expand_mask(source.visible))
+        return Memory(tuple(layer.make_cache(source.hidden) for layer in looking), expand_mask(source.visible))
 
-    def empty(self, sentences: Any, length: int) -> tuple[Cache, ...]:
+    def make_caches(self, sentences: Any, length: int) -> tuple[Cache, ...]:
         """The empty caches for this number of sentences."""
         own = (layer for layer in self.sub_layers if isinstance(layer, SelfAttention))
         return tuple(layer.empty(sentences, length) for layer in own)
 
-    def next(
+    def score_next_word(
         self, words: Any, position: Any, known: tuple[Cache, ...], memory: Memory
     ) -> tuple[Any, tuple[Cache, ...]]:
         """Decode one word of each sentence: logits (sentences, vocabulary) of the next, and the new caches."""
@@ -81,17 +81,19 @@ class Decoder:
                 hidden, cache = layer(hidden, cache=next(caches), position=position)
                 now.append(cache)
             elif isinstance(layer, CrossAttention):
-                hidden = _side_by_side(layer, hidden, next(memories), memory.allowed)
+                hidden = _attend_beams(layer, hidden, next(memories), memory.allowed)
             else:
                 hidden = layer(hidden)
         return self.scores(hidden)[:, 0], tuple(now)
 
-    def again(self, shown: Any, memory: Memory) -> Any:
+    def score_again(self, shown: Any, memory: Memory) -> Any:
         """Like a call, for any number of sentences for each row of the source."""
         memories = iter(memory.caches)
-        return self._passed(shown, lambda layer, hidden: _side_by_side(layer, hidden, next(memories), memory.allowed))
+        return self._run_layers(
+            shown, lambda layer, hidden: _attend_beams(layer, hidden, next(memories), memory.allowed)
+        )
 
-    def _passed(self, shown: Any, looked: Callable[[Any, Any], Any]) -> Any:
+    def _run_layers(self, shown: Any, looked: Callable[[Any, Any], Any]) -> Any:
         hidden, visible = self.embedding(shown), None if self.visible is None else self.visible(shown)
         for layer in self.sub_layers:
             if isinstance(layer, SelfAttention):
@@ -101,8 +103,8 @@ class Decoder:
         return self.scores(hidden)
 
 
-def _side_by_side(layer: CrossAttention, hidden: Any, cache: Cache, allowed: Any) -> Any:
+def _attend_beams(layer: CrossAttention, hidden: Any, cache: Cache, allowed: Any) -> Any:
     """Attend to a row's source with all its sentences at once."""
     rows, sizes = ops.shape(cache.keys)[0], ops.shape(hidden)
     together = ops.reshape(hidden, (rows, -1, sizes[-1]))
-    return ops.reshape(layer.recall(together, cache, allowed), sizes)
+    return ops.reshape(layer.attend_cache(together, cache, allowed), sizes)

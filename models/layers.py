@@ -118,7 +118,7 @@ class SelfAttention(Attending):
         """
         if cache is not None:
             return self._step(hidden, visible, cache, position, training)
-        allowed = _allowed(visible, ops.shape(hidden)[1] if causal else None)
+        allowed = _combine_masks(visible, ops.shape(hidden)[1] if causal else None)
         return self.add(hidden, self.attention(self.read(hidden), allowed=allowed, training=training), training)
 
     def compute_output_spec(self, hidden: Any, *others: Any, cache: Any = None, **options: Any) -> Any:
@@ -136,11 +136,11 @@ class SelfAttention(Attending):
         read = self.read(hidden)
         places = ops.arange(ops.shape(cache.keys)[2])
         here = ops.equal(places, position)[:, None]
-        now = self.attention.remember(read)
+        now = self.attention.make_cache(read)
         cache = Cache(*(ops.where(here, new, old) for new, old in zip(now, cache, strict=True)))
         allowed = ops.less_equal(places, position)[None, None, None, :]
         allowed = allowed if visible is None else ops.logical_and(allowed, expand_mask(visible))
-        return self.add(hidden, self.attention.recall(read, cache, allowed, training), training), cache
+        return self.add(hidden, self.attention.attend_cache(read, cache, allowed, training), training), cache
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
@@ -169,7 +169,7 @@ class FeedForward(SubLayer):
         self._options = {**self._options, **sizes}
         self.wide = keras.layers.Dense(
             inner,
-            activation=activation_of(activation),
+            activation=find_activation(activation),
             kernel_initializer=near_zero(spread),
             dtype=self.dtype_policy,
             name="wide",
@@ -189,17 +189,17 @@ class FeedForward(SubLayer):
         return self.add(hidden, self.narrow(self.wide(self.read(hidden))), training)
 
 
-def _allowed(visible: Any, causal_length: Any) -> Any:
+def _combine_masks(visible: Any, causal_length: Any) -> Any:
     """Combine both masks; None if there is neither."""
     if causal_length is None:
         return None if visible is None else expand_mask(visible)
     return causal(causal_length) if visible is None else ops.logical_and(causal(causal_length), expand_mask(visible))
 
 
-def activation_of(name: str) -> Any:
+def find_activation(name: str) -> Any:
     """The activation function with this Hugging Face name.
 
-    >>> round(float(activation_of("gelu")(-1.0)), 4), round(float(activation_of("gelu_new")(-1.0)), 4)
+    >>> round(float(find_activation("gelu")(-1.0)), 4), round(float(find_activation("gelu_new")(-1.0)), 4)
     (-0.1587, -0.1588)
     """
     check_choice("activation", name, tuple(ACTIVATIONS))
@@ -228,7 +228,7 @@ class CrossAttention(Attending):
     >>> layer(words, source, np.array([[True, True, True, True, False]])).shape
     TensorShape([1, 3, 8])
 
-    A search attends to one source repeatedly: `remember` computes its cache once, and `recall` uses it.
+    A search attends to one source repeatedly: `make_cache` computes its cache once, and `attend_cache` uses it.
     """
 
     def build(self, hidden_shape: Any, source_shape: Any) -> None:
@@ -239,12 +239,12 @@ class CrossAttention(Attending):
     def call(self, hidden: Any, source: Any, visible: Any = None, training: bool | None = None) -> Any:
         """Apply the sub-layer. `visible` (rows, length) is the mask of the source's places."""
         allowed = None if visible is None else expand_mask(visible)
-        return self.recall(hidden, self.remember(source), allowed, training)
+        return self.attend_cache(hidden, self.make_cache(source), allowed, training)
 
-    def remember(self, source: Any) -> Cache:
+    def make_cache(self, source: Any) -> Cache:
         """The cache of a source."""
-        return self.attention.remember(source)
+        return self.attention.make_cache(source)
 
-    def recall(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
+    def attend_cache(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
         """Apply the sub-layer with a cache of the source."""
-        return self.add(hidden, self.attention.recall(self.read(hidden), cache, allowed, training), training)
+        return self.add(hidden, self.attention.attend_cache(self.read(hidden), cache, allowed, training), training)

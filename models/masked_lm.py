@@ -9,7 +9,7 @@ from keras import ops
 
 from .attention import Configured, near_zero
 from .bert import Bert
-from .layers import activation_of
+from .layers import find_activation
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
@@ -21,7 +21,7 @@ class Guess(Configured):
         self._options = {"width": width, "activation": activation, "epsilon": epsilon, "spread": spread}
         self.dense = keras.layers.Dense(
             width,
-            activation=activation_of(activation),
+            activation=find_activation(activation),
             kernel_initializer=near_zero(spread),
             dtype=self.dtype_policy,
             name="dense",

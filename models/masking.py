@@ -103,22 +103,22 @@ def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
 
     In each row the share, and at least one token, is hidden. Rows with fewer places are padded with weight 0.
     """
-    hideable = _hideable(tokens, how)
+    hideable = _find_hideable(tokens, how)
     seeds = tf.unstack(tf.random.split((how.seed, number), 3))
-    places, weights = _places(hideable, how.share, seeds[0])
+    places, weights = _draw_places(hideable, how.share, seeds[0])
     labels = tf.gather(tokens, places, batch_dims=1)
-    shown = tf.where(weights > 0, _disguised(labels, how, seeds[1], seeds[2]), labels)
+    shown = tf.where(weights > 0, _disguise(labels, how, seeds[1], seeds[2]), labels)
     rows = tf.broadcast_to(tf.range(tf.shape(tokens)[0])[:, None], tf.shape(places))
     hidden = tf.tensor_scatter_nd_update(tokens, tf.stack([rows, places], axis=-1), shown)
     return {"tokens": hidden, "places": places}, labels, weights
 
 
-def masked_examples(batches: tf.data.Dataset, how: Masking) -> tf.data.Dataset:
+def mask_batches(batches: tf.data.Dataset, how: Masking) -> tf.data.Dataset:
     """Mask batches of rows of tokens. With `batches.repeat()` the choice differs in every epoch.
 
     >>> how = Masking(vocabulary=100, mask=4, special=(0, 2, 3))
     >>> rows = tf.data.Dataset.from_tensors([[2, 50, 60, 70, 3, 0]])
-    >>> inputs, labels, weights = next(iter(masked_examples(rows, how)))
+    >>> inputs, labels, weights = next(iter(mask_batches(rows, how)))
     >>> {name: value.shape[1] for name, value in inputs.items()}, labels.shape[1], weights.numpy().tolist()
     ({'tokens': 6, 'places': 1}, 1, [[1.0]])
     """
@@ -158,19 +158,19 @@ def pretrain(
         fit: further options of `fit`.
     """
     model = bert if isinstance(bert, MaskedLm) else masked_lm(bert)
-    optimizer = _optimizer(learning_rate, steps, warmup)
+    optimizer = _make_optimizer(learning_rate, steps, warmup)
     optimizer.build(model.trainable_variables)  # slots created during tracing would cause a second trace
-    model.compile(optimizer, masked_loss(), jit_compile=False)  # jit would compile for every length of a batch
-    examples = masked_examples(batches.repeat(), how)
+    model.compile(optimizer, make_masked_loss(), jit_compile=False)  # jit would compile for every length of a batch
+    examples = mask_batches(batches.repeat(), how)
     return model.fit(examples, epochs=epochs, steps_per_epoch=max(1, steps // epochs), shuffle=False, **fit)
 
 
-def masked_loss() -> keras.losses.Loss:
+def make_masked_loss() -> keras.losses.Loss:
     """The mean loss over hidden tokens."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
 
 
-def _optimizer(peak: float, steps: int, warmup: float) -> keras.optimizers.Optimizer:
+def _make_optimizer(peak: float, steps: int, warmup: float) -> keras.optimizers.Optimizer:
     """BERT's optimizer: Adam with weight decay, except for biases and norms."""
     rising = round(steps * warmup)
     rate = keras.optimizers.schedules.CosineDecay(0.0, max(1, steps - rising), warmup_target=peak, warmup_steps=rising)
@@ -179,12 +179,12 @@ def _optimizer(peak: float, steps: int, warmup: float) -> keras.optimizers.Optim
     return adam
 
 
-def _hideable(tokens: tf.Tensor, how: Masking) -> tf.Tensor:
+def _find_hideable(tokens: tf.Tensor, how: Masking) -> tf.Tensor:
     special = tf.constant(sorted(how.special), tokens.dtype)
     return tf.reduce_all(tokens[..., None] != special, axis=-1)
 
 
-def _places(hideable: tf.Tensor, share: float, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _draw_places(hideable: tf.Tensor, share: float, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Random places of each row, and which of them count."""
     length = tf.cast(tf.shape(hideable)[1], tf.float32)
     most = tf.cast(tf.maximum(1.0, tf.round(share * length)), tf.int32)
@@ -196,7 +196,7 @@ def _places(hideable: tf.Tensor, share: float, seed: tf.Tensor) -> tuple[tf.Tens
     return places, tf.cast(counted, tf.float32)
 
 
-def _disguised(labels: tf.Tensor, how: Masking, seed: tf.Tensor, other_seed: tf.Tensor) -> tf.Tensor:
+def _disguise(labels: tf.Tensor, how: Masking, seed: tf.Tensor, other_seed: tf.Tensor) -> tf.Tensor:
     """The replacements of the tokens to predict."""
     words = tf.constant(np.array(how.words), labels.dtype)
     fate = tf.random.stateless_uniform(tf.shape(labels), seed)
@@ -205,7 +205,7 @@ def _disguised(labels: tf.Tensor, how: Masking, seed: tf.Tensor, other_seed: tf.
     return tf.where(fate < how.masked, tf.cast(how.mask, labels.dtype), others)
 
 
-class Hidden(NamedTuple):
+class HiddenWords(NamedTuple):
     """Ids with hidden words, and the two labels: the hidden words (padding elsewhere), and the number of words."""
 
     shown: tf.Tensor
@@ -229,7 +229,7 @@ class Hiding:
     special: tuple[int, ...] = (0,)
     seed: int = 0
 
-    def __call__(self, ids: Any, number: Any) -> Hidden:
+    def __call__(self, ids: Any, number: Any) -> HiddenWords:
         """Hide words of complete sentences (rows, length), with start and end, for this batch."""
         is_word = tf.reduce_all(ids[:, :, None] != tf.constant(self.special, ids.dtype), axis=2)
         words = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
@@ -238,7 +238,7 @@ class Hiding:
         count = 1 + tf.cast(share * tf.cast(words, tf.float32), tf.int32)
         draw = tf.where(is_word, tf.random.stateless_uniform(tf.shape(ids), seeds[1]), 2.0)
         hidden = is_word & (tf.argsort(tf.argsort(draw)) < count[:, None])
-        return Hidden(tf.where(hidden, self.mask, ids), tf.where(hidden, ids, 0), words)
+        return HiddenWords(tf.where(hidden, self.mask, ids), tf.where(hidden, ids, 0), words)
 
     def of_batches(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Convert batches for a causal model to those for a `MaskedABNet`.

@@ -47,7 +47,7 @@ class Translator(Translating):
         around: Around = nowhere,
         name: str = "translator",
     ) -> None:
-        encoder, decoder = _source_side(source), _target_side(target, tied=tied)
+        encoder, decoder = _build_source_side(source), _build_target_side(target, tied=tied)
         config = {"source": asdict(source), "target": asdict(target), "tied": tied, "name": name}
         super().__init__(Sides(encoder, decoder, around), config)
 
@@ -58,29 +58,29 @@ class Translator(Translating):
         return cls(**{**config, **sizes})
 
 
-def _source_side(sizes: BertSizes) -> Encoder:
+def _build_source_side(sizes: BertSizes) -> Encoder:
     bert = Bert(sizes, name="source")
     layers = tuple(layer for both in bert.sub_layers for layer in both)
     return Encoder(bert.visible, bert.embedding, layers, bert.ending)
 
 
-def _target_side(sizes: BertSizes, *, tied: bool) -> Decoder:
+def _build_target_side(sizes: BertSizes, *, tied: bool) -> Decoder:
     bert = Bert(sizes, name="target")
     layers: list[keras.layers.Layer] = []
     for number, (attention, inner) in enumerate(bert.sub_layers):
-        layers += [attention, _looking(sizes, f"target_source_attention{number}"), inner]
+        layers += [attention, _build_cross_attention(sizes, f"target_source_attention{number}"), inner]
     layers += [] if bert.ending is None else [bert.ending]
-    return Decoder(bert.embedding, tuple(layers), _scores(bert, tied=tied))
+    return Decoder(bert.embedding, tuple(layers), _build_scores(bert, tied=tied))
 
 
-def _looking(sizes: BertSizes, name: str) -> CrossAttention:
+def _build_cross_attention(sizes: BertSizes, name: str) -> CrossAttention:
     dropout = sizes.dropout if sizes.attention_dropout is None else sizes.attention_dropout
     return CrossAttention(
         sizes.width, sizes.heads, norm=sizes.norm, attention_dropout=dropout, **sizes.common, name=name
     )
 
 
-def _scores(bert: Bert, *, tied: bool) -> Scores:
+def _build_scores(bert: Bert, *, tied: bool) -> Scores:
     if tied:
         return Scores((), bert.embedding, Bias(name="target_output_bias"))
     return Scores((keras.layers.Dense(bert.sizes.vocabulary, name="target_output"),))

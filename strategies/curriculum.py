@@ -153,7 +153,7 @@ class Curriculum(keras.callbacks.Callback):
                 f"first={first!r} of a curriculum is not a step", mend="first=0, the step of the first batch"
             )
         if not isinstance(dataset, tf.data.Dataset):
-            raise self._no_dataset(dataset)
+            raise self._not_a_dataset_error(dataset)
         self._check(dataset.element_spec)
         return self._cut_dataset(dataset, Position.at(first))
 
@@ -228,7 +228,7 @@ class Curriculum(keras.callbacks.Callback):
 
     def _cut_fit(self, dataset: Any) -> tf.data.Dataset:
         if not isinstance(dataset, tf.data.Dataset):
-            raise self._no_dataset(dataset)
+            raise self._not_a_dataset_error(dataset)
         self._check(dataset.element_spec)
         specs = [tuple(each.shape) for each in _list_tensors(dataset.element_spec)]
         self._axes = [[axis for axis, size in enumerate(shape) if axis and size == self.end] for shape in specs]
@@ -264,7 +264,7 @@ class Curriculum(keras.callbacks.Callback):
         return passing.concatenate(nothing)
 
     @staticmethod
-    def _no_dataset(given: Any) -> DataError:
+    def _not_a_dataset_error(given: Any) -> DataError:
         return DataError(
             f"a curriculum requires a dataset, not {type(given).__name__}",
             why="it cuts the batches of a dataset at each step",

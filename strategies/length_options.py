@@ -78,7 +78,7 @@ class LengthOptions:
         asked = OpenChoices(
             None if "micro_batch" in self.open else self.micro_batch,
             None if "compress" in self.open else self.compress,
-            shapes.of,
+            shapes.shapes,
             shapes.free,
             self.site,
         )
@@ -149,7 +149,7 @@ class LengthOptions:
 class ShapesByLength(NamedTuple):
     """The shapes of a batch's tensors by length, and the same with None for sizes that depend on the length."""
 
-    of: Mapping[int, Sequence[tuple[int, ...]]]
+    shapes: Mapping[int, Sequence[tuple[int, ...]]]
     free: Sequence[tuple[int | None, ...]]
 
 

@@ -18,7 +18,7 @@ Place = dict[str, str]
 """Regex of layer paths to cluster, for `nb.place`: the whole path must match."""
 
 
-def layers_in_sequence(model: Any) -> list[LayerPath]:
+def list_layers(model: Any) -> list[LayerPath]:
     """The direct layers of a model with their paths, without inputs, in the order in which they were added.
 
     In a Sequential or functional model this is the order of execution, and mostly in other models too; where it is not,
@@ -36,7 +36,7 @@ def layers_in_sequence(model: Any) -> list[LayerPath]:
     return layers
 
 
-def checked_clusters(clusters: Iterable[str], layers: Sequence[object]) -> list[str]:
+def check_clusters(clusters: Iterable[str], layers: Sequence[object]) -> list[str]:
     """Validate the names of clusters: they must be distinct, and not more than there are layers."""
     names = [clusters] if isinstance(clusters, str) else list(clusters)
     if not names or len(set(names)) != len(names):
@@ -50,10 +50,10 @@ def checked_clusters(clusters: Iterable[str], layers: Sequence[object]) -> list[
     return names
 
 
-def place_map(clusters: Sequence[str], parts: Sequence[Sequence[str]]) -> Place:
+def make_place_map(clusters: Sequence[str], parts: Sequence[Sequence[str]]) -> Place:
     r"""The map that assigns to each cluster the layers with its paths, and everything inside them.
 
-    >>> place_map(["gpu", "npu"], [["in", "a.b"], ["out"]])
+    >>> make_place_map(["gpu", "npu"], [["in", "a.b"], ["out"]])
     {'(in|a\\.b)(/.*)?': 'gpu', '(out)(/.*)?': 'npu'}
     """
     patterns = ["|".join(map(re.escape, part)) for part in parts]
@@ -77,11 +77,11 @@ def halves(model: Any, clusters: Iterable[str]) -> Place:
     >>> halves(model, ["gpu", "npu"])
     {'(a|b)(/.*)?': 'gpu', '(c)(/.*)?': 'npu'}
     """
-    layers = layers_in_sequence(model)
-    names = checked_clusters(clusters, layers)
+    layers = list_layers(model)
+    names = check_clusters(clusters, layers)
     left = iter(layers)
     parts = [[next(left).path for _ in range(count)] for count in sizes(len(layers), len(names))]
-    return place_map(names, parts)
+    return make_place_map(names, parts)
 
 
 def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
@@ -102,21 +102,21 @@ def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
     >>> by_parameters(model, ["gpu", "npu"])
     {'(a|b)(/.*)?': 'gpu', '(c)(/.*)?': 'npu'}
     """
-    groups = _groups(layers_in_sequence(model))
-    names = checked_clusters(clusters, groups)
-    weights = [sum(_parameters(spot.layer) for spot in group) for group in groups]
+    groups = _group_layers(list_layers(model))
+    names = check_clusters(clusters, groups)
+    weights = [sum(_count_parameters(spot.layer) for spot in group) for group in groups]
     parts: list[list[str]] = []
-    for start, end in _cut(weights, len(names)):
+    for start, end in _cut_weights(weights, len(names)):
         parts.append([spot.path for group in groups[start:end] for spot in group])
-    return place_map(names, parts)
+    return make_place_map(names, parts)
 
 
-def _groups(layers: Sequence[LayerPath]) -> list[list[LayerPath]]:
+def _group_layers(layers: Sequence[LayerPath]) -> list[list[LayerPath]]:
     """Each layer with parameters, together with the following layers without (at the start, the preceding ones)."""
     groups: list[list[LayerPath]] = [[]]
     filled = False
     for spot in layers:
-        weighs = _parameters(spot.layer) > 0
+        weighs = _count_parameters(spot.layer) > 0
         if weighs and filled:
             groups.append([])
         groups[-1].append(spot)
@@ -124,7 +124,7 @@ def _groups(layers: Sequence[LayerPath]) -> list[list[LayerPath]]:
     return groups
 
 
-def _parameters(layer: Any) -> int:
+def _count_parameters(layer: Any) -> int:
     if not layer.built:
         raise PlacementError(
             f"layer {layer.name!r} is not built",
@@ -135,10 +135,10 @@ def _parameters(layer: Any) -> int:
     return int(layer.count_params())
 
 
-def _cut(weights: Sequence[int], parts: int) -> list[tuple[int, int]]:
+def _cut_weights(weights: Sequence[int], parts: int) -> list[tuple[int, int]]:
     """Cut a sequence into `parts` non-empty runs that minimise the heaviest.
 
-    >>> _cut([5, 1, 1, 5], 2), _cut([1, 1, 1, 9], 3)
+    >>> _cut_weights([5, 1, 1, 5], 2), _cut_weights([1, 1, 1, 9], 3)
     ([(0, 2), (2, 4)], [(0, 1), (1, 3), (3, 4)])
     """
 

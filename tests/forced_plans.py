@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from whale_nebula.planner.decision import Observed, Offer
+from whale_nebula.planner.decision import Observation, Offer
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import score
-from whale_nebula.planner.search import Found
+from whale_nebula.planner.search import SearchResult
 from whale_nebula.report.prediction import PlannedReport
 from whale_nebula.runtime import decisions, replan
 
@@ -30,11 +30,11 @@ def force_plans(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
     def find_next(problem: Problem, *args: Any) -> Offer | None:
         return Offer(problem, choose(problem)) if len(chosen) < len(texts) else None
 
-    patch(decisions, "search", lambda problem: Found(choose(problem)))
-    patch(replan, "find_better", find_next)
+    patch(decisions, "search", lambda problem: SearchResult(choose(problem)))
+    patch(replan, "find_better_plan", find_next)
     patch(replan, "FIRST_JUDGED", 1)
     patch(PlannedReport, "is_off", property(lambda planned: len(chosen) < len(texts)))
-    patch(replan.PlanWatch, "_observe", lambda watch, planned, seconds, outcome: Observed(seconds, planned.compute))
+    patch(replan.PlanWatch, "_observe", lambda watch, planned, seconds, outcome: Observation(seconds, planned.compute))
     return chosen
 
 

@@ -51,7 +51,7 @@ EACH = 8
 """The steps of each length in this comparison."""
 
 
-class Looks(keras.callbacks.Callback):
+class StepRecorder(keras.callbacks.Callback):
     """Callback that keeps time and loss of each step, and the held-out loss every so many steps."""
 
     def __init__(self, curriculum: Curriculum, held: Any, *, cut: bool) -> None:
@@ -75,7 +75,7 @@ class Looks(keras.callbacks.Callback):
             self.held.append([number + 1, float(found)])
 
 
-def train(way: str, seed: int, steps: int, *, times: int = 1, rate: float = RATE, cut: bool = True) -> Looks:
+def train(way: str, seed: int, steps: int, *, times: int = 1, rate: float = RATE, cut: bool = True) -> StepRecorder:
     """Train one variant with `times` the batch."""
     nb.shutdown()
     keras.utils.clear_session()
@@ -95,9 +95,9 @@ def train(way: str, seed: int, steps: int, *, times: int = 1, rate: float = RATE
     held = 4 * BATCH
     data = tf.data.Dataset.from_tensor_slices((x[held:], y[held:])).shuffle(len(x), seed=seed).repeat()
     data = data.batch(times * BATCH).apply(curriculum)
-    looks = Looks(curriculum, (x[:held], y[:held]), cut=cut)
-    model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[looks])
-    return looks
+    recorder = StepRecorder(curriculum, (x[:held], y[:held]), cut=cut)
+    model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[recorder])
+    return recorder
 
 
 def measure(steps: int, large: int, seeds: tuple[int, ...], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,9 +109,9 @@ def measure(steps: int, large: int, seeds: tuple[int, ...], found: list[dict[str
                 if (kind, way, seed) in have:
                     continue
                 how = {} if kind == "small" else {"times": LARGE, "rate": LARGE_RATE * RATE, "cut": False}
-                looks = train(way, seed, steps if kind == "small" else large, **how)
-                found.append({"kind": kind, "way": way, "seed": seed, "steps": looks.steps, "held": looks.held})
-                print(f"{kind} {way} seed {seed}: held-back loss {looks.held[-1][1]:.3f}", flush=True)
+                recorder = train(way, seed, steps if kind == "small" else large, **how)
+                found.append({"kind": kind, "way": way, "seed": seed, "steps": recorder.steps, "held": recorder.held})
+                print(f"{kind} {way} seed {seed}: held-back loss {recorder.held[-1][1]:.3f}", flush=True)
                 if steps == STEPS:
                     with ROWS.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(found[-1]) + "\n")
@@ -123,7 +123,7 @@ def find(found: list[dict[str, Any]], kind: str, way: str) -> list[dict[str, Any
     return sorted((row for row in found if (row["kind"], row["way"]) == (kind, way)), key=lambda row: row["seed"])
 
 
-def typical(row: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
+def summarise_row(row: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
     """For each length the median of the steps' seconds, of their ratio to the prediction, and of the bytes sent;
     without the first ones, which are traced.
     """
@@ -146,7 +146,7 @@ def reach(row: Mapping[str, Any], target: float) -> tuple[float, float, float] |
     """Seconds, tokens (in full steps) and bytes until the held-out loss first reaches the target; a traced step counts
     as an ordinary one of its length.
     """
-    usual = typical(row)
+    usual = summarise_row(row)
     for step, loss in row["held"]:
         if loss <= target:
             lengths = [int(each[0]) for each in row["steps"][: int(step)]]
@@ -197,7 +197,7 @@ def describe_steps(found: list[dict[str, Any]]) -> list[list[Any]]:
     rows: list[list[Any]] = [
         ["rows of", "bytes, of a full step", "off", "seconds, of a full step", "beside the prediction", "bar 10 %"]
     ]
-    usual = [typical(row) for row in find(found, "small", "linear")]
+    usual = [summarise_row(row) for row in find(found, "small", "linear")]
     for length in sorted(usual[0]):
         sent, took = (statistics.median(each[length][part] / each[LENGTH][part] for each in usual) for part in (2, 0))
         beside, share = statistics.median(each[length][1] for each in usual), length / LENGTH
@@ -261,7 +261,7 @@ def draw(found: list[dict[str, Any]]) -> None:
     with picture(HERE / "curriculum.svg", 2) as (left, right):
         for number, way in enumerate(WAYS):
             for row in find(found, "small", way):
-                usual = typical(row)
+                usual = summarise_row(row)
                 seconds = np.cumsum([usual[int(each[0])][0] for each in row["steps"]])
                 at = [seconds[int(step) - 1] for step, _ in row["held"]]
                 label = way if row["seed"] == SEEDS[0] else None

@@ -31,7 +31,7 @@ DEADLINE = 300
 
 
 @contextlib.contextmanager
-def started(name: str, *words: str) -> Iterator[tuple[str, Any]]:
+def start_contender(name: str, *words: str) -> Iterator[tuple[str, Any]]:
     """Start a contender's two processes; yields the first one's description, and the sockets to both."""
     env = {**QUIET, "PYTHONPATH": f"{HERE}:{ROOT}"}
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as door:
@@ -64,7 +64,7 @@ def compare() -> list[list[object]]:
     from contender import CASES, make_layers, make_tokens
     from reference import compute_dense
 
-    with started("exact") as (_, lines):
+    with start_contender("exact") as (_, lines):
         told = ask(lines, 1)
     rows = []
     for number, options in enumerate(CASES):
@@ -87,11 +87,11 @@ def measure(steps: int, rounds: int) -> tuple[dict[str, float], list[str]]:
     """The median step of each contender, in seconds, and the bytes of one of the experts'."""
     found: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
-        about, experts = stack.enter_context(started("experts"))
+        about, experts = stack.enter_context(start_contender("experts"))
         crossing = json.loads(about)
         teams = {"experts": experts}
-        teams |= {"dense": stack.enter_context(started("dense"))[1]}
-        teams |= {"collectives": stack.enter_context(started("collectives", *crossing))[1]}
+        teams |= {"dense": stack.enter_context(start_contender("dense"))[1]}
+        teams |= {"collectives": stack.enter_context(start_contender("collectives", *crossing))[1]}
         for lines in teams.values():
             ask(lines, 3)
         for _ in range(rounds):
@@ -101,7 +101,7 @@ def measure(steps: int, rounds: int) -> tuple[dict[str, float], list[str]]:
     return {name: round(median(each), 4) for name, each in found.items()}, crossing
 
 
-def weigh(seconds: dict[str, float]) -> list[list[object]]:
+def compare_seconds(seconds: dict[str, float]) -> list[list[object]]:
     """A step relative to one of the dense layers and to the collectives."""
     beside = seconds["dense"] + seconds["collectives"]
     ratio = seconds["experts"] / beside
@@ -169,7 +169,7 @@ def main() -> None:
         found["exact"] = {"rows": compare()}
     if "cost" in parts:
         seconds, crossing = measure(*((4, 1) if asked.quick else (8, 3)))
-        found["cost"] = {"rows": weigh(seconds), "seconds": seconds, "crossing": crossing}
+        found["cost"] = {"rows": compare_seconds(seconds), "seconds": seconds, "crossing": crossing}
     if "language" in parts:
         curves = learn(SEEDS[:1] if asked.quick else SEEDS, 100 if asked.quick else STEPS)
         found["language"] = {"rows": rank(curves), "curves": curves}

@@ -62,19 +62,21 @@ def make_problem(devices: int, rows: int, halves: bool) -> Problem:
     forward = np.stack([np.zeros(len(chain)), flops / FLOPS])
     update = chain.weights * 5 / 9e11
     count = 2 if halves else 1
-    half = ClusterCosts("", devices // count, forward, 2 * forward, update, 5e-4, MEMORY, NETWORK, later=forward)
+    half = ClusterCosts(
+        "", devices // count, forward, 2 * forward, update, 5e-4, MEMORY, NETWORK, deferred_backward=forward
+    )
     costs = tuple(replace(half, name=f"half{n}") for n in range(count))
     lines = {(0, 1): SLOW, (1, 0): SLOW} if halves else {}
-    return Problem(chain, costs, devices * rows, lines, Options(most=4096, recompute=False))
+    return Problem(chain, costs, devices * rows, lines, Options(max_micro_batches=4096, recompute=False))
 
 
-def seconds_of(problem: Problem, *parts: Part, micro_batches: int) -> float:
+def predict_seconds(problem: Problem, *parts: Part, micro_batches: int) -> float:
     """Seconds of a step of a plan; infinite if memory is too small."""
     found = score(problem, Shape(parts, micro_batches))
     return found.seconds if isinstance(found, Candidate) else math.inf
 
 
-def whale_seconds(devices: int, rows: int) -> dict[str, float]:
+def predict_whale_seconds(devices: int, rows: int) -> dict[str, float]:
     """Data parallelism, and three replicated stages as in Whale's Figure 3."""
     problem, blocks, copies = make_problem(devices, rows, False), LAYERS + 2, devices // 3
     between = replace(NETWORK, rate=NETWORK.rate * max(1, copies // 8))  # each server has its own
@@ -84,19 +86,19 @@ def whale_seconds(devices: int, rows: int) -> dict[str, float]:
     thirds = (Part(0, 0, 9, copies), Part(1, 9, 17, copies), Part(2, 17, blocks, copies))
     counts = [copies * power for power in (1, 2, 4, 8) if copies * power <= problem.rows]
     return {
-        "data": seconds_of(problem, Part(0, 0, blocks, devices), micro_batches=devices),
-        "pipeline": min(seconds_of(staged, *thirds, micro_batches=count) for count in counts),
+        "data": predict_seconds(problem, Part(0, 0, blocks, devices), micro_batches=devices),
+        "pipeline": min(predict_seconds(staged, *thirds, micro_batches=count) for count in counts),
     }
 
 
-def halves_seconds(devices: int, rows: int) -> dict[str, float]:
+def predict_halves_seconds(devices: int, rows: int) -> dict[str, float]:
     """Two halves joined by the slow line: data parallelism over it, and the plan that the search finds."""
     problem = make_problem(devices, rows, True)
     whole = make_problem(devices, rows, False)
     size = float(whole.chain.gradients.sum())
-    inside = seconds_of(whole, Part(0, 0, LAYERS + 2, devices), micro_batches=devices)
+    inside = predict_seconds(whole, Part(0, 0, LAYERS + 2, devices), micro_batches=devices)
     over = inside + 2 * (devices - 1) / devices * size / SLOW.rate + 2 * SLOW.delay
-    free = search(replace(problem, options=replace(problem.options, most=1024))).candidates
+    free = search(replace(problem, options=replace(problem.options, max_micro_batches=1024))).candidates
     return {"data": over, "planned": free[0].seconds, "used": len({part.cluster for part in free[0].parts})}
 
 
@@ -105,7 +107,7 @@ def forecast(devices: tuple[int, ...], rows: tuple[int, ...]) -> list[dict[str, 
     found = []
     for each in rows:
         for count in devices:
-            whale, halves = whale_seconds(count, each), halves_seconds(count, each) if each == 8 else {}
+            whale, halves = predict_whale_seconds(count, each), predict_halves_seconds(count, each) if each == 8 else {}
             found.append({"devices": count, "rows": each, **whale, **{f"halves_{k}": v for k, v in halves.items()}})
             print(found[-1], flush=True)
     return found

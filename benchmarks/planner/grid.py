@@ -22,7 +22,7 @@ MODELS, RATES = ("transformer", "translator", "convolutions", "classes"), ("60mb
 SHARES, COUNTS, SCHEDULES = (0.25, 0.5, 0.75), (2, 4, 8), ("eager-1f1b", "gpipe")
 
 
-def grid() -> Iterator[str]:
+def list_grid() -> Iterator[str]:
     """The manual plans: on one device, and cut in two at several shares of the computation."""
     yield "one"
     for share, count, schedule in itertools.product(SHARES, COUNTS, SCHEDULES):
@@ -31,7 +31,7 @@ def grid() -> Iterator[str]:
 
 def compare(model: str, rate: str, steps: int) -> dict[str, Any]:
     """Seconds of a step by plan, and those of the planner's relative to the best."""
-    seconds = {plan: measure(Run(model, plan, rate), steps)["measured"] for plan in ("planner", *grid())}
+    seconds = {plan: measure(Run(model, plan, rate), steps)["measured"] for plan in ("planner", *list_grid())}
     best = min((plan for plan in seconds if plan != "planner"), key=lambda plan: seconds[plan])
     return {"model": model, "rate": rate, "best": best, "ratio": seconds["planner"] / seconds[best], "seconds": seconds}
 

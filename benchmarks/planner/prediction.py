@@ -74,7 +74,7 @@ def train(words: Sequence[str]) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def own_cache() -> Iterator[None]:
+def use_own_cache() -> Iterator[None]:
     """A temporary folder for the measurements of blocks that runs share."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
@@ -133,7 +133,7 @@ def main() -> int:
     made.add_argument("--runs", default=",".join(map(str, range(len(RUNS)))))
     made.add_argument("--steps", type=int, default=16)
     a = made.parse_args()
-    with own_cache():
+    with use_own_cache():
         if a.quick:
             print(measure(RUNS[-1], 6))
         else:

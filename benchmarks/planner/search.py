@@ -56,7 +56,7 @@ def compare(seeds: range) -> dict[str, Any]:
                 "seed": seed,
                 "excess": found[0].seconds / best.seconds - 1.0,
                 "schedule": best.schedule,
-                "codecs": len(problem.chain.choices),
+                "codecs": len(problem.chain.codec_choices),
                 "stages": len(best.parts),
             })  # fmt: skip
     excess = [row["excess"] for row in rows]
@@ -94,7 +94,9 @@ def draw_large(blocks: int, workers: int, clusters: int, kind: str) -> Problem:
         share = float(weights.sum()) * 5 * clusters / workers * draw.uniform(1.5, 4)
         memory = share if kind == "short" else math.inf
         rest = seconds * 0.2, 5e-4, memory, Line(rate=1e9, delay=5e-5)
-        costs.append(ClusterCosts(f"c{number}", workers // clusters, forward, 2 * forward, *rest, later=forward))
+        costs.append(
+            ClusterCosts(f"c{number}", workers // clusters, forward, 2 * forward, *rest, deferred_backward=forward)
+        )
     lines = {
         (a, b): Line(rate=float(draw.choice([7.5e6, 15e6, 1e8])), delay=float(draw.choice([0.001, 0.01, 0.02])))
         for a in range(clusters) for b in range(clusters) if a != b

@@ -36,7 +36,7 @@ from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.explanation import stage_names
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import score
-from whale_nebula.planner.search import Found, search
+from whale_nebula.planner.search import SearchResult, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step import clock
@@ -95,12 +95,12 @@ MODELS: dict[str, tuple[Callable[..., Made], int]] = {
 }
 
 
-def force(plan: str) -> None:
+def force_plan(plan: str) -> None:
     """Make the planner choose a manual plan: "0.5,4" has half of the computation in the first cluster, and 4
     micro-batches; "0.5,4,gpipe" has another schedule, and "one" runs on one device.
     """
 
-    def choose(problem: Problem, most: int = 8, **others: Any) -> Found:
+    def choose(problem: Problem, most: int = 8, **others: Any) -> SearchResult:
         blocks = len(problem.chain)
         if plan == "one":
             shape = Shape((Part(0, 0, blocks),))
@@ -114,7 +114,7 @@ def force(plan: str) -> None:
             cut = min(cuts, key=lambda each: abs(taken[each - 1] / taken[-1] - float(share)))
             shape = Shape((Part(0, 0, cut), Part(1, cut, blocks)), int(count))
         found = score(problem, shape)
-        return Found((found,)) if isinstance(found, Candidate) else Found((), found)
+        return SearchResult((found,)) if isinstance(found, Candidate) else SearchResult((), found)
 
     decisions.search = choose if plan != "planner" else search
 
@@ -157,7 +157,7 @@ def main() -> None:
         link = {"between": list(CLUSTERS)} | ({"rate": rate, "delay": delay} if rate != "free" else {})
         nb.init({"clusters": {name: {} for name in CLUSTERS}, "links": [link]})
     make, rows = MODELS[a.model]
-    force(a.plan)
+    force_plan(a.plan)
     nb.auto_parallel()
     model, x, y, _ = make(rows * a.rows, a.scale)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

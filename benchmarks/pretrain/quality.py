@@ -99,7 +99,7 @@ def train(step: Step, mixtures: dict[str, Mixture], steps: int) -> dict[str, flo
     return {name: float(np.mean([float(each[name]) for each in late])) for name in late[0]}
 
 
-def by_generators(model: Pretraining) -> Step:
+def make_generator_step(model: Pretraining) -> Step:
     """A step of generators and a discriminator."""
 
     @tf.function
@@ -112,7 +112,7 @@ def by_generators(model: Pretraining) -> Step:
     return step
 
 
-def by_masks(bert: Bert, how: Corruption, steps: int) -> Step:
+def make_masked_step(bert: Bert, how: Corruption, steps: int) -> Step:
     """A step of masked language modelling."""
     model = masked_lm(bert)
     adam = make_adam(model, 2e-3, steps=steps)
@@ -152,7 +152,7 @@ def pretrain(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, s
         steps = round(steps * both / flops(large, how, ["guess"]))
         return bert, {
             "steps": steps,
-            "losses": train(by_masks(bert, how, steps), mix(corpus, words, {"all": languages}, seed), steps),
+            "losses": train(make_masked_step(bert, how, steps), mix(corpus, words, {"all": languages}, seed), steps),
         }
     halves = {"one": languages[:2], "two": languages[2:]}
     families = halves if contender == "families" else {"all": languages}
@@ -160,7 +160,10 @@ def pretrain(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, s
     networks = {**generators, DISCRIMINATOR: Discriminator(bert)}
     adams = {name: make_adam(each, 2e-3, steps=steps) for name, each in networks.items()}
     model = Pretraining(generators, networks[DISCRIMINATOR], how, Objectives(10.0, 50.0), adams)
-    return bert, {"steps": steps, "losses": train(by_generators(model), mix(corpus, words, families, seed), steps)}
+    return bert, {
+        "steps": steps,
+        "losses": train(make_generator_step(model), mix(corpus, words, families, seed), steps),
+    }
 
 
 def measure(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, options: argparse.Namespace) -> Found:

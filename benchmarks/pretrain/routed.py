@@ -23,7 +23,7 @@ CASE = json.loads(sys.argv[1])
 WIDTH, RATE = 8, 0.01
 
 
-def sleep_for(rows: Any, seconds: float) -> Any:
+def add_sleep(rows: Any, seconds: float) -> Any:
     """The rows, after `seconds` for each."""
 
     def rest(given: np.ndarray) -> np.ndarray:
@@ -58,12 +58,12 @@ def main() -> None:
             made, own = [], {}
             for name in names:
                 with around(name, 1):
-                    made.append(sleep_for(x[name], CASE["generator"]) @ makes[name])
+                    made.append(add_sleep(x[name], CASE["generator"]) @ makes[name])
                     own[name] = tf.reduce_mean(made[-1] ** 2)
             with around("npu", CASE["discriminators"]):
                 rows = [tf.stop_gradient(each) for each in made]
                 whole = rows[0] if len(rows) == 1 else tf.concat(rows, 0)
-                found = tf.reduce_mean((sleep_for(whole, CASE["discriminator"]) @ judges) ** 2)
+                found = tf.reduce_mean((add_sleep(whole, CASE["discriminator"]) @ judges) ** 2)
         for name in names:
             makes[name].assign_sub(RATE * tape.gradient(own[name], makes[name]))
         judges.assign_sub(RATE * tape.gradient(found, judges))

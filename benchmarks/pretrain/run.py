@@ -42,7 +42,7 @@ ROUTED = [
 Found = dict[str, Any]
 
 
-def over_line(case: Found, *, quick: bool) -> Found:
+def measure_over_line(case: Found, *, quick: bool) -> Found:
     """Run generators in sites that feed a discriminator in another site, over a free and a slow line alternately."""
     names = [f"g{number}" for number in range(case["generators"])]
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +63,7 @@ def over_line(case: Found, *, quick: bool) -> Found:
     return {**case, "free": slowest["free"], "slow": slowest["slow"], "sent": sent, "crossed": crossed}
 
 
-def route(case: Found, *, quick: bool) -> Found:
+def measure_routing(case: Found, *, quick: bool) -> Found:
     """The same with sleeping instead of computing, so that the ideal is known."""
     case = {**case, "steps": 2} if quick else case
     with tempfile.TemporaryDirectory() as folder:
@@ -84,15 +84,15 @@ def route(case: Found, *, quick: bool) -> Found:
     return {**case, "seconds": max((each["seconds"] for each in told), key=sum)}
 
 
-def is_of(found: Found, case: Found) -> bool:
+def matches_case(found: Found, case: Found) -> bool:
     """Whether a row belongs to this case."""
     return all(found.get(name) == value for name, value in case.items())
 
 
-def line_row(case: Found, found: list[Found]) -> list[object]:
+def make_line_row(case: Found, found: list[Found]) -> list[object]:
     """The table's row for a line."""
     what = f"{case['generators']} generator{'s' * (case['generators'] > 1)}, {case['line']}"
-    own = [each for each in found if is_of(each, case)]
+    own = [each for each in found if matches_case(each, case)]
     if not own:
         return [what, *["not measured"] * 5]
     pairs = [pair for each in own for pair in zip(each["free"], each["slow"], strict=True)]
@@ -104,12 +104,12 @@ def line_row(case: Found, found: list[Found]) -> list[object]:
     return [what, *numbers, verdict(share, SHARE_BAR, least=True), said]
 
 
-def routed_row(case: Found, found: list[Found]) -> list[object]:
+def make_routed_row(case: Found, found: list[Found]) -> list[object]:
     """The table's row for generators and discriminators that sleep."""
     what = f"{case['generators']} : {case['discriminators']}"
     each = case["rows"] / case["generators"] * case["generator"]
     ideal = max(each, case["rows"] * case["discriminator"] / case["discriminators"])
-    own = next((row for row in found if is_of(row, case)), None)
+    own = next((row for row in found if matches_case(row, case)), None)
     if own is None:
         return [what, round(ideal, 3), *["not measured"] * 3]
     step = statistics.median(own["seconds"])
@@ -131,9 +131,9 @@ def write_tables(found: list[Found]) -> None:
         "bars": {"share": SHARE_BAR, "step": STEP_BAR, "bytes": BYTES_BAR},
         "rows": len(found),
     }
-    write(__file__, result, [head, *(line_row(case, found) for case in LINES)])
+    write(__file__, result, [head, *(make_line_row(case, found) for case in LINES)])
     head = ["generators : discriminators", "ideal, s", "a step, s", "by the ideal", ""]
-    write(__file__, result, [head, *(routed_row(case, found) for case in ROUTED)], "routed")
+    write(__file__, result, [head, *(make_routed_row(case, found) for case in ROUTED)], "routed")
 
 
 def main() -> None:
@@ -143,12 +143,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short row of each kind; writes nothing")
     parser.add_argument("--only", choices=("line", "routed"), help="rows of this kind")
     chosen = parser.parse_args()
-    measure = {"line": over_line, "routed": route}
+    measure = {"line": measure_over_line, "routed": measure_routing}
     if chosen.quick:
-        print(over_line(LINES[-1], quick=True), route(ROUTED[2], quick=True), sep="\n")
+        print(measure_over_line(LINES[-1], quick=True), measure_routing(ROUTED[2], quick=True), sep="\n")
         return
     for case in () if chosen.table else (*LINES, *ROUTED):
-        if chosen.only in (None, case["kind"]) and not any(is_of(each, case) for each in finished(RESULTS)):
+        if chosen.only in (None, case["kind"]) and not any(matches_case(each, case) for each in finished(RESULTS)):
             row = measure[case["kind"]](case, quick=False)
             with RESULTS.open("a") as file:
                 file.write(json.dumps(row) + "\n")

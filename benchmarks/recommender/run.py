@@ -84,7 +84,9 @@ def measure_bytes(quick: bool) -> Rows:
         for way, make in ways.items():
             with nb.init(links="10gbit,0ms", seed=1):
                 model, crossed = make_model(make(), cut=way != "uncut"), []
-                look = keras.callbacks.LambdaCallback(on_train_batch_end=_appending(crossed, _crossed))
+                look = keras.callbacks.LambdaCallback(
+                    on_train_batch_end=_record_after_steps(crossed, _count_crossed_bytes)
+                )
                 fitted = model.fit(
                     log.inputs, log.clicked, BATCH, verbose=0, shuffle=False, epochs=2,
                     callbacks=[] if way == "uncut" else [look],
@@ -111,14 +113,14 @@ def measure_bytes(quick: bool) -> Rows:
     return rows
 
 
-def _appending(found: list[Any], measure: Callable[[], Any]) -> Callable[..., None]:
+def _record_after_steps(found: list[Any], measure: Callable[[], Any]) -> Callable[..., None]:
     def append(batch: int, logs: Any = None) -> None:
         found.append(measure())
 
     return append
 
 
-def _crossed() -> int:
+def _count_crossed_bytes() -> int:
     return sum(link.payload_bytes for link in nb.last_report().links.values())
 
 
@@ -194,7 +196,7 @@ def measure_overlap(quick: bool) -> Rows:
             data = tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(BATCH)
             data = look_ahead(data, layer) if plan.get("ahead") else data
             ends: list[float] = []
-            tell = keras.callbacks.LambdaCallback(on_train_batch_end=_appending(ends, time.perf_counter))
+            tell = keras.callbacks.LambdaCallback(on_train_batch_end=_record_after_steps(ends, time.perf_counter))
             if plan.get("micro_batch"):
                 with nb.pipeline(plan["micro_batch"], coupled="allow"):
                     model.fit(data, verbose=0, callbacks=[tell])

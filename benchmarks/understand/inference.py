@@ -22,7 +22,7 @@ import tensorflow as tf
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common import machine, write
-from benchmarks.understand.tuning import BATCH, RATE, ROWS, SIZES, WIDTH, language_model, rows_of
+from benchmarks.understand.tuning import BATCH, RATE, ROWS, SIZES, WIDTH, language_model, make_rows
 from whale_nebula.capture.bottlenecks import singular_vectors
 from whale_nebula.models import Bert
 from whale_nebula.models.understanding import TASKS, loss_of, understanding
@@ -104,7 +104,7 @@ def clusters(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> 
     return best[1]
 
 
-def neighbours(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> float:
+def match_neighbours(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> float:
     """The share of labels found by the nearest of a few known rows."""
     shares = []
     for _ in range(5):
@@ -115,12 +115,12 @@ def neighbours(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -
     return float(np.mean(shares))
 
 
-def attacked(cut: int, rank: int, noise: float, weights: Any, words: Any) -> dict[str, Any]:
+def run_attack(cut: int, rank: int, noise: float, weights: Any, words: Any) -> dict[str, Any]:
     """Train, and attack the gradients of some rows at intervals."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(1)
-    train, dev = rows_of(TASK, "train", ROWS, words), rows_of(TASK, "dev", 1024, words)
+    train, dev = make_rows(TASK, "train", ROWS, words), make_rows(TASK, "dev", 1024, words)
     model = Cut(weights, cut, rank, noise)
     optimizer = keras.optimizers.Adam(keras.optimizers.schedules.PolynomialDecay(RATE, EPOCHS * ROWS // BATCH, 0.0))
     optimizer.build(model.variables_of_all)
@@ -132,7 +132,9 @@ def attacked(cut: int, rank: int, noise: float, weights: Any, words: Any) -> dic
                 rows = back.numpy().reshape(PROBED, -1)
                 rows = rows / np.maximum(1e-30, np.linalg.norm(rows, axis=1, keepdims=True))
                 labels = train.labels[:PROBED].astype(int)
-                looks.append([step, round(clusters(rows, labels, rng), 3), round(neighbours(rows, labels, rng), 3)])
+                looks.append(
+                    [step, round(clusters(rows, labels, rng), 3), round(match_neighbours(rows, labels, rng), 3)]
+                )
             loss, _, gradients = model.gradients(train.ids[numbers], train.labels[numbers])
             optimizer.apply_gradients(zip(gradients, model.variables_of_all, strict=True))
             step += 1
@@ -151,7 +153,7 @@ def main() -> None:
     if missing:
         weights, words = language_model(ROOT / "build")
         for case in missing:
-            found.append(attacked(*case, weights, words))
+            found.append(run_attack(*case, weights, words))
             with RESULTS.open("a") as file:
                 file.write(json.dumps(found[-1]) + "\n")
     found.sort(key=lambda each: CASES.index((each["cut"], each["rank"], each["noise"])))

@@ -26,7 +26,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(options: dict[str, Any], ids: np.ndarray, labels: np.ndarray, steps: int) -> dict[str, Any]:
+def train_contender(options: dict[str, Any], ids: np.ndarray, labels: np.ndarray, steps: int) -> dict[str, Any]:
     """Train some steps, cut after the first of two layers; returns the seconds of a step, and its bytes."""
     keras.utils.set_random_seed(1)
     bert, task = Bert(SIZES), Task("two")
@@ -58,7 +58,7 @@ def main() -> None:
     nb.init()
     draw = np.random.default_rng(1)
     ids, labels = draw.integers(5, 160, (ROWS, LENGTH), dtype="int32"), draw.integers(0, 2, ROWS)
-    found = {name: trained(options, ids, labels, steps) for name, options in CONTENDERS.items()}
+    found = {name: train_contender(options, ids, labels, steps) for name, options in CONTENDERS.items()}
     print(json.dumps({"site": nb.here().cluster, "found": found}), flush=True)
 
 

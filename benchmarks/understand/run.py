@@ -40,7 +40,7 @@ Row = tuple[str, str, int, int, int]
 Found = dict[str, Any]
 
 
-def wanted() -> Iterator[Row]:
+def list_wanted() -> Iterator[Row]:
     """All rows, the most informative first: (task, contender, layer, rank, seed)."""
     yield from _of_three_seeds((8,))
     for task in TASKS:
@@ -95,7 +95,7 @@ def fewer(found: Sequence[Found], contender: str, rank: int) -> str:
     return "not measured" if own is None else ", ".join(f"{WHOLE / own[way]:.1f}" for way in ("there", "back"))
 
 
-def by_layer(found: Sequence[Found], task: str) -> list[list[object]]:
+def tabulate_layers(found: Sequence[Found], task: str) -> list[list[object]]:
     """The score by the layer of the cut and its rank."""
     head: list[object] = [
         f"{task} ({TASKS[task]}): cut after layer",
@@ -109,7 +109,7 @@ def by_layer(found: Sequence[Found], task: str) -> list[list[object]]:
     return lines
 
 
-def beside(found: Sequence[Found]) -> list[list[object]]:
+def tabulate_scores(found: Sequence[Found]) -> list[list[object]]:
     """All contenders in the second to last layer."""
     cases = [("svd", rank) for rank in (*LOWEST, *RANKS)] + [("svd int4", rank) for rank in LOWEST]
     cases += [(name, 8) for name in CONTENDERS]
@@ -147,14 +147,14 @@ def main() -> None:
     options = parser.parse_args()
     if not options.table:
         done = {key(each) for each in finished(RESULTS)}
-        rows = [row for row in dict.fromkeys(wanted()) if row not in done]
+        rows = [row for row in dict.fromkeys(list_wanted()) if row not in done]
         rows = [row for row in rows if options.only in (None, row[1]) and options.task in (None, row[0])]
         run_missing(rows)
     found = finished(RESULTS)
-    result = {"machine": machine(), "rows": len(found), "wanted": len(set(wanted()))}
+    result = {"machine": machine(), "rows": len(found), "wanted": len(set(list_wanted()))}
     for task in TASKS:
-        write(__file__, result, by_layer(found, task), task)
-    write(__file__, result | {"found": found}, beside(found))
+        write(__file__, result, tabulate_layers(found, task), task)
+    write(__file__, result | {"found": found}, tabulate_scores(found))
     draw(found)
 
 

@@ -70,7 +70,7 @@ def language_model(folder: Path) -> tuple[list[np.ndarray], text.Tokenizer]:
     return bert.get_weights(), words
 
 
-def rows_of(task: str, split: str, count: int, words: text.Tokenizer) -> Rows:
+def make_rows(task: str, split: str, count: int, words: text.Tokenizer) -> Rows:
     """Encode a split as ids."""
     made = generated_task(task, split, count)
     if not isinstance(made, Examples):
@@ -123,7 +123,7 @@ def tune(task: str, contender: str, layer: int, rank: int, seed: int, weights: A
     bert = Bert(SIZES)
     bert.set_weights(weights)
     model = cut_model(bert, task, contender, layer, rank)
-    train, dev = rows_of(task, "train", ROWS, words), rows_of(task, "dev", TESTED, words)
+    train, dev = make_rows(task, "train", ROWS, words), make_rows(task, "dev", TESTED, words)
     steps = EPOCHS * (ROWS // BATCH)
     rate = keras.optimizers.schedules.PolynomialDecay(RATE, steps, 0.0)
     model.compile(keras.optimizers.Adam(rate), loss_of(TASKS[task]))

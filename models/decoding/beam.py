@@ -91,10 +91,10 @@ def beam_search(step: Step, state: Any, rows: Any, beam: Beam) -> Found:
     def body(*search: Any) -> _Search:
         return _extend(step, _Search(*search), beam)
 
-    def goes_on(*search: Any) -> tf.Tensor:
+    def should_continue(*search: Any) -> tf.Tensor:
         return _can_improve(_Search(*search), beam)
 
-    last = _Search(*tf.while_loop(goes_on, body, first))
+    last = _Search(*tf.while_loop(should_continue, body, first))
     return Found(last.done[:, :, 1:], last.scores)
 
 
@@ -115,7 +115,7 @@ def _extend(step: Step, search: _Search, beam: Beam) -> _Search:
     ids = _write_words(tf.gather(search.alive, found.beams, batch_dims=1), found.words, search.position + 1)
     ended = found.words == beam.end
     counts = ended & (tf.range(2 * beam.width) < beam.width)  # candidates beyond the width do not end either
-    finished = tf.where(counts, found.likelihood / _penalty(search.position + 1, beam), NEVER)
+    finished = tf.where(counts, found.likelihood / _compute_penalty(search.position + 1, beam), NEVER)
     scores, best = _take_best(tf.concat([search.scores, finished], axis=1), beam.width)
     done = tf.gather(tf.concat([search.done, ids], axis=1), best, batch_dims=1)
     likelihood, kept = _take_best(tf.where(ended, NEVER, found.likelihood), beam.width)
@@ -126,7 +126,7 @@ def _extend(step: Step, search: _Search, beam: Beam) -> _Search:
 
 def _can_improve(search: _Search, beam: Beam) -> tf.Tensor:
     """Whether in any row a prefix could beat the best sentence if all its further words were certain."""
-    bound = search.likelihood[:, 0] / _penalty(tf.constant(beam.longest), beam)
+    bound = search.likelihood[:, 0] / _compute_penalty(tf.constant(beam.longest), beam)
     return (search.position < beam.longest) & tf.reduce_any(bound > search.scores[:, 0])
 
 
@@ -161,5 +161,5 @@ def _reorder_state(state: Any, beams: tf.Tensor, width: int) -> Any:
     return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), state)
 
 
-def _penalty(words: tf.Tensor, beam: Beam) -> tf.Tensor:
+def _compute_penalty(words: tf.Tensor, beam: Beam) -> tf.Tensor:
     return ((5.0 + tf.cast(words, tf.float32)) / 6.0) ** beam.penalty

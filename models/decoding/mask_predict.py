@@ -76,10 +76,10 @@ def mask_predict(predict: Predict, lengths: tf.Tensor, search: MaskPredict) -> F
     def body(*draft: tf.Tensor) -> _Draft:
         return _mask_unlikely(_predict_hidden(predict, _Draft(*draft), search), places, search)
 
-    def goes_on(*draft: tf.Tensor) -> tf.Tensor:
+    def should_continue(*draft: tf.Tensor) -> tf.Tensor:
         return _Draft(*draft).round < search.rounds
 
-    last = _Draft(*tf.while_loop(goes_on, body, first))
+    last = _Draft(*tf.while_loop(should_continue, body, first))
     return _sort_by_score(last, places, search)
 
 

@@ -19,22 +19,22 @@ from .mask_predict import MaskPredict, mask_predict
 def beamed(decoder: Decoder, source: Source, beam: Beam) -> Found:
     """Decode by beam search; the decoder computes each word once."""
     _check_room(beam.longest, decoder.embedding.length)
-    memory = decoder.remember(source)
+    memory = decoder.make_cache(source)
 
     def step(words: Any, position: Any, known: Any) -> Any:
-        return decoder.next(words, position, known, memory)
+        return decoder.score_next_word(words, position, known, memory)
 
     rows = tf.shape(source.hidden)[0]
-    return beam_search(step, decoder.empty(rows * beam.width, beam.longest), rows, beam)
+    return beam_search(step, decoder.make_caches(rows * beam.width, beam.longest), rows, beam)
 
 
 def mask_predicted(decoder: Decoder, source: Source, lengths: Any, search: MaskPredict) -> Found:
     """Decode by mask-predict; the source is encoded once."""
     _check_room(search.longest, min(decoder.embedding.length - 2, lengths.shape[-1] - 1))
-    memory = decoder.remember(source)
+    memory = decoder.make_cache(source)
 
     def predict(shown: Any) -> Any:
-        return decoder.again(shown, memory)
+        return decoder.score_again(shown, memory)
 
     return mask_predict(predict, lengths, search)
 

@@ -81,7 +81,7 @@ class Corruption:
         return max(2, int(self.share * length) + 1)
 
 
-class Hidden(NamedTuple):
+class HiddenTokens(NamedTuple):
     """Rows with hidden tokens: the visible ids, which tokens are `chosen` (bool), their places, the original ids there,
     and which of the places count (float; rows may have fewer than others).
     """
@@ -103,26 +103,26 @@ class Corrupted(NamedTuple):
     originals: Any = None
 
 
-def hide_tokens(tokens: Any, numbers: Any, how: Corruption) -> Hidden:
+def hide_tokens(tokens: Any, numbers: Any, how: Corruption) -> HiddenTokens:
     """Hide tokens of rows (rows, length). `numbers` (rows,) identify the rows uniquely within a training."""
     length = int(tokens.shape[1])
     chosen = _choose(tokens, draw_uniform(how.seed, HIDE, numbers, length), how)
-    places = places_of(chosen, how.count(length))
+    places = find_places(chosen, how.count(length))
     originals = tf.gather(tokens, places, batch_dims=1)
     weights = tf.cast(tf.gather(chosen, places, batch_dims=1), tf.float32)
-    return Hidden(tf.where(chosen, how.mask, tokens), chosen, places, originals, weights)
+    return HiddenTokens(tf.where(chosen, how.mask, tokens), chosen, places, originals, weights)
 
 
-def places_of(chosen: Any, count: int) -> Any:
+def find_places(chosen: Any, count: int) -> Any:
     """The chosen places from left to right, padded with others to `count` in each row.
 
-    >>> places_of(tf.constant([[False, True, False, True]]), 3).numpy().tolist()
+    >>> find_places(tf.constant([[False, True, False, True]]), 3).numpy().tolist()
     [[1, 3, 0]]
     """
     return tf.math.top_k(tf.cast(chosen, tf.int32), count, index_type=tf.int32).indices
 
 
-def fill_in(tokens: Any, numbers: Any, hidden: Hidden, scores: Any, how: Corruption) -> Any:
+def fill_in(tokens: Any, numbers: Any, hidden: HiddenTokens, scores: Any, how: Corruption) -> Any:
     """Fill in hidden tokens by sampling from the generator's logits (rows, places, vocabulary)."""
     count, vocabulary = how.count(int(tokens.shape[1])), int(scores.shape[-1])
     gumbel = draw_gumbel(how.seed, FILL, numbers, (count, vocabulary))
@@ -141,7 +141,7 @@ def put_back(ids: Any, chosen: Any, values: Any) -> Any:
     return tf.where(chosen, tf.gather(values, ranks, batch_dims=1), ids)
 
 
-def corrupt(tokens: Any, hidden: Hidden, ids: Any, *, originals: bool) -> Corrupted:
+def corrupt(tokens: Any, hidden: HiddenTokens, ids: Any, *, originals: bool) -> Corrupted:
     """The data sent for filled-in rows: with the original ids at hidden places, or with only a bit a token."""
     return Corrupted(ids, hidden.chosen, hidden.originals) if originals else Corrupted(ids, tf.not_equal(ids, tokens))
 

@@ -11,7 +11,7 @@ from keras import ops
 
 from ..attention import Configured, near_zero
 from ..bert import Bert
-from ..layers import activation_of
+from ..layers import find_activation
 from ..masked_lm import Bias
 
 
@@ -23,7 +23,7 @@ class Doubt(Configured):
         super().__init__(**kwargs)
         self._options = {"width": width, "activation": activation, "spread": spread}
         options = {"kernel_initializer": near_zero(spread), "dtype": self.dtype_policy}
-        self.dense = keras.layers.Dense(width, activation_of(activation), name="dense", **options)
+        self.dense = keras.layers.Dense(width, find_activation(activation), name="dense", **options)
         self.score = keras.layers.Dense(1, name="score", **options)
 
     def build(self, shape: Any) -> None:
@@ -63,7 +63,7 @@ class Discriminator(keras.Model):
         if corrects:
             dense = keras.layers.Dense(
                 sizes.width,
-                activation_of(sizes.activation),
+                find_activation(sizes.activation),
                 kernel_initializer=near_zero(sizes.spread),
                 name=f"{name}_correct",
             )

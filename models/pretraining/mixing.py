@@ -119,13 +119,13 @@ def mix_families(
     for name, sources in families.items():
         own = dict((pairs or {}).get(name, {}))
         share = (of_pairs if sources else 1.0) if own else 0.0
-        shares = _scaled(sources, temperature, 1 - share) | _scaled(own, temperature, share)
+        shares = _scale_shares(sources, temperature, 1 - share) | _scale_shares(own, temperature, share)
         found[name] = Mixture({**sources, **own}, shares, rows[name], first, batch, seed)
         first += rows[name]
     return found
 
 
-def _scaled(sources: Mapping[str, Sequence[Any] | Ints], temperature: float, whole: float) -> dict[str, float]:
+def _scale_shares(sources: Mapping[str, Sequence[Any] | Ints], temperature: float, whole: float) -> dict[str, float]:
     if not sources:
         return {}
     shares = shares_by_temperature({name: len(rows) for name, rows in sources.items()}, temperature)
@@ -134,7 +134,7 @@ def _scaled(sources: Mapping[str, Sequence[Any] | Ints], temperature: float, who
 
 def encode_sentences(words: Tokenizer, lines: Sequence[str], length: int) -> Ints:
     """`[CLS] a [SEP]`, padded to `length`; longer sentences are truncated."""
-    return _filled([_ended(row, length, words) for row in _cut(words, lines)], length, words.pad)
+    return _pad_rows([_end_row(row, length, words) for row in _truncate(words, lines)], length, words.pad)
 
 
 def encode_pairs_in_rows(words: Tokenizer, first: Sequence[str], second: Sequence[str], length: int) -> Ints:
@@ -146,22 +146,22 @@ def encode_pairs_in_rows(words: Tokenizer, first: Sequence[str], second: Sequenc
             mend="pass both languages of the same rows",
         )
     room, rows = length + 1, []  # the second half begins with the [SEP] that ends the first
-    for one, other in zip(_cut(words, first), _cut(words, second), strict=True):
-        begun = _ended(one, max(room // 2, room - len(other)), words)
-        rows.append([*begun, *_ended(other, room - len(begun), words)[1:]])
-    return _filled(rows, length, words.pad)
+    for one, other in zip(_truncate(words, first), _truncate(words, second), strict=True):
+        begun = _end_row(one, max(room // 2, room - len(other)), words)
+        rows.append([*begun, *_end_row(other, room - len(begun), words)[1:]])
+    return _pad_rows(rows, length, words.pad)
 
 
-def _cut(words: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
+def _truncate(words: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
     rows: list[list[int]] = words.encode(list(lines)).to_list()
     return rows
 
 
-def _ended(row: list[int], length: int, words: Tokenizer) -> list[int]:
+def _end_row(row: list[int], length: int, words: Tokenizer) -> list[int]:
     return row if len(row) <= length else [*row[: length - 1], words.end]
 
 
-def _filled(rows: Sequence[Sequence[int]], length: int, pad: int) -> Ints:
+def _pad_rows(rows: Sequence[Sequence[int]], length: int, pad: int) -> Ints:
     if length < 5:
         raise OptionError(f"rows of {length} tokens are too short for any words", mend="length=32")
     found = np.full((len(rows), length), pad, np.int32)

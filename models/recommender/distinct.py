@@ -27,7 +27,7 @@ class Parts:
     count: int = 1
     hot: tuple[int, ...] = ()
 
-    def owners_of(self, ids: np.ndarray) -> np.ndarray:
+    def find_owners(self, ids: np.ndarray) -> np.ndarray:
         """The number of the table of each id."""
         hashed = (mix(ids) >> np.uint64(40)).astype(np.int64)  # a table's index uses the low bits
         if not self.hot:
@@ -42,12 +42,12 @@ def find_distinct(flat: np.ndarray, parts: Parts = Parts(), part: int = 0) -> Di
     part has the places of all ids.
     """
     if part:
-        ids, seen = np.unique(flat[parts.owners_of(flat) == part], return_counts=True)
+        ids, seen = np.unique(flat[parts.find_owners(flat) == part], return_counts=True)
         return Distinct(ids, seen, np.zeros(0, np.int32))
     ids, places, seen = np.unique(flat, return_inverse=True, return_counts=True)
     if parts.count == 1:
         return Distinct(ids, seen, places.astype(np.int32))
-    owners = parts.owners_of(ids)
+    owners = parts.find_owners(ids)
     ranks = np.empty(len(ids), np.int32)
     ranks[np.argsort(owners, kind="stable")] = np.arange(len(ids), dtype=np.int32)
     return Distinct(ids[owners == 0], seen[owners == 0], ranks[places])

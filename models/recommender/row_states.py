@@ -11,7 +11,7 @@ from whale_nebula.errors import WeightsError
 
 from .shares import Share
 
-Waiting = tuple[np.ndarray, np.ndarray]
+PendingPush = tuple[np.ndarray, np.ndarray]
 """The distinct ids of a push whose update is still to be made, and their gradients."""
 State = dict[str, Any]
 
@@ -31,13 +31,13 @@ def check_state(state: State, width: int, optimizer: str) -> None:
             )
 
 
-def share_of(state: State) -> Share | None:
+def read_share(state: State) -> Share | None:
     """The share whose rows a state has; None for a table that was not used in the process that saved it."""
     saved = state.get("share")
     return None if saved is None else Share(*map(int, saved))
 
 
-def pack_waiting(waiting: Iterable[Waiting]) -> State:
+def pack_pending(waiting: Iterable[PendingPush]) -> State:
     """Pending updates as arrays of a state; empty if there are none."""
     pairs = list(waiting)
     if not pairs:
@@ -47,7 +47,7 @@ def pack_waiting(waiting: Iterable[Waiting]) -> State:
     return {"waiting": lengths, "waiting_ids": np.concatenate(ids), "waiting_gradients": np.concatenate(gradients)}
 
 
-def unpack_waiting(state: State) -> list[Waiting]:
+def unpack_pending(state: State) -> list[PendingPush]:
     """The pending updates of a state."""
     if "waiting" not in state:
         return []
@@ -64,10 +64,10 @@ def join_states(states: Sequence[State], share: Share) -> State:
     names = ("counts", "values")
     arrays = {name: np.concatenate([np.asarray(state[name]) for state in states])[picked] for name in names}
     waiting = []
-    for pushes in zip(*map(unpack_waiting, states), strict=True):
+    for pushes in zip(*map(unpack_pending, states), strict=True):
         found, places = _pick([each for each, _ in pushes], share)
         waiting.append((found, np.concatenate([each for _, each in pushes])[places]))
-    return {**states[0], "ids": ids, **arrays, "share": list(share), **pack_waiting(waiting)}
+    return {**states[0], "ids": ids, **arrays, "share": list(share), **pack_pending(waiting)}
 
 
 def _pick(ids: Sequence[np.ndarray], share: Share) -> tuple[np.ndarray, np.ndarray]:

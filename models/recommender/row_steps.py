@@ -17,11 +17,11 @@ from whale_nebula.errors import NebulaWarning, NotYetError
 from whale_nebula.runtime.run import find_open_run
 
 from .distinct import Distinct
-from .row_table import Ahead, RowTable
+from .row_table import LookAhead, RowTable
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _MOST_ANNOUNCED = 16
-Found = tuple[Distinct, Ahead]
+Found = tuple[Distinct, LookAhead]
 
 
 @dataclass
@@ -44,27 +44,27 @@ class RowSteps:
         self._pushed: list[tuple[np.ndarray, np.ndarray]] = []
         self._whole = True  # an announcement covers an entire batch, and is compared with the ids of a look-up
         self._announced: deque[_Announced] = deque(maxlen=_MOST_ANNOUNCED)
-        self._beside: ThreadPoolExecutor | None = None
+        self._pool: ThreadPoolExecutor | None = None
         self._updates: Future[None] | None = None
 
     def pull(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Look up a micro-batch: its distinct ids, the place of each id among them, and their rows."""
-        step, count = _step_of_run()
+        step, count = _find_run_step()
         with self._lock:
             if step != self._step or not step:
                 self._begin(step, count)
             self._pulls += 1
             last = self._pulls == count
-            found = self._take(flat)
+            found = self._take_look_up(flat)
         distinct, ahead = (self._find(flat), None) if found is None else found.result()
         rows = self.table.pull(distinct.ids, distinct.seen, ahead)
         if last:
-            self._work_beside()
+            self._start_parallel_work()
         return distinct.ids, distinct.places, rows
 
     def push(self, ids: np.ndarray, gradients: np.ndarray) -> None:
         """Add the gradients of a micro-batch; the last one of a step updates the table."""
-        _, count = _step_of_run()
+        _, count = _find_run_step()
         with self._lock:
             self._pushed.append((ids, gradients))
             if len(self._pushed) < count:
@@ -81,7 +81,7 @@ class RowSteps:
         """
         with self._lock:
             self._announced.append(_Announced(flat))
-            if len(self._announced) == 1 and self._beside is not None:
+            if len(self._announced) == 1 and self._pool is not None:
                 self._look_up_next()
 
     def _begin(self, step: int, count: int) -> None:
@@ -104,7 +104,7 @@ class RowSteps:
             self._updates.result()
             self._updates = None
 
-    def _take(self, flat: np.ndarray) -> Future[Found] | None:
+    def _take_look_up(self, flat: np.ndarray) -> Future[Found] | None:
         """The look-up ahead for these ids; earlier announcements are of batches that were not trained."""
         at = next((at for at, each in enumerate(self._announced) if np.array_equal(each.ids, flat)), None)
         if at is None:
@@ -113,7 +113,7 @@ class RowSteps:
         self.looked_ahead += found is not None
         return found
 
-    def _work_beside(self) -> None:
+    def _start_parallel_work(self) -> None:
         """Start work in parallel with the dense part of this step: updates that the next look-up must see, and that
         look-up.
         """
@@ -132,12 +132,12 @@ class RowSteps:
         return distinct, self.table.look_ahead(distinct.ids)
 
     def _executor(self) -> ThreadPoolExecutor:
-        if self._beside is None:
-            self._beside = ThreadPoolExecutor(1, "table-rows")  # its threads end with this object
-        return self._beside
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "table-rows")  # its threads end with this object
+        return self._pool
 
 
-def _step_of_run() -> tuple[int, int]:
+def _find_run_step() -> tuple[int, int]:
     """The number of the run's step, and of its micro-batches; 0 and 1 outside of a step."""
     run = find_open_run()
     if run is None or not run.step_now.micro_batches:

@@ -17,7 +17,7 @@ from whale_nebula.runtime.variables.attached_memory import Expected
 
 from .hashing import IdIndex, draw_uniform
 from .row_optimizers import RowOptimizer
-from .row_states import Waiting, check_state, join_states, pack_waiting, share_of, unpack_waiting
+from .row_states import PendingPush, check_state, join_states, pack_pending, read_share, unpack_pending
 from .segments import Segments
 from .shares import BUCKETS, WHOLE, Share, covers
 
@@ -26,7 +26,7 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Ahead:
+class LookAhead:
     """The result of a look-up ahead: rows and values of ids after a number of updates."""
 
     updates: int
@@ -36,7 +36,7 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class _Saved:
+class _SavedParts:
     """The saved state from which a run resumes: the loaded share, the parts of all workers, this worker's name, and
     whether all parts are available.
     """
@@ -89,7 +89,7 @@ class RowTable:
         self.width, self.optimizer, self.scale, self.seed, self.most_rows = width, optimizer, scale, seed, most_rows
         self.staleness, self.expected_rows = staleness, expected_rows
         self.share: Share | None = None
-        self._saved: _Saved | None = None
+        self._saved: _SavedParts | None = None
         self.left_out = self.fetched_again = 0
         self._generation = 0
         self._lock, self._holding = threading.Lock(), threading.Lock()
@@ -106,7 +106,7 @@ class RowTable:
     @property
     def pushes(self) -> int:
         """The number of updates, pending ones included."""
-        return self._steps + len(self._waiting)
+        return self._steps + len(self._pending)
 
     @property
     def reserved_bytes(self) -> int:
@@ -125,7 +125,7 @@ class RowTable:
         row = sum(each.row_bytes for each in (self._values, self._ids, self._counts, self._stamps))
         return Expected(held * row + IdIndex.bytes_of(held), f"{held:,} rows {said}")
 
-    def pull(self, ids: np.ndarray, seen: np.ndarray | None = None, ahead: Ahead | None = None) -> np.ndarray:
+    def pull(self, ids: np.ndarray, seen: np.ndarray | None = None, ahead: LookAhead | None = None) -> np.ndarray:
         """The values of distinct ids. With `seen`, the count of each in the batch, ids get rows and are counted.
 
         A look-up `ahead` is used; rows that were updated since are read again, and `fetched_again` counts them.
@@ -137,7 +137,7 @@ class RowTable:
         values[own] = self._pull(ids[own], None if seen is None else seen[own], ahead)
         return values
 
-    def _pull(self, ids: np.ndarray, seen: np.ndarray | None, ahead: Ahead | None) -> np.ndarray:
+    def _pull(self, ids: np.ndarray, seen: np.ndarray | None, ahead: LookAhead | None) -> np.ndarray:
         with self._lock:
             self._update_due()
             if seen is None:
@@ -156,13 +156,13 @@ class RowTable:
             self._counts.write(rows, self._counts.read(rows) + seen[:, None])
             return values
 
-    def look_ahead(self, ids: np.ndarray) -> Ahead:
+    def look_ahead(self, ids: np.ndarray) -> LookAhead:
         """A look-up for a later `pull`; changes nothing, and creates no rows."""
         own = self._find_own(ids)
         ids = ids if own is None else ids[own]
         with self._lock:
             rows = self._index.find(ids)
-            return Ahead(self._steps, self._generation, rows, self._read(ids, rows))
+            return LookAhead(self._steps, self._generation, rows, self._read(ids, rows))
 
     def push(self, ids: np.ndarray, gradients: np.ndarray) -> None:
         """Update the rows of distinct ids, `staleness` pushes later; if a number is not finite, nothing is changed, and
@@ -175,7 +175,7 @@ class RowTable:
         if own is not None:
             ids, gradients = ids[own], gradients[own]
         with self._lock:
-            self._waiting.append((ids, gradients))
+            self._pending.append((ids, gradients))
             if not self.staleness:
                 self._update_due()
 
@@ -189,7 +189,7 @@ class RowTable:
 
     def _update(self, pushes: int) -> None:
         while self._steps < pushes:
-            ids, gradients = self._waiting.popleft()
+            ids, gradients = self._pending.popleft()
             rows = self._find_or_add(ids)
             self._steps += 1
             parts = np.split(self._values.read(rows), 1 + len(self.optimizer.slots), axis=1)
@@ -216,7 +216,7 @@ class RowTable:
             plain = {"steps": self._steps, "optimizer": self.optimizer.name, "width": self.width}
             found = self.share or (None if self._saved is None else self._saved.loaded)
             share = {} if found is None else {"share": list(found)}
-            return {**arrays, **plain, **share, **pack_waiting(self._waiting)}
+            return {**arrays, **plain, **share, **pack_pending(self._pending)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace all contents by those of another table of this width and optimizer."""
@@ -228,7 +228,7 @@ class RowTable:
             self._values.write(rows, np.asarray(state["values"], np.float32))
             self._counts.write(rows, np.asarray(state["counts"], np.int64)[:, None])
             self._steps = int(state["steps"])
-            self._waiting.extend(unpack_waiting(state))
+            self._pending.extend(unpack_pending(state))
 
     # ------------------------------------------------------------------ shares of several workers
     def hold(self, share: Share) -> None:
@@ -248,11 +248,11 @@ class RowTable:
                 self._take_share(share, self._saved)
             self.share, self._saved = share, None
 
-    def _take_share(self, share: Share, saved: _Saved) -> None:
+    def _take_share(self, share: Share, saved: _SavedParts) -> None:
         """Load the rows of a share from the workers' saved parts that have all updates."""
         plain_states = {name: part.read_plain() for name, part in saved.parts.items()}
         newest = max((each["steps"] for each in plain_states.values()), default=0)
-        new = ((name, share_of(each)) for name, each in plain_states.items() if each["steps"] == newest)
+        new = ((name, read_share(each)) for name, each in plain_states.items() if each["steps"] == newest)
         shares = {name: found for name, found in new if found is not None}
         if shares.get(saved.worker) == share:
             return  # all rows of this worker are loaded
@@ -262,7 +262,7 @@ class RowTable:
                 why="other hosts wrote them to their own folders, and the table is divided differently now",
                 mend="use a folder that all hosts share, or the number of workers that saved it",
             )
-        states = [saved.parts[name].read() for name, each in shares.items() if each.meets(share)]
+        states = [saved.parts[name].read() for name, each in shares.items() if each.overlaps(share)]
         for each in states:
             check_state(each, self.width, self.optimizer.name)
         if states:
@@ -276,8 +276,8 @@ class RowTable:
         if worker in parts:
             own = parts[worker].read()
             self.load_state_dict(own)
-            loaded = share_of(own)
-        self._saved = _Saved(loaded, parts, worker, complete)
+            loaded = read_share(own)
+        self._saved = _SavedParts(loaded, parts, worker, complete)
         run = find_open_run()
         known = self.share or (WHOLE if run is None or run.alone else None)
         if known is not None:
@@ -291,7 +291,7 @@ class RowTable:
         self._ids: Segments = Segments(1, np.int64)
         self._counts: Segments = Segments(1, np.int64)
         self._stamps: Segments = Segments(1, np.int64)  # the update that wrote each row
-        self._waiting: deque[Waiting] = deque()
+        self._pending: deque[PendingPush] = deque()
         self._generation += 1
 
     def _find_own(self, ids: np.ndarray) -> np.ndarray | None:
@@ -301,7 +301,7 @@ class RowTable:
     @property
     def _limit(self) -> int | None:
         """The maximum number of rows of this share."""
-        return None if self.most_rows is None else (self.share or WHOLE).count_of(self.most_rows)
+        return None if self.most_rows is None else (self.share or WHOLE).limit_rows(self.most_rows)
 
     def _has_room(self, rows: np.ndarray) -> bool:
         """Whether this number of new ids gets rows without eviction."""
@@ -367,14 +367,14 @@ class RowTable:
         rows, _, counts, _ = self._read_all(values=False)
         self._counts.write(rows, counts[:, None] // 2)  # decay, so that formerly frequent ids can be evicted
 
-    def _drop(self, gone: np.ndarray) -> int:
+    def _drop(self, dropped_rows: np.ndarray) -> int:
         rows, ids, _, _ = self._read_all(values=False)
-        stays = ~np.isin(rows, gone)
+        is_kept = ~np.isin(rows, dropped_rows)
         self._index = IdIndex()
-        self._index.add(ids[stays], rows[stays])
-        self._free = np.concatenate([self._free, gone])
+        self._index.add(ids[is_kept], rows[is_kept])
+        self._free = np.concatenate([self._free, dropped_rows])
         self._generation += 1
-        return len(gone)
+        return len(dropped_rows)
 
     def _read_all(self, *, values: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Numbers of rows, ids, counts, and on request values."""

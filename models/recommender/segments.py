@@ -34,13 +34,13 @@ class Segments:
     def read(self, rows: np.ndarray) -> np.ndarray:
         """A copy of these rows, with repetitions allowed."""
         read = np.empty((len(rows), self._columns), self._dtype)
-        for segment, places in self._part(rows):
+        for segment, places in self._find_segment(rows):
             read[places] = self._arrays[segment][rows[places] - self._starts[segment]]
         return read
 
     def write(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Set these rows, which are distinct."""
-        for segment, places in self._part(rows):
+        for segment, places in self._find_segment(rows):
             self._arrays[segment][rows[places] - self._starts[segment]] = values[places]
 
     @property
@@ -48,7 +48,7 @@ class Segments:
         """The allocated bytes, written or not."""
         return sum(each.nbytes for each in self._arrays)
 
-    def _part(self, rows: np.ndarray) -> list[tuple[int, Any]]:
+    def _find_segment(self, rows: np.ndarray) -> list[tuple[int, Any]]:
         """For each array, the places in `rows` of its rows."""
         segments = np.searchsorted(self._starts, rows, side="right") - 1
         found = np.flatnonzero(np.bincount(segments))

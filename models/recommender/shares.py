@@ -29,11 +29,11 @@ class Share(NamedTuple):
         buckets = ((mix(ids) >> np.uint64(30)) % np.uint64(BUCKETS)).astype(np.int64)  # bits without another use
         return np.asarray((buckets >= self.start) & (buckets < self.start + self.size))
 
-    def meets(self, other: Share) -> bool:
+    def overlaps(self, other: Share) -> bool:
         """Whether two shares have a bucket in common."""
         return self.start < other.start + other.size and other.start < self.start + self.size
 
-    def count_of(self, rows: int) -> int:
+    def limit_rows(self, rows: int) -> int:
         """Its part of this number of rows, rounded up."""
         return -(-rows * self.size // BUCKETS)
 

@@ -55,7 +55,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     (100.0, ['nrefs:1', 'case:lc', 'eff:no', 'tok:13a'])
     """
     _check(references, hypotheses=hypotheses)
-    return _score(_statistics(hypotheses, references).sum(axis=0))
+    return _make_score(_count_ngrams(hypotheses, references).sum(axis=0))
 
 
 def paired_bootstrap(
@@ -80,10 +80,15 @@ def paired_bootstrap(
     _check(references, a=a, b=b)
     if samples < 1:
         raise OptionError(f"samples={samples!r} is less than 1", mend="samples=1000")
-    of_a, of_b = _statistics(a, references), _statistics(b, references)
+    statistics_a, statistics_b = _count_ngrams(a, references), _count_ngrams(b, references)
     draws = np.random.default_rng(seed).integers(0, len(references), (samples, len(references)))
-    deltas = np.asarray([_value(of_b[rows].sum(axis=0)) - _value(of_a[rows].sum(axis=0)) for rows in draws])
-    a_score, b_score = _score(of_a.sum(axis=0)), _score(of_b.sum(axis=0))
+    deltas = np.asarray(
+        [
+            _compute_value(statistics_b[rows].sum(axis=0)) - _compute_value(statistics_a[rows].sum(axis=0))
+            for rows in draws
+        ]
+    )
+    a_score, b_score = _make_score(statistics_a.sum(axis=0)), _make_score(statistics_b.sum(axis=0))
     delta = b_score.value - a_score.value
     extreme = int(np.sum(np.abs(deltas - deltas.mean()) >= abs(delta)))
     low, high = np.percentile(deltas, [2.5, 97.5])
@@ -103,34 +108,34 @@ def _check(references: Sequence[str], **texts: Sequence[str]) -> None:
             )
 
 
-def _metric() -> Any:
+def _make_metric() -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
     return BLEU(lowercase=True, effective_order=True, smooth_method=_SMOOTHING)
 
 
-def _statistics(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.int64]:
+def _count_ngrams(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.int64]:
     """BLEU's counts for each sentence: right n-grams, all n-grams, words here and in the reference."""
-    metric = _metric()
+    metric = _make_metric()
     found = [metric.sentence_score(each, [reference]) for each, reference in zip(hypotheses, references, strict=True)]
     return np.asarray([[*each.counts, *each.totals, each.sys_len, each.ref_len] for each in found], np.int64)
 
 
-def _computed(counts: npt.NDArray[np.int64]) -> Any:
+def _compute_precisions(counts: npt.NDArray[np.int64]) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
     *grams, words, reference_words = counts.tolist()
     return BLEU.compute_bleu(grams[:_ORDERS], grams[_ORDERS:], words, reference_words, smooth_method=_SMOOTHING)
 
 
-def _value(counts: npt.NDArray[np.int64]) -> float:
-    return float(_computed(counts).score)
+def _compute_value(counts: npt.NDArray[np.int64]) -> float:
+    return float(_compute_precisions(counts).score)
 
 
-def _score(counts: npt.NDArray[np.int64]) -> Score:
+def _make_score(counts: npt.NDArray[np.int64]) -> Score:
     from sacrebleu.metrics.bleu import BLEU
 
-    found = _computed(counts)
+    found = _compute_precisions(counts)
     whole = BLEU(lowercase=True, smooth_method=_SMOOTHING)
     whole.corpus_score(["a"], [["a"]])  # a signature exists after the first score
     signature = str(whole.get_signature())

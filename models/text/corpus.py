@@ -87,10 +87,10 @@ def read_folder(
     """
     _check_options(sides, empty)
     languages = {"source": source, "target": target}
-    paths = {side: _file(Path(folder), split, side, languages[side]) for side in SIDES if side in sides}
+    paths = {side: _find_file(Path(folder), split, side, languages[side]) for side in SIDES if side in sides}
     lines = {side: read_lines(path) for side, path in paths.items()}
     _check_aligned(paths, lines)
-    rows = _full_rows(paths, lines, skip=empty == "skip")
+    rows = _find_full_rows(paths, lines, skip=empty == "skip")
     return Pairs(**{side: [each[row] for row in rows] for side, each in lines.items()})
 
 
@@ -108,7 +108,7 @@ def _check_options(sides: Sequence[Side], empty: str) -> None:
         )
 
 
-def _file(folder: Path, split: str, side: Side, language: str) -> Path:
+def _find_file(folder: Path, split: str, side: Side, language: str) -> Path:
     if not folder.is_dir():
         raise DataError(
             f"there is no folder {str(folder)!r}", mend="pass the folder that contains the files SPLIT.LANGUAGE[.gz]"
@@ -119,11 +119,11 @@ def _file(folder: Path, split: str, side: Side, language: str) -> Path:
             f"{split}.{language} exists twice, plain and gzipped", where=str(folder), mend="remove one of them"
         )
     if not found:
-        raise _missing(folder, split, side, language)
+        raise _missing_error(folder, split, side, language)
     return found[0]
 
 
-def _missing(folder: Path, split: str, side: Side, language: str) -> DataError:
+def _missing_error(folder: Path, split: str, side: Side, language: str) -> DataError:
     names = {path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file()}
     parts = sorted((stem, end) for stem, dot, end in (name.rpartition(".") for name in names) if dot)
     languages = sorted(end for stem, end in parts if stem == split)
@@ -153,7 +153,7 @@ def _check_aligned(paths: dict[Side, Path], lines: dict[Side, list[str]]) -> Non
         raise DataError(f"no text: {counts[0]}", where=str(paths[next(iter(paths))]))
 
 
-def _full_rows(paths: dict[Side, Path], lines: dict[Side, list[str]], *, skip: bool) -> list[int]:
+def _find_full_rows(paths: dict[Side, Path], lines: dict[Side, list[str]], *, skip: bool) -> list[int]:
     """The rows that are empty on no side; without `skip` all rows must be."""
     count = len(next(iter(lines.values())))
     for side, each in lines.items():
@@ -181,13 +181,13 @@ def read_lines(path: Path, *, exact: bool = False) -> list[str]:
     >>> read_lines(path)
     ['one line\x85still the same', 'another']
     """
-    lines = _decoded(path, _raw(path)).split("\n")
+    lines = _decode(path, _read_raw(path)).split("\n")
     if lines[-1] == "":  # after the last line feed
         lines.pop()
     return lines if exact else [line.strip() for line in lines]
 
 
-def _raw(path: Path) -> bytes:
+def _read_raw(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
         return gzip.decompress(raw) if path.suffix == ".gz" else raw
@@ -199,7 +199,7 @@ def _raw(path: Path) -> bytes:
         raise DataError(f"{path.name} cannot be read", where=str(path), why=error.strerror) from None
 
 
-def _decoded(path: Path, raw: bytes) -> str:
+def _decode(path: Path, raw: bytes) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

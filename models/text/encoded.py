@@ -101,11 +101,11 @@ def encode_pairs(
         if tokenizer is None:
             raise OptionError(f"the {side} side is loaded, but has no tokenizer", mend=f"{side}=Tokenizer(vocabulary)")
         most = longest if isinstance(longest, int) else longest[side]
-        found[side] = _ids(pairs.of(side), tokenizer, side, most, too_long)
+        found[side] = _encode_side(pairs.of(side), tokenizer, side, most, too_long)
     return Encoded(**found)
 
 
-def _ids(sentences: Sequence[str], tokenizer: Tokenizer, side: Side, most: int, too_long: TooLong) -> Ids:
+def _encode_side(sentences: Sequence[str], tokenizer: Tokenizer, side: Side, most: int, too_long: TooLong) -> Ids:
     if most < 3:
         raise OptionError(f"longest={most} is too short for any word", mend="longest=3, or more")
     rows: list[list[int]] = []
@@ -113,13 +113,13 @@ def _ids(sentences: Sequence[str], tokenizer: Tokenizer, side: Side, most: int, 
         rows += tokenizer.encode(list(sentences[start : start + _LINES_AT_ONCE])).to_list()
     long = [number for number, row in enumerate(rows) if len(row) > most]
     if long:
-        _say_too_long(long, len(rows[long[0]]), len(rows), side, most, too_long)
+        _report_too_long(long, len(rows[long[0]]), len(rows), side, most, too_long)
     for number in long:
         rows[number] = [*rows[number][: most - 1], tokenizer.end]
     return Ids.of_rows(rows, cut=len(long), longest=most)
 
 
-def _say_too_long(rows: list[int], first: int, all_rows: int, side: Side, most: int, too_long: TooLong) -> None:
+def _report_too_long(rows: list[int], first: int, all_rows: int, side: Side, most: int, too_long: TooLong) -> None:
     what = f"{len(rows)} of {all_rows} {side} sentences are longer than {most} tokens"
     if too_long == "cut":
         log.warning("%s: they are truncated", what)
@@ -169,10 +169,10 @@ def batches(
     )
 
     def batch(rows: Any) -> tuple[Any, ...]:
-        source = None if encoded.source is None else _filled(encoded.source, rows, multiple)
+        source = None if encoded.source is None else _pad_rows(encoded.source, rows, multiple)
         if encoded.target is None:
             return ({"source": source, "target": None}, None, *([None] if weights else []))
-        ids = _filled(encoded.target, rows, multiple, extra=1)
+        ids = _pad_rows(encoded.target, rows, multiple, extra=1)
         shown, labels = ids[:, :-1], ids[:, 1:]
         weight = [tf.cast(labels != 0, tf.float32)] if weights else []
         return ({"source": source, "target": shown}, labels, *weight)
@@ -194,7 +194,7 @@ def _check(encoded: Encoded, order: Order, multiple: int) -> None:
             )
 
 
-def _filled(ids: Ids, rows: Any, multiple: int, extra: int = 0) -> Any:
+def _pad_rows(ids: Ids, rows: Any, multiple: int, extra: int = 0) -> Any:
     """The rows of a side as one tensor, padded to the next multiple of the longest, plus `extra`."""
     import tensorflow as tf
 

@@ -58,7 +58,7 @@ def generated(
     for language in (source, target):
         check_name(language, ("es", "en"), count, what="language")
     known = _check_forms(forms)
-    made = [_sentence(split, seed, place, known) for place in range(count)]
+    made = [_make_sentence(split, seed, place, known) for place in range(count)]
     languages = {"source": source, "target": target}
     return Pairs(**{side: [getattr(each, languages[side]) for each in made] for side in SIDES if side in sides})
 
@@ -72,7 +72,7 @@ def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequenc
     """
     check_name(language, ("es", "en"), count, what="language")
     known = _check_forms(forms)
-    return [getattr(_sentence(f"mono-{language}", seed, place, known), language) for place in range(count)]
+    return [getattr(_make_sentence(f"mono-{language}", seed, place, known), language) for place in range(count)]
 
 
 def check_name(name: str, known: Sequence[str], count: int, *, what: str = "split") -> None:
@@ -93,11 +93,11 @@ def _check_forms(forms: Sequence[str]) -> tuple[str, ...]:
     return tuple(forms)
 
 
-def _sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
+def _make_sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
     """Draw until the sentence belongs to the split."""
     attempt = 0
     while True:
-        number, which = divmod(digest(f"{split}/{seed}/{place}/{attempt}"), len(forms))
+        number, which = divmod(digest_text(f"{split}/{seed}/{place}/{attempt}"), len(forms))
         made = _FORMS[forms[which]](Pick(number % _SIZES[forms[which]]))
         if _find_split(made.es, _SPLITS) == split:
             return made
@@ -106,10 +106,10 @@ def _sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
 
 def _find_split(text: str, splits: Sequence[str]) -> str:
     """The split to which a sentence belongs, by a hash of its content."""
-    return splits[digest(text) % len(splits)]
+    return splits[digest_text(text) % len(splits)]
 
 
-def digest(text: str) -> int:
+def digest_text(text: str) -> int:
     """A hash of a text."""
     return int.from_bytes(blake2b(text.encode(), digest_size=12).digest(), "little")
 
@@ -139,8 +139,8 @@ def aligned(split: str, count: int, *, languages: Sequence[str] = LANGUAGES, see
     check_name(split, ("train", "val", "test"), count)
     for language in languages:
         check_name(language, LANGUAGES, count, what="language")
-    meanings = [_drawn(split, seed, place) for place in range(count)]
-    return {language: [meaning.said(language) for meaning in meanings] for language in languages}
+    meanings = [_draw_choice(split, seed, place) for place in range(count)]
+    return {language: [meaning.write(language) for meaning in meanings] for language in languages}
 
 
 def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
@@ -151,7 +151,7 @@ def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
     3
     """
     check_name(language, LANGUAGES, count, what="language")
-    return [_drawn(f"mono-{language}", seed, place).said(language) for place in range(count)]
+    return [_draw_choice(f"mono-{language}", seed, place).write(language) for place in range(count)]
 
 
 def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -> Choices:
@@ -167,25 +167,25 @@ def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -
         check_name(language, LANGUAGES, count, what="language")
     made = Choices([], [], [], [])
     for place in range(count):
-        meaning = _drawn(split, seed, place)
-        number = digest(f"choice/{split}/{seed}/{place}")
-        kind = meaning.changes()[number % len(meaning.changes())]
-        wrong = meaning.changed(kind, number // 7)
-        made.sentences.append(meaning.said(first))
-        made.right.append(meaning.said(second))
-        made.wrong.append(wrong.said(second))
+        meaning = _draw_choice(split, seed, place)
+        number = digest_text(f"choice/{split}/{seed}/{place}")
+        kind = meaning.list_changes()[number % len(meaning.list_changes())]
+        wrong = meaning.change(kind, number // 7)
+        made.sentences.append(meaning.write(first))
+        made.right.append(meaning.write(second))
+        made.wrong.append(wrong.write(second))
         made.kinds.append(kind)
     return made
 
 
-def _drawn(split: str, seed: int, place: int) -> four.Meaning:
+def _draw_choice(split: str, seed: int, place: int) -> four.Meaning:
     """Draw until the meaning belongs to the split, and compares no thing with itself."""
     attempt = 0
     while True:
-        number, which = divmod(digest(f"{split}/{seed}/{place}/{attempt}"), len(four.FORMS))
+        number, which = divmod(digest_text(f"{split}/{seed}/{place}/{attempt}"), len(four.FORMS))
         form = four.FORMS[which]
         made = four.meaning(form, number % _SIZES_OF_FOUR[form])
-        other = made.changed("order", 0) if form == "compared" else None
-        if other != made and _find_split(made.said("en"), _SPLITS_OF_FOUR) == split:
+        other = made.change("order", 0) if form == "compared" else None
+        if other != made and _find_split(made.write("en"), _SPLITS_OF_FOUR) == split:
             return made
         attempt += 1

@@ -133,11 +133,11 @@ def make_order(
     for each in buckets:
         if each.shape != (rows,):
             raise OptionError(f"{each.size} lengths do not match {rows} rows", mend="lengths=encoded.lengths")
-    dealt = [_dealt(rows, batch, buckets, (seed, number) if shuffle else None) for number in range(epochs)]
+    dealt = [_deal_rows(rows, batch, buckets, (seed, number) if shuffle else None) for number in range(epochs)]
     return Order(rows, epochs, tuple(each for epoch in dealt for each in epoch))
 
 
-def _dealt(rows: int, batch: int, buckets: list[Any], seed: tuple[int, int] | None) -> list[tuple[int, ...]]:
+def _deal_rows(rows: int, batch: int, buckets: list[Any], seed: tuple[int, int] | None) -> list[tuple[int, ...]]:
     """One epoch: rows in random order, grouped by length, cut into batches, and these in random order."""
     random = None if seed is None else np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
     chance = np.arange(rows) if random is None else random.permutation(rows)

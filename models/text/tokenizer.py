@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .vocabulary import Vocabulary, spelled, tokenizer_reads
+from .vocabulary import Vocabulary, normalize_spelling, tokenizer_reads
 
 # Applied in this order. `-` and `'` are assumed to have had no spaces around them, which is nearly always right.
 _RULES = (
@@ -24,10 +24,10 @@ _RULES = (
 )
 
 
-def attached(strings: Any) -> Any:
+def attach_marks(strings: Any) -> Any:
     """Detokenize a tensor of strings, whose punctuation is separated by spaces.
 
-    >>> attached(["it ' s 25 . 50 , ¿ no ?"]).numpy()[0].decode()
+    >>> attach_marks(["it ' s 25 . 50 , ¿ no ?"]).numpy()[0].decode()
     "it's 25.50, ¿no?"
     """
     import tensorflow as tf
@@ -75,7 +75,7 @@ class Tokenizer:
         """Tokenize a vector of strings to ragged int32 ids, each row from `[CLS]` to `[SEP]`."""
         import tensorflow as tf
 
-        cut = self._cut(spelled(strings, accents=self.accents))
+        cut = self._cut(normalize_spelling(strings, accents=self.accents))
         ends = tf.ones((cut.nrows(), 1), tf.int32)
         return tf.concat([self.start * ends, cut, self.end * ends], axis=1)
 
@@ -88,7 +88,7 @@ class Tokenizer:
         ended = tf.cumsum(tf.cast(rows == self.end, tf.int32), axis=1) > 0
         silent = tf.reduce_any(rows[..., None] == [self.pad, self.start, self.mask], axis=-1)
         words = tf.ragged.boolean_mask(rows, ~(ended | silent))
-        return attached(self._join(words))
+        return attach_marks(self._join(words))
 
     def sentences(self, ids: Any) -> list[str]:
         """Like `decode`, as a list of Python strings."""

@@ -138,7 +138,7 @@ def learn_vocabulary(
     if not any(line.strip() for line in lines):
         raise DataError("no text to learn a vocabulary from", mend="pass the sentences of the training split")
     _check_special(reserved)
-    tokens = learned(lines, size, reserved, accents=accents)
+    tokens = learn_tokens(lines, size, reserved, accents=accents)
     if isinstance(tokens, int):
         raise OptionError(
             f"size={size} is too small for the letters of the text",
@@ -176,7 +176,7 @@ def write_vocabulary(vocabulary: Vocabulary, path: str | Path) -> None:
 _LINES_AT_ONCE = 1024
 
 
-def learned(lines: Sequence[str], size: int, reserved: Sequence[str], *, accents: bool) -> list[str] | int:
+def learn_tokens(lines: Sequence[str], size: int, reserved: Sequence[str], *, accents: bool) -> list[str] | int:
     """The largest list of tokens that fits into `size`; if not even the letters fit, the number of those.
 
     The learner of TensorFlow Text counts words, and keeps pieces above a threshold of frequency. `bert_vocab` searches
@@ -185,16 +185,16 @@ def learned(lines: Sequence[str], size: int, reserved: Sequence[str], *, accents
     """
     from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_lib as library
 
-    counts = counted(lines, accents=accents)
+    counts = count_line_words(lines, accents=accents)
 
     def at(threshold: int) -> list[str]:
         return library.learn(counts, size, list(reserved), upper_thresh=threshold, lower_thresh=threshold)
 
     fits = at(sum(counts.values()) + 1)  # above all counts, so only letters remain
-    return len(fits) if len(fits) > size else _largest(at, size)
+    return len(fits) if len(fits) > size else _search_threshold(at, size)
 
 
-def counted(lines: Sequence[str], *, accents: bool) -> Any:
+def count_line_words(lines: Sequence[str], *, accents: bool) -> Any:
     """The count of each word, split by BERT's rules."""
     import tensorflow as tf
     from tensorflow_text.python.ops.bert_tokenizer import BasicTokenizer
@@ -204,12 +204,12 @@ def counted(lines: Sequence[str], *, accents: bool) -> Any:
 
     @tf.autograph.experimental.do_not_convert  # converting the library would take seconds without effect
     def cut(text: Any) -> Any:
-        return cutter.tokenize(spelled(text, accents=accents))
+        return cutter.tokenize(normalize_spelling(text, accents=accents))
 
     return library.count_words(tf.data.Dataset.from_tensor_slices(list(lines)).batch(_LINES_AT_ONCE).map(cut))
 
 
-def _largest(at: Callable[[int], list[str]], size: int) -> list[str]:
+def _search_threshold(at: Callable[[int], list[str]], size: int) -> list[str]:
     """Double the threshold until the tokens fit, then halve the way back."""
     too_low, enough = 0, 1
     while len(fits := at(enough)) > size:
@@ -224,10 +224,10 @@ def _largest(at: Callable[[int], list[str]], size: int) -> list[str]:
     return fits
 
 
-def spelled(strings: Any, *, accents: bool) -> Any:
+def normalize_spelling(strings: Any, *, accents: bool) -> Any:
     """Normalise a tensor of strings for the tokenizers. Tokenizers that strip accents convert to lower case themselves.
 
-    >>> spelled(["El CAFÉ"], accents=True).numpy()[0].decode()
+    >>> normalize_spelling(["El CAFÉ"], accents=True).numpy()[0].decode()
     'el café'
     """
     import tensorflow as tf

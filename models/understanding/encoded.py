@@ -61,28 +61,31 @@ class Encoder:
 
     def examples(self, rows: Examples) -> Rows:
         """Encode sentences, or pairs of them."""
-        first = self._cut(rows.first)
-        second = self._cut(rows.second) if rows.second is not None else [[]] * len(first)
-        ids = [self._joined(one, other, pair=rows.second is not None) for one, other in zip(first, second, strict=True)]
+        first = self._tokenize(rows.first)
+        second = self._tokenize(rows.second) if rows.second is not None else [[]] * len(first)
+        ids = [
+            self._join_tokens(one, other, pair=rows.second is not None)
+            for one, other in zip(first, second, strict=True)
+        ]
         return Rows(np.array(ids, np.int32), np.asarray(rows.labels, np.float32))
 
     def questions(self, rows: Sequence[Question]) -> Spans:
         """Encode questions, each before its text. An answer that was truncated is at the first token, which belongs to
         no answer.
         """
-        made = [self._question(row) for row in rows]
+        made = [self._encode_question(row) for row in rows]
         ids, labels, characters = (np.array(each, np.int32) for each in zip(*made, strict=True))
         return Spans(ids, labels, characters)
 
-    def _question(self, row: Question) -> tuple[list[int], tuple[int, int], list[tuple[int, int]]]:
-        (asked,) = self._cut([row.text])
+    def _encode_question(self, row: Question) -> tuple[list[int], tuple[int, int], list[tuple[int, int]]]:
+        (asked,) = self._tokenize([row.text])
         found = list(_WORD.finditer(row.context))
         if not found:
             raise DataError("the text has no words", where=row.name, mend="remove the question")
-        pieces = [(token, word.span()) for word, cut in zip(found, self._cut([w[0] for w in found]), strict=True)
+        pieces = [(token, word.span()) for word, cut in zip(found, self._tokenize([w[0] for w in found]), strict=True)
                   for token in cut]  # fmt: skip
         begin = len(asked) + 2
-        ids = self._joined(asked, [token for token, _ in pieces], pair=True)
+        ids = self._join_tokens(asked, [token for token, _ in pieces], pair=True)
         spans = [span for _, span in pieces][: max(0, self.longest - begin - 1)]
         characters = [(-1, -1)] * begin + spans
         characters = (characters + [(-1, -1)] * self.longest)[: self.longest]
@@ -90,10 +93,10 @@ class Encoder:
         inside = [place for place, (at, to) in enumerate(characters) if at < start + len(answer) and to > start]
         return ids, (inside[0], inside[-1]) if inside else (0, 0), characters
 
-    def _cut(self, sentences: Sequence[str]) -> list[list[int]]:
+    def _tokenize(self, sentences: Sequence[str]) -> list[list[int]]:
         return [row[1:-1] for row in self.words.encode(list(sentences)).to_list()]
 
-    def _joined(self, first: Sequence[int], second: Sequence[int], *, pair: bool) -> list[int]:
+    def _join_tokens(self, first: Sequence[int], second: Sequence[int], *, pair: bool) -> list[int]:
         start, end = self.words.start, self.words.end
         room = self.longest - 2 - pair
         first = first[:room]

@@ -57,8 +57,8 @@ def generated_task(task: str, split: str, count: int, *, seed: int = 0) -> Examp
     if count < 1:
         raise OptionError(f"count={count!r} is less than 1", mend="count=1, or more")
     if task == "answer":
-        return [_drawn(_question, f"{task}/{split}/{seed}/{place}", split) for place in range(count)]
-    rows = [_drawn(_ROWS[task], f"{task}/{split}/{seed}/{place}", split) for place in range(count)]
+        return [_draw_row(_draw_question, f"{task}/{split}/{seed}/{place}", split) for place in range(count)]
+    rows = [_draw_row(_ROWS[task], f"{task}/{split}/{seed}/{place}", split) for place in range(count)]
     second = [row[1] for row in rows] if TASKS[task].pairs else None
     return Examples([row[0] for row in rows], [row[2] for row in rows], second)
 
@@ -72,11 +72,16 @@ def generated_text(count: int, *, seed: int = 0) -> list[str]:
     rows: list[str] = []
     while len(rows) < count:
         drawn = _random(f"text/{seed}/{len(rows)}")
-        rows += [_said(_fact(drawn)), _opinion(drawn)[0], _asked(_fact(drawn)), _reorder(_fact(drawn))]
+        rows += [
+            _write_fact(_draw_fact(drawn)),
+            _draw_opinion(drawn)[0],
+            _write_question(_draw_fact(drawn)),
+            _reorder(_draw_fact(drawn)),
+        ]
     return rows[:count]
 
 
-def _drawn(make: Callable[[Random], _Made], where: str, split: str) -> _Made:
+def _draw_row(make: Callable[[Random], _Made], where: str, split: str) -> _Made:
     """Draw until the row belongs to the split."""
     for attempt in range(10**6):
         row = make(_random(f"{where}/{attempt}"))
@@ -94,11 +99,11 @@ def _digest(text: str) -> int:
 
 
 # ---------------------------------------------------------------------- sentences
-def _fact(drawn: Random) -> Fact:
+def _draw_fact(drawn: Random) -> Fact:
     return tuple(drawn.choice(each) for each in (_NAMES, _COUNTS, _COLOURS, _THINGS, _PLACES))  # type: ignore[return-value]
 
 
-def _said(fact: Fact) -> str:
+def _write_fact(fact: Fact) -> str:
     name, count, colour, thing, place = fact
     return f"{name} has {count} {colour} {thing} {place} ."
 
@@ -108,11 +113,11 @@ def _reorder(fact: Fact) -> str:
     return f"{place} {name} has {count} {thing} , and they are {colour} ."
 
 
-def _asked(fact: Fact) -> str:
+def _write_question(fact: Fact) -> str:
     return f"how many {fact[2]} {fact[3]} does {fact[0]} have ?"
 
 
-def _changed(fact: Fact, drawn: Random, places: Sequence[int]) -> Fact:
+def _change_fact(fact: Fact, drawn: Random, places: Sequence[int]) -> Fact:
     """The fact with other values at these places."""
     kinds = (_NAMES, _COUNTS, _COLOURS, _THINGS, _PLACES)
     new = [
@@ -126,7 +131,7 @@ def _changed(fact: Fact, drawn: Random, places: Sequence[int]) -> Fact:
 Row = tuple[str, str, float]
 
 
-def _opinion(drawn: Random) -> Row:
+def _draw_opinion(drawn: Random) -> Row:
     """A positive or negative adjective, affirmed or negated, together with one about something else."""
     good, denied = drawn.random() < 0.5, drawn.random() < 0.5
     word, other = drawn.choice(_FINE if good else _BAD), drawn.choice(_BAD if drawn.random() < 0.5 else _FINE)
@@ -138,9 +143,9 @@ def _opinion(drawn: Random) -> Row:
     return f"{said} {aside} ." if drawn.random() < 0.5 else f"{aside} {said} .", "", float(good != denied)
 
 
-def _grammar(drawn: Random) -> Row:
+def _draw_grammar(drawn: Random) -> Row:
     """A sentence, or one with two neighbouring words swapped."""
-    words = _said(_fact(drawn)).split()
+    words = _write_fact(_draw_fact(drawn)).split()
     right = drawn.random() < 0.5
     if not right:
         at = drawn.randrange(len(words) - 2)
@@ -148,32 +153,34 @@ def _grammar(drawn: Random) -> Row:
     return " ".join(words), "", float(right)
 
 
-def _follows(drawn: Random) -> Row:
+def _draw_follows(drawn: Random) -> Row:
     """A paraphrase in another order, or one with a single change."""
-    fact, true = _fact(drawn), drawn.random() < 0.5
-    other = fact if true else _changed(fact, drawn, [drawn.randrange(5)])
-    return _said(fact), _reorder(other), float(true)
+    fact, true = _draw_fact(drawn), drawn.random() < 0.5
+    other = fact if true else _change_fact(fact, drawn, [drawn.randrange(5)])
+    return _write_fact(fact), _reorder(other), float(true)
 
 
-def _similar(drawn: Random) -> Row:
+def _draw_similar(drawn: Random) -> Row:
     """Two sentences, and the number of five things that they share."""
-    fact, count = _fact(drawn), drawn.randrange(6)
-    other = _changed(fact, drawn, drawn.sample(range(5), 5 - count))
-    return _said(fact), _reorder(other), float(count)
+    fact, count = _draw_fact(drawn), drawn.randrange(6)
+    other = _change_fact(fact, drawn, drawn.sample(range(5), 5 - count))
+    return _write_fact(fact), _reorder(other), float(count)
 
 
 _ROWS: dict[str, Callable[[Random], Row]] = {
-    "opinion": _opinion,
-    "grammar": _grammar,
-    "follows": _follows,
-    "similar": _similar,
+    "opinion": _draw_opinion,
+    "grammar": _draw_grammar,
+    "follows": _draw_follows,
+    "similar": _draw_similar,
 }
 
 
-def _question(drawn: Random) -> Question:
+def _draw_question(drawn: Random) -> Question:
     """Three sentences, and a question ("who", "how many", "what" or "where") about one of them."""
     names, things = drawn.sample(_NAMES, 3), drawn.sample(_THINGS, 3)
-    facts = [(name, *_fact(drawn)[1:3], thing, _fact(drawn)[4]) for name, thing in zip(names, things, strict=True)]
+    facts = [
+        (name, *_draw_fact(drawn)[1:3], thing, _draw_fact(drawn)[4]) for name, thing in zip(names, things, strict=True)
+    ]
     name, count, colour, thing, place = facts[0]
     asked, answer = drawn.choice(
         [
@@ -183,9 +190,9 @@ def _question(drawn: Random) -> Question:
             (f"where are the {thing} ?", place),
         ]
     )
-    sentences = [_said(each) for each in facts]
+    sentences = [_write_fact(each) for each in facts]
     drawn.shuffle(sentences)
     context = " ".join(sentences)
-    inside = context.index(_said(facts[0]))
-    start = inside + _said(facts[0]).index(answer)
+    inside = context.index(_write_fact(facts[0]))
+    start = inside + _write_fact(facts[0]).index(answer)
     return Question(asked, context, ((start, answer),))

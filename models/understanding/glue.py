@@ -62,20 +62,20 @@ def read_glue(folder: str | Path, task: str, split: str = "train") -> Examples:
     if task not in GLUE:
         raise OptionError(f"there is no GLUE task {task!r}", mend=did_you_mean(task, list(GLUE)))
     columns = GLUE[task][1]
-    path = _file(Path(folder), columns.folder, split)
+    path = _find_file(Path(folder), columns.folder, split)
     lines = [line.rstrip("\r").split("\t") for line in read_lines(path, exact=True)]
-    head = [] if isinstance(columns.first, int) else _head(lines, columns, path)
+    head = [] if isinstance(columns.first, int) else _read_head(lines, columns, path)
     if not lines:
         raise DataError(f"{path.name} has no rows", where=str(path), mend="copy it again")
     wanted = [each for each in (columns.first, columns.label, columns.second) if each is not None]
     places = [each if isinstance(each, int) else head.index(each) for each in wanted]
     begin = 2 if head else 1
-    found = [_row(line, places, columns, f"{path}:{number}") for number, line in enumerate(lines, begin)]
+    found = [_read_row(line, places, columns, f"{path}:{number}") for number, line in enumerate(lines, begin)]
     second = None if columns.second is None else [row[2] for row in found]
     return Examples([row[0] for row in found], [row[1] for row in found], second)
 
 
-def _file(folder: Path, inner: str, split: str) -> Path:
+def _find_file(folder: Path, inner: str, split: str) -> Path:
     found = [path for path in (folder / inner / f"{split}.tsv", folder / f"{split}.tsv") if path.is_file()]
     if not found:
         raise DataError(
@@ -87,7 +87,7 @@ def _file(folder: Path, inner: str, split: str) -> Path:
     return found[0]
 
 
-def _head(lines: list[list[str]], columns: Columns, path: Path) -> list[str]:
+def _read_head(lines: list[list[str]], columns: Columns, path: Path) -> list[str]:
     head = [name.strip("\ufeff") for name in lines.pop(0)] if lines else []
     for name in (columns.first, columns.label, columns.second):
         if isinstance(name, str) and name not in head:
@@ -100,7 +100,7 @@ def _head(lines: list[list[str]], columns: Columns, path: Path) -> list[str]:
     return head
 
 
-def _row(line: list[str], places: list[int], columns: Columns, where: str) -> tuple[str, float, str]:
+def _read_row(line: list[str], places: list[int], columns: Columns, where: str) -> tuple[str, float, str]:
     if len(line) <= max(places):
         raise DataError(
             f"the row has {len(line)} columns, at least {max(places) + 1} are required",
@@ -109,10 +109,10 @@ def _row(line: list[str], places: list[int], columns: Columns, where: str) -> tu
             mend="copy the file again",
         )
     first, label, *second = (line[place].strip() for place in places)
-    return first, _label(label, columns.labels, where), second[0] if second else ""
+    return first, _read_label(label, columns.labels, where), second[0] if second else ""
 
 
-def _label(label: str, labels: tuple[str, ...], where: str) -> float:
+def _read_label(label: str, labels: tuple[str, ...], where: str) -> float:
     if label in labels:
         return float(labels.index(label))
     try:
@@ -150,7 +150,7 @@ def read_squad(path: str | Path, *, unanswered: str = "refuse") -> list[Question
     except ValueError as error:
         raise DataError(f"{path.name} is not JSON", where=str(path), why=str(error), mend="copy it again") from None
     try:
-        found = list(_questions(content, skip=unanswered == "skip"))
+        found = list(_read_questions(content, skip=unanswered == "skip"))
     except (KeyError, TypeError, AttributeError) as error:
         missing = f"a part lacks {error}" if isinstance(error, KeyError) else "a part has another form"
         raise DataError(
@@ -164,7 +164,7 @@ def read_squad(path: str | Path, *, unanswered: str = "refuse") -> list[Question
     return found
 
 
-def _questions(content: Any, *, skip: bool) -> Iterator[Question]:
+def _read_questions(content: Any, *, skip: bool) -> Iterator[Question]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for asked in paragraph["qas"]:

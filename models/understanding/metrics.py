@@ -69,7 +69,7 @@ def spearman(found: ArrayLike, meant: ArrayLike) -> float:
     >>> spearman([1.0, 20.0, 300.0], [2.0, 4.0, 7.0])
     1.0
     """
-    return pearson(*map(_ranks, _flatten_alike(found, meant)))
+    return pearson(*map(_rank, _flatten_alike(found, meant)))
 
 
 def exact_match(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
@@ -78,7 +78,7 @@ def exact_match(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
     >>> exact_match(["The red cup.", "a dog"], [["red cup"], ["cat", "the cat"]])
     0.5
     """
-    return _best(found, meant, lambda one, other: float(_plain(one) == _plain(other)))
+    return _best(found, meant, lambda one, other: float(_normalize_answer(one) == _normalize_answer(other)))
 
 
 def span_f1(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
@@ -87,7 +87,7 @@ def span_f1(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
     >>> round(span_f1(["red cup"], [["a large red cup"]]), 4)
     0.8
     """
-    return _best(found, meant, _shared)
+    return _best(found, meant, _shared_words)
 
 
 METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
@@ -107,7 +107,7 @@ def _flatten_alike(found: ArrayLike, meant: ArrayLike) -> tuple[np.ndarray, np.n
     return one, other
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
+def _rank(values: np.ndarray) -> np.ndarray:
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return np.asarray((ends - (counts - 1) / 2)[places])
@@ -123,12 +123,12 @@ def _best(found: Sequence[str], meant: Sequence[Sequence[str]], score: Callable[
     return float(np.mean([max(score(one, each) for each in others) for one, others in zip(found, meant, strict=True)]))
 
 
-def _plain(answer: str) -> list[str]:
+def _normalize_answer(answer: str) -> list[str]:
     return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()
 
 
-def _shared(found: str, meant: str) -> float:
-    one, other = _plain(found), _plain(meant)
+def _shared_words(found: str, meant: str) -> float:
+    one, other = _normalize_answer(found), _normalize_answer(meant)
     if not one or not other:
         return float(one == other)
     common = sum((Counter(one) & Counter(other)).values())

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.little import write_little
+from tests.examples.reduced import write_reduced_example
 from tests.processes import zygote
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "curriculum.py"
-LITTLE = ["--start", "16", "--end", "48", "--grow", "4", "--steps", "7"]
+REDUCED_OPTIONS = ["--start", "16", "--end", "48", "--grow", "4", "--steps", "7"]
 DEADLINE = 240
 
 
@@ -26,25 +26,29 @@ DEADLINE = 240
     ],
     ids=["one process", "two processes", "packed", "two processes that choose micro-batches"],
 )
-def test_rows_grow_and_what_crosses_with_them(tmp_path: Path, before: list[str], words: list[str]) -> None:
-    example = write_little("curriculum", tmp_path, blocks=3)
-    ended = zygote.run(*before, str(example), *LITTLE, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"})
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    lines = [line.partition("] ")[2] or line for line in ended.stdout.splitlines()]
+def test_curriculum_lengths_and_link_bytes_grow(tmp_path: Path, before: list[str], words: list[str]) -> None:
+    example = write_reduced_example("curriculum", tmp_path, blocks=3)
+    result = zygote.run(
+        *before, str(example), *REDUCED_OPTIONS, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"}
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    lines = [line.partition("] ")[2] or line for line in result.stdout.splitlines()]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     assert [(row[0], row[1]) for row in rows][-1] == ("48", "3")
     if not words:
         assert [row[0] for row in rows] == ["16", "32", "48"]
         crossed = [float(row[3]) for row in rows]
         assert crossed[0] < 0.4 * crossed[-1] and crossed[1] < 0.75 * crossed[-1]
-    assert "loss on full rows that were held back: " in ended.stdout
+    assert "loss on full rows that were held back: " in result.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [(["--start", "0"], "start=0 of a curriculum"), (["--start", "99", "--end", "48"], "a curriculum from length 99")],
 )
-def test_what_cannot_be_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
-    ended = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
-    assert ended.returncode == 2 and f"curriculum.py: error: {said}" in ended.stderr
-    assert 'curriculum.py", line' not in ended.stderr
+def test_curriculum_example_reports_invalid_options_without_traceback(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    result = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
+    assert result.returncode == 2 and f"curriculum.py: error: {said}" in result.stderr
+    assert 'curriculum.py", line' not in result.stderr

@@ -30,7 +30,7 @@ def demo() -> ModuleType:
 pytestmark = pytest.mark.grid  # `make demo` is examples/translate.py now
 
 
-class Ran(NamedTuple):
+class DemoRun(NamedTuple):
     """What the demo gave, said, and reported last."""
 
     code: int
@@ -39,15 +39,15 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ran(demo: ModuleType) -> Ran:
+def demo_run(demo: ModuleType) -> DemoRun:
     """The whole of it, once."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
         code = demo.main()
-    return Ran(code, said.getvalue(), nb.last_report())
+    return DemoRun(code, said.getvalue(), nb.last_report())
 
 
-def test_it_shows_plan_progress_report_and_verdict(ran: Ran) -> None:
-    code, said, report = ran
+def test_demo_prints_plan_progress_report_and_verdict(demo_run: DemoRun) -> None:
+    code, said, report = demo_run
     assert code == 0
     assert "stages" in said
     assert "eager-1f1b" in said
@@ -57,16 +57,16 @@ def test_it_shows_plan_progress_report_and_verdict(ran: Ran) -> None:
     assert report.run.steps == 4
 
 
-def test_what_crosses_is_what_the_table_says(demo: ModuleType, ran: Ran) -> None:
+def test_demo_link_bytes_match_activations_and_loss(demo: ModuleType, demo_run: DemoRun) -> None:
     activations = 4 * demo.BATCH * demo.SIZES.length * demo.SIZES.width
     loss = 4  # what fit returns goes to every cluster
-    assert {name: link.payload_bytes for name, link in ran.report.links.items()} == {
+    assert {name: link.payload_bytes for name, link in demo_run.report.links.items()} == {
         "gpu->npu": activations,
         "npu->gpu": activations + loss,
     }
 
 
-def test_another_loss_is_not_the_same_model(
+def test_demo_fails_when_losses_differ(
     demo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     losses = itertools.count(1.0, 0.01)
@@ -79,7 +79,7 @@ def test_another_loss_is_not_the_same_model(
     assert "NOT the same model" in capsys.readouterr().out
 
 
-def test_rows_go_on_by_their_stride(demo: ModuleType) -> None:
+def test_demo_rows_continue_by_their_stride(demo: ModuleType) -> None:
     x, y = demo.progressions(50)
     assert np.array_equal(x[:, 1:], y[:, :-1])
     strides = (y - x) % demo.SIZES.vocabulary
@@ -87,5 +87,5 @@ def test_rows_go_on_by_their_stride(demo: ModuleType) -> None:
     assert set(strides[:, 0]) == set(range(1, 9))
 
 
-def test_it_stays_short_enough_to_read() -> None:
+def test_demo_example_is_below_its_line_limit() -> None:
     assert len(DEMO.read_text("utf-8").splitlines()) < 100

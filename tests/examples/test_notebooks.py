@@ -13,14 +13,14 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
+def notebook_tool() -> ModuleType:
     spec = importlib.util.spec_from_file_location("notebooks", ROOT / "tools" / "notebooks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def shown(notebook: nbformat.NotebookNode) -> list[str]:
+def list_output_types(notebook: nbformat.NotebookNode) -> list[str]:
     """The kinds of things that it shows."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     return [kind for output in outputs for kind in output.get("data", {})]
@@ -28,15 +28,15 @@ def shown(notebook: nbformat.NotebookNode) -> list[str]:
 
 @pytest.mark.grid  # a kernel of its own, for half a minute
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_and_shows_pictures(path: Path, tool: ModuleType) -> None:
-    found = shown(tool.executed(path))
+def test_notebook_runs_and_shows_images(path: Path, notebook_tool: ModuleType) -> None:
+    found = list_output_types(notebook_tool.executed(path))
     assert "image/svg+xml" in found and "image/png" in found
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_shown_was_made_of_what_is_written(path: Path) -> None:
-    written, made = jupytext.read(path), nbformat.read(path.with_suffix(".ipynb"), as_version=4)
-    assert [(cell.cell_type, cell.source) for cell in written.cells] == [
+def test_notebook_matches_its_python_file(path: Path) -> None:
+    source_notebook, made = jupytext.read(path), nbformat.read(path.with_suffix(".ipynb"), as_version=4)
+    assert [(cell.cell_type, cell.source) for cell in source_notebook.cells] == [
         (cell.cell_type, cell.source) for cell in made.cells
     ]
-    assert "image/svg+xml" in shown(made) and "image/png" in shown(made)
+    assert "image/svg+xml" in list_output_types(made) and "image/png" in list_output_types(made)

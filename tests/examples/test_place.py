@@ -20,7 +20,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.grid  # `tests/scripts/place` trains such models
-def test_it_plans_trains_and_pins(example: ModuleType, capsys: pytest.CaptureFixture) -> None:
+def test_place_example_plans_trains_and_pins(example: ModuleType, capsys: pytest.CaptureFixture) -> None:
     assert example.main() == 0
     said = capsys.readouterr().out
     assert "plan of mobilenet" in said
@@ -30,7 +30,7 @@ def test_it_plans_trains_and_pins(example: ModuleType, capsys: pytest.CaptureFix
     assert "in the pinned plan" in said
 
 
-def test_its_images_are_stripes_of_four_directions(example: ModuleType) -> None:
+def test_place_images_are_stripes_in_four_directions(example: ModuleType) -> None:
     x, y = example.stripes()
     assert x.shape == (example.ROWS, 32, 32, 3)
     assert set(y) == {0, 1, 2, 3}
@@ -38,5 +38,5 @@ def test_its_images_are_stripes_of_four_directions(example: ModuleType) -> None:
     assert np.allclose(upright, upright[:, :1])
 
 
-def test_it_stays_short_enough_to_read() -> None:
+def test_place_example_is_below_its_line_limit() -> None:
     assert len(PLACE.read_text("utf-8").splitlines()) < 90

@@ -16,14 +16,14 @@ FAMILIES = ("--families", "germanic=en,de", "romance=es,fr")
 DEADLINE = 240
 
 
-def ran(folder: Path, *words: str) -> str:
+def run_example(folder: Path, *words: str) -> str:
     """What a quick run prints."""
-    ended = zygote.run(*words, "--quick", cwd=folder, timeout=DEADLINE, env={"COLUMNS": "160"})
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    return ended.stdout
+    result = zygote.run(*words, "--quick", cwd=folder, timeout=DEADLINE, env={"COLUMNS": "160"})
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result.stdout
 
 
-def check(folder: Path, said: str, pairs: list[str]) -> None:
+def check_output(folder: Path, said: str, pairs: list[str]) -> None:
     """What every run leaves."""
     assert said.count("bits per token were sent") == 1
     head = next(line for line in said.splitlines() if line.startswith("┃"))
@@ -42,25 +42,25 @@ def check(folder: Path, said: str, pairs: list[str]) -> None:
     ],
     ids=["one", "replicas", "three generators"],
 )
-def test_it_pretrains_saves_a_bert_and_asks_it_about_other_languages(tmp_path: Path, words: tuple[str, ...]) -> None:
-    said = ran(tmp_path, str(EXAMPLE), *words)
-    check(tmp_path, said, ["en-de", "en-es", "en-fr", "de-es", "de-fr", "es-fr"])
+def test_pretrain_example_saves_a_bert_and_prints_scores(tmp_path: Path, words: tuple[str, ...]) -> None:
+    said = run_example(tmp_path, str(EXAMPLE), *words)
+    check_output(tmp_path, said, ["en-de", "en-es", "en-fr", "de-es", "de-fr", "es-fr"])
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize(("config", "words"), [("pretrain_families", FAMILIES), ("pretrain", ())])
-def test_a_process_for_each_cluster_trains_it(tmp_path: Path, config: str, words: tuple[str, ...]) -> None:
-    said = ran(tmp_path, *CLI, str(EXAMPLES / f"{config}.yaml"), str(EXAMPLE), *words)
-    check(tmp_path, said, ["en-de", "en-es", "en-fr", "de-es", "de-fr", "es-fr"])
+def test_pretrain_example_runs_with_a_process_per_cluster(tmp_path: Path, config: str, words: tuple[str, ...]) -> None:
+    said = run_example(tmp_path, *CLI, str(EXAMPLES / f"{config}.yaml"), str(EXAMPLE), *words)
+    check_output(tmp_path, said, ["en-de", "en-es", "en-fr", "de-es", "de-fr", "es-fr"])
 
 
 @pytest.mark.grid
-def test_it_reads_a_folder(tmp_path: Path) -> None:
+def test_pretrain_example_reads_a_text_folder(tmp_path: Path) -> None:
     for split, count in (("train", 200), ("val", 16)):
         for language, lines in text.aligned("train", count, languages=["en", "de", "fr"]).items():
             (tmp_path / f"{split}.{language}").write_text("\n".join(lines) + "\n", "utf-8")
-    said = ran(tmp_path, str(EXAMPLE), "--text", str(tmp_path), "--languages", "en", "de", "fr")
-    check(tmp_path, said, ["en-de", "en-fr", "de-fr"])
+    said = run_example(tmp_path, str(EXAMPLE), "--text", str(tmp_path), "--languages", "en", "de", "fr")
+    check_output(tmp_path, said, ["en-de", "en-fr", "de-fr"])
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,9 @@ def test_it_reads_a_folder(tmp_path: Path) -> None:
         (["--objectives", "clm"], "--objectives clm requires mrtd or trtd"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
-    ended = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
-    assert ended.returncode != 0
-    assert said in ended.stderr and "Traceback" not in ended.stderr
+def test_pretrain_example_reports_invalid_options_without_traceback(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    result = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
+    assert result.returncode != 0
+    assert said in result.stderr and "Traceback" not in result.stderr

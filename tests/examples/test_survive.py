@@ -23,10 +23,10 @@ def undisturbed() -> str:
     return last_line()
 
 
-def test_started_again_it_has_what_was_saved(tmp_path: Path) -> None:
+def test_survive_example_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     assert last_line("--folder", tmp_path) == last_line("--folder", tmp_path)
 
 
 @pytest.mark.grid
-def test_killed_workers_change_no_bit(undisturbed: str, tmp_path: Path) -> None:
+def test_survive_example_with_killed_workers_is_bit_identical(undisturbed: str, tmp_path: Path) -> None:
     assert last_line("--kills", 2, "--folder", tmp_path, command=RUN) == undisturbed

@@ -9,28 +9,30 @@ from tests.processes import zygote
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE, CONFIG = ROOT / "examples" / "translate.py", ROOT / "examples" / "translate.yaml"
 CLI = ("-m", "whale_nebula")
-LITTLE = ["--pairs", "128", "--pretrain", "10", "--steps", "10"]
+REDUCED_OPTIONS = ["--pairs", "128", "--pretrain", "10", "--steps", "10"]
 DEADLINE = 240
 
 
-def ran(folder: Path, *words: str) -> str:
+def run_example(folder: Path, *words: str) -> str:
     """What a run on little prints."""
-    ended = zygote.run(*words, *LITTLE, "--out", str(folder), cwd=folder, timeout=DEADLINE, env={"COLUMNS": "160"})
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    return ended.stdout
+    result = zygote.run(
+        *words, *REDUCED_OPTIONS, "--out", str(folder), cwd=folder, timeout=DEADLINE, env={"COLUMNS": "160"}
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result.stdout
 
 
-def row(said: str, codec: str) -> list[str]:
+def find_table_row(said: str, codec: str) -> list[str]:
     """The cells of a codec's line in the table."""
     found = next(line for line in said.splitlines() if line.startswith("│") and line.split("│")[1].strip() == codec)
     return [cell.strip() for cell in found.split("│")[1:-1]]
 
 
 @pytest.mark.parametrize("codecs", [["ours"], pytest.param(["none", "ours"], marks=pytest.mark.grid)], ids=len)
-def test_it_pretrains_once_trains_for_each_codec_and_compares(tmp_path: Path, codecs: list[str]) -> None:
-    said = ran(tmp_path, str(EXAMPLE), "--codecs", *codecs)
+def test_translate_example_compares_codecs_after_one_pretraining(tmp_path: Path, codecs: list[str]) -> None:
+    said = run_example(tmp_path, str(EXAMPLE), "--codecs", *codecs)
     assert said.count("a language model learns") == 2
-    ratios = [row(said, codec)[4] for codec in codecs]
+    ratios = [find_table_row(said, codec)[4] for codec in codecs]
     assert ratios[0] == "1.0 x"
     assert all(float(ratio.split()[0]) > 8 for ratio in ratios[1:])
     assert "nrefs:1|case:lc|eff:no|tok:13a" in said
@@ -38,19 +40,21 @@ def test_it_pretrains_once_trains_for_each_codec_and_compares(tmp_path: Path, co
 
 
 @pytest.mark.grid
-def test_two_processes_train_it_and_only_the_target_s_has_translations(tmp_path: Path) -> None:
-    said = ran(tmp_path, *CLI, "run", "--all", "--config", str(CONFIG), str(EXAMPLE), "--codecs", "none", "ours")
+def test_translate_example_runs_in_two_processes(tmp_path: Path) -> None:
+    said = run_example(
+        tmp_path, *CLI, "run", "--all", "--config", str(CONFIG), str(EXAMPLE), "--codecs", "none", "ours"
+    )
     assert said.count("a language model learns") == 2
     assert said.count("┃ codec") == 1 and "nrefs:1|case:lc|eff:no|tok:13a" in said
 
 
-def test_a_file_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_translate_example_reports_a_missing_file_without_traceback(tmp_path: Path) -> None:
     (tmp_path / "train.en").write_text("a cat\n")
-    ended = zygote.run(str(EXAMPLE), "--text", str(tmp_path), "--languages", "fr", "en", cwd=tmp_path)
-    assert ended.returncode == 1
-    assert "NB-220 split 'train' does not exist in 'fr', the source side" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    result = zygote.run(str(EXAMPLE), "--text", str(tmp_path), "--languages", "fr", "en", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "NB-220 split 'train' does not exist in 'fr', the source side" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_it_stays_short_enough_to_read() -> None:
+def test_translate_example_is_below_its_line_limit() -> None:
     assert len(EXAMPLE.read_text("utf-8").splitlines()) < 200

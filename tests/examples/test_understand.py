@@ -4,24 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.little import write_little
+from tests.examples.reduced import write_reduced_example
 from tests.processes import zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "understand.py"
 CLI = ("-m", "whale_nebula")
-LITTLE = ["--rows", "64", "--test", "32", "--epochs", "1", "--pretrain", "2"]
+REDUCED_OPTIONS = ["--rows", "64", "--test", "32", "--epochs", "1", "--pretrain", "2"]
 DEADLINE = 240
 
 
-def ran(folder: Path, *words: str) -> str:
+def run_example(folder: Path, *words: str) -> str:
     """What a run on little prints."""
-    ended = zygote.run(*words, *LITTLE, cwd=folder, timeout=DEADLINE, env={"COLUMNS": "160"})
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    return ended.stdout
+    result = zygote.run(*words, *REDUCED_OPTIONS, cwd=folder, timeout=DEADLINE, env={"COLUMNS": "160"})
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result.stdout
 
 
-def row(said: str, codec: str) -> list[str]:
+def find_table_row(said: str, codec: str) -> list[str]:
     """The cells of a codec's line in the table."""
     found = next(line for line in said.splitlines() if line.startswith("│") and line.split("│")[1].strip() == codec)
     return [cell.strip() for cell in found.split("│")[1:-1]]
@@ -38,10 +38,12 @@ def row(said: str, codec: str) -> list[str]:
         ),
     ],
 )
-def test_it_pretrains_once_and_trains_for_each_codec(tmp_path: Path, words: list[str], scores: int) -> None:
-    said = ran(tmp_path, str(write_little("understand", tmp_path, layers=2)), *words)
+def test_understand_example_trains_each_codec_after_one_pretraining(
+    tmp_path: Path, words: list[str], scores: int
+) -> None:
+    said = run_example(tmp_path, str(write_reduced_example("understand", tmp_path, layers=2)), *words)
     assert said.count("a language model learns") == 1
-    cells = row(said, "rank" if "rank" in words else "rank+int4")
+    cells = find_table_row(said, "rank" if "rank" in words else "rank+int4")
     assert float(cells[3].split()[0]) > 10 and len(cells) == 5 + scores
 
 
@@ -49,13 +51,13 @@ def test_it_pretrains_once_and_trains_for_each_codec(tmp_path: Path, words: list
 @pytest.mark.parametrize(
     ("config", "words"), [("understand", []), ("understand_three", ["--middle", "away", "far"])], ids=["two", "three"]
 )
-def test_a_process_for_each_cluster_trains_it_and_home_alone_has_scores(
-    tmp_path: Path, config: str, words: list[str]
-) -> None:
+def test_understand_example_runs_with_a_process_per_cluster(tmp_path: Path, config: str, words: list[str]) -> None:
     path = EXAMPLE.with_name(f"{config}.yaml")
-    said = ran(tmp_path, *CLI, "run", "--all", "--config", str(path), str(EXAMPLE), "--codecs", "none", "rank", *words)
+    said = run_example(
+        tmp_path, *CLI, "run", "--all", "--config", str(path), str(EXAMPLE), "--codecs", "none", "rank", *words
+    )
     assert said.count("┃ codec") == 1
-    assert float(row(said, "rank")[3].split()[0]) > 8
+    assert float(find_table_row(said, "rank")[3].split()[0]) > 8
 
 
 @pytest.mark.parametrize(
@@ -72,10 +74,12 @@ def test_a_process_for_each_cluster_trains_it_and_home_alone_has_scores(
         (["--cut", "3"], "--cut 3: this BERT can be cut after layer 0 to 2"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
-    ended = zygote.run(str(EXAMPLE), *words, "--pretrain", "2", cwd=tmp_path)
+def test_understand_example_reports_invalid_options_without_traceback(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    result = zygote.run(str(EXAMPLE), *words, "--pretrain", "2", cwd=tmp_path)
     assert (
-        ended.returncode in (1, 2)
-        and said in ended.stderr
-        and EXAMPLE.name not in ended.stderr.replace("usage: understand.py", "").replace("understand.py: error", "")
+        result.returncode in (1, 2)
+        and said in result.stderr
+        and EXAMPLE.name not in result.stderr.replace("usage: understand.py", "").replace("understand.py: error", "")
     )

@@ -21,7 +21,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.parity.cases import CASES, FAMILIES
 from tests.parity_harness import PARITY, Cut, Outcome, assert_same, run_uncut
-from whale_nebula.planner.search import Found, search
+from whale_nebula.planner.search import SearchResult, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 
@@ -83,13 +83,13 @@ def choose_proposal(
     """Let the planner choose one of its plans, those that are `wanted` first; returns the list of choices."""
     chosen: list[Any] = []
 
-    def choose(problem: Any, most: int = 8) -> Found:
+    def choose(problem: Any, most: int = 8) -> SearchResult:
         cheap = replace(problem, clusters=tuple(replace(each, call=0.0) for each in problem.clusters))
         found = search(cheap, 24).candidates
         assert found, "nothing fits"
         first = [each for each in found if wanted(each)] or list(found)
         chosen.append(first[number % len(first)])
-        return Found((chosen[-1], *found))
+        return SearchResult((chosen[-1], *found))
 
     monkeypatch.setattr(decisions, "search", choose)
     return chosen

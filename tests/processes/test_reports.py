@@ -8,7 +8,7 @@ import pytest
 
 from tests.processes.worker_runs import FinishedRun, run_workers
 from whale_nebula.report.report import Report, read
-from whale_nebula.report.saved import programs
+from whale_nebula.report.saved import group_programs
 
 WORKERS = ("c0/0", "c1/0")
 
@@ -27,7 +27,7 @@ def test_process_reports_on_its_own_stage(run_and_reports: tuple[FinishedRun, li
     ended, reports = run_and_reports
     assert ended.get_all("worker") == list(WORKERS)
     assert ended.get_all("stages") == [["c0"], ["c1"]]
-    assert {program.worker: len(program.reports) for program in programs(reports)} == dict.fromkeys(WORKERS, 4)
+    assert {program.worker: len(program.reports) for program in group_programs(reports)} == dict.fromkeys(WORKERS, 4)
     assert len({report.scalars["loss"] for report in reports}) == 4  # a loss for each step, the same in both
 
 

@@ -37,7 +37,7 @@ from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.launch.restarts import Attempts, Ended, Rule, describe, find_first
 from whale_nebula.launch.tenancy import open_tenancy
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
-from whale_nebula.report.screen import Screen, terminal
+from whale_nebula.report.screen import Screen, find_terminal
 from whale_nebula.security.approval import check_script
 from whale_nebula.security.tenant import Tenant, check_disk_limit
 
@@ -388,7 +388,7 @@ def _output() -> Iterator[Output]:
     below.
     """
     named = frozenset(name for name, stream in (("out", sys.stdout), ("err", sys.stderr)) if stream.isatty())
-    stream = terminal()
+    stream = find_terminal()
     if stream is None:
         yield Output()
         return

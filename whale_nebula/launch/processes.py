@@ -14,7 +14,7 @@ from typing import IO
 
 from whale_nebula.launch.ending import Kept
 from whale_nebula.launch.job import Reader
-from whale_nebula.report.screen import Screen, size_of
+from whale_nebula.report.screen import Screen, read_terminal_size
 from whale_nebula.security.diagnose import read_refusal
 
 REST_SECONDS = 2.0
@@ -98,7 +98,7 @@ class Sink:
 
     def write(self, data: bytes) -> None:
         """Write all data."""
-        room = self._screen.room(ended=data.endswith(b"\n")) if self._screen else contextlib.nullcontext()
+        room = self._screen.make_room(ended=data.endswith(b"\n")) if self._screen else contextlib.nullcontext()
         with self._lock, contextlib.suppress(OSError), room:
             view = memoryview(data)
             while view:
@@ -176,7 +176,7 @@ class Picture:
 
     def size(self) -> os.terminal_size:
         """The size of the launcher's terminal."""
-        return size_of(self._terminal)
+        return read_terminal_size(self._terminal)
 
     def draw(self, text: str) -> bool:
         """Replace the drawing by whole lines; returns whether they were sent at least in part."""
@@ -231,4 +231,4 @@ class Shown:
                     if picture:
                         self._screen.draw(picture.decode(errors="replace"))
                     else:
-                        self._screen.leave()
+                        self._screen.keep_drawing()

@@ -133,7 +133,7 @@ def count_trips(op: Op, graph: Graph, numbers: Mapping[Value, Numbers]) -> int |
     if limit is not None and len(limit) == 1 and limit[0] > 0:
         return limit[0]
     condition, body = (graph.functions[name] for name in op.functions[:2])
-    asked = _find_carried(condition, body)
+    asked = _find_condition_inputs(condition, body)
     for trip in range(MOST_TRIPS):
         (goes_on,) = _evaluate(condition, condition.returns[:1], state)
         if goes_on is None or not goes_on[0]:
@@ -143,16 +143,16 @@ def count_trips(op: Op, graph: Graph, numbers: Mapping[Value, Numbers]) -> int |
     return None
 
 
-def _find_carried(condition: Graph, body: Graph) -> list[int]:
+def _find_condition_inputs(condition: Graph, body: Graph) -> list[int]:
     """The loop variables that the condition depends on, directly or through the body."""
 
-    def find_read(graph: Graph, values: Sequence[Value]) -> set[int]:
+    def find_read_arguments(graph: Graph, values: Sequence[Value]) -> set[int]:
         above = graph.ascend(value.op for value in values)
         return {place for place, argument in enumerate(graph.arguments) if argument in above}
 
-    found, more = set[int](), find_read(condition, condition.returns[:1])
+    found, more = set[int](), find_read_arguments(condition, condition.returns[:1])
     while more != found:
-        found, more = more, more | find_read(body, [body.returns[place] for place in more])
+        found, more = more, more | find_read_arguments(body, [body.returns[place] for place in more])
     return sorted(found)
 
 
@@ -174,7 +174,7 @@ _LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 
 
 @dataclass
-class Effort:
+class FlopCounter:
     """Costs of a graph's ops whose sizes are known. `open_loops` are loops counted as one iteration."""
 
     sizes: Sizes
@@ -184,26 +184,26 @@ class Effort:
 
     def flops(self, ops: Iterable[int]) -> int:
         """Floating-point operations of these ops."""
-        return sum(self.of(self.sizes.graph.ops[index]) for index in ops)
+        return sum(self.count_op(self.sizes.graph.ops[index]) for index in ops)
 
-    def of(self, op: Op) -> int:
+    def count_op(self, op: Op) -> int:
         """Floating-point operations of one op; for a branch those of the most expensive one."""
         if op.index not in self._counted:
             shapes = [self.sizes.shape(value) for value in op.inputs]
             numbers = [self.sizes.numbers.get(value) for value in op.inputs]
             if op.type in LOOPS:
-                count = self.trips_of(op) * self._inside(op.functions[1], shapes, [None] * len(shapes))
+                count = self.count_loop_trips(op) * self._count_bodies(op.functions[1], shapes, [None] * len(shapes))
             elif op.type in _BRANCHES:
-                count = max(self._inside(name, shapes[1:], numbers[1:]) for name in op.functions)
+                count = max(self._count_bodies(name, shapes[1:], numbers[1:]) for name in op.functions)
             elif op.functions:
-                count = sum(self._inside(name, shapes, numbers) for name in op.functions)
+                count = sum(self._count_bodies(name, shapes, numbers) for name in op.functions)
             else:
                 empty = not op.outputs or op.type in ("Const", "Placeholder")
                 count = 0 if empty else flops(op, shapes, [self.sizes.shape(value) for value in op.values])
             self._counted[op.index] = count
         return self._counted[op.index]
 
-    def trips_of(self, op: Op) -> int:
+    def count_loop_trips(self, op: Op) -> int:
         """The number of a loop's iterations; 1, which is recorded, if unknown."""
         if op.index not in self.trips:
             found = count_trips(op, self.sizes.graph, self.sizes.numbers)
@@ -225,18 +225,18 @@ class Effort:
         while maker.type == "Identity":
             maker = inner.graph.ops[maker.inputs[0].op]
         item = _LISTS.get(maker.type)
-        return 0 if item is None else self.trips_of(op) * inner.nbytes(maker.inputs[item])
+        return 0 if item is None else self.count_loop_trips(op) * inner.nbytes(maker.inputs[item])
 
-    def _inside(self, name: str, shapes: Sequence[Shape], numbers: Sequence[Numbers | None]) -> int:
+    def _count_bodies(self, name: str, shapes: Sequence[Shape], numbers: Sequence[Numbers | None]) -> int:
         inner = self._body(name, shapes, numbers)
         count = inner.flops(range(len(inner.sizes.graph)))
         self.open_loops |= inner.open_loops
         return count
 
-    def _body(self, name: str, shapes: Sequence[Shape], numbers: Sequence[Numbers | None]) -> Effort:
+    def _body(self, name: str, shapes: Sequence[Shape], numbers: Sequence[Numbers | None]) -> FlopCounter:
         """The costs of a function's body for the sizes of its arguments."""
         body: Graph = self.sizes.graph.functions[name]
         given = [Value(argument) for argument in body.arguments]
         known = {v: n for v, n in zip(given, numbers, strict=False) if n is not None}
         sizes = Sizes(body, self.sizes.rows, dict(zip(given, shapes, strict=False)), numbers=known)
-        return Effort(sizes.follow(range(len(body))))
+        return FlopCounter(sizes.follow(range(len(body))))

@@ -57,7 +57,7 @@ def find_breaches(crossings: Collection[InputCrossing], rules: Sequence[Forbid])
         for each in crossings:
             if each.destination in (rule.cluster, ALL_CLUSTERS):
                 for name, how in each.depends.items():
-                    if _is_about(rule, name) and how not in rule.allow:
+                    if _rule_concerns(rule, name) and how not in rule.allow:
                         yield Breach(rule, each, name, how)
 
 
@@ -92,8 +92,8 @@ def forbidden_inputs(rules: Sequence[Forbid], inputs: Sequence[str]) -> frozense
     >>> sorted(forbidden_inputs([Forbid("y", "npu")], ["x/a", "x/b", "y"]))
     ['y']
     """
-    return frozenset(each for each in inputs if any(_is_about(rule, each) for rule in rules))
+    return frozenset(each for each in inputs if any(_rule_concerns(rule, each) for rule in rules))
 
 
-def _is_about(rule: Forbid, name: str) -> bool:
+def _rule_concerns(rule: Forbid, name: str) -> bool:
     return rule.input in (name, name.partition("/")[0], _ALL)

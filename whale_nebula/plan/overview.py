@@ -22,8 +22,8 @@ from whale_nebula.ir.sizes import ExchangeSizes
 from whale_nebula.plan import splits
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
-from whale_nebula.plan.timing import assumptions_of, duration, times
-from whale_nebula.plan.work import Holdings, Work, made_in, parameters, writes
+from whale_nebula.plan.timing import duration, find_assumptions, predict_times
+from whale_nebula.plan.work import StageVariables, StageWork, find_written, list_ops_in, parameters
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import count_wire_bytes
 
@@ -47,7 +47,7 @@ class Direction:
     links: Links = field(default_factory=Links)
 
     @property
-    def each(self) -> list[int | None]:
+    def micro_batch_bytes(self) -> list[int | None]:
         """Bytes of each micro-batch; None if known only at run time."""
         return [self._payload(self.way, rows) for rows in self.counts]
 
@@ -57,7 +57,7 @@ class Direction:
         return None if open_size else payload_bytes(way, self.spec.dtype, self.spec.sized(rows), self.forward)
 
     @property
-    def used(self) -> str:
+    def used_way(self) -> str:
         """The encoding used for a micro-batch: if the codec would not make it smaller, its precision alone, or none."""
         way, shape = parse_encoding(self.way), self.spec.shape
         if not way.coded or way.auto or way.lossless or not self.counts:
@@ -83,25 +83,25 @@ class Direction:
         return tuple(size for size in sizes if size is not None) if None not in sizes else ()
 
     @property
-    def total(self) -> int | None:
+    def step_bytes(self) -> int | None:
         """Bytes per step on links."""
-        known = [size for size in self.each if size is not None]
+        known = [size for size in self.micro_batch_bytes if size is not None]
         return sum(known) * len(self.lines) if len(known) == len(self.counts) else None
 
     @property
     def seconds(self) -> float | None:
         """Seconds per step on the slowest link; None without a rate."""
-        if self.total is None:
+        if self.step_bytes is None:
             return None
         held: dict[tuple[str, str], list[int]] = {}
         for line in self.lines:
-            held.setdefault(line, []).extend(size for size in self.each if size is not None)
-        return slowest(holds(self.links, *line, sizes) for line, sizes in held.items())
+            held.setdefault(line, []).extend(size for size in self.micro_batch_bytes if size is not None)
+        return max_known(occupied_seconds(self.links, *line, sizes) for line, sizes in held.items())
 
     @cached_property
     def cost(self) -> Cost | None:
         """Seconds per step on one core, to encode and to decode; None if nothing crosses or costs are unknown."""
-        if not self.lines or self.total is None or parse_encoding(self.way).auto:
+        if not self.lines or self.step_bytes is None or parse_encoding(self.way).auto:
             return None
         by_rows = {rows: self._cost(self.spec.sized(rows)) for rows in set(self.counts)}
         known = [each for rows in self.counts if (each := by_rows[rows]) is not None]
@@ -124,20 +124,20 @@ class Direction:
         """The sender's part of `codec_seconds`."""
         return None if self.codec_seconds is None or self.cost is None else self.cost.encode
 
-    def fields(self) -> dict[str, object]:
+    def to_fields(self) -> dict[str, object]:
         """The plan's fields of a boundary for this direction, by name."""
         return {
             "codec": self.way,
-            "bytes": self.each[0],
-            "step_bytes": self.total,
+            "bytes": self.micro_batch_bytes[0],
+            "step_bytes": self.step_bytes,
             "seconds": self.seconds,
             "codec_seconds": self.codec_seconds,
             "encode_seconds": self.encode_seconds,
-            "used": self.used if self.used != self.way else "",
+            "used": self.used_way if self.used_way != self.way else "",
             "rungs": self.rungs,
         }
 
-    def crossing_by(self, way: str) -> Direction:
+    def replace_way(self, way: str) -> Direction:
         """The same tensors with another codec."""
         return replace(self, way=way, forward=None if self.forward is None else way)
 
@@ -147,13 +147,13 @@ class Direction:
         return cost(used, dims, back=forward is not None, delta=way.delta is not None and forward is None)
 
 
-def holds(links: Links, a: str, b: str, sizes: Sequence[int]) -> float | None:
+def occupied_seconds(links: Links, a: str, b: str, sizes: Sequence[int]) -> float | None:
     """Seconds for which tensors of this size occupy the link from a to b; None without a rate."""
     rate = links.between(a, b).rate
     return sum(8 * count_wire_bytes(size) for size in sizes) / rate if rate else None
 
 
-def slowest(seconds: Iterable[float | None]) -> float | None:
+def max_known(seconds: Iterable[float | None]) -> float | None:
     """The maximum of the known numbers."""
     return max((each for each in seconds if each is not None), default=None)
 
@@ -191,9 +191,9 @@ def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
     """
     structure, others = parse_encoding(ways[0].way).structure, dict[str, list[Direction]]()
     if not has_open_size(ways[0].way):
-        others["nb.compress"] = [each.crossing_by(NONE) for each in ways]
+        others["nb.compress"] = [each.replace_way(NONE) for each in ways]
     if structure is not None and structure.shrinks:
-        others[structure.name] = [each.crossing_by(_drop_structure(each.way)) for each in ways]
+        others[structure.name] = [each.replace_way(_drop_structure(each.way)) for each in ways]
     known = {what: step(each) for what, each in others.items() if _are_known(ways, each)}
     best = min(known, key=lambda what: known[what], default="")
     longer = bool(best) and known[best] < (1.0 - _ROUNDING) * step(ways)
@@ -212,7 +212,7 @@ def _drop_structure(way: str) -> str:
     return str(replace(given, codec=given.precision, ladder=given.ladder if given.precision is not None else ()))
 
 
-def fallbacks(plan: Plan) -> Iterator[str]:
+def list_fallbacks(plan: Plan) -> Iterator[str]:
     """A sentence for each boundary or gradient that does not use the requested codec, as that would
     increase its size.
     """
@@ -240,17 +240,17 @@ class Overview:
     returned: Sequence[str] = ()
 
     @cached_property
-    def holdings(self) -> Holdings:
+    def holdings(self) -> StageVariables:
         """The holders of variables."""
-        return Holdings(self.cut)
+        return StageVariables(self.cut)
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> StageWork:
         """The computation and memory of stages for the first micro-batch."""
         leaves = self.cut.program.leaves
         known = zip(leaves, self.shapes, strict=True) if self.shapes else ()
         shapes = {leaf.op: (self.rows[0], *shape[1:]) if leaf.batched else shape for leaf, shape in known}
-        return Work(self.cut, self.holdings, self.rows[0], shapes, self.subject)
+        return StageWork(self.cut, self.holdings, self.rows[0], shapes, self.subject)
 
     @cached_property
     def exchanged(self) -> ExchangeSizes:
@@ -285,7 +285,7 @@ class Overview:
         """Seconds of a step in which a boundary has other encodings than planned, on the same assumption."""
         so = self._crossing(boundary, ways[0], ways[-1])
         others = (so if each.name == so.name else each for each in plan.boundaries)
-        return times(replace(plan, boundaries=tuple(others)), assumptions_of(plan)).seconds
+        return predict_times(replace(plan, boundaries=tuple(others)), find_assumptions(plan)).seconds
 
     def once(self) -> tuple[PlanOnce, ...]:
         """The parts that run once per step, in order."""
@@ -308,10 +308,10 @@ class Overview:
     # ------------------------------------------------------------------ stages
     def _stage(self, number: int, worker: str) -> PlanStage:
         stage, steps = self.cut.program.stages[number], self._steps
-        pieces = self.work.pieces(number)
+        pieces = self.work.list_pieces(number)
         fragments = [fragment for piece in pieces for fragment in piece.fragments]
-        variables = self.holdings.of(number)
-        flops, ops = (self.work.flops(number, backward=back) for back in (False, True)), made_in(fragments)
+        variables = self.holdings.list_variables(number)
+        flops, ops = (self.work.count_flops(number, backward=back) for back in (False, True)), list_ops_in(fragments)
         forward_flops, backward_flops = (round(each * steps) for each in flops)
         return PlanStage(
             name=stage.key,
@@ -331,12 +331,12 @@ class Overview:
             runs=tuple(self._runs(number, phase) for phase in self.cut.phases),
             forward_flops=forward_flops,
             backward_flops=backward_flops,
-            weights_flops=round(self.work.weights_flops(number) * steps),
-            activation_bytes=max((sum(self.work.kept(piece).values()) for piece in pieces), default=0),
+            weights_flops=round(self.work.count_weights_flops(number) * steps),
+            activation_bytes=max((sum(self.work.count_kept_bytes(piece).values()) for piece in pieces), default=0),
             variable_bytes=sum(variable.spec.nbytes() for variable in variables),
             gradient_bytes=sum(self._gradient(part) for _, part in self._parts if part.stage == number),
-            slot_bytes=sum(splits.slot_bytes(self.cut, number, slot) for slot in self.holdings.slots(number)),
-            layers=self.work.layers(number, steps),
+            slot_bytes=sum(splits.slot_bytes(self.cut, number, slot) for slot in self.holdings.list_slots(number)),
+            layers=self.work.list_layers(number, steps),
             open_loops=len({self.cut.program.graph.ops[op].name for op in ops} & self.work.effort.open_loops),
         )
 
@@ -373,7 +373,7 @@ class Overview:
     def _runs(self, number: int, phase: PhasePlan) -> str:
         pieces = [piece for piece in phase.stages if piece.stage == number]
         request_of = self.cut.program.request_of
-        ops = made_in(fragment for piece in pieces for fragment in piece.fragments)
+        ops = list_ops_in(fragment for piece in pieces for fragment in piece.fragments)
         forward, weights = (any(getattr(p, name) is not None for p in pieces) for name in ("forward", "weights"))
         return "F" * forward + "B" * any(request_of(op) is not None for op in ops) + "W" * weights
 
@@ -403,7 +403,7 @@ class Overview:
             tuple(stages[number].key for number in numbers),
             variable.spec.nbytes(),
             {"->".join(ends): size for ends, size in sent.items()},
-            slowest(holds(self.links, *ends, [size]) for ends, size in sent.items()),
+            max_known(occupied_seconds(self.links, *ends, [size]) for ends, size in sent.items()),
             any(each.part in keys and self.exchanged.at_most(each) for each in self.cut.exchange),
         )
 
@@ -411,9 +411,9 @@ class Overview:
     def _crossing(self, boundary: Boundary, there: Direction, returns: Direction) -> PlanBoundary:
         """The record of a boundary, from its tensor's and its gradient's direction."""
         program, back = self.cut.program, boundary.backward
-        ways: dict[str, Any] = {"backward_codec": "none", "backward_bytes": None, **there.fields()}
+        ways: dict[str, Any] = {"backward_codec": "none", "backward_bytes": None, **there.to_fields()}
         if back:
-            ways |= {f"backward_{name}": value for name, value in returns.fields().items()}
+            ways |= {f"backward_{name}": value for name, value in returns.to_fields().items()}
         return PlanBoundary(
             name=_name(boundary),
             source=program.stages[boundary.source].key,
@@ -421,7 +421,7 @@ class Overview:
             **program.graph.spec(boundary.value)._asdict(),
             phase=boundary.phase,
             backward=back,
-            maker=self.work.names.maker(program.graph.ops[boundary.value.op].name),
+            maker=self.work.names.find_maker(program.graph.ops[boundary.value.op].name),
             **ways,
         )
 
@@ -442,7 +442,7 @@ class Overview:
         found = list(fragments)
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
         ops = sorted({op for fragment in found for op in fragment.ops if graph.ops[op].type != "Const"})
-        touched = [value.op for op in ops if writes(graph.ops[op]) for value in graph.ops[op].inputs]
+        touched = [value.op for op in ops if find_written(graph.ops[op]) for value in graph.ops[op].inputs]
         written = list(dict.fromkeys(variables[op] for op in touched if op in variables))
         descended = {op for request in self.cut.program.requests for op in request.origins}
         return PlanOnce(

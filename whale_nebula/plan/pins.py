@@ -25,13 +25,13 @@ class Pins:
 
     plans: Mapping[str, tuple[Plan, str]] = field(default_factory=dict)
     site: str = ""
-    met: set[str] = field(default_factory=set)
+    seen_steps: set[str] = field(default_factory=set)
     renumbered: dict[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.plans)
 
-    def pin_of(self, name: str) -> str | None:
+    def find_pin(self, name: str) -> str | None:
         """The name under which a step is pinned: its own, or the only one that differs just in Keras's number.
 
         Keras names a model without a name after its class, with a number that counts within a process: `functional_1`.
@@ -40,7 +40,9 @@ class Pins:
             return name
         if name not in self.renumbered:
             alike = [
-                known for known in self.plans if _strip_number(known) == _strip_number(name) and known not in self.met
+                known
+                for known in self.plans
+                if _strip_number(known) == _strip_number(name) and known not in self.seen_steps
             ]
             if len(alike) != 1:
                 return None
@@ -50,7 +52,7 @@ class Pins:
     def check(self, plan: Plan, pin: str) -> None:
         """Refuse a plan that is not the pinned one."""
         pinned, source = self.plans[pin]
-        self.met.add(pin)
+        self.seen_steps.add(pin)
         difference = plan.difference(pinned, ("now", "in the pinned plan"))
         if difference is not None:
             raise PlanMismatchError(
@@ -62,13 +64,13 @@ class Pins:
                 'adds to names differ: keras.Model(..., name="mine"), and a name for each layer and the optimizer',
             )
 
-    def miss(self, name: str) -> None:
+    def warn_unpinned(self, name: str) -> None:
         """Warn once that a step has no pin, unless another step of its model has one."""
         model, _, step = _strip_number(name).rpartition(".")
         pinned = [_strip_number(known).rpartition(".") for known in self.plans]
-        if name in self.met or any(model and each == model and other != step for each, _, other in pinned):
+        if name in self.seen_steps or any(model and each == model and other != step for each, _, other in pinned):
             return
-        self.met.add(name)
+        self.seen_steps.add(name)
         warn_at(
             script_site(),
             f"{name} has no pinned plan, so it runs with a new plan",
@@ -80,8 +82,8 @@ class Pins:
     def close(self) -> None:
         """At the end of the run, warn of pins without a matching step."""
         for name, (_, source) in self.plans.items():
-            if name not in self.met:
-                steps = f"steps that ran with scopes: {list_names(sorted(self.met))}" if self.met else ""
+            if name not in self.seen_steps:
+                steps = f"steps that ran with scopes: {list_names(sorted(self.seen_steps))}" if self.seen_steps else ""
                 file, _, line = self.site.rpartition(":")
                 what = f"{name} has a pinned plan, but no step of that name has run"
                 warn_at(Site(file, int(line)), what, why=steps, mend=f"remove {source} from plan=")
@@ -96,12 +98,12 @@ def _strip_number(name: str) -> str:
     return re.sub(r"_\d+(?=\.\w+$)", "", name)
 
 
-def pins(given: Any, site: str) -> Pins:
+def read_pins(given: Any, site: str) -> Pins:
     """Read the pinned plans: a path or a plan, or several."""
     several = isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike))
     plans: dict[str, tuple[Plan, str]] = {}
     for each in given if several else [] if given is None else [given]:
-        plan, source = _read(each, site)
+        plan, source = _read_pinned(each, site)
         if plan.name in plans:
             raise OptionError(
                 f"two plans pin {plan.name}: {plans[plan.name][1]} and {source}",
@@ -113,7 +115,7 @@ def pins(given: Any, site: str) -> Pins:
     return Pins(plans, site)
 
 
-def _read(given: Any, site: str) -> tuple[Plan, str]:
+def _read_pinned(given: Any, site: str) -> tuple[Plan, str]:
     if isinstance(given, Plan):
         return given, site
     if isinstance(given, (str, os.PathLike)):
@@ -139,22 +141,22 @@ class Approvals:
     """The approvals in a folder, one of which must be for the code of this process."""
 
     folder: Path
-    found: Sequence[FoundApproval]
+    approvals: Sequence[FoundApproval]
     pins: dict[Path, Pins] = field(default_factory=dict)
 
     def check(self, plan: Plan) -> None:
         """Refuse a step whose plan, or whose code, was not approved."""
-        chosen = check_process(self.folder, self.found)
+        chosen = check_process(self.folder, self.approvals)
         steps = {} if chosen.approval is None else chosen.approval.plans
         pins = self.pins.setdefault(chosen.folder, Pins(dict.fromkeys(steps, (plan, ""))))
-        step = pins.pin_of(plan.name)
+        step = pins.find_pin(plan.name)
         if step is None:
             raise NotApprovedError(
                 f"{plan.name} is not approved",
                 where=str(chosen.folder),
                 why=f"approved steps: {list_names(steps)}",
             )
-        pins.met.add(step)
+        pins.seen_steps.add(step)
         approved = parse_plan(read_plan(chosen, step), str(chosen.folder))
         difference = plan.difference(approved, ("here", "in the approved plan"))
         if difference is not None:

@@ -27,7 +27,7 @@ from whale_nebula.plan.records import (
     Predicted,
 )
 from whale_nebula.plan.text import plan_mermaid, plan_text
-from whale_nebula.plan.timing import times
+from whale_nebula.plan.timing import predict_times
 from whale_nebula.spec import Spec
 
 _ALONE = "local/0"
@@ -210,7 +210,7 @@ class Plan:
             document["stages"][name]["memory_bytes"] = stage.memory_bytes
         for name, link in self.links.items():
             document["links"][name]["seconds"] = link.seconds
-        drawn = times(self)
+        drawn = predict_times(self)
         seconds = drawn.seconds + self.exchange_seconds if drawn.assumed.timed else None
         document["predicted"] = {"assuming": str(drawn.assumed), "seconds": seconds}
         if self.predicted is not None:

@@ -88,7 +88,7 @@ def list_layouts(cut: Cut) -> dict[str, str]:
 
 
 def list_collectives(
-    cut: Cut, crossed: Crossed, count: int, rings: Mapping[str, Line] | None = None
+    cut: Cut, crossed: CrossingSizes, count: int, rings: Mapping[str, Line] | None = None
 ) -> tuple[PlanCollective, ...]:
     """The collectives of stages in a step of `count` micro-batches; for a stage with replicas, those of the replica
     with most micro-batches. `rings` are the links between neighbors inside clusters, by cluster.
@@ -109,7 +109,7 @@ def time_collective(collective: PlanCollective, devices: int, ring: Line) -> flo
     return ring.seconds(collective.bytes) + rounds * ring.delay
 
 
-def list_notes(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
+def list_notes(cut: Cut, crossed: CrossingSizes, count: int) -> tuple[str, ...]:
     """The notes of a cut; for an op that every device runs as a whole, with its costs in a step."""
     costs: dict[str, float] = {}
     for stage, layouts in cut.layouts.items():
@@ -126,7 +126,7 @@ def list_notes(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Crossed:
+class CrossingSizes:
     """Sizes of collectives, for micro-batches with these `rows` and leaves with these `shapes`; the first micro-batch
     is used for all.
     """
@@ -174,7 +174,7 @@ class Crossed:
         return found.follow(op for op in self._ops if op not in made)
 
 
-def _list_stage_collectives(cut: Cut, stage: int, crossed: Crossed, count: int) -> Iterator[PlanCollective]:
+def _list_stage_collectives(cut: Cut, stage: int, crossed: CrossingSizes, count: int) -> Iterator[PlanCollective]:
     layouts, graph, key = cut.layouts[stage], cut.program.graph, cut.program.stages[stage].key
     fragments = _first_fragments(cut, stage)
     for each in layouts.sums:
@@ -196,7 +196,7 @@ def _list_stage_collectives(cut: Cut, stage: int, crossed: Crossed, count: int) 
             yield _collective(cut, key, kind, Value(op), nbytes, fragments[op], count)
 
 
-def _count_numbers(cut: Cut, layouts: Layouts, op: int, crossed: Crossed) -> tuple[str, float]:
+def _count_numbers(cut: Cut, layouts: Layouts, op: int, crossed: CrossingSizes) -> tuple[str, float]:
     """The collective, and its bytes, of an op that devices compute together: numbers for each row, in the type of the
     scores; for the best ones also their positions.
     """

@@ -13,8 +13,8 @@ from whale_nebula.ir.routing import compute_share_times, count_turns
 from whale_nebula.plan.forbidden import find_breaches
 from whale_nebula.plan.records import Considered, PlanBoundary, PlanLink, PlanOnce, PlanStage
 from whale_nebula.plan.splits import describe_seconds, list_device_facts
-from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
-from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
+from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, predict_times, step_text
+from whale_nebula.report.bottleneck import MIN_WAIT_SHARE, straggler_text, suggest_micro_batches, waits
 from whale_nebula.report.records import size
 from whale_nebula.schedule.simulate import draw_timeline
 from whale_nebula.spec import Spec
@@ -136,9 +136,9 @@ def _share_lines(plan: Plan) -> Iterator[str]:
         order = f", in the order {' '.join(map(str, stage.order))}" if stage.order else " in turn"
         yield f"{stage.name}: replicas take {_ratio(shares)} of {count} micro-batches{order}{by}"
         took = compute_share_times(shares, stage.speeds) if stage.speeds else ()
-        if waits(took) > WORTH * max(took, default=0.0):
+        if waits(took) > MIN_WAIT_SHARE * max(took, default=0.0):
             idle = f"{100 * waits(took) / max(took):.0f} % of that time"
-            yield straggler_text(stage.name, took, idle, mend(stage.speeds, count, rows))
+            yield straggler_text(stage.name, took, idle, suggest_micro_batches(stage.speeds, count, rows))
 
 
 def _ratio(numbers: Sequence[float]) -> str:
@@ -352,7 +352,7 @@ def _writes(each: PlanOnce) -> str:
 
 # ---------------------------------------------------------------------- schedule
 def _schedule(plan: Plan) -> Iterator[str]:
-    drawn = times(plan, most=_DRAWN)
+    drawn = predict_times(plan, most=_DRAWN)
     yield f"({drawn.assumed})"
     if drawn.micro_batches < len(plan.rows):
         yield f"(the first {drawn.micro_batches} of {len(plan.rows)} micro-batches)"

@@ -30,7 +30,7 @@ class Coding(NamedTuple):
     backward: float = 0.0
 
 
-def coding(plan: Plan, names: Sequence[str]) -> dict[str, Coding]:
+def list_codec_seconds(plan: Plan, names: Sequence[str]) -> dict[str, Coding]:
     """Seconds of encoding and decoding by stage; 0 for a codec with unknown costs."""
     found = dict.fromkeys(names, Coding())
 
@@ -64,7 +64,7 @@ _BACKWARD = 2.0
 
 
 @dataclass(frozen=True)
-class Assumed:
+class Assumptions:
     """The assumed computing time of a stage for a micro-batch: stages compute at `speed` in FLOPs per second. Without
     one links are free, stages are equal, and only proportions count.
     """
@@ -129,7 +129,7 @@ class PhaseTimes:
 class Times:
     """The timelines of all phases of a step, for its first micro-batches."""
 
-    assumed: Assumed
+    assumed: Assumptions
     micro_batches: int
     phases: tuple[PhaseTimes, ...]
 
@@ -139,10 +139,10 @@ class Times:
         return sum(phase.timeline.seconds for phase in self.phases)
 
 
-def step_text(plan: Plan, given: Assumed | None = None) -> str:
+def step_text(plan: Plan, given: Assumptions | None = None) -> str:
     """A sentence on the estimated step time, with the exchange between clusters."""
-    drawn = times(plan, given).seconds
-    codecs = any(map(any, coding(plan, list(plan.stages)).values()))
+    drawn = predict_times(plan, given).seconds
+    codecs = any(map(any, list_codec_seconds(plan, list(plan.stages)).values()))
     if not plan.exchange_seconds:
         return f"estimated step time: {duration(drawn)}{' with codecs' * codecs}, plus updates"
     own = f"{duration(drawn)} {'with codecs' if codecs else 'as drawn'}"
@@ -150,9 +150,9 @@ def step_text(plan: Plan, given: Assumed | None = None) -> str:
     return f"estimated step time: {duration(drawn + plan.exchange_seconds)} ({both}), plus updates"
 
 
-def assumptions_of(plan: Plan) -> Assumed:
+def find_assumptions(plan: Plan) -> Assumptions:
     """The assumptions of a plan's drawn schedule."""
-    return Assumed(SPEED) if _takes_time(plan) else Assumed()
+    return Assumptions(SPEED) if _takes_time(plan) else Assumptions()
 
 
 def _takes_time(plan: Plan) -> bool:
@@ -166,9 +166,9 @@ def _takes_time(plan: Plan) -> bool:
     return any(line is not None and size and line.delay + line.seconds(size) for line, size in ways)
 
 
-def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) -> Times:
+def predict_times(plan: Plan, given: Assumptions | None = None, *, most: int | None = None) -> Times:
     """The schedule of a plan in time; `most` limits the micro-batches."""
-    given = given or assumptions_of(plan)
+    given = given or find_assumptions(plan)
     count = len(plan.rows) if most is None else min(len(plan.rows), most)
     found = (_phase(plan, phase, count, given) for phase in range(count_phases(plan)))
     return Times(given, count, tuple(each for each in found if each.stages))
@@ -180,7 +180,7 @@ def count_held(plan: Plan) -> dict[str, int]:
     of weights count.
     """
     found = dict.fromkeys(plan.stages, 0)
-    for phase in times(plan).phases:
+    for phase in predict_times(plan).phases:
         for stage, limit, later in zip(phase.stages, phase.limits, phase.delays, strict=True):
             runs = stage.runs[phase.phase]
             held = int("B" in runs)
@@ -203,7 +203,7 @@ def count_phases(plan: Plan) -> int:
     return max((len(stage.runs) for stage in plan.stages.values()), default=0)
 
 
-def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
+def _phase(plan: Plan, phase: int, count: int, given: Assumptions) -> PhaseTimes:
     stages = tuple(stage for stage in plan.stages.values() if stage.runs[phase])
     if not stages:
         return PhaseTimes(phase, (), Timeline(0, ()), ())
@@ -223,9 +223,9 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
 
 
 # ---------------------------------------------------------------------- the simulator's input
-def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) -> Iterator[Work]:
+def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumptions) -> Iterator[Work]:
     """Simulated work of the stages, for their fastest replicas."""
-    codecs = coding(plan, [stage.name for stage in stages]) if given.timed else {}
+    codecs = list_codec_seconds(plan, [stage.name for stage in stages]) if given.timed else {}
     for stage in stages:
         taken = {"F": 1.0, "B": _BACKWARD, "W": _BACKWARD / 2}
         if given.speed is not None:

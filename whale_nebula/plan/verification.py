@@ -139,7 +139,7 @@ def _line(row: Row) -> str:
     return f"  {mark}{row.error:.1e}  {limit}  {row.name}"
 
 
-OF_THE_LARGEST = 1e-3
+LARGEST_NORM_SHARE = 1e-3
 _NOISE, _STORED = 4.0, 4.0
 BITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 BITS |= {"complex128": BITS["float64"], "complex64": BITS["float32"]}
@@ -180,10 +180,10 @@ class Runs:
 def compare_tensors(names: Sequence[str], runs: Runs, tolerance: Tolerance) -> Iterator[Row]:
     """A row for each tensor that was returned, by its name, and for each variable."""
     found = runs.uncut.returned
-    largest = max((_norm(_numbers(t)) for t in found if inexact(t)), default=0.0)
+    largest = max((_norm(_numbers(t)) for t in found if is_inexact(t)), default=0.0)
     for name, a, b in zip(names, found, runs.planned.returned, strict=True):
-        size = _norm(_numbers(a)) if inexact(a) else 0.0
-        limit = tolerance.value * (size + OF_THE_LARGEST * largest) if inexact(a) else 0.0
+        size = _norm(_numbers(a)) if is_inexact(a) else 0.0
+        limit = tolerance.value * (size + LARGEST_NORM_SHARE * largest) if is_inexact(a) else 0.0
         yield Row(name, distance(a, b), limit)
     for path in runs.uncut.variables:
         yield _variable(path, runs, tolerance)
@@ -191,7 +191,7 @@ def compare_tensors(names: Sequence[str], runs: Runs, tolerance: Tolerance) -> I
 
 def _variable(path: str, runs: Runs, tolerance: Tolerance) -> Row:
     a, b = runs.uncut.variables[path], runs.planned.variables[path]
-    if not inexact(a):
+    if not is_inexact(a):
         return Row(path, distance(a, b), 0.0)
     update = _norm(change(runs.before[path], a))
     stored = _STORED * BITS.get(a.dtype.name, 0.0) * _norm(_numbers(a))
@@ -209,7 +209,7 @@ def distance(a: Any, b: Any) -> float:
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return math.inf
-    if not inexact(a):
+    if not is_inexact(a):
         return float(np.sum(a.numpy() != b.numpy()))
     left, right = _numbers(a), _numbers(b)
     unlike = ~((left == right) | (np.isnan(left) & np.isnan(right)))
@@ -226,7 +226,7 @@ def noise(before: Values, after: Values, near: Values, near_after: Values) -> di
     """Norm of the difference between each variable's updates from a state and from one that is `near`: the model's own
     sensitivity.
     """
-    floating = [path for path, value in after.items() if inexact(value)]
+    floating = [path for path, value in after.items() if is_inexact(value)]
     pairs = {path: (change(near[path], near_after[path]), change(before[path], after[path])) for path in floating}
     return {path: _norm(_subtract(*pair)) if pair[0].shape == pair[1].shape else 0.0 for path, pair in pairs.items()}
 
@@ -238,15 +238,15 @@ def nudge(value: Any, bit: float, seed: int) -> Any:
     return tf.cast(tf.cast(value, wide).numpy() * (1.0 + bit * signs), value.dtype)
 
 
-def strange(tensor: Any) -> bool:
+def is_not_numeric(tensor: Any) -> bool:
     """Whether a tensor contains a NaN or an infinity."""
-    return inexact(tensor) and not np.isfinite(_numbers(tensor)).all()
+    return is_inexact(tensor) and not np.isfinite(_numbers(tensor)).all()
 
 
-def inexact(tensor: Any) -> bool:
+def is_inexact(tensor: Any) -> bool:
     """Whether a tensor's type is inexact.
 
-    >>> inexact(tf.zeros([2], tf.complex64)), inexact(tf.zeros([2], tf.int32))
+    >>> is_inexact(tf.zeros([2], tf.complex64)), is_inexact(tf.zeros([2], tf.int32))
     (True, False)
     """
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)

@@ -14,7 +14,7 @@ from whale_nebula.ir.graph import CAPTURE, HOLDER, Graph, Op
 from whale_nebula.ir.program import Variable
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.effects import SHAPE_OPS
-from whale_nebula.plan.flops import Effort
+from whale_nebula.plan.flops import FlopCounter
 from whale_nebula.plan.records import PlanLayer
 from whale_nebula.spec import Spec, Value
 
@@ -35,21 +35,21 @@ _OPS = frozenset({
 
 
 @dataclass(frozen=True)
-class Names:
+class LayerNames:
     """A parser of op names. `subject` is the model's name in a step of Keras's; `known` are parts of variables' paths.
 
     Keras enters a layer's scope a second time when it calls it, so TensorFlow adds a number to the name.
 
-    >>> Names("transformer").layer("nebula_1/transformer_1/block0_1/attention_1/einsum/Einsum_grad/mul")
+    >>> LayerNames("transformer").find_layer("nebula_1/transformer_1/block0_1/attention_1/einsum/Einsum_grad/mul")
     'block0/attention'
-    >>> Names("").layer("MatMul"), Names("", {"encoder"}).layer("encoder_1/MatMul")
+    >>> LayerNames("").find_layer("MatMul"), LayerNames("", {"encoder"}).find_layer("encoder_1/MatMul")
     ('', 'encoder')
     """
 
     subject: str = ""
     known: Collection[str] = frozenset()
 
-    def layer(self, name: str) -> str:
+    def find_layer(self, name: str) -> str:
         """The path of an op's layer, to a depth of at most `DEPTH`; "" for an op outside layers."""
         parts = name.split("/")[:-1]
         found: list[str] = []
@@ -62,13 +62,14 @@ class Names:
             found = found[1:]
         return "/".join(found[:DEPTH])
 
-    def maker(self, name: str) -> str:
+    def find_maker(self, name: str) -> str:
         """The layer of an op, or the op itself if it belongs to none, such as Keras's masks.
 
-        >>> Names("model").maker("model_1/embed_1/GatherV2"), Names("model").maker("model_1/NotEqual")
+        >>> names = LayerNames("model")
+        >>> names.find_maker("model_1/embed_1/GatherV2"), names.find_maker("model_1/NotEqual")
         ('embed', 'NotEqual')
         """
-        return self.layer(name) or name.rpartition("/")[2]
+        return self.find_layer(name) or name.rpartition("/")[2]
 
     def _layer(self, part: str) -> str | None:
         """The name of the layer of a name scope; None for a scope within a layer."""
@@ -90,21 +91,21 @@ _NEAR = 200
 
 
 @dataclass(frozen=True)
-class Holdings:
+class StageVariables:
     """The holders of variables in a Cut."""
 
     cut: Cut
 
-    def of(self, stage: int) -> tuple[Variable, ...]:
+    def list_variables(self, stage: int) -> tuple[Variable, ...]:
         """The variables of a stage, in the order in which its ops read them."""
         variables = self.cut.program.variable_ops
-        return tuple(variables[op] for op in self.readers(stage))
+        return tuple(variables[op] for op in self.list_readers(stage))
 
-    def readers(self, stage: int) -> Mapping[int, int]:
+    def list_readers(self, stage: int) -> Mapping[int, int]:
         """For each variable of a stage (the op that holds it), the first op that reads it."""
         return self._readers[stage]
 
-    def slots(self, stage: int) -> tuple[Variable, ...]:
+    def list_slots(self, stage: int) -> tuple[Variable, ...]:
         """The optimizer slots of a stage's variables."""
         owned = self._readers[stage]
         variables = self.cut.program.variable_ops
@@ -159,7 +160,7 @@ class Holdings:
         the variables that it reads.
         """
         ops, variables = self.cut.program.graph.ops, self.cut.program.variable_ops
-        writers = (op for op in ops if op.stage is None and writes(op))
+        writers = (op for op in ops if op.stage is None and find_written(op))
         return {value.op: op.index for op in writers for value in op.inputs if value.op in variables}
 
     # ------------------------------------------------------------------ slots
@@ -170,7 +171,7 @@ class Holdings:
         owned = frozenset(op for readers in self._readers for op in readers)
         found: dict[int, int] = {}
         for op in graph.ops:
-            if op.stage is None and writes(op):
+            if op.stage is None and find_written(op):
                 for value in op.inputs:
                     if value.op in variables and value.op not in owned and value.op not in found:
                         owner = self._nearest(op, variables[value.op], owned)
@@ -202,12 +203,12 @@ class Holdings:
         return read[0] if read else None
 
 
-def writes(op: Op) -> bool:
+def find_written(op: Op) -> bool:
     """Whether an op changes one of its variables, by its type."""
     return op.stateful and op.type not in READS
 
 
-def made_in(fragments: Iterable[Fragment]) -> set[int]:
+def list_ops_in(fragments: Iterable[Fragment]) -> set[int]:
     """The ops of fragments."""
     return {op for fragment in fragments for op in fragment.ops}
 
@@ -216,61 +217,63 @@ def _layer(variable: Variable) -> str:
     return variable.path.rpartition("/")[0]
 
 
-_SAME = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient"})
+_ALIASES = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient"})
 """Ops whose output is their first input's memory."""
 
 
 def memory_of(graph: Graph, value: Value) -> Value:
     """The value that owns the memory of another one."""
-    while graph.ops[value.op].type in _SAME and graph.ops[value.op].inputs:
+    while graph.ops[value.op].type in _ALIASES and graph.ops[value.op].inputs:
         value = graph.ops[value.op].inputs[0]
     return value
 
 
 @dataclass(frozen=True)
-class Work:
+class StageWork:
     """The costs of a Cut whose first micro-batch has `rows` rows; `shapes` are those of its leaves in the example."""
 
     cut: Cut
-    holdings: Holdings
+    holdings: StageVariables
     rows: int
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     subject: str = ""
 
     @cached_property
-    def effort(self) -> Effort:
+    def effort(self) -> FlopCounter:
         """Sizes and costs of everything that micro-batches compute."""
         program = self.cut.program
         leaves = {Value(op): shape for op, shape in self.shapes.items()}
         like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
         once = [*self.cut.whole.values(), *self.cut.weight.values()]
         once += [fragment for phase in self.cut.phases for fragment in phase.prologue.values()]
-        ops = made_in([*once, *(f for phase in self.cut.phases for s in phase.stages for f in s.fragments)])
+        ops = list_ops_in([*once, *(f for phase in self.cut.phases for s in phase.stages for f in s.fragments)])
         sizes = Sizes(program.graph, self.rows, leaves, like=like)
-        return Effort(sizes.follow(sorted(ops | like.keys() | self.shapes.keys())))
+        return FlopCounter(sizes.follow(sorted(ops | like.keys() | self.shapes.keys())))
 
-    def pieces(self, stage: int) -> list[StagePhase]:
+    def list_pieces(self, stage: int) -> list[StagePhase]:
         """The fragments of a stage, phase by phase."""
         return [found for phase in self.cut.phases for found in phase.stages if found.stage == stage]
 
-    def ops(self, piece: StagePhase, *, backward: bool) -> list[int]:
+    def list_piece_ops(self, piece: StagePhase, *, backward: bool) -> list[int]:
         """The ops of a piece's forward, or of its backward; with recompute the latter includes the former's."""
         request_of = self.cut.program.request_of
         if piece.backward is not None:
             own = piece.fragments[-1 - (piece.weights is not None) :] if backward else (piece.forward,)
-            return sorted(made_in(fragment for fragment in own if fragment is not None))
-        return [op for op in made_in(piece.fragments) if (request_of(op) is not None) == backward]
+            return sorted(list_ops_in(fragment for fragment in own if fragment is not None))
+        return [op for op in list_ops_in(piece.fragments) if (request_of(op) is not None) == backward]
 
-    def flops(self, stage: int, *, backward: bool) -> int:
+    def count_flops(self, stage: int, *, backward: bool) -> int:
         """Floating-point operations for the first micro-batch."""
-        return sum(self.effort.flops(self.ops(piece, backward=backward)) for piece in self.pieces(stage))
+        return sum(
+            self.effort.flops(self.list_piece_ops(piece, backward=backward)) for piece in self.list_pieces(stage)
+        )
 
-    def weights_flops(self, stage: int) -> int:
+    def count_weights_flops(self, stage: int) -> int:
         """FLOPs of gradients of weights that are separate from the rest of the backward."""
-        own = (piece.weights.ops for piece in self.pieces(stage) if piece.weights is not None)
+        own = (piece.weights.ops for piece in self.list_pieces(stage) if piece.weights is not None)
         return sum(map(self.effort.flops, own))
 
-    def kept(self, piece: StagePhase) -> dict[Value, int]:
+    def count_kept_bytes(self, piece: StagePhase) -> dict[Value, int]:
         """The tensors that a piece's backward receives from its forward, with their bytes.
 
         If the two are separate functions these are the outputs passed between them, else the values that the backward
@@ -280,7 +283,7 @@ class Work:
         own = self._kept_for(piece, piece.backward, () if piece.forward is None else piece.forward.ops)
         if piece.weights is None:
             return own
-        made = made_in(each for each in piece.fragments if each is not piece.weights)
+        made = list_ops_in(each for each in piece.fragments if each is not piece.weights)
         later = self._kept_for(piece, piece.weights, made | self.cut.program.arrivals.keys())
         return max(own, later, key=lambda found: sum(found.values()))
 
@@ -293,7 +296,7 @@ class Work:
             crossing = {boundary.value for boundary in self.cut.boundaries}
             values = [value for value in fragment.feeds if value.op in before or value in crossing]
         else:
-            ops = made_in(piece.fragments)
+            ops = list_ops_in(piece.fragments)
             behind = (op for op in ops if program.request_of(op) is not None)
             inside = [op for op in behind if program.graph.ops[op].type not in SHAPE_OPS]
             read = dict.fromkeys(value for op in inside for value in program.graph.ops[op].inputs)
@@ -307,37 +310,37 @@ class Work:
         return {value: self.effort.nbytes(value) for value in counted.values()}
 
     # ------------------------------------------------------------------ layers
-    def layers(self, stage: int, steps: float) -> tuple[PlanLayer, ...]:
+    def list_layers(self, stage: int, steps: float) -> tuple[PlanLayer, ...]:
         """The layers of a stage, in the order of their first op, with FLOPs for these micro-batches."""
         ops, variables, names = self.cut.program.graph.ops, self.cut.program.variable_ops, self.names
         rows: dict[str, Counter[str]] = {}
 
         def add(op: int | None, **counts: int) -> None:
-            rows.setdefault("" if op is None else names.layer(ops[op].name), Counter()).update(counts)
+            rows.setdefault("" if op is None else names.find_layer(ops[op].name), Counter()).update(counts)
 
-        pieces, forward = self.pieces(stage), self.list_ops(stage, backward=False)
+        pieces, forward = self.list_pieces(stage), self.list_ops(stage, backward=False)
         for backward, kind in ((False, "forward_ops"), (True, "backward_ops")):
             for op in sorted(self.list_ops(stage, backward=backward)):
                 add(op, **{kind: 1})
-            for op in (op for piece in pieces for op in self.ops(piece, backward=backward)):
-                add(op, flops=round(self.effort.of(ops[op]) * steps))
-        for value, size in (item for piece in pieces for item in self.kept(piece).items()):
+            for op in (op for piece in pieces for op in self.list_piece_ops(piece, backward=backward)):
+                add(op, flops=round(self.effort.count_op(ops[op]) * steps))
+        for value, size in (item for piece in pieces for item in self.count_kept_bytes(piece).items()):
             add(value.op if value.op in forward else None, activation_bytes=size)
-        for variable, reader in self.holdings.readers(stage).items():
+        for variable, reader in self.holdings.list_readers(stage).items():
             add(reader, parameters=parameters(variables[variable].spec))
         return tuple(PlanLayer(name, **counts) for name, counts in rows.items())
 
     def list_ops(self, stage: int, *, backward: bool) -> set[int]:
         """The ops of a stage that come from the user's code, or (`backward`) from differentiation."""
         request_of = self.cut.program.request_of
-        ops = made_in(fragment for piece in self.pieces(stage) for fragment in piece.fragments)
+        ops = list_ops_in(fragment for piece in self.list_pieces(stage) for fragment in piece.fragments)
         return {op for op in ops if (request_of(op) is not None) == backward}
 
     @cached_property
-    def names(self) -> Names:
+    def names(self) -> LayerNames:
         """The parser of op names."""
         paths = (variable.path for variable in self.cut.program.variables)
-        return Names(self.subject, frozenset(part for path in paths for part in path.split("/")[:-1]))
+        return LayerNames(self.subject, frozenset(part for path in paths for part in path.split("/")[:-1]))
 
 
 def parameters(spec: Spec) -> int:

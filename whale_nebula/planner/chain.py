@@ -20,7 +20,7 @@ from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.backward_split import find_predecessors, is_movement
 from whale_nebula.passes.effects import SHAPE_OPS, find_written_handles, is_effect, is_read, is_seeded_draw
 from whale_nebula.passes.readings import needs_only_rows
-from whale_nebula.plan.flops import Effort
+from whale_nebula.plan.flops import FlopCounter
 from whale_nebula.plan.work import memory_of
 from whale_nebula.planner.problem import Array, Chain
 from whale_nebula.spec import Spec, Value
@@ -58,9 +58,9 @@ class OpWork:
 
     kernel: str
     flops: float
-    moved: float
-    by_rows: bool
-    later: bool = False
+    moved_bytes: float
+    grows_with_rows: bool
+    is_deferrable: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Layers:
     """A program's chain, and the work of its blocks; `rows` are those that sizes were counted with.
 
     `variables` are the paths of each block's variables with the number of the reader that is in it; `forward`,
-    `backward` and `update` the work of each block's ops, and `ops` these ops. `draws` is whether the forward draws
-    random numbers, `written` the first and last block of each stage defined by a scope. `tensors` are those that cross
-    at each cut, and `readers` the blocks that read each input, by its number.
+    `backward` and `update` the work of each block's ops, and `ops` these ops. `is_random` is whether the forward draws
+    random numbers, `written_ranges` the first and last block of each stage defined by a scope. `tensors` are those that
+    cross at each cut, and `readers` the blocks that read each input, by its number.
     """
 
     chain: Chain
@@ -88,31 +88,31 @@ class Layers:
     forward: tuple[tuple[OpWork, ...], ...]
     backward: tuple[tuple[OpWork, ...], ...]
     update: tuple[float, ...]
-    draws: bool = False
+    is_random: bool = False
     ops: BlockOps = BlockOps()
-    written: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    written_ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tensors: tuple[tuple[Tensor, ...], ...] = ()
     readers: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
-    def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace, *, later: bool = False) -> Array:
+    def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace, *, deferrable_only: bool = False) -> Array:
         """Seconds of blocks at the pace of a device: costs of a call, and costs of a row; for all ops, or for those
-        that may be deferred (`later`).
+        that may be deferred (`deferrable_only`).
         """
         found = np.zeros((2, len(works)))
         for block, ops in enumerate(works):
-            for op in (op for op in ops if op.later or not later):
-                taken = pace(op.kernel, op.flops, op.moved)
-                found[int(op.by_rows), block] += taken / self.rows if op.by_rows else taken
+            for op in (op for op in ops if op.is_deferrable or not deferrable_only):
+                taken = pace(op.kernel, op.flops, op.moved_bytes)
+                found[int(op.grows_with_rows), block] += taken / self.rows if op.grows_with_rows else taken
         return found
 
 
-def layers_of(
+def build_layers(
     program: Program, rows: int, shapes: Sequence[tuple[int, ...]], beside: Mapping[str, float] | None = None
 ) -> Layers | None:
     """The chain of a program for a batch with these shapes; None if no op of the forward reads a variable. `beside` are
     the bytes of objects that are stored next to variables, by the path of the variable.
     """
-    return _Chaining(program, rows, shapes, beside or {}).build()
+    return _ChainBuilder(program, rows, shapes, beside or {}).build()
 
 
 def size_values(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) -> Sizes:
@@ -123,7 +123,7 @@ def size_values(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) 
 
 
 @dataclass
-class _Chaining:
+class _ChainBuilder:
     program: Program
     rows: int
     shapes: Sequence[tuple[int, ...]]
@@ -133,41 +133,42 @@ class _Chaining:
     def __post_init__(self) -> None:
         self.graph = self.program.graph
         self.sizes = size_values(self.program, self.rows, self.shapes)
-        self.effort = Effort(self.sizes)
+        self.effort = FlopCounter(self.sizes)
         self.batch = self.program.of_batch
         self.requests = self.program.requests[:1]
         self.behind = {op for request in self.program.requests for op in request.backward}
 
     def build(self) -> Layers | None:
         """Order the forward, divide it into blocks, and compute their work."""
-        order = self._order()
+        order = self._order_ops()
         weighted = self._find_weighted(order)
         self.stages = {op: stage for op in order if (stage := self.graph.ops[op].stage) is not None}
         weighted |= {op: [] for op in self.stages if op not in weighted}
         if not weighted:
             return None
-        starts = self._starts(order, weighted)
+        starts = self._find_starts(order, weighted)
         for number, (begin, end) in enumerate(zip(starts, [*starts[1:], len(order)], strict=True)):
             for place in range(begin if number else 0, end):
                 self.block[order[place]] = number
         count = len(starts)
-        variables = self._variables(order, weighted, count)
-        there, back, cuttable, tensors = self._crossing(order, starts, weighted)
-        weights, slots, gradients, largest, tied, apart = self._memory(variables, count)
-        homes = self._find_homes(count)
-        held, transient = self._held(homes, count)
-        self._join_written(cuttable, apart)
+        variables = self._list_variables(order, weighted, count)
+        there, back, cuttable, tensors = self._size_cuts(order, starts, weighted)
+        weights, slots, gradients, largest, tied, apart = self._size_weights(variables, count)
+        block_of_op = self._find_homes(count)
+        held, transient = self._size_activations(block_of_op, count)
+        self._forbid_cuts_of_state(cuttable, apart)
         written = self._find_written(cuttable)
-        later, parted = self._find_later(homes, count)
+        later, parted = self._find_deferrable(block_of_op, count)
         chain = Chain(
-            self._names(variables, written), weights, slots, gradients, held, transient,
+            self._name_blocks(variables, written), weights, slots, gradients, held, transient,
             there, back, tied, cuttable, parted,
-            sent=np.array([len(each) for each in tensors], float),
-            returned=np.array([sum(tensor.returns for tensor in each) for each in tensors], float),
-            largest=largest, put_off=self._find_put_off(homes, later, count), beside=self._list_beside(variables),
+            sent_tensors=np.array([len(each) for each in tensors], float),
+            returned_tensors=np.array([sum(tensor.returns for tensor in each) for each in tensors], float),
+            largest_gradient=largest, deferred_inputs=self._size_deferred_inputs(block_of_op, later, count),
+            object_bytes=self._size_objects(variables),
         )  # fmt: skip
-        ops = self._list_ops(homes, variables, count)
-        forward, backward = self._work(ops.forward), self._work(ops.backward, later)
+        ops = self._list_ops(block_of_op, variables, count)
+        forward, backward = self._measure_ops(ops.forward), self._measure_ops(ops.backward, later)
         update = [float(weights[n] + slots[n] + gradients[n]) * bool(self.requests) for n in range(count)]
         draws = any(is_seeded_draw(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
         return Layers(
@@ -176,23 +177,23 @@ class _Chaining:
         )  # fmt: skip
 
     # ------------------------------------------------------------------ order
-    def _ends(self) -> list[int]:
+    def _list_end_ops(self) -> list[int]:
         """The final ops of the forward."""
         if self.requests:
             return [value.op for request in self.program.requests for value in request.targets]
         return [value.op for value in self.program.returns]
 
-    def _order(self) -> list[int]:
+    def _order_ops(self) -> list[int]:
         """The ops of the forward that depend on the batch, each just before it is needed; of an op's inputs the one
         with the longest path is computed first, so that a side branch is computed late.
         """
         graph = self.graph
         depth = [0.0] * len(graph)
         for op in graph.ops:
-            own = 1.0 + self.effort.of(op) if op.index not in self.behind else 0.0
+            own = 1.0 + self.effort.count_op(op) if op.index not in self.behind else 0.0
             depth[op.index] = own + max((depth[value.op] for value in op.inputs), default=0.0)
         found: dict[int, None] = {}
-        stack = [(op, False) for op in reversed(self._ends())]
+        stack = [(op, False) for op in reversed(self._list_end_ops())]
         seen: set[int] = set()
         while stack:
             index, done = stack.pop()
@@ -216,12 +217,12 @@ class _Chaining:
                 continue
             number = seen.get(variable.path, 0)
             seen[variable.path] = number + 1
-            readers = [op.index] if op.index in inside else self._readers(op, inside)
+            readers = [op.index] if op.index in inside else self._find_readers(op, inside)
             for reader in readers:
                 found.setdefault(reader, []).append((variable.path, number))
         return found
 
-    def _readers(self, op: Op, inside: set[int]) -> list[int]:
+    def _find_readers(self, op: Op, inside: set[int]) -> list[int]:
         """The first ops that depend on the batch and use, directly or not, what an op has read of a variable."""
         found, stack = list[int](), [op.index]
         while stack:
@@ -234,7 +235,7 @@ class _Chaining:
                         stack.append(reader.index)
         return found
 
-    def _starts(self, order: Sequence[int], weighted: dict[int, list[tuple[str, int]]]) -> list[int]:
+    def _find_starts(self, order: Sequence[int], weighted: dict[int, list[tuple[str, int]]]) -> list[int]:
         """The places where blocks begin: at the first op of each layer with variables, and of each stage."""
         starts, last = list[int](), ("", "")
         for place, op in enumerate(order):
@@ -247,7 +248,7 @@ class _Chaining:
         return starts
 
     # ------------------------------------------------------------------ properties of blocks
-    def _variables(
+    def _list_variables(
         self, order: Sequence[int], weighted: dict[int, list[tuple[str, int]]], count: int
     ) -> tuple[tuple[tuple[str, int], ...], ...]:
         found: list[dict[tuple[str, int], None]] = [{} for _ in range(count)]
@@ -256,7 +257,7 @@ class _Chaining:
                 found[self.block[op]][each] = None
         return tuple(tuple(each) for each in found)
 
-    def _names(
+    def _name_blocks(
         self, variables: Sequence[Sequence[tuple[str, int]]], written: Mapping[str, tuple[int, int]]
     ) -> tuple[str, ...]:
         """The name of each block: that of its layer, or of its stage if it has no variables."""
@@ -275,7 +276,7 @@ class _Chaining:
             cuttable[begin] |= number > 0
         return dict(sorted(found.items(), key=lambda each: each[1]))
 
-    def _crossing(
+    def _size_cuts(
         self, order: Sequence[int], starts: Sequence[int], weighted: Mapping[int, Sequence[tuple[str, int]]]
     ) -> tuple[Array, Array, np.ndarray, tuple[tuple[Tensor, ...], ...]]:
         """By cut: bytes per row in both directions, whether a cut is allowed, and the tensors that cross."""
@@ -309,10 +310,10 @@ class _Chaining:
         found = [tuple(crossing[place]) for place in at]
         sizes = there[at], back[at]
         for cut in range(2, len(starts)):
-            self._move_late(cut, order[starts[cut - 1] : ends[cut]], weighted, sizes, found)
+            self._move_cut_back(cut, order[starts[cut - 1] : ends[cut]], weighted, sizes, found)
         return *sizes, np.array([len(each) <= MOST_CROSSING for each in found]), tuple(found)
 
-    def _move_late(
+    def _move_cut_back(
         self,
         cut: int,
         ops: Sequence[int],
@@ -346,7 +347,7 @@ class _Chaining:
         roots = {v.op for v in self.program.variables if v.spec.floating}
         return self.graph.descend(roots) & set(order)
 
-    def _memory(
+    def _size_weights(
         self, variables: Sequence[Sequence[tuple[str, int]]], count: int
     ) -> tuple[Array, Array, Array, Array, Array, dict[str, set[int]]]:
         """By block bytes of weights, slots, gradients and the largest gradient; by cut those of weights on both sides;
@@ -379,12 +380,12 @@ class _Chaining:
             found[number] = frozenset(self.block[op.index] for op in readers if op.index in self.block)
         return found
 
-    def _list_beside(self, variables: Sequence[Sequence[tuple[str, int]]]) -> Array | None:
+    def _size_objects(self, variables: Sequence[Sequence[tuple[str, int]]]) -> Array | None:
         """By block, the bytes of objects next to its variables; None if there are none."""
         found = [sum(self.beside.get(path, 0.0) for path in {path for path, _ in own}) for own in variables]
         return np.array(found) if self.beside else None
 
-    def _held(self, homes: Mapping[int, int], count: int) -> tuple[Array, Array]:
+    def _size_activations(self, block_of_op: Mapping[int, int], count: int) -> tuple[Array, Array]:
         """Two numbers of bytes per row for each block: what its backward keeps of its forward, and the most that one of
         its ops needs in addition (two of the forward's largest tensors, or the intermediates of a gradient). Tensors
         that share memory count once. A tensor is not kept if only its shape is read, or if only dead ops read it, such
@@ -405,14 +406,16 @@ class _Chaining:
                 if kept and memory not in counted and memory.op not in self.program.leaf_ops:
                     counted.add(memory)
                     held[block] += nbytes
-        for index in behind & homes.keys():
+        for index in behind & block_of_op.keys():
             own = self.graph.ops[index]
             values = {memory_of(self.graph, value) for value in (*own.inputs, *own.values)}
-            made = [value for value in values if value.op in homes and self._has_rows(value)]
-            transient[homes[index]] = max(transient[homes[index]], sum(map(self.sizes.nbytes, made)) / self.rows)
+            made = [value for value in values if value.op in block_of_op and self._has_rows(value)]
+            transient[block_of_op[index]] = max(
+                transient[block_of_op[index]], sum(map(self.sizes.nbytes, made)) / self.rows
+            )
         return held, transient
 
-    def _join_written(self, cuttable: np.ndarray, readers: dict[str, set[int]]) -> None:
+    def _forbid_cuts_of_state(self, cuttable: np.ndarray, readers: dict[str, set[int]]) -> None:
         """Forbid cuts between two blocks that share a variable that the forward writes: a seed, or statistics."""
         written = {
             handle for op in self.graph.ops if op.index not in self.behind and is_effect(op, self.graph)
@@ -430,19 +433,21 @@ class _Chaining:
         the backward's ops that it reads.
         """
         names = {self.graph.ops[op].name: block for op, block in self.block.items()}
-        homes: dict[int, int] = {}
+        block_of_op: dict[int, int] = {}
         for index in sorted(self.behind):
             op = self.graph.ops[index]
-            above = min((homes[value.op] for value in op.inputs if value.op in homes), default=count - 1)
+            above = min((block_of_op[value.op] for value in op.inputs if value.op in block_of_op), default=count - 1)
             made = _GRADIENT.match(op.name)
-            homes[index] = names.get(made[1], above) if made else above
-        return homes
+            block_of_op[index] = names.get(made[1], above) if made else above
+        return block_of_op
 
     def _list_ops(
-        self, homes: Mapping[int, int], variables: Sequence[Sequence[tuple[str, int]]], count: int
+        self, block_of_op: Mapping[int, int], variables: Sequence[Sequence[tuple[str, int]]], count: int
     ) -> BlockOps:
         """The ops of each block."""
-        return BlockOps(*(_group_by_block(each, count) for each in (self.block, homes, self._list_updates(variables))))
+        return BlockOps(
+            *(_group_by_block(each, count) for each in (self.block, block_of_op, self._list_updates(variables)))
+        )
 
     def _list_updates(self, variables: Sequence[Sequence[tuple[str, int]]]) -> dict[int, int]:
         """The ops of updates with the block of their variable: the one connected to them by tensors other than scalars,
@@ -472,10 +477,10 @@ class _Chaining:
             for place, value in enumerate(op.inputs):  # an IdentityN passes each value separately
                 if not self._is_number(value):
                     joined[find(self._end(value))] = find(self._end(Value(op.index, place)))
-        homes: dict[Value, set[int]] = {}
+        block_of_op: dict[Value, set[int]] = {}
         for value, block in roots.items():
-            homes.setdefault(find(value), set()).add(block)
-        found = {op: homes.get(find(self._end(Value(op))), set()) for op in after if not self.graph.ops[op].role}
+            block_of_op.setdefault(find(value), set()).add(block)
+        found = {op: block_of_op.get(find(self._end(Value(op))), set()) for op in after if not self.graph.ops[op].role}
         return {op: next(iter(blocks)) for op, blocks in found.items() if len(blocks) == 1}
 
     def _end(self, value: Value) -> Value:
@@ -486,18 +491,18 @@ class _Chaining:
         held = self.program.variable_ops.get(value.op)
         return (self.graph.spec(value) if held is None else held.spec).scalar
 
-    def _find_later(self, homes: Mapping[int, int], count: int) -> tuple[set[int], Array]:
+    def _find_deferrable(self, block_of_op: Mapping[int, int], count: int) -> tuple[set[int], Array]:
         """The ops of the backward that only gradients of weights depend on; and by block the bytes of these gradients.
         They are those that `passes.backward_split` defers in a stage that begins with their block or an earlier one.
         """
-        graph, lowest = self.graph, dict.fromkeys(homes, count)  # the first block that an op is computed for
-        for index in sorted(homes, reverse=True):
+        graph, lowest = self.graph, dict.fromkeys(block_of_op, count)  # the first block that an op is computed for
+        for index in sorted(block_of_op, reverse=True):
             if graph.ops[index].stateful and not is_read(graph.ops[index]):
                 lowest[index] = -1
             for value in graph.ops[index].inputs:
-                if value.op in homes:
-                    lowest[value.op] = min(lowest[value.op], lowest[index], homes[index])
-        rest = {index for index in homes if lowest[index] >= homes[index]}
+                if value.op in block_of_op:
+                    lowest[value.op] = min(lowest[value.op], lowest[index], block_of_op[index])
+        rest = {index for index in block_of_op if lowest[index] >= block_of_op[index]}
         later, parted = set[int](), np.zeros(count)
         for request in self.requests:
             for part in request.parts:
@@ -505,28 +510,30 @@ class _Chaining:
                 made = find_predecessors(graph, (value.op for value in part.values), rest)
                 if variable is not None and not is_movement(graph, made):
                     later |= made
-                    parted[homes[max(made)]] += variable.spec.nbytes()
+                    parted[block_of_op[max(made)]] += variable.spec.nbytes()
         return later, parted
 
-    def _find_put_off(self, homes: Mapping[int, int], later: Collection[int], count: int) -> Array:
+    def _size_deferred_inputs(self, block_of_op: Mapping[int, int], later: Collection[int], count: int) -> Array:
         """By block, bytes per row of the deferred ops' inputs from other ops, which are kept until they run."""
         found, seen = np.zeros(count), set[tuple[int, Value]]()
         for op in later:
             for value in self.graph.ops[op].inputs if self.graph.ops[op].type not in SHAPE_OPS else ():
                 memory = memory_of(self.graph, value)
-                made = memory.op in self.block or memory.op in homes
-                if made and memory.op not in later and (homes[op], memory) not in seen:
-                    seen.add((homes[op], memory))
-                    found[homes[op]] += self.sizes.nbytes(value) / self.rows
+                made = memory.op in self.block or memory.op in block_of_op
+                if made and memory.op not in later and (block_of_op[op], memory) not in seen:
+                    seen.add((block_of_op[op], memory))
+                    found[block_of_op[op]] += self.sizes.nbytes(value) / self.rows
         return found
 
-    def _work(self, ops: Sequence[Sequence[int]], later: Container[int] = ()) -> tuple[tuple[OpWork, ...], ...]:
+    def _measure_ops(self, ops: Sequence[Sequence[int]], later: Container[int] = ()) -> tuple[tuple[OpWork, ...], ...]:
         return tuple(tuple(self._measure_op(self.graph.ops[index], index in later) for index in own) for own in ops)
 
     def _measure_op(self, op: Op, later: bool = False) -> OpWork:
         moved = sum(map(self.sizes.nbytes, (*dict.fromkeys(op.inputs), *op.values)))
         by_rows = any(shape and self.rows > 1 and prod(shape) >= self.rows for shape in self._list_shapes(op))
-        return OpWork(_kernel(op), float(self.effort.of(op)), 0.0 if op.type in _FREE else float(moved), by_rows, later)
+        return OpWork(
+            _kernel(op), float(self.effort.count_op(op)), 0.0 if op.type in _FREE else float(moved), by_rows, later
+        )
 
     def _list_shapes(self, op: Op) -> list[tuple[int, ...]]:
         """The shapes of an op's inputs and outputs that have rows of the batch."""
@@ -541,9 +548,9 @@ _FREE = frozenset({"Identity", "Reshape", "Shape", "ReadVariableOp", "Const", "P
                    "StopGradient", "NoOp", "IdentityN"})  # fmt: skip
 
 
-def _group_by_block(homes: Mapping[int, int], count: int) -> tuple[tuple[int, ...], ...]:
+def _group_by_block(block_of_op: Mapping[int, int], count: int) -> tuple[tuple[int, ...], ...]:
     found: list[list[int]] = [[] for _ in range(count)]
-    for op, block in sorted(homes.items()):
+    for op, block in sorted(block_of_op.items()):
         found[block].append(op)
     return tuple(map(tuple, found))
 

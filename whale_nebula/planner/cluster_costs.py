@@ -28,7 +28,7 @@ from whale_nebula.passes.effects import find_written_handles, is_check, is_effec
 from whale_nebula.plain import to_plain
 from whale_nebula.plan.timing import CALL, SPEED
 from whale_nebula.planner.chain import BlockOps, Layers, OpWork, Tensor
-from whale_nebula.planner.problem import Array, ClusterCosts, Coded, Options, Problem
+from whale_nebula.planner.problem import Array, ClusterCosts, CodecCosts, Options, Problem
 from whale_nebula.schedule.lines import Line
 from whale_nebula.spec import Spec, Value
 
@@ -54,11 +54,11 @@ class Grounds:
 
     measured: float = 0.0
     fitted: float = 0.0
-    said: float = 0.0
+    configured: float = 0.0
     guessed: float = 1.0
 
 
-def problem_of(
+def build_problem(
     layers: Layers,
     clusters: Clusters,
     options: Options,
@@ -72,7 +72,7 @@ def problem_of(
     pairs = permutations(enumerate(clusters.names), 2)
     lines = {(a, b): Line.from_link(clusters.between(one, other)) for (a, one), (b, other) in pairs}
     coded = code_crossings(compress, layers.tensors, layers.rows, clusters.codecs)
-    return Problem(replace(layers.chain, coded=coded), costs, layers.rows, lines, options)
+    return Problem(replace(layers.chain, codecs=coded), costs, layers.rows, lines, options)
 
 
 def _find_costs(
@@ -89,7 +89,7 @@ def _find_costs(
     rate = slowest.memory_bytes_per_s or MEMORY_RATE
     forward, backward = layers.seconds(layers.forward, pace), layers.seconds(layers.backward, pace)
     at = np.array([1.0, layers.rows])
-    later, whole = at @ layers.seconds(layers.backward, pace, later=True), at @ backward
+    later, whole = at @ layers.seconds(layers.backward, pace, deferrable_only=True), at @ backward
     share_later = np.divide(later, whole, where=whole > 0, out=np.zeros_like(later))
     update, adding = np.array(layers.update) * (3.0 / rate), 3.0 / rate
     call, crossing, message, step, fused = slowest.call_seconds or CALL, 0.0, 0.0, 0.0, 1.0
@@ -146,7 +146,7 @@ def op_seconds(device: Device, kernel: str, flops: float, moved: float) -> float
     return OP_SECONDS + max(compute, moved / (device.memory_bytes_per_s or MEMORY_RATE))
 
 
-def grounds_of(layers: Layers, clusters: Clusters, measured: Measured | None = None) -> Grounds:
+def find_grounds(layers: Layers, clusters: Clusters, measured: Measured | None = None) -> Grounds:
     """The sources of predictions for these clusters."""
     shares = np.zeros(4)
     for cluster in clusters.clusters:
@@ -156,7 +156,7 @@ def grounds_of(layers: Layers, clusters: Clusters, measured: Measured | None = N
             for block, op in ((block, op) for block, ops in enumerate(works) for op in ops):
                 known = blocks is not None and blocks.has(place, block)
                 ground = 0 if known else 1 + _ground(clusters, worker, op)
-                shares[ground] += op_seconds(worker.device, op.kernel, op.flops, op.moved)
+                shares[ground] += op_seconds(worker.device, op.kernel, op.flops, op.moved_bytes)
     total = float(shares.sum()) or 1.0
     return Grounds(*(float(share) / total for share in shares))
 
@@ -177,7 +177,7 @@ def lacks_speed(clusters: Clusters, worker: WorkerInfo) -> bool:
 
 def code_crossings(
     compress: str | None, tensors: Sequence[Sequence[Tensor]], rows: int, measured: Mapping[str, float]
-) -> tuple[Coded, ...]:
+) -> tuple[CodecCosts, ...]:
     """The codecs from which the planner may choose, the least lossy first; empty if nothing is to be encoded.
 
     `tensors` are those of each cut, for this number of rows. `measured` are seconds per byte, to encode and to decode,
@@ -199,7 +199,7 @@ def code_crossing(
     tensors: Sequence[Sequence[Tensor]],
     rows: int,
     measured: Mapping[str, float],
-) -> Coded:
+) -> CodecCosts:
     """Costs of crossing at each cut by these ways, for this number of rows; see `code_crossings`."""
     sizes, seconds = np.zeros((2, len(tensors))), np.zeros((4, len(tensors)))
     for cut, crossing in enumerate(tensors):
@@ -212,7 +212,7 @@ def code_crossing(
                 if coded:
                     taken = _coding_seconds(each, way, forward, measured)
                     seconds[2 * direction : 2 * direction + 2, cut] += np.array(taken) / rows
-    return Coded(name, sizes[0], sizes[1], seconds)
+    return CodecCosts(name, sizes[0], sizes[1], seconds)
 
 
 def _coding_seconds(
@@ -299,7 +299,7 @@ Measured = Mapping[str, MeasuredBlocks]
 """Seconds of blocks by the name of the cluster."""
 
 
-def slowest_of(every: Sequence[MeasuredBlocks], rows: int) -> MeasuredBlocks | None:
+def find_slowest(every: Sequence[MeasuredBlocks], rows: int) -> MeasuredBlocks | None:
     """The measurements of the slowest device of a cluster; None if none has measured."""
     known = [each for each in every if not np.isnan(each.forward[0]).all()]
     return max(known, key=lambda each: _total(each, rows), default=None)
@@ -330,9 +330,9 @@ class Subgraph:
         return hashlib.sha256(f"{self.text}\n{shapes}\n{settings}".encode()).hexdigest()[:32]
 
 
-def subgraphs_of(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
+def list_subgraphs(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
     """The subgraphs of a program's blocks, and of all together, without those with effects on more than variables."""
-    making = _Making(program, ops)
+    making = _SubgraphBuilder(program, ops)
     for kind, blocks in zip(_APART, (ops.forward, ops.backward, ops.update), strict=True):
         every = tuple(sorted(op for own in blocks for op in own))
         for block, own in ((WHOLE, every), *enumerate(blocks)):
@@ -343,7 +343,7 @@ def subgraphs_of(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
 
 
 @dataclass(frozen=True)
-class _Making:
+class _SubgraphBuilder:
     program: Program
     ops: BlockOps
 

@@ -35,29 +35,29 @@ from whale_nebula.schedule.lines import Line
 class Decision:
     """The planner's decision for a program: candidates, the chosen one first, and the problem that they solve.
 
-    `reasons` are those for which an option was not free to choose, and `said` the constraints of the step's scopes.
+    `reasons` are those for which an option was not free to choose, and `constraints` those of the step's scopes.
     `handles` are its variables, by the id of their handle, with their paths; `program` is the step that was planned,
     for `clusters`, which share the cores of one process if they are `emulated`, and some of which have `measured` its
     blocks. `slowness` is the measured computing time of a cluster relative to its rates. A decision that `replaces`
-    another one was made while that ran; `replan` allows it to be replaced, and `tried` has the seconds of earlier ones.
-    `purpose` is that of the step's options, for which it was made.
+    another one was made while that ran; `replan` allows it to be replaced, and `measured_shapes` has the seconds of
+    plans that ran earlier. `purpose` is that of the step's options, for which it was made.
     """
 
     layers: Layers
     problem: Problem
     candidates: tuple[Candidate, ...]
     grounds: Grounds
-    where: str
+    site: str
     reasons: tuple[str, ...] = ()
     handles: Mapping[int, str] = field(default_factory=dict)
     emulated: bool = False
-    said: Constraints = field(default_factory=Constraints)
+    constraints: Constraints = field(default_factory=Constraints)
     program: str = ""
     clusters: Clusters = field(default_factory=lambda: Clusters(()))
     measured: frozenset[str] = frozenset()
     slowness: Mapping[str, float] = field(default_factory=dict)
     replan: bool = False
-    tried: Mapping[Shape, float] = field(default_factory=dict)
+    measured_shapes: Mapping[Shape, float] = field(default_factory=dict)
     replaces: Decision | None = None
     purpose: str = ""
 
@@ -78,8 +78,8 @@ class Decision:
     @property
     def uncut(self) -> bool:
         """Whether one device computes the whole step without cutting the batch."""
-        shape, free = self.chosen.shape, not self.problem.fixed
-        return free and sum(part.seats for part in shape.parts) == 1 and shape.micro_batches == 1
+        shape, free = self.chosen.shape, not self.problem.written_stages
+        return free and sum(part.worker_count for part in shape.parts) == 1 and shape.micro_batches == 1
 
     @property
     def splits(self) -> bool:
@@ -89,7 +89,7 @@ class Decision:
     @cached_property
     def assignment(self) -> Assignment:
         """The stages of the chosen candidate, and the variables of each."""
-        names, seats = stage_names(self.problem, self.chosen.parts), self.problem.seat_parts(self.chosen.parts)
+        names, seats = stage_names(self.problem, self.chosen.parts), self.problem.assign_workers(self.chosen.parts)
         found: dict[str, dict[int, str]] = {}
         for part, name in zip(self.chosen.parts, names, strict=True):
             for block in range(part.begin, part.end):
@@ -97,18 +97,18 @@ class Decision:
                     found.setdefault(path, {})[reader] = name
         stages = tuple(
             Stage(
-                name, self.problem.clusters[part.cluster].name, self.where, part.replicas, (), part.shards, first=first
+                name, self.problem.clusters[part.cluster].name, self.site, part.replicas, (), part.shards, first=first
             )
             for part, name, first in zip(self.chosen.parts, names, seats, strict=True)
         )
         shape = self.chosen.shape
-        limits = [limit for limit in (self.chosen.in_flight, self.said.pipeline.in_flight) if limit is not None]
+        limits = [limit for limit in (self.chosen.in_flight, self.constraints.pipeline.in_flight) if limit is not None]
         pipeline = replace(
-            self.said.pipeline, micro_batch=shape.micro_batches, schedule=self.chosen.schedule,
+            self.constraints.pipeline, micro_batch=shape.micro_batches, schedule=self.chosen.schedule,
             in_flight=min(limits, default=None), recompute=shape.recompute,
         )  # fmt: skip
         variables = {path: _list_stages(readers) for path, readers in found.items()}
-        codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.coded) > 1 else {}  # else by scopes
+        codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.codecs) > 1 else {}  # else by scopes
         crossing = {names[place]: codec for place, codec in codecs.items() if codec != NONE}
         return Assignment(stages, variables, pipeline, crossing)
 
@@ -133,7 +133,7 @@ class Decision:
         if program == self.program:
             return self
         return Unplanned(
-            f"This step runs with the stages that nb.auto_parallel at {self.where} chose for "
+            f"This step runs with the stages that nb.auto_parallel at {self.site} chose for "
             f"{self.program}, which has the same variables. The plan of that program explains them."
         )
 
@@ -157,7 +157,7 @@ class Decision:
         )  # fmt: skip
 
     def _binding(self, candidate: Candidate) -> str:
-        kind, place, line = candidate.binds
+        kind, place, line = candidate.bottleneck
         name = stage_names(self.problem, candidate.parts)[place] if kind == "stage" else line
         return f"{kind} {name}".rstrip()
 
@@ -210,12 +210,14 @@ def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False
     """What, why and fix of the error if no plan fits; without an excess, no order of clusters satisfies the scopes.
     `whole` is set if the batch cannot be cut.
     """
-    said = [each.said for each in problem.fixed]
+    said = [each.scope_line for each in problem.written_stages]
     if excess is None:
         return "no plan satisfies the scopes", "; ".join(said), "let the planner choose a cluster or a count"
     names = short_names(problem.chain.names)
     first, last = names[excess.begin], names[excess.end - 1]
-    inside = [each.said for each in problem.fixed if excess.begin <= each.begin and each.end <= excess.end]
+    inside = [
+        each.scope_line for each in problem.written_stages if excess.begin <= each.begin and each.end <= excess.end
+    ]
     needs = f"{size(int(excess.needed))} on a worker of {excess.cluster}, but {size(int(excess.allowed))} is the limit"
     what = f"{inside[0]} needs {needs}" if inside else f"no plan fits: {needs}"
     need = f"the layer {first!r} needs" if first == last else f"the layers from {first!r} to {last!r} need"
@@ -252,7 +254,7 @@ BETTER = 0.05
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """Measurements of a step: its seconds, the computing seconds of each stage for a micro-batch (empty if stages are
     not timed separately), and the links between two clusters, by their numbers.
     """
@@ -262,25 +264,25 @@ class Observed:
     lines: Mapping[tuple[int, int], Line] = field(default_factory=dict)
 
 
-def find_slowness(problem: Problem, chosen: Candidate, seen: Observed) -> dict[int, float]:
+def find_slowness(problem: Problem, chosen: Candidate, observation: Observation) -> dict[int, float]:
     """Ratio of measured to predicted computing time by cluster number, for clusters that run a stage and clusters with
     the same description. Others keep their previous value.
     """
     predicted, measured = defaultdict[int, float](float), defaultdict[int, float](float)
-    for part, own, computed in zip(chosen.parts, chosen.compute, seen.stages, strict=False):
+    for part, own, computed in zip(chosen.parts, chosen.compute, observation.stages, strict=False):
         predicted[part.cluster] += own
         measured[part.cluster] += computed
     found = {
         cluster: measured[cluster] / own for cluster, own in predicted.items() if own > 0.0 and measured[cluster] > 0.0
     }
-    alike = {_pace(problem.clusters[cluster]): factor for cluster, factor in found.items()}
+    alike = {_pace_key(problem.clusters[cluster]): factor for cluster, factor in found.items()}
     for cluster, costs in enumerate(problem.clusters):
-        if cluster not in found and _pace(costs) in alike:
-            found[cluster] = alike[_pace(costs)]
+        if cluster not in found and _pace_key(costs) in alike:
+            found[cluster] = alike[_pace_key(costs)]
     return found
 
 
-def _pace(cluster: ClusterCosts) -> tuple[bytes, ...]:
+def _pace_key(cluster: ClusterCosts) -> tuple[bytes, ...]:
     return cluster.forward.tobytes(), cluster.backward.tobytes()
 
 
@@ -291,14 +293,17 @@ def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
         cluster = clusters[number]
         clusters[number] = replace(
             cluster, forward=cluster.forward * times, backward=cluster.backward * times, update=cluster.update * times,
-            call=cluster.call * times, later=None if cluster.later is None else cluster.later * times,
+            call=cluster.call * times,
+            deferred_backward=None if cluster.deferred_backward is None else cluster.deferred_backward * times,
         )  # fmt: skip
     return replace(problem, clusters=tuple(clusters))
 
 
-def correct(problem: Problem, chosen: Candidate, seen: Observed) -> Problem:
+def correct(problem: Problem, chosen: Candidate, observation: Observation) -> Problem:
     """The problem corrected by the measurements of a run of one of its plans."""
-    return replace(slow_down(problem, find_slowness(problem, chosen, seen)), lines={**problem.lines, **seen.lines})
+    return replace(
+        slow_down(problem, find_slowness(problem, chosen, observation)), lines={**problem.lines, **observation.lines}
+    )
 
 
 @dataclass(frozen=True)
@@ -314,18 +319,18 @@ class Offer:
         return self.candidates[0].seconds
 
 
-def find_better(
-    problem: Problem, now: Shape, seconds: float, tried: Mapping[Shape, float] | None = None
+def find_better_plan(
+    problem: Problem, current: Shape, seconds: float, measured_shapes: Mapping[Shape, float] | None = None
 ) -> Offer | None:
-    """A plan of the corrected problem that is better than the running plan `now`, or None. Time that the model does not
-    explain is assumed to remain; plans that were `tried` keep their measured time.
+    """A plan of the corrected problem that is better than the running plan `current`, or None. Time that the model does
+    not explain is assumed to remain; plans in `measured_shapes` keep their measured time.
     """
-    predicted = score(problem, now)
+    predicted = score(problem, current)
     if not isinstance(predicted, Candidate):
         return None
-    tried, rest = tried or {}, max(seconds - predicted.seconds, 0.0)
+    measured_shapes, rest = measured_shapes or {}, max(seconds - predicted.seconds, 0.0)
     scale = min(seconds / predicted.seconds, 1.0) if predicted.seconds else 1.0
-    others = (each for each in search(problem).candidates if each.shape != now)
-    found = [replace(each, seconds=tried.get(each.shape, each.seconds * scale + rest)) for each in others]
+    others = (each for each in search(problem).candidates if each.shape != current)
+    found = [replace(each, seconds=measured_shapes.get(each.shape, each.seconds * scale + rest)) for each in others]
     found.sort(key=lambda each: each.seconds)
     return Offer(problem, tuple(found)) if found and found[0].seconds <= (1.0 - BETTER) * seconds else None

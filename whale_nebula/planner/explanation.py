@@ -76,7 +76,7 @@ def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tu
 
 def _binding_text(problem: Problem, chosen: Candidate) -> str:
     """The bottleneck of the step, with its share of the time."""
-    kind, place, line = chosen.binds
+    kind, place, line = chosen.bottleneck
     if kind == "stage":
         part = chosen.parts[place]
         busy = math.ceil(chosen.shape.micro_batches / part.replicas) * chosen.compute[place]
@@ -95,12 +95,12 @@ def _binding_text(problem: Problem, chosen: Candidate) -> str:
 
 def _codecs_text(problem: Problem, chosen: Candidate) -> Iterator[str]:
     """The codec of each boundary, if there is a choice."""
-    if not problem.chain.coded or not chosen.crossed:
+    if not problem.chain.codecs or not chosen.crossing_places:
         return
     names = stage_names(problem, chosen.parts)
     codecs = list_codecs(problem, chosen).items()
     texts = (f"{names[place - 1]} to {names[place]} {codec.replace('none', 'uncompressed')}" for place, codec in codecs)
-    chosen_one = len(problem.chain.coded) > 1 and any(chosen.parts[place].codec for place in chosen.crossed)
+    chosen_one = len(problem.chain.codecs) > 1 and any(chosen.parts[place].codec for place in chosen.crossing_places)
     milder = (
         f"; with a more accurate codec a step would be over {problem.options.slack:.0%} slower than with the fastest"
     )
@@ -109,7 +109,9 @@ def _codecs_text(problem: Problem, chosen: Candidate) -> Iterator[str]:
 
 def list_codecs(problem: Problem, candidate: Candidate) -> dict[int, str]:
     """The codec of each stage's input from another cluster, by the stage's place; "none" for uncompressed."""
-    return {place: problem.chain.choices[candidate.parts[place].codec].codec for place in candidate.crossed}
+    return {
+        place: problem.chain.codec_choices[candidate.parts[place].codec].codec for place in candidate.crossing_places
+    }
 
 
 def _memory_text(problem: Problem, chosen: Candidate) -> str:
@@ -136,7 +138,7 @@ def _grounds_text(grounds: Grounds) -> str:
     """
     shares = (
         (grounds.measured, "measured"), (grounds.fitted, "from measured rates"),
-        (grounds.said, "from the config"), (grounds.guessed, "estimated"),
+        (grounds.configured, "from the config"), (grounds.guessed, "estimated"),
     )  # fmt: skip
     said = ", ".join(f"{share:.0%} {how}" for share, how in shares if share >= 0.005)
     return f"Sources of compute times: {said}{_MEASURE * (grounds.guessed > 0.5)}."
@@ -171,7 +173,7 @@ def what_if(decision: Decision) -> Iterator[str]:
             changes.append((f"links at {said} their rate", scale_rate(problem, factor)))
         changes += [
             (f"{said} the bytes at boundaries ({codec})", scale_crossing(problem, f))
-            for f, said, codec in (() if problem.chain.coded else _CODECS)
+            for f, said, codec in (() if problem.chain.codecs else _CODECS)
         ]
     for number, cluster in enumerate(problem.clusters):
         clusters = list(problem.clusters)
@@ -179,7 +181,7 @@ def what_if(decision: Decision) -> Iterator[str]:
         changes.append((f"one more worker in {cluster.name}", replace(problem, clusters=tuple(clusters))))
     rows, same = [("what if", "step time", "relative", "best plan")], []
     for what, changed in changes:
-        best = next(iter(search(changed, most=1).candidates), None)
+        best = next(iter(search(changed, max_candidates=1).candidates), None)
         if best is not None and best.shape == chosen.shape and abs(best.seconds / chosen.seconds - 1) < 0.005:
             same.append(what)
         elif best is not None:
@@ -198,7 +200,10 @@ def has_slow_lines(problem: Problem) -> bool:
 def scale_crossing(problem: Problem, factor: float) -> Problem:
     """The problem with the bytes of all crossings multiplied by a factor: the effect of a codec without its costs."""
     chain = problem.chain
-    return replace(problem, chain=replace(chain, there=chain.there * factor, back=chain.back * factor))
+    return replace(
+        problem,
+        chain=replace(chain, sent_bytes=chain.sent_bytes * factor, returned_bytes=chain.returned_bytes * factor),
+    )
 
 
 def draw_rates(decision: Decision) -> RateCurves | None:
@@ -208,7 +213,9 @@ def draw_rates(decision: Decision) -> RateCurves | None:
         return None
     shapes = dict.fromkeys(each.shape for each in decision.candidates)
     for factor in FACTORS[::4]:
-        shapes.update(dict.fromkeys(each.shape for each in search(scale_rate(problem, factor), most=2).candidates))
+        shapes.update(
+            dict.fromkeys(each.shape for each in search(scale_rate(problem, factor), max_candidates=2).candidates)
+        )
     seconds = {shape: tuple(_seconds(scale_rate(problem, factor), shape) for factor in FACTORS) for shape in shapes}
     best = [min(shapes, key=lambda shape: seconds[shape][place]) for place in range(len(FACTORS))]
     drawn = [each.shape for each in decision.candidates[:DRAWN]]
@@ -235,9 +242,9 @@ def stage_names(problem: Problem, parts: Sequence[Part]) -> list[str]:
         cluster if clusters.count(cluster) == 1 else f"{cluster}-{clusters[:n].count(cluster)}"
         for n, cluster in enumerate(clusters)
     ]
-    keys = [each.key for each in problem.fixed]
+    keys = [each.key for each in problem.written_stages]
     for place, part in enumerate(parts):
-        own = [each.key for each in problem.fixed if part.begin <= each.begin and each.end <= part.end]
+        own = [each.key for each in problem.written_stages if part.begin <= each.begin and each.end <= part.end]
         spare = (f"{clusters[place]}-{number}" for number in itertools.count(len(clusters)))
         names[place] = own[0] if own else names[place]
         if not own and names[place] in keys:
@@ -272,7 +279,7 @@ def describe_parts(problem: Problem, parts: Sequence[Part]) -> str:
     for part, name in zip(parts, stage_names(problem, parts), strict=True):
         begins = f" from {labels[part.begin]}" if part.begin else ""
         taken = f" x {part.replicas}" * (part.replicas > 1) + f" split {part.shards}" * (part.shards > 1)
-        coded = f" by {problem.chain.choices[part.codec].codec}" if part.codec else ""
+        coded = f" by {problem.chain.codec_choices[part.codec].codec}" if part.codec else ""
         said.append(f"{name}{taken}{begins}{coded}")
     return " | ".join(said)
 

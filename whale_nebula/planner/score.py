@@ -12,7 +12,7 @@ from math import ceil
 import numpy as np
 
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Array, Binding, Candidate, Excess, Part, Problem, Shape
+from whale_nebula.planner.problem import Array, Bottleneck, Candidate, Excess, Part, Problem, Shape
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, compute_pace
 from whale_nebula.schedule.schedules import SPLIT_BACKWARD, Pace, choose_delays, eager_limit, find_limit, limits
 from whale_nebula.schedule.simulate import Timeline, simulate
@@ -48,14 +48,16 @@ def _least_seconds(shape: Shape, costs: Costs, known: Candidate) -> float:
 
 def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulated: bool) -> Candidate | Excess:
     parts, count = shape.parts, shape.micro_batches
-    crossing = [costs.crossing(one, other) for one, other in pairwise(parts)]
-    works = [_work(costs, part, schedule in SPLIT_BACKWARD) for part in parts]
+    crossing = [costs.size_crossing(one, other) for one, other in pairwise(parts)]
+    works = [_build_work(costs, part, schedule in SPLIT_BACKWARD) for part in parts]
     compute = tuple(work.seconds for work in works)
     works = [_add_coding(work, crossing, place, costs.part_handling(parts[place])) for place, work in enumerate(works)]
-    hops = {(n, n + 1): _hop(problem, parts, n, there, back, costs) for n, (there, back, _) in enumerate(crossing)}
+    hops = {
+        (n, n + 1): _build_hop(problem, parts, n, there, back, costs) for n, (there, back, _) in enumerate(crossing)
+    }
     sharing = _find_sharing(problem, parts)
     copies = [min(part.replicas, problem.clusters[part.cluster].workers) for part in parts]
-    holding = _Holding(schedule, works, copies, compute_pace(works, hops).conservative, count, shape.recompute)
+    holding = _HoldingCounter(schedule, works, copies, compute_pace(works, hops).conservative, count, shape.recompute)
     fit = _fit_in_memory(problem, shape, costs, holding, sharing)
     if isinstance(fit, Excess):
         return fit
@@ -65,35 +67,35 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     rest = max(once) + tied + max(problem.clusters[part.cluster].step for part in parts)
     if simulated:
         timeline = simulate(works, hops, count, name=schedule, in_flight=in_flight, recompute=shape.recompute)
-        busy = _busy(timeline)
+        busy = _measure_busy(timeline)
         seconds = timeline.seconds + rest
     else:
-        busy = {Binding("stage", place): ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
+        busy = {Bottleneck("stage", place): ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
         seconds = _estimate(works, hops, count, in_flight, once) + rest - max(once)
     alone = [
         ceil(count * part.shards / len(own)) * work.seconds
         for part, own, work in zip(parts, sharing, works, strict=True)
     ]
-    if (shared := _share(alone, sharing)) != [ceil(count / work.replicas) * work.seconds for work in works]:
+    if (shared := _sum_shared(alone, sharing)) != [ceil(count / work.replicas) * work.seconds for work in works]:
         seconds = max(seconds, max(shared) + rest)
     binds = max(busy, key=lambda each: busy[each])
     if busy[binds] <= 0.7 * seconds:
         updates = max(once) > (0.5 * seconds if hops else busy[binds])
-        binds = Binding("updates") if updates else Binding("trips") if hops else binds
+        binds = Bottleneck("updates") if updates else Bottleneck("trips") if hops else binds
     return Candidate(
         shape, schedule, in_flight, seconds, compute, tuple(memory),
-        _crossing(problem, shape, crossing), binds,
+        _sum_link_bytes(problem, shape, crossing), binds,
     )  # fmt: skip
 
 
-def _busy(timeline: Timeline) -> dict[Binding, float]:
+def _measure_busy(timeline: Timeline) -> dict[Bottleneck, float]:
     """Seconds of the busiest replica of each stage, and of each line."""
     found: dict[tuple[int | str, int], float] = defaultdict(float)
     for span in timeline.spans:
         found[span.place, span.replica] += span.seconds
-    busy: dict[Binding, float] = {}
+    busy: dict[Bottleneck, float] = {}
     for (place, _), seconds in found.items():
-        what = Binding("line", line=place) if isinstance(place, str) else Binding("stage", place)
+        what = Bottleneck("line", line=place) if isinstance(place, str) else Bottleneck("stage", place)
         busy[what] = max(busy.get(what, 0.0), seconds)
     return busy
 
@@ -122,7 +124,7 @@ def _holding_seconds(line: Line | None, size: float) -> float:
     return 0.0 if line is None else line.seconds(size)
 
 
-def _work(costs: Costs, part: Part, parted: bool) -> Work:
+def _build_work(costs: Costs, part: Part, parted: bool) -> Work:
     """The simulated work of a stage; the second part of a divided backward is a separate call."""
     forward, backward = costs.part_seconds(part)
     later = costs.part_later(part) if parted else 0.0
@@ -141,10 +143,10 @@ def _add_coding(work: Work, crossing: Sequence[Crossing], place: int, handling: 
     return replace(work, coding=there, coding_back=back)
 
 
-def _hop(problem: Problem, parts: Sequence[Part], place: int, size: float, size_back: float, costs: Costs) -> Hop:
+def _build_hop(problem: Problem, parts: Sequence[Part], place: int, size: float, size_back: float, costs: Costs) -> Hop:
     """The hop between two consecutive stages; within a cluster each pair of stages has its own link."""
     one, other = parts[place : place + 2]
-    back_size = size_back if costs.trains else None
+    back_size = size_back if costs.has_backward else None
     if one.cluster == other.cluster and problem.line(one.cluster, one.cluster) == Line():
         return Hop(None, None, 0.0, None if back_size is None else 0.0)
     there, back = problem.line(one.cluster, other.cluster), problem.line(other.cluster, one.cluster)
@@ -156,7 +158,7 @@ def _hop(problem: Problem, parts: Sequence[Part], place: int, size: float, size_
 
 
 @dataclass(frozen=True)
-class _Holding:
+class _HoldingCounter:
     """Number of micro-batches that each replica of a stage holds under a schedule."""
 
     schedule: str
@@ -193,13 +195,13 @@ def _find_sharing(problem: Problem, parts: Sequence[Part]) -> list[list[list[int
     return [[runs[worker] for worker in own] for own in workers]
 
 
-def _share(values: Sequence[float], sharing: Sequence[Sequence[Sequence[int]]]) -> list[float]:
+def _sum_shared(values: Sequence[float], sharing: Sequence[Sequence[Sequence[int]]]) -> list[float]:
     """Sum a value over the stages that share a worker; for each stage the maximum over its workers."""
     return [max(sum(values[place] for place in places) for places in own) for own in sharing]
 
 
 def _fit_in_memory(
-    problem: Problem, shape: Shape, costs: Costs, holding: _Holding, sharing: Sequence[Sequence[Sequence[int]]]
+    problem: Problem, shape: Shape, costs: Costs, holding: _HoldingCounter, sharing: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[int | None, list[float]] | Excess:
     """The limit of micro-batches in flight that memory imposes; none if the schedule's own demand fits. This demand
     includes the effect of longer round trips than predicted.
@@ -213,7 +215,7 @@ def _fit_in_memory(
             costs.part_bytes(part, number, ceil(came[n] / holding.copies[n]), later)
             for n, (part, (number, later)) in enumerate(zip(shape.parts, held, strict=True))
         ]
-        memory = _share(own, sharing)
+        memory = _sum_shared(own, sharing)
         return all(has >= needs for has, needs in zip(allowed, memory, strict=True)), memory
 
     fits, memory = needed(None)
@@ -230,21 +232,21 @@ def _fit_in_memory(
 
 def _tied_seconds(problem: Problem, one: Part, other: Part) -> float:
     """Seconds to exchange tied weights between the stages that share them, once per step."""
-    size = float(problem.chain.tied[other.begin])
+    size = float(problem.chain.tied_bytes[other.begin])
     if not size or one.cluster == other.cluster:
         return 0.0
     line = problem.line(one.cluster, other.cluster)
     return line.seconds(size) + line.delay
 
 
-def _crossing(problem: Problem, shape: Shape, crossing: Sequence[Crossing]) -> dict[str, float]:
+def _sum_link_bytes(problem: Problem, shape: Shape, crossing: Sequence[Crossing]) -> dict[str, float]:
     """Bytes of a step by link."""
     found: dict[str, float] = {}
     for (one, other), (there, back, _) in zip(pairwise(shape.parts), crossing, strict=True):
         if one.cluster == other.cluster:
             continue
         names = [problem.clusters[part.cluster].name for part in (one, other)]
-        tied = float(problem.chain.tied[other.begin])
+        tied = float(problem.chain.tied_bytes[other.begin])
         for line, size in (("->".join(names), there), ("->".join(reversed(names)), back)):
             found[line] = found.get(line, 0.0) + size * shape.micro_batches + tied
     return found

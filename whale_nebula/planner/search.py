@@ -26,13 +26,13 @@ from whale_nebula.planner.costs import DEEPEST, Costs
 from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Way
 from whale_nebula.planner.score import score
 from whale_nebula.planner.space import (
-    Moves,
+    NeighborMoves,
     Order,
-    code_otherwise,
     find_kinds,
     group_blocks,
     list_orders,
     ungroup_parts,
+    vary_codec,
 )
 
 SCORED = 48
@@ -53,7 +53,7 @@ lower bound.
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search: candidates, the best first; or, if no plan is feasible, the excess of the one that came
     closest.
     """
@@ -63,26 +63,28 @@ class Found:
     tried: int = 0
 
 
-def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
-    """Find the best plans for a problem, at most `most` of them. If none fits and `relaxed` is set, further searches
-    find which limit is violated.
+def search(problem: Problem, max_candidates: int = 8, *, relaxed: bool = True) -> SearchResult:
+    """Find the best plans for a problem, at most `max_candidates` of them. If none fits and `relaxed` is set, further
+    searches find which limit is violated.
     """
     coarse, cuts = group_blocks(problem)
     orders = list_orders(problem)
-    found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in _propose(coarse, orders)], most)
+    found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in _propose(coarse, orders)], max_candidates)
     for share in SHARES if not found.candidates else ():
         narrow = _narrow(coarse, orders, share)
         if narrow != coarse and not found.candidates:
-            found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in _propose(narrow, orders)], most)
+            found = _Ranking(problem).rank(
+                [ungroup_parts(shape, cuts) for shape in _propose(narrow, orders)], max_candidates
+            )
     return found if found.candidates or not relaxed else replace(found, excess=_find_excess(problem))
 
 
 def _propose(problem: Problem, orders: Sequence[Order]) -> Sequence[Shape]:
     """The best shapes by the formula, over all numbers of micro-batches."""
-    best, few = _Pool(SCORED), list[Shape]()
-    for recompute in _recomputes(problem):
-        for count in reversed(problem.counts):  # more micro-batches keep more workers busy
-            own = _Pool(FEW, best)
+    best, few = _ShapePool(SCORED), list[Shape]()
+    for recompute in _list_recompute_options(problem):
+        for count in reversed(problem.micro_batch_counts):  # more micro-batches keep more workers busy
+            own = _ShapePool(FEW, best)
             _Search(problem, Costs(problem, count, recompute), own).run(orders)
             few += own.shapes()
     return list(dict.fromkeys([*best.shapes(), *few]))
@@ -118,7 +120,7 @@ def _find_excess(problem: Problem) -> Excess | None:
     return Excess(cluster.name, needed, cluster.memory, part.begin, part.end)
 
 
-def _recomputes(problem: Problem) -> Sequence[bool]:
+def _list_recompute_options(problem: Problem) -> Sequence[bool]:
     """Whether to try recomputation of activations in the backward: it costs time, so it is tried only where memory may
     be short.
     """
@@ -131,13 +133,13 @@ def _recomputes(problem: Problem) -> Sequence[bool]:
 
 # ---------------------------------------------------------------------- dynamic programming
 @dataclass
-class _Pool:
-    """A bounded set of the best shapes by their approximate seconds, without duplicates; shapes also go to the `larger`
+class _ShapePool:
+    """A bounded set of the best shapes by their approximate seconds, without duplicates; shapes also go to the `parent`
     pool.
     """
 
     most: int
-    larger: _Pool | None = None
+    parent: _ShapePool | None = None
     heap: list[tuple[float, int, Shape]] = field(default_factory=list)
     known: dict[Shape, float] = field(default_factory=dict)
     counter: itertools.count[int] = field(default_factory=itertools.count)
@@ -154,8 +156,8 @@ class _Pool:
 
     def add(self, seconds: float, shape: Shape) -> None:
         """Add a shape if it is one of the best."""
-        if self.larger is not None:
-            self.larger.add(seconds, shape)
+        if self.parent is not None:
+            self.parent.add(seconds, shape)
         if seconds >= min(self.worst, self.known.get(shape, math.inf)):
             return
         if shape in self.known:  # a lower bound on its longest time was possible
@@ -176,16 +178,16 @@ class _Node:
     """Table of the dynamic program for an order of clusters: the best suffix from each cut to the end, by seconds of a
     step and of one micro-batch.
 
-    By cut, `took` is the best number of replicas and of stages in the first cluster, `goes` the end of each of those
-    stages, and `coded` the codec of the crossing to the next cluster.
+    By cut, `choice_index` is the best number of replicas and of stages in the first cluster, `stage_ends` the end of
+    each of those stages, and `codec_index` the codec of the crossing to the next cluster.
     """
 
     step: Array
     single: Array
-    took: np.ndarray
-    goes: list[np.ndarray]
+    choice_index: np.ndarray
+    stage_ends: list[np.ndarray]
     choices: list[tuple[Way, int]]
-    coded: np.ndarray
+    codec_index: np.ndarray
 
 
 @dataclass
@@ -194,7 +196,7 @@ class _Search:
 
     problem: Problem
     costs: Costs
-    pool: _Pool
+    pool: _ShapePool
 
     def run(self, orders: Sequence[Order]) -> None:
         """Search all orders of clusters and, where memory is short, all limits of micro-batches in flight."""
@@ -204,25 +206,25 @@ class _Search:
         single, step = self.costs.least_seconds
         if self._is_hopeless(max(single / pieces, step)):
             return
-        self.copies = {way: self.costs.copies(way.replicas) for ways in self.ways for way in ways}
-        self.open = [self.costs.open_at(cluster) for cluster in clusters]
+        self.copies = {way: self.costs.count_replicas(way.replicas) for ways in self.ways for way in ways}
+        self.open = [self.costs.mask_stages(cluster) for cluster in clusters]
         self.times = [
             {way: self.costs.seconds(cluster, way.shards) for way in self.ways[cluster]} for cluster in clusters
         ]
-        self.trips = {(a, b): self._trip(a, b) for a in clusters for b in clusters}
+        self.trips = {(a, b): self._compute_trips(a, b) for a in clusters for b in clusters}
         self.once = [self._count_updates(cluster) for cluster in clusters]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
-        for limit in reversed(self._limits()):
+        for limit in reversed(self._list_limits()):
             if self._is_hopeless(self.costs.micro_batches / limit * single / pieces):
                 continue
-            self.bands = {(s, how): self._band(s, how, limit) for s in clusters for how in self.once[s]}
+            self.bands = {(s, how): self._compute_band(s, how, limit) for s in clusters for how in self.once[s]}
             self._extend(orders, limit, memory)
 
     def _is_hopeless(self, seconds: float) -> bool:
         """Whether a lower bound of a step's seconds is far above the best step found so far."""
-        return self.pool.larger is not None and seconds > HOPELESS * self.pool.larger.least
+        return self.pool.parent is not None and seconds > HOPELESS * self.pool.parent.least
 
-    def _limits(self) -> list[int]:
+    def _list_limits(self) -> list[int]:
         """The limits of micro-batches in flight for which memory is counted; only the number of micro-batches if memory
         is not a constraint.
         """
@@ -241,17 +243,17 @@ class _Search:
         sums = {way: self.costs.reduction(cluster, self.copies[way]) for way in self.ways[cluster]}
         return {way: (update + added) / way.shards for way, added in sums.items()}
 
-    def _trip(self, source: int, destination: int) -> list[tuple[Array, Array]]:
+    def _compute_trips(self, source: int, destination: int) -> list[tuple[Array, Array]]:
         """For each codec and cut: the round-trip seconds of a micro-batch, and the seconds for which it occupies the
         link or the encoder and decoder.
         """
         there, back = self.problem.line(source, destination), self.problem.line(destination, source)
         chain, rows, found = self.problem.chain, self.costs.rows, []
-        for way in chain.choices if source != destination else (chain.plain,):
-            held = way.there * (rows / there.rate), way.back * (rows / back.rate)
+        for way in chain.codec_choices if source != destination else (chain.uncompressed,):
+            held = way.sent_bytes * (rows / there.rate), way.returned_bytes * (rows / back.rate)
             trip = held[0] + held[1] + there.delay + back.delay + way.seconds.sum(0) * rows
             if source != destination:
-                trip = trip + chain.tied / min(there.rate, back.rate)
+                trip = trip + chain.tied_bytes / min(there.rate, back.rate)
             found.append((trip, np.maximum(*held)))
         return found
 
@@ -271,22 +273,24 @@ class _Search:
         known: dict[Order, _Node] = {}
         for (size, cluster), group in itertools.groupby(orders, key=lambda order: (len(order), order[0])):
             alike = list(group)
-            crossed = [self._cross(known[order[1:]], cluster, order[1]) for order in alike if size > 1] or [self._end()]
+            crossed = [self._cross(known[order[1:]], cluster, order[1]) for order in alike if size > 1] or [
+                self._start_table()
+            ]
             step, single, coded = (np.stack(each) for each in zip(*crossed, strict=True))
-            nodes = self._stages(cluster, step, single, limit, None if size > 1 else last)
+            nodes = self._prepend_stages(cluster, step, single, limit, None if size > 1 else last)
             for order, node, way in zip(alike, nodes, coded, strict=True):
                 known[order] = node
-                node.coded = way
+                node.codec_index = way
                 if float(node.step[0]) < self.pool.worst:
                     self.pool.add(float(node.step[0]), self._trace(order, known))
 
-    def _end(self) -> tuple[Array, Array, np.ndarray]:
+    def _start_table(self) -> tuple[Array, Array, np.ndarray]:
         """The initial table of the recurrence: after the last block."""
         cuts = len(self.problem.chain) + 1
         ends = np.arange(cuts) == cuts - 1
         return np.where(ends, 0.0, math.inf), np.where(ends, 0.0, 1e30), np.zeros(cuts, int)
 
-    def _stages(
+    def _prepend_stages(
         self, cluster: int, step: Array, single: Array, limit: int, last: Mapping[Way, Array] | None
     ) -> list[_Node]:
         """Prepend stages of one cluster to known suffixes, a row each. A `last` stage has nothing after it, so it holds
@@ -300,12 +304,12 @@ class _Search:
         for how, once in self.once[cluster].items():
             own, times, held = self.bands[cluster, how]
             after, way = step, single
-            depth = min(max(1, self.problem.room(cluster) // (how.replicas * how.shards)), DEEPEST)
+            depth = min(max(1, self.problem.count_room(cluster) // (how.replicas * how.shards)), DEEPEST)
             for number in range(1, depth + 1):
                 if number == 1 and last is not None:
                     goes = np.full(shape, shape[1] - 1)
                     way = np.broadcast_to(self.times[cluster][how][:, -1], shape)
-                    turns, may = self._turns(cluster, how)
+                    turns, may = self._count_turns(cluster, how)
                     fits = (
                         may[:, -1]
                         & (last[how][:, -1] <= self.problem.clusters[cluster].memory)
@@ -316,9 +320,9 @@ class _Search:
                     if number > 1:
                         way = way + trip
                         after = np.maximum(after + trip, way + (count - 1) * holds)
-                    ways = np.maximum(own, times + _windows(after, own.shape[1]))
+                    ways = np.maximum(own, times + _slide_windows(after, own.shape[1]))
                     if limit < count:
-                        ways = np.maximum(ways, held + _windows(way * (count / limit), own.shape[1]))
+                        ways = np.maximum(ways, held + _slide_windows(way * (count / limit), own.shape[1]))
                     chosen = np.argmin(ways, axis=2)
                     goes = np.minimum(places + 1 + chosen, shape[1] - 1)
                     after, way = ways[rows, places, chosen], times[places, chosen] + way[rows, goes]
@@ -334,20 +338,20 @@ class _Search:
             for row in range(shape[0])
         ]
 
-    def _turns(self, cluster: int, how: Way) -> tuple[Array, np.ndarray]:
+    def _count_turns(self, cluster: int, how: Way) -> tuple[Array, np.ndarray]:
         """For stages between each two cuts: micro-batches of each replica, and whether such a stage is allowed."""
         copies = self.copies[how]
-        may = self.costs.upper & self.open[cluster] & ((copies == 1) | (how.shards == 1))
-        may &= self.costs.may_copy(how.replicas)
+        may = self.costs.ranges & self.open[cluster] & ((copies == 1) | (how.shards == 1))
+        may &= self.costs.mask_replicable(how.replicas)
         return np.ceil(self.costs.micro_batches / copies), may
 
-    def _band(self, cluster: int, how: Way, limit: int) -> tuple[Array, Array, Array]:
+    def _compute_band(self, cluster: int, how: Way, limit: int) -> tuple[Array, Array, Array]:
         """Costs of the stages that fit into memory from each cut, by their number of blocks: seconds of a step, seconds
         of a micro-batch, and seconds of a micro-batch times the factor that `limit` implies. With short memory the band
         is narrow.
         """
         count, once = self.costs.micro_batches, self.once[cluster][how]
-        turns, may = self._turns(cluster, how)
+        turns, may = self._count_turns(cluster, how)
         fits = may & (
             self.costs.bytes(np.ceil(limit / self.copies[how]), how.shards) <= self.problem.clusters[cluster].memory
         )
@@ -364,20 +368,20 @@ class _Search:
         begin = 0
         for place, cluster in enumerate(order):
             node = known[order[place:]]
-            choice = int(node.took[begin])
+            choice = int(node.choice_index[begin])
             how, stages = node.choices[choice]
             for number in range(stages):
-                end = int(node.goes[choice - number][begin])
-                codec = 0 if number or not place else int(known[order[place - 1 :]].coded[begin])
+                end = int(node.stage_ends[choice - number][begin])
+                codec = 0 if number or not place else int(known[order[place - 1 :]].codec_index[begin])
                 parts.append(Part(cluster, begin, end, int(self.copies[how][begin, end]), how.shards, codec))
                 begin = end
         return Shape(tuple(parts), self.costs.micro_batches, self.costs.recompute)
 
 
-def _windows(values: Array, width: int) -> Array:
+def _slide_windows(values: Array, width: int) -> Array:
     """Sliding windows over each row: at each place the following values, padded with 0.
 
-    >>> _windows(np.array([[1.0, 2.0, 3.0]]), 2).tolist()
+    >>> _slide_windows(np.array([[1.0, 2.0, 3.0]]), 2).tolist()
     [[[2.0, 3.0], [3.0, 0.0], [0.0, 0.0]]]
     """
     rows, count = values.shape
@@ -398,28 +402,30 @@ class _Ranking:
 
     def __post_init__(self) -> None:
         self.kinds = find_kinds(self.problem)
-        self.moves = Moves(self.problem, self.kinds)
+        self.moves = NeighborMoves(self.problem, self.kinds)
 
-    def rank(self, shapes: Sequence[Shape], most: int) -> Found:
+    def rank(self, shapes: Sequence[Shape], most: int) -> SearchResult:
         """Score the shapes, improve the best ones by local search, and sort them."""
         for shape in shapes:
-            self.score(self._order_clusters(shape if self.problem.keeps(shape) else self.problem.with_fewest(shape)))
-        for best in self._fitting(False)[:BY_FORMULA]:
+            self.score(
+                self._order_clusters(shape if self.problem.admits(shape) else self.problem.reduce_replicas(shape))
+            )
+        for best in self._list_fitting(False)[:BY_FORMULA]:
             self._improve(best, False)
-        for each in self._fitting(False)[:SCORED]:
-            if self._affords(each.shape):
+        for each in self._list_fitting(False)[:SCORED]:
+            if self._can_afford(each.shape):
                 self.score(each.shape, True)
         for best in self._list_distinct()[:BY_SIMULATOR]:
             self._improve(best, True)
         found = map(self._choose_codecs, self._list_distinct()[:most])
-        return Found(tuple(sorted(found, key=_preference)), None, len(self.known))
+        return SearchResult(tuple(sorted(found, key=_preference)), None, len(self.known))
 
     def _list_distinct(self) -> list[Candidate]:
         """The best simulated candidates; of those with the same stages only the best number of micro-batches and
         codecs.
         """
         found: dict[tuple[Part, ...], Candidate] = {}
-        for each in self._fitting(True):
+        for each in self._list_fitting(True):
             found.setdefault(tuple(replace(part, codec=0) for part in each.parts), each)
         return list(found.values())
 
@@ -427,14 +433,14 @@ class _Ranking:
         """The same stages, with the least lossy codec at each boundary whose step takes hardly longer than with the
         fastest one.
         """
-        places, codecs = best.crossed, range(len(self.problem.chain.choices))
+        places, codecs = best.crossing_places, range(len(self.problem.chain.codec_choices))
         for place in places:
-            coded = [self.score(shape, True) for shape in code_otherwise(best.shape, place, codecs)]
+            coded = [self.score(shape, True) for shape in vary_codec(best.shape, place, codecs)]
             best = min([best, *(e for e in coded if isinstance(e, Candidate))], key=lambda each: each.seconds)
         most = (1.0 + self.problem.options.slack) * best.seconds
         for place in places:
             milder = codecs[: best.parts[place].codec]
-            coded = [self.score(shape, True) for shape in code_otherwise(best.shape, place, milder)]
+            coded = [self.score(shape, True) for shape in vary_codec(best.shape, place, milder)]
             best = next((e for e in coded if isinstance(e, Candidate) and e.seconds <= most), best)
         return best
 
@@ -443,17 +449,17 @@ class _Ranking:
         if (shape, simulated) not in self.known:
             key = shape.micro_batches, shape.recompute
             costs = self.costs.setdefault(key, Costs(self.problem, *key))
-            self.spent += self._effort(shape) * simulated
+            self.spent += self._count_instructions(shape) * simulated
             self.known[shape, simulated] = score(self.problem, shape, costs, simulated=simulated)
         return self.known[shape, simulated]
 
-    def _affords(self, shape: Shape) -> bool:
+    def _can_afford(self, shape: Shape) -> bool:
         """Whether the budget of simulated instructions (`AFFORDED`) allows one more simulation. The first is always
         allowed.
         """
-        return not self.spent or (shape, True) in self.known or self.spent + self._effort(shape) <= AFFORDED
+        return not self.spent or (shape, True) in self.known or self.spent + self._count_instructions(shape) <= AFFORDED
 
-    def _effort(self, shape: Shape) -> int:
+    def _count_instructions(self, shape: Shape) -> int:
         return len(shape.parts) * shape.micro_batches * len(self.problem.options.schedules)
 
     def _order_clusters(self, shape: Shape) -> Shape:
@@ -465,15 +471,15 @@ class _Ranking:
                 named[part.cluster] = left[self.kinds[part.cluster]].pop(0)
         return replace(shape, parts=tuple(replace(part, cluster=named[part.cluster]) for part in shape.parts))
 
-    def _fitting(self, simulated: bool) -> list[Candidate]:
+    def _list_fitting(self, simulated: bool) -> list[Candidate]:
         known = (each for (_, how), each in self.known.items() if how is simulated and isinstance(each, Candidate))
         return sorted(known, key=_preference)
 
     def _improve(self, best: Candidate, simulated: bool) -> None:
         """Hill climbing: move to the best neighbor until none is better."""
         for _ in range(24):
-            near = filter(self.problem.keeps, self.moves.list_near(best))
-            found = [self.score(shape, simulated) for shape in near if not simulated or self._affords(shape)]
+            near = filter(self.problem.admits, self.moves.list_neighbors(best))
+            found = [self.score(shape, simulated) for shape in near if not simulated or self._can_afford(shape)]
             better = [e for e in found if isinstance(e, Candidate) and e.seconds < best.seconds * 0.9999]
             if not better:
                 return
@@ -483,5 +489,5 @@ class _Ranking:
 def _preference(candidate: Candidate) -> tuple[float, int, int, str]:
     """Sort key of candidates: seconds, then simplicity, then a deterministic tie-break."""
     shape = candidate.shape
-    workers = sum(part.seats for part in shape.parts)
+    workers = sum(part.worker_count for part in shape.parts)
     return float(f"{candidate.seconds:.4g}"), workers, shape.micro_batches, repr(shape)

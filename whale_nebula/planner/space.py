@@ -19,7 +19,17 @@ from whale_nebula.errors import PlanError
 from whale_nebula.ir.program import Constraints, ScopedStage
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Array, Bound, Candidate, Chain, ClusterCosts, Fixed, Part, Problem, Shape
+from whale_nebula.planner.problem import (
+    Array,
+    Candidate,
+    Chain,
+    ClusterCosts,
+    Part,
+    PinnedBlock,
+    Problem,
+    Shape,
+    WrittenStage,
+)
 
 MOST_GROUPS = 240
 WIDEST = 72
@@ -33,8 +43,8 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
     chain = problem.chain
     starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
     if len(starts) > WIDEST:
-        edges = {edge for each in problem.fixed for edge in (each.begin, each.end)}
-        starts = sorted({*_spread(problem, starts), *edges.intersection(starts)})
+        edges = {edge for each in problem.written_stages for edge in (each.begin, each.end)}
+        starts = sorted({*_balance_starts(problem, starts), *edges.intersection(starts)})
     ends = [*starts, len(chain)]
     if len(starts) == len(chain):
         return problem, ends
@@ -44,15 +54,20 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
 
     grouped = Chain(
         tuple(chain.names[start] for start in starts), add(chain.weights), add(chain.slots), add(chain.gradients),
-        add(chain.held), np.maximum.reduceat(chain.transient, starts), chain.there[ends], chain.back[ends],
-        chain.tied[ends], np.ones(len(ends), bool), coded=tuple(
-            replace(way, there=way.there[ends], back=way.back[ends], seconds=way.seconds[:, ends])
-            for way in chain.coded
+        add(chain.activations), np.maximum.reduceat(chain.transient, starts), chain.sent_bytes[ends],
+        chain.returned_bytes[ends], chain.tied_bytes[ends], np.ones(len(ends), bool), codecs=tuple(
+            replace(
+                way, sent_bytes=way.sent_bytes[ends], returned_bytes=way.returned_bytes[ends],
+                seconds=way.seconds[:, ends],
+            )
+            for way in chain.codecs
         ),
-        sent=None if chain.sent is None else chain.sent[ends],
-        returned=None if chain.returned is None else chain.returned[ends],
-        largest=None if chain.largest is None else np.maximum.reduceat(chain.largest, starts),
-        beside=None if chain.beside is None else add(chain.beside),
+        sent_tensors=None if chain.sent_tensors is None else chain.sent_tensors[ends],
+        returned_tensors=None if chain.returned_tensors is None else chain.returned_tensors[ends],
+        largest_gradient=(
+            None if chain.largest_gradient is None else np.maximum.reduceat(chain.largest_gradient, starts)
+        ),
+        object_bytes=None if chain.object_bytes is None else add(chain.object_bytes),
     )  # fmt: skip
     clusters = tuple(
         replace(
@@ -60,21 +75,23 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
             forward=add(cluster.forward),
             backward=add(cluster.backward),
             update=add(cluster.update),
-            later=None,
+            deferred_backward=None,
         )
         for cluster in problem.clusters
     )
-    bound = tuple(each._replace(block=bisect_right(starts, each.block) - 1) for each in problem.bound)
-    return replace(problem, chain=grouped, clusters=clusters, fixed=group_written(problem, ends), bound=bound), ends
+    bound = tuple(each._replace(block=bisect_right(starts, each.block) - 1) for each in problem.pinned_blocks)
+    return replace(
+        problem, chain=grouped, clusters=clusters, written_stages=group_written(problem, ends), pinned_blocks=bound
+    ), ends
 
 
-def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
+def _balance_starts(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
     """A subset of starts that balances the groups in time and memory; larger if memory is short."""
     chain, rows = problem.chain, problem.rows
     times = np.max(
         [cluster.forward.sum(0) * rows + cluster.backward.sum(0) * rows for cluster in problem.clusters], axis=0
     )
-    size = chain.resident + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
+    size = chain.resident + 2 * chain.gradients + chain.activations * problem.rows_of(problem.micro_batch_counts[-1])
     room = min(cluster.memory for cluster in problem.clusters)
     wanted = min(max(WIDEST, math.ceil(3 * float(size.sum()) / room)), MOST_GROUPS)
     done = np.concatenate([[0.0], np.cumsum(times / max(times.sum(), 1e-30) + size / max(size.sum(), 1.0))])
@@ -91,12 +108,12 @@ MOST_ORDERS = 160
 """The maximum number of orders of clusters if the user has written a stage's cluster."""
 
 
-def follow_written(problem: Problem) -> list[tuple[int, ...]]:
+def list_written_orders(problem: Problem) -> list[tuple[int, ...]]:
     """The orders of clusters that are compatible with written stages and bound blocks, and the suffixes of these
     orders; none if no cluster is required.
     """
-    places = [(each.begin, each.clusters) for each in problem.fixed]
-    places += [(each.block, each.clusters) for each in problem.bound]
+    places = [(each.begin, each.clusters) for each in problem.written_stages]
+    places += [(each.block, each.clusters) for each in problem.pinned_blocks]
     written = [clusters[0] for _, clusters in sorted(places) if len(clusters) == 1]
     first = tuple(cluster for cluster, _ in itertools.groupby(written))
     found = [first] if first else []
@@ -111,26 +128,26 @@ def follow_written(problem: Problem) -> list[tuple[int, ...]]:
     return sorted({order[begin:] for order in found for begin in range(len(order))}, key=lambda o: (len(o), o))
 
 
-def group_written(problem: Problem, ends: Sequence[int]) -> tuple[Fixed, ...]:
+def group_written(problem: Problem, ends: Sequence[int]) -> tuple[WrittenStage, ...]:
     """Translate written stages from blocks to groups; the last of `ends` is not a start."""
     return tuple(
         replace(each, begin=bisect_right(ends, each.begin, hi=len(ends) - 1) - 1, end=bisect_left(ends, each.end))
-        for each in problem.fixed
+        for each in problem.written_stages
     )
 
 
-def fix_stages(problem: Problem, layers: Layers, said: Constraints) -> Problem:
+def add_written_stages(problem: Problem, layers: Layers, constraints: Constraints) -> Problem:
     """Add the stages that scopes have declared to the problem."""
-    known = {each.key: each for each in said.stages}
+    known = {each.key: each for each in constraints.stages}
     names = [cluster.name for cluster in problem.clusters]
     fixed = tuple(
-        Fixed(key, begin, end, _find_clusters(known[key], names), known[key].replicas, known[key].said)
-        for key, (begin, end) in layers.written.items()
+        WrittenStage(key, begin, end, _find_clusters(known[key], names), known[key].replicas, known[key].said)
+        for key, (begin, end) in layers.written_ranges.items()
     )
-    return replace(problem, fixed=fixed)
+    return replace(problem, written_stages=fixed)
 
 
-def bind_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection[str]]) -> Problem:
+def pin_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection[str]]) -> Problem:
     """Constrain blocks that read an input to clusters that have it. `homes` are the clusters by the number of the
     input, for inputs that some clusters lack.
     """
@@ -138,7 +155,9 @@ def bind_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection
     for number, own in homes.items():
         for block in layers.readers.get(number, ()):
             allowed[block] = allowed.get(block, set(names)) & set(own)
-    bound = [Bound(block, tuple(n for n, name in enumerate(names) if name in own)) for block, own in allowed.items()]
+    bound = [
+        PinnedBlock(block, tuple(n for n, name in enumerate(names) if name in own)) for block, own in allowed.items()
+    ]
     for each in bound:
         if not each.clusters:
             raise PlanError(
@@ -146,7 +165,7 @@ def bind_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection
                 why=f"the planner may use the clusters {', '.join(names)}",
                 mend="provide these inputs in one of them",
             )
-    return replace(problem, bound=tuple(sorted(bound)))
+    return replace(problem, pinned_blocks=tuple(sorted(bound)))
 
 
 def _find_clusters(stage: ScopedStage, names: Sequence[str]) -> tuple[int, ...]:
@@ -173,12 +192,12 @@ def list_orders(problem: Problem) -> list[Order]:
     one that prefers fast clusters. Of interchangeable clusters only the first is used.
     """
     clusters = range(len(problem.clusters))
-    if written := follow_written(problem):
+    if written := list_written_orders(problem):
         return written
     kinds = find_kinds(problem)
     if len(clusters) > ALL_ORDERS:
         firsts = [cluster for cluster in clusters if kinds[cluster] == cluster]
-        found = {_follow(problem, first, fast) for first in firsts for fast in (False, True)}
+        found = {_order_greedily(problem, first, fast) for first in firsts for fast in (False, True)}
         found |= {order[begin:] for order in list(found) for begin in clusters}
         return sorted(found, key=lambda order: (len(order), order))
     orders: list[Order] = []
@@ -196,16 +215,18 @@ def find_kinds(problem: Problem) -> list[int]:
     """An equivalence class for each cluster: clusters of one class are interchangeable."""
     clusters, count = problem.clusters, len(problem.clusters)
 
-    def alike(a: int, b: int) -> bool:
+    def are_interchangeable(a: int, b: int) -> bool:
         one, other = clusters[a], clusters[b]
-        numbers = ("workers", "memory", "call", "inside", "adding", "fused", "crossing", "message", "step")
+        numbers = (
+            "workers", "memory", "call", "inner_line", "accumulation", "fused_ratio", "crossing", "message", "step",
+        )  # fmt: skip
         same = all(getattr(one, name) == getattr(other, name) for name in numbers)
-        costs = ("forward", "backward", "update", "later")
+        costs = ("forward", "backward", "update", "deferred_backward")
         rest = [cluster for cluster in range(count) if cluster not in (a, b)]
         return (
             same
-            and all(each.admits(a) == each.admits(b) for each in problem.fixed)
-            and all((a in each.clusters) == (b in each.clusters) for each in problem.bound)
+            and all(each.admits(a) == each.admits(b) for each in problem.written_stages)
+            and all((a in each.clusters) == (b in each.clusters) for each in problem.pinned_blocks)
             and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in costs)
             and problem.line(a, b) == problem.line(b, a)
             and all(problem.line(a, c) == problem.line(b, c) and problem.line(c, a) == problem.line(c, b) for c in rest)
@@ -213,25 +234,25 @@ def find_kinds(problem: Problem) -> list[int]:
 
     kinds: list[int] = []
     for cluster in range(count):
-        kinds.append(next((kinds[other] for other in range(cluster) if alike(other, cluster)), cluster))
+        kinds.append(next((kinds[other] for other in range(cluster) if are_interchangeable(other, cluster)), cluster))
     return kinds
 
 
-def _speed(cluster: ClusterCosts) -> float:
+def _cluster_speed(cluster: ClusterCosts) -> float:
     return cluster.workers / max(float(cluster.forward.sum() + cluster.backward.sum()), 1e-30)
 
 
-def _follow(problem: Problem, first: int, fast: bool) -> Order:
+def _order_greedily(problem: Problem, first: int, fast: bool) -> Order:
     """A greedy order: from each cluster to the one with the best link or, with equal links, the fastest."""
     order, left = [first], set(range(len(problem.clusters))) - {first}
     while left:
 
-        def merit(cluster: int) -> tuple[float, ...]:
+        def rank_cluster(cluster: int) -> tuple[float, ...]:
             line = problem.line(order[-1], cluster)
             by_line = (min(line.rate, 1e30), -line.delay)
-            return (_speed(problem.clusters[cluster]), *by_line, -cluster) if fast else (*by_line, -cluster)
+            return (_cluster_speed(problem.clusters[cluster]), *by_line, -cluster) if fast else (*by_line, -cluster)
 
-        order.append(max(left, key=merit))
+        order.append(max(left, key=rank_cluster))
         left.remove(order[-1])
     return tuple(order)
 
@@ -241,13 +262,13 @@ FAR = 8
 
 
 @dataclass(frozen=True)
-class Moves:
+class NeighborMoves:
     """A generator of the neighbors of a candidate; `kinds` are the equivalence classes of clusters."""
 
     problem: Problem
     kinds: Sequence[int]
 
-    def list_near(self, candidate: Candidate) -> Iterator[Shape]:
+    def list_neighbors(self, candidate: Candidate) -> Iterator[Shape]:
         """All neighbors: a cut moved, added or removed; a replica more or less; a replicated body with a sharded head;
         another cluster; another codec; the next number of micro-batches.
         """
@@ -256,16 +277,16 @@ class Moves:
         near = {place + step for place in slowest[:2] for step in (-1, 0, 1)} if len(parts) > FAR else range(len(parts))
         used = Counter[int]()
         for part in parts:
-            used[part.cluster] += part.seats
+            used[part.cluster] += part.worker_count
         free = {part.cluster: self.problem.clusters[part.cluster].workers - used[part.cluster] for part in parts}
         for place in sorted(place for place in near if 0 <= place < len(parts)):
             before, after = parts[:place], parts[place + 1 :]
             for changed, rest in self._change_part(parts[place], after, free, shape.micro_batches):
-                yield replace(shape, parts=_code_plainly([*before, *changed, *rest]))
+                yield replace(shape, parts=_drop_inner_codecs([*before, *changed, *rest]))
         yield from self._add_cluster(shape)
-        for place in candidate.crossed:
-            yield from code_otherwise(shape, place, range(len(self.problem.chain.choices)))
-        counts = self.problem.counts
+        for place in candidate.crossing_places:
+            yield from vary_codec(shape, place, range(len(self.problem.chain.codec_choices)))
+        counts = self.problem.micro_batch_counts
         at = counts.index(shape.micro_batches) if shape.micro_batches in counts else -1
         for nearest in (at - 1, at + 1):
             if at >= 0 and 0 <= nearest < len(counts) and counts[nearest] >= max(part.replicas for part in parts):
@@ -287,12 +308,15 @@ class Moves:
             fewer = part.replicas // 2
             first = replace(part, end=middle, replicas=part.replicas - fewer)
             yield [first, replace(part, begin=middle, replicas=fewer)], after
-        if middle is not None and free[part.cluster] >= part.seats:
+        if middle is not None and free[part.cluster] >= part.worker_count:
             yield [replace(part, end=middle), replace(part, begin=middle)], after
-        if self._may_share[part.cluster] and max(part.replicas, part.shards) > 1 and part.seats <= count:
+        if self._may_share[part.cluster] and max(part.replicas, part.shards) > 1 and part.worker_count <= count:
             for cut in self._choose_cuts(part):
-                body, head = replace(part, end=cut, replicas=part.seats, shards=1), Part(part.cluster, cut, part.end)
-                yield [body, replace(head, shards=part.seats)], after
+                body, head = (
+                    replace(part, end=cut, replicas=part.worker_count, shards=1),
+                    Part(part.cluster, cut, part.end),
+                )
+                yield [body, replace(head, shards=part.worker_count)], after
 
     def _change_end(
         self, part: Part, after: Sequence[Part], free: dict[int, int]
@@ -306,7 +330,7 @@ class Moves:
         yield [replace(part, end=following.end)], after[1:]
         if following.cluster != part.cluster:
             yield [replace(following, begin=part.begin, codec=part.codec)], after[1:]
-        for cut in inside[-1:] if free[following.cluster] >= following.seats else ():
+        for cut in inside[-1:] if free[following.cluster] >= following.worker_count else ():
             first = replace(following, begin=cut, end=part.end)
             yield [replace(part, end=cut), first, following], after[1:]
 
@@ -314,8 +338,8 @@ class Moves:
     def _may_share(self) -> list[bool]:
         """For each cluster: whether its workers may run replicas of one stage and shards of the next."""
         options, costs = self.problem.options, Costs(self.problem, 1)
-        free = options.split is None and options.replica is None and not self.problem.fixed
-        return [free and costs.split_pays(cluster) for cluster in range(len(self.problem.clusters))]
+        free = options.split is None and options.replica is None and not self.problem.written_stages
+        return [free and costs.is_split_faster(cluster) for cluster in range(len(self.problem.clusters))]
 
     def _add_cluster(self, shape: Shape) -> Iterator[Shape]:
         """Give one end of the chain to an unused cluster: one block, half of a stage, or all but one block."""
@@ -337,8 +361,8 @@ class Moves:
         """The codec with the shortest round trip of a micro-batch and its gradient."""
         there, back = self.problem.line(source, destination), self.problem.line(destination, source)
         trips = [
-            float(way.there[cut] / there.rate + way.back[cut] / back.rate + way.seconds[:, cut].sum())
-            for way in self.problem.chain.choices
+            float(way.sent_bytes[cut] / there.rate + way.returned_bytes[cut] / back.rate + way.seconds[:, cut].sum())
+            for way in self.problem.chain.codec_choices
         ]
         return trips.index(min(trips))
 
@@ -357,13 +381,13 @@ class Moves:
         return sorted({inside[0], inside[len(inside) // 2], inside[-1]}) if inside else []
 
 
-def _code_plainly(parts: Sequence[Part]) -> tuple[Part, ...]:
+def _drop_inner_codecs(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Remove codecs from boundaries within a cluster."""
     near = [False, *(one.cluster == other.cluster for one, other in pairwise(parts))]
     return tuple(replace(p, codec=0) if same and p.codec else p for p, same in zip(parts, near, strict=True))
 
 
-def code_otherwise(shape: Shape, place: int, codecs: Sequence[int]) -> Iterator[Shape]:
+def vary_codec(shape: Shape, place: int, codecs: Sequence[int]) -> Iterator[Shape]:
     """Variants of a shape with each of the codecs at the boundary before a stage."""
     parts = shape.parts
     for codec in codecs:

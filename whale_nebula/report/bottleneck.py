@@ -35,22 +35,25 @@ _DIMS = (1024, 1024)  # large enough that the scales of blocks have their share 
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
+class AdvisedCodec:
     """A codec that may be recommended, with its bytes per number for a tensor and for its gradient.
 
-    >>> EACH_WAY[1].line, EACH_WAY[2].widths
+    >>> ADVISED_CODECS[1].line, ADVISED_CODECS[2].widths
     ('nb.compress(fp16=True)', (1.03125, 1.03125))
     """
 
     line: str
-    there: Precision
-    back: Precision
+    activation_codec: Precision
+    gradient_codec: Precision
 
     @property
     def widths(self) -> tuple[float, float]:
         """Bytes per number, overhead included, for a tensor and for its gradient."""
         count = _DIMS[0] * _DIMS[1]
-        there, back = (sum(part.nbytes for part in way.parts(_DIMS, "float32")) for way in (self.there, self.back))
+        there, back = (
+            sum(part.nbytes for part in way.parts(_DIMS, "float32"))
+            for way in (self.activation_codec, self.gradient_codec)
+        )
         return there / count, back / count
 
     def apply_to(self, basis: Basis) -> Basis:
@@ -59,32 +62,32 @@ class Advised:
         def takes(precision: Precision, back: bool, count: float) -> tuple[float, float]:
             return cost(precision, (round(count),), back=back) or (0.0, 0.0)
 
-        there, back = partial(takes, self.there, False), partial(takes, self.back, True)
-        return basis.numbers_of(*self.widths).coded_by(there, back, basis)
+        there, back = partial(takes, self.activation_codec, False), partial(takes, self.gradient_codec, True)
+        return basis.narrow_numbers(*self.widths).add_codec_seconds(there, back, basis)
 
 
-EACH_WAY = (
-    Advised('nb.compress(fp16=True, backward="fp16")', FP16(), FP16()),
-    Advised("nb.compress(fp16=True)", FP16(), INT8()),
-    Advised("nb.compress(int8=True)", INT8(), INT8()),
-    Advised("nb.compress(int4=True)", INT4(), INT8()),
+ADVISED_CODECS = (
+    AdvisedCodec('nb.compress(fp16=True, backward="fp16")', FP16(), FP16()),
+    AdvisedCodec("nb.compress(fp16=True)", FP16(), INT8()),
+    AdvisedCodec("nb.compress(int8=True)", INT8(), INT8()),
+    AdvisedCodec("nb.compress(int4=True)", INT4(), INT8()),
 )
 """The codecs, the most accurate first; by default gradients are int8."""
 
 
-def advisable(basis: Basis) -> tuple[Advised, ...]:
+def list_advisable_codecs(basis: Basis) -> tuple[AdvisedCodec, ...]:
     """The codecs that a step may use, the most accurate first; without a backward none is for gradients."""
     back = any(hop.backward is not None for phase in basis.phases for hop in phase.hops.values())
-    return EACH_WAY if back else EACH_WAY[1:]
+    return ADVISED_CODECS if back else ADVISED_CODECS[1:]
 
 
-NOTHING = 0.05
+NEGLIGIBLE_SHARE = 0.05
 """A change of less than this share of the step is not mentioned."""
 
-SMALL_CALLS = 0.2
+MIN_SAVED_SHARE = 0.2
 """More micro-batches are recommended only if they would save this share, as each call has a fixed cost."""
 
-FAR_OFF = 0.3
+LARGE_GAP_SHARE = 0.3
 """If measured and predicted differ by more than this share, the text states that the simulation is incomplete."""
 
 _PARTS = (2, 4, 8)
@@ -103,7 +106,7 @@ def describe_bottleneck(report: Report) -> str:
         return _Simulated(report, report.basis, report.prediction).describe()
     if len(report.stages) == 1 and not report.links:
         return "there is only one stage, so no data crosses a link"
-    waits = _waits(report)
+    waits = _measure_waits(report)
     if waits:
         stage = max(waits, key=lambda name: waits[name])
         said = f"stage {stage} waits {_percent(waits[stage])} of the step"
@@ -117,7 +120,7 @@ def describe_bottleneck(report: Report) -> str:
     return _LOCAL
 
 
-def _waits(report: Report) -> dict[str, float]:
+def _measure_waits(report: Report) -> dict[str, float]:
     """The share of the step that each stage waits, if measured."""
     whole = report.step_seconds or 1.0
     return {n: s.wait_seconds / whole for n, s in report.stages.items() if s.wait_seconds is not None}
@@ -137,11 +140,11 @@ class _Simulated:
 
     @cached_property
     def without_lines(self) -> Prediction:
-        return predict(self.basis.over(free))
+        return predict(self.basis.change_lines(free))
 
     def is_shorter(self, other: float) -> bool:
         """Whether a step of this duration would be clearly shorter."""
-        return other < (1.0 - NOTHING) * self.whole
+        return other < (1.0 - NEGLIGIBLE_SHARE) * self.whole
 
     def describe(self) -> str:
         """The bottleneck in words; a step that takes much longer than its simulation has a cause outside the
@@ -149,7 +152,7 @@ class _Simulated:
         """
         took = self.report.step_seconds
         apart = f"this step took {duration(took)}, the simulation predicts {duration(self.whole)}"
-        if took < (1.0 - FAR_OFF) * self.whole:
+        if took < (1.0 - LARGE_GAP_SHARE) * self.whole:
             return f"unknown: {apart}"
         if self.is_shorter(self.without_lines.seconds):
             said = self._describe_crossing()
@@ -158,13 +161,13 @@ class _Simulated:
             said = f"updates, metrics and results, computed once per step, take {share} of the step"
         else:
             said = self._describe_computing()
-        return said if self.whole >= (1.0 - FAR_OFF) * took else f"{said} ({apart}, so there is another cause)"
+        return said if self.whole >= (1.0 - LARGE_GAP_SHARE) * took else f"{said} ({apart}, so there is another cause)"
 
     # -------------------------------------------------------------------------- the line
     def _describe_crossing(self) -> str:
         """A text on the crossings during computing, those once per step, or both, as far as they are significant."""
         exchange = self.basis.exchange_seconds
-        if exchange <= NOTHING * self.whole:
+        if exchange <= NEGLIGIBLE_SHARE * self.whole:
             return f"{self._describe_waiting()}; {self._advise_codec()}"
         words = list(dict.fromkeys(chain.from_iterable(one.what for each in self.basis.exchange for one in each)))
         what = (
@@ -173,7 +176,7 @@ class _Simulated:
             else "exchanges between clusters once per step take"
         )
         share = _percent(exchange / self.whole)
-        if self.whole - self.without_lines.seconds - exchange <= NOTHING * self.whole:
+        if self.whole - self.without_lines.seconds - exchange <= NEGLIGIBLE_SHARE * self.whole:
             return f"{what} {share} of the step, and no codec applies to them"
         return f"{self._describe_waiting()}, and {what} {share} of it; {self._advise_codec()}"
 
@@ -182,8 +185,8 @@ class _Simulated:
         alone = self.without_lines.stages
         lost = {name: own.wait_seconds - alone[name].wait_seconds for name, own in self.prediction.stages.items()}
         stage = max(lost, key=lambda name: lost[name])
-        waits, part = _waits(self.report).get(stage), lost[stage] / self.whole
-        if waits is not None and part >= (1.0 - 2 * NOTHING) * waits:
+        waits, part = _measure_waits(self.report).get(stage), lost[stage] / self.whole
+        if waits is not None and part >= (1.0 - 2 * NEGLIGIBLE_SHARE) * waits:
             return f"stage {stage} waits {_percent(waits)} of the step for {self._name_lines()}"
         return f"stage {stage} waits {_percent(part)} of the step (simulated) for {self._name_lines()}"
 
@@ -194,22 +197,22 @@ class _Simulated:
             for line, size in ((hop.forward_line, hop.forward), (hop.backward_line, hop.backward)):
                 if line is not None and size is not None:
                     away[line.name] = away.get(line.name, line.delay) + line.seconds(size)
-        worst = sorted(name for name, each in away.items() if each >= (1.0 - NOTHING) * max(away.values()))
+        worst = sorted(name for name, each in away.items() if each >= (1.0 - NEGLIGIBLE_SHARE) * max(away.values()))
         return f"link {worst[0]}" if len(worst) == 1 else f"links {', '.join(worst[:-1])} and {worst[-1]}"
 
     def _advise_codec(self) -> str:
         """Recommend the most accurate codec after which a stronger one, or an unlimited rate, would save no significant
         time.
         """
-        if not self.is_shorter(seconds(self.basis.over(wide))):
+        if not self.is_shorter(seconds(self.basis.change_lines(wide))):
             more = self._advise_micro_batches()
             return f"the cause is the delay, not the rate{f'; {more}' if more else ', so a codec would not help'}"
-        taken = {each.line: seconds(each.apply_to(self.basis)) for each in advisable(self.basis)}
+        taken = {each.line: seconds(each.apply_to(self.basis)) for each in list_advisable_codecs(self.basis)}
         best = min(taken.values())
         if not self.is_shorter(best):
             return "no codec would help"
-        line = next(line for line, took in taken.items() if took <= (1.0 + NOTHING) * best)
-        hides = taken[line] <= (1.0 + NOTHING) * self.without_lines.seconds
+        line = next(line for line, took in taken.items() if took <= (1.0 + NEGLIGIBLE_SHARE) * best)
+        hides = taken[line] <= (1.0 + NEGLIGIBLE_SHARE) * self.without_lines.seconds
         return f"{line} would {'hide the transfers' if hides else 'shorten the wait'}: {self._compare(taken[line])}"
 
     # -------------------------------------------------------------------------- computing
@@ -218,18 +221,18 @@ class _Simulated:
         busiest = max(stages, key=lambda name: stages[name].compute_seconds + stages[name].codec_seconds)
         busy, codecs = duration(stages[busiest].compute_seconds), stages[busiest].codec_seconds
         said = f"computation, not links: stage {busiest} computes for {busy} of the predicted {duration(self.whole)}"
-        said += f", its codecs for {duration(codecs)}" if codecs > NOTHING * self.whole else ""
+        said += f", its codecs for {duration(codecs)}" if codecs > NEGLIGIBLE_SHARE * self.whole else ""
         more = self._advise_micro_batches()
         return f"{said}; {more}" if more else said
 
     def _advise_micro_batches(self) -> str:
         """Recommend more micro-batches for more overlap, as far as there are rows; not if rows depend on each other."""
         tries = [parts for parts in _PARTS if parts <= self.basis.rows and self.basis.divides]
-        taken = {parts: seconds(self.basis.divided(parts)) for parts in tries}
+        taken = {parts: seconds(self.basis.divide(parts)) for parts in tries}
         best = min(taken.values(), default=self.whole)
-        if best > (1.0 - SMALL_CALLS) * min(self.whole, self.report.step_seconds):
+        if best > (1.0 - MIN_SAVED_SHARE) * min(self.whole, self.report.step_seconds):
             return ""
-        enough = next(parts for parts, took in taken.items() if took <= (1.0 + NOTHING) * best)
+        enough = next(parts for parts, took in taken.items() if took <= (1.0 + NEGLIGIBLE_SHARE) * best)
         many = enough * self.basis.micro_batches
         return f"{many} micro-batches would help, if computation divides evenly: {self._compare(taken[enough])}"
 
@@ -241,7 +244,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-WORTH = 0.05
+MIN_WAIT_SHARE = 0.05
 """A shorter waiting time, as a share of the step, is not mentioned."""
 
 HELD = 0.1
@@ -271,11 +274,11 @@ def straggler_text(stage: str, seconds: Sequence[float], waiting: str, mend: str
     return f"{sentence}; {mend}" if mend else sentence
 
 
-def mend(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -> str:
+def suggest_micro_batches(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -> str:
     """The number of micro-batches with which shares could follow these speeds, in words; "" if there are enough, or too
     few rows.
 
-    >>> mend([1, 2], 2), mend([1, 2], 3), mend([1, 2], 2, rows=2)
+    >>> suggest_micro_batches([1, 2], 2), suggest_micro_batches([1, 2], 3), suggest_micro_batches([1, 2], 2, rows=2)
     ('with micro_batch=3 shares could match speeds', '', '')
     """
     wanted = choose_micro_batches([speeds], micro_batches)
@@ -296,13 +299,13 @@ def describe_straggler(report: Report) -> str:
     stages = {**report.elsewhere.stages, **report.stages}
     computed = {name: [one.compute_seconds or 0.0 for one in each.replicas or ()] for name, each in stages.items()}
     name = max(computed, key=lambda each: waits(computed[each]), default="")
-    if not name or waits(computed[name]) <= WORTH * report.step_seconds:
+    if not name or waits(computed[name]) <= MIN_WAIT_SHARE * report.step_seconds:
         return ""
     waiting = f"{duration(waits(computed[name]))} of {duration(report.step_seconds)}"
-    return straggler_text(name, computed[name], waiting, _mend(report, name, computed[name]))
+    return straggler_text(name, computed[name], waiting, _describe_straggler_fix(report, name, computed[name]))
 
 
-def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:
+def _describe_straggler_fix(report: Report, stage: str, computed: Sequence[float]) -> str:
     """The change that would let shares follow speeds: speeds in the config, or more micro-batches. "" for replicas of
     one process, which share its cores.
     """
@@ -316,4 +319,4 @@ def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:
     if max(compute_share_times(compute_shares(speeds, count), speeds)) < (1.0 - HELD) * max(computed):
         ratio = " : ".join(f"{speed / min(speeds):.2g}" for speed in speeds)
         return f"measured speeds are {ratio}; set them in the config: workers: [{{address: ..., speed: ...}}]"
-    return mend(speeds, count, basis.rows * count) if basis.divides else ""
+    return suggest_micro_batches(speeds, count, basis.rows * count) if basis.divides else ""

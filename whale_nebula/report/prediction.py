@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from whale_nebula.ir.routing import count_turns
-from whale_nebula.report.records import Beside, duration, size
+from whale_nebula.report.records import PredictionGap, duration, size
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, compute_pace
 from whale_nebula.schedule.simulate import Timeline, simulate
 
 Pair = tuple[int, int]
-Taken = Callable[[float], tuple[float, float]]
+CodecCost = Callable[[float], tuple[float, float]]
 """A function from a number of elements to the seconds to encode and to decode them."""
 
 
@@ -27,21 +27,21 @@ class Numbers:
     def __add__(self, other: Numbers) -> Numbers:
         return Numbers(self.bytes + other.bytes, self.count + other.count)
 
-    def divided(self, parts: int) -> Numbers:
+    def divide(self, parts: int) -> Numbers:
         """One of `parts` equal parts."""
         return Numbers(self.bytes / parts, self.count / parts)
 
-    def saves(self, width: float) -> float:
+    def count_saved_bytes(self, width: float) -> float:
         """Bytes that are saved if each number is sent in `width` bytes; never negative.
 
-        >>> Numbers(bytes=4000, count=1000).saves(1), Numbers(bytes=2000, count=1000).saves(2)
+        >>> Numbers(bytes=4000, count=1000).count_saved_bytes(1), Numbers(bytes=2000, count=1000).count_saved_bytes(2)
         (3000, 0)
         """
         return max(self.bytes - width * self.count, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class ExchangeTransfer:
     """An exchange between clusters once per step, over one link: its bytes, and a description of its content."""
 
     line: Line
@@ -87,7 +87,7 @@ class Basis:
     in_flight: int | None = None
     paced: bool = True
     once: float = 0.0
-    exchange: tuple[tuple[Carried, ...], ...] = ()
+    exchange: tuple[tuple[ExchangeTransfer, ...], ...] = ()
     bytes: Mapping[str, int] = field(default_factory=dict)
     divides: bool = True
     at_most: tuple[str, ...] = ()
@@ -111,12 +111,12 @@ class Basis:
         ends = (each.line.name for together in self.exchange for each in together)
         return frozenset(joined | {name for name in ends if len(set(name.split("->"))) == 2})
 
-    def numbers_of(self, width: float, back: float | None = None) -> Basis:
+    def narrow_numbers(self, width: float, back: float | None = None) -> Basis:
         """The step with all numbers sent in `width` bytes (2 for fp16), those of gradients in `back`."""
         widths = width, width if back is None else back
         return self._phases(lambda phase: replace(phase, hops=_narrow_hops(phase, *widths)))
 
-    def coded_by(self, there: Taken, back: Taken, before: Basis) -> Basis:
+    def add_codec_seconds(self, there: CodecCost, back: CodecCost, before: Basis) -> Basis:
         """The step with the costs of compressing the numbers that are smaller than in `before`, in both directions. The
         costs of earlier codecs are included, which overestimates if they are replaced.
         """
@@ -125,7 +125,7 @@ class Basis:
             self, phases=tuple(replace(p, works=_add_codec_time(p, old.hops, there, back)) for p, old in pairs)
         )
 
-    def over(self, change: Callable[[Line], Line]) -> Basis:
+    def change_lines(self, change: Callable[[Line], Line]) -> Basis:
         """The step with changed links."""
 
         def changed(hop: Hop) -> Hop:
@@ -136,7 +136,7 @@ class Basis:
         found = self._phases(lambda phase: replace(phase, hops={pair: changed(h) for pair, h in phase.hops.items()}))
         return replace(found, exchange=rounds)
 
-    def divided(self, parts: int) -> Basis:
+    def divide(self, parts: int) -> Basis:
         """The step with each micro-batch divided further, if computing divides as evenly as bytes do."""
         smaller = self._phases(lambda phase: _divide_phase(phase, parts))
         return replace(smaller, micro_batches=self.micro_batches * parts, rows=self.rows // parts)
@@ -145,7 +145,7 @@ class Basis:
         return replace(self, phases=tuple(map(change, self.phases)))
 
 
-def rounds_seconds(rounds: Iterable[Iterable[Carried]]) -> float:
+def rounds_seconds(rounds: Iterable[Iterable[ExchangeTransfer]]) -> float:
     """Seconds of exchanges between clusters, round by round; each round is as long as its slowest link."""
     return sum(max(each.seconds for each in together) for together in rounds)
 
@@ -164,12 +164,12 @@ def _narrow_hops(phase: PhaseBasis, width: float, back_width: float) -> Hops:
     found = {}
     for pair, hop in phase.hops.items():
         there, back = phase.numbers.get(pair, (Numbers(), Numbers()))
-        backward = None if hop.backward is None else hop.backward - back.saves(back_width)
-        found[pair] = replace(hop, forward=hop.forward - there.saves(width), backward=backward)
+        backward = None if hop.backward is None else hop.backward - back.count_saved_bytes(back_width)
+        found[pair] = replace(hop, forward=hop.forward - there.count_saved_bytes(width), backward=backward)
     return found
 
 
-def _add_codec_time(phase: PhaseBasis, old: Hops, there: Taken, back: Taken) -> tuple[Work, ...]:
+def _add_codec_time(phase: PhaseBasis, old: Hops, there: CodecCost, back: CodecCost) -> tuple[Work, ...]:
     works = list(phase.works)
     for (a, b), hop in phase.hops.items():
         numbers = phase.numbers.get((a, b), (Numbers(), Numbers()))
@@ -190,7 +190,7 @@ def _divide_phase(phase: PhaseBasis, parts: int) -> PhaseBasis:
         pair: replace(hop, forward=hop.forward / parts, backward=None if hop.backward is None else hop.backward / parts)
         for pair, hop in phase.hops.items()
     }
-    numbers = {pair: (there.divided(parts), back.divided(parts)) for pair, (there, back) in phase.numbers.items()}
+    numbers = {pair: (there.divide(parts), back.divide(parts)) for pair, (there, back) in phase.numbers.items()}
     return PhaseBasis(works, phase.fused, hops, numbers)
 
 
@@ -277,9 +277,9 @@ def _stage(basis: Basis, timelines: Sequence[Timeline], number: int) -> StagePre
 
 OFF = 0.2
 """A step that differs from the prediction by more than this share is reported."""
-LEAST = 5e-3
+MIN_REPORTED_SECONDS = 5e-3
 """The least difference in seconds that is reported: the noise of a call on a busy machine is less."""
-_TELLING = 0.3
+_MIN_NAMED_SHARE = 0.3
 """A term that explains less than this share of the difference is not named."""
 
 
@@ -294,17 +294,17 @@ class PlannedReport:
     """
 
     steps: int
-    seconds: Beside
-    stages: Mapping[str, Beside] = field(default_factory=dict)
-    links: Mapping[str, Beside] = field(default_factory=dict)
-    memory: Mapping[str, Beside] = field(default_factory=dict)
+    seconds: PredictionGap
+    stages: Mapping[str, PredictionGap] = field(default_factory=dict)
+    links: Mapping[str, PredictionGap] = field(default_factory=dict)
+    memory: Mapping[str, PredictionGap] = field(default_factory=dict)
     offer: str = ""
 
     @property
     def off(self) -> float:
         """The share by which the step takes longer than predicted.
 
-        >>> PlannedReport(8, Beside(0.375, 0.25)).off
+        >>> PlannedReport(8, PredictionGap(0.375, 0.25)).off
         0.5
         """
         return self.seconds.measured / self.seconds.predicted - 1.0 if self.seconds.predicted else 0.0
@@ -312,13 +312,13 @@ class PlannedReport:
     @property
     def is_off(self) -> bool:
         """Whether the difference from the prediction is reported."""
-        return abs(self.off) > OFF and abs(self.seconds.gap) > LEAST
+        return abs(self.off) > OFF and abs(self.seconds.gap) > MIN_REPORTED_SECONDS
 
     @property
     def headline(self) -> str:
         """The measured and the predicted duration, in words.
 
-        >>> PlannedReport(8, Beside(0.375, 0.25)).headline
+        >>> PlannedReport(8, PredictionGap(0.375, 0.25)).headline
         '0.375 s, 50 % more than the 0.250 s that nb.auto_parallel predicted'
         """
         text = f"{duration(self.seconds.measured)}, {100 * abs(self.off):.0f} % {'more' if self.off > 0 else 'less'}"
@@ -328,14 +328,15 @@ class PlannedReport:
     def cause(self) -> str:
         """A sentence on the term with the largest difference.
 
-        >>> PlannedReport(8, Beside(0.4, 0.3), {"gpu": Beside(0.3, 0.2)}, {"gpu->npu": Beside(0.1, 0.1)}).cause
+        >>> stages, links = {"gpu": PredictionGap(0.3, 0.2)}, {"gpu->npu": PredictionGap(0.1, 0.1)}
+        >>> PlannedReport(8, PredictionGap(0.4, 0.3), stages, links).cause
         'stage gpu computes 0.300 s of it (predicted 0.200 s)'
         """
         terms = [(each, f"stage {name} computes", "of it") for name, each in self.stages.items()]
         terms += [(each, f"link {name} is busy for", "of it") for name, each in self.links.items()]
-        gap, verb, end = max(terms, key=lambda term: abs(term[0].gap), default=(Beside(0.0), "", ""))
+        gap, verb, end = max(terms, key=lambda term: abs(term[0].gap), default=(PredictionGap(0.0), "", ""))
         measured, predicted = duration(gap.measured), duration(gap.predicted or 0.0)
-        if abs(gap.gap) >= _TELLING * abs(self.seconds.gap):
+        if abs(gap.gap) >= _MIN_NAMED_SHARE * abs(self.seconds.gap):
             return f"{verb} {measured} {end} (predicted {predicted})"
         return "no single stage or link explains the difference: the rest is updates, calls and waiting"
 
@@ -343,7 +344,8 @@ class PlannedReport:
 def planned_lines(planned: PlannedReport) -> Iterator[str]:
     r"""The lines of a report.
 
-    >>> print("\n".join(planned_lines(PlannedReport(8, Beside(0.4, 0.3), {"gpu": Beside(0.3, 0.2)}, offer="..."))))
+    >>> planned = PlannedReport(8, PredictionGap(0.4, 0.3), {"gpu": PredictionGap(0.3, 0.2)}, offer="...")
+    >>> print("\n".join(planned_lines(planned)))
     planned: 0.400 s, 33 % more than the 0.300 s that nb.auto_parallel predicted (median of 8 steps)
       stage gpu: computes 0.300 s (predicted 0.200 s)
       better: ...

@@ -15,7 +15,7 @@ from whale_nebula.scopes.observer import forget_plain, last_plain, observer
 from whale_nebula.site import calling_site
 
 
-class UnderWay(Protocol):
+class RunningStep(Protocol):
     """The running step, for watchers."""
 
     @property
@@ -39,18 +39,18 @@ class Audience(Protocol):
 
 
 @dataclass
-class _Published:
+class _PublishedState:
     """The state of this module; `programs` has the last report of each program, ordered by time."""
 
     programs: dict[str, Report] = field(default_factory=dict)
     run: RunTotals = field(default_factory=RunTotals)
     audience: Sequence[Audience] = ()
-    under_way: UnderWay | None = None
+    running_step: RunningStep | None = None
     skipped: str = ""
 
 
 _LOCK = threading.Lock()
-_published = _Published()
+_published = _PublishedState()
 
 
 def publish(report: Report) -> Report:
@@ -60,7 +60,7 @@ def publish(report: Report) -> Report:
         _published.run = report.run
         _published.programs.pop(report.program, None)
         _published.programs[report.program] = report
-        _published.under_way = None
+        _published.running_step = None
     for each in _published.audience:
         each.publish(report)
     return report
@@ -81,14 +81,14 @@ def _total(before: RunTotals, report: Report) -> RunTotals:
     return RunTotals(before.steps + 1, before.seconds + report.step_seconds, links)
 
 
-def begin(step: UnderWay) -> None:
+def begin(step: RunningStep) -> None:
     """Announce that a step begins, so that watchers may observe it while it runs."""
-    _published.under_way = step if _published.audience else None
+    _published.running_step = step if _published.audience else None
 
 
-def find_running_step() -> UnderWay | None:
+def find_running_step() -> RunningStep | None:
     """The running step, if there are watchers."""
-    return _published.under_way
+    return _published.running_step
 
 
 def is_watched() -> bool:
@@ -105,7 +105,7 @@ def forget() -> None:
     """Reset totals and watchers when a run is opened or closed."""
     global _published
     with _LOCK:
-        _published = _Published()
+        _published = _PublishedState()
         forget_plain()
 
 
@@ -129,7 +129,7 @@ def last_report(program: str | None = None) -> Report:
     if not kept:
         watching = observer()
         if watching is None:
-            raise _nothing(last_plain(), _published.skipped)
+            raise _no_report_error(last_plain(), _published.skipped)
         shown: Report = watching.report()
         return shown
     if program is None:
@@ -137,7 +137,7 @@ def last_report(program: str | None = None) -> Report:
     return kept[_find_program(program, list(kept))]
 
 
-def _nothing(plain: str, skipped: str) -> StateError:
+def _no_report_error(plain: str, skipped: str) -> StateError:
     """The error if there is no report: nothing ran, or only steps without scopes, or all had run in earlier starts."""
     if skipped:
         return StateError(

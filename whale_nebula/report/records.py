@@ -34,7 +34,7 @@ def size(count: float) -> str:
 
 
 @dataclass(frozen=True)
-class Beside:
+class PredictionGap:
     """A measurement, as the median of several steps, and its prediction, if known."""
 
     measured: float
@@ -191,7 +191,7 @@ class RunTotals:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteMeasurements:
     """Reports of other processes on the previous step, received with the announcements of this one."""
 
     stages: Mapping[str, StageReport] = field(default_factory=dict)
@@ -328,7 +328,7 @@ def goodput_lines(goodput: Goodput) -> Iterator[str]:
 
 
 @dataclass
-class Spent:
+class TimeAccount:
     """Counts a run's time by purpose, over all its starts. `before` is a checkpoint's count of earlier starts; `ended`
     is when the last of them ended, in seconds since 1970, if a launcher has observed it.
     """

@@ -18,10 +18,10 @@ from whale_nebula.report.records import (
     ALONE,
     ONCE,
     BoundaryReport,
-    Elsewhere,
     Goodput,
     LinkReport,
     MeetingsReport,
+    RemoteMeasurements,
     RunTotals,
     Scalars,
     Span,
@@ -54,7 +54,7 @@ class Timeline(tuple["Span", ...]):
             return "nothing was timed: with free links a step runs as one function"
         whole = max(span.end for span in self) or 1.0
         lanes = list(dict.fromkeys(span.lane for span in self))
-        letters = _letters(dict.fromkeys(_word(span) for span in self))
+        letters = _assign_letters(dict.fromkeys(_first_word(span) for span in self))
         named = ", ".join(f"{letter} {word}" for word, letter in letters.items())
         wide = max(map(len, lanes))
         lines = [
@@ -71,7 +71,7 @@ class Timeline(tuple["Span", ...]):
         ):  # inner spans are drawn over outer ones
             first = min(int(span.start / whole * _WIDTH), _WIDTH - 1)
             last = max(first + 1, round(span.end / whole * _WIDTH))
-            columns[first:last] = letters[_word(span)] * (min(last, _WIDTH) - first)
+            columns[first:last] = letters[_first_word(span)] * (min(last, _WIDTH) - first)
         return "".join(columns)
 
     def _lane_text(self, lane: str) -> str:
@@ -86,14 +86,14 @@ class Timeline(tuple["Span", ...]):
         return [span for span in self if span.lane == lane]
 
 
-def _word(span: Span) -> str:
+def _first_word(span: Span) -> str:
     return span.what.split()[0]
 
 
-def _letters(words: Iterable[str]) -> dict[str, str]:
+def _assign_letters(words: Iterable[str]) -> dict[str, str]:
     """A letter for each word, from the word itself unless another word has it.
 
-    >>> _letters(["forward", "encode", "evaluate", "fee"])
+    >>> _assign_letters(["forward", "encode", "evaluate", "fee"])
     {'forward': 'F', 'encode': 'E', 'evaluate': 'V', 'fee': 'f'}
     """
     found: dict[str, str] = {}
@@ -108,7 +108,7 @@ _STEP = "step"
 
 def chrome_trace(report: Report) -> dict[str, Any]:
     """The trace as a JSON object; the step itself is an event, so the trace is never empty."""
-    lanes = _lanes(report)
+    lanes = _name_lanes(report)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in lanes.values()), 1)}
     threads = {lane: (numbers[name], number) for number, (lane, (name, _)) in enumerate(lanes.items(), 1)}
     events = [
@@ -118,12 +118,12 @@ def chrome_trace(report: Report) -> dict[str, Any]:
     events += [_name_lane("thread_name", *threads[lane], name) for lane, (_, name) in lanes.items()]
     whole = Span(ONCE, f"step {report.step} of {report.program}", 0.0, report.step_seconds)
     ordered = sorted([whole, *report.spans], key=lambda span: (span.start, -span.end))
-    events += [_event(span, *threads[span.lane]) for span in ordered]
+    events += [_make_event(span, *threads[span.lane]) for span in ordered]
     about = {"program": report.program, "step": report.step, "worker": report.worker, "time": report.time}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def _lanes(report: Report) -> dict[str, tuple[str, str]]:
+def _name_lanes(report: Report) -> dict[str, tuple[str, str]]:
     """Lane to (process, thread): the step first, then each cluster's stages and outgoing links."""
     lanes = {ONCE: (_STEP, ONCE)}
     lanes |= {name: (stage.cluster or name, f"stage {name}") for name, stage in report.stages.items()}
@@ -139,7 +139,7 @@ def _name_lane(what: str, process: int, thread: int, name: str) -> dict[str, Any
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _event(span: Span, process: int, thread: int) -> dict[str, Any]:
+def _make_event(span: Span, process: int, thread: int) -> dict[str, Any]:
     about = {"micro_batch": span.micro_batch, "phase": span.phase, "bytes": span.bytes}
     return {
         "ph": "X",
@@ -178,7 +178,7 @@ class Report:
     scalars: Mapping[str, float] = field(default_factory=Scalars)
     worker: str = ALONE
     time: float = 0.0
-    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    elsewhere: RemoteMeasurements = field(default_factory=RemoteMeasurements)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
     meetings: MeetingsReport | None = None
     workers: Mapping[str, WorkerReport] = field(default_factory=dict)
@@ -307,7 +307,7 @@ class Prices:
     byte: Mapping[str, float]
 
     @classmethod
-    def of(cls, clusters: Clusters) -> Self | None:
+    def from_clusters(cls, clusters: Clusters) -> Self | None:
         """The prices in a cluster object; None where it has none. A worker without a price costs nothing."""
         hours = [worker.device.price_per_hour for worker in clusters.workers]
         byte = {f"{a}->{b}": link.cost_per_gb / _GB for (a, b), link in clusters.links.items() if link.cost_per_gb}
@@ -315,10 +315,10 @@ class Prices:
             return None
         return cls(sum(price or 0.0 for price in hours) / _HOUR, byte)
 
-    def of_step(self, seconds: float, links: Mapping[str, LinkReport], rows: int) -> StepCost:
+    def price_step(self, seconds: float, links: Mapping[str, LinkReport], rows: int) -> StepCost:
         """The cost of a step.
 
-        >>> Prices(0.001, {"gpu->npu": 1e-9}).of_step(2.0, {"gpu->npu": LinkReport(bytes=10**6)}, 32)
+        >>> Prices(0.001, {"gpu->npu": 1e-9}).price_step(2.0, {"gpu->npu": LinkReport(bytes=10**6)}, 32)
         StepCost(workers=0.002, links=0.001, rows=32)
         """
         crossed = sum(self.byte.get(name, 0.0) * link.bytes for name, link in links.items())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from whale_nebula.errors import StateError
 from whale_nebula.plain import from_plain, to_plain, write_json
 from whale_nebula.report.prediction import Prediction
-from whale_nebula.report.records import Beside, LinkReport, duration, size
+from whale_nebula.report.records import LinkReport, PredictionGap, duration, size
 from whale_nebula.report.text import describe_link, describe_stage, gap, per_second, report_text
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ _UNSAVED = ("spans", "elsewhere")
 def text(report: Report) -> str:
     """The whole report on one line."""
     spans = [{name: each for name, each in to_plain(span).items() if each is not None} for span in report.spans]
-    return _line({**document(report), "spans": spans})
+    return _encode_line({**document(report), "spans": spans})
 
 
 def line(report: Report) -> str:
     """A report on one line without its spans, which are the largest part."""
-    return _line(document(report))
+    return _encode_line(document(report))
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def document(report: Report) -> dict[str, Any]:
     return found
 
 
-def _line(values: Mapping[str, Any]) -> str:
+def _encode_line(values: Mapping[str, Any]) -> str:
     return json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -66,8 +66,8 @@ def save(report: Report, path: str | os.PathLike[str]) -> None:
 def read(kind: type[Report], path: str | os.PathLike[str]) -> tuple[list[Report], int]:
     """The reports in a file, and the number of invalid lines."""
     try:
-        found = _documents(Path(path).read_text("utf-8"))
-        reports = [_report(kind, each) for each in found if each.get("format") == FORMAT]
+        found = _parse_documents(Path(path).read_text("utf-8"))
+        reports = [_parse_report(kind, each) for each in found if each.get("format") == FORMAT]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _no_report(path, f"{type(error).__name__}: {error}") from None
     broken = len(found) - len(reports)
@@ -83,16 +83,16 @@ def _no_report(path: str | os.PathLike[str], why: str) -> StateError:
     return StateError("this file contains no report", where=str(path), why=why, mend=mend)
 
 
-def _documents(text: str) -> list[dict[str, Any]]:
+def _parse_documents(text: str) -> list[dict[str, Any]]:
     """The file's one document, or one for each of its lines; an empty one for an invalid line."""
     try:
         whole = json.loads(text)
     except ValueError:
-        return [_document(each) for each in filter(None, text.splitlines())]
+        return [_parse_document(each) for each in filter(None, text.splitlines())]
     return [whole] if isinstance(whole, dict) else []
 
 
-def _document(text: str) -> dict[str, Any]:
+def _parse_document(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError:
@@ -100,7 +100,7 @@ def _document(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _report(kind: type[Report], values: Mapping[str, Any]) -> Report:
+def _parse_report(kind: type[Report], values: Mapping[str, Any]) -> Report:
     report: Report = from_plain(kind, values)
     predicted = from_plain(Prediction | None, values["predicted"])
     vars(report)["prediction"] = predicted  # the saved prediction replaces a new simulation
@@ -123,7 +123,7 @@ class Program:
     gaps: tuple[float, ...] = ()
 
     @property
-    def steady(self) -> tuple[Report, ...]:
+    def steady_reports(self) -> tuple[Report, ...]:
         """The steps from which rates are computed."""
         return self.reports[1:] or self.reports
 
@@ -132,11 +132,11 @@ class Program:
         """The last step, which has the most accurate pace."""
         return self.reports[-1]
 
-    def seconds(self) -> Beside:
+    def compare_seconds(self) -> PredictionGap:
         """Seconds of a step."""
         return self._compare(lambda report: report.step_seconds, lambda predicted: predicted.seconds)
 
-    def of_stage(self, stage: str, name: str) -> Beside | None:
+    def compare_stage(self, stage: str, name: str) -> PredictionGap | None:
         """Seconds of a stage in a step, by the name of the field; None if stages were not timed separately."""
         if getattr(self.last.stages.get(stage), name, None) is None:
             return None
@@ -145,37 +145,37 @@ class Program:
             lambda predicted: getattr(predicted.stages.get(stage), name, None),
         )
 
-    def of_stage_timed(self, stage: str) -> list[Beside | None]:
+    def compare_stage_times(self, stage: str) -> list[PredictionGap | None]:
         """Computing and waiting times of a stage."""
-        return [self.of_stage(stage, key) for key in _TIMED]
+        return [self.compare_stage(stage, key) for key in _TIMED]
 
-    def carries(self, link: str) -> Beside:
+    def compare_link_bytes(self, link: str) -> PredictionGap:
         """Bytes of a link per step."""
         return self._compare(
             lambda report: report.links.get(link, LinkReport()).bytes,
             lambda predicted: float(predicted.links[link].bytes) if link in predicted.links else None,
         )
 
-    def carried(self, link: str) -> int:
+    def sum_link_bytes(self, link: str) -> int:
         """Bytes of a link in all steps."""
         return sum(report.links.get(link, LinkReport()).bytes for report in self.reports)
 
     def _compare(
         self, measured: Callable[[Report], float | None], predicted: Callable[[Prediction], float | None]
-    ) -> Beside:
-        found = [value for report in self.steady if (value := measured(report)) is not None]
-        predictions = [report.prediction for report in self.steady if report.prediction is not None]
+    ) -> PredictionGap:
+        found = [value for report in self.steady_reports if (value := measured(report)) is not None]
+        predictions = [report.prediction for report in self.steady_reports if report.prediction is not None]
         expected = [value for each in predictions if (value := predicted(each)) is not None]
-        return Beside(median(found), median(expected) if expected else None)
+        return PredictionGap(median(found), median(expected) if expected else None)
 
     @property
     def typical(self) -> Report:
         """The last step with median times, from which the bottleneck follows."""
         stages = {}
         for name, stage in self.last.stages.items():
-            computes, waits = (None if one is None else one.measured for one in self.of_stage_timed(name))
+            computes, waits = (None if one is None else one.measured for one in self.compare_stage_times(name))
             stages[name] = replace(stage, compute_seconds=computes, wait_seconds=waits)
-        return replace(self.last, step_seconds=self.seconds().measured, stages=stages)
+        return replace(self.last, step_seconds=self.compare_seconds().measured, stages=stages)
 
     @property
     def per_second(self) -> float | None:
@@ -183,12 +183,12 @@ class Program:
         return len(self.gaps) / sum(self.gaps) if self.gaps else None
 
 
-def programs(reports: Sequence[Report]) -> list[Program]:
+def group_programs(reports: Sequence[Report]) -> list[Program]:
     """The last run in the file, by process and program."""
     found: dict[tuple[str, str], list[Report]] = {}
     gaps: dict[tuple[str, str], list[float]] = {}
     before: dict[str, Report] = {}
-    for report in last_run(reports):
+    for report in select_last_run(reports):
         key = report.worker, report.program
         found.setdefault(key, []).append(report)
         passed = gap(before.get(report.worker), report)
@@ -197,13 +197,13 @@ def programs(reports: Sequence[Report]) -> list[Program]:
     return [Program(*key, tuple(own), tuple(gaps[key])) for key, own in found.items()]
 
 
-def last_run(reports: Sequence[Report]) -> list[Report]:
+def select_last_run(reports: Sequence[Report]) -> list[Report]:
     """The reports of each process since its last start: several runs may append to one file."""
     begins = {report.worker: number for number, report in enumerate(reports) if report.run.steps == 1}
     return [report for number, report in enumerate(reports) if number >= begins.get(report.worker, 0)]
 
 
-def runs(reports: Sequence[Report]) -> int:
+def count_runs(reports: Sequence[Report]) -> int:
     """The number of runs in the file."""
     first = reports[0].worker
     return max(sum(report.run.steps == 1 for report in reports if report.worker == first), 1)
@@ -218,33 +218,33 @@ def summary_text(reports: Sequence[Report], broken: int = 0) -> str:
     """
     lines = []
     if len(reports) > 1:
-        for program in programs(reports):
-            lines += [*_program(program), ""]
+        for program in group_programs(reports):
+            lines += [*_program_lines(program), ""]
         lines.append("last step:")
     lines.append(report_text(reports[-1], bottleneck=len(reports) == 1))
-    if runs(reports) > 1:
-        lines.append(f"earlier runs in this file, not shown: {runs(reports) - 1}")
+    if count_runs(reports) > 1:
+        lines.append(f"earlier runs in this file, not shown: {count_runs(reports) - 1}")
     if broken:
         lines.append(f"invalid lines, ignored: {broken} (the last line of a process that died may be incomplete)")
     return "\n".join(lines)
 
 
-def _program(program: Program) -> Iterator[str]:
+def _program_lines(program: Program) -> Iterator[str]:
     last, typical = program.last, program.typical
     many = f"{len(program.reports)} step{'s' * (len(program.reports) != 1)}"
     rate = "" if program.per_second is None else f", {per_second(program.per_second)}"
-    yield f"{program.program} in {program.worker}: {many}, {program.seconds().text(duration)} each{rate}"
+    yield f"{program.program} in {program.worker}: {many}, {program.compare_seconds().text(duration)} each{rate}"
     for name in last.scalars:
         values = [report.scalars[name] for report in program.reports if name in report.scalars]
         yield f"  {name}: {values[0]:.4g} first, {values[-1]:.4g} last"
     for name in last.stages:
-        found = program.of_stage_timed(name)
+        found = program.compare_stage_times(name)
         computes, waits = (each and each.text(duration, describe_stage(last, name)) for each in found)
         if computes and waits:
             yield f"  stage {name}: computes {computes}, waits {waits}"
     for name in last.links:
-        a_step = program.carries(name).text(size, describe_link(last, name))
-        yield f"  link {name}: {a_step} per step, {size(program.carried(name))} total"
+        a_step = program.compare_link_bytes(name).text(size, describe_link(last, name))
+        yield f"  link {name}: {a_step} per step, {size(program.sum_link_bytes(name))} total"
     yield f"  bottleneck: {typical.bottleneck}"
     if typical.straggler:
         yield f"  straggler: {typical.straggler}"
@@ -253,9 +253,9 @@ def _program(program: Program) -> Iterator[str]:
 def summary_document(reports: Sequence[Report], broken: int = 0) -> dict[str, Any]:
     """The summary as JSON."""
     found = {
-        "programs": [_program_document(program) for program in programs(reports)],
+        "programs": [_program_document(program) for program in group_programs(reports)],
         "last": document(reports[-1]),
-        "runs": runs(reports),
+        "runs": count_runs(reports),
         "broken_lines": broken,
     }
     plain: dict[str, Any] = to_plain(found)
@@ -269,10 +269,13 @@ def _program_document(program: Program) -> dict[str, Any]:
         "worker": program.worker,
         "steps": len(program.reports),
         "steps_per_second": program.per_second,
-        "step_seconds": program.seconds(),
+        "step_seconds": program.compare_seconds(),
         "scalars": last.scalars,
-        "stages": {name: {key: program.of_stage(name, key) for key in _TIMED} for name in last.stages},
-        "links": {name: {"bytes": program.carries(name), "total_bytes": program.carried(name)} for name in last.links},
+        "stages": {name: {key: program.compare_stage(name, key) for key in _TIMED} for name in last.stages},
+        "links": {
+            name: {"bytes": program.compare_link_bytes(name), "total_bytes": program.sum_link_bytes(name)}
+            for name in last.links
+        },
         "bottleneck": typical.bottleneck,
         "straggler": typical.straggler,
     }

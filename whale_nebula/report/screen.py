@@ -17,7 +17,7 @@ _UP_AND_CLEAR = "\x1b[1A\x1b[2K"
 _USUAL = os.terminal_size((80, 24))
 
 
-def terminal() -> TextIO | None:
+def find_terminal() -> TextIO | None:
     """The standard stream that is a terminal, if any."""
     return next((stream for stream in (sys.stdout, sys.stderr) if stream is not None and stream.isatty()), None)
 
@@ -52,21 +52,21 @@ class Screen:
         self._ended = True
         self._waiting: str | None = None  # the last drawing, deferred until another writer's line ends
         self._left = False  # whether that drawing is kept
-        self._beside: dict[str, _Beside] = {}
+        self._beside: dict[str, _StreamProxy] = {}
 
     def open(self) -> None:
         """Intercept the terminal's standard streams."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is not None and stream.isatty():
-                self._beside[name] = _Beside(self, stream)
+                self._beside[name] = _StreamProxy(self, stream)
                 setattr(sys, name, self._beside[name])
 
     def size(self) -> os.terminal_size:
         """The current size of the terminal; the variables COLUMNS and LINES override it."""
         with contextlib.suppress(OSError, ValueError):
-            return size_of(self._stream.fileno())
-        return size_of(None)
+            return read_terminal_size(self._stream.fileno())
+        return read_terminal_size(None)
 
     def draw(self, text: str) -> bool:
         """Replace the drawing by whole lines; deferred while another writer's line is unfinished."""
@@ -85,11 +85,11 @@ class Screen:
         """Write another writer's output, above the drawing."""
         if not text:
             return stream.write(text)
-        with self.room(ended=text.endswith("\n")):
+        with self.make_room(ended=text.endswith("\n")):
             return stream.write(text)
 
     @contextlib.contextmanager
-    def room(self, *, ended: bool) -> Iterator[None]:
+    def make_room(self, *, ended: bool) -> Iterator[None]:
         """Remove the drawing for other output; `ended`: it ends with a newline."""
         with self._lock:
             self._erase()
@@ -98,16 +98,16 @@ class Screen:
             if ended and self._waiting is not None:
                 self.draw(self._waiting)
                 if self._left:
-                    self.leave()
+                    self.keep_drawing()
 
-    def leave(self) -> None:
+    def keep_drawing(self) -> None:
         """Keep the drawing; later output is below it."""
         with self._lock:
             self._height, self._left = 0, True
 
     def close(self) -> None:
         """Keep the drawing, and restore the streams."""
-        self.leave()
+        self.keep_drawing()
         for name, beside in self._beside.items():
             if getattr(sys, name) is beside:
                 setattr(sys, name, beside.stream)
@@ -120,7 +120,7 @@ class Screen:
             self._height = 0
 
 
-def size_of(fd: int | None) -> os.terminal_size:
+def read_terminal_size(fd: int | None) -> os.terminal_size:
     """The current size of a terminal, if known; COLUMNS and LINES override it."""
     found = _USUAL
     with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ def size_of(fd: int | None) -> os.terminal_size:
     return os.terminal_size(int(own) if own.isdecimal() else seen or usual for own, seen, usual in chosen)
 
 
-class _Beside:
+class _StreamProxy:
     """A standard stream whose writes go through the screen; everything else is delegated."""
 
     def __init__(self, screen: Screen, stream: TextIO) -> None:

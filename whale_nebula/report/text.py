@@ -100,7 +100,7 @@ def _count_copies(report: Report, stage: str) -> int:
     return max((phase.works[basis.stages.index(stage)].replicas for phase in basis.phases), default=1)
 
 
-_FAR_ABOVE = 1.1
+_LARGE_OVERHEAD = 1.1
 _UPDATES = "updates, metrics, results"
 
 
@@ -200,7 +200,7 @@ def _explain_overhead(link: LinkReport) -> str:
     '; the header of 1 frame adds 136 B, including control messages'
     """
     extra = link.bytes - link.payload_bytes
-    if link.ratio < _FAR_ABOVE or not link.frames:
+    if link.ratio < _LARGE_OVERHEAD or not link.frames:
         return ""
     one = link.frames == 1
     headers = "the header of 1 frame" if one else f"the headers of {link.frames} frames"
@@ -290,7 +290,7 @@ class Lines:
         self._begun: set[str] = set()
         self._last = float("-inf")
         self._unsaid: dict[str, tuple[Report, float | None]] = {}
-        self._undo = _audible(log)
+        self._undo = _make_audible(log)
 
     def step(self, report: Report) -> None:
         """Print the step if it is a program's first, or if a line is due; otherwise keep it for the end."""
@@ -345,7 +345,7 @@ def step_line(report: Report, rate: float | None) -> str:
     )
 
 
-def _audible(logger: logging.Logger) -> Callable[[], None]:
+def _make_audible(logger: logging.Logger) -> Callable[[], None]:
     """Make requested lines visible: on standard error if no log handler is configured. Returns the function that undoes
     it.
     """

@@ -30,12 +30,12 @@ from whale_nebula.report.published import find_running_step
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport, duration, size
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import line
-from whale_nebula.report.screen import Canvas, Screen, terminal
+from whale_nebula.report.screen import Canvas, Screen, find_terminal
 from whale_nebula.report.text import Lines, Rate, coded_boundaries, per_second, scalars_text
 from whale_nebula.site import script_site
 
 TICK_SECONDS = 0.25
-_BACKLOG = 256  # the most queued reports: training waits while the queue is full
+_MAX_QUEUED = 256  # the most queued reports: training waits while the queue is full
 _PATIENCE = 30.0
 
 log = logging.getLogger("whale_nebula")
@@ -54,14 +54,14 @@ class Watcher(Protocol):
         """Write what is deferred, as the run ends."""
 
 
-class Watching:
+class WatcherThread:
     """Passes reports to watchers in a separate thread. A watcher that fails is logged and removed; training
     continues.
     """
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = list(watchers)
-        self._queued: queue.Queue[Report | None] = queue.Queue(_BACKLOG)
+        self._queued: queue.Queue[Report | None] = queue.Queue(_MAX_QUEUED)
         self._thread = threading.Thread(target=self._work, name="nebula-report", daemon=True)
         self._thread.start()
 
@@ -135,29 +135,29 @@ class MetricsFile:
         return f"the metrics file {self.path}"
 
 
-def _serve(address: str) -> Watcher:
+def _open_prometheus(address: str) -> Watcher:
     from whale_nebula.report.prometheus import Prometheus
 
     return Prometheus(address)
 
 
-_WRITTEN = {"metrics": 'nb.init(metrics="run.jsonl")', "tensorboard": 'nb.init(tensorboard="logs")'}
+_OPTION_CODE = {"metrics": 'nb.init(metrics="run.jsonl")', "tensorboard": 'nb.init(tensorboard="logs")'}
 """The outputs that have an option of their own, as it is written."""
-OUTPUTS: dict[str, Callable[[str], Watcher]] = {"metrics": MetricsFile, "prometheus": _serve}
+OUTPUTS: dict[str, Callable[[str], Watcher]] = {"metrics": MetricsFile, "prometheus": _open_prometheus}
 """The constructors of a run's outputs from their value in `nb.init(outputs={name: value})`; another one is an entry."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class OutputOptions:
     """The user's choice of displays: on the screen, and outputs by name."""
 
     show: str = "none"
     outputs: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
 
-    def checked(self, site: str = "") -> Seen:
+    def validate(self, site: str = "") -> OutputOptions:
         """The validated choice; raises an error that names an invalid word.
 
-        >>> Seen("life").checked()
+        >>> OutputOptions("life").validate()
         Traceback (most recent call last):
         ...
         whale_nebula.errors.OptionError: NB-104 show='life' is not a valid value
@@ -172,13 +172,13 @@ class Seen:
                 raise OptionError(f"there is no output {name!r}", where=site, mend=did_you_mean(name, OUTPUTS))
             if not (isinstance(path, str | os.PathLike) and str(path)):
                 mend = f'nb.init(outputs={{"{name}": "a/path"}})'
-                raise OptionError(f"{name}={path!r} is not a path", where=site, mend=_WRITTEN.get(name, mend))
+                raise OptionError(f"{name}={path!r} is not a path", where=site, mend=_OPTION_CODE.get(name, mend))
         return self
 
 
-def audience(
-    seen: Seen, lead: Callable[[], bool], canvas: Canvas | None = None, folder: str | None = None
-) -> Watching | None:
+def open_outputs(
+    seen: OutputOptions, lead: Callable[[], bool], canvas: Canvas | None = None, folder: str | None = None
+) -> WatcherThread | None:
     """The watchers of a run's steps; None if there are none.
 
     `lead` returns whether this process prints; it is called at every step, because it depends on the first program.
@@ -191,13 +191,13 @@ def audience(
 
         watchers.append(LastReport(folder))
     if seen.show != "none":
-        watchers.append(_view(seen.show, lead, canvas))
-    return Watching(watchers) if watchers else None
+        watchers.append(_open_view(seen.show, lead, canvas))
+    return WatcherThread(watchers) if watchers else None
 
 
-def _view(show: str, lead: Callable[[], bool], canvas: Canvas | None) -> Watcher:
+def _open_view(show: str, lead: Callable[[], bool], canvas: Canvas | None) -> Watcher:
     """A table on a terminal, otherwise lines."""
-    stream = terminal()
+    stream = find_terminal()
     if stream is not None:
         canvas = Screen(stream)
     if canvas is None or show != "live":

@@ -185,7 +185,7 @@ def _capture_stages(
 ) -> Captured:
     """Capture the step with the stages of a decision; one that runs uncut is not captured again."""
     if decision.uncut:
-        stage = Stage("stage0", decision.assignment.stages[0].cluster, decision.where)
+        stage = Stage("stage0", decision.assignment.stages[0].cluster, decision.site)
         return replace(first, program=replace(first.program, stages=(stage,)), decision=decision)
     assignment = replace(decision.assignment, homes=homes)
     with _compress_crossings(limits):

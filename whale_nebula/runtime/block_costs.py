@@ -21,7 +21,7 @@ from whale_nebula.hardware.measured import BlockTime, Timed, count_cores, keep_b
 from whale_nebula.ir.graph import INPUT
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.planner.chain import Layers
-from whale_nebula.planner.cluster_costs import WHOLE, MeasuredBlocks, Points, Subgraph, subgraphs_of
+from whale_nebula.planner.cluster_costs import WHOLE, MeasuredBlocks, Points, Subgraph, list_subgraphs
 from whale_nebula.runtime.step.compiled import Function, FunctionBuilder
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
@@ -49,7 +49,7 @@ def measure_blocks(
     by new ones within a budget of seconds. `tensors` are a batch, if there is one.
     """
     threading = tf.config.threading
-    subgraphs = list(subgraphs_of(captured.program, layers.ops))
+    subgraphs = list(list_subgraphs(captured.program, layers.ops))
     settings = str((threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()))
     keys = {(each.kind, each.block, rows): each.key(own, settings) for each in subgraphs for rows, own in sizes.items()}
     known = read_blocks()
@@ -109,7 +109,7 @@ class _Bench:
     ) -> None:
         """Measure unknown blocks: all together, then each, those with the most work first."""
         work = [
-            sum(op.moved + op.flops for ops in ways for op in ops)
+            sum(op.moved_bytes + op.flops for ops in ways for op in ops)
             for ways in zip(layers.forward, layers.backward, strict=True)
         ]
         for block in sorted(blocks, key=lambda each: -work[each] if each != WHOLE else -math.inf):
@@ -237,7 +237,7 @@ def _fill_tensor(dtype: Any, shape: Any, is_random: bool) -> Any:
 def _count_bytes(layers: Layers) -> float:
     """The memory that all blocks together need for one step, in bytes."""
     chain = layers.chain
-    return float((chain.weights + chain.slots + 2 * chain.gradients + layers.rows * chain.held).sum())
+    return float((chain.weights + chain.slots + 2 * chain.gradients + layers.rows * chain.activations).sum())
 
 
 def _free_memory() -> float:

@@ -23,14 +23,14 @@ from whale_nebula.ir.layout import ALL_REDUCE
 from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
 from whale_nebula.passes.batch import explain_coupling
-from whale_nebula.plan.splits import Crossed, list_collectives, time_collective
-from whale_nebula.planner.chain import Layers, layers_of, size_values
-from whale_nebula.planner.cluster_costs import MeasuredBlocks, grounds_of, lacks_speed, problem_of, slowest_of
+from whale_nebula.plan.splits import CrossingSizes, list_collectives, time_collective
+from whale_nebula.planner.chain import Layers, build_layers, size_values
+from whale_nebula.planner.cluster_costs import MeasuredBlocks, build_problem, find_grounds, find_slowest, lacks_speed
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision, describe_excess, slow_down
 from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
-from whale_nebula.planner.space import bind_blocks, fix_stages
+from whale_nebula.planner.space import add_written_stages, pin_blocks
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, find_configured
@@ -69,7 +69,7 @@ def decide(
     clusters, able, known = agree_on_planning_input(name, find_clusters(limits, constraints, run), known, run)
     shapes = [own if agreed is None else tuple(agreed) for own, agreed in zip(shapes, known.shapes, strict=True)]
     rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.beside.items()}
-    layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
+    layers = build_layers(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
     if layers is None:
         return None
     options = Options(
@@ -93,11 +93,15 @@ def decide(
     measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     slow = [f"{each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
-    problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, constraints)
-    problem = bind_blocks(problem, layers, homes)
+    problem = add_written_stages(
+        build_problem(layers, clusters, options, measured, limits.compress), layers, constraints
+    )
+    problem = pin_blocks(problem, layers, homes)
     times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
-    grounds = grounds_of(layers, clusters, measured)
-    first = Decision(layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), said=constraints)
+    grounds = find_grounds(layers, clusters, measured)
+    first = Decision(
+        layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), constraints=constraints
+    )
     first = replace(first, handles=handles_of(captured), program=name, replan=bool(limits.replan))
     found = _search(first, limits, functools.partial(_explain_refusal, first, check))
     return replace(
@@ -137,7 +141,7 @@ def explain_whole_batch(captured: Captured, layers: Layers) -> str:
     """The reason why a batch is not cut without a request by the user."""
     if len(captured.program.requests) > 1:
         return "the step requests gradients more than once"
-    if layers.draws:
+    if layers.is_random:
         return (
             "the model draws random numbers (dropout), which would differ in each micro-batch; micro_batch= allows it"
         )
@@ -153,11 +157,11 @@ def recount_split_costs(decision: Decision, cut: Cut, shapes: Sequence[tuple[int
     """
     problem, chosen = decision.problem, decision.chosen
     rows = sizes(problem.rows, chosen.shape.micro_batches)
-    crossed = Crossed(cut, rows, set_rows(cut.program.leaves, shapes, problem.rows))
+    crossed = CrossingSizes(cut, rows, set_rows(cut.program.leaves, shapes, problem.rows))
     sent = list_collectives(cut, crossed, len(rows))
     more = 0.0
     for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
-        inside, own = problem.clusters[part.cluster].inside, [each for each in sent if each.stage == stage.key]
+        inside, own = problem.clusters[part.cluster].inner_line, [each for each in sent if each.stage == stage.key]
         counted = sum(each.times * time_collective(each, part.shards, inside) for each in own)
         more += counted - Costs(problem, len(rows)).collect_seconds(part) * len(rows)
     volume = size(sum(each.times * each.bytes for each in sent))
@@ -194,9 +198,9 @@ def _forbid_micro_batches(decision: Decision, refused: str) -> Decision:
 def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) -> str:
     """The reason why the batch cannot be divided, if no number of micro-batches is given; "" if it can."""
     problem = decision.problem
-    if problem.options.micro_batch is not None or len(problem.counts) == 1:
+    if problem.options.micro_batch is not None or len(problem.micro_batch_counts) == 1:
         return ""
-    options = replace(problem.options, micro_batch=problem.counts[1], memory=math.inf)
+    options = replace(problem.options, micro_batch=problem.micro_batch_counts[1], memory=math.inf)
     clusters = tuple(replace(cluster, memory=math.inf) for cluster in problem.clusters)
     roomy = replace(problem, options=options, clusters=clusters)
     tried = replace(decision, problem=roomy, candidates=search(roomy, 1).candidates)
@@ -212,12 +216,12 @@ def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) ->
 
 def decide_after_refusal(before: Decision, limits: Limits, refused: NebulaError) -> Decision:
     """Decide again after the passes have refused a choice: without splits, then with the whole batch."""
-    asked = limits.micro_batch or before.said.micro_batch
+    asked = limits.micro_batch or before.constraints.micro_batch
     if before.splits and not limits.split:
         problem = replace(before.problem, options=replace(before.problem.options, split=False))
         reasons = (*before.reasons, f"variables are not split: {refused.what}")
         return _search(replace(before, problem=problem, reasons=reasons), limits, str)
-    if not asked and before.chosen.shape.micro_batches > before.problem.counts[0]:
+    if not asked and before.chosen.shape.micro_batches > before.problem.micro_batch_counts[0]:
         return _search(_forbid_micro_batches(before, refused.what), limits, str, whole=True)
     raise refused
 
@@ -330,7 +334,7 @@ def measure_in_clusters(
     if unsaid:
         points = _list_row_counts(options, layers)
         sizes = {rows: size_values(program, rows, set_rows(program.leaves, shapes, rows)) for rows in points}
-        found = slowest_of([measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)], layers.rows)
+        found = find_slowest([measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)], layers.rows)
     if run.alone:
         tables = {} if found is None else {cluster_of(each.name): found for each in unsaid}
         return tables, read_slowness(clusters, True, tables)
@@ -343,7 +347,7 @@ def measure_in_clusters(
         cluster = cluster_of(worker)
         every.setdefault(cluster, []).append(MeasuredBlocks.from_plain(costs["blocks"], count))
         slowness[cluster] = max(slowness.get(cluster, 0.0), costs["slowness"])
-    slowest = {cluster: slowest_of(known, layers.rows) for cluster, known in every.items()}
+    slowest = {cluster: find_slowest(known, layers.rows) for cluster, known in every.items()}
     tables = {cluster: table for cluster, table in slowest.items() if table is not None}
     return tables, {cluster: factor for cluster, factor in slowness.items() if factor}
 

@@ -21,10 +21,10 @@ from whale_nebula.codec.encoding import AUTO, Encoding, derive_encodings, parse_
 from whale_nebula.errors import CaptureError, NotYetError
 from whale_nebula.hardware import Clusters
 from whale_nebula.ir.program import Program
-from whale_nebula.planner.chain import Layers, layers_of
-from whale_nebula.planner.cluster_costs import MeasuredBlocks, code_crossing, code_crossings, problem_of
+from whale_nebula.planner.chain import Layers, build_layers
+from whale_nebula.planner.cluster_costs import MeasuredBlocks, build_problem, code_crossing, code_crossings
 from whale_nebula.planner.decision import slow_down
-from whale_nebula.planner.problem import Candidate, Coded, Options, Part, Problem, Shape
+from whale_nebula.planner.problem import Candidate, CodecCosts, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.decisions import (
@@ -135,7 +135,7 @@ def _choose(
     for length in lengths:
         own = chains[length]
         measured, slowness = _interpolate(ends, length)
-        problem = problem_of(own, clusters, options, measured)
+        problem = build_problem(own, clusters, options, measured)
         times = {number: slowness[each] for number, each in enumerate(clusters.names) if each in slowness}
         found[length] = _choose_best(slow_down(problem, times), own, clusters, program, open_choices, length, count)
     return found
@@ -164,7 +164,7 @@ def _count_rows(program: Program, shapes: Shapes) -> int:
 
 def _build_chain(program: Program, shapes: Shapes, open_choices: OpenChoices) -> Layers:
     rows = _count_rows(program, shapes)
-    found = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
+    found = build_layers(program, rows, set_rows(program.leaves, shapes, rows))
     if found is None:
         raise _make_refusal(open_choices, "no op of the step reads a variable, so its time cannot be predicted")
     return found
@@ -195,9 +195,9 @@ def _choose_best(
     """The fastest choice; of codecs the mildest with which a step takes hardly longer than with the fastest."""
     parts = _find_parts(problem, chain, program, open_choices)
     coded, variants = _list_codecs(list(parts.values()), list(parts), chain, clusters, program, open_choices, length)
-    problem = replace(problem, chain=replace(problem.chain, coded=coded))
+    problem = replace(problem, chain=replace(problem.chain, codecs=coded))
     given = (counts or {}).get(length, program.pipeline.micro_batch)
-    tried = (given,) if counts is not None else problem.counts
+    tried = (given,) if counts is not None else problem.micro_batch_counts
     best: list[Candidate] = []
     for each in variants:
         shapes = (Shape(each, count, program.pipeline.recompute) for count in tried)
@@ -216,10 +216,10 @@ def _find_parts(problem: Problem, chain: Layers, program: Program, open_choices:
     """The stages of the program as parts of its chain of blocks, in the order of the chain."""
     names = [cluster.name for cluster in problem.clusters]
     stages = {stage.key: stage for stage in program.stages}
-    if not chain.written:
+    if not chain.written_ranges:
         (stage,) = program.stages[:1]
         return {stage.key: Part(names.index(stage.cluster), 0, len(chain.chain), stage.replicas)}
-    ranges = sorted((begin, end, key) for key, (begin, end) in chain.written.items())
+    ranges = sorted((begin, end, key) for key, (begin, end) in chain.written_ranges.items())
     if any(end > begin for (_, end, _), (begin, _, _) in itertools.pairwise(ranges)):
         raise _make_refusal(open_choices, "its stages do not follow the order of the layers")
     begins = [0, *(begin for begin, _, _ in ranges[1:]), len(chain.chain)]
@@ -232,10 +232,10 @@ def _find_parts(problem: Problem, chain: Layers, program: Program, open_choices:
 def _list_codecs(
     parts: Sequence[Part], keys: Sequence[str], chain: Layers, clusters: Clusters, program: Program,
     open_choices: OpenChoices, length: int,
-) -> tuple[tuple[Coded, ...], list[tuple[Part, ...]]]:  # fmt: skip
+) -> tuple[tuple[CodecCosts, ...], list[tuple[Part, ...]]]:  # fmt: skip
     """The codecs of crossings, and the stages with each choice of them, the mildest first."""
 
-    def code(name: str, there: Encoding, back: Encoding) -> Coded:
+    def code(name: str, there: Encoding, back: Encoding) -> CodecCosts:
         return code_crossing(name, there, back, chain.tensors, chain.rows, clusters.codecs)
 
     if open_choices.compress is None:

@@ -21,10 +21,10 @@ from whale_nebula.ir.program import LocalSgd, Program
 from whale_nebula.passes.pipeline import run_passes, text_after
 from whale_nebula.passes.readings import check_absent_inputs
 from whale_nebula.plan.forbidden import forbidden_inputs
-from whale_nebula.plan.overview import Overview, fallbacks
+from whale_nebula.plan.overview import Overview, list_fallbacks
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
-from whale_nebula.plan.splits import Crossed, list_collectives, list_layouts, list_notes
+from whale_nebula.plan.splits import CrossingSizes, list_collectives, list_layouts, list_notes
 from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
@@ -152,7 +152,7 @@ def _assemble_plan(
     workshop = functools.cache(lambda: FunctionBuilder(captured.graph, captured.aliases))
     overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     traffic = Traffic(cut, [stage.cluster for stage in cut.program.stages], run.links, shapes)
-    crossed = Crossed(cut, rows, shapes)
+    crossed = CrossingSizes(cut, rows, shapes)
     decision = None if captured.decision is None else captured.decision.find_record(name)
     inputs = [leaf.name for leaf in cut.program.leaves]
     forbidden = forbidden_inputs(run.config.forbid, inputs)
@@ -187,7 +187,7 @@ def _assemble_plan(
         forbid=run.config.forbid,
         protected=tuple(each for each in inputs if each in run.config.inputs or each in forbidden),
     )  # fmt: skip
-    return replace(plan, notes=(*plan.notes, *fallbacks(plan), *overview.advice(plan)))
+    return replace(plan, notes=(*plan.notes, *list_fallbacks(plan), *overview.advice(plan)))
 
 
 def _list_links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
@@ -214,9 +214,9 @@ def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
     """
     run = current_run()
     pins, scoped = run.pins, any(stage.where for stage in captured.program.stages)
-    pin, approvals = pins.pin_of(name), run.approvals if scoped or not run.alone else None
+    pin, approvals = pins.find_pin(name), run.approvals if scoped or not run.alone else None
     if pin is None and pins and scoped:
-        pins.miss(name)
+        pins.warn_unpinned(name)
     if pin is None and approvals is None:
         return
     plan = plan_step(name, captured, [_example(spec) for spec in layout.specs])

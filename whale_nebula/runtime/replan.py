@@ -14,12 +14,12 @@ from typing import Any
 
 from whale_nebula.hardware.measured import keep_slowness
 from whale_nebula.ir.program import Leaf
-from whale_nebula.planner.decision import Decision, Observed, Offer, correct, find_better, find_slowness
+from whale_nebula.planner.decision import Decision, Observation, Offer, correct, find_better_plan, find_slowness
 from whale_nebula.planner.explanation import describe_shape, stage_names
 from whale_nebula.planner.problem import Candidate
 from whale_nebula.planner.score import score
 from whale_nebula.report.prediction import Basis, PlannedReport
-from whale_nebula.report.records import Beside, WorkerReport, duration
+from whale_nebula.report.records import PredictionGap, WorkerReport, duration
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.measurements import LINE, MIB
@@ -102,9 +102,9 @@ class PlanWatch:
     def _compare(self, candidate: Candidate, seconds: float, workers: Mapping[str, WorkerReport]) -> PlannedReport:
         computes, link_seconds, needed = self._predicted
         return PlannedReport(
-            self.counted_steps, Beside(seconds, candidate.seconds),
+            self.counted_steps, PredictionGap(seconds, candidate.seconds),
             self._compare_medians(computes), self._compare_medians(link_seconds),
-            {name: Beside(workers[name].peak_bytes, size) for name, size in needed.items() if name in workers},
+            {name: PredictionGap(workers[name].peak_bytes, size) for name, size in needed.items() if name in workers},
         )  # fmt: skip
 
     @cached_property
@@ -121,10 +121,10 @@ class PlanWatch:
         }
         return computes, link_seconds, replace(self.decision, candidates=(candidate,)).predicted.memory
 
-    def _compare_medians(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
+    def _compare_medians(self, predicted: Mapping[str, float]) -> dict[str, PredictionGap]:
         """Medians of measurements with predictions, by names of stages or links."""
         known = ((what, seconds) for what, seconds in predicted.items() if what in self.samples)
-        return {what.partition(" ")[2]: Beside(median(self.samples[what]), seconds) for what, seconds in known}
+        return {what.partition(" ")[2]: PredictionGap(median(self.samples[what]), seconds) for what, seconds in known}
 
     # ------------------------------------------------------------------ reactions
     def _judge(self, candidate: Candidate, found: PlannedReport, outcome: StepOutcome) -> None:
@@ -136,7 +136,7 @@ class PlanWatch:
         if found.is_off and observed.stages:  # stages in one function are not measured separately
             slowness = self._keep_slowness(candidate, observed)
             problem = correct(replace(self.decision.problem, rows=self.rows), candidate, observed)
-            better = find_better(problem, candidate.shape, observed.seconds, self.decision.tried)
+            better = find_better_plan(problem, candidate.shape, observed.seconds, self.decision.measured_shapes)
         takes = self._will_adopt(better)
         if better is not None:
             self.offer = self._describe(better, observed, slowness)
@@ -154,7 +154,7 @@ class PlanWatch:
         is kept.
         """
         before, run = self.decision, self.run
-        if not before.replan or len(before.tried) >= MAX_PLANS or run.pins.pin_of(self.name) is not None:
+        if not before.replan or len(before.measured_shapes) >= MAX_PLANS or run.pins.find_pin(self.name) is not None:
             return False
         if run.alone:
             return better is not None
@@ -162,15 +162,15 @@ class PlanWatch:
         plans = run.ledger.session.share(f"planning {self.name!r} again", own)
         return better is not None and all(each == own for each in plans.values())
 
-    def _observe(self, candidate: Candidate, seconds: float, outcome: StepOutcome) -> Observed:
+    def _observe(self, candidate: Candidate, seconds: float, outcome: StepOutcome) -> Observation:
         """The step's measurements of all processes."""
         if outcome.basis is not None:
             stages = tuple(_sum_compute_seconds(outcome.basis, place) for place in range(len(outcome.basis.stages)))
-            return Observed(
+            return Observation(
                 seconds, stages, {} if self.run.alone else dict(self._list_measured_lines(candidate, outcome.pace))
             )
         one = self._runs_uncut(outcome)  # its computing time includes the update
-        return Observed(seconds, (candidate.compute[0] * seconds / candidate.seconds,) if one else ())
+        return Observation(seconds, (candidate.compute[0] * seconds / candidate.seconds,) if one else ())
 
     def _runs_uncut(self, outcome: StepOutcome) -> bool:
         return self.run.alone and self.decision.uncut and outcome.basis is None
@@ -193,7 +193,7 @@ class PlanWatch:
             delay = (away - kept - link_seconds - pace.get(f"0.{place}.forward", 0.0)) / 2  # it may wait for a forward
             yield from ((ends, replace(wire, delay=max(wire.delay, delay))) for ends, wire in wires.items())
 
-    def _describe(self, better: Offer, observed: Observed, slowness: Mapping[str, float]) -> str:
+    def _describe(self, better: Offer, observed: Observation, slowness: Mapping[str, float]) -> str:
         """A text that compares a better plan with the current one."""
         shape = better.candidates[0].shape
         names = dict.fromkeys(better.problem.clusters[part.cluster].name for part in shape.parts)
@@ -208,7 +208,7 @@ class PlanWatch:
         if self.run.here().lead:
             warn_once(site, what, why=found.cause, mend=mend, key=(self.name, self.rows))
 
-    def _keep_slowness(self, candidate: Candidate, observed: Observed) -> dict[str, float]:
+    def _keep_slowness(self, candidate: Candidate, observed: Observation) -> dict[str, float]:
         """Store the measured slowdown of clusters on this host, for the next run's planning."""
         run, before = self.run, self.decision
         clusters, found = before.problem.clusters, dict(before.slowness)
@@ -222,13 +222,13 @@ class PlanWatch:
             keep_slowness(shown, before.clusters, run.alone, before.measured)
         return found
 
-    def _adopt(self, better: Offer, candidate: Candidate, observed: Observed, slowness: Mapping[str, float]) -> None:
+    def _adopt(self, better: Offer, candidate: Candidate, observed: Observation, slowness: Mapping[str, float]) -> None:
         """Adopt a better plan from the next step on."""
         before, run = self.decision, self.run
         reason = f"planned again after {self.counted_steps} steps: {self.offer}"
         after = replace(
             before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
-            tried={**before.tried, candidate.shape: observed.seconds}, reasons=(*before.reasons, reason),
+            measured_shapes={**before.measured_shapes, candidate.shape: observed.seconds}, reasons=(*before.reasons, reason),
         )  # fmt: skip
         run.decisions[:] = [after if each is before else each for each in run.decisions]
         _LOG.info("%s is %s", self.name, reason)

@@ -19,9 +19,9 @@ from whale_nebula.errors.text import closest, did_you_mean, list_names
 from whale_nebula.feed.checks import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import keep_generators, seed_all
-from whale_nebula.plan.pins import Approvals, Pinned, Pins, pins
+from whale_nebula.plan.pins import Approvals, Pinned, Pins, read_pins
 from whale_nebula.report.published import forget, watch
-from whale_nebula.report.watchers import OUTPUTS, Seen, audience
+from whale_nebula.report.watchers import OUTPUTS, OutputOptions, open_outputs
 from whale_nebula.scopes import options
 from whale_nebula.scopes.auto import set_limits
 from whale_nebula.scopes.identity import LOCAL, deal_to
@@ -343,7 +343,7 @@ def init(
         if watching is not None:
             loaded = replace(loaded, outputs={}, checkpoint=None)
         joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
-        held = pins(plan if plan is not None else loaded.plan, site)
+        held = read_pins(plan if plan is not None else loaded.plan, site)
         run = Run(loaded, joined, _parse_seed(seed), _check_ids(ids), attachment, site=str(script_site()), pins=held)
         run.source = str(config) if isinstance(config, str | os.PathLike) else ""
         if loaded.approvals is not None and watching is None:
@@ -353,8 +353,8 @@ def init(
             atexit.register(shut_down_at_exit)
         given = {"metrics": metrics, "tensorboard": tensorboard, **(outputs or {})}
         chosen = {**loaded.outputs, **{name: path for name, path in given.items() if path is not None}}
-        seen = Seen(loaded.show if show is None else show, chosen)
-        with keep_generators(), _watch_steps(run, seen.checked(site)):
+        seen = OutputOptions(loaded.show if show is None else show, chosen)
+        with keep_generators(), _watch_steps(run, seen.validate(site)):
             own = "" if attachment is None else attachment.cluster
             deal_to(run.cluster_sizes, own, run.cluster_speeds, run.moved)
             if run.attachment is not None:
@@ -371,7 +371,7 @@ def _open_approvals(run: Run) -> Approvals:
     """Load approvals, and check that one is for this process's code."""
     cluster = None if run.attachment is None else run.attachment.cluster
     found = Approvals(*read_approvals(run.config, run.source, cluster))
-    check_process(found.folder, found.found)
+    check_process(found.folder, found.approvals)
     return found
 
 
@@ -399,11 +399,11 @@ OUTPUTS["tensorboard"] = _event_files
 
 
 @contextlib.contextmanager
-def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
+def _watch_steps(run: Run, seen: OutputOptions) -> Iterator[None]:
     """Start the displays of steps, until the run is closed or the script exits."""
     launched = run.attachment
     canvas, folder = (None, None) if launched is None else (launched.picture, launched.reports)
-    watching = audience(seen, lambda: run.here().lead, canvas, folder)
+    watching = open_outputs(seen, lambda: run.here().lead, canvas, folder)
     if watching is None:
         yield
         return

@@ -206,7 +206,7 @@ def _nudge(engine: Engine, seed: int) -> None:
     bit = max(verification.BITS[dtype] for dtype in ("float32", *_list_half_types(engine)))
     for variable in engine.captured.program.variables:
         live = engine.captured.variables[variable.path]
-        if variable.trainable and verification.inexact(live):
+        if variable.trainable and verification.is_inexact(live):
             live.assign(verification.nudge(live.read_value(), bit, seed))
 
 
@@ -312,7 +312,9 @@ def _list_remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], run
     if any(row.noisy and row.ok for row in rows):
         yield "~: rounding alone can change it as much as the step does (its gradient is almost zero): inconclusive"
     returned = zip(names, runs.uncut.returned, strict=True)
-    strange = [name for name, tensor in (*returned, *runs.uncut.variables.items()) if verification.strange(tensor)]
+    strange = [
+        name for name, tensor in (*returned, *runs.uncut.variables.items()) if verification.is_not_numeric(tensor)
+    ]
     if strange:
         yield f"NaN or infinite values in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"
 

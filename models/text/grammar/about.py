@@ -46,7 +46,7 @@ def described(pick: Pick) -> Both:
     verb = thing.does(*pick(_SER))
     degree, quality = pick(_DEGREES), pick(QUALITIES)
     return sentence(
-        f"{thing.es} {verb.es} {degree.es} {thing.agreed(quality.es)}", f"{thing.en} {verb.en} {degree.en} {quality.en}"
+        f"{thing.es} {verb.es} {degree.es} {thing.agree(quality.es)}", f"{thing.en} {verb.en} {degree.en} {quality.en}"
     )
 
 
@@ -56,7 +56,7 @@ def felt(pick: Pick) -> Both:
     one, many, when = pick(_ESTAR)
     verb, state, place = who.does(one, many), pick(STATES), pick(PLACES)
     return sentence(
-        f"{when.es} {who.es} {verb.es} {who.agreed(state.es)} {place.es}",
+        f"{when.es} {who.es} {verb.es} {who.agree(state.es)} {place.es}",
         f"{who.en} {verb.en} {state.en} {place.en} {when.en}",
     )
 
@@ -86,7 +86,7 @@ def compared(pick: Pick) -> Both:
     thing, other = phrase(pick(ALL), pick(THIS)), phrase(pick(ALL), pick(THIS), [pick(COLORS)])
     verb, how = thing.does(*pick(_SER)), pick(COMPARED)
     return sentence(
-        f"{thing.es} {verb.es} más {thing.agreed(how.es)} que {other.es}",
+        f"{thing.es} {verb.es} más {thing.agree(how.es)} que {other.es}",
         f"{thing.en} {verb.en} {how.en} than {other.en}",
     )
 
@@ -124,7 +124,7 @@ def jobs(pick: Pick) -> Both:
     name, job, origin, city = pick((*MEN, *WOMEN)), pick(JOBS), pick(ORIGINS), pick(CITIES)
     woman = name in WOMEN
     words = " ".join(spanish.agreed(each.es, woman, False) for each in (job, origin))
-    what = english.with_a(f"{origin.en} {job.en}")
+    what = english.add_article(f"{origin.en} {job.en}")
     return sentence(
         f"{name} es {'una' if woman else 'un'} {words} y trabaja en {city.es}",
         f"{name} is {what} and works in {city.en}",

@@ -38,8 +38,10 @@ def did(pick: Pick) -> Both:
     who, verb = anyone(pick), pick(VERBS)
     thing = phrase(pick(GOODS), pick((*THIS, *SOME * 4, *COUNTED)), [pick(COLORS)])
     tense, when = pick(_WHEN)
-    es = spanish.conjugated(verb.es, tense, who.person)
-    return sentence(f"{when.es} {who.es} {es} {thing.es}", f"{who.en} {_said(verb, tense, who)} {thing.en} {when.en}")
+    es = spanish.conjugate(verb.es, tense, who.person)
+    return sentence(
+        f"{when.es} {who.es} {es} {thing.es}", f"{who.en} {_conjugate(verb, tense, who)} {thing.en} {when.en}"
+    )
 
 
 _WHEN = tuple(
@@ -49,7 +51,7 @@ _WHEN = tuple(
 )
 
 
-def _said(verb: Verb, tense: str, who: Subject) -> str:
+def _conjugate(verb: Verb, tense: str, who: Subject) -> str:
     if tense == "past":
         return verb.en_past
     if tense == "future":
@@ -72,7 +74,7 @@ def bought(pick: Pick) -> Both:
     """Ayer vendimos un reloj sueco caro en la calle. / Yesterday we sold an expensive Swedish clock in the street."""
     who, verb, place, when = anyone(pick), pick(VERBS), pick(PLACES), pick(PAST[:5])
     thing = phrase(pick(GOODS), pick(SOME), [pick(ORIGINS), pick(QUALITIES)])
-    es = spanish.conjugated(verb.es, "past", who.person)
+    es = spanish.conjugate(verb.es, "past", who.person)
     return sentence(
         f"{when.es} {who.es} {es} {thing.es} {place.es}", f"{when.en} {who.en} {verb.en_past} {thing.en} {place.en}"
     )

@@ -26,10 +26,10 @@ def plural(word: str) -> str:
     return word + "s"
 
 
-def with_a(phrase: str) -> str:
+def add_article(phrase: str) -> str:
     """A phrase after its article.
 
-    >>> with_a("old house"), with_a("house")
+    >>> add_article("old house"), add_article("house")
     ('an old house', 'a house')
     """
     return f"an {phrase}" if phrase[0].lower() in "aeiou" else f"a {phrase}"

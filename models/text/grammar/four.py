@@ -79,27 +79,27 @@ _CHANGES: dict[str, dict[str, tuple[int, ...]]] = {
 class Meaning(NamedTuple):
     """The content of a sentence: its form, and the number of the word for each of its parts.
 
-    >>> [Meaning("compared", (0, 1, 0, 3, 0)).said(language) for language in ("en", "fr")]
+    >>> [Meaning("compared", (0, 1, 0, 3, 0)).write(language) for language in ("en", "fr")]
     ['The red dogs are smaller than the black cats.', 'Les chiens rouges sont plus petits que les chats noirs.']
     """
 
     form: str
     parts: tuple[int, ...]
 
-    def said(self, language: str) -> str:
+    def write(self, language: str) -> str:
         """The meaning as a sentence."""
         options = _PARTS[self.form]
         found = [options[place][which] for place, which in enumerate(self.parts)]
-        return _ended(_SAY[self.form](language, found))
+        return _end_sentence(_SAY[self.form](language, found))
 
-    def changes(self) -> tuple[str, ...]:
+    def list_changes(self) -> tuple[str, ...]:
         """The parts that can be changed: number, negation, order, ..."""
         return tuple(_CHANGES[self.form])
 
-    def changed(self, what: str, by: int) -> Meaning:
+    def change(self, what: str, by: int) -> Meaning:
         """Return a changed meaning: with another number, negated, or with the compared things swapped.
 
-        >>> Meaning("there", (1, 0, 0, 0)).changed("number", 2).said("en")
+        >>> Meaning("there", (1, 0, 0, 0)).change("number", 2).write("en")
         'There are six red cats in the garden.'
         """
         if what == "order":
@@ -129,7 +129,7 @@ def size(form: str) -> int:
     return pick.size
 
 
-def _things(language: str, colour: Word, noun: Word, *, number: Word | None = None, the: bool = False) -> str:
+def _write_things(language: str, colour: Word, noun: Word, *, number: Word | None = None, the: bool = False) -> str:
     """A noun phrase: black cats; three black cats; the three black cats."""
     count = "" if number is None else f"{getattr(number, language)} "
     own, tint, feminine = getattr(noun, language), getattr(colour, language), language in noun.feminine
@@ -146,12 +146,12 @@ def _things(language: str, colour: Word, noun: Word, *, number: Word | None = No
 def _state_existence(language: str, parts: list[object]) -> str:
     number, colour, noun, place = parts
     begun = {"en": "there are", "de": "es gibt", "es": "hay", "fr": "il y a"}[language]
-    return f"{begun} {_things(language, colour, noun, number=number)} {getattr(place, language)}"  # type: ignore[arg-type]
+    return f"{begun} {_write_things(language, colour, noun, number=number)} {getattr(place, language)}"  # type: ignore[arg-type]
 
 
-def _does(language: str, parts: list[object]) -> str:
+def _write_action(language: str, parts: list[object]) -> str:
     name, true, verb, number, colour, noun, place = parts
-    things = _things(language, colour, noun, number=number, the=True)  # type: ignore[arg-type]
+    things = _write_things(language, colour, noun, number=number, the=True)  # type: ignore[arg-type]
     does, where = getattr(verb, language), getattr(place, language)
     if language == "en":
         return f"{name} {english.third(does) if true else f'does not {does}'} {things} {where}"
@@ -164,8 +164,8 @@ def _does(language: str, parts: list[object]) -> str:
 
 def _compared(language: str, parts: list[object]) -> str:
     colour, noun, quality, other_colour, other = parts
-    first = _things(language, colour, noun, the=True)  # type: ignore[arg-type]
-    second = _things(language, other_colour, other, the=True)  # type: ignore[arg-type]
+    first = _write_things(language, colour, noun, the=True)  # type: ignore[arg-type]
+    second = _write_things(language, other_colour, other, the=True)  # type: ignore[arg-type]
     more = getattr(quality, language)
     if language == "en":
         return f"{first} are {more} than {second}"
@@ -177,8 +177,8 @@ def _compared(language: str, parts: list[object]) -> str:
     return f"{first} sont plus {more.split('/')[feminine]} que {second}"
 
 
-_SAY = {"there": _state_existence, "does": _does, "compared": _compared}
+_SAY = {"there": _state_existence, "does": _write_action, "compared": _compared}
 
 
-def _ended(text: str) -> str:
+def _end_sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."

@@ -26,7 +26,7 @@ class Phrase(NamedTuple):
     feminine: bool
     many: bool
 
-    def agreed(self, adjective: str) -> str:
+    def agree(self, adjective: str) -> str:
         """A Spanish adjective that agrees with this phrase."""
         return spanish.agreed(adjective, self.feminine, self.many)
 
@@ -71,7 +71,7 @@ def phrase(noun: Noun, way: Way, adjectives: Sequence[Both] = ()) -> Phrase:
     es, en = noun.number(way.many)
     after = [spanish.agreed(each.es, noun.feminine, way.many) for each in adjectives]
     name = " ".join([*(each.en for each in reversed(adjectives)), en])
-    whole = english.with_a(name) if way.en == "a" else f"{way.en} {name}"
+    whole = english.add_article(name) if way.en == "a" else f"{way.en} {name}"
     return Phrase(" ".join([way.es[noun.feminine], es, *after]), whole, noun.feminine, way.many)
 
 
@@ -141,10 +141,10 @@ def sentence(es: str, en: str) -> Both:
     >>> sentence("  ¿dónde está?", "where is it?")
     Both(es='¿Dónde está?', en='Where is it?')
     """
-    return Both(_ended(es), _ended(en))
+    return Both(_end_sentence(es), _end_sentence(en))
 
 
-def _ended(text: str) -> str:
+def _end_sentence(text: str) -> str:
     words = " ".join(text.split())
     first = 1 if words.startswith("¿") else 0
     return words[:first] + words[first].upper() + words[first + 1 :] + ("" if words.endswith("?") else ".")

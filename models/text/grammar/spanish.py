@@ -48,10 +48,10 @@ def agreed(adjective: str, feminine: bool, many: bool) -> str:
     return plural(word) if many else word
 
 
-def conjugated(infinitive: str, tense: str, person: int) -> str:
+def conjugate(infinitive: str, tense: str, person: int) -> str:
     """A form of a regular verb; persons are yo, tú, él, nosotros, ellos.
 
-    >>> [conjugated("vender", tense, 2) for tense in ("present", "past", "future")]
+    >>> [conjugate("vender", tense, 2) for tense in ("present", "past", "future")]
     ['vende', 'vendió', 'venderá']
     """
     stem = infinitive if tense == "future" else infinitive[:-2]

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from whale_nebula.checkpoint.manifest import Manifest, Position
-from whale_nebula.report.records import Goodput, Spent
+from whale_nebula.report.records import Goodput, TimeAccount
 from whale_nebula.runtime.checkpoint.level import Pace, choose_interval
 
 
@@ -29,7 +29,7 @@ def test_every_second_of_a_run_with_failures_is_counted_once(monkeypatch: pytest
     clock, saved, ended = Clock(monkeypatch), Manifest(Position()), None
     first_step = None
     for steps_after_saving in (3, 5, 0):
-        spent = Spent(ended)
+        spent = TimeAccount(ended)
         spent.resume(Goodput(**saved.spent), saved.at)
         clock.pass_seconds(7.0)  # TensorFlow starts
         for number in range(4 + steps_after_saving):

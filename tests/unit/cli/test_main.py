@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.ir.example_plans import inference
-from tests.unit.report.making import full
+from tests.unit.report.sample_reports import make_full_report
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, split
 from whale_nebula.cli.main import COMMANDS, main
@@ -41,7 +41,7 @@ run({"tensorflow", "keras"}, "show", "--report", "run.jsonl")
 
 def test_light_commands_load_no_tensorflow(tmp_path: Path) -> None:
     inference().save(tmp_path / "plan.json")
-    (tmp_path / "run.jsonl").write_text(line(replace(full(), step=1, run=RunTotals(1))) + "\n")
+    (tmp_path / "run.jsonl").write_text(line(replace(make_full_report(), step=1, run=RunTotals(1))) + "\n")
     code = "import sys\nfrom whale_nebula.cli.main import main\n" + LIGHT_SCRIPT
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr

@@ -17,7 +17,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.processes import zygote
-from tests.unit.report.making import full
+from tests.unit.report.sample_reports import make_full_report
 from whale_nebula.cli import arguments
 from whale_nebula.cli.show import main
 from whale_nebula.cli.show_script import check_script
@@ -369,14 +369,14 @@ def test_show_prints_only_json_in_its_own_process(tmp_path: Path) -> None:
 @pytest.fixture
 def metrics(tmp_path: Path) -> Path:
     path = tmp_path / "run.jsonl"
-    path.write_text("".join(line(replace(full(), step=n, run=RunTotals(n))) + "\n" for n in (1, 2, 3)))
+    path.write_text("".join(line(replace(make_full_report(), step=n, run=RunTotals(n))) + "\n" for n in (1, 2, 3)))
     return path
 
 
 def test_report_option_shows_saved_reports(metrics: Path, tmp_path: Path, capsys: Capture) -> None:
-    full().save(tmp_path / "step.json")
+    make_full_report().save(tmp_path / "step.json")
     assert main(["--report", str(tmp_path / "step.json")]) == arguments.DONE
-    assert capsys.readouterr().out == f"{full()}\n"
+    assert capsys.readouterr().out == f"{make_full_report()}\n"
     assert main(["--report", str(metrics)]) == arguments.DONE
     out = capsys.readouterr().out
     assert out.startswith("fit in gpu/0: 3 steps, ")

@@ -12,8 +12,8 @@ import whale_nebula as nb
 from tests.golden.files import check_golden
 from whale_nebula.codec.objects import CALL_SECONDS
 from whale_nebula.config.schema import parse_links
-from whale_nebula.plan.overview import Direction, judge_codecs, slowest
-from whale_nebula.plan.timing import duration, times
+from whale_nebula.plan.overview import Direction, judge_codecs, max_known
+from whale_nebula.plan.timing import duration, predict_times
 from whale_nebula.spec import Spec
 
 PAPER_TENSOR = Spec("float32", (None, 64, 768))
@@ -91,8 +91,8 @@ def test_codec_cost_counts_one_encoding_and_a_decoding_per_reader() -> None:
 
 
 def test_slowest_ignores_unknown_times() -> None:
-    assert slowest([None, 2.0, 3.0]) == 3.0
-    assert slowest([None]) is slowest([]) is None
+    assert max_known([None, 2.0, 3.0]) == 3.0
+    assert max_known([None]) is max_known([]) is None
 
 
 # ---------------------------------------------------------------------- plans
@@ -131,7 +131,7 @@ def test_plan_warning_has_the_line_and_codec_seconds() -> None:
 def predict_step(**options: Any) -> tuple[float, list[str]]:
     """Return the seconds of a planned step, and the warnings of the plan."""
     found = make_plan(**options)
-    return times(found).seconds, [note for note in found.notes if note.startswith("warning: ")]
+    return predict_times(found).seconds, [note for note in found.notes if note.startswith("warning: ")]
 
 
 @pytest.mark.parametrize(

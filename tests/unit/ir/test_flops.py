@@ -9,13 +9,13 @@ import tensorflow as tf
 from whale_nebula.capture.mirror import mirror
 from whale_nebula.ir.graph import Op
 from whale_nebula.ir.sizes import Sizes
-from whale_nebula.plan.flops import Effort, flops
+from whale_nebula.plan.flops import FlopCounter, flops
 from whale_nebula.spec import Spec
 
 
 def count_flops(graph: Any) -> int:
     mirrored = mirror(graph)
-    return Effort(Sizes(mirrored, rows=1).follow(range(len(mirrored)))).flops(range(len(mirrored)))
+    return FlopCounter(Sizes(mirrored, rows=1).follow(range(len(mirrored)))).flops(range(len(mirrored)))
 
 
 def profile_flops(graph: Any) -> int:

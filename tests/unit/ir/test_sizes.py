@@ -13,7 +13,7 @@ from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, KnownOp, broadcast_shapes, compute_integers, compute_outputs
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.models import SwitchFeedForward
-from whale_nebula.plan.flops import Effort
+from whale_nebula.plan.flops import FlopCounter
 from whale_nebula.spec import Spec, Value
 
 ROWS = 5
@@ -68,12 +68,12 @@ def test_sizes_match_the_shapes_at_run_time(make: Callable[[Any], Any]) -> None:
     assert {name: (computed[name], real[name]) for name in computed if computed[name] != real[name]} == {}
 
 
-def trace_effort(function: Callable[..., Any], *specs: Any) -> Effort:
+def trace_effort(function: Callable[..., Any], *specs: Any) -> FlopCounter:
     graph = mirror(tf.function(function).get_concrete_function(*specs).graph)
-    return Effort(Sizes(graph, ROWS).follow(range(len(graph))))
+    return FlopCounter(Sizes(graph, ROWS).follow(range(len(graph))))
 
 
-def list_trip_counts(effort: Effort) -> list[int]:
+def list_trip_counts(effort: FlopCounter) -> list[int]:
     ops = [op for op in effort.sizes.graph.ops if op.type in ("While", "StatelessWhile")]
     effort.flops(op.index for op in ops)
     return [effort.trips[op.index] for op in ops]
@@ -123,7 +123,7 @@ def test_flops_of_a_cond_are_those_of_the_larger_branch() -> None:
 
     effort = trace_effort(step, tf.TensorSpec([None, 3]))
     (branch,) = (op for op in effort.sizes.graph.ops if op.functions)
-    assert effort.of(branch) == 2 * ROWS * 3
+    assert effort.count_op(branch) == 2 * ROWS * 3
 
 
 def test_bytes_of_a_tensor_list_of_a_loop() -> None:

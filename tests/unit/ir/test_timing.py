@@ -9,14 +9,14 @@ from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanStage
 from whale_nebula.plan.timing import (
     CALL,
     SPEED,
-    Assumed,
+    Assumptions,
     Coding,
-    assumptions_of,
-    coding,
     count_held,
     duration,
+    find_assumptions,
+    list_codec_seconds,
+    predict_times,
     step_text,
-    times,
 )
 from whale_nebula.wire.frame import count_wire_bytes
 
@@ -39,7 +39,7 @@ def make_plan(rate: float | None, delay: float = 0.0, *, count: int = 4, schedul
 
 
 def test_free_links_assume_equal_stages() -> None:
-    found = times(make_plan(None))
+    found = predict_times(make_plan(None))
     assert str(found.assumed) == "assuming equal stages: forward 1, backward 2, transfers 0"
     assert found.seconds == (4 + 1) * 3
 
@@ -47,8 +47,8 @@ def test_free_links_assume_equal_stages() -> None:
 def test_slow_link_assumes_a_compute_speed() -> None:
     rate, delay = 8e6, 0.01
     taken = 8 * count_wire_bytes(SIZE) / rate
-    found = times(make_plan(rate, delay))
-    assert found.assumed == Assumed(SPEED)
+    found = predict_times(make_plan(rate, delay))
+    assert found.assumed == Assumptions(SPEED)
     assert str(found.assumed) == "assuming that stages compute at 1 TFLOP/s, plus 500 µs for each call"
     works = 4 * CALL  # of both stages, forward and backward, where a few FLOPs are nothing
     assert found.seconds == pytest.approx(4 * taken + taken + 2 * delay + works, rel=1e-6), (
@@ -61,26 +61,26 @@ def test_times_of_large_stages_follow_their_flops() -> None:
     large = {
         name: replace(make_stage(name), forward_flops=4 * 10**12, backward_flops=8 * 10**12) for name in plan.stages
     }
-    (phase,) = times(replace(plan, stages=large)).phases
+    (phase,) = predict_times(replace(plan, stages=large)).phases
     assert phase.timeline.busy(0) == pytest.approx(4 * (1.0 + 2.0 + 2 * CALL))
-    assert times(replace(plan, stages=large), Assumed(10 * SPEED)).seconds < phase.timeline.seconds / 5
+    assert predict_times(replace(plan, stages=large), Assumptions(10 * SPEED)).seconds < phase.timeline.seconds / 5
 
 
 def test_stage_of_two_phases_computes_half_in_each() -> None:
     plan = make_plan(8e6)
     both = {name: replace(make_stage(name), forward_flops=8 * 10**12, runs=("F", "F")) for name in plan.stages}
-    first, second = times(replace(plan, stages=both)).phases
+    first, second = predict_times(replace(plan, stages=both)).phases
     assert first.timeline.busy(0) == pytest.approx(second.timeline.busy(0)) == pytest.approx(4 * (1.0 + CALL))
 
 
 def test_link_with_only_a_delay_is_timed() -> None:
-    assert assumptions_of(make_plan(None, 0.02)) == Assumed(SPEED)
-    assert assumptions_of(make_plan(None)) == Assumed()
+    assert find_assumptions(make_plan(None, 0.02)) == Assumptions(SPEED)
+    assert find_assumptions(make_plan(None)) == Assumptions()
 
 
 def test_step_text_includes_the_exchange_of_clusters() -> None:
     plan = make_plan(None, 0.05)
-    drawn = times(plan).seconds
+    drawn = predict_times(plan).seconds
     assert step_text(plan) == f"estimated step time: {duration(drawn)}, plus updates"
     text = step_text(replace(plan, exchange_seconds=0.05))
     assert text.startswith(f"estimated step time: {duration(drawn + 0.05)} ({duration(drawn)} as drawn, 50 ms for ")
@@ -102,7 +102,7 @@ def test_boundary_for_two_stages_of_a_cluster_crosses_once() -> None:
     plan = make_plan(8e6)
     both = replace(plan.boundaries[0], destinations=("b", "c"))
     stages = {**plan.stages, "c": replace(make_stage("c"), cluster="b")}
-    found = times(replace(plan, stages=stages, boundaries=(both,)))
+    found = predict_times(replace(plan, stages=stages, boundaries=(both,)))
     (phase,) = found.phases
     assert len([span for span in phase.timeline.spans_of("a->b") if span.seconds]) == 4
 
@@ -125,7 +125,7 @@ def approximate(found: Coding) -> object:
 
 
 def test_encoding_is_charged_to_senders_and_decoding_to_readers() -> None:
-    found = coding(add_codec_seconds(make_plan(8e6)), ["a", "b"])
+    found = list_codec_seconds(add_codec_seconds(make_plan(8e6)), ["a", "b"])
     assert found["a"] == approximate(Coding(0.15, 0.075))
     assert found["b"] == approximate(Coding(0.05, 0.025))
 
@@ -133,7 +133,7 @@ def test_encoding_is_charged_to_senders_and_decoding_to_readers() -> None:
 def test_decoding_is_charged_once_per_cluster() -> None:
     plan = add_codec_seconds(make_plan(8e6), destinations=("b", "c", "d"))
     stages = {**plan.stages, "c": make_stage("c"), "d": replace(make_stage("d"), cluster="b")}
-    found = coding(replace(plan, stages=stages), list(stages))
+    found = list_codec_seconds(replace(plan, stages=stages), list(stages))
     assert found["b"] == approximate(Coding(0.025, 0.025 / 3)) and found["c"] == approximate(found["b"])
     assert found["d"] == approximate(Coding(0.0, 0.025 / 3))
     assert sum(each.forward for each in found.values()) == pytest.approx(0.2)
@@ -143,17 +143,17 @@ def test_decoding_is_charged_once_per_cluster() -> None:
 def test_coding_is_free_within_a_cluster_or_without_a_reader() -> None:
     plan = add_codec_seconds(make_plan(8e6))
     same = replace(plan, stages={"a": make_stage("a"), "b": replace(make_stage("b"), cluster="a")})
-    assert not any(map(any, coding(same, ["a", "b"]).values()))
-    assert coding(plan, ["a"]) == {"a": Coding()}
-    assert not any(map(any, coding(make_plan(8e6), ["a", "b"]).values()))
+    assert not any(map(any, list_codec_seconds(same, ["a", "b"]).values()))
+    assert list_codec_seconds(plan, ["a"]) == {"a": Coding()}
+    assert not any(map(any, list_codec_seconds(make_plan(8e6), ["a", "b"]).values()))
 
 
 def test_codec_seconds_are_part_of_drawing_and_step() -> None:
     slow, free = make_plan(8e6), make_plan(None)
-    (before,), (after,) = times(slow).phases, times(add_codec_seconds(slow)).phases
+    (before,), (after,) = predict_times(slow).phases, predict_times(add_codec_seconds(slow)).phases
     assert after.timeline.busy(0) == pytest.approx(before.timeline.busy(0) + 4 * (0.15 + 0.075))
     assert after.timeline.busy(1) == pytest.approx(before.timeline.busy(1) + 4 * (0.05 + 0.025))
-    assert times(add_codec_seconds(slow)).seconds > times(slow).seconds
+    assert predict_times(add_codec_seconds(slow)).seconds > predict_times(slow).seconds
     assert " with codecs, " in step_text(add_codec_seconds(slow)) and "codecs" not in step_text(slow)
-    assert times(add_codec_seconds(free)).seconds == times(free).seconds and not assumptions_of(free).timed
+    assert predict_times(add_codec_seconds(free)).seconds == predict_times(free).seconds and not find_assumptions(free).timed
     assert " with codecs, " in step_text(replace(add_codec_seconds(slow), exchange_seconds=0.1))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.unit.ir.example_plans import skipping, tied
-from whale_nebula.plan.work import Names
+from whale_nebula.plan.work import LayerNames
 
 ROWS, WIDTH = 8, 16
 
@@ -156,4 +156,4 @@ def test_link_seconds_follow_the_rate() -> None:
     ],
 )
 def test_layer_is_found_in_an_op_name(name: str, layer: str) -> None:
-    assert Names("model", {"first", "block"}).layer(name) == layer
+    assert LayerNames("model", {"first", "block"}).find_layer(name) == layer

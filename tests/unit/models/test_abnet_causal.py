@@ -12,17 +12,17 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.models.small import (
+from tests.unit.models.small_translators import (
     PAD,
     SOURCE,
     TARGET,
     VOCABULARY,
     causal,
     cmlm,
-    far_from_zero,
-    in_two,
     pairs,
+    randomize_weights,
     sources,
+    stage_of_side,
     translator,
 )
 from whale_nebula.errors import OptionError
@@ -32,24 +32,24 @@ from whale_nebula.models.masked_lm import masked_lm
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 
 
-def compiled(model: keras.Model) -> keras.Model:
+def compile_model(model: keras.Model) -> keras.Model:
     model.compile(keras.optimizers.SGD(0.5), SmoothedCrossentropy())
     return model
 
 
-def test_only_adapters_and_the_output_are_trained() -> None:
+def test_only_adapters_and_output_are_trainable() -> None:
     trained = {weight.path.split("/")[0] for weight in causal().trainable_variables}
     adapters = {f"{side}_{part}0_adapter" for side in ("es", "en") for part in ("attention", "inner")}
     assert trained == adapters | {"en_output_norm", "en_output_bias"}
 
 
-def test_with_a_head_of_its_own_only_adapters_are() -> None:
+def test_only_adapters_are_trainable_with_a_pretrained_head() -> None:
     model = CausalABNet(Bert(SOURCE, name="es"), masked_lm(Bert(TARGET, name="en")), inner=4)
     assert all("_adapter/" in weight.path for weight in model.trainable_variables)
     assert model(pairs()[0]).shape == (5, 7, VOCABULARY)
 
 
-def test_a_new_one_tells_of_a_source_what_its_bert_does() -> None:
+def test_new_encoder_output_is_close_to_its_bert() -> None:
     source = Bert(SOURCE, name="es")
     encoder = CausalABNet(source, Bert(TARGET, name="en"), inner=4).sides.encoder
     ids = sources()
@@ -59,7 +59,7 @@ def test_a_new_one_tells_of_a_source_what_its_bert_does() -> None:
     np.testing.assert_allclose(hidden, expected, atol=0.05)
 
 
-def test_a_new_one_guesses_words_as_its_masked_language_model_does() -> None:
+def test_new_decoder_output_is_close_to_its_masked_lm() -> None:
     target = masked_lm(Bert(TARGET, name="en"))
     model = CausalABNet(Bert(SOURCE, name="es"), target, inner=4)
     (x, _), last = pairs(), 6
@@ -70,9 +70,9 @@ def test_a_new_one_guesses_words_as_its_masked_language_model_does() -> None:
 
 
 @pytest.mark.parametrize("make", [causal, translator])
-def test_a_word_changes_nothing_before_it(make: Any) -> None:
+def test_target_words_do_not_affect_earlier_positions(make: Any) -> None:
     model, (x, _) = make(), pairs()
-    far_from_zero(model)
+    randomize_weights(model)
     other = {**x, "target": np.where(np.arange(7) == 4, 5 + (x["target"] - 4) % 5, x["target"])}
     before, after = model(x).numpy(), model(other).numpy()
     np.testing.assert_allclose(before[:, :4], after[:, :4], rtol=1e-5, atol=1e-5)
@@ -80,9 +80,9 @@ def test_a_word_changes_nothing_before_it(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [causal, translator])
-def test_every_word_of_the_source_counts_and_its_padding_does_not(make: Any) -> None:
+def test_source_words_affect_the_output_and_padding_does_not(make: Any) -> None:
     model, (x, _) = make(), pairs()
-    far_from_zero(model)
+    randomize_weights(model)
     expected = model(x).numpy()
     longer = {**x, "source": np.pad(x["source"][:, :8], ((0, 0), (0, 0)))}
     shorter = {"source": x["source"][:1, : int((x["source"][0] > 0).sum())], "target": x["target"][:1]}
@@ -103,17 +103,17 @@ def test_every_word_of_the_source_counts_and_its_padding_does_not(make: Any) -> 
         (cmlm, {"longest": 5}),
     ],
 )
-def test_it_can_be_saved_and_loaded(tmp_path: Path, make: Any, options: dict[str, Any]) -> None:
+def test_translation_model_is_saved_and_loaded(tmp_path: Path, make: Any, options: dict[str, Any]) -> None:
     model, (x, _) = make(**options), pairs()
-    far_from_zero(model)
+    randomize_weights(model)
     model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    for one, other in zip(tf.nest.flatten(again(x)), tf.nest.flatten(model(x)), strict=True):
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one, other in zip(tf.nest.flatten(loaded(x)), tf.nest.flatten(model(x)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-    assert [w.path for w in again.trainable_variables] == [w.path for w in model.trainable_variables]
+    assert [w.path for w in loaded.trainable_variables] == [w.path for w in model.trainable_variables]
 
 
-def test_pre_normalised_berts_end_in_their_norm() -> None:
+def test_pre_norm_berts_end_in_their_norm() -> None:
     source, target = (Bert(replace(sizes, norm="pre"), name=n) for sizes, n in ((SOURCE, "es"), (TARGET, "en")))
     model = CausalABNet(source, target, inner=4)
     hidden, _ = model.sides.encoder(sources())
@@ -121,7 +121,7 @@ def test_pre_normalised_berts_end_in_their_norm() -> None:
     assert model(pairs()[0]).shape == (5, 7, VOCABULARY)
 
 
-def test_two_berts_of_one_name_are_refused_with_a_mend() -> None:
+def test_berts_of_equal_name_are_refused_with_a_fix() -> None:
     with pytest.raises(OptionError) as caught:
         CausalABNet(Bert(SOURCE), Bert(TARGET))
     assert "name=" in caught.value.mend
@@ -129,28 +129,28 @@ def test_two_berts_of_one_name_are_refused_with_a_mend() -> None:
 
 # ---------------------------------------------------------------------- in two stages
 @pytest.mark.grid
-def test_in_two_stages_and_two_micro_batches_it_is_the_same_model() -> None:
+def test_two_stage_abnet_equals_the_uncut_model() -> None:
     with nb.cluster(), nb.pipeline(micro_batch=2):
-        model = causal(in_two)
-    far_from_zero(model, 0.2)
-    verification = nb.verify(compiled(model), *pairs(4))
+        model = causal(stage_of_side)
+    randomize_weights(model, 0.2)
+    verification = nb.verify(compile_model(model), *pairs(4))
     assert verification.ok, verification
     assert verification.stages == ("source", "target")
 
 
 @contextlib.contextmanager
-def compressed(side: str) -> Iterator[None]:
-    with in_two(side), nb.compress(int8=True, mask=True) if side == "source" else contextlib.nullcontext():
+def compress_side(side: str) -> Iterator[None]:
+    with stage_of_side(side), nb.compress(int8=True, mask=True) if side == "source" else contextlib.nullcontext():
         yield
 
 
 @pytest.mark.grid
-def test_trained_over_a_codec_it_goes_on_uncut(tmp_path) -> None:
+def test_abnet_trained_over_a_codec_loads_uncut(tmp_path) -> None:
     """Between processes, in every run: tests/processes/test_frame_contents.py and tests/examples/test_translate.py."""
     source, target = Bert(SOURCE, name="es"), Bert(TARGET, name="en")
     frozen = [*source.get_weights(), *target.get_weights()]
     with nb.cluster(), nb.pipeline(micro_batch=2):
-        model = compiled(CausalABNet(source, target, inner=4, around=compressed))
+        model = compile_model(CausalABNet(source, target, inner=4, around=compress_side))
     x, y = pairs(4)
     losses = model.fit(x, y, batch_size=4, epochs=3, verbose=0).history["loss"]
     assert losses[2] < losses[1] < losses[0]

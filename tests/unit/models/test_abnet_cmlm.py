@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.models.small import END, MASK, PAD, START, VOCABULARY, cmlm, far_from_zero, pairs
+from tests.unit.models.small_translators import END, MASK, PAD, START, VOCABULARY, cmlm, pairs, randomize_weights
 from whale_nebula.models.abnet import LengthScores
 from whale_nebula.models.masking import Hiding
 from whale_nebula.models.smoothing import SmoothedCrossentropy
@@ -19,22 +19,22 @@ def batch(rows: int = 6) -> tuple[dict, dict]:
     return x, y
 
 
-def compiled(model: keras.Model) -> keras.Model:
+def compile_model(model: keras.Model) -> keras.Model:
     lengths = keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="lengths")
     losses = {"words": SmoothedCrossentropy(), "length": lengths}
     model.compile(keras.optimizers.SGD(0.3), losses, loss_weights={"words": 1.0, "length": 0.1})
     return model
 
 
-def test_only_adapters_and_the_length_are_trained() -> None:
+def test_only_adapters_and_length_head_are_trainable() -> None:
     trained = {weight.path.split("/")[0] for weight in cmlm().trainable_variables}
     adapters = {f"{side}_{part}0_adapter" for side in ("es", "en") for part in ("attention", "inner")}
     assert trained == adapters | {"en_length"}
 
 
-def test_a_word_is_guessed_from_both_sides_of_it() -> None:
+def test_masked_abnet_attends_in_both_directions() -> None:
     model, (x, _) = cmlm(), batch()
-    far_from_zero(model)
+    randomize_weights(model)
     whole = {**x, "target": np.where(x["target"] == PAD, 5, x["target"])}
     before = model(whole)["words"].numpy()
     for place, seen_from in ((7, 0), (0, 7)):
@@ -42,9 +42,9 @@ def test_a_word_is_guessed_from_both_sides_of_it() -> None:
         assert np.abs(model(other)["words"].numpy() - before)[:, seen_from].max() > 1e-4
 
 
-def test_padding_on_either_side_changes_nothing() -> None:
+def test_masked_abnet_ignores_padding() -> None:
     model, (x, _) = cmlm(), batch()
-    far_from_zero(model)
+    randomize_weights(model)
     all_outputs = model(x)
     for row in range(6):
         ids, shown = (x[side][row][x[side][row] != PAD] for side in ("source", "target"))
@@ -53,7 +53,7 @@ def test_padding_on_either_side_changes_nothing() -> None:
         np.testing.assert_allclose(alone["length"][0], all_outputs["length"][row], rtol=1e-3, atol=1e-3)
 
 
-def test_its_length_head_reads_the_mean_of_what_is_visible() -> None:
+def test_length_head_reads_the_mean_of_visible_states() -> None:
     layer, hidden = LengthScores(4), np.random.default_rng(0).normal(size=(1, 3, 8)).astype("float32")
     scores = layer(hidden, np.array([[True, True, False]]))
     expected = hidden[:, :2].mean(axis=1) @ layer.dense.kernel.numpy()
@@ -61,7 +61,7 @@ def test_its_length_head_reads_the_mean_of_what_is_visible() -> None:
     assert np.isfinite(layer(hidden, np.zeros((1, 3), bool))).all()
 
 
-def test_how_many_words_a_translation_may_have_is_said_or_what_there_is_room_for() -> None:
+def test_longest_limits_the_length_logits() -> None:
     x, _ = batch()
     found = cmlm()(x)
     assert found["length"].shape == (6, 7) and cmlm(longest=3)(x)["length"].shape == (6, 4)
@@ -69,7 +69,7 @@ def test_how_many_words_a_translation_may_have_is_said_or_what_there_is_room_for
 
 
 @pytest.mark.grid
-def test_it_learns_what_is_hidden_and_how_long_it_is() -> None:
+def test_masked_abnet_learns_words_and_length() -> None:
     model, (x, y) = cmlm(tied=False), batch()  # random heads, frozen, can say next to nothing
     optimizer = keras.optimizers.Adam(0.03)
     lengths = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

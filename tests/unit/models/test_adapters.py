@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.models.small import far_from_zero
+from tests.unit.models.small_translators import randomize_weights
 from whale_nebula.models.adapters import DecoderAdapter, EncoderAdapter
 from whale_nebula.models.attention import expand_mask
 from whale_nebula.models.layers import CrossAttention
@@ -25,50 +25,50 @@ def layers() -> dict[str, keras.layers.Layer]:
     }
 
 
-def called(layer: keras.layers.Layer, source: np.ndarray = SOURCE) -> tf.Tensor:
+def call_layer(layer: keras.layers.Layer, source: np.ndarray = SOURCE) -> tf.Tensor:
     return layer(HIDDEN, source, VISIBLE) if isinstance(layer, CrossAttention) else layer(HIDDEN)
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_at_first_an_adapter_changes_next_to_nothing(name: str) -> None:
-    assert float(tf.reduce_max(abs(called(layers()[name]) - HIDDEN))) < 0.05
+def test_new_adapter_is_close_to_identity(name: str) -> None:
+    assert float(tf.reduce_max(abs(call_layer(layers()[name]) - HIDDEN))) < 0.05
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_and_yet_all_its_weights_learn_from_the_first_step_on(name: str) -> None:
+def test_new_adapter_has_gradients_for_all_weights(name: str) -> None:
     layer = layers()[name]
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(called(layer) ** 3)
+        loss = tf.reduce_sum(call_layer(layer) ** 3)
     for weight, gradient in zip(layer.trainable_weights, tape.gradient(loss, layer.trainable_variables), strict=True):
         if not weight.path.endswith("key/bias"):  # softmax does not see what all keys have in common
             assert float(tf.reduce_max(abs(gradient))) > 0, weight.path
 
 
 @pytest.mark.parametrize("name", ["decoder", "post", "pre"])
-def test_what_is_not_visible_of_the_source_changes_nothing(name: str) -> None:
+def test_invisible_source_does_not_affect_the_output(name: str) -> None:
     layer = layers()[name]
-    called(layer)
-    far_from_zero(layer)
+    call_layer(layer)
+    randomize_weights(layer)
     unseen = np.where(VISIBLE[..., None], SOURCE, 7.0).astype("float32")
     seen = np.where(VISIBLE[..., None], 7.0, SOURCE).astype("float32")
-    np.testing.assert_allclose(called(layer, unseen), called(layer), rtol=1e-5, atol=1e-6)
-    assert np.abs(called(layer, seen) - called(layer)).max() > 1e-2
+    np.testing.assert_allclose(call_layer(layer, unseen), call_layer(layer), rtol=1e-5, atol=1e-6)
+    assert np.abs(call_layer(layer, seen) - call_layer(layer)).max() > 1e-2
 
 
 @pytest.mark.parametrize("name", ["decoder", "post", "pre"])
-def test_a_source_that_is_remembered_says_the_same(name: str) -> None:
+def test_remembered_source_gives_the_same_output(name: str) -> None:
     layer = layers()[name]
-    expected = called(layer)
-    again = layer.recall(HIDDEN, layer.remember(SOURCE), expand_mask(tf.constant(VISIBLE)))
-    np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-6)
+    expected = call_layer(layer)
+    restored = layer.attend_cache(HIDDEN, layer.make_cache(SOURCE), expand_mask(tf.constant(VISIBLE)))
+    np.testing.assert_allclose(restored, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", list(layers()))
-def test_a_layer_can_be_made_again_from_its_config(name: str) -> None:
+def test_adapter_is_restored_from_its_config(name: str) -> None:
     layer = layers()[name]
-    before = called(layer)
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    called(again)
-    again.set_weights(layer.get_weights())
-    np.testing.assert_allclose(called(again), before, rtol=1e-6)
-    assert again.get_config() == layer.get_config()
+    before = call_layer(layer)
+    restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    call_layer(restored)
+    restored.set_weights(layer.get_weights())
+    np.testing.assert_allclose(call_layer(restored), before, rtol=1e-6)
+    assert restored.get_config() == layer.get_config()

@@ -15,11 +15,11 @@ TOKENS = np.array([[2, 5, 3, 0], [2, 7, 9, 3]], "int32")
 BOTH_NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
 
 
-def made(name: str = "bert", **options: Any) -> Bert:
+def make_bert(name: str = "bert", **options: Any) -> Bert:
     return Bert(BertSizes(**{**SIZES, "dropout": 0.0, **options}), name=name)
 
 
-def test_the_number_of_parameters_is_that_of_bert_base() -> None:
+def test_bert_parameter_count_matches_the_formula() -> None:
     """The published count of the encoder without its pooler, by formula: nothing is built at that size here."""
 
     def formula(s: BertSizes) -> int:
@@ -28,24 +28,24 @@ def test_the_number_of_parameters_is_that_of_bert_base() -> None:
         return embedding + s.layers * layer
 
     assert formula(BertSizes()) == 108_891_648
-    assert made().count_params() == formula(made().sizes)
+    assert make_bert().count_params() == formula(make_bert().sizes)
 
 
 @BOTH_NORMS
-def test_padding_changes_nothing(norm: str) -> None:
-    bert = made(norm=norm)
+def test_padding_does_not_affect_bert_output(norm: str) -> None:
+    bert = make_bert(norm=norm)
     np.testing.assert_allclose(bert(TOKENS[:1])[:, :3], bert(TOKENS[:1, :3]), atol=1e-5)
 
 
-def test_padding_may_be_another_token() -> None:
-    bert, row = made(padding=9), np.array([[2, 5, 0]])
+def test_bert_padding_token_is_configurable() -> None:
+    bert, row = make_bert(padding=9), np.array([[2, 5, 0]])
     np.testing.assert_allclose(bert(np.array([[2, 5, 0, 9]]))[:, :3], bert(row), atol=1e-5)
     assert np.abs(bert(np.array([[2, 5, 0, 0]]))[:, :3] - bert(row)).max() > 1e-3
 
 
 @BOTH_NORMS
-def test_taken_apart_and_put_together_it_is_the_same(norm: str) -> None:
-    bert = made(norm=norm)
+def test_bert_equals_its_composed_parts(norm: str) -> None:
+    bert = make_bert(norm=norm)
     visible, hidden = bert.visible(TOKENS), bert.embedding(TOKENS)
     for attention, inner in bert.sub_layers:
         hidden = inner(attention(hidden, visible))
@@ -55,29 +55,29 @@ def test_taken_apart_and_put_together_it_is_the_same(norm: str) -> None:
 
 
 @BOTH_NORMS
-def test_it_is_the_same_after_save_and_load(norm: str, tmp_path: Path) -> None:
-    bert = made(norm=norm, activation="relu", dropout=0.1)
+def test_bert_is_saved_and_loaded(norm: str, tmp_path: Path) -> None:
+    bert = make_bert(norm=norm, activation="relu", dropout=0.1)
     bert.save(tmp_path / "bert.keras")
-    again = keras.models.load_model(tmp_path / "bert.keras")
-    assert isinstance(again, Bert)
-    assert again.sizes == bert.sizes
-    np.testing.assert_array_equal(again(TOKENS), bert(TOKENS))
+    loaded = keras.models.load_model(tmp_path / "bert.keras")
+    assert isinstance(loaded, Bert)
+    assert loaded.sizes == bert.sizes
+    np.testing.assert_array_equal(loaded(TOKENS), bert(TOKENS))
 
 
 @pytest.mark.parametrize(
     "wrong", [{"layers": 0}, {"vocabulary": -1}, {"width": 10, "heads": 4}, {"norm": "both"}, {"activation": "tanh"}]
 )
-def test_impossible_sizes_are_refused_with_a_mend(wrong: dict[str, Any]) -> None:
+def test_invalid_bert_sizes_are_refused_with_a_fix(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError) as caught:
         BertSizes(**wrong)
     assert caught.value.mend != OptionError.usual_mend
 
 
-def test_a_frozen_one_is_frozen_when_it_is_made_again() -> None:
+def test_frozen_bert_stays_frozen_after_from_config() -> None:
     sizes = BertSizes(**SIZES)
     bert = Bert(sizes)
     bert.trainable = False
-    again = Bert.from_config(bert.get_config())
-    assert not again.trainable_variables and not Bert(sizes, trainable=False).trainable_variables
-    again.trainable = True
-    assert len(again.trainable_variables) == len(Bert(sizes).trainable_variables)
+    loaded = Bert.from_config(bert.get_config())
+    assert not loaded.trainable_variables and not Bert(sizes, trainable=False).trainable_variables
+    loaded.trainable = True
+    assert len(loaded.trainable_variables) == len(Bert(sizes).trainable_variables)

@@ -28,7 +28,7 @@ WIDTH, EXPERTS = 6, 4
         *(pytest.param(*each, marks=pytest.mark.grid) for each in ((1, 0.5, None), (2, 0.5, 5), (1, 4.0, 5))),
     ],
 )
-def test_tokens_get_what_their_experts_make_of_them(k: int, factor: float, groups: int | None) -> None:
+def test_experts_equal_the_dense_reference(k: int, factor: float, groups: int | None) -> None:
     """With ample room, and with so little that some are left out in their order."""
     keras.utils.set_random_seed(1)
     options: dict[str, Any] = {"min_capacity": 1, "drop": "order", "row_groups": groups}
@@ -41,7 +41,7 @@ def test_tokens_get_what_their_experts_make_of_them(k: int, factor: float, group
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_experts_begin_unlike(seed: int | None) -> None:
+def test_experts_start_with_different_weights(seed: int | None) -> None:
     """One seed draws the same again: each expert needs one of its own."""
     layer = SwitchFeedForward(EXPERTS, 8, seed=seed)
     layer.build((None, WIDTH))
@@ -51,7 +51,7 @@ def test_experts_begin_unlike(seed: int | None) -> None:
 
 
 @pytest.mark.parametrize("groups", [None, 3])
-def test_the_loss_is_least_where_the_load_is_even(groups: int | None) -> None:
+def test_load_balancing_loss_matches_its_formula(groups: int | None) -> None:
     """Experts times the sum of shares by mean probabilities: 1 where all are alike, times the factor; of row groups the
     mean, as of the gauges.
     """
@@ -69,7 +69,7 @@ def test_the_loss_is_least_where_the_load_is_even(groups: int | None) -> None:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("groups", [None, 2])
-def test_micro_batches_are_row_groups(groups: int | None, tmp_path: Path) -> None:
+def test_micro_batched_experts_equal_row_groups(groups: int | None, tmp_path: Path) -> None:
     """Also of a layer that reads the inputs themselves. TensorBoard has what `fit` tells."""
     keras.utils.set_random_seed(4)
     options: dict[str, Any] = {"capacity_factor": 0.6, "min_capacity": 1, "drop": "order", "aux": 0.1}
@@ -88,11 +88,11 @@ def test_micro_batches_are_row_groups(groups: int | None, tmp_path: Path) -> Non
     assert history == {name: [pytest.approx(value, rel=1e-5)] for name, value in expected.items()}
     (written,) = tmp_path.glob("events.out.tfevents.*")
     values = [value for event in tf.compat.v1.train.summary_iterator(str(written)) for value in event.summary.value]
-    told = {value.tag.rpartition("/")[2]: float(tf.make_ndarray(value.tensor)) for value in values}
-    assert {name: told[name] for name in history} == {name: value for name, (value,) in history.items()}
+    tensorboard_values = {value.tag.rpartition("/")[2]: float(tf.make_ndarray(value.tensor)) for value in values}
+    assert {name: tensorboard_values[name] for name in history} == {name: value for name, (value,) in history.items()}
 
 
-def test_of_groups_one_is_chosen_first() -> None:
+def test_tokens_choose_experts_of_one_group() -> None:
     layer = SwitchFeedForward(EXPERTS, 8, groups=2, k=2)
     layer.build((None, WIDTH))
     chances = layer.score(tf.constant(data(1, 9, WIDTH)), 9, training=False)
@@ -100,7 +100,7 @@ def test_of_groups_one_is_chosen_first() -> None:
     assert ((halves > 0).sum(-1) == 1).all()
 
 
-def test_who_is_left_out_is_drawn_while_training() -> None:
+def test_dropped_tokens_are_random_only_in_training() -> None:
     keras.utils.set_random_seed(2)
     layer = SwitchFeedForward(2, 8, capacity_factor=0.5, min_capacity=1)
     x = np.ones((1, 12, WIDTH), "float32")
@@ -113,12 +113,12 @@ def test_who_is_left_out_is_drawn_while_training() -> None:
 @pytest.mark.parametrize(
     ("options", "said"), [({"k": 3}, "k=3"), ({"groups": 3}, "into 3 groups"), ({"drop": "first"}, "drop='first'")]
 )
-def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_expert_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(nb.errors.OptionError, match=said):
         SwitchFeedForward(EXPERTS, 8, **options)
 
 
-def test_row_groups_are_of_equal_size() -> None:
+def test_indivisible_row_groups_are_refused() -> None:
     with pytest.raises(nb.errors.OptionError, match="a batch of 5 rows is not divisible by row_groups=2"):
         SwitchFeedForward(EXPERTS, 8, row_groups=2)(data(5, 8, WIDTH))
 
@@ -140,14 +140,14 @@ def train(cut: Cut, count: int, groups: int | None) -> Outcome:
 
 @pytest.mark.grid
 @pytest.mark.parametrize(("count", "groups"), [(2, None), (3, 6)])
-def test_experts_on_several_devices_are_those_of_one(count: int, groups: int | None) -> None:
+def test_experts_on_several_devices_equal_one_device(count: int, groups: int | None) -> None:
     """Those of tests/parity/test_splits.py are in every run."""
     expected = train(Cut(0), 0, groups)
     nb.shutdown()
     assert_same(expected, train(Cut(2), count, groups), "sums", 1e-2 * 6)
 
 
-def test_tokens_go_to_experts_and_back() -> None:
+def test_split_experts_use_four_all_to_alls() -> None:
     """By two all-to-alls, and their gradients by as many."""
     layer, x = SwitchFeedForward(EXPERTS, 256, row_groups=2), data(4, 8, WIDTH)
     layer.build((None, 8, WIDTH))
@@ -165,6 +165,6 @@ def test_tokens_go_to_experts_and_back() -> None:
     assert kinds.count("all-to-all") == 4
 
 
-def test_a_layer_is_made_again_from_its_config() -> None:
+def test_experts_are_restored_from_config() -> None:
     layer = SwitchFeedForward(EXPERTS, 8, k=2, groups=2, noise=0.1)
     assert SwitchFeedForward.from_config(layer.get_config()).get_config() == layer.get_config()

@@ -30,14 +30,14 @@ def sub_layers(norm: str = "post", **options: Any) -> list[SubLayer]:
     return made
 
 
-def test_post_normalised_the_sum_is_normal() -> None:
+def test_post_norm_output_is_normalised() -> None:
     for layer in sub_layers("post"):
         out = layer(7 + 3 * normal(2, 5, WIDTH)).numpy()
         np.testing.assert_allclose(out.mean(-1), 0, atol=1e-5)
         np.testing.assert_allclose(out.std(-1), 1, atol=1e-4)
 
 
-def test_pre_normalised_the_input_goes_through_and_what_is_read_is_normal() -> None:
+def test_pre_norm_adds_to_the_unnormalised_input() -> None:
     for layer in sub_layers("pre"):
         hidden = normal(2, 5, WIDTH)
         added = layer(hidden).numpy() - hidden
@@ -46,7 +46,7 @@ def test_pre_normalised_the_input_goes_through_and_what_is_read_is_normal() -> N
         assert np.abs(added).max() > 0.1
 
 
-def test_a_token_that_is_not_visible_changes_no_other() -> None:
+def test_invisible_token_does_not_affect_other_tokens() -> None:
     layer, first = sub_layers()[0], normal(1, 5, WIDTH)
     second, visible = first.copy(), np.array([[True, True, True, True, False]])
     second[:, 4] += 1
@@ -55,7 +55,7 @@ def test_a_token_that_is_not_visible_changes_no_other() -> None:
     assert np.abs(layer(first).numpy() - layer(second).numpy())[:, :4].max() > 1e-3
 
 
-def test_left_to_right_a_token_changes_nothing_before_it() -> None:
+def test_causal_attention_does_not_see_later_tokens() -> None:
     layer, first = sub_layers()[0], normal(1, 5, WIDTH)
     second = first.copy()
     second[:, 3] += 1
@@ -64,7 +64,7 @@ def test_left_to_right_a_token_changes_nothing_before_it() -> None:
 
 
 @BOTH_NORMS
-def test_token_by_token_is_as_all_at_once(norm: str) -> None:
+def test_cached_attention_equals_whole_sequence(norm: str) -> None:
     layer, hidden = sub_layers(norm)[0], normal(3, 6, WIDTH)
     visible = np.array([[True] * 6, [True] * 4 + [False] * 2, [True, False, True, True, True, True]])
     cache, found = layer.empty(3, 6), []
@@ -75,14 +75,14 @@ def test_token_by_token_is_as_all_at_once(norm: str) -> None:
     np.testing.assert_allclose(np.concatenate(found, axis=1), expected, atol=1e-5)
 
 
-def test_dropout_works_in_training_only() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     for layer in [*sub_layers(dropout=0.5), SelfAttention(WIDTH, 2, attention_dropout=0.5, spread=0.5)]:
         hidden = normal(2, 5, WIDTH)
         np.testing.assert_array_equal(layer(hidden), layer(hidden))
         assert np.abs(layer(hidden, training=True) - layer(hidden, training=True)).max() > 1e-3
 
 
-def test_a_keras_mask_passes_through() -> None:
+def test_sub_layers_propagate_the_keras_mask() -> None:
     tokens = keras.Input((None,), dtype="int32")
     hidden = keras.layers.Embedding(9, WIDTH, mask_zero=True)(tokens)
     for layer in sub_layers():
@@ -98,32 +98,32 @@ def test_a_keras_mask_passes_through() -> None:
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_a_layer_can_be_made_again_from_its_config(layer: SubLayer) -> None:
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    assert type(again) is type(layer)
-    assert again.get_config() == layer.get_config()
+def test_sub_layer_is_restored_from_its_config(layer: SubLayer) -> None:
+    restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert type(restored) is type(layer)
+    assert restored.get_config() == layer.get_config()
     layer.build((None, None, WIDTH))
-    again.build((None, None, WIDTH))
-    again.set_weights(layer.get_weights())
+    restored.build((None, None, WIDTH))
+    restored.set_weights(layer.get_weights())
     hidden = normal(2, 3, WIDTH)
-    np.testing.assert_array_equal(again(hidden), layer(hidden))
+    np.testing.assert_array_equal(restored(hidden), layer(hidden))
 
 
-def test_what_keras_is_told_beforehand_is_what_comes_out() -> None:
+def test_compute_output_spec_matches_outputs() -> None:
     """Layers are not traced to know it, so it could be wrong."""
     tokens, hidden = keras.Input((5,), dtype="int32"), keras.Input((5, WIDTH))
     embedding, (attention, inner) = TokenEmbedding(11, 6, WIDTH), sub_layers()
     cache = Cache(*(keras.KerasTensor((None, 2, 6, 4)) for _ in range(2)))
-    told = [embedding(tokens), embedding(hidden, reverse=True), attention(hidden), inner(hidden)]
-    told += [attention(hidden[:, :1], cache=cache, position=0)[0]]
+    declared = [embedding(tokens), embedding(hidden, reverse=True), attention(hidden), inner(hidden)]
+    declared += [attention(hidden[:, :1], cache=cache, position=0)[0]]
     ids, states = np.zeros((1, 5), "int32"), normal(1, 5, WIDTH)
-    come = [embedding(ids), embedding(states, reverse=True), attention(states), inner(states)]
-    come += [attention(states[:, :1], cache=attention.empty(1, 6), position=0)[0]]
-    assert [(each.shape[1:], each.dtype) for each in told] == [(tuple(x.shape[1:]), x.dtype.name) for x in come]
+    computed = [embedding(ids), embedding(states, reverse=True), attention(states), inner(states)]
+    computed += [attention(states[:, :1], cache=attention.empty(1, 6), position=0)[0]]
+    assert [(each.shape[1:], each.dtype) for each in declared] == [(tuple(x.shape[1:]), x.dtype.name) for x in computed]
 
 
 @pytest.mark.parametrize("wrong", [{"norm": "before"}, {"activation": "swish"}])
-def test_options_that_do_not_exist_are_refused_with_those_that_do(wrong: dict[str, Any]) -> None:
+def test_invalid_layer_option_error_lists_valid_values(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="is not a valid value") as caught:
         FeedForward(WIDTH, 16, **wrong)
     assert "valid values are" in caught.value.mend
@@ -135,31 +135,31 @@ class TestTokenEmbedding:
         layer.build((None, None))
         return layer
 
-    def test_it_is_the_normalised_sum_of_three_tables(self) -> None:
+    def test_output_is_the_normalised_sum_of_three_tables(self) -> None:
         layer, tokens, types = self.made(), np.array([[3, 9, 0]]), np.array([[0, 1, 1]])
         words, places, kinds = (table.embeddings.numpy() for table in (layer.tokens, layer.positions, layer.types))
         summed = words[tokens] + places[:3] + kinds[types]
         expected = (summed - summed.mean(-1, keepdims=True)) / summed.std(-1, keepdims=True)
         np.testing.assert_allclose(layer(tokens, types), expected, atol=1e-5)
 
-    def test_one_token_at_its_position_is_as_in_its_row(self) -> None:
+    def test_single_token_with_position_equals_its_row(self) -> None:
         layer, tokens = self.made(), np.array([[3, 9, 0, 4]])
         np.testing.assert_allclose(layer(tokens[:, 2:3], position=2), layer(tokens)[:, 2:3], atol=1e-6)
 
-    def test_in_reverse_it_scores_by_the_same_table(self) -> None:
+    def test_reverse_scores_by_the_same_table(self) -> None:
         layer, hidden = self.made(), normal(2, 3, WIDTH)
         np.testing.assert_allclose(layer(hidden, reverse=True), hidden @ layer.tokens.embeddings.numpy().T, atol=1e-5)
 
-    def test_a_row_longer_than_its_positions_is_refused(self) -> None:
+    def test_too_long_row_is_refused(self) -> None:
         with pytest.raises(OptionError, match="7 tokens exceed the 6 positions"):
             self.made()(np.zeros((1, 7), "int32"))
 
-    def test_it_can_be_made_again_and_saved(self, tmp_path: Path) -> None:
+    def test_layer_is_saved_and_loaded(self, tmp_path: Path) -> None:
         tokens = keras.Input((None,), dtype="int32")
         layer = TokenEmbedding(11, 6, WIDTH, types=1, norm=False, dropout=0.1, spread=0.5)
         model = keras.Model(tokens, layer(layer(tokens), reverse=True))
         model.save(tmp_path / "model.keras")
-        again = keras.models.load_model(tmp_path / "model.keras")
+        restored = keras.models.load_model(tmp_path / "model.keras")
         rows = np.array([[1, 2, 3]])
-        np.testing.assert_array_equal(again(rows), model(rows))
-        assert len(again.weights) == 3  # one table for both ways, positions, types
+        np.testing.assert_array_equal(restored(rows), model(rows))
+        assert len(restored.weights) == 3  # one table for both ways, positions, types

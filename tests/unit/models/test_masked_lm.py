@@ -12,7 +12,7 @@ SIZES = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16,
 INPUTS = {"tokens": np.array([[2, 5, 3, 0], [2, 7, 9, 3]], "int32"), "places": np.array([[1], [2]], "int32")}
 
 
-def test_learning_changes_the_bert_in_place() -> None:
+def test_training_masked_lm_updates_its_bert() -> None:
     bert = Bert(SIZES, name="es")
     model, before = masked_lm(bert), [weight.numpy() for weight in bert.weights]
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
@@ -22,11 +22,11 @@ def test_learning_changes_the_bert_in_place() -> None:
     assert sum(changed) >= len(changed) - 1
 
 
-def test_it_is_the_same_after_save_and_load_and_its_table_is_still_shared(tmp_path: Path) -> None:
+def test_loaded_masked_lm_shares_the_embedding_table(tmp_path: Path) -> None:
     model = masked_lm(Bert(SIZES, name="es"))
     model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    assert isinstance(again, MaskedLm)
-    assert again.count_params() == model.count_params()
-    assert again.bert.name == "es"
-    np.testing.assert_array_equal(again(INPUTS), model(INPUTS))
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded, MaskedLm)
+    assert loaded.count_params() == model.count_params()
+    assert loaded.bert.name == "es"
+    np.testing.assert_array_equal(loaded(INPUTS), model(INPUTS))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import OptionError
 from whale_nebula.models.bert import Bert, BertSizes
-from whale_nebula.models.masking import Masking, mask_rows, masked_examples, pretrain
+from whale_nebula.models.masking import Masking, mask_batches, mask_rows, pretrain
 
 PAD, START, END, MASK, VOCABULARY = 0, 2, 3, 4, 40
 HOW = Masking(VOCABULARY, MASK, (PAD, START, END), seed=7)
@@ -30,7 +30,7 @@ def hidden(tokens: np.ndarray, how: Masking = HOW, number: int = 0) -> tuple[np.
     return inputs["tokens"].numpy(), inputs["places"].numpy(), labels.numpy(), weights.numpy()
 
 
-def test_labels_are_what_stood_there_and_nothing_else_is_changed() -> None:
+def test_labels_restore_the_original_rows() -> None:
     tokens = rows()
     shown, places, labels, weights = hidden(tokens)
     np.testing.assert_array_equal(labels, np.take_along_axis(tokens, places, axis=1))
@@ -41,7 +41,7 @@ def test_labels_are_what_stood_there_and_nothing_else_is_changed() -> None:
     np.testing.assert_array_equal(unweighted, labels[weights == 0])
 
 
-def test_special_tokens_are_never_hidden_nor_put_in() -> None:
+def test_special_tokens_are_neither_hidden_nor_inserted() -> None:
     tokens = rows()
     shown, places, labels, weights = hidden(tokens)
     words = (~np.isin(tokens, HOW.special)).sum(axis=1)  # each row has its share hidden, and at least one
@@ -51,7 +51,7 @@ def test_special_tokens_are_never_hidden_nor_put_in() -> None:
     assert all(len(set(row)) == len(row) for row in places.tolist())
 
 
-def test_of_ten_eight_are_masked_one_is_swapped_and_one_stays() -> None:
+def test_hidden_tokens_are_masked_swapped_or_kept_by_share() -> None:
     shown, places, labels, weights = hidden(rows(4000))
     there = np.take_along_axis(shown, places, axis=1)[weights > 0]
     labels = labels[weights > 0]
@@ -61,13 +61,13 @@ def test_of_ten_eight_are_masked_one_is_swapped_and_one_stays() -> None:
     assert shares == pytest.approx({"masked": 0.8, "swapped": 0.1, "kept": 0.1}, abs=0.01)
 
 
-def test_a_row_without_words_weighs_nothing() -> None:
+def test_row_without_words_has_zero_weight() -> None:
     shown, _, _, weights = hidden(np.array([[START, END, PAD, PAD], [START, 9, END, PAD]], "int32"))
     assert weights.tolist() == [[0.0], [1.0]]
     assert shown[0].tolist() == [START, END, PAD, PAD]
 
 
-def test_the_seed_and_the_batch_number_decide() -> None:
+def test_masking_depends_on_seed_and_batch_number() -> None:
     tokens = rows(20)
     first = hidden(tokens)
     for again in (hidden(tokens), hidden(tokens, HOW, 0)):
@@ -77,22 +77,22 @@ def test_the_seed_and_the_batch_number_decide() -> None:
         assert (other[0] != first[0]).any()
 
 
-def test_a_dataset_repeats_its_rows_and_not_what_is_hidden() -> None:
+def test_repeated_dataset_is_masked_anew() -> None:
     twice = tf.data.Dataset.from_tensor_slices(rows(8)).batch(4).repeat(2)
-    once, again = ([inputs["tokens"].numpy() for inputs, _, _ in masked_examples(twice, HOW)] for _ in range(2))
+    once, again = ([inputs["tokens"].numpy() for inputs, _, _ in mask_batches(twice, HOW)] for _ in range(2))
     np.testing.assert_array_equal(once, again)
     assert (once[0] != once[2]).any()
 
 
-def test_rows_of_different_length_have_as_many_places_as_they_need() -> None:
+def test_number_of_masked_places_follows_row_length() -> None:
     both = [rows(2, length) for length in (10, 40)]
     shapes = tf.TensorSpec((None, None), tf.int32)
     dataset = tf.data.Dataset.from_generator(lambda: both, output_signature=shapes)
-    found = [inputs["places"].shape[1] for inputs, _, _ in masked_examples(dataset, HOW)]
+    found = [inputs["places"].shape[1] for inputs, _, _ in mask_batches(dataset, HOW)]
     assert found == [2, 6]
 
 
-def test_a_tokenizer_says_what_is_special() -> None:
+def test_masking_reads_special_tokens_from_the_tokenizer() -> None:
     tokenizer = SimpleNamespace(size=10, pad=0, start=1, end=2, mask=3)
     assert Masking.of(tokenizer, share=0.3) == Masking(10, 3, (0, 1, 2), share=0.3)
 
@@ -100,14 +100,14 @@ def test_a_tokenizer_says_what_is_special() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"share": 0.0}, {"share": 1.5}, {"masked": 0.9, "swapped": 0.2}, {"special": tuple(range(VOCABULARY))}]
 )
-def test_what_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_masking_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError) as caught:
         Masking(**{"vocabulary": VOCABULARY, "mask": MASK, "special": (0,), **wrong})
     assert caught.value.mend != OptionError.usual_mend
 
 
 @pytest.mark.grid
-def test_a_bert_learns_that_words_come_in_pairs() -> None:
+def test_pretrain_reduces_the_masked_loss() -> None:
     """Each row is one word all over: what is hidden stands beside it. In every run, the example pretrains:
     tests/examples/test_translate.py.
     """

@@ -15,7 +15,7 @@ SMALL = Sizes(vocabulary=11, length=6, width=8, heads=2, blocks=3)
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def random_seed() -> None:
     keras.utils.set_random_seed(0)
 
 
@@ -23,12 +23,12 @@ def tokens(rows: int = 4) -> np.ndarray:
     return np.random.default_rng(0).integers(0, SMALL.vocabulary, (rows, SMALL.length), dtype=np.int32)
 
 
-def test_its_layers_lie_in_a_sequence() -> None:
+def test_transformer_layers_are_in_order() -> None:
     names = [layer.name for layer in transformer(SMALL).layers]
     assert names == ["tokens", "embedding", "block0", "block1", "block2", "norm", "output"]
 
 
-def test_the_number_of_parameters_is_that_of_the_formula() -> None:
+def test_transformer_parameter_count_matches_the_formula() -> None:
     width, inner, vocabulary = 8, 32, 11
     embedding = (vocabulary + SMALL.length) * width
     block = 4 * (width * width + width) + 2 * (2 * width) + (width * inner + inner) + (inner * width + width)
@@ -36,7 +36,7 @@ def test_the_number_of_parameters_is_that_of_the_formula() -> None:
     assert transformer(SMALL).count_params() == embedding + 3 * block + output
 
 
-def test_a_token_changes_nothing_before_it() -> None:
+def test_transformer_is_causal() -> None:
     model, first = transformer(SMALL), tokens()
     second = first.copy()
     second[:, 4] = (second[:, 4] + 1) % SMALL.vocabulary
@@ -45,15 +45,15 @@ def test_a_token_changes_nothing_before_it() -> None:
     assert np.abs(before[:, 4:] - after[:, 4:]).max(axis=(0, 2)).min() > 1e-3
 
 
-def test_a_layer_can_be_made_again_from_its_config() -> None:
+def test_transformer_layer_is_restored_from_its_config() -> None:
     for name in ("embedding", "block0"):
         layer = transformer(SMALL).get_layer(name)
-        again = type(layer).from_config(layer.get_config())
-        again.build((None, 6) if name == "embedding" else (None, 6, 8))
-        assert [v.shape for v in again.variables] == [v.shape for v in layer.variables]
+        restored = type(layer).from_config(layer.get_config())
+        restored.build((None, 6) if name == "embedding" else (None, 6, 8))
+        assert [v.shape for v in restored.variables] == [v.shape for v in layer.variables]
 
 
-def test_scopes_lie_around_the_blocks() -> None:
+def test_around_scopes_cover_the_blocks() -> None:
     def around(block: int) -> contextlib.AbstractContextManager:
         return nb.stage(cluster="gpu" if block < 2 else "npu")
 
@@ -67,7 +67,7 @@ def test_scopes_lie_around_the_blocks() -> None:
 @pytest.mark.parametrize(
     ("wrong", "mend"), [({"width": 10, "heads": 4}, "width=12"), ({"blocks": 0}, ""), ({"vocabulary": -1}, "")]
 )
-def test_impossible_sizes_are_refused_with_a_mend(wrong: dict, mend: str) -> None:
+def test_invalid_transformer_sizes_are_refused_with_a_fix(wrong: dict, mend: str) -> None:
     with pytest.raises(OptionError) as caught:
         Sizes(**wrong)
     assert caught.value.mend.startswith(mend) and caught.value.mend

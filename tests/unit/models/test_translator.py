@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.models.small import END, MASK, PAD, SOURCE, START, TARGET, pairs, translator
+from tests.unit.models.small_translators import END, MASK, PAD, SOURCE, START, TARGET, pairs, translator
 from whale_nebula.models.decoding import Beam
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 from whale_nebula.models.translator import Translator
 
 
-def test_everything_is_trained() -> None:
+def test_all_translator_weights_are_trainable() -> None:
     model = translator()
     assert len(model.trainable_variables) == len(model.weights) > 50
 
 
 @pytest.mark.grid
-def test_it_learns_to_translate_word_by_word_and_the_search_writes_it() -> None:
+def test_translator_learns_and_beam_search_translates() -> None:
     sizes = [replace(each, norm="pre", width=24, heads=2, inner=48) for each in (SOURCE, TARGET)]
     model, (x, y) = Translator(*sizes), pairs(64)
     optimizer, loss_of = keras.optimizers.Adam(1e-2), SmoothedCrossentropy()

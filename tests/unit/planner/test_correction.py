@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.planner.test_explanation import make_problem, shape
-from whale_nebula.planner.decision import Observed, correct, find_better, find_slowness, slow_down
+from tests.unit.planner.test_explanation import make_problem, make_shape
+from whale_nebula.planner.decision import Observation, correct, find_better_plan, find_slowness, slow_down
 from whale_nebula.planner.problem import Candidate, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
@@ -17,11 +17,11 @@ BEST = search(make_problem()).candidates[0]
 """What is chosen by rates as they are told: the first cluster is twice as fast."""
 
 
-def run(problem: Problem, of: Shape, lost: float = 0.0) -> Observed:
+def observe(problem: Problem, plan_shape: Shape, lost: float = 0.0) -> Observation:
     """What a step of a plan is measured to take where a problem is the truth, and something else takes time."""
-    found = score(problem, of)
+    found = score(problem, plan_shape)
     assert isinstance(found, Candidate)
-    return Observed(found.seconds + lost, found.compute, problem.lines)
+    return Observation(found.seconds + lost, found.compute, problem.lines)
 
 
 @pytest.mark.parametrize(
@@ -34,65 +34,65 @@ def run(problem: Problem, of: Shape, lost: float = 0.0) -> Observed:
         ),
     ],
 )
-def test_a_run_that_uses_all_clusters_shows_the_truth(times: dict[int, float], rate: float) -> None:
+def test_measured_run_corrects_all_clusters(times: dict[int, float], rate: float) -> None:
     """Whatever was told wrong: the plan that is found with what was measured is the best one by the truth."""
     truth = slow_down(make_problem(rate), times)
-    told = score(make_problem(), shape((0, 0, 3, 1), (1, 3, 5, 2), count=8))
-    assert isinstance(told, Candidate)
-    seen = run(truth, told.shape)
-    assert find_slowness(make_problem(), told, seen) == pytest.approx(
+    predicted = score(make_problem(), make_shape((0, 0, 3, 1), (1, 3, 5, 2), count=8))
+    assert isinstance(predicted, Candidate)
+    observed = observe(truth, predicted.shape)
+    assert find_slowness(make_problem(), predicted, observed) == pytest.approx(
         {cluster: times.get(cluster, 1.0) for cluster in (0, 1)}
     )
-    corrected, best = correct(make_problem(), told, seen), search(truth).candidates[0]
-    assert score(corrected, told.shape).seconds == pytest.approx(seen.seconds)
-    better = find_better(corrected, told.shape, seen.seconds)
-    if best.seconds > 0.95 * seen.seconds:
+    corrected, best = correct(make_problem(), predicted, observed), search(truth).candidates[0]
+    assert score(corrected, predicted.shape).seconds == pytest.approx(observed.seconds)
+    better = find_better_plan(corrected, predicted.shape, observed.seconds)
+    if best.seconds > 0.95 * observed.seconds:
         assert better is None
     else:
         assert better is not None and score(truth, better.candidates[0].shape).seconds <= 1.02 * best.seconds
         assert better.seconds == pytest.approx(score(truth, better.candidates[0].shape).seconds)
 
 
-def test_what_the_model_does_not_explain_stays_and_may_outweigh_what_is_gained() -> None:
-    now, truth = shape((0, 0, 5, 1), count=1), make_problem(2e8)
-    better = find_better(truth, now, run(truth, now).seconds)
-    lost = find_better(truth, now, run(truth, now, 0.01).seconds)
+def test_unexplained_seconds_are_added_to_a_better_plan() -> None:
+    now, truth = make_shape((0, 0, 5, 1), count=1), make_problem(2e8)
+    better = find_better_plan(truth, now, observe(truth, now).seconds)
+    lost = find_better_plan(truth, now, observe(truth, now, 0.01).seconds)
     assert better is not None and lost is not None and lost.seconds == pytest.approx(better.seconds + 0.01)
-    assert find_better(truth, now, run(truth, now, 10.0).seconds) is None
-    quick = 0.5 * run(truth, now).seconds  # all of it is faster than the model says
-    half = find_better(truth, now, quick)
+    assert find_better_plan(truth, now, observe(truth, now, 10.0).seconds) is None
+    quick = 0.5 * observe(truth, now).seconds  # all of it is faster than the model says
+    half = find_better_plan(truth, now, quick)
     assert half is not None and half.seconds == pytest.approx(0.5 * better.seconds)
 
 
-def test_a_plan_that_was_tried_takes_what_it_took() -> None:
-    now, truth = shape((0, 0, 5, 1), count=1), make_problem(2e8)
-    seconds = run(truth, now).seconds
+def test_tried_plan_keeps_its_measured_seconds() -> None:
+    now, truth = make_shape((0, 0, 5, 1), count=1), make_problem(2e8)
+    seconds = observe(truth, now).seconds
     tried: dict[Shape, float] = {}
     for _ in range(40):
-        better = find_better(truth, now, seconds, tried)
+        better = find_better_plan(truth, now, seconds, tried)
         if better is None:
             break
         assert better.candidates[0].shape not in tried
         tried[better.candidates[0].shape] = seconds
     assert tried and better is None
     last = next(iter(tried))
-    back = find_better(truth, now, seconds, {last: 0.5 * seconds})
+    back = find_better_plan(truth, now, seconds, {last: 0.5 * seconds})
     assert back is not None and back.seconds <= 0.5 * seconds
 
 
-def test_of_a_cluster_that_has_run_nothing_is_known_what_is_known_of_one_like_it() -> None:
+def test_unused_cluster_is_corrected_like_an_equal_cluster() -> None:
     before = make_problem()
     before = replace(before, clusters=(*before.clusters, replace(before.clusters[0], name="gpu2")))
-    told = replace(BEST, shape=shape((0, 0, 5, 1), count=1), compute=(1e-3,))
-    corrected = correct(before, told, Observed(0.1, (5e-3,), {(0, 1): Line(rate=1e6, delay=0.2)}))
+    predicted = replace(BEST, shape=make_shape((0, 0, 5, 1), count=1), compute=(1e-3,))
+    corrected = correct(before, predicted, Observation(0.1, (5e-3,), {(0, 1): Line(rate=1e6, delay=0.2)}))
     for cluster, times in enumerate([5.0, 1.0, 5.0]):
         assert (corrected.clusters[cluster].forward == times * before.clusters[cluster].forward).all()
     assert corrected.line(0, 1) == Line(rate=1e6, delay=0.2) and corrected.line(1, 0) == before.line(1, 0)
 
 
-def test_a_slow_cluster_takes_longer_for_gradients_of_weights_too() -> None:
+def test_slow_cluster_also_slows_weight_gradients() -> None:
     problem = make_problem()
-    clusters = tuple(replace(cluster, later=0.5 * cluster.backward) for cluster in problem.clusters)
+    clusters = tuple(replace(cluster, deferred_backward=0.5 * cluster.backward) for cluster in problem.clusters)
     slow = slow_down(replace(problem, clusters=clusters), {1: 3.0}).clusters
     assert slow[0] is clusters[0]
-    assert slow[1].later == pytest.approx(0.5 * slow[1].backward)
+    assert slow[1].deferred_backward == pytest.approx(0.5 * slow[1].backward)

@@ -16,7 +16,7 @@ from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing
-from whale_nebula.planner.problem import Chain, ClusterCosts, Excess, Fixed, Options, Part, Problem, Shape
+from whale_nebula.planner.problem import Chain, ClusterCosts, Excess, Options, Part, Problem, Shape, WrittenStage
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 from whale_nebula.schedule.lines import Line
@@ -32,14 +32,14 @@ def make_problem(rate: float = 7.5e6, memory: float = math.inf, options: Options
     crossing = np.array([0, 8, 32, 8, 8, 0]) * 256.0
     clusters = (
         ClusterCosts("gpu", 1, forward / 2, forward, weights * 1e-11, call=5e-4, memory=memory),
-        ClusterCosts("npu", 2, forward, forward * 2, weights * 1e-11, call=5e-4, inside=Line(rate=1e9, delay=5e-5)),
+        ClusterCosts("npu", 2, forward, forward * 2, weights * 1e-11, call=5e-4, inner_line=Line(rate=1e9, delay=5e-5)),
     )
     chain = Chain(
         NAMES, weights, weights * 2, weights, np.full(5, 4096.0), np.zeros(5), crossing, crossing, np.zeros(6),
         np.ones(6, bool),
     )  # fmt: skip
     lines = dict.fromkeys([(0, 1), (1, 0)], Line(rate=rate, delay=0.005))
-    return Problem(chain, clusters, ROWS, lines, options or Options(most=8))
+    return Problem(chain, clusters, ROWS, lines, options or Options(max_micro_batches=8))
 
 
 def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> Decision:
@@ -50,12 +50,12 @@ def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> 
     return Decision(layers, problem, found, grounds, "train.py:3", **options)
 
 
-def shape(*parts: tuple[int, int, int, int], count: int = 4, recompute: bool = False) -> Shape:
+def make_shape(*parts: tuple[int, int, int, int], count: int = 4, recompute: bool = False) -> Shape:
     return Shape(tuple(Part(*each) for each in parts), count, recompute)
 
 
-ONE, TWO = shape((0, 0, 5, 1), count=1), shape((0, 0, 4, 1), (1, 4, 5, 2), count=8)
-SLOW, LONG = shape((1, 0, 5, 1), count=1), shape((1, 0, 2, 1), (1, 2, 4, 1), (0, 4, 5, 1), recompute=True)
+ONE, TWO = make_shape((0, 0, 5, 1), count=1), make_shape((0, 0, 4, 1), (1, 4, 5, 2), count=8)
+SLOW, LONG = make_shape((1, 0, 5, 1), count=1), make_shape((1, 0, 2, 1), (1, 2, 4, 1), (0, 4, 5, 1), recompute=True)
 SMALL = make_problem(1e6, 60 * MIB, Options(4))
 CASES = {
     "a line that is slow": lambda: decide(make_problem(), (TWO, ONE)),
@@ -65,23 +65,27 @@ CASES = {
 }
 
 
-def test_it_is_told_in_a_paragraph_a_table_and_what_would_change_it(request: pytest.FixtureRequest) -> None:
+def test_explanation_has_a_paragraph_a_table_and_alternatives(request: pytest.FixtureRequest) -> None:
     decisions = {name: make() for name, make in CASES.items()}
     texts = {name: decision.explain() for name, decision in decisions.items()}
     assert max(len(line) for text in texts.values() for line in text.splitlines()) <= WIDTH
     check_golden(request, "explanations.txt", "\n\n".join(f"== {name}\n{text}" for name, text in texts.items()))
-    told = decisions["candidates that are far slower"]
-    assert [each.predicted.seconds > 3 * told.predicted.seconds for each in told.considered] == [False, True, False]
-    assert "\n1 more candidate would take over 3 times as long" in told.explain()
+    slow_decision = decisions["candidates that are far slower"]
+    assert [each.predicted.seconds > 3 * slow_decision.predicted.seconds for each in slow_decision.considered] == [
+        False,
+        True,
+        False,
+    ]
+    assert "\n1 more candidate would take over 3 times as long" in slow_decision.explain()
 
 
-def test_half_the_bytes_cost_half_the_line() -> None:
+def test_scaled_crossing_halves_the_bytes_of_lines() -> None:
     problem = make_problem()
     whole, half = (score(each, TWO) for each in (problem, scale_crossing(problem, 0.5)))
     assert half.bytes == {line: size / 2 for line, size in whole.bytes.items()} and half.seconds < whole.seconds
 
 
-def test_curves_fall_with_the_rate_and_none_is_below_the_best() -> None:
+def test_rate_curves_include_the_chosen_plan_and_bound_the_others() -> None:
     decision = decide(make_problem())
     curves = decision.curves()
     assert curves.factors == FACTORS and curves.rate == 60e6 and len(curves.plans) == 3
@@ -93,13 +97,13 @@ def test_curves_fall_with_the_rate_and_none_is_below_the_best() -> None:
         assert all(a <= b for a, b in zip(curves.best, seconds, strict=True))
 
 
-def test_free_lines_have_no_rate_to_draw_by() -> None:
+def test_free_or_unequal_lines_have_no_curve_rate() -> None:
     assert decide(make_problem(math.inf), (ONE,)).curves() is None
     uneven = replace(make_problem(), lines={(0, 1): Line(rate=7.5e6), (1, 0): Line(rate=1e6)})
     assert decide(uneven, (ONE, TWO)).curves().rate is None
 
 
-def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried() -> None:
+def test_excess_error_names_layers_and_tried_fixes() -> None:
     problem = make_problem()
     clusters = tuple(
         replace(cluster, memory=memory) for cluster, memory in zip(problem.clusters, (20 * MIB, 30 * MIB), strict=True)
@@ -111,17 +115,17 @@ def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried()
     assert what == "no plan fits: 48.0 MiB on a worker of npu, but 30.0 MiB is the limit"
     assert "the layer 'embedding' needs" in why
     assert mend == "48.0 MiB of memory for each worker of npu; or a smaller batch"
-    roomy = make_problem(1e6, 18 * MIB, Options(4, recompute=False))
-    _, _, mend = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), roomy)
+    small_problem = make_problem(1e6, 18 * MIB, Options(4, recompute=False))
+    _, _, mend = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), small_problem)
     tried = "one more worker in npu; recompute=True; more micro-batches"
-    _, _, whole = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), roomy, whole=True)
+    _, _, whole = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), small_problem, whole=True)
     assert "micro-batches" not in whole
     split = "nb.split(2) around 'embedding', so that 2 workers hold a piece each"
     assert mend == f"20.0 MiB of memory for each worker of npu; {tried}; {split}; or a smaller batch"
 
 
-def test_a_stage_of_the_user_that_does_not_fit_is_named() -> None:
-    said = "nb.stage(cluster='gpu') at train.py:12"
-    problem = replace(make_problem(), fixed=(Fixed("gpu", 1, 4, (0,), None, said),))
+def test_excess_error_names_the_scope_of_a_written_stage() -> None:
+    scope_line = "nb.stage(cluster='gpu') at train.py:12"
+    problem = replace(make_problem(), written_stages=(WrittenStage("gpu", 1, 4, (0,), None, scope_line),))
     what, _, _ = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), problem)
-    assert what == f"{said} needs 3.0 MiB on a worker of gpu, but 2.0 MiB is the limit"
+    assert what == f"{scope_line} needs 3.0 MiB on a worker of gpu, but 2.0 MiB is the limit"

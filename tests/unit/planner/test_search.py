@@ -16,7 +16,7 @@ from tests.parity_harness import data
 from tests.unit.planner.problems import draw_problem, find_best
 from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
-from whale_nebula.planner.search import Found, search
+from whale_nebula.planner.search import SearchResult, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.step.step import Step
 from whale_nebula.schedule.lines import Line
@@ -27,12 +27,12 @@ MORE = {"": (4, 10, 12, 14, 115, 131), "written": (11, 12, 30, 35, 36, 38, 40, 4
 
 
 @cache
-def solve(seed: int, kind: str = "") -> Found:
+def solve(seed: int, kind: str = "") -> SearchResult:
     """What is found for a drawn problem."""
     return search(draw_problem(seed, kind))
 
 
-def alike(blocks: int, clusters: int, workers: int, **options: object) -> Problem:
+def make_uniform_problem(blocks: int, clusters: int, workers: int, **options: object) -> Problem:
     """Blocks and clusters that are alike, without memory to keep to unless `options` of a cluster say one."""
     seconds = np.stack([np.full(blocks, 1e-5), np.full(blocks, 1e-3)])
     ones, cuts = np.ones(blocks), np.full(blocks + 1, 1e3)
@@ -52,7 +52,7 @@ def alike(blocks: int, clusters: int, workers: int, **options: object) -> Proble
         *(pytest.param(kind, seed, marks=pytest.mark.grid) for kind, seeds in MORE.items() for seed in seeds),
     ],
 )
-def test_a_plan_is_as_fast_as_the_best_of_all(kind: str, seed: int) -> None:
+def test_search_is_as_fast_as_exhaustive_search(kind: str, seed: int) -> None:
     problem = draw_problem(seed, kind)
     best, found = find_best(problem), solve(seed, kind)
     assert (best is None) == (not found.candidates)
@@ -61,7 +61,7 @@ def test_a_plan_is_as_fast_as_the_best_of_all(kind: str, seed: int) -> None:
         assert found.excess.needed > found.excess.allowed
     else:
         assert found.candidates[0].seconds <= 1.02 * best.seconds
-        assert all(problem.keeps(each.shape) for each in found.candidates)
+        assert all(problem.admits(each.shape) for each in found.candidates)
     for each in found.candidates:
         assert all(
             needs <= problem.clusters[p.cluster].memory for p, needs in zip(each.parts, each.memory, strict=True)
@@ -69,7 +69,7 @@ def test_a_plan_is_as_fast_as_the_best_of_all(kind: str, seed: int) -> None:
         assert all(part.end == after.begin for part, after in zip(each.parts, each.parts[1:], strict=False))
 
 
-def test_the_sample_has_problems_of_each_kind() -> None:
+def test_sampled_problems_cover_every_kind_of_plan() -> None:
     found = [solve(seed).candidates for seed in SEEDS[""]]
     assert any(not each for each in found)
     assert {len(each[0].parts) for each in found if each} >= {1, 2, 3}
@@ -78,16 +78,16 @@ def test_the_sample_has_problems_of_each_kind() -> None:
     assert {each[0].schedule for each in found if each} == {"eager-1f1b", "zero-bubble"}
 
 
-def test_one_cluster_that_nothing_helps_does_all() -> None:
+def test_slow_links_give_a_plan_of_one_cluster() -> None:
     """Two clusters beyond a line on which a message takes longer than the whole step."""
-    problem = replace(alike(4, 2, 1), lines={(0, 1): Line(rate=1e3), (1, 0): Line(rate=1e3)})
+    problem = replace(make_uniform_problem(4, 2, 1), lines={(0, 1): Line(rate=1e3), (1, 0): Line(rate=1e3)})
     shape = search(problem).candidates[0].shape
     assert [(part.cluster, part.begin, part.end, part.replicas) for part in shape.parts] == [(0, 0, 4, 1)]
     assert shape.micro_batches == 1
 
 
-def test_clusters_that_are_alike_come_in_their_order() -> None:
-    found = search(alike(12, 3, 1)).candidates[0]
+def test_equal_clusters_are_used_in_config_order() -> None:
+    found = search(make_uniform_problem(12, 3, 1)).candidates[0]
     assert [part.cluster for part in found.parts] == [0, 1, 2]
 
 
@@ -100,29 +100,29 @@ def test_clusters_that_are_alike_come_in_their_order() -> None:
         (Options(recompute=True), lambda shape: shape.recompute),
     ],
 )
-def test_what_the_user_says_holds(options: Options, check: object) -> None:
-    found = search(replace(alike(8, 2, 4), options=options)).candidates
+def test_search_respects_user_options(options: Options, check: object) -> None:
+    found = search(replace(make_uniform_problem(8, 2, 4), options=options)).candidates
     assert found
     assert all(check(each.shape) for each in found)  # type: ignore[operator]
 
 
-def test_where_one_may_not_cut_no_plan_does() -> None:
-    problem = alike(6, 3, 2)
+def test_search_cuts_only_at_cuttable_edges() -> None:
+    problem = make_uniform_problem(6, 3, 2)
     cuttable = np.array([True, False, False, True, False, False, True])
     found = search(replace(problem, chain=replace(problem.chain, cuttable=cuttable))).candidates
     assert {part.begin for each in found for part in each.parts} <= {0, 3}
 
 
-def test_the_same_problem_has_the_same_plan() -> None:
+def test_search_is_deterministic() -> None:
     assert search(draw_problem(11)) == solve(11)
 
 
-def test_memory_is_what_makes_a_chain_long() -> None:
+def test_short_memory_forces_more_stages() -> None:
     """Each cluster may hold a third: three stages are needed, and what is in flight is limited."""
-    problem = alike(9, 3, 1)
-    chain = replace(problem.chain, weights=np.full(9, 1e6), held=np.full(9, 1e4))
-    tight = tuple(replace(cluster, memory=3.2e6 + 9e4) for cluster in problem.clusters)
-    found = search(replace(problem, chain=chain, clusters=tight)).candidates[0]
+    problem = make_uniform_problem(9, 3, 1)
+    chain = replace(problem.chain, weights=np.full(9, 1e6), activations=np.full(9, 1e4))
+    small_clusters = tuple(replace(cluster, memory=3.2e6 + 9e4) for cluster in problem.clusters)
+    found = search(replace(problem, chain=chain, clusters=small_clusters)).candidates[0]
     assert len(found.parts) == 3
     assert max(found.memory) <= 3.2e6 + 9e4 < math.inf
 
@@ -132,7 +132,7 @@ X, Y = np.ones((40, 8), "float32"), np.ones((40, 1), "float32")
 CONFIG = {"clusters": {"gpu": {}, "npu": {}}, "measure": "0s"}
 
 
-def model() -> keras.Model:
+def make_model() -> keras.Model:
     """Two dense layers."""
     inputs = keras.Input((8,))
     return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(8)(inputs)))
@@ -151,11 +151,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_step_that_stays_as_it_is_written_is_captured_once(made: list[str]) -> None:
+def test_unplanned_step_is_captured_once(made: list[str]) -> None:
     nb.init(CONFIG)
     with nb.auto_parallel():
         with nb.replica(2, sync_every=2):
-            found = model()
+            found = make_model()
         found.compile("sgd", "mse")
         found.fit(X, Y, 8, verbose=0)
         assert made == ["train_step"]
@@ -163,10 +163,10 @@ def test_a_step_that_stays_as_it_is_written_is_captured_once(made: list[str]) ->
     assert "does not change the scopes of this step" in plan.explain() and plan.predicted is None
 
 
-def test_a_step_that_follows_another_one_has_no_seconds_of_it(made: list[str]) -> None:
+def test_dependent_step_has_no_predicted_seconds(made: list[str]) -> None:
     nb.init(CONFIG, links="60mbit,1ms")
     with nb.auto_parallel(micro_batch=2):
-        found = model()
+        found = make_model()
         found.compile("sgd", "mse")
         found.fit(X, Y, 8, verbose=0)
         for _ in range(2):
@@ -176,8 +176,8 @@ def test_a_step_that_follows_another_one_has_no_seconds_of_it(made: list[str]) -
         found.compiled = False
         plan = nb.plan(found, X)
     assert plan.predicted is None and "predicted" not in plan.to_text()
-    said = " ".join(plan.explain().split())
-    assert "runs with the stages that" in said and "train_step, which has the same variables" in said
+    explanation = " ".join(plan.explain().split())
+    assert "runs with the stages that" in explanation and "train_step, which has the same variables" in explanation
 
 
 # -------------------- A replicated body and a sharded head on the same workers, as the planner finds them
@@ -197,24 +197,24 @@ def make_problem() -> Problem:
     return Problem(chain, (cluster,), 32, {}, Options(split=None))
 
 
-def test_it_is_found_where_only_the_head_is_worth_dividing() -> None:
+def test_search_shards_only_the_heavy_head() -> None:
     problem = make_problem()
     found = search(problem).candidates
     copied = next(each for each in found if [(p.replicas, p.shards) for p in each.parts] == [(2, 1), (1, 2)])
     divided = next(each for each in found if len(each.parts) == 1)
     assert copied.seconds < 0.9 * divided.seconds and found[0].parts[0].shards == 1
-    assert problem.seat_parts(copied.parts) == [0, 0]  # on the same workers, which need memory and time for both
+    assert problem.assign_workers(copied.parts) == [0, 0]  # on the same workers, which need memory and time for both
     assert copied.memory[0] == copied.memory[1] <= 29 * MIB
     assert copied.seconds >= copied.shape.micro_batches * (copied.compute[0] / 2 + copied.compute[1])
 
 
 @pytest.mark.grid
-def test_it_trains_the_same_numbers_and_divides_the_head_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(problem: Problem, *given: Any, **options: Any) -> Found:
+def test_sharded_head_trains_like_the_uncut_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(problem: Problem, *given: Any, **options: Any) -> SearchResult:
         shape = Shape((Part(0, 0, 2, replicas=2), Part(0, 2, 3, shards=2)), 2)
         found = score(problem, shape)
         assert isinstance(found, Candidate)
-        return Found((found,))
+        return SearchResult((found,))
 
     def train() -> list[float]:
         keras.utils.set_random_seed(3)

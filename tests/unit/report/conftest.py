@@ -8,7 +8,7 @@ from whale_nebula.report.published import forget
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def no_published_reports() -> Iterator[None]:
     forget()
     yield
     forget()

@@ -52,7 +52,7 @@ class Terminal(io.StringIO):
         return [line.rstrip() for line in self.lines if line.strip()]
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def replace_standard_streams(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Let a terminal be both standard streams; to be called in the test itself, because pytest sets them before it."""
     made = Terminal()
     for name in ("stdout", "stderr"):

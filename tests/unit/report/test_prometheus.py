@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.report.making import full
+from tests.unit.report.sample_reports import make_full_report
 from whale_nebula.errors import ConfigError
 from whale_nebula.report.prometheus import METRICS, LastReport, Prometheus, read_reports, render_metrics
 from whale_nebula.report.records import Goodput, LinkReport, RunTotals, WorkerReport
@@ -32,11 +32,11 @@ def parse(text: str) -> dict[str, float]:
     return found
 
 
-def test_a_process_serves_its_last_report() -> None:
+def test_prometheus_serves_the_last_report() -> None:
     report = replace(
-        full(),
+        make_full_report(),
         goodput=Goodput(100.0, 80.0, 1.0, 4.0, 5.0),
-        workers={full().worker: WorkerReport(5, 7)},
+        workers={make_full_report().worker: WorkerReport(5, 7)},
         run=RunTotals(2, 1.0, {"a->b": LinkReport(bytes=9)}),
     )
     output = Prometheus("127.0.0.1:0")
@@ -65,11 +65,11 @@ def test_a_process_serves_its_last_report() -> None:
     assert {name.partition("{")[0] for name in found} == {f"nebula_{metric.name}" for metric in METRICS}
 
 
-def test_a_launcher_reads_the_last_reports_of_its_workers(tmp_path: Path) -> None:
+def test_launcher_renders_last_reports_of_workers(tmp_path: Path) -> None:
     for worker in ("c0/0", "c1/0"):
         kept = LastReport(str(tmp_path))
         for step in (1, 2, 3):  # the second and third come within a second of the first
-            kept.step(replace(full(), step=step, worker=worker))
+            kept.step(replace(make_full_report(), step=step, worker=worker))
         kept.close()
     (tmp_path / "c2-0.json").write_text('{"cut short')
     found = parse(render_metrics(read_reports(tmp_path)))
@@ -77,6 +77,6 @@ def test_a_launcher_reads_the_last_reports_of_its_workers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("address", ["9464", "127.0.0.1", "host:port", "host:70000"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_metrics_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="not a valid address for metrics"):
         Prometheus(address)

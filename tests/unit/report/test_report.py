@@ -15,33 +15,33 @@ from whale_nebula.report.records import LinkReport, StageReport
 from whale_nebula.report.report import Report
 
 
-def report(step: int, sent: int) -> Report:
+def make_report(step: int, sent: int) -> Report:
     links = {"gpu->npu": LinkReport(payload_bytes=sent, bytes=sent + 10, raw_bytes=2 * sent, frames=1)}
     return Report("fit", step, 0.5, 2, {"gpu": StageReport(0.2, 0.3), "npu": StageReport()}, links)
 
 
-def test_without_a_step_there_is_none() -> None:
+def test_last_report_before_any_step_is_an_error() -> None:
     with pytest.raises(StateError, match="no step has run yet") as caught:
         last_report()
     assert caught.value.where.startswith(f"{__file__}:")
 
 
-def test_totals_are_of_the_whole_run() -> None:
-    publish(report(1, 100))
-    publish(report(2, 50))
+def test_report_totals_cover_the_whole_run() -> None:
+    publish(make_report(1, 100))
+    publish(make_report(2, 50))
     totals = last_report().run
     assert (totals.steps, totals.seconds) == (2, 1.0)
     assert totals.links["gpu->npu"] == LinkReport(150, 170, 300, 2)
 
 
-def test_a_link_that_was_silent_keeps_its_total() -> None:
-    publish(report(1, 100))
+def test_idle_link_keeps_its_total() -> None:
+    publish(make_report(1, 100))
     publish(Report("eval", 1, 0.1, 1, {}, {}))
     assert last_report().run.links["gpu->npu"].bytes == 110
     assert last_report().links == {}
 
 
-def test_the_last_step_of_a_program_is_had_by_the_end_of_its_name() -> None:
+def test_last_report_finds_a_program_by_name_suffix() -> None:
     names = ["model.train_step", "model.test_step", "other.train_step", "train_step", "model.predict_step"]
     for step, program in enumerate(names):
         publish(Report(program, step, 0.1, 1, {}, {}))
@@ -54,14 +54,14 @@ def test_the_last_step_of_a_program_is_had_by_the_end_of_its_name() -> None:
     assert last_report().step == last_report("test_step").step == 9
 
 
-def test_of_several_programs_with_that_end_the_one_that_ran_last_is_meant() -> None:
+def test_ambiguous_name_suffix_gives_the_latest_program() -> None:
     for step, program in enumerate(["b.train_step", "a.train_step", "b.train_step", "a.test_step"]):
         publish(Report(program, step, 0.1, 1, {}, {}))
     assert last_report("train_step").step == 2
 
 
 @pytest.mark.parametrize("wrong", ["trian_step", "", "train", 3])
-def test_a_program_that_has_not_run_is_an_error_that_names_those_that_have(wrong: object) -> None:
+def test_unknown_program_error_lists_known_programs(wrong: object) -> None:
     publish(Report("model.train_step", 1, 0.1, 1, {}, {}))
     publish(Report("model.test_step", 1, 0.1, 1, {}, {}))
     with pytest.raises(StateError, match=r"'model.train_step', 'model.test_step'"):
@@ -86,7 +86,7 @@ def run_step(config: dict[str, Any], far: str = "npu") -> Report:
     return nb.last_report()
 
 
-def test_a_step_costs_its_workers_seconds_and_its_links_bytes() -> None:
+def test_step_cost_sums_worker_seconds_and_link_bytes() -> None:
     workers = ["127.0.0.1:7101", {"address": "127.0.0.1:7102", "price": 5.0}]
     report = run_step({"clusters": {"gpu": {"price": 2.0, "workers": workers}, "npu": {}}, "links": LINKS})
     assert report.cost is not None
@@ -98,13 +98,13 @@ def test_a_step_costs_its_workers_seconds_and_its_links_bytes() -> None:
     assert f"cost: {report.cost}" in str(report)
 
 
-def test_without_prices_there_is_no_cost() -> None:
+def test_report_without_prices_has_no_cost() -> None:
     report = run_step({"clusters": {"gpu": {}, "npu": {}}})
     assert report.cost is None
     assert "cost" not in str(report)
 
 
-def test_a_saved_report_has_its_cost(tmp_path: Any) -> None:
+def test_saved_report_keeps_its_cost(tmp_path: Any) -> None:
     report = run_step({"clusters": {"gpu": {"price": 2.0}, "npu": {}}}, far="gpu")
     assert report.cost is not None and (report.cost.rows, report.cost.links) == (8, 0.0)
     report.save(tmp_path / "step.json")

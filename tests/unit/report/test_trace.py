@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.unit.report.making import THERE, full
+from tests.unit.report.sample_reports import THERE, make_full_report
 from whale_nebula.report.records import ONCE, Span, StageReport
 from whale_nebula.report.report import Report, Timeline
 
 
-def lanes(trace: dict[str, Any]) -> dict[tuple[int, int], tuple[str, str]]:
+def read_lanes(trace: dict[str, Any]) -> dict[tuple[int, int], tuple[str, str]]:
     """(process, thread) to their names."""
     named: dict[str, dict[Any, str]] = {"process_name": {}, "thread_name": {}}
     for event in trace["traceEvents"]:
@@ -21,12 +21,12 @@ def lanes(trace: dict[str, Any]) -> dict[tuple[int, int], tuple[str, str]]:
     return {key: (named["process_name"][key[0]], name) for key, name in named["thread_name"].items()}
 
 
-def spans(trace: dict[str, Any]) -> list[dict[str, Any]]:
+def list_span_events(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
-def test_each_event_has_what_the_format_asks_for(tmp_path: Path) -> None:
-    full().save_trace(tmp_path / "trace.json")
+def test_trace_events_have_required_fields(tmp_path: Path) -> None:
+    make_full_report().save_trace(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text(), parse_constant=lambda name: 1 / 0)
     assert trace.keys() == {"traceEvents", "displayTimeUnit", "otherData"}
     for event in trace["traceEvents"]:
@@ -35,13 +35,13 @@ def test_each_event_has_what_the_format_asks_for(tmp_path: Path) -> None:
         assert isinstance(event["name"], str)
         if event["ph"] == "X":
             assert event["ts"] >= 0 and event["dur"] >= 0
-    starts = [event["ts"] for event in spans(trace)]
+    starts = [event["ts"] for event in list_span_events(trace)]
     assert starts == sorted(starts)
 
 
-def test_a_cluster_is_a_process_and_a_stage_or_link_a_lane() -> None:
-    trace = full().to_chrome_trace()
-    assert set(lanes(trace).values()) == {
+def test_trace_maps_clusters_to_processes_and_stages_to_threads() -> None:
+    trace = make_full_report().to_chrome_trace()
+    assert set(read_lanes(trace).values()) == {
         ("step", ONCE),
         ("cluster gpu", "stage gpu"),
         ("cluster gpu", "link gpu->npu"),
@@ -50,11 +50,11 @@ def test_a_cluster_is_a_process_and_a_stage_or_link_a_lane() -> None:
     }
 
 
-def test_every_span_is_an_event_in_its_lane() -> None:
-    report = full()
+def test_trace_has_an_event_per_span() -> None:
+    report = make_full_report()
     trace = report.to_chrome_trace()
-    where = lanes(trace)
-    found = {(where[event["pid"], event["tid"]][1], event["name"]): event for event in spans(trace)}
+    where = read_lanes(trace)
+    found = {(where[event["pid"], event["tid"]][1], event["name"]): event for event in list_span_events(trace)}
     assert found.keys() == {
         (ONCE, "step 3 of fit"),
         ("stage gpu", "forward 0"),
@@ -68,9 +68,9 @@ def test_every_span_is_an_event_in_its_lane() -> None:
     assert found[ONCE, "step 3 of fit"]["dur"] == round(1e6 * report.step_seconds, 3)
 
 
-def test_lanes_have_numbers_of_their_own() -> None:
-    trace = full().to_chrome_trace()
-    assert len({thread for _, thread in lanes(trace)}) == len(lanes(trace)) == 5
+def test_trace_lanes_have_unique_thread_ids() -> None:
+    trace = make_full_report().to_chrome_trace()
+    assert len({thread for _, thread in read_lanes(trace)}) == len(read_lanes(trace)) == 5
 
 
 SPANS = (
@@ -81,7 +81,7 @@ SPANS = (
 )
 
 
-def test_a_lane_has_a_letter_for_what_ran() -> None:
+def test_timeline_draws_a_letter_per_kind_of_work() -> None:
     head, gpu, line, once = str(Timeline(SPANS)).splitlines()
     assert head == "1.000 s from left to right; F forward, B backward, U update"
     assert gpu == f"  gpu         |{'F' * 36}{'.' * 18}{'B' * 18}|  0.749 s in 2 pieces"
@@ -89,7 +89,7 @@ def test_a_lane_has_a_letter_for_what_ran() -> None:
     assert once.startswith(f"  once a step |{'.' * 71}U|")
 
 
-def test_it_is_the_tuple_of_spans() -> None:
+def test_timeline_is_a_tuple_of_spans() -> None:
     report = Report("fit", 1, 1.0, 1, {"gpu": StageReport()}, {}, spans=SPANS)
     assert report.timeline() == SPANS
     assert isinstance(report.timeline(), tuple)

@@ -12,7 +12,7 @@ import pytest
 import whale_nebula as nb
 from whale_nebula.errors import StateError
 from whale_nebula.report.report import read
-from whale_nebula.report.saved import programs, summary_text
+from whale_nebula.report.saved import group_programs, summary_text
 
 ROWS, WIDTH = 8, 4
 
@@ -70,7 +70,7 @@ def test_forward_only_steps_exchange_no_gradients(metrics_file: Path) -> None:
 
 def test_metrics_file_equals_the_reports(metrics_file: Path) -> None:
     reports = read(metrics_file)[0]
-    assert [(each.program, len(each.reports)) for each in programs(reports)] == [
+    assert [(each.program, len(each.reports)) for each in group_programs(reports)] == [
         ("chain.train_step", 6), ("chain.test_step", 6), ("chain.predict_step", 3)
     ]  # fmt: skip
     assert summary_text(reports).count("bottleneck: ") == 3

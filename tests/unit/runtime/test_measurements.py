@@ -17,7 +17,7 @@ from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program, Stage
 from whale_nebula.ir.routing import Seat, compute_shares, count_turns, order_by_shares
 from whale_nebula.ir.text import from_text
-from whale_nebula.report.records import Elsewhere, LinkReport, Span, StageReport, WorkerReport
+from whale_nebula.report.records import LinkReport, RemoteMeasurements, Span, StageReport, WorkerReport
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
 from whale_nebula.runtime.step.distributed import pack_report, parse_reports
 from whale_nebula.runtime.step.measurements import (
@@ -356,7 +356,7 @@ WORKERS = {"npu/0": WorkerReport(4096, 1 << 30)}
 
 def test_packed_report_round_trip() -> None:
     sheet = json.loads(json.dumps({"step": 3, "seen": pack_report(STAGE_REPORTS, LINKS, WORKERS)}))
-    assert parse_reports([sheet]) == Elsewhere(STAGE_REPORTS, LINKS, WORKERS)
+    assert parse_reports([sheet]) == RemoteMeasurements(STAGE_REPORTS, LINKS, WORKERS)
 
 
 def test_reports_of_several_workers_are_merged() -> None:
@@ -381,12 +381,12 @@ def test_reports_of_several_workers_are_merged() -> None:
     ids=str,
 )
 def test_malformed_reports_are_ignored(seen: Any) -> None:
-    assert parse_reports([{"seen": seen}]) == Elsewhere()
+    assert parse_reports([{"seen": seen}]) == RemoteMeasurements()
 
 
 def test_text_in_place_of_numbers_is_read_as_none() -> None:
     found = parse_reports([{"seen": {"stages": {"npu": ["fast", None, "many", 7]}, "links": {"a->b": ["x"] * 5}}}])
-    assert found == Elsewhere({"npu": StageReport(None, None, "7", None)}, {"a->b": LinkReport()})
+    assert found == RemoteMeasurements({"npu": StageReport(None, None, "7", None)}, {"a->b": LinkReport()})
 
 
 def test_link_reports_of_several_workers_are_added() -> None:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.report.making import full
+from tests.unit.report.sample_reports import make_full_report
 from whale_nebula.report.records import EXCHANGE, ONCE
 from whale_nebula.runtime.step.results import find_scalar_results
 from whale_nebula.runtime.tensorboard import EventFiles
@@ -225,14 +225,14 @@ def test_event_files_contain_all_numbers(second_and_third_reports, tmp_path: Pat
 
 def test_event_files_contain_boundaries_and_measured_errors(tmp_path: Path) -> None:
     files = EventFiles(tmp_path / "logs")
-    files.step(replace(full(), worker="local/0"))
+    files.step(replace(make_full_report(), worker="local/0"))
     files.close()
     found = {
         value.tag: tf.make_ndarray(value.tensor).item()
         for event in read_events(tmp_path / "logs")
         for value in event.summary.value
     }
-    there = full().boundaries["b0 gpu->npu"]
+    there = make_full_report().boundaries["b0 gpu->npu"]
     assert found["fit/boundary b0 gpu->npu/bytes"] == there.wire_bytes
     assert found["fit/boundary b0 gpu->npu/ratio"] == pytest.approx(there.ratio)
     assert found["fit/boundary b0 gpu->npu/error"] == pytest.approx(there.error)

@@ -15,7 +15,7 @@ import whale_nebula as nb
 from tests.parity_harness import Cut, assert_same, data
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Problem
-from whale_nebula.planner.search import Found, search
+from whale_nebula.planner.search import SearchResult, search
 from whale_nebula.report.records import Span
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
@@ -164,10 +164,10 @@ def make_slow_clusters(flops: str) -> dict[str, Any]:
 def test_planner_predicts_which_backwards_are_divided(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage has a function for gradients of weights just where the planner counts seconds for it."""
 
-    def choose(problem: Problem, most: int = 8) -> Found:
+    def choose(problem: Problem, most: int = 8) -> SearchResult:
         free = replace(problem, clusters=tuple(replace(each, call=0.0) for each in problem.clusters))
         several = next(each for each in search(free, 24).candidates if len(each.parts) > 1)
-        return Found((replace(several, schedule="zero-bubble"),))
+        return SearchResult((replace(several, schedule="zero-bubble"),))
 
     monkeypatch.setattr(decisions, "search", choose)
     nb.shutdown()

@@ -23,7 +23,7 @@ TEXT = np.arange(ROWS * LENGTH, dtype=np.int32).reshape(ROWS, LENGTH)
 
 
 @given(st.integers(1, 70), st.integers(0, 90), st.integers(1, 200), st.integers(1, 16), st.sampled_from([1, 2]))
-def test_lengths_are_those_of_the_formula(start: int, more: int, steps: int, step: int, root: int) -> None:
+def test_curriculum_lengths_match_the_formula(start: int, more: int, steps: int, step: int, root: int) -> None:
     """start + (end - start) (t / T)^(1 / r), rounded down to multiples, but never below the start."""
     end = start + more
     found = Curriculum(start, end, steps, step=step, pace={1: "linear", 2: "root"}[root])
@@ -41,7 +41,7 @@ def test_lengths_are_those_of_the_formula(start: int, more: int, steps: int, ste
 @pytest.mark.parametrize(
     "known", [pytest.param(True, marks=pytest.mark.grid), False], ids=["of known size", "of unknown size"]
 )
-def test_each_pass_goes_on_where_the_one_before_has_ended(known: bool) -> None:
+def test_dataset_passes_continue_the_curriculum(known: bool) -> None:
     """Also where somebody looks at the first batches in between, as Keras does to build a model."""
     mask = np.ones((ROWS, LENGTH, LENGTH), bool)
     batches = ({"text": TEXT, "mask": mask}, TEXT[:, 0])
@@ -64,7 +64,7 @@ def test_each_pass_goes_on_where_the_one_before_has_ended(known: bool) -> None:
     assert [next(endless)[1].shape[1] for _ in range(11)] == [found.length(step) for step in range(11)]
 
 
-def test_packed_batches_keep_their_tokens() -> None:
+def test_pack_mode_keeps_all_tokens() -> None:
     found = Curriculum(16, LENGTH, 2, step=24, pace={0: 16, 1: 24, 2: LENGTH}, mode="pack")
     data = tf.data.Dataset.from_tensors((TEXT, TEXT + 1)).repeat(3).apply(found)
     shapes = [(16, ROWS * 4), (24, ROWS * 2), (LENGTH, ROWS)]
@@ -75,7 +75,7 @@ def test_packed_batches_keep_their_tokens() -> None:
         np.testing.assert_array_equal(found.cut(TEXT, step), x)
 
 
-def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
+def make_dataset(*shapes: tuple[int, ...]) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors(tuple(tf.zeros(shape) for shape in shapes))
 
 
@@ -87,7 +87,7 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
         (lambda: Curriculum(16, 8, 9), OptionError, "a curriculum from length 16 to 8"),
         (lambda: Curriculum(8, 16, 9, pace="fast"), OptionError, "pace='fast' of a curriculum"),
         (lambda: Curriculum(8, 16, 9, pace=["linear"]), OptionError, r"pace=\['linear'\] of a curriculum"),
-        (lambda: Curriculum(8, 16, 9)(batches_of((4, 16)), first=-1), OptionError, "first=-1 of a curriculum"),
+        (lambda: Curriculum(8, 16, 9)(make_dataset((4, 16)), first=-1), OptionError, "first=-1 of a curriculum"),
         (lambda: ByTokens(0.1, Curriculum(8, 16, 9)), OptionError, "schedule, not 0.1"),
         (lambda: ByTokens(keras.optimizers.schedules.CosineDecay(1.0, 9), 5), OptionError, "a Curriculum, not 5"),
         (lambda: Curriculum(8, 16, 9, mode="cut"), OptionError, "mode='cut' of a curriculum"),
@@ -95,7 +95,7 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
         (lambda: Curriculum(8, 16, 9, pace={0: 8, 5: 7, 9: 16}), OptionError, "is not a table from 8 to 16"),
         (lambda: Curriculum(8, 16, 9, pace={0: 8, 8: 16}), OptionError, "is not a table from 8 to 16 in 9 steps"),
         (
-            lambda: Curriculum(8, 16, 9)(batches_of((4, 12))),
+            lambda: Curriculum(8, 16, 9)(make_dataset((4, 12))),
             DataError,
             r"no tensor of a batch has an axis of 16: \(4, 12\)",
         ),
@@ -106,23 +106,23 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
         ),
         (lambda: Curriculum(8, 16, 9)(np.zeros((4, 16))), DataError, "requires a dataset, not ndarray"),
         (
-            lambda: Curriculum(8, 16, 9, mode="pack")(batches_of((4, 16), (4,))),
+            lambda: Curriculum(8, 16, 9, mode="pack")(make_dataset((4, 16), (4,))),
             DataError,
             r"a batch of \(4, 16\), \(4,\) cannot be packed",
         ),
         (
-            lambda: Curriculum(8, 16, 9, mode="pack")(batches_of((4, 16, 16))),
+            lambda: Curriculum(8, 16, 9, mode="pack")(make_dataset((4, 16, 16))),
             DataError,
             r"a batch of \(4, 16, 16\) cannot be packed",
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, kind: type[NebulaError], said: str) -> None:
+def test_invalid_curriculum_is_refused(make: Any, kind: type[NebulaError], said: str) -> None:
     with pytest.raises(kind, match=said):
         make()
 
 
-def text_of(rows: int) -> tuple[np.ndarray, np.ndarray]:
+def make_text(rows: int) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(0)
     start, stride = draw.integers(0, 32, (rows, 1)), draw.integers(1, 9, (rows, 1))
     tokens = (start + stride * np.arange(LENGTH + 1)) % 32
@@ -130,7 +130,7 @@ def text_of(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("mode", ["truncate", pytest.param("pack", marks=pytest.mark.grid)])
-def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
+def test_cut_model_trains_with_a_curriculum_like_the_uncut_one(mode: str) -> None:
     """Bytes fall with the length, the rate is that of as many tokens, and all lengths but the first share a trace."""
     curriculum = Curriculum(16, LENGTH, 6, step=16, mode=mode)
     seen: list[tuple[int, int]] = []
@@ -140,7 +140,7 @@ def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
         traced.append(y)
         return keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
 
-    def look(batch: int, logs: Any) -> None:
+    def record_step(batch: int, logs: Any) -> None:
         seen.append((len(traced), nb.last_report().links["gpu->npu"].bytes))
 
     def train(cut: bool) -> Any:
@@ -153,8 +153,8 @@ def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
                 model = keras.Model(inputs, keras.layers.Dense(32)(hidden))
         rate = ByTokens(keras.optimizers.schedules.CosineDecay(3e-2, 8), curriculum)
         model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, run_eagerly=not cut)
-        data = tf.data.Dataset.from_tensor_slices(text_of(16)).batch(4).apply(curriculum)
-        callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=look)] if cut else []
+        data = tf.data.Dataset.from_tensor_slices(make_text(16)).batch(4).apply(curriculum)
+        callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=record_step)] if cut else []
         return model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history["loss"], model.get_weights()
 
     history, weights = train(cut=True)
@@ -162,7 +162,7 @@ def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
     np.testing.assert_allclose(history, expected, rtol=1e-5)
     for one, other in zip(weights, others, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
-    tokens = [curriculum.cut(text_of(4)[0], step).size for step in range(8)]
+    tokens = [curriculum.cut(make_text(4)[0], step).size for step in range(8)]
     shares = [each / seen[-1][1] for _, each in seen]
     np.testing.assert_allclose(shares, [each / tokens[-1] for each in tokens], rtol=0.03)
     second = next(step for step in range(8) if curriculum.length(step) > 16)
@@ -170,7 +170,7 @@ def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [False, pytest.param(True, marks=pytest.mark.grid)])
-def test_as_a_callback_it_cuts_what_fit_is_given_and_goes_on_in_the_next_fit(cut: bool) -> None:
+def test_curriculum_callback_equals_a_curriculum_dataset(cut: bool) -> None:
     """Arrays and datasets, over several fits, as a dataset that it was applied to; validation has full rows."""
     x, y = np.random.default_rng(0).normal(size=(2, 20, 16)).astype("float32")
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
@@ -189,15 +189,15 @@ def test_as_a_callback_it_cuts_what_fit_is_given_and_goes_on_in_the_next_fit(cut
         callbacks, applied = [curriculum] * as_callback, batches if as_callback else batches.apply(curriculum)
         history = []
         for data in ((applied, None), (x, y) if as_callback else (applied, None)):
-            told = {"validation_data": (x, y), "batch_size": 4 if data[1] is not None else None}
-            fitted = model.fit(*data, epochs=1, verbose=0, shuffle=False, callbacks=callbacks, **told)
+            fit_options = {"validation_data": (x, y), "batch_size": 4 if data[1] is not None else None}
+            fitted = model.fit(*data, epochs=1, verbose=0, shuffle=False, callbacks=callbacks, **fit_options)
             history += [*fitted.history["loss"], *fitted.history["val_loss"]]
         return history
 
     assert train(as_callback=True) == train(as_callback=False)
 
 
-def test_a_callback_list_that_was_made_before_is_refused() -> None:
+def test_prebuilt_callback_list_is_refused() -> None:
     model = keras.Sequential([keras.Input((None,)), keras.layers.Reshape((-1,))])
     model.compile(loss="mse")
     callbacks = keras.callbacks.CallbackList([Curriculum(4, 16, 9)], model=model)
@@ -206,7 +206,7 @@ def test_a_callback_list_that_was_made_before_is_refused() -> None:
 
 
 @pytest.mark.grid
-def test_in_a_loop_micro_batches_and_codec_follow_the_length() -> None:
+def test_custom_loop_scopes_follow_the_length() -> None:
     """An `nb.function` is traced once for each length, and its scopes are met in each trace."""
     curriculum, x = Curriculum(16, 64, 4, step=16), np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
 
@@ -218,11 +218,11 @@ def test_in_a_loop_micro_batches_and_codec_follow_the_length() -> None:
 
         def step(x: Any) -> Any:
             short = x.shape[1] < 48
-            squeeze = nullcontext() if short else enter(nb.compress, fp16=True, backward="fp16")
+            codec_scope = nullcontext() if short else enter(nb.compress, fp16=True, backward="fp16")
             with (
                 enter(nb.cluster),
                 enter(nb.pipeline, micro_batch=1 if short else 4),
-                squeeze,
+                codec_scope,
                 tf.GradientTape() as tape,
             ):
                 with enter(nb.stage, cluster="gpu"):
@@ -246,16 +246,16 @@ def test_in_a_loop_micro_batches_and_codec_follow_the_length() -> None:
     np.testing.assert_allclose(sent, [1, 1, 1, 2, 2, 2], rtol=0.01)
 
 
-def test_a_rate_by_tokens_is_saved_with_its_model() -> None:
+def test_by_tokens_schedule_is_restored_from_config() -> None:
     for pace in ("root", {0: 8, 30: 24, 100: 64}):
         schedule = ByTokens(keras.optimizers.schedules.CosineDecay(1.0, 100), Curriculum(8, 64, 100, pace=pace))
         optimizer = keras.optimizers.Adam(schedule)
-        again = keras.optimizers.Adam.from_config(
+        restored = keras.optimizers.Adam.from_config(
             optimizer.get_config(), custom_objects={"ByTokens": ByTokens}
         )._learning_rate
         tokens = 0
         for step in range(120):
             if step % 9 == 0:
                 expected = schedule.schedule(tokens / 64)
-                assert float(schedule(step)) == float(again(step)) == pytest.approx(float(expected), abs=1e-6)
+                assert float(schedule(step)) == float(restored(step)) == pytest.approx(float(expected), abs=1e-6)
             tokens += schedule.curriculum.length(step)

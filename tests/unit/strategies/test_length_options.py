@@ -18,12 +18,12 @@ from whale_nebula.strategies import Curriculum
 LENGTH = 32
 
 
-def data_of(rows: int) -> tuple[np.ndarray, np.ndarray]:
+def make_data(rows: int) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.random.default_rng(0).normal(size=(2, rows, LENGTH)).astype("float32")
     return x, y
 
 
-def model_of(cut: bool, micro_batch: int | None = None, codec: Any = None) -> keras.Model:
+def make_model(cut: bool, micro_batch: int | None = None, codec: Any = None) -> keras.Model:
     """Two layers for sequences of any length, in two stages if `cut`."""
     gpu, npu = (nb.stage(cluster=name) if cut else nullcontext() for name in ("gpu", "npu"))
     with nb.cluster() if cut else nullcontext(), nb.pipeline(micro_batch) if micro_batch else nullcontext():
@@ -35,7 +35,7 @@ def model_of(cut: bool, micro_batch: int | None = None, codec: Any = None) -> ke
     return keras.Model(inputs, outputs, name="of_any_length")
 
 
-class Looks(keras.callbacks.Callback):
+class StepRecorder(keras.callbacks.Callback):
     """Keeps loss and report of each step, and counts traces."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Looks(keras.callbacks.Callback):
         self.notes += report.notes
 
 
-def train(curriculum: Curriculum, cut: bool, **model: Any) -> tuple[Any, Looks, list[Any]]:
+def train(curriculum: Curriculum, cut: bool, **model: Any) -> tuple[Any, StepRecorder, list[Any]]:
     keras.utils.set_random_seed(1)
     traced: list[Any] = []
 
@@ -58,38 +58,40 @@ def train(curriculum: Curriculum, cut: bool, **model: Any) -> tuple[Any, Looks, 
         traced.append(tuple(y.shape))
         return tf.reduce_mean((y - found) ** 2, axis=-1)
 
-    trained, looks = model_of(cut, **model), Looks()
+    trained, recorder = make_model(cut, **model), StepRecorder()
     trained.compile(keras.optimizers.SGD(0.1), loss)
-    data = tf.data.Dataset.from_tensor_slices(data_of(16)).batch(4)
-    callbacks = [curriculum, looks] if cut else [curriculum]
+    data = tf.data.Dataset.from_tensor_slices(make_data(16)).batch(4)
+    callbacks = [curriculum, recorder] if cut else [curriculum]
     history = trained.fit(data, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
-    return (history, trained.get_weights()), looks, traced
+    return (history, trained.get_weights()), recorder, traced
 
 
 LENGTHS: dict[str, Any] = {"start": 8, "end": LENGTH, "steps": 6, "step": 8}
 
 
-def test_in_fit_micro_batches_and_codec_follow_the_length() -> None:
+def test_fit_applies_options_by_length() -> None:
     """The numbers are those of plain Keras with the same batches; there is at most one trace for each length."""
     tables = {"micro_batch": {8: 1, 16: 4}, "compress": {16: "none", 24: nb.compress(fp16=True, backward="fp16")}}
     curriculum = Curriculum(**LENGTHS, **tables)
-    found, looks, traced = train(curriculum, cut=True, micro_batch=2, codec="bf16")
+    found, recorder, traced = train(curriculum, cut=True, micro_batch=2, codec="bf16")
     expected, _, _ = train(Curriculum(**LENGTHS), cut=False)
     np.testing.assert_allclose(found[0], expected[0], rtol=2e-3)
     for one, other in zip(found[1], expected[1], strict=True):
         np.testing.assert_allclose(one, other, atol=2e-3)
     shares = {8: (1, 2.0), 16: (4, 1.0), 24: (4, 2.0), 32: (4, 2.0)}
-    assert [step[:2] for step in looks.steps] == [shares[curriculum.length(step)] for step in range(8)]
+    assert [step[:2] for step in recorder.steps] == [shares[curriculum.length(step)] for step in range(8)]
     assert traced[1:] == [(None, 8), (None, 16), (None, 24), (None, None)]  # the first one makes variables
-    assert any("sets, for sequences of 24, 32, 4 micro-batches and codec fp16" in note for note in looks.notes)
-    before = len(looks.steps)
-    looks.model.fit(*data_of(4), batch_size=4, verbose=0, callbacks=[looks])  # without a curriculum scopes say all
-    assert [step[:2] for step in looks.steps[before:]] == [(2, 2.0)]
+    assert any("sets, for sequences of 24, 32, 4 micro-batches and codec fp16" in note for note in recorder.notes)
+    before = len(recorder.steps)
+    recorder.model.fit(
+        *make_data(4), batch_size=4, verbose=0, callbacks=[recorder]
+    )  # without a curriculum scopes say all
+    assert [step[:2] for step in recorder.steps[before:]] == [(2, 2.0)]
 
 
-def test_use_options_is_for_plans_and_loops() -> None:
+def test_use_options_applies_to_plans_and_loops() -> None:
     curriculum = Curriculum(**LENGTHS, micro_batch=lambda length: length // 8, compress={16: "int8"})
-    model, batch = model_of(True, micro_batch=2), data_of(8)
+    model, batch = make_model(True, micro_batch=2), make_data(8)
     model.compile("sgd", "mse")
     plans = []
     for step in (0, 6):
@@ -114,14 +116,14 @@ def test_use_options_is_for_plans_and_loops() -> None:
     assert counts == [1, 3, 4]
 
 
-def fit_of(curriculum: Curriculum, cut: bool = True, model: keras.Model | None = None) -> keras.Model:
-    model = model or model_of(cut)
+def fit_model(curriculum: Curriculum, cut: bool = True, model: keras.Model | None = None) -> keras.Model:
+    model = model or make_model(cut)
     model.compile("sgd", "mse")
-    model.fit(*data_of(4), batch_size=4, verbose=0, callbacks=[curriculum])
+    model.fit(*make_data(4), batch_size=4, verbose=0, callbacks=[curriculum])
     return model
 
 
-def learned() -> keras.Model:
+def make_learned_basis_model() -> keras.Model:
     with nb.cluster():
         inputs = keras.Input((None,))
         with nb.stage(cluster="gpu"), nb.compress(rank=2, basis="learned"):
@@ -161,16 +163,20 @@ def learned() -> keras.Model:
             NotYetError,
             'a curriculum with "auto" in a',
         ),
-        (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={32: 5})), OptionError, "is 5 for sequences of 32"),
-        (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={8: 2}), cut=False), OptionError, "have no effect on model"),
+        (lambda: fit_model(Curriculum(**LENGTHS, micro_batch={32: 5})), OptionError, "is 5 for sequences of 32"),
         (
-            lambda: fit_of(Curriculum(**LENGTHS, compress={8: "int8"}), model=learned()),
+            lambda: fit_model(Curriculum(**LENGTHS, micro_batch={8: 2}), cut=False),
+            OptionError,
+            "have no effect on model",
+        ),
+        (
+            lambda: fit_model(Curriculum(**LENGTHS, compress={8: "int8"}), model=make_learned_basis_model()),
             OptionError,
             "nb.compress here has a basis that is learned",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(run: Any, kind: type[NebulaError], said: str) -> None:
+def test_invalid_length_options_are_refused(run: Any, kind: type[NebulaError], said: str) -> None:
     with pytest.raises(kind, match=said):
         run()
 
@@ -179,14 +185,14 @@ CLUSTERS = {"clusters": {name: {"flops": "1M"} for name in ("gpu", "npu")}, "mea
 """Rates of devices, by which the planner counts: nothing is measured."""
 
 
-def train_chosen(folder: str, line: str, stop: int = -1) -> tuple[Any, list[Any]]:
+def train_with_planned_options(folder: str, line: str, stop: int = -1) -> tuple[Any, list[Any]]:
     """The losses, and the number of micro-batches and the codec of each step, both chosen by the planner."""
     nb.shutdown()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     seen: list[Any] = []
 
-    def look(batch: int, logs: Any) -> None:
+    def record_step(batch: int, logs: Any) -> None:
         with contextlib.suppress(StateError):  # the first steps of a run that is resumed were done before
             report = nb.last_report()
             seen.append((report.micro_batches, *{each.codec for each in report.boundaries.values()}))
@@ -194,28 +200,30 @@ def train_chosen(folder: str, line: str, stop: int = -1) -> tuple[Any, list[Any]
             raise KeyboardInterrupt
 
     with nb.init(CLUSTERS, links=line, seed=1, checkpoint={"folder": folder, "every": 1}):
-        model = model_of(True)
+        model = make_model(True)
         model.compile(keras.optimizers.SGD(0.1), "mse")
-        data = tf.data.Dataset.from_tensor_slices(data_of(32)).batch(8)
+        data = tf.data.Dataset.from_tensor_slices(make_data(32)).batch(8)
         curriculum = Curriculum(**LENGTHS, micro_batch="auto", compress="auto")
-        callbacks = [curriculum, keras.callbacks.LambdaCallback(on_train_batch_end=look)]
+        callbacks = [curriculum, keras.callbacks.LambdaCallback(on_train_batch_end=record_step)]
         try:
             return model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history["loss"], seen
         except KeyboardInterrupt:
             return [], seen
 
 
-def test_what_the_planner_chooses_for_each_length_is_kept_for_a_run_that_is_resumed(tmp_path: Any) -> None:
-    losses, seen = train_chosen(str(tmp_path / "whole"), "2mbit,5ms")
+def test_resumed_run_keeps_the_planned_options_by_length(tmp_path: Any) -> None:
+    losses, seen = train_with_planned_options(str(tmp_path / "whole"), "2mbit,5ms")
     assert len(set(seen)) > 1 and [count for count, _ in seen] == sorted(count for count, _ in seen)
     assert seen[-1][0] > 1 and seen[-1][1] == "int4"
-    train_chosen(str(tmp_path / "broken"), "2mbit,5ms", stop=3)
-    again, rest = train_chosen(str(tmp_path / "broken"), "100gbit,0ms")  # for which nothing would be compressed
-    assert (again, rest) == (losses, seen[-len(rest) :])
+    train_with_planned_options(str(tmp_path / "broken"), "2mbit,5ms", stop=3)
+    resumed_losses, resumed_steps = train_with_planned_options(
+        str(tmp_path / "broken"), "100gbit,0ms"
+    )  # for which nothing would be compressed
+    assert (resumed_losses, resumed_steps) == (losses, seen[-len(resumed_steps) :])
 
 
 @pytest.mark.grid
-def test_under_auto_parallel_each_length_is_planned_by_itself() -> None:
+def test_auto_parallel_plans_each_length_separately() -> None:
     """Where long sequences do not fit into the memory of a worker, the step is cut when they begin."""
     x, y = np.random.default_rng(0).normal(size=(2, 48, 128)).astype("float32")
     reports: list[Any] = []
@@ -236,8 +244,10 @@ def test_under_auto_parallel_each_length_is_planned_by_itself() -> None:
         curriculum = Curriculum(8, 128, 2, pace=table, micro_batch="auto" if planned else None)
         callbacks = [curriculum]
         if planned:
-            look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: reports.append(nb.last_report()))
-            callbacks.append(look)
+            record_step = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda *_, **__: reports.append(nb.last_report())
+            )
+            callbacks.append(record_step)
         validation = {"validation_data": (x[:4], y[:4]), "validation_batch_size": 4}
         return model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=callbacks, **validation).history
 

@@ -24,9 +24,12 @@ def train(
 ) -> tuple[list[list[Array]], list[int]]:
     """The weights after each step, of a model that so many clusters train, or workers of one and its bytes."""
     nb.shutdown()
-    apart, count = workers > 1, [workers] * inside
+    replicated, count = workers > 1, [workers] * inside
     with nb.init({"clusters": {f"c{n}": {} for n in range(1 if inside else workers)}}):
-        with nb.cluster() if apart else nullcontext(), nb.replica(*count, exchange="1bit") if apart else nullcontext():
+        with (
+            nb.cluster() if replicated else nullcontext(),
+            nb.replica(*count, exchange="1bit") if replicated else nullcontext(),
+        ):
             model = build_model(kind, **options)
         found, crossed = [], []
         for step in range(steps):
@@ -48,19 +51,19 @@ EVERY = itertools.product(OPTIMIZERS, (2, 3), (False, True), (False, True))
     ("kind", "workers", "servers", "inside"),
     [pytest.param(*each, marks=() if each in SAMPLE else pytest.mark.grid) for each in EVERY],
 )
-def test_each_step_is_that_of_the_algorithm(kind: str, workers: int, servers: bool, inside: bool) -> None:
+def test_one_bit_step_equals_the_reference_implementation(kind: str, workers: int, servers: bool, inside: bool) -> None:
     found, _ = train(kind, workers, servers=servers, inside=inside)
     check_steps(kind, workers, found, servers=servers)
 
 
 @pytest.mark.parametrize("kind", ["adam", pytest.param("lamb", marks=pytest.mark.grid)])
-def test_alone_it_is_an_optimizer_whose_variance_is_frozen(kind: str) -> None:
+def test_one_bit_optimizer_with_one_worker_freezes_its_variance(kind: str) -> None:
     """With one worker nothing crosses, so nothing is compressed."""
     found, _ = train(kind, 1, steps=FREEZE)
     check_steps(kind, 1, found)
 
 
-def test_what_had_no_gradient_in_the_warm_up_stays_as_it_is() -> None:
+def test_rows_without_warm_up_gradient_stay_unchanged() -> None:
     """A row of an embedding that never came has no variance, and would get the sign of nothing."""
     nb.shutdown()
     with nb.init({"clusters": {"gpu": {}, "npu": {}}}):
@@ -77,17 +80,17 @@ def test_what_had_no_gradient_in_the_warm_up_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
-def test_it_is_made_again_from_its_config(kind: type[Any]) -> None:
+def test_one_bit_optimizer_is_restored_from_config(kind: type[Any]) -> None:
     optimizer = kind(0.5, 7, weight_decay=0.25, servers=True, beta_1=0.8)
-    again = kind.from_config(optimizer.get_config())
-    assert again.get_config() == optimizer.get_config()
-    assert (again.freeze_step, again.decay, again.servers, again.beta_1) == (7, 0.25, True, 0.8)
+    restored = kind.from_config(optimizer.get_config())
+    assert restored.get_config() == optimizer.get_config()
+    assert (restored.freeze_step, restored.decay, restored.servers, restored.beta_1) == (7, 0.25, True, 0.8)
 
 
 def fit(optimizer: Any, around: Any = None) -> None:
     nb.shutdown()
-    squeeze = around or nullcontext()
-    with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(), squeeze, nb.replica(exchange="1bit"):
+    codec_scope = around or nullcontext()
+    with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(), codec_scope, nb.replica(exchange="1bit"):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(optimizer, "mse")
         model.train_on_batch(np.ones((4, 4)), np.ones((4, 1)))
@@ -98,7 +101,7 @@ def use_constraint(model: Any) -> None:
     take_steps(model, 5)
 
 
-def compile_again(model: Any) -> None:
+def recompile(model: Any) -> None:
     """The first optimizer is still there, and has slots of the same weights."""
     first = OneBitAdam(0.1, freeze_step=9)
     model.compile(first, "mse")
@@ -109,7 +112,7 @@ def compile_again(model: Any) -> None:
     take_steps(model, 2)
 
 
-def freeze_a_layer(model: Any) -> None:
+def freeze_layer(model: Any) -> None:
     model.layers[0].trainable = False
     model.compile(OneBitAdam(0.1, freeze_step=9), "mse")
     take_steps(model, 2)
@@ -127,7 +130,7 @@ def write_between_steps(model: Any) -> None:
     take_steps(model, 2)
 
 
-def call_for_the_rate(model: Any) -> None:
+def use_callable_rate(model: Any) -> None:
     model.compile(OneBitAdam(lambda: 0.1, freeze_step=9), "mse")
     take_steps(model, 3)
 
@@ -143,24 +146,24 @@ def take_steps(model: Any, count: int) -> None:
     "run",
     [
         pytest.param(use_constraint, marks=pytest.mark.grid),
-        pytest.param(compile_again, marks=pytest.mark.grid),
-        freeze_a_layer,
+        pytest.param(recompile, marks=pytest.mark.grid),
+        freeze_layer,
         write_between_steps,
-        pytest.param(call_for_the_rate, marks=pytest.mark.grid),
+        pytest.param(use_callable_rate, marks=pytest.mark.grid),
     ],
 )
-def test_in_the_warm_up_it_trains_as_one_process_without_it(run: Any) -> None:
+def test_warm_up_trains_like_one_uncut_process(run: Any) -> None:
     """What else is done to weights, slots and optimizers counts as it does there."""
     found = []
-    for apart in (False, True):
+    for replicated in (False, True):
         nb.shutdown()
         keras.utils.set_random_seed(1)
-        around = nb.replica(exchange="1bit") if apart else nullcontext()
-        with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster() if apart else nullcontext(), around:
+        around = nb.replica(exchange="1bit") if replicated else nullcontext()
+        with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster() if replicated else nullcontext(), around:
             limit = keras.constraints.NonNeg() if run is use_constraint else None
             hidden = keras.layers.Dense(3, kernel_constraint=limit)
             model = keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(1)])
-            tf.config.run_functions_eagerly(not apart)  # the uncut steps, which are too few to be traced
+            tf.config.run_functions_eagerly(not replicated)  # the uncut steps, which are too few to be traced
             try:
                 run(model)
             finally:
@@ -170,7 +173,7 @@ def test_in_the_warm_up_it_trains_as_one_process_without_it(run: Any) -> None:
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
 
 
-def test_another_optimizer_is_not_taken_for_the_one_before() -> None:
+def test_replacing_the_one_bit_optimizer_is_refused() -> None:
     nb.shutdown()
     with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(), nb.replica(exchange="1bit"):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -182,7 +185,7 @@ def test_another_optimizer_is_not_taken_for_the_one_before() -> None:
             take_steps(model, 1)
 
 
-def test_a_model_that_is_loaded_goes_on_with_its_step_and_its_rate(tmp_path: Path) -> None:
+def test_restored_model_continues_its_step_and_learning_rate(tmp_path: Path) -> None:
     """So it does not warm up again, and a schedule goes on."""
     nb.shutdown()
     rate = keras.optimizers.schedules.PolynomialDecay(0.1, 10, 0.0)
@@ -224,7 +227,7 @@ def test_a_model_that_is_loaded_goes_on_with_its_step_and_its_rate(tmp_path: Pat
         (lambda: OneBitLamb(factor_change=1), "factor_change=1 of one_bit_lamb"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, said: str) -> None:
+def test_invalid_one_bit_options_are_refused(make: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said) as caught:
         make()
     assert caught.value.mend

@@ -31,17 +31,17 @@ def element(name: str, /, *children: Child | Iterable[Child], **attributes: Attr
     """One element. A trailing underscore in an attribute's name is removed; others become dashes."""
     if name in _ALONE:
         return Markup(f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}>")
-    inside = "".join(_text(child) for child in _flat(children))
+    inside = "".join(_text(child) for child in _flatten(children))
     said = "".join(_attribute(key, value) for key, value in attributes.items())
     return Markup(f"<{name}{said}>{inside}</{name}>")
 
 
 def join_markup(*children: Child | Iterable[Child]) -> Markup:
     """Concatenate several pieces."""
-    return Markup("".join(_text(child) for child in _flat(children)))
+    return Markup("".join(_text(child) for child in _flatten(children)))
 
 
-def _flat(children: Iterable[Child | Iterable[Child]]) -> Iterable[Child]:
+def _flatten(children: Iterable[Child | Iterable[Child]]) -> Iterable[Child]:
     for child in children:
         if child is None or isinstance(child, str):
             yield child

@@ -75,7 +75,7 @@ class Arrow:
 
 
 @dataclass(frozen=True)
-class Tie:
+class TiedCurve:
     """Variables on the same stages; `channel` is the height below the stages of the line that connects them."""
 
     stages: tuple[int, ...]
@@ -90,7 +90,7 @@ class Drawing:
     nodes: tuple[Node, ...]
     boxes: tuple[Box, ...]
     arrows: tuple[Arrow, ...]
-    ties: tuple[Tie, ...]
+    ties: tuple[TiedCurve, ...]
     width: float
     height: float
     tall: float
@@ -196,11 +196,13 @@ class _Layout:
         width, height = max(box.x + box.width for box in boxes), max(box.y + box.height for box in boxes)
         return Drawing(nodes, boxes, tuple(arrows), ties, width, height, self.tall)
 
-    def tie(self, stages: tuple[int, ...], nodes: Sequence[Node]) -> Tie:
+    def tie(self, stages: tuple[int, ...], nodes: Sequence[Node]) -> TiedCurve:
         """The tie of these stages, below the stages of the first one's lane."""
         lane = self.lane(self.cluster_of[stages[0]])
         bottom = max(node.y for node in nodes if self.lane(self.cluster_of[node.number]) == lane) + self.tall
-        return Tie(stages, tuple(self.tied[stages]), bottom + _BOTTOM + _TIE * (self.ties_in(lane).index(stages) + 0.5))
+        return TiedCurve(
+            stages, tuple(self.tied[stages]), bottom + _BOTTOM + _TIE * (self.ties_in(lane).index(stages) + 0.5)
+        )
 
     def ties_in(self, lane: str) -> list[tuple[int, ...]]:
         return [stages for stages in self.tied if self.lane(self.cluster_of[stages[0]]) == lane]
@@ -281,7 +283,7 @@ class _Graph:
         return element(
             "svg",
             None if style is None else element("style", style),
-            _marks(),
+            _define_markers(),
             element(
                 "g",
                 [self._box(box) for box in self.drawing.boxes],
@@ -309,16 +311,19 @@ class _Graph:
     def _stage(self, node: Node) -> Markup:
         stage, facts, crossing = self.stages[node.number], [], {boundary.name for boundary in self.plan.boundaries}
         for place, (label, value) in enumerate(_facts(self.plan, stage)):
-            y, short = node.y + 56 + LINE * place, _short(label, _LETTERS - len(value))
-            facts += [_words(node.x + 26, y, short, "label"), _words(node.x + WIDTH - 16, y, value, "value end")]
+            y, short = node.y + 56 + LINE * place, _shorten(label, _LETTERS - len(value))
+            facts += [
+                _text_element(node.x + 26, y, short, "label"),
+                _text_element(node.x + WIDTH - 16, y, value, "value end"),
+            ]
         return element(
             "g",
             self._pills(node, [leaf for leaf in stage.inputs if leaf not in crossing], above=True),
             self._pills(node, [each for each in stage.outputs if each not in crossing], above=False),
             element("rect", class_="card", x=node.x, y=node.y, width=WIDTH, height=self.drawing.tall, rx=12),
             element("rect", class_="edge", x=node.x + 10, y=node.y + 16, width=4, height=self.drawing.tall - 32, rx=2),
-            _words(node.x + 26, node.y + 31, _short(stage.name, 17), "name"),
-            _words(node.x + WIDTH - 16, node.y + 30, f"stage {node.number}", "small end"),
+            _text_element(node.x + 26, node.y + 31, _shorten(stage.name, 17), "name"),
+            _text_element(node.x + WIDTH - 16, node.y + 30, f"stage {node.number}", "small end"),
             facts,
             self._load(node, stage),
             class_=f"stage c{color(self.plan, stage.cluster)}",
@@ -345,13 +350,13 @@ class _Graph:
         shown = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
         x, made = node.x + 16, []
         for name in shown:
-            text = _short(name, 14)
+            text = _shorten(name, 14)
             width = len(text) * _LETTER + 18
             y = node.y - 34 if above else node.y + self.drawing.tall + 12
             stem = (node.y - 12, node.y) if above else (node.y + self.drawing.tall, node.y + self.drawing.tall + 12)
             made.append(element("path", class_="stem", d=f"M{x + width / 2:g} {stem[0]:g}V{stem[1]:g}"))
             made.append(element("rect", class_="pill", x=x, y=y, width=round(width, 1), height=22, rx=11))
-            made.append(_words(x + width / 2, y + 15, text, "small middle"))
+            made.append(_text_element(x + width / 2, y + 15, text, "small middle"))
             x += width + 8
         return join_markup(made)
 
@@ -360,9 +365,9 @@ class _Graph:
         crosses = self.stages[arrow.source].cluster != self.stages[arrow.destination].cluster
         a, b = self.drawing.nodes[arrow.source], self.drawing.nodes[arrow.destination]
         there, back, middle = (
-            _direct(a, b, self.drawing.tall)
+            _route_direct(a, b, self.drawing.tall)
             if arrow.channel is None
-            else _passing(a, b, arrow.channel, self.drawing.tall)
+            else _route_through_lane(a, b, arrow.channel, self.drawing.tall)
         )
         returns = any(boundary.backward for boundary in arrow.boundaries)
         return element(
@@ -381,19 +386,19 @@ class _Graph:
         )
 
     def _label(self, arrow: Arrow, middle: tuple[float, float], crosses: bool) -> Markup:
-        lines = _amounts(arrow, len(self.plan.rows), crosses)
+        lines = _list_amounts(arrow, len(self.plan.rows), crosses)
         width = max(map(len, lines)) * _LETTER + 20
         height = 8 + 16 * len(lines)
         x, y = middle[0] - width / 2, middle[1] - height / 2
         return join_markup(
             element("rect", class_="tag", x=round(x, 1), y=y, width=round(width, 1), height=height, rx=9),
             [
-                _words(middle[0], y + 17 + 16 * place, line, "small middle" if place else "value middle")
+                _text_element(middle[0], y + 17 + 16 * place, line, "small middle" if place else "value middle")
                 for place, line in enumerate(lines)
             ],
         )
 
-    def _tie(self, tie: Tie) -> Markup:
+    def _tie(self, tie: TiedCurve) -> Markup:
         """The connection of stages that share variables."""
         nodes = [self.drawing.nodes[number] for number in tie.stages]
         xs = [node.x + WIDTH - 30 for node in nodes]
@@ -401,14 +406,14 @@ class _Graph:
             f"M{x:g} {node.y + self.drawing.tall if node.y < tie.channel else node.y:g}V{tie.channel:g}"
             for x, node in zip(xs, nodes, strict=True)
         ]
-        text = f"{_short(tie.names[0], 24)}, tied" if len(tie.names) == 1 else f"{len(tie.names)} tied variables"
+        text = f"{_shorten(tie.names[0], 24)}, tied" if len(tie.names) == 1 else f"{len(tie.names)} tied variables"
         width, middle = len(text) * _LETTER + 20, (min(xs) + max(xs)) / 2
         return element(
             "g",
             element("path", d=f"{''.join(legs)}M{min(xs):g} {tie.channel:g}H{max(xs):g}"),
             element("rect", class_="tag", x=round(middle - width / 2, 1), y=tie.channel - 12, width=round(width, 1),
                     height=24, rx=9),
-            _words(middle, tie.channel + 4, text, "small middle"),
+            _text_element(middle, tie.channel + 4, text, "small middle"),
             class_="tie",
             data_stages=" ".join(map(str, tie.stages)),
         )  # fmt: skip
@@ -416,10 +421,10 @@ class _Graph:
     def _arrow_text(self, arrow: Arrow) -> str:
         source, destination = self.stages[arrow.source].name, self.stages[arrow.destination].name
         names = ", ".join(boundary.name for boundary in arrow.boundaries)
-        return f"from {source} to {destination}: {names}, {'; '.join(_amounts(arrow, len(self.plan.rows), True))}"
+        return f"from {source} to {destination}: {names}, {'; '.join(_list_amounts(arrow, len(self.plan.rows), True))}"
 
 
-def _direct(a: Node, b: Node, tall: float) -> tuple[str, str, tuple[float, float]]:
+def _route_direct(a: Node, b: Node, tall: float) -> tuple[str, str, tuple[float, float]]:
     """The path from the right side of one stage to the left side of the next."""
     x0, x1 = a.x + WIDTH, b.x
     y0, y1 = a.y + tall / 2 - 8, b.y + tall / 2 - 8
@@ -430,7 +435,7 @@ def _direct(a: Node, b: Node, tall: float) -> tuple[str, str, tuple[float, float
     return there, back, ((x0 + x1) / 2, (y0 + y1) / 2)
 
 
-def _passing(a: Node, b: Node, channel: float, tall: float) -> tuple[str, str, tuple[float, float]]:
+def _route_through_lane(a: Node, b: Node, channel: float, tall: float) -> tuple[str, str, tuple[float, float]]:
     """The path from one stage's upper (or lower) side, along a channel, to the other's upper (or lower) side."""
     x0, x1 = a.x + WIDTH - 44, b.x + 120
     y0 = a.y if channel < a.y else a.y + tall
@@ -450,7 +455,7 @@ def _draw_path(x0: float, y0: float, x1: float, y1: float, channel: float) -> st
     )
 
 
-def _amounts(arrow: Arrow, count: int, crosses: bool) -> list[str]:
+def _list_amounts(arrow: Arrow, count: int, crosses: bool) -> list[str]:
     """The bytes of an arrow in a step, and the seconds for which the link is busy."""
     several = f"{len(arrow.boundaries)} tensors, " if len(arrow.boundaries) > 1 else ""
     each = [boundary.bytes for boundary in arrow.boundaries]
@@ -469,15 +474,15 @@ def _facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]:
     yield from list_device_facts(plan, stage)
 
 
-def _words(x: float, y: float, text: str, class_: str) -> Markup:
+def _text_element(x: float, y: float, text: str, class_: str) -> Markup:
     return element("text", text, class_=class_, x=x, y=y)
 
 
-def _short(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _marks() -> Markup:
+def _define_markers() -> Markup:
     """The tips of arrows."""
     tip = element("path", d="M0 0L8 4L0 8z")
     marks = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from whale_nebula.plan.html import Markup, element, join_markup
 from whale_nebula.plan.html.graph import color
-from whale_nebula.plan.timing import Assumed, PhaseTimes, Row, duration, step_text, times
+from whale_nebula.plan.timing import Assumptions, PhaseTimes, Row, duration, predict_times, step_text
 from whale_nebula.schedule.simulate import Span
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _MOST = 24
 
 def draw_schedule(plan: Plan) -> Markup:
     """The schedule as the plan's text assumes it, with the assumption and its result."""
-    drawn = times(plan, most=max(4, min(_MOST, _BLOCKS // max(len(plan.stages), 1))))
+    drawn = predict_times(plan, most=max(4, min(_MOST, _BLOCKS // max(len(plan.stages), 1))))
     notes = [str(drawn.assumed)]
     if drawn.micro_batches < len(plan.rows):
         notes.append(f"the first {drawn.micro_batches} of {len(plan.rows)} micro-batches")
@@ -40,7 +40,7 @@ class _Clock:
 
     plan: Plan
     phase: PhaseTimes
-    given: Assumed
+    given: Assumptions
 
     @property
     def end(self) -> float:

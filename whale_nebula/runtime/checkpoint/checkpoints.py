@@ -31,7 +31,7 @@ from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.ending import departure, heed_signal, stop_heeding
 from whale_nebula.passes.effects import STATEFUL_DRAWS
-from whale_nebula.report.records import Goodput, Spent
+from whale_nebula.report.records import Goodput, TimeAccount
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.extra_state import ExtraState
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
@@ -97,7 +97,7 @@ class Checkpoints:
     position: Position = field(default_factory=Position)
     resumed: Position | None = None
     saved: Position = field(default_factory=Position)
-    spent: Spent = field(default_factory=Spent)
+    spent: TimeAccount = field(default_factory=TimeAccount)
     failed: bool = False
     read: bool = False
     fits: int = 0

@@ -16,7 +16,7 @@ from whale_nebula.checkpoint.folder import Folder, Origin, note_origin
 from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.report.records import Spent
+from whale_nebula.report.records import TimeAccount
 from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
 from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring
 from whale_nebula.runtime.checkpoint.extra_state import ExtraState
@@ -111,7 +111,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         ring = find_ring({worker: label for worker, (_, label, _) in places.items()}, run.workers, group.worker)
         if ring is not None:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
-    spent = Spent(None if run.attachment is None else run.attachment.ended)
+    spent = TimeAccount(None if run.attachment is None else run.attachment.ended)
     found = Checkpoints(run, group, levels, ExtraState(group.worker, run.channels), spent=spent)
     try:
         with contextlib.nullcontext() if run.alone else run.ledger.share_failures():

@@ -18,8 +18,8 @@ from whale_nebula.codec.sizes import choose_codec, cost
 from whale_nebula.errors import PlanError
 from whale_nebula.hardware import Clusters, LinkRate
 from whale_nebula.ir.program import ASYNC, LocalSgd
-from whale_nebula.planner.chain import Layers, layers_of
-from whale_nebula.planner.cluster_costs import Measured, problem_of
+from whale_nebula.planner.chain import Layers, build_layers
+from whale_nebula.planner.cluster_costs import Measured, build_problem
 from whale_nebula.planner.decision import Unplanned
 from whale_nebula.planner.problem import Candidate, Options, Part, Shape
 from whale_nebula.planner.score import score
@@ -163,7 +163,7 @@ def _choose_interval(
     agreed = agree_on_planning_input(name, find_configured(run, participants.names), StepKnowledge(rows), run)
     clusters, rows = agreed.clusters, agreed.known.rows
     exchange = _count_exchange(captured, apart, clusters, participants, run)
-    layers = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
+    layers = build_layers(program, rows, set_rows(program.leaves, shapes, rows))
     if layers is None:
         raise _interval_error(apart, "no op of the step reads a variable, so its duration cannot be predicted")
     options = Options()
@@ -234,7 +234,7 @@ def _count_steps(
     constraints = captured.constraints
     given = [constraints.replicas, *(stage.replicas for stage in constraints.stages)]
     count = max((each for each in given if each), default=0)
-    problem = problem_of(layers, clusters, Options(), measured)
+    problem = build_problem(layers, clusters, Options(), measured)
     problem = replace(problem, clusters=tuple(replace(each, memory=math.inf) for each in problem.clusters))
     found = {}
     for number, each in enumerate(problem.clusters):

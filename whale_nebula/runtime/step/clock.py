@@ -26,9 +26,9 @@ from whale_nebula.report.records import (
     EXCHANGE,
     ONCE,
     BoundaryReport,
-    Elsewhere,
     LinkReport,
     MeetingsReport,
+    RemoteMeasurements,
     Span,
     StageReport,
     WorkerReport,
@@ -268,7 +268,7 @@ class StepOutcome:
     links: Mapping[str, LinkReport] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     basis: Basis | None = None
-    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    elsewhere: RemoteMeasurements = field(default_factory=RemoteMeasurements)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
     said: StepLines = field(default_factory=StepLines)
     notes: tuple[str, ...] = ()

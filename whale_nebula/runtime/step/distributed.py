@@ -20,7 +20,7 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.ending import departure
 from whale_nebula.passes.readings import check_absent_inputs, find_rows_read
 from whale_nebula.passes.replicas import find_replica_sums
-from whale_nebula.report.records import Elsewhere, LinkReport, StageReport, WorkerReport
+from whale_nebula.report.records import LinkReport, RemoteMeasurements, StageReport, WorkerReport
 from whale_nebula.runtime.exchange.admission import count_known_rows
 from whale_nebula.runtime.exchange.link_exchange import LinkExchange
 from whale_nebula.runtime.replicas.bucketed_allreduce import make_bucketed_allreduce
@@ -78,7 +78,7 @@ def pack_report(
     }
 
 
-def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
+def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> RemoteMeasurements:
     """Parse reports of stages and links from other processes; invalid ones are dropped, because they are only
     displayed.
 
@@ -100,7 +100,7 @@ def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
             more = LinkReport(payload, total, raw, frames, _read_float(numbers[4]) or 0.0)
             links[name] = links.get(name, LinkReport()) + more  # several workers of a cluster send
         workers |= {name: WorkerReport(*map(_read_int, numbers)) for name, numbers in _read_table(seen, "workers", 2)}
-    return Elsewhere(stages, links, workers)
+    return RemoteMeasurements(stages, links, workers)
 
 
 def _read_table(seen: Any, part: str, columns: int) -> list[tuple[str, list[Any]]]:
@@ -388,8 +388,8 @@ def _add_replicas(stages: Mapping[str, StageReport], known: Mapping[str, StageRe
 
 
 def _merge_remote_reports(
-    elsewhere: Elsewhere, own: Mapping[str, StageReport], known: Mapping[str, StageReport]
-) -> Elsewhere:
+    elsewhere: RemoteMeasurements, own: Mapping[str, StageReport], known: Mapping[str, StageReport]
+) -> RemoteMeasurements:
     """Add the reports of other processes, and for remote stages those of their replicas."""
     far = {name: each for name, each in known.items() if name not in own}
     return (

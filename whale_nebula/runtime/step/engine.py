@@ -241,11 +241,11 @@ class Engine:
         links = {**outcome.elsewhere.links, **outcome.links}
         whole = self.runner.innermost.plain  # an uncut step does not count its rows
         counts = micro_batches(self.cut.program.leaves, tensors, 1) if whole else outcome.counts
-        return self._prices.of_step(outcome.seconds, links, sum(counts))
+        return self._prices.price_step(outcome.seconds, links, sum(counts))
 
     @cached_property
     def _prices(self) -> Prices | None:
-        return Prices.of(find_configured(current_run()))
+        return Prices.from_clusters(find_configured(current_run()))
 
     @cached_property
     def _held_bytes(self) -> int:

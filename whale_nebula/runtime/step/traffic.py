@@ -14,7 +14,7 @@ from whale_nebula.config import Links
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.sizes import ExchangeSizes
-from whale_nebula.report.prediction import Carried, Numbers
+from whale_nebula.report.prediction import ExchangeTransfer, Numbers
 from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.schedule.lines import Hop, Line
@@ -109,7 +109,7 @@ class Traffic:
     shapes: Sequence[tuple[int, ...]] = ()
     _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
     _hops: dict[tuple[int, int], _PhaseTraffic] = field(default_factory=dict)
-    _rounds: dict[tuple[int, ...], tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
+    _rounds: dict[tuple[int, ...], tuple[tuple[ExchangeTransfer, ...], ...]] = field(default_factory=dict)
     _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
     @cached_property
@@ -137,7 +137,7 @@ class Traffic:
             self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
         return self._bytes[counts]
 
-    def rounds(self, counts: tuple[int, ...]) -> tuple[tuple[Carried, ...], ...]:
+    def rounds(self, counts: tuple[int, ...]) -> tuple[tuple[ExchangeTransfer, ...], ...]:
         """The exchange between clusters once a step, round by round."""
         if counts not in self._rounds:
             rounds: defaultdict[_StagePair, defaultdict[tuple[str, str], list[Exchange]]]
@@ -150,10 +150,12 @@ class Traffic:
             )
         return self._rounds[counts]
 
-    def _sum_round(self, here: str, there: str, together: Sequence[Exchange], counts: tuple[int, ...]) -> Carried:
+    def _sum_round(
+        self, here: str, there: str, together: Sequence[Exchange], counts: tuple[int, ...]
+    ) -> ExchangeTransfer:
         sizes = (self.exchanged.nbytes(each, counts) for each in together)
         what = tuple(dict.fromkeys(each.what for each in together))
-        return Carried(self._find_line(here, there), sum(count_wire_bytes(size or 0) for size in sizes), what)
+        return ExchangeTransfer(self._find_line(here, there), sum(count_wire_bytes(size or 0) for size in sizes), what)
 
     def hops(self, phase: int, rows: int) -> _PhaseTraffic:
         """The traffic between stages for a micro-batch, by link, and the part of it that is numbers."""

@@ -17,7 +17,7 @@ def model(seed: int, rows: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 2, (rows, LONGEST, WORDS, WORDS, WORDS)).astype("float32")
 
 
-def searched(logits: np.ndarray, beam: Beam):
+def run_beam_search(logits: np.ndarray, beam: Beam):
     """The state of a beginning is its row, and the word before its last."""
     rows = len(logits)
 
@@ -34,14 +34,14 @@ def searched(logits: np.ndarray, beam: Beam):
     return search()
 
 
-def likely(logits: np.ndarray, beam: Beam) -> np.ndarray:
+def log_probabilities(logits: np.ndarray, beam: Beam) -> np.ndarray:
     kept = np.where(np.isin(np.arange(WORDS), beam.never), -np.inf, logits).astype("float64")
     return kept - np.log(np.exp(kept).sum(-1, keepdims=True))
 
 
-def exhaustive(logits: np.ndarray, beam: Beam) -> list[tuple[float, list[int]]]:
+def search_exhaustively(logits: np.ndarray, beam: Beam) -> list[tuple[float, list[int]]]:
     """All sentences of one row, best first. What stands in the last place can only be the end, and is certain to be."""
-    likelihoods, found = likely(logits, beam), []
+    likelihoods, found = log_probabilities(logits, beam), []
     for words in range(beam.longest):
         for sentence in itertools.product([w for w in range(WORDS) if w not in (END, *beam.never)], repeat=words):
             ids, total = [START, START, *sentence, END], 0.0
@@ -54,34 +54,34 @@ def exhaustive(logits: np.ndarray, beam: Beam) -> list[tuple[float, list[int]]]:
 @pytest.mark.parametrize(
     "penalty", [pytest.param(0.0, marks=pytest.mark.grid), 0.6, pytest.param(2.0, marks=pytest.mark.grid)]
 )
-def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_all(penalty: float) -> None:
+def test_wide_beam_equals_exhaustive_search(penalty: float) -> None:
     logits, beam = model(0, rows=16), Beam(START, END, LONGEST, width=12, penalty=penalty, never=(0, START))
-    found = searched(logits, beam)
+    found = run_beam_search(logits, beam)
     for row in range(16):
-        score, sentence = exhaustive(logits[row], beam)[0]
+        score, sentence = search_exhaustively(logits[row], beam)[0]
         assert found.ids[row, 0].numpy().tolist() == sentence + [0] * (LONGEST - len(sentence))
         assert float(found.scores[row, 0]) == pytest.approx(score, rel=1e-5)
 
 
-def test_words_that_are_never_written_are_not() -> None:
+def test_beam_search_never_writes_excluded_words() -> None:
     logits = model(1, rows=8)
     logits[..., 3] = 9.0
-    assert (searched(logits, Beam(START, END, LONGEST, never=(0, START, 3))).ids != 3).numpy().all()
+    assert (run_beam_search(logits, Beam(START, END, LONGEST, never=(0, START, 3))).ids != 3).numpy().all()
 
 
-def test_it_ends_once_nothing_can_become_better() -> None:
+def test_beam_search_stops_early() -> None:
     """The end is all but certain after the first word: fifty places are not looked at."""
-    looked = tf.Variable(0)
+    step_count = tf.Variable(0)
 
     def step(words, position, state):
-        looked.assign_add(1)
+        step_count.assign_add(1)
         return tf.tile([[0.0, 0.0, 20.0, 0.0]], [tf.shape(words)[0], 1]), state
 
     beam_search(step, (), 2, Beam(START, END, longest=50, width=2))
-    assert looked.numpy() == 1
+    assert step_count.numpy() == 1
 
 
-def test_how_many_rows_there_are_may_be_known_late() -> None:
+def test_beam_search_accepts_an_unknown_number_of_rows() -> None:
     @tf.function(input_signature=[tf.TensorSpec([None, WORDS])])
     def search(logits):
         def step(words, position, state):
@@ -93,8 +93,8 @@ def test_how_many_rows_there_are_may_be_known_late() -> None:
         assert search(tf.zeros([rows, WORDS])).ids.shape == (rows, 2, 3)
 
 
-@pytest.mark.parametrize("wrong", [{"width": 0}, {"longest": 0}, {"penalty": -1.0}, {"never": (0, END)}])
-def test_beams_that_find_nothing_are_refused_with_a_mend(wrong: dict) -> None:
+@pytest.mark.parametrize("options", [{"width": 0}, {"longest": 0}, {"penalty": -1.0}, {"never": (0, END)}])
+def test_invalid_beam_is_refused_with_a_fix(options: dict) -> None:
     with pytest.raises(OptionError) as caught:
-        Beam(**{"start": START, "end": END, "longest": 4, **wrong})
+        Beam(**{"start": START, "end": END, "longest": 4, **options})
     assert caught.value.mend

@@ -21,7 +21,7 @@ def lengths(*words: int) -> tf.Tensor:
     return tf.constant([[9.0 - words.index(n) if n in words else 0.0 for n in range(5)]])
 
 
-def by_place(strength: list[float]):
+def predict_by_place(strength: list[float]):
     """In place p stands word p + 3, the surer the stronger."""
 
     def predict(ids):
@@ -30,18 +30,20 @@ def by_place(strength: list[float]):
     return predict
 
 
-def test_a_sentence_has_the_length_that_was_predicted() -> None:
+def test_sentence_has_the_predicted_length() -> None:
     for words in (1, 3, 4):
-        found = mask_predict(by_place([5.0] * 6), lengths(words), search())
+        found = mask_predict(predict_by_place([5.0] * 6), lengths(words), search())
         assert found.best.numpy().tolist() == [[START, *range(4, 4 + words), END] + [0] * (4 - words)]
 
 
-def test_no_sentence_is_empty() -> None:
+def test_sentences_have_at_least_one_word() -> None:
     logits = tf.constant([[99.0, 0.0, 1.0, 0.0, 0.0]])
-    assert mask_predict(by_place([5.0] * 6), logits, search()).best.numpy().tolist() == [[START, 4, 5, END, 0, 0]]
+    assert mask_predict(predict_by_place([5.0] * 6), logits, search()).best.numpy().tolist() == [
+        [START, 4, 5, END, 0, 0]
+    ]
 
 
-def test_special_words_are_not_predicted() -> None:
+def test_special_words_are_never_predicted() -> None:
     def predict(ids):
         return tf.zeros((len(ids), 6, 1)) + tf.constant([9.0, 8.0, 7.0, 6.0, 1.0, 2.0, 0.0, 0.0, 0.0])
 
@@ -49,12 +51,12 @@ def test_special_words_are_not_predicted() -> None:
     assert found.best.numpy().tolist() == [[START, 4, 4, 4, 4, END]]
 
 
-def test_each_round_hides_fewer_of_the_least_likely_words() -> None:
+def test_each_round_masks_fewer_unlikely_words() -> None:
     shown = []
 
     def predict(ids):
         shown.append(ids[0].numpy().tolist())
-        return by_place([0.0, 4.0, 1.0, 3.0, 2.0, 0.0])(ids)
+        return predict_by_place([0.0, 4.0, 1.0, 3.0, 2.0, 0.0])(ids)
 
     mask_predict(predict, lengths(4), search(rounds=4))
     assert shown == [
@@ -65,9 +67,9 @@ def test_each_round_hides_fewer_of_the_least_likely_words() -> None:
     ]
 
 
-def test_of_several_lengths_the_likeliest_sentence_wins() -> None:
+def test_best_candidate_is_the_likeliest_sentence() -> None:
     """Words in places 3 and 4 are unsure, so two words are likelier than four, whatever the length's own score."""
-    predict = by_place([5.0, 5.0, 5.0, 0.5, 0.5, 0.5])
+    predict = predict_by_place([5.0, 5.0, 5.0, 0.5, 0.5, 0.5])
     found = mask_predict(predict, lengths(4, 2, 3), search(candidates=3))
     assert found.ids[0].numpy().tolist() == [
         [START, 4, 5, END, 0, 0], [START, 4, 5, 6, END, 0], [START, 4, 5, 6, 7, END]
@@ -75,14 +77,14 @@ def test_of_several_lengths_the_likeliest_sentence_wins() -> None:
     assert (np.diff(found.scores[0]) < 0).all()
 
 
-def test_its_score_is_the_mean_of_the_words_likelihoods() -> None:
-    found = mask_predict(by_place([0.0, 4.0, 1.0, 0.0, 0.0, 0.0]), lengths(2), search(rounds=1))
+def test_score_is_the_mean_log_likelihood_of_words() -> None:
+    found = mask_predict(predict_by_place([0.0, 4.0, 1.0, 0.0, 0.0, 0.0]), lengths(2), search(rounds=1))
     allowed = 5  # of nine words, four are never predicted
     expected = np.mean([s - np.log(np.exp(s) + allowed - 1) for s in (4.0, 1.0)])
     assert float(found.scores[0, 0]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_rows_are_searched_apart_in_one_graph() -> None:
+def test_rows_are_searched_independently() -> None:
     @tf.function(input_signature=[tf.TensorSpec([None, 5])])
     def both(logits):
         def predict(ids):
@@ -97,7 +99,7 @@ def test_rows_are_searched_apart_in_one_graph() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"candidates": 0}, {"candidates": 5}, {"rounds": 0}])
-def test_searches_that_find_nothing_are_refused_with_a_mend(wrong: dict) -> None:
+def test_invalid_mask_predict_is_refused_with_a_fix(wrong: dict) -> None:
     with pytest.raises(OptionError) as caught:
         search(**wrong)
     assert caught.value.mend

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.models.small import END, MASK, MODELS, PAD, START, far_from_zero, in_two, sources
+from tests.unit.models.small_translators import END, MASK, MODELS, PAD, START, randomize_weights, sources, stage_of_side
 from whale_nebula.models.decoding import Beam, MaskPredict, translation
 from whale_nebula.models.sides import nowhere
 
@@ -12,18 +12,18 @@ BEAM = Beam(START, END, longest=4, width=3, never=(PAD, START, MASK))
 FILL = MaskPredict(START, END, MASK, longest=4, candidates=2, rounds=2)
 
 
-def made(name: str, around=nowhere):
+def build_model(name: str, around=nowhere):
     model = MODELS[name](around)
-    far_from_zero(model)
+    randomize_weights(model)
     return model
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", ["causal", "translator", "cmlm"])
-def test_two_clusters_find_what_one_finds_and_only_hidden_states_cross(name: str) -> None:
+def test_two_cluster_translation_equals_local_translation(name: str) -> None:
     search = FILL if name == "cmlm" else BEAM
-    expected = made(name)(sources(4), search=search)
-    found = translation(made(name, in_two), search)(sources(4))
+    expected = build_model(name)(sources(4), search=search)
+    found = translation(build_model(name, stage_of_side), search)(sources(4))
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
     report = nb.last_report()
@@ -32,10 +32,10 @@ def test_two_clusters_find_what_one_finds_and_only_hidden_states_cross(name: str
 
 
 @pytest.mark.grid
-def test_a_codec_around_the_whole_model_is_that_of_its_search() -> None:
+def test_translation_uses_the_codec_around_the_model() -> None:
     """A learned basis belongs to the model: a search that knew nothing of it would translate from other numbers."""
     with nb.cluster(), nb.compress(rank=6, basis="learned", int8=True):
-        model = made("causal", in_two)
+        model = build_model("causal", stage_of_side)
     translate = translation(model, BEAM)
     first = translate(sources(4))
     assert any("int8" in boundary.codec for boundary in nb.last_report().boundaries.values())

@@ -20,42 +20,42 @@ def hidden() -> Any:
     return hide_tokens(tf.constant(ROWS), tf.constant(NUMBERS), HOW)
 
 
-def halves(row: np.ndarray) -> list[np.ndarray]:
+def list_word_places(row: np.ndarray) -> list[np.ndarray]:
     """The places of words in each sentence of a row."""
     ends = np.flatnonzero(row == END)
     starts = [0, *ends[:-1]]
     return [np.arange(start + 1, end) for start, end in zip(starts, ends, strict=True)]
 
 
-def test_each_half_of_a_pair_has_its_share_hidden_and_no_special_token_is(hidden: Any) -> None:
+def test_share_of_each_sentence_is_hidden_without_special_tokens(hidden: Any) -> None:
     chosen = hidden.chosen.numpy()
     assert not chosen[np.isin(ROWS, (PAD, START, END))].any()
     for row, marks in zip(ROWS, chosen, strict=True):
-        for places in halves(row):
+        for places in list_word_places(row):
             assert marks[places].sum() == max(1, int(np.floor(HOW.share * len(places) + 0.5)))
-    assert {len(halves(row)) for row in ROWS} == {1, 2}
+    assert {len(list_word_places(row)) for row in ROWS} == {1, 2}
 
 
-def test_what_is_shown_and_what_stood_there(hidden: Any) -> None:
+def test_hidden_rows_record_places_and_originals(hidden: Any) -> None:
     chosen = hidden.chosen.numpy()
     assert (hidden.shown.numpy() == np.where(chosen, MASK, ROWS)).all()
     for row, marks, places, originals, weights in zip(
         ROWS, chosen, *(each.numpy() for each in hidden[2:]), strict=True
     ):
-        due = np.flatnonzero(marks)
-        assert places[: len(due)].tolist() == due.tolist()
-        assert weights.tolist() == [1.0] * len(due) + [0.0] * (len(weights) - len(due))
+        hidden_places = np.flatnonzero(marks)
+        assert places[: len(hidden_places)].tolist() == hidden_places.tolist()
+        assert weights.tolist() == [1.0] * len(hidden_places) + [0.0] * (len(weights) - len(hidden_places))
         assert (originals == row[places]).all()
 
 
-def test_all_words_are_hidden_about_equally_often(hidden: Any) -> None:
+def test_places_are_hidden_uniformly(hidden: Any) -> None:
     row = np.tile(ROWS[1], (4000, 1))
     chosen = hide_tokens(tf.constant(row), tf.range(4000), HOW).chosen.numpy().mean(0)
-    for places in halves(ROWS[1]):
+    for places in list_word_places(ROWS[1]):
         assert np.ptp(chosen[places]) < 0.08
 
 
-def test_a_row_is_treated_alike_whatever_stands_beside_it(hidden: Any) -> None:
+def test_hidden_tokens_depend_only_on_the_row_number(hidden: Any) -> None:
     for first, last in ((0, 7), (7, 8), (100, 200)):
         part = slice(first, last)
         found = hide_tokens(tf.constant(ROWS[part]), tf.constant(NUMBERS[part]), HOW)
@@ -63,7 +63,7 @@ def test_a_row_is_treated_alike_whatever_stands_beside_it(hidden: Any) -> None:
 
 
 @pytest.mark.parametrize("heat", [1.0, 2.0])
-def test_replacements_are_samples_of_the_softmax(heat: float) -> None:
+def test_replacements_are_sampled_from_the_softmax(heat: float) -> None:
     how = Corruption(mask=MASK, end=END, special=(PAD, START, END), share=0.1, heat=heat, seed=9)
     count, row = 4000, ROWS[:1]
     tokens, numbers = tf.constant(np.tile(row, (count, 1))), tf.range(count)
@@ -78,7 +78,7 @@ def test_replacements_are_samples_of_the_softmax(heat: float) -> None:
 
 
 @pytest.mark.parametrize("originals", [True, False])
-def test_the_other_side_puts_the_originals_back(hidden: Any, originals: bool) -> None:
+def test_receiver_restores_the_originals(hidden: Any, originals: bool) -> None:
     tokens = tf.constant(ROWS)
     scores = tf.random.stateless_normal((COUNT, HOW.count(LENGTH), VOCABULARY), (1, 2))
     ids = fill_in(tokens, tf.constant(NUMBERS), hidden, scores, HOW)
@@ -92,6 +92,6 @@ def test_the_other_side_puts_the_originals_back(hidden: Any, originals: bool) ->
 
 
 @pytest.mark.parametrize(("options", "said"), [({"share": 1.0}, "share=1.0"), ({"heat": 0.0}, "heat=0.0")])
-def test_what_hides_nothing_or_has_no_temperature_is_refused(options: dict[str, float], said: str) -> None:
+def test_invalid_corruption_option_is_refused(options: dict[str, float], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Corruption(mask=MASK, end=END, special=(PAD,), **options)

@@ -38,19 +38,19 @@ def mean(each: np.ndarray) -> float:
     return float(np.mean((each * THERE).sum(1) / THERE.sum(1)))
 
 
-def test_the_generator_s_loss() -> None:
+def test_guess_loss_matches_numpy() -> None:
     assert float(guess_loss(ORIGINALS, SCORES, THERE)) == pytest.approx(
         mean(-np.log(probability(SCORES, ORIGINALS))), rel=1e-5
     )
 
 
-def test_the_loss_of_detection() -> None:
-    replaced, told = SHOWN != ORIGINALS, sigmoid(LOGITS)
-    expected = mean(-np.log(np.where(replaced, told, 1 - told)))
+def test_detection_loss_matches_numpy() -> None:
+    replaced, probabilities = SHOWN != ORIGINALS, sigmoid(LOGITS)
+    expected = mean(-np.log(np.where(replaced, probabilities, 1 - probabilities)))
     assert float(detection_loss(replaced, LOGITS, THERE)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_loss_of_correction_copies_what_is_shown() -> None:
+def test_correction_loss_matches_numpy() -> None:
     copies = 1 - sigmoid(LOGITS)
     found = (SHOWN == ORIGINALS) * copies + (1 - copies) * probability(SCORES, ORIGINALS)
     assert float(correction_loss(ORIGINALS, SHOWN, LOGITS, SCORES, THERE)) == pytest.approx(
@@ -58,7 +58,7 @@ def test_the_loss_of_correction_copies_what_is_shown() -> None:
     )
 
 
-def test_the_correction_does_not_teach_the_detection_and_bears_any_certainty() -> None:
+def test_correction_loss_has_no_detection_gradient_and_is_finite() -> None:
     logits, scores = tf.Variable(100 * LOGITS), tf.Variable(SCORES)
     with tf.GradientTape() as tape:
         loss = correction_loss(ORIGINALS, SHOWN, logits, scores, THERE)
@@ -67,7 +67,7 @@ def test_the_correction_does_not_teach_the_detection_and_bears_any_certainty() -
     assert np.isfinite(float(loss)) and np.isfinite(of_scores.numpy()).all()
 
 
-def test_the_rate_rises_and_falls_in_straight_lines() -> None:
+def test_rise_and_fall_schedule_is_piecewise_linear() -> None:
     rate, steps, warmup, peak = RiseAndFall(3e-4, steps=50, warmup=10), 50, 10, 3e-4
     for step in range(steps + 3):
         expected = peak * min((step + 1) / warmup, 1, max(0, (steps - step) / (steps - warmup)))
@@ -76,19 +76,19 @@ def test_the_rate_rises_and_falls_in_straight_lines() -> None:
 
 
 @pytest.mark.parametrize("options", [{"steps": 5, "warmup": 5}, {"steps": 5, "warmup": -1}])
-def test_a_rate_that_never_falls_is_refused(options: dict[str, int]) -> None:
+def test_schedule_without_decay_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(OptionError, match="invalid schedule"):
         RiseAndFall(1e-3, **options)
 
 
 @pytest.mark.parametrize("options", [{"detection": 0.0}, {"correction": -1.0}])
-def test_objectives_that_teach_nothing_are_refused(options: dict[str, float]) -> None:
+def test_invalid_objective_weights_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         Objectives(**options)
 
 
 @pytest.mark.parametrize("corrects", [True, False])
-def test_a_discriminator_is_its_bert_and_heads(corrects: bool) -> None:
+def test_discriminator_outputs_match_its_bert_and_heads(corrects: bool) -> None:
     bert = Bert(BertSizes(vocabulary=VOCABULARY, length=LENGTH, width=8, heads=2, layers=1, inner=16), name="d")
     model = Discriminator(bert, corrects=corrects)
     found = model(ORIGINALS)
@@ -100,5 +100,5 @@ def test_a_discriminator_is_its_bert_and_heads(corrects: bool) -> None:
         made = model.get_layer("d_correct_norm")(model.get_layer("d_correct")(hidden))
         bias = model.get_layer("d_correct_bias").bias
         assert np.allclose(found["tokens"], made @ tf.transpose(bert.embedding.tokens.embeddings) + bias, atol=1e-5)
-    again = Discriminator.from_config(model.get_config())
-    assert [each.path for each in again.weights] == [each.path for each in model.weights]
+    restored = Discriminator.from_config(model.get_config())
+    assert [each.path for each in restored.weights] == [each.path for each in model.weights]

@@ -10,20 +10,20 @@ from whale_nebula.models.pretraining import Corruption, Discriminator, Pretraini
 HOW = Corruption(mask=4, end=3, special=(0, 2, 3))
 
 
-def test_networks_of_several_vocabularies_are_refused() -> None:
+def test_networks_with_different_vocabularies_are_refused() -> None:
     other = BertSizes(vocabulary=9, length=LENGTH, width=8, heads=2, layers=1, inner=16)
     with pytest.raises(OptionError, match="different vocabularies"):
         Pretraining({"all": masked_lm(Bert(SIZES))}, Discriminator(Bert(other, name="kept")), HOW)
 
 
-def test_a_discriminator_that_cannot_correct_is_refused() -> None:
+def test_discriminator_without_correction_head_is_refused() -> None:
     kept = Discriminator(Bert(SIZES, name="kept"), corrects=False)
     with pytest.raises(OptionError, match="no correction head"):
         Pretraining({"all": masked_lm(Bert(SIZES))}, kept, HOW)
 
 
 @pytest.mark.parametrize("names", [(), ("discriminator",)])
-def test_generators_have_names_of_their_own(names: tuple[str, ...]) -> None:
+def test_invalid_generator_names_are_refused(names: tuple[str, ...]) -> None:
     generators = {name: masked_lm(Bert(SIZES, name=name)) for name in names}
     with pytest.raises(OptionError, match="invalid generators"):
         Pretraining(generators, Discriminator(Bert(SIZES, name="kept")), HOW)

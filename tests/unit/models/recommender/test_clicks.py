@@ -15,7 +15,7 @@ LINE = "\t".join(["1", *(str(each) for each in range(13)), *(f"{each:08x}" for e
 
 
 @pytest.mark.parametrize("levels", [3, 50, 10**9])
-def test_auc_is_the_share_of_pairs(levels: int) -> None:
+def test_auc_equals_the_share_of_ordered_pairs(levels: int) -> None:
     drawn = np.random.default_rng(levels)
     scores, labels = drawn.integers(0, levels, 80), drawn.integers(0, 2, 80)
     pairs = [
@@ -30,12 +30,12 @@ def test_auc_is_the_share_of_pairs(levels: int) -> None:
 @pytest.mark.parametrize(
     ("scores", "labels"), [([1.0], [1]), ([1.0, 2.0], [1]), ([1.0, np.nan], [0, 1]), ([1.0, 2.0, 3.0], [0, 1, 2])]
 )
-def test_auc_refuses(scores: list[float], labels: list[int]) -> None:
+def test_auc_refuses_invalid_scores_and_labels(scores: list[float], labels: list[int]) -> None:
     with pytest.raises(DataError):
         auc(scores, labels)
 
 
-def test_rows_are_functions_of_their_place() -> None:
+def test_generated_rows_depend_only_on_index_and_seed() -> None:
     whole, part = generated_clicks(9000, seed=3), generated_clicks(100, start=4050, seed=3)
     for name in ("numbers", "ids", "clicked", "chances"):
         np.testing.assert_array_equal(getattr(whole, name)[4050:4150], getattr(part, name))
@@ -43,7 +43,7 @@ def test_rows_are_functions_of_their_place() -> None:
 
 
 @pytest.mark.parametrize("exponent", [1.0, 1.3])
-def test_ids_follow_a_power_law(exponent: float) -> None:
+def test_generated_ids_follow_a_power_law(exponent: float) -> None:
     log = generated_clicks(60_000, fields=2, vocabulary=1000, exponent=exponent)
     counts = np.sort(np.unique(log.ids[:, 0], return_counts=True)[1])[::-1]
     ranks = np.arange(1, len(counts) + 1)
@@ -52,7 +52,7 @@ def test_ids_follow_a_power_law(exponent: float) -> None:
     assert slope == pytest.approx(-exponent, abs=0.1)
 
 
-def test_clicks_depend_on_what_is_there() -> None:
+def test_generated_clicks_depend_on_features() -> None:
     log = generated_clicks(20_000)
     assert log.chances is not None
     assert 0.15 < log.clicked.mean() < 0.45
@@ -60,7 +60,7 @@ def test_clicks_depend_on_what_is_there() -> None:
     assert log.clicked.mean() == pytest.approx(log.chances.mean(), abs=0.02)
 
 
-def test_crossed_fields() -> None:
+def test_cross_fields_adds_a_column_per_pair() -> None:
     ids = generated_clicks(500, fields=3, vocabulary=20).ids
     crossed = cross_fields(ids, [(0, 1), (2, 0)])
     np.testing.assert_array_equal(crossed[:, :3], ids)
@@ -74,13 +74,13 @@ def test_crossed_fields() -> None:
 @pytest.mark.parametrize(
     "option", [{"fields": 1}, {"start": -1}, {"exponent": 0.0}, {"vocabulary": 1}, {"numbers": 2.5}]
 )
-def test_options_that_make_no_log(option: dict[str, float]) -> None:
+def test_invalid_click_log_option_is_refused(option: dict[str, float]) -> None:
     with pytest.raises(OptionError, match=next(iter(option))):
         generated_clicks(10, **option)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_criteo(tmp_path: Path, zipped: bool) -> None:
+def test_criteo_file_is_read_in_batches(tmp_path: Path, zipped: bool) -> None:
     columns = LINE.split("\t")
     columns[0], columns[2], columns[3], columns[20] = "0", "", "-2", ""
     text = "".join(f"{each}\n" for each in (LINE, "\t".join(columns), LINE)).encode()
@@ -109,7 +109,7 @@ def test_criteo(tmp_path: Path, zipped: bool) -> None:
         (lambda line: line + "ä", "ASCII"),
     ],
 )
-def test_rows_that_are_wrong_are_named(tmp_path: Path, changed, said: str) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_criteo_row_is_reported_with_its_line(tmp_path: Path, changed, said: str) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "day.txt"
     path.write_text(f"{LINE}\n{changed(LINE)}\n", encoding="utf-8")
     with pytest.raises(DataError) as caught:
@@ -118,7 +118,7 @@ def test_rows_that_are_wrong_are_named(tmp_path: Path, changed, said: str) -> No
     assert "day.txt:2" in str(caught.value) or said == "ASCII"
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_criteo_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         list(iterate_criteo(tmp_path / "none.txt"))
     (tmp_path / "day.gz").write_bytes(gzip.compress(LINE.encode())[:-9])

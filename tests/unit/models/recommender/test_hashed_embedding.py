@@ -16,7 +16,7 @@ from whale_nebula.models.recommender import HashedEmbedding, RowTable, dlrm, gen
 VALUES, ROWS = 40, 192
 
 
-def log() -> tuple[dict[str, Any], np.ndarray]:
+def load_clicks() -> tuple[dict[str, Any], np.ndarray]:
     drawn = generated_clicks(ROWS, fields=3, numbers=2)
     return {"numbers": drawn.numbers, "ids": drawn.ids % VALUES}, drawn.clicked
 
@@ -33,11 +33,11 @@ def train(model: keras.Model, optimizer: str, *, cut: bool) -> list[float]:
         keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.1}}),
         keras.losses.BinaryCrossentropy(from_logits=True),
     )
-    inputs, clicked = log()
+    inputs, clicked = load_clicks()
     return model.fit(inputs, clicked, batch_size=48, epochs=2, verbose=0, shuffle=False).history["loss"]
 
 
-def hashed(optimizer: str, **options: Any) -> HashedEmbedding:
+def make_hashed(optimizer: str, **options: Any) -> HashedEmbedding:
     chosen = keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.1}})
     return HashedEmbedding(4, optimizer=chosen, name="table", **options)
 
@@ -52,9 +52,9 @@ class OneHot(keras.layers.Embedding):
 @pytest.mark.parametrize(
     ("optimizer", "kind"), [pytest.param("sgd", keras.layers.Embedding, marks=pytest.mark.grid), ("adagrad", OneHot)]
 )
-def test_it_trains_as_a_dense_table_does(optimizer: str, kind: type[keras.layers.Embedding]) -> None:
+def test_hashed_embedding_trains_like_a_dense_embedding(optimizer: str, kind: type[keras.layers.Embedding]) -> None:
     """The dense table is in a model without scopes; both begin with the same rows."""
-    layer = hashed(optimizer)
+    layer = make_hashed(optimizer)
     begin = layer.table.pull(np.arange(VALUES))
     dense = kind(
         VALUES, 4, name="table", embeddings_initializer=lambda shape, dtype=None: keras.ops.convert_to_tensor(begin)
@@ -62,14 +62,14 @@ def test_it_trains_as_a_dense_table_does(optimizer: str, kind: type[keras.layers
     losses = train(make_model(dense), optimizer, cut=False)
     np.testing.assert_allclose(train(make_model(layer), optimizer, cut=True), losses, rtol=1e-5)
     np.testing.assert_allclose(layer.table.pull(np.arange(VALUES)), dense.get_weights()[0], rtol=1e-4, atol=1e-6)
-    assert len(layer.table) == len(np.unique(log()[0]["ids"]))
+    assert len(layer.table) == len(np.unique(load_clicks()[0]["ids"]))
     assert layer.table.steps == 8
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
-def test_cut_and_uncut_are_one_model(optimizer: str) -> None:
-    layers = [hashed(optimizer), hashed(optimizer)]
+def test_cut_hashed_embedding_equals_the_uncut_one(optimizer: str) -> None:
+    layers = [make_hashed(optimizer), make_hashed(optimizer)]
     losses = [train(make_model(layer), optimizer, cut=cut) for layer, cut in zip(layers, (False, True), strict=True)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     one, other = (layer.table.state_dict() for layer in layers)
@@ -81,9 +81,9 @@ def test_cut_and_uncut_are_one_model(optimizer: str) -> None:
 
 @pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
-def test_a_plan_of_the_planner_trains_the_same_rows() -> None:
+def test_planned_hashed_embedding_trains_the_same_rows() -> None:
     """Blocks of the step are measured before it, which updates no row."""
-    uncut, planned = hashed("adagrad"), hashed("adagrad")
+    uncut, planned = make_hashed("adagrad"), make_hashed("adagrad")
     losses = train(make_model(uncut), "sgd", cut=False)
     with nb.init({"clusters": {"cpu": {}, "gpu": {}}}), nb.auto_parallel():
         model = make_model(planned)
@@ -94,10 +94,10 @@ def test_a_plan_of_the_planner_trains_the_same_rows() -> None:
     np.testing.assert_allclose(planned.table.pull(ids), uncut.table.pull(ids), rtol=1e-5, atol=1e-7)
 
 
-def test_only_training_makes_rows() -> None:
-    layer = hashed("sgd")
+def test_only_training_creates_rows() -> None:
+    layer = make_hashed("sgd")
     model = make_model(layer)
-    inputs, clicked = log()
+    inputs, clicked = load_clicks()
     before = model.predict(inputs, verbose=0)
     model.compile("sgd", "mse")
     model.evaluate(inputs, clicked, verbose=0)
@@ -108,56 +108,56 @@ def test_only_training_makes_rows() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.grid)])
-def test_rows_are_saved_with_the_model(tmp_path: Path, whole: bool) -> None:
-    layer = hashed("adam")
+def test_hashed_embedding_rows_are_saved_with_the_model(tmp_path: Path, whole: bool) -> None:
+    layer = make_hashed("adam")
     model = make_model(layer)
     train(model, "adam", cut=False)
     if whole:
         model.save(tmp_path / "model.keras")
-        again = keras.saving.load_model(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
     else:
         model.save_weights(tmp_path / "model.weights.h5")
-        again = make_model(hashed("adam"))
-        again.load_weights(tmp_path / "model.weights.h5")
-    inputs, _ = log()
-    np.testing.assert_array_equal(model(inputs), again(inputs))
+        loaded = make_model(make_hashed("adam"))
+        loaded.load_weights(tmp_path / "model.weights.h5")
+    inputs, _ = load_clicks()
+    np.testing.assert_array_equal(model(inputs), loaded(inputs))
     for name, value in layer.table.state_dict().items():
-        np.testing.assert_array_equal(value, again.get_layer("table").table.state_dict()[name])
+        np.testing.assert_array_equal(value, loaded.get_layer("table").table.state_dict()[name])
 
 
-def test_a_table_is_read_only_when_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_reads_the_table_only_when_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have most of the memory of its host."""
     read, found = RowTable.state_dict, list[RowTable]()
     monkeypatch.setattr(RowTable, "state_dict", lambda table: found.append(table) or read(table))
     with nb.init(checkpoint={"folder": str(tmp_path), "every": 4}):
-        layer = hashed("adam")
+        layer = make_hashed("adam")
         model = make_model(layer)
         nb.state(table=layer.table)
         train(model, "adam", cut=True)  # 8 steps
     assert 1 <= len(found) <= 2
     with nb.init(checkpoint=str(tmp_path)):
-        again = hashed("adam")
-        nb.state(table=again.table)
+        loaded = make_hashed("adam")
+        nb.state(table=loaded.table)
     for name, value in read(layer.table).items():
-        np.testing.assert_array_equal(value, read(again.table)[name])
+        np.testing.assert_array_equal(value, read(loaded.table)[name])
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_table_that_no_checkpoint_has_is_told(kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_table_outside_checkpoints_logs_a_warning(kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nb.init(checkpoint=str(tmp_path)):
-        layer = hashed("sgd")
+        layer = make_hashed("sgd")
         model = make_model(layer)
         if kept:
             nb.state(table=layer.table)
         model.compile("sgd", "mse")
-        inputs, clicked = log()
+        inputs, clicked = load_clicks()
         model.train_on_batch(inputs, clicked)
     said = [each.message for each in caplog.records if each.name != "tensorflow"]  # that one counts what ran before
     assert ["are not saved with the checkpoints" in each for each in said] == [True] * (not kept)
 
 
-def test_rows_of_another_optimizer_are_refused() -> None:
-    layer, other = hashed("adam"), hashed("sgd")
+def test_saved_rows_of_another_optimizer_are_refused() -> None:
+    layer, other = make_hashed("adam"), make_hashed("sgd")
     for each in (layer, other):
         each.build((None, 3))
     saved: dict[str, Any] = {}
@@ -166,23 +166,23 @@ def test_rows_of_another_optimizer_are_refused() -> None:
         other.load_own_variables(saved)
 
 
-def test_micro_batches_are_refused() -> None:
+def test_hashed_embedding_refuses_micro_batches() -> None:
     """Each would push for itself, and the next would look up rows of another step."""
     keras.utils.set_random_seed(1)
     ids = keras.Input((3,), dtype="int64")
     with nb.cluster(), nb.pipeline(micro_batch=2):
         with nb.stage(cluster="cpu"):
-            vectors = keras.layers.Flatten()(hashed("sgd")(ids))
+            vectors = keras.layers.Flatten()(make_hashed("sgd")(ids))
         with nb.stage(cluster="gpu"):
             click = keras.layers.Dense(1)(vectors)
     model = keras.Model(ids, click)
     model.compile("sgd", "mse")
-    inputs, clicked = log()
+    inputs, clicked = load_clicks()
     with pytest.raises(BatchCoupledError, match="numpy_function"):
         model.train_on_batch(inputs["ids"][:48], clicked[:48])
 
 
-def test_what_is_no_id_is_refused() -> None:
+def test_invalid_hashed_embedding_options_and_ids_are_refused() -> None:
     with pytest.raises(OptionError, match="ids of type float32"):
         HashedEmbedding(4)(np.zeros((2, 3), np.float32))
     with pytest.raises(OptionError, match="float16"):
@@ -196,7 +196,7 @@ def test_what_is_no_id_is_refused() -> None:
         HashedEmbedding(4, optimizer="adagard")
 
 
-def test_a_table_that_is_too_small_says_so_in_a_fit() -> None:
+def test_too_small_table_is_reported_by_fit() -> None:
     """The error as it is in a model without scopes; what runs it says where, with scopes."""
     for cut, error in ((False, DataError), (True, StageFailedError)):
         with pytest.raises(error, match="distinct ids, but the table is limited to 2 rows") as raised:
@@ -204,7 +204,7 @@ def test_a_table_that_is_too_small_says_so_in_a_fit() -> None:
         assert "mend: most_rows=" in str(raised.value)
 
 
-def test_the_planner_counts_the_memory_of_rows_and_leaves_the_batch_whole() -> None:
+def test_planner_counts_row_memory_and_keeps_the_batch_whole() -> None:
     """A million rows fit into one of two clusters, and one more worker is no reason for micro-batches."""
     config = {"clusters": {"gpu": {"memory": "64MiB", "flops": "1T"}, "cpu": {"flops": "1G"}}, "measure": "0s"}
     with nb.init(config):

@@ -38,36 +38,36 @@ NETWORKS: dict[str, Callable[[], keras.Model]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_is_saved(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_recommender_network_is_saved_and_loaded(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     model = NETWORKS[name]()
     log = generated_clicks(8, fields=FIELDS, numbers=NUMBERS, vocabulary=VALUES)
     inputs = {"numbers": log.numbers, "ids": log.ids % VALUES}
     model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(model(inputs), again(inputs))
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(model(inputs), loaded(inputs))
 
 
-def test_products_of_all_pairs() -> None:
+def test_pair_products_match_numpy() -> None:
     vectors = np.random.default_rng(0).standard_normal((5, 3, 4)).astype("float32")
     pairs = [(1, 0), (2, 0), (2, 1)]
-    meant = np.stack([(vectors[:, one] * vectors[:, other]).sum(-1) for one, other in pairs], 1)
-    np.testing.assert_allclose(PairProducts()(vectors), meant, rtol=1e-5)
+    expected = np.stack([(vectors[:, one] * vectors[:, other]).sum(-1) for one, other in pairs], 1)
+    np.testing.assert_allclose(PairProducts()(vectors), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("views", [[[0]], [[0], []], [[0], [9]]])
-def test_views_that_compare_nothing(views: list[list[int]]) -> None:
+def test_invalid_views_are_refused(views: list[list[int]]) -> None:
     with pytest.raises(OptionError, match="view"):
         multi_view(embedding(4, "embedding"), views=views, fields=FIELDS, numbers=NUMBERS)
 
 
 @pytest.mark.grid
-def test_vectors_of_another_width_are_refused() -> None:
+def test_vectors_of_a_wrong_width_are_refused() -> None:
     with pytest.raises(OptionError, match="does not match vectors of width 4"):
         dlrm(HashedEmbedding(4), fields=2, numbers=2, width=8)
 
 
 @pytest.mark.grid
-def test_what_is_planted_is_found() -> None:
+def test_wide_and_deep_learns_the_generated_signal() -> None:
     """A network that learns finds a good part of what the chances of the log say; held-out rows. In every run, the
     example does: tests/examples/test_recommend.py.
     """

@@ -34,7 +34,7 @@ def make_embedding(kind: str, **options: Any) -> Any:
     return HashedEmbedding(4, name="table0", **options) if kind == "whole" else SplitEmbedding(4, hot=HOT, **options)
 
 
-def layers_of(embedding: Any) -> list[HashedEmbedding]:
+def list_layers(embedding: Any) -> list[HashedEmbedding]:
     return embedding.layers if isinstance(embedding, SplitEmbedding) else [embedding]
 
 
@@ -55,7 +55,7 @@ def train(
 
 
 def states(embedding: Any) -> list[dict[str, Any]]:
-    return [layer.table.state_dict() for layer in layers_of(embedding)]
+    return [layer.table.state_dict() for layer in list_layers(embedding)]
 
 
 @pytest.mark.parametrize(
@@ -65,42 +65,42 @@ def states(embedding: Any) -> list[dict[str, Any]]:
         *(pytest.param("whole", links, marks=pytest.mark.grid) for links in (None, "10gbit,0ms")),
     ],
 )
-def test_micro_batches_are_one_update(kind: str, links: str | None) -> None:
+def test_micro_batches_are_one_table_update(kind: str, links: str | None) -> None:
     nb.init(links=links)
     one, four = make_embedding(kind), make_embedding(kind)
     np.testing.assert_allclose(train(one), train(four, micro_batch=4), rtol=1e-5)
-    for meant, found in zip(states(one), states(four), strict=True):
-        assert meant["steps"] == found["steps"] == EPOCHS * len(LOG) / BATCH
-        np.testing.assert_array_equal(meant["counts"], found["counts"])
-        np.testing.assert_allclose(meant["values"], found["values"], rtol=1e-3, atol=1e-5)
+    for expected, found in zip(states(one), states(four), strict=True):
+        assert expected["steps"] == found["steps"] == EPOCHS * len(LOG) / BATCH
+        np.testing.assert_array_equal(expected["counts"], found["counts"])
+        np.testing.assert_allclose(expected["values"], found["values"], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("kind", "staleness", "cut"),
     [("split", 0, True), *(pytest.param("whole", *each, marks=pytest.mark.grid) for each in ((2, True), (0, False)))],
 )
-def test_look_ups_ahead_change_no_bit(kind: str, staleness: int, cut: bool) -> None:
+def test_look_ahead_does_not_change_training(kind: str, staleness: int, cut: bool) -> None:
     nb.init()
     plain, early = (make_embedding(kind, staleness=staleness) for _ in range(2))
     assert train(plain, cut=cut) == train(early, ahead=True, cut=cut)
-    for meant, found in zip(states(plain), states(early), strict=True):
-        assert meant.keys() == found.keys()
-        for name, value in meant.items():
+    for expected, found in zip(states(plain), states(early), strict=True):
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
             np.testing.assert_array_equal(value, found[name])
-    for layer in layers_of(early):
+    for layer in list_layers(early):
         assert layer.steps.looked_ahead > 4
         assert bool(layer.table.fetched_again) != bool(staleness)  # what is late is updated before it is looked up
-    assert all(not layer.steps.looked_ahead for layer in layers_of(plain))
+    assert all(not layer.steps.looked_ahead for layer in list_layers(plain))
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize(("kind", "devices", "micro_batch"), [("whole", 3, 4), ("whole", 2, 1), ("split", 2, 1)])
-def test_devices_of_a_split_have_the_bits_of_one(kind: str, devices: int, micro_batch: int) -> None:
+def test_split_over_devices_equals_one_device(kind: str, devices: int, micro_batch: int) -> None:
     """In one process; between processes, in every run: tests/processes/test_recommender.py."""
     nb.init()
     one, several = make_embedding(kind), make_embedding(kind)
-    meant = train(one, micro_batch=micro_batch)
-    assert train(several, micro_batch=micro_batch, devices=devices) == meant
+    expected = train(one, micro_batch=micro_batch)
+    assert train(several, micro_batch=micro_batch, devices=devices) == expected
     for state, found in zip(states(one), states(several), strict=True):
         for name, value in state.items():
             np.testing.assert_array_equal(value, found[name])
@@ -111,17 +111,17 @@ def make_table(staleness: int = 0, **options: Any) -> RowTable:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
-def test_updates_are_late_by_so_many_steps(staleness: int) -> None:
+def test_stale_updates_are_late_by_the_given_steps(staleness: int) -> None:
     """Against a table whose updates are late because they are given to it late; also after a resumption."""
-    drawn, late, meant = np.random.default_rng(0), make_table(staleness), make_table()
+    drawn, late, expected = np.random.default_rng(0), make_table(staleness), make_table()
     given: list[tuple[np.ndarray, np.ndarray]] = []
     for step in range(12):
         ids = np.unique(drawn.integers(0, 30, 12))
         if step > staleness:
-            meant.push(*given[step - staleness - 1])
+            expected.push(*given[step - staleness - 1])
         ahead = late.look_ahead(ids) if step % 3 else None
         seen = np.ones(len(ids), np.int64)
-        np.testing.assert_array_equal(late.pull(ids, seen, ahead), meant.pull(ids, seen))
+        np.testing.assert_array_equal(late.pull(ids, seen, ahead), expected.pull(ids, seen))
         if step % 4 == 1:  # as the layer does it, beside the step
             late.update(late.pushes - max(staleness - 1, 0))
         given.append((ids, drawn.standard_normal((len(ids), 3)).astype(np.float32)))
@@ -131,12 +131,12 @@ def test_updates_are_late_by_so_many_steps(staleness: int) -> None:
             late.load_state_dict(saved)
     late.update()
     for each in given[-staleness - 1 :]:
-        meant.push(*each)
+        expected.push(*each)
     for name, value in late.state_dict().items():
-        np.testing.assert_array_equal(value, meant.state_dict()[name])
+        np.testing.assert_array_equal(value, expected.state_dict()[name])
 
 
-def test_look_ups_ahead_of_a_table_that_drops_rows() -> None:
+def test_look_ahead_is_discarded_after_eviction() -> None:
     """What was looked up before rows were dropped is not used."""
     plain, early, drawn = make_table(most_rows=20), make_table(most_rows=20), np.random.default_rng(1)
     for _ in range(30):
@@ -152,7 +152,7 @@ def test_look_ups_ahead_of_a_table_that_drops_rows() -> None:
 
 
 @pytest.mark.parametrize("staleness", [-1, 1.5, "two"])
-def test_what_is_no_staleness_is_refused(staleness: Any) -> None:
+def test_invalid_staleness_is_refused(staleness: Any) -> None:
     with pytest.raises(OptionError, match="staleness="):
         HashedEmbedding(4, staleness=staleness)
 
@@ -160,7 +160,7 @@ def test_what_is_no_staleness_is_refused(staleness: Any) -> None:
 @pytest.mark.parametrize(
     "how", [{"sync_every": 2}, pytest.param({"exchange": "1bit"}, marks=pytest.mark.grid)], ids=str
 )
-def test_a_table_of_which_each_cluster_would_train_a_copy_is_refused(how: dict[str, Any]) -> None:
+def test_table_copied_by_clusters_is_refused(how: dict[str, Any]) -> None:
     with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(["gpu", "npu"]), nb.replica(**how):
         model = dlrm(make_embedding("whole"), fields=3, numbers=2, width=4)
         model.compile(OneBitAdam(1e-3), "binary_crossentropy")

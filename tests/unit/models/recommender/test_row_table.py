@@ -36,19 +36,21 @@ def train(table: RowTable, *ids: int, times: int = 1) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_index_is_a_dictionary(seed: int) -> None:
-    drawn, index, meant = np.random.default_rng(seed), IdIndex(), dict[int, int]()
+def test_id_index_equals_a_dictionary(seed: int) -> None:
+    drawn, index, expected = np.random.default_rng(seed), IdIndex(), dict[int, int]()
     for _ in range(30):
         ids = np.unique(drawn.integers(-400, 400, 60)) << drawn.integers(0, 50)
-        new = np.array([each for each in ids.tolist() if each not in meant], np.int64)
-        index.add(new, np.arange(len(meant), len(meant) + len(new)))
-        meant.update({each: len(meant) + at for at, each in enumerate(new.tolist())})
-        asked = np.concatenate([ids, ids[:5], drawn.integers(-(2**63), 2**63 - 1, 40)])
-        np.testing.assert_array_equal(index.find(asked), [meant.get(each, -1) for each in asked.tolist()])
-        assert len(index) == len(meant)
+        new = np.array([each for each in ids.tolist() if each not in expected], np.int64)
+        index.add(new, np.arange(len(expected), len(expected) + len(new)))
+        expected.update({each: len(expected) + at for at, each in enumerate(new.tolist())})
+        requested_ids = np.concatenate([ids, ids[:5], drawn.integers(-(2**63), 2**63 - 1, 40)])
+        np.testing.assert_array_equal(
+            index.find(requested_ids), [expected.get(each, -1) for each in requested_ids.tolist()]
+        )
+        assert len(index) == len(expected)
 
 
-def test_segments_hold_what_was_written() -> None:
+def test_segments_return_written_values() -> None:
     segments, drawn = Segments(2, np.float32), np.random.default_rng(0)
     segments.reserve(40_000)
     values = drawn.standard_normal((40_000, 2)).astype(np.float32)
@@ -60,7 +62,7 @@ def test_segments_hold_what_was_written() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_row_is_updated_as_keras_updates_a_variable(name: str) -> None:
+def test_row_optimizer_equals_keras_optimizer(name: str) -> None:
     """One Keras variable for each id, given to Keras's optimizer in the steps that have the id, and in no others."""
     drawn, ids = np.random.default_rng(1), np.array([5, -3, 2**50, 17])
     table = make_table(OPTIMIZERS[name](), seed=4)
@@ -80,7 +82,7 @@ def test_a_row_is_updated_as_keras_updates_a_variable(name: str) -> None:
     assert table.steps == 12
 
 
-def test_new_rows_are_drawn_by_id_and_seed() -> None:
+def test_new_rows_depend_only_on_id_and_seed() -> None:
     ids = np.array([1, 2, 3])
     one, other = make_table(seed=1), make_table(seed=1)
     train(other, 9, 8, 7)
@@ -94,7 +96,7 @@ def test_new_rows_are_drawn_by_id_and_seed() -> None:
     assert many.std() == pytest.approx(0.05 / 3**0.5, rel=0.02)
 
 
-def test_eviction_by_how_often_ids_were_seen() -> None:
+def test_evict_drops_rarely_seen_ids() -> None:
     table = make_table("adagrad")
     train(table, 1, 2, times=1)
     train(table, 2, 3, times=5)
@@ -108,7 +110,7 @@ def test_eviction_by_how_often_ids_were_seen() -> None:
     np.testing.assert_array_equal(table.pull(np.array([2, 3])), kept)
 
 
-def test_rows_seen_least_make_room() -> None:
+def test_full_table_evicts_rarely_seen_rows() -> None:
     table = make_table(most_rows=20)
     train(table, *range(10), times=6)
     train(table, *range(10, 20), times=1)
@@ -124,7 +126,7 @@ def test_rows_seen_least_make_room() -> None:
         train(table, *range(21))
 
 
-def test_state_goes_to_another_table() -> None:
+def test_state_dict_moves_to_another_table() -> None:
     one, other = make_table("adam", seed=3), make_table("adam", seed=3)
     train(one, *range(50))
     train(one, *range(25, 60))
@@ -139,7 +141,7 @@ def test_state_goes_to_another_table() -> None:
         make_table("sgd").load_state_dict(one.state_dict())
 
 
-def test_a_table_that_was_loaded_drops_the_same_rows() -> None:
+def test_loaded_table_evicts_the_same_rows() -> None:
     """Of many rows that were seen as often, the same make room as without the break."""
     drawn = np.random.default_rng(7)
     one, other = make_table(most_rows=40), make_table(most_rows=40)
@@ -157,19 +159,19 @@ def test_a_table_that_was_loaded_drops_the_same_rows() -> None:
 @pytest.mark.parametrize(
     ("options", "said"), [({"scale": "x"}, "scale='x'"), ({"scale": -1}, "scale=-1"), ({"seed": -1}, "seed=-1")]
 )
-def test_what_draws_no_rows_is_refused(options: dict[str, int], said: str) -> None:
+def test_invalid_row_initializer_is_refused(options: dict[str, int], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         make_table(**options)
 
 
-def test_what_is_no_table_is_refused() -> None:
+def test_invalid_table_state_is_refused() -> None:
     with pytest.raises(WeightsError, match="'ids' is missing"):
         make_table().load_state_dict({})
     with pytest.raises(OptionError, match="fewer_than='3' is not an integer"):
         make_table().evict(fewer_than="3")  # type: ignore[arg-type]
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+def test_non_finite_gradient_changes_no_row() -> None:
     table = make_table("adam")
     train(table, 1, 2)
     before = table.state_dict()
@@ -189,13 +191,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
         (lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10)), "schedules are not supported"),
     ],
 )
-def test_optimizers_that_are_refused(optimizer: Callable[[], keras.optimizers.Optimizer], said: str) -> None:
+def test_unsupported_row_optimizer_is_refused(optimizer: Callable[[], keras.optimizers.Optimizer], said: str) -> None:
     with pytest.raises(OptionError) as caught:
         make_row_optimizer(optimizer())
     assert said in str(caught.value)
 
 
-def test_what_a_table_is_expected_to_take() -> None:
+def test_expected_bytes_of_a_table() -> None:
     tables = [
         RowTable(4, make_row_optimizer(keras.optimizers.Adam()), **given)
         for given in ({}, {"most_rows": 3000}, {"most_rows": 3000, "expected_rows": 5000})

@@ -40,7 +40,7 @@ def make_tables(count: int, **options: Any) -> list[RowTable]:
     return tables
 
 
-def saved(table: RowTable) -> SavedState:
+def save_state(table: RowTable) -> SavedState:
     """Its state as a checkpoint has it."""
     arrays: dict[str, Any] = {}
 
@@ -65,84 +65,84 @@ def train(tables: Sequence[RowTable], seed: int, steps: int = 6) -> np.ndarray:
     return np.concatenate(found)
 
 
-def assert_together(tables: Sequence[RowTable], one: RowTable) -> None:
-    meant, states = one.state_dict(), [table.state_dict() for table in tables]
+def assert_equal_rows(tables: Sequence[RowTable], one: RowTable) -> None:
+    expected, states = one.state_dict(), [table.state_dict() for table in tables]
     order = np.argsort(np.concatenate([state["ids"] for state in states]))
     for name in ("ids", "counts", "values"):
-        np.testing.assert_array_equal(np.concatenate([state[name] for state in states])[order], meant[name])
-    assert all(len(state["ids"]) > len(meant["ids"]) / (2 * len(tables)) for state in states)
-    assert {state["steps"] for state in states} == {meant["steps"]}
+        np.testing.assert_array_equal(np.concatenate([state[name] for state in states])[order], expected[name])
+    assert all(len(state["ids"]) > len(expected["ids"]) / (2 * len(tables)) for state in states)
+    assert {state["steps"] for state in states} == {expected["steps"]}
 
 
 @pytest.mark.usefixtures("several_processes")
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 2), (3, 1)])
-def test_shares_are_one_table_also_with_another_number_of_workers(staleness: int, before: int, after: int) -> None:
+def test_table_shares_equal_one_table_after_resharding(staleness: int, before: int, after: int) -> None:
     one, tables = make_table(staleness=staleness), make_tables(before, staleness=staleness)
     np.testing.assert_array_equal(train([one], 1), train(tables, 1))
-    assert_together(tables, one)
+    assert_equal_rows(tables, one)
     assert sum(table.evict(fewer_than=2) for table in tables) == one.evict(fewer_than=2)
-    parts = {f"cpu/{at}": saved(table) for at, table in enumerate(tables)}
-    parts["gpu/0"] = saved(make_table())
-    again = [make_table(staleness=staleness) for _ in range(after)]
-    for at, (table, share) in enumerate(zip(again, make_shares(after), strict=True)):
+    parts = {f"cpu/{at}": save_state(table) for at, table in enumerate(tables)}
+    parts["gpu/0"] = save_state(make_table())
+    resharded = [make_table(staleness=staleness) for _ in range(after)]
+    for at, (table, share) in enumerate(zip(resharded, make_shares(after), strict=True)):
         table.load_parts(parts, f"cpu/{at}", complete=True)
         assert len(table) == (len(tables[at]) if at < before else 0)  # until it is known what is its own
         table.hold(share)
-    np.testing.assert_array_equal(train([one], 2), train(again, 2))
-    assert_together(again, one)
+    np.testing.assert_array_equal(train([one], 2), train(resharded, 2))
+    assert_equal_rows(resharded, one)
 
 
 @pytest.mark.usefixtures("several_processes")
-def test_rows_that_a_worker_has_left_do_not_come_back() -> None:
+def test_stale_rows_of_a_former_worker_are_discarded() -> None:
     """The table was on one worker, then on another, and comes back: what the first one still had is old."""
     (first,), one = make_tables(1), make_table()
     train([first], 1)
     train([one], 1)
-    parts = {"cpu/0": saved(first), "cpu/1": saved(make_table())}
+    parts = {"cpu/0": save_state(first), "cpu/1": save_state(make_table())}
     tables = {name: make_table() for name in parts}
     for name, table in tables.items():
         table.load_parts(parts, name, complete=True)
     tables["cpu/1"].hold(WHOLE)
     train([tables["cpu/1"]], 2)
     train([one], 2)
-    again = make_table()
-    again.load_parts({name: saved(table) for name, table in tables.items()}, "cpu/0", complete=True)
-    again.hold(WHOLE)
-    assert_together([again], one)
+    resharded = make_table()
+    resharded.load_parts({name: save_state(table) for name, table in tables.items()}, "cpu/0", complete=True)
+    resharded.hold(WHOLE)
+    assert_equal_rows([resharded], one)
 
 
-def test_one_process_has_all_rows_at_once() -> None:
+def test_one_process_loads_all_shares() -> None:
     tables = make_tables(2)
     train(tables, 1)
     one = make_table()
-    one.load_parts({f"cpu/{at}": saved(table) for at, table in enumerate(tables)}, "local/0", complete=True)
-    assert_together(tables, one)
+    one.load_parts({f"cpu/{at}": save_state(table) for at, table in enumerate(tables)}, "local/0", complete=True)
+    assert_equal_rows(tables, one)
     assert one.share == WHOLE
 
 
 @pytest.mark.usefixtures("several_processes")
-def test_what_is_not_here_is_refused() -> None:
+def test_missing_share_is_refused() -> None:
     first, _ = tables = make_tables(2)
     train(tables, 1)
-    for parts, worker in (({"cpu/0": saved(first)}, "cpu/0"), ({"gpu/0": saved(make_table())}, "cpu/1")):
+    for parts, worker in (({"cpu/0": save_state(first)}, "cpu/0"), ({"gpu/0": save_state(make_table())}, "cpu/1")):
         table = make_table()
         table.load_parts(parts, worker, complete=False)
         with pytest.raises(CheckpointError, match="not in the checkpoint's files on this host"):
             table.hold(make_shares(3)[1])
     table = make_table()
-    table.load_parts({"cpu/0": saved(first)}, "cpu/0", complete=False)
+    table.load_parts({"cpu/0": save_state(first)}, "cpu/0", complete=False)
     table.hold(make_shares(2)[0])  # the same rows as before: nobody else is asked
     assert len(table) == len(first)
 
 
-def test_a_share_stays() -> None:
+def test_changing_the_share_is_refused() -> None:
     table, _ = make_tables(2)
     with pytest.raises(StateError, match="divide the table in different ways"):
         table.hold(WHOLE)
 
 
-def test_each_worker_has_its_part_of_the_limit() -> None:
+def test_row_limit_is_divided_by_workers() -> None:
     tables = make_tables(2, most_rows=100)
     ids = np.arange(70)
     for start in range(0, 700, 70):
@@ -153,7 +153,7 @@ def test_each_worker_has_its_part_of_the_limit() -> None:
         tables[0].pull(np.arange(200), np.ones(200, np.int64))
 
 
-def test_a_gradient_that_is_not_finite_is_left_out_by_all() -> None:
+def test_non_finite_gradient_is_skipped_by_all_shares() -> None:
     one, tables = make_table(), make_tables(3)
     for table in (one, *tables):
         train([table], 1)
@@ -161,4 +161,4 @@ def test_a_gradient_that_is_not_finite_is_left_out_by_all() -> None:
         assert table.left_out == 1
     train([one], 2)
     train(tables, 2)
-    assert_together(tables, one)
+    assert_equal_rows(tables, one)

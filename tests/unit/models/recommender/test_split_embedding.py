@@ -43,7 +43,7 @@ def train(embedding: Any, optimizer: str, *, cut: bool) -> tuple[keras.Model, li
     return model, losses, sum(link.payload_bytes for link in nb.last_report().links.values()) if cut else 0
 
 
-def joined(layers: Any) -> dict[str, np.ndarray]:
+def join_rows(layers: Any) -> dict[str, np.ndarray]:
     """The rows of several tables, in the order of ids."""
     states = [layer.table.state_dict() for layer in layers]
     order = np.argsort(np.concatenate([each["ids"] for each in states]))
@@ -51,24 +51,26 @@ def joined(layers: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[dict[str, np.ndarray], list[float], int]:
+def one_table_result() -> tuple[dict[str, np.ndarray], list[float], int]:
     """What one table with all vectors across gives."""
     with nb.init(links="10gbit,0ms"):
         layer = HashedEmbedding(4, optimizer="adagrad", name="table")
         _, losses, crossed = train(layer, "adagrad", cut=True)
-        return joined([layer]), losses, crossed
+        return join_rows([layer]), losses, crossed
 
 
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind == "hot" else pytest.mark.grid) for kind in KINDS]
 )
-def test_the_bits_are_those_of_one_table(kind: str, whole: tuple[dict[str, np.ndarray], list[float], int]) -> None:
+def test_split_embedding_equals_one_table(
+    kind: str, one_table_result: tuple[dict[str, np.ndarray], list[float], int]
+) -> None:
     nb.init(links="10gbit,0ms")
     embedding = SplitEmbedding(4, optimizer="adagrad", **KINDS[kind])
     _, losses, crossed = train(embedding, "adagrad", cut=True)
-    rows, meant, most = whole
-    assert losses == meant
-    for name, value in joined(embedding.layers).items():
+    rows, expected, most = one_table_result
+    assert losses == expected
+    for name, value in join_rows(embedding.layers).items():
         np.testing.assert_array_equal(value, rows[name])
     if kind == "all hot":
         assert crossed < 64
@@ -79,16 +81,16 @@ def test_the_bits_are_those_of_one_table(kind: str, whole: tuple[dict[str, np.nd
 
 
 @pytest.mark.grid
-def test_a_model_of_several_tables_is_saved(tmp_path: Path) -> None:
+def test_model_with_split_embedding_is_saved_and_loaded(tmp_path: Path) -> None:
     model, _, _ = train(SplitEmbedding(4, optimizer="adam", tables=2, hot=HOT), "adam", cut=False)
     model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(model(LOG.inputs), again(LOG.inputs))
-    assert len(again.get_layer("table_near").table) == len(HOT)
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(model(LOG.inputs), loaded(LOG.inputs))
+    assert len(loaded.get_layer("table_near").table) == len(HOT)
 
 
 @pytest.mark.parametrize("parts", [Parts(), Parts(3), Parts(3, tuple(range(0, 40, 4)))])
-def test_places_are_those_of_the_parts_one_after_the_other(parts: Parts) -> None:
+def test_distinct_places_index_concatenated_parts(parts: Parts) -> None:
     flat = np.random.default_rng(0).integers(-50, 50, 400)
     found = [find_distinct(flat, parts, part) for part in range(parts.count)]
     ids = np.concatenate([each.ids for each in found])
@@ -101,7 +103,7 @@ def test_places_are_those_of_the_parts_one_after_the_other(parts: Parts) -> None
         assert min(len(each.ids) for each in found[1:]) > 20
 
 
-def test_what_is_no_part_is_refused() -> None:
+def test_invalid_split_embedding_options_are_refused() -> None:
     for options in ({"part": 1}, {"part": -1, "parts": 2}, {"hot": [1]}):
         with pytest.raises(OptionError, match="is not a valid part of a table"):
             DistinctRows(4, **options)  # type: ignore[arg-type]

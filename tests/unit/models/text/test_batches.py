@@ -25,7 +25,7 @@ BOTH = Encoded(SOURCE, TARGET)
 ORDER = make_order(5, batch=2, seed=4, epochs=2)
 
 
-def test_each_batch_has_the_rows_of_the_order_on_both_sides() -> None:
+def test_batches_follow_the_order_on_both_sides() -> None:
     for rows, (inputs, labels, weights) in zip(ORDER.batches, batches(BOTH, ORDER, weights=True), strict=True):
         assert inputs["source"][:, 1].numpy().tolist() == [10 + row for row in rows]
         assert inputs["target"][:, 0].numpy().tolist() == [2] * len(rows)
@@ -35,21 +35,21 @@ def test_each_batch_has_the_rows_of_the_order_on_both_sides() -> None:
     assert int(batches(BOTH, ORDER).cardinality()) == len(ORDER) == 6
 
 
-def test_lengths_are_multiples_of_eight_and_no_longer_than_needed() -> None:
+def test_batch_lengths_are_the_smallest_multiples_of_eight() -> None:
     order = Order(5, 1, ((0, 1), (2,), (3, 4)))
     found = list(batches(BOTH, order))
     shapes = [(inputs["source"].shape[1], inputs["target"].shape[1], labels.shape[1]) for inputs, labels in found]
     assert shapes == [(16, 8, 8), (16, 16, 16), (8, 8, 8)]
 
 
-def test_a_row_is_never_filled_up_to_more_than_the_model_has() -> None:
+def test_padding_does_not_exceed_the_model_length() -> None:
     short = Encoded(Ids.of_rows([[2, 9, 3]], longest=5), Ids.of_rows([[2, 9, 9, 9, 3]], longest=5))
     ((inputs, labels),) = batches(short, make_order(1, batch=1))
     assert (inputs["source"].shape, inputs["target"].shape, labels.shape) == ((1, 5), (1, 5), (1, 5))
 
 
 @pytest.mark.parametrize("weights", [pytest.param(False, marks=pytest.mark.grid), True])
-def test_what_is_elsewhere_is_none_and_what_is_here_is_as_if_all_were(weights: bool) -> None:
+def test_absent_side_is_none_and_present_side_is_unchanged(weights: bool) -> None:
     whole = list(batches(BOTH, ORDER, weights=weights))
     left = list(batches(Encoded(source=SOURCE), ORDER, weights=weights))
     right = list(batches(Encoded(target=TARGET), ORDER, weights=weights))
@@ -64,11 +64,11 @@ def test_what_is_elsewhere_is_none_and_what_is_here_is_as_if_all_were(weights: b
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_an_order_of_other_rows_is_refused_with_both_numbers(side: str) -> None:
+def test_order_of_a_different_size_is_refused(side: str) -> None:
     with pytest.raises(DataError, match=f"an order of 6 rows does not match 5 {side} sentences"):
         batches(Encoded(**{side: SOURCE}), make_order(6, batch=2))  # type: ignore[arg-type]
 
 
-def test_a_multiple_of_nothing_is_refused() -> None:
+def test_zero_multiple_is_refused() -> None:
     with pytest.raises(OptionError, match="multiple=0"):
         batches(BOTH, ORDER, multiple=0)

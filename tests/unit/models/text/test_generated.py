@@ -16,7 +16,7 @@ def splits() -> dict[str, Pairs]:
     return {split: generated(split, count) for split, count in (("train", COUNT), ("val", 400), ("test", 400))}
 
 
-def test_this_text_is_what_it_always_was() -> None:
+def test_generated_text_is_stable() -> None:
     """Measurements on it can be compared as long as this does not change."""
     pairs = generated("test", 2, seed=1)
     assert pairs.source == [
@@ -28,13 +28,13 @@ def test_this_text_is_what_it_always_was() -> None:
     ]
 
 
-def test_one_side_alone_is_that_of_the_pairs(splits: dict[str, Pairs]) -> None:
+def test_single_side_equals_that_side_of_the_pairs(splits: dict[str, Pairs]) -> None:
     alone = generated("train", 100, sides=["target"])
     assert alone == Pairs(target=splits["train"].of("target")[:100])
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_no_two_splits_share_a_sentence(splits: dict[str, Pairs], side: str) -> None:
+def test_splits_are_disjoint(splits: dict[str, Pairs], side: str) -> None:
     language = {"source": "es", "target": "en"}[side]
     texts = [set(pairs.of(side)) for pairs in splits.values()]  # type: ignore[arg-type]
     texts += [set(generated("train", COUNT, seed=7).of(side)) - texts[0]]  # type: ignore[arg-type]
@@ -42,14 +42,14 @@ def test_no_two_splits_share_a_sentence(splits: dict[str, Pairs], side: str) -> 
     assert sum(map(len, texts)) == len(set.union(*texts))
 
 
-def test_the_monolingual_sides_are_no_translations_of_each_other(splits: dict[str, Pairs]) -> None:
+def test_monolingual_sentences_are_not_in_the_pairs(splits: dict[str, Pairs]) -> None:
     translated = dict(zip(*(splits["train"].of(side) for side in ("source", "target")), strict=True))  # type: ignore[arg-type]
     spanish, english = set(monolingual("es", 500)), set(monolingual("en", 500))
     assert not spanish & set(translated)
     assert not english & set(translated.values())
 
 
-def test_every_sentence_has_one_translation_both_ways(splits: dict[str, Pairs]) -> None:
+def test_sentences_have_one_translation_in_both_directions(splits: dict[str, Pairs]) -> None:
     english, spanish = defaultdict(set), defaultdict(set)
     for pairs in splits.values():
         for es, en in zip(pairs.of("source"), pairs.of("target"), strict=True):
@@ -59,14 +59,14 @@ def test_every_sentence_has_one_translation_both_ways(splits: dict[str, Pairs]) 
     assert {en: found for en, found in spanish.items() if len(found) > 1} == {}
 
 
-def test_it_has_some_hundreds_of_words_and_hardly_a_sentence_twice(splits: dict[str, Pairs]) -> None:
+def test_generated_text_has_hundreds_of_words_and_few_duplicates(splits: dict[str, Pairs]) -> None:
     for sentences in (splits["train"].of("source"), splits["train"].of("target")):
         words = {word for line in sentences for word in re.findall(r"[^\W\d]+", line.lower())}
         assert 400 < len(words) < 1500
         assert len(set(sentences)) > 0.95 * COUNT
 
 
-def test_sentences_are_written_as_sentences(splits: dict[str, Pairs]) -> None:
+def test_generated_sentences_are_well_formed(splits: dict[str, Pairs]) -> None:
     for side in ("source", "target"):
         for line in splits["train"].of(side):  # type: ignore[arg-type]
             assert re.fullmatch(r"¿?[A-ZÁÉÍÓÚ].*[.?]", line), line
@@ -86,17 +86,17 @@ def test_sentences_are_written_as_sentences(splits: dict[str, Pairs]) -> None:
         (lambda: generated("train", 1, forms=[]), "no sentence forms"),
     ],
 )
-def test_what_is_not_made_is_refused(call, said: str) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_generated_arguments_are_refused(call, said: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(OptionError, match=said):
         call()
 
 
 class TestForms:
-    def test_only_what_is_asked_for_is_said(self) -> None:
+    def test_forms_restrict_the_sentences(self) -> None:
         asked = ["costs", "times"]
         for sentence in generated("train", 40, forms=asked).target:
             assert "cost" in sentence or " at " in sentence or "past" in sentence or " to " in sentence
 
-    def test_splits_share_no_sentence_whatever_forms_they_have(self) -> None:
+    def test_splits_with_different_forms_are_disjoint(self) -> None:
         some = set(generated("train", 300, forms=["ages"]).source)
         assert not some & set(generated("test", 300).source)

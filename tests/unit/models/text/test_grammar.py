@@ -40,11 +40,11 @@ def test_spanish_numbers_agree(value: int, alone: str, before_m: str, before_f: 
          "nine hundred and ninety-nine thousand nine hundred and ninety-nine"),
     ],
 )  # fmt: skip
-def test_large_numbers(value: int, spanish: str, english: str) -> None:
+def test_large_numbers_are_spelled_in_both_languages(value: int, spanish: str, english: str) -> None:
     assert (es.number(value), en.number(value)) == (spanish, english)
 
 
-def test_no_two_numbers_are_said_alike() -> None:
+def test_number_words_are_unique() -> None:
     for said in (es.number, en.number):
         assert len({said(value) for value in range(0, 100_000, 7)}) == len(range(0, 100_000, 7))
     assert len({en.year(value) for value in range(1900, 2100)}) == 200
@@ -58,10 +58,10 @@ def test_no_two_numbers_are_said_alike() -> None:
     ("describir", "future", "describiré describirás describirá describiremos describirán"),
 ])  # fmt: skip
 def test_verbs_are_conjugated(verb: str, tense: str, forms: str) -> None:
-    assert [es.conjugated(verb, tense, person) for person in range(5)] == forms.split()
+    assert [es.conjugate(verb, tense, person) for person in range(5)] == forms.split()
 
 
-def test_a_phrase_agrees_and_puts_adjectives_where_each_language_does() -> None:
+def test_phrase_agrees_and_orders_adjectives_by_language() -> None:
     suitcase = next(noun for noun in words.THINGS if noun.en == "suitcase")
     adjectives = [words.COLORS[0], words.ORIGINS[1]]
     many = next(way for way in COUNTED if way.en == "twenty-one")
@@ -72,7 +72,7 @@ def test_a_phrase_agrees_and_puts_adjectives_where_each_language_does() -> None:
     assert phrase(suitcase, THIS[0], adjectives)[:2] == ("la maleta roja inglesa", "the English red suitcase")
 
 
-def test_dates_have_the_right_day_of_the_week() -> None:
+def test_dates_have_the_correct_weekday() -> None:
     found = {dates(Pick(number)) for number in range(0, size(dates), size(dates) // 400)}
     assert all(" el " in each.es and " the " in each.en for each in found)
     first = dates(Pick(0))
@@ -80,7 +80,7 @@ def test_dates_have_the_right_day_of_the_week() -> None:
     assert "Monday the first of January nineteen hundred" in first.en
 
 
-def test_every_time_of_day_is_said_in_its_own_way() -> None:
+def test_times_of_day_are_unique_phrases() -> None:
     every = [times(Pick(number)) for number in range(0, size(times), 5)]
     assert len({each.es for each in every}) == len({each.en for each in every}) == len(every)
     assert any("a la una menos cuarto" in each.es and "at a quarter to one" in each.en for each in every)
@@ -88,7 +88,7 @@ def test_every_time_of_day_is_said_in_its_own_way() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.__name__)
-def test_a_pattern_says_what_its_docstring_shows_and_uses_all_of_its_number(pattern) -> None:  # type: ignore[no-untyped-def]
+def test_pattern_uses_its_whole_number(pattern) -> None:  # type: ignore[no-untyped-def]
     spanish, english = (pattern.__doc__ or "").split(" / ")
     assert spanish and english
     first, last = pattern(Pick(0)), pattern(Pick(size(pattern) - 1))

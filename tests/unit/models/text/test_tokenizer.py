@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.models.text import SPECIAL, Pairs, Tokenizer, Vocabulary, generated, learn_vocabulary
-from whale_nebula.models.text.tokenizer import attached
+from whale_nebula.models.text.tokenizer import attach_marks
 
 WORDS = (*SPECIAL, "the", "cat", "##s", "café", "cafe", "[", "]", "sep", "mask", ".", "é", "##é")
 
@@ -33,36 +33,36 @@ def ids(tokenizer: Tokenizer, *words: str) -> list[int]:
         ("cafe\u0301", "café"),
     ],
 )
-def test_a_sentence_is_tokens_between_start_and_end(tokenizer: Tokenizer, text: str, tokens: str) -> None:
+def test_encoded_sentence_has_start_and_end_tokens(tokenizer: Tokenizer, text: str, tokens: str) -> None:
     encoded = tokenizer.encode([text])
     assert encoded.dtype == tf.int32
     assert encoded.to_list() == [ids(tokenizer, "[CLS]", *tokens.split(), "[SEP]")]
 
 
-def test_its_numbers_are_those_of_the_vocabulary(tokenizer: Tokenizer) -> None:
+def test_special_ids_are_those_of_the_vocabulary(tokenizer: Tokenizer) -> None:
     found = (tokenizer.size, tokenizer.pad, tokenizer.unknown, tokenizer.start, tokenizer.end, tokenizer.mask)
     assert found == (len(WORDS), 0, 1, 2, 3, 4)
 
 
-def test_accents_are_stripped_where_it_has_none_or_by_option(tokenizer: Tokenizer) -> None:
+def test_accents_are_stripped_by_vocabulary_or_option(tokenizer: Tokenizer) -> None:
     plain = Tokenizer(Vocabulary((*SPECIAL, "cafe")))
     assert plain.encode(["CAFÉ"]).to_list()[0][1:-1] == [5]
     stripping = Tokenizer(Vocabulary(WORDS), accents=False)
     assert stripping.encode(["Café"]).to_list()[0][1:-1] == ids(tokenizer, "cafe")
 
 
-def test_decoding_ends_at_the_first_end_and_leaves_special_tokens_out(tokenizer: Tokenizer) -> None:
+def test_decode_stops_at_end_and_drops_special_tokens(tokenizer: Tokenizer) -> None:
     row = ids(tokenizer, "[CLS]", "the", "[MASK]", "cat", "##s", ".", "[SEP]", "the", "[PAD]")
     assert tokenizer.sentences([row]) == ["the cats."]
 
 
-def test_rows_may_be_filled_up_ragged_or_without_an_end(tokenizer: Tokenizer) -> None:
+def test_decode_accepts_padded_and_ragged_rows(tokenizer: Tokenizer) -> None:
     the, cat = ids(tokenizer, "the", "cat")
     assert tokenizer.sentences(tf.ragged.constant([[the, cat], [cat]], dtype=tf.int32)) == ["the cat", "cat"]
     assert tokenizer.sentences(tf.constant([[the, 0], [0, 0]], tf.int64)) == ["the", ""]
 
 
-def test_both_ways_work_in_a_dataset_and_say_the_same(tokenizer: Tokenizer) -> None:
+def test_encode_and_decode_work_in_a_dataset(tokenizer: Tokenizer) -> None:
     lines = ["the cats.", "café"]
     dataset = tf.data.Dataset.from_tensor_slices(lines).batch(2).map(lambda text: tokenizer.encode(text))
     (there,) = dataset
@@ -72,7 +72,7 @@ def test_both_ways_work_in_a_dataset_and_say_the_same(tokenizer: Tokenizer) -> N
 
 
 @pytest.mark.parametrize("side", ["source", pytest.param("target", marks=pytest.mark.grid)])
-def test_generated_text_comes_back_as_it_was(pairs: Pairs, side: str) -> None:
+def test_generated_text_round_trips(pairs: Pairs, side: str) -> None:
     lines = list(pairs.of(side))  # type: ignore[arg-type]
     tokenizer = Tokenizer(learn_vocabulary(lines, 900))
     assert tokenizer.sentences(tokenizer.encode(lines)) == [line.lower() for line in lines]
@@ -93,7 +93,7 @@ def test_generated_text_comes_back_as_it_was(pairs: Pairs, side: str) -> None:
         "wait… 50% of 8",
     ],
 )
-def test_marks_are_put_where_people_write_them(text: str) -> None:
+def test_punctuation_is_attached_when_detokenizing(text: str) -> None:
     marks = r"([\pP$%])"
     apart = tf.strings.strip(tf.strings.regex_replace(tf.strings.regex_replace([text], marks, r" \1 "), " +", " "))
-    assert attached(apart).numpy()[0].decode() == text
+    assert attach_marks(apart).numpy()[0].decode() == text

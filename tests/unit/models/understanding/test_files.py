@@ -28,7 +28,7 @@ FILES = {
     "rte": ("RTE/train.tsv", "index\tsentence1\tsentence2\tlabel\n0\tone\ttwo\tnot_entailment\n"),
     "mnli": ("MNLI/train.tsv", "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tone\ttwo\tneutral\tneutral\n"),
 }
-MEANT = {
+EXPECTED = {
     "cola": Examples(["Our friends won't.", "Them won."], [1.0, 0.0]),
     "sst-2": Examples(['hide "new', "a joy"], [0.0, 1.0]),
     "mrpc": Examples(["one a"], [1.0], ["one b"]),
@@ -42,12 +42,12 @@ MEANT = {
 
 @pytest.mark.parametrize("task", FILES)
 @pytest.mark.parametrize("inner", [True, False], ids=["archive", "folder"])
-def test_a_file_of_glue(tmp_path: Path, task: str, inner: bool) -> None:
+def test_glue_file_is_read(tmp_path: Path, task: str, inner: bool) -> None:
     name, content = FILES[task]
     path = tmp_path / (name if inner else Path(name).name)
     path.parent.mkdir(exist_ok=True)
     path.write_text(content, "utf-8")
-    assert read_glue(tmp_path, task) == MEANT[task]
+    assert read_glue(tmp_path, task) == EXPECTED[task]
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_a_file_of_glue(tmp_path: Path, task: str, inner: bool) -> None:
         ("sentence\tlabel\na\t2\n", "the label '2' is not '0' or '1'", ":2"),
     ],
 )
-def test_a_damaged_file_of_glue(tmp_path: Path, content: str, what: str, where: str) -> None:
+def test_damaged_glue_file_is_refused(tmp_path: Path, content: str, what: str, where: str) -> None:
     (tmp_path / "train.tsv").write_text(content)
     with pytest.raises(DataError) as raised:
         read_glue(tmp_path, "sst-2")
     assert raised.value.what == what and where in (raised.value.where or "")
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_task_or_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no dev.tsv"):
         read_glue(tmp_path, "rte", "dev")
     with pytest.raises(OptionError, match="there is no GLUE task 'sst2'"):
@@ -86,13 +86,13 @@ def squad(*questions: Any) -> str:
     )
 
 
-def asked(*answers: tuple[int, str]) -> dict[str, Any]:
+def make_squad_question(*answers: tuple[int, str]) -> dict[str, Any]:
     return {"id": "q", "question": "Where?", "answers": [{"answer_start": at, "text": text} for at, text in answers]}
 
 
-def test_a_file_of_squad(tmp_path: Path) -> None:
+def test_squad_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "dev-v1.1.json"
-    path.write_text(squad(asked((30, "Levi's Stadium"), (27, "at Levi's Stadium"))), "utf-8")
+    path.write_text(squad(make_squad_question((30, "Levi's Stadium"), (27, "at Levi's Stadium"))), "utf-8")
     (found,) = read_squad(path)
     assert (found.text, found.context, found.name) == ("Where?", CONTEXT, "q")
     assert found.answers == ((30, "Levi's Stadium"), (27, "at Levi's Stadium"))
@@ -105,17 +105,20 @@ def test_a_file_of_squad(tmp_path: Path) -> None:
         ("[]", "dev.json is not in SQuAD's format"),
         ('{"data": [{}]}', "dev.json is not in SQuAD's format"),
         ('{"data": []}', "dev.json has no question with an answer"),
-        (squad(asked((3, "Levi's Stadium"))), 'the answer "Levi\'s Stadium" is not at character 3 of its text'),
-        (squad(asked()), "the question 'Where?' has no answer"),
+        (
+            squad(make_squad_question((3, "Levi's Stadium"))),
+            'the answer "Levi\'s Stadium" is not at character 3 of its text',
+        ),
+        (squad(make_squad_question()), "the question 'Where?' has no answer"),
     ],
 )
-def test_a_damaged_file_of_squad(tmp_path: Path, content: str, what: str) -> None:
+def test_damaged_squad_file_is_refused(tmp_path: Path, content: str, what: str) -> None:
     (tmp_path / "dev.json").write_text(content, "utf-8")
     with pytest.raises(DataError) as raised:
         read_squad(tmp_path / "dev.json")
     assert raised.value.what == what
 
 
-def test_questions_without_an_answer_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "train-v2.0.json").write_text(squad(asked(), asked((0, "Denver"))), "utf-8")
+def test_unanswered_questions_can_be_skipped(tmp_path: Path) -> None:
+    (tmp_path / "train-v2.0.json").write_text(squad(make_squad_question(), make_squad_question((0, "Denver"))), "utf-8")
     assert len(read_squad(tmp_path / "train-v2.0.json", unanswered="skip")) == 1

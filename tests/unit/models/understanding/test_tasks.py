@@ -41,20 +41,20 @@ def rows_of(task: str, split: str, count: int = 300) -> set[str]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_no_row_of_a_split_is_in_another(task: str) -> None:
+def test_generated_task_splits_are_disjoint(task: str) -> None:
     for one, other in combinations(("train", "dev", "test"), 2):
         assert not rows_of(task, one) & rows_of(task, other)
 
 
 @pytest.mark.parametrize("task", [name for name in TASKS if name != "answer"])
-def test_labels_are_even(task: str) -> None:
+def test_generated_labels_are_balanced(task: str) -> None:
     made = generated_task(task, "train", 600)
     assert isinstance(made, Examples)
     counts = np.unique(made.labels, return_counts=True)[1] / 600
     assert len(counts) == (6 if TASKS[task].regression else 2) and counts.min() > 0.7 / len(counts)
 
 
-def test_an_answer_is_found_where_its_tokens_are(encoder: Encoder) -> None:
+def test_read_spans_recovers_the_answers(encoder: Encoder) -> None:
     rows: Any = generated_task("answer", "dev", 20)
     spans = encoder.questions(rows)
     assert spans.ids.shape == (20, 48) and spans.labels.min() > 2
@@ -64,7 +64,7 @@ def test_an_answer_is_found_where_its_tokens_are(encoder: Encoder) -> None:
     assert exact_match(read_spans(right, spans, rows), [[each.answers[0][1]] for each in rows]) == 1.0
 
 
-def test_what_is_too_long_is_cut(encoder: Encoder) -> None:
+def test_long_examples_are_truncated(encoder: Encoder) -> None:
     short = Encoder(encoder.words, longest=8)
     found = short.examples(Examples(["anna has two red cups"], [1], ["ben has three"]))
     assert found.ids.tolist()[0][-1] == encoder.words.end and found.ids.shape == (1, 8)
@@ -74,7 +74,7 @@ def test_what_is_too_long_is_cut(encoder: Encoder) -> None:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("task", ["opinion", "similar", "answer"])
-def test_a_model_learns(encoder: Encoder, task: str) -> None:
+def test_understanding_model_learns(encoder: Encoder, task: str) -> None:
     """tests/examples/test_understand.py trains and scores in every run."""
     keras.utils.set_random_seed(0)
     asked: Any = generated_task(task, "train", 64)
@@ -98,12 +98,12 @@ def test_a_model_learns(encoder: Encoder, task: str) -> None:
         (("opinion", "dev", 0), "count=0 is less than 1"),
     ],
 )
-def test_what_is_not_generated(asked: Any, what: str) -> None:
+def test_unknown_generated_task_is_refused(asked: Any, what: str) -> None:
     with pytest.raises(OptionError, match=what):
         generated_task(*asked)
 
 
-def test_examples_without_labels_are_refused() -> None:
+def test_examples_of_unequal_lengths_are_refused() -> None:
     with pytest.raises(DataError, match="numbers of sentences and labels differ: 2 and 1"):
         Examples(["a", "b"], [1.0])
     assert all(task.pairs == (columns.second is not None) for task, columns in GLUE.values())
@@ -119,7 +119,7 @@ def test_examples_without_labels_are_refused() -> None:
         (lambda: Encoder(text.Tokenizer(text.Vocabulary((*text.SPECIAL, "a"))), 2), "longest=2 is less than 3"),
     ],
 )
-def test_what_is_no_task_is_refused(make: Any, what: str) -> None:
+def test_invalid_task_options_are_refused(make: Any, what: str) -> None:
     with pytest.raises(OptionError) as raised:
         make()
     assert raised.value.what == what

@@ -4,29 +4,29 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.models.small import END, LENGTH, MASK, MODELS, PAD, START, far_from_zero, sources
+from tests.unit.models.small_translators import END, LENGTH, MASK, MODELS, PAD, START, randomize_weights, sources
 from whale_nebula.errors import OptionError
 from whale_nebula.models.decoding import Beam, MaskPredict, beam_search
 
 NEVER = (PAD, START, MASK)
 
 
-def made(name: str):
+def build_model(name: str):
     model = MODELS[name]()
-    far_from_zero(model)
+    randomize_weights(model)
     return model
 
 
-def written_so_far(model, source: np.ndarray, ids) -> tf.Tensor:
+def score_next_word(model, source: np.ndarray, ids) -> tf.Tensor:
     """Scores of the word after these. What is behind it changes nothing; of a single word, Keras would warn."""
     return model({"source": tf.constant(source), "target": tf.pad(ids, [[0, 0], [0, 1]])})[:, -2]
 
 
-def greedy(model, source: np.ndarray, longest: int) -> np.ndarray:
+def decode_greedily(model, source: np.ndarray, longest: int) -> np.ndarray:
     """Each word in turn, the whole sentence computed anew for it."""
     ids = np.full((len(source), 1), START, np.int32)
     for place in range(longest):
-        logits = written_so_far(model, source, ids).numpy()
+        logits = score_next_word(model, source, ids).numpy()
         logits[:, list(NEVER)] = -np.inf
         words = np.full(len(source), END) if place == longest - 1 else logits.argmax(axis=1)
         ended = (ids == END).any(axis=1)
@@ -35,22 +35,22 @@ def greedy(model, source: np.ndarray, longest: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["causal", pytest.param("translator", marks=pytest.mark.grid)])
-def test_a_beam_of_one_is_the_greedy_choice_without_caches(name: str) -> None:
-    model, source = made(name), sources(6)
+def test_beam_of_one_equals_greedy_decoding_without_caches(name: str) -> None:
+    model, source = build_model(name), sources(6)
     found = model(source, search=Beam(START, END, longest=5, width=1, never=NEVER))
-    np.testing.assert_array_equal(found.best, greedy(model, source, 5))
+    np.testing.assert_array_equal(found.best, decode_greedily(model, source, 5))
 
 
 @pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.grid), "translator"])
-def test_caches_and_sentences_side_by_side_change_nothing(name: str) -> None:
+def test_cached_beam_search_equals_uncached_search(name: str) -> None:
     """The same search, where each step computes all that was written so far, from a source that is repeated."""
-    model, source = made(name), sources(4)
+    model, source = build_model(name), sources(4)
     beam = Beam(START, END, longest=4, width=3, never=NEVER)
     repeated = np.repeat(source, beam.width, axis=0)
 
     def step(words, position, before):
         before = tf.concat([before, words[:, None]], axis=1)
-        return written_so_far(model, repeated, before), before
+        return score_next_word(model, repeated, before), before
 
     expected = beam_search(step, tf.zeros([12, 0], tf.int32), 4, beam)
     found = model(source, search=beam)
@@ -58,8 +58,8 @@ def test_caches_and_sentences_side_by_side_change_nothing(name: str) -> None:
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
 
 
-def test_mask_predict_writes_sentences_of_the_lengths_that_the_source_calls_for() -> None:
-    model, source = made("cmlm"), sources(6)
+def test_mask_predict_uses_lengths_predicted_from_the_source() -> None:
+    model, source = build_model("cmlm"), sources(6)
     found = model(source, search=MaskPredict(START, END, MASK, longest=LENGTH - 2, candidates=2, rounds=3))
     likeliest = tf.math.top_k(model.lengths(*model.sides.encoder(source))[:, 1:], 2).indices + 1
     words = tf.reduce_sum(tf.cast(found.ids > MASK, tf.int32), axis=2)
@@ -68,8 +68,8 @@ def test_mask_predict_writes_sentences_of_the_lengths_that_the_source_calls_for(
 
 
 @pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.grid), "cmlm"])
-def test_padding_of_the_source_changes_no_translation(name: str) -> None:
-    model, source = made(name), sources(1)
+def test_source_padding_does_not_change_translations(name: str) -> None:
+    model, source = build_model(name), sources(1)
     fill = MaskPredict(START, END, MASK, longest=4, candidates=2)
     search = fill if name == "cmlm" else Beam(START, END, longest=4, width=2, never=NEVER)
     words = int((source > PAD).sum())
@@ -77,14 +77,14 @@ def test_padding_of_the_source_changes_no_translation(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "room"), [("causal", LENGTH), ("cmlm", LENGTH - 2)])
-def test_more_words_than_there_is_room_for_are_refused_with_the_number_that_fits(name: str, room: int) -> None:
+def test_too_long_search_is_refused_with_the_maximum(name: str, room: int) -> None:
     fill = MaskPredict(START, END, MASK, longest=room + 1)
     with pytest.raises(OptionError) as caught:
         MODELS[name]()(sources(1), search=fill if name == "cmlm" else Beam(START, END, longest=room + 1))
     assert caught.value.mend == f"longest={room}"
 
 
-def test_a_search_of_the_other_kind_is_refused_with_the_right_one() -> None:
+def test_wrong_kind_of_search_is_refused_with_the_right_one() -> None:
     with pytest.raises(OptionError) as caught:
         MODELS["cmlm"]()(sources(1), search=Beam(START, END, longest=4))
     assert "MaskPredict" in caught.value.mend

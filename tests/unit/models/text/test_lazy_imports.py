@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[4]
 LATER = {"tensorflow_text", "sacrebleu", "safetensors"}
 
 
-def at_import(tree: ast.AST) -> Iterator[str]:
+def list_top_level_imports(tree: ast.AST) -> Iterator[str]:
     """What a module imports when it is imported: outside of functions."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -19,18 +19,18 @@ def at_import(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name.partition(".")[0] for alias in child.names)
         elif isinstance(child, ast.ImportFrom) and not child.level:
             yield (child.module or "").partition(".")[0]
-        yield from at_import(child)
+        yield from list_top_level_imports(child)
 
 
 @pytest.mark.parametrize(
     ("folder", "later"), [("models", LATER), ("models/text", {"tensorflow", "keras"})], ids=["few need", "text"]
 )
-def test_what_is_not_needed_at_once_is_imported_where_it_is_needed(folder: str, later: set[str]) -> None:
+def test_heavy_dependencies_are_imported_lazily(folder: str, later: set[str]) -> None:
     paths = sorted((ROOT / folder).rglob("*.py"))
-    found = {path.name: later & set(at_import(ast.parse(path.read_text("utf-8")))) for path in paths}
+    found = {path.name: later & set(list_top_level_imports(ast.parse(path.read_text("utf-8")))) for path in paths}
     assert {name: names for name, names in found.items() if names} == {}
 
 
-def test_the_test_itself_finds_an_import() -> None:
+def test_import_finder_finds_top_level_imports() -> None:
     source = "import sacrebleu.metrics\ndef f():\n    import keras\nif a:\n    from tensorflow_text import x\n"
-    assert set(at_import(ast.parse(source))) == {"sacrebleu", "tensorflow_text"}
+    assert set(list_top_level_imports(ast.parse(source))) == {"sacrebleu", "tensorflow_text"}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, PlannedReport, predict
-from whale_nebula.report.records import ONCE, Beside, BoundaryReport, LinkReport, Scalars, Span, StageReport
+from whale_nebula.report.prediction import Basis, ExchangeTransfer, Numbers, PhaseBasis, PlannedReport, predict
+from whale_nebula.report.records import ONCE, BoundaryReport, LinkReport, PredictionGap, Scalars, Span, StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.schedule.lines import Hop, Line, Work
 
 THERE, BACK = "gpu->npu", "npu->gpu"
 
 
-def basis(
+def make_basis(
     *,
     gpu: tuple[float, float] = (0.01, 0.02),
     npu: float = 0.03,
@@ -42,22 +42,24 @@ def basis(
     )
 
 
-def measured(given: Basis, slower: float = 1.0, **more: object) -> Report:
+def make_measured_report(basis: Basis, slower: float = 1.0, **more: object) -> Report:
     """The report of a step that went as predicted, or so many times slower."""
-    told = predict(given)
+    prediction = predict(basis)
     stages = {
         name: StageReport(stage.compute_seconds, slower * stage.wait_seconds, name, 1)
-        for name, stage in told.stages.items()
+        for name, stage in prediction.stages.items()
     }
-    links = {name: LinkReport(link.bytes, link.bytes, link.bytes, 1, link.seconds) for name, link in told.links.items()}
-    return Report("fit", 3, slower * told.seconds, given.micro_batches, stages, links, basis=given, **more)
+    links = {
+        name: LinkReport(link.bytes, link.bytes, link.bytes, 1, link.seconds) for name, link in prediction.links.items()
+    }
+    return Report("fit", 3, slower * prediction.seconds, basis.micro_batches, stages, links, basis=basis, **more)
 
 
-def full() -> Report:
+def make_full_report() -> Report:
     """A report with something in every field."""
-    exchange = ((Carried(Line(THERE, 1e5), 500.0), Carried(Line(BACK), 500.0)),)
-    return measured(
-        replace(basis(rate=1e5, delay=0.01, once=0.005), exchange=exchange),
+    exchange = ((ExchangeTransfer(Line(THERE, 1e5), 500.0), ExchangeTransfer(Line(BACK), 500.0)),)
+    return make_measured_report(
+        replace(make_basis(rate=1e5, delay=0.01, once=0.005), exchange=exchange),
         spans=(
             Span("gpu", "forward 0", 0.0, 0.01, 0),
             Span(THERE, "forward 0", 0.01, 0.02, 0, 0, 1000),
@@ -72,7 +74,7 @@ def full() -> Report:
         worker="gpu/0",
         time=1000.5,
         planned=PlannedReport(
-            8, Beside(0.4, 0.3), {"gpu": Beside(0.3, 0.2)}, {THERE: Beside(0.02, 0.01)},
-            {"gpu/0": Beside(2.0**29, 2.0**24)}, "npu, undivided batch would take 0.100 s instead of 0.400 s",
+            8, PredictionGap(0.4, 0.3), {"gpu": PredictionGap(0.3, 0.2)}, {THERE: PredictionGap(0.02, 0.01)},
+            {"gpu/0": PredictionGap(2.0**29, 2.0**24)}, "npu, undivided batch would take 0.100 s instead of 0.400 s",
         ),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.models.small import causal, far_from_zero, in_two, pairs
+from tests.unit.models.small_translators import causal, pairs, randomize_weights, stage_of_side
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 
 pytestmark = pytest.mark.grid  # two plans and a plain model: half a minute
@@ -20,7 +20,7 @@ STEPS, TURNS, ROWS, RATE = 2, 3, 4, 1e-2
 X, Y = pairs(TURNS * STEPS * ROWS)
 
 
-class Course(NamedTuple):
+class TrainingResult(NamedTuple):
     """What a course came to: the loss of each step; then weights, and the optimizer's counters and slots."""
 
     losses: list[float]
@@ -29,7 +29,7 @@ class Course(NamedTuple):
     slots: dict[str, np.ndarray]
 
 
-class Losses(keras.callbacks.Callback):
+class BatchLosses(keras.callbacks.Callback):
     """The loss of each batch by itself: what Keras logs is the mean so far."""
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class Losses(keras.callbacks.Callback):
         return np.diff(np.arange(1, len(self.means) + 1) * self.means, prepend=0.0).tolist()
 
 
-def made(*, cut: bool) -> keras.Model:
+def make_model(*, cut: bool) -> keras.Model:
     """The translator, in one place or in two; its optimizer has its slots, or Keras would not load them."""
     if cut:
         with nb.cluster(), nb.pipeline(micro_batch=2):
-            model = causal(in_two)
+            model = causal(stage_of_side)
     else:
         model = causal()
     rate = keras.optimizers.schedules.CosineDecay(0.0, 6, warmup_target=RATE, warmup_steps=2)
@@ -56,20 +56,20 @@ def made(*, cut: bool) -> keras.Model:
     return model
 
 
-def taught(model: keras.Model, turn: int, turns: int = 1) -> list[float]:
+def train_turns(model: keras.Model, turn: int, turns: int = 1) -> list[float]:
     """Some turns of steps, each on rows of its own."""
-    rows, losses = slice(turn * STEPS * ROWS, (turn + turns) * STEPS * ROWS), Losses()
+    rows, losses = slice(turn * STEPS * ROWS, (turn + turns) * STEPS * ROWS), BatchLosses()
     x = {side: ids[rows] for side, ids in X.items()}
     model.fit(x, Y[rows], batch_size=ROWS, shuffle=False, verbose=0, callbacks=[losses])
     return losses.each()
 
 
-def left(model: keras.Model, losses: Sequence[float]) -> Course:
+def collect_result(model: keras.Model, losses: Sequence[float]) -> TrainingResult:
     slots = {variable.path: np.array(variable) for variable in model.optimizer.variables if variable.shape}
-    return Course(list(losses), model.get_weights(), int(model.optimizer.iterations), slots)
+    return TrainingResult(list(losses), model.get_weights(), int(model.optimizer.iterations), slots)
 
 
-def loaded(model: keras.Model, path: Path) -> keras.Model:
+def load_model(model: keras.Model, path: Path) -> keras.Model:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # where an optimizer does not fit, Keras leaves it as it is and only warns
         model.load_weights(path)
@@ -84,46 +84,48 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def home() -> keras.Model:
+def local_model() -> keras.Model:
     """The model in one place. What is loaded into it takes the place of all that it has learnt."""
-    model = made(cut=False)
-    far_from_zero(model, 0.2)
+    model = make_model(cut=False)
+    randomize_weights(model, 0.2)
     return model
 
 
 @pytest.fixture(scope="module")
-def stayed(home: keras.Model, files: dict[str, Path]) -> Course:
+def stationary_result(local_model: keras.Model, files: dict[str, Path]) -> TrainingResult:
     """All steps in one place; a file is written on the way."""
-    losses = taught(home, 0)
-    home.save_weights(files["first"])
-    return left(home, losses + taught(home, 1, TURNS - 1))
+    losses = train_turns(local_model, 0)
+    local_model.save_weights(files["first"])
+    return collect_result(local_model, losses + train_turns(local_model, 1, TURNS - 1))
 
 
 @pytest.fixture(scope="module")
-def moved(home: keras.Model, stayed: Course, files: dict[str, Path]) -> Course:
+def moved_result(local_model: keras.Model, stationary_result: TrainingResult, files: dict[str, Path]) -> TrainingResult:
     """Two steps in one place, two across both, by a model made anew, and two in one place again."""
-    away = loaded(made(cut=True), files["first"])
-    losses = stayed.losses[:STEPS] + taught(away, 1)
+    remote_model = load_model(make_model(cut=True), files["first"])
+    losses = stationary_result.losses[:STEPS] + train_turns(remote_model, 1)
     assert set(nb.last_report().stages) == {"source", "target"}
-    away.save_weights(files["second"])
-    return left(home, losses + taught(loaded(home, files["second"]), 2))
+    remote_model.save_weights(files["second"])
+    return collect_result(local_model, losses + train_turns(load_model(local_model, files["second"]), 2))
 
 
-def test_the_losses_are_those_of_one_that_stayed(stayed: Course, moved: Course) -> None:
-    assert len(stayed.losses) == TURNS * STEPS
-    np.testing.assert_allclose(moved.losses, stayed.losses, rtol=1e-5)
+def test_moved_training_has_the_same_losses(stationary_result: TrainingResult, moved_result: TrainingResult) -> None:
+    assert len(stationary_result.losses) == TURNS * STEPS
+    np.testing.assert_allclose(moved_result.losses, stationary_result.losses, rtol=1e-5)
 
 
-def test_it_comes_to_the_same_weights(stayed: Course, moved: Course) -> None:
-    for expected, found in zip(stayed.weights, moved.weights, strict=True):
-        room = 1e-5 * np.linalg.norm(expected) + 1e-3 * RATE * TURNS * STEPS
-        assert np.linalg.norm(found - expected) <= room
+def test_moved_training_has_the_same_weights(stationary_result: TrainingResult, moved_result: TrainingResult) -> None:
+    for expected, found in zip(stationary_result.weights, moved_result.weights, strict=True):
+        tolerance = 1e-5 * np.linalg.norm(expected) + 1e-3 * RATE * TURNS * STEPS
+        assert np.linalg.norm(found - expected) <= tolerance
 
 
-def test_its_optimizer_has_counted_every_step_and_remembers_the_same(stayed: Course, moved: Course) -> None:
-    assert moved.iterations == stayed.iterations == TURNS * STEPS
-    assert moved.slots.keys() == stayed.slots.keys() and len(stayed.slots) > 40
-    largest = max(float(np.linalg.norm(slot)) for slot in stayed.slots.values())
-    for path, expected in stayed.slots.items():
-        room = 1e-5 * (np.linalg.norm(expected) + 1e-3 * largest)
-        assert np.linalg.norm(moved.slots[path] - expected) <= 10 * room, path
+def test_moved_training_has_the_same_optimizer_state(
+    stationary_result: TrainingResult, moved_result: TrainingResult
+) -> None:
+    assert moved_result.iterations == stationary_result.iterations == TURNS * STEPS
+    assert moved_result.slots.keys() == stationary_result.slots.keys() and len(stationary_result.slots) > 40
+    largest = max(float(np.linalg.norm(slot)) for slot in stationary_result.slots.values())
+    for path, expected in stationary_result.slots.items():
+        tolerance = 1e-5 * (np.linalg.norm(expected) + 1e-3 * largest)
+        assert np.linalg.norm(moved_result.slots[path] - expected) <= 10 * tolerance, path

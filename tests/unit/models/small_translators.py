@@ -35,7 +35,7 @@ def translator(around: Any = nowhere, **options: Any) -> Translator:
 MODELS: dict[str, Callable[..., Any]] = {"causal": causal, "translator": translator, "cmlm": cmlm}
 
 
-def far_from_zero(model: keras.Model, spread: float = 0.5) -> None:
+def randomize_weights(model: keras.Model, spread: float = 0.5) -> None:
     """Adapters start near zero, where nothing that they do wrong is seen."""
     random = np.random.default_rng(0)
     for weight in model.weights:
@@ -57,5 +57,5 @@ def pairs(rows: int = 5) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return {"source": ids, "target": target[:, :-1]}, target[:, 1:]
 
 
-def in_two(side: str) -> AbstractContextManager[Any]:
+def stage_of_side(side: str) -> AbstractContextManager[Any]:
     return nb.stage(cluster=side)

@@ -23,7 +23,7 @@ from whale_nebula.models.pretraining import (
 WORDS = text.Tokenizer(text.Vocabulary((*text.SPECIAL, *"abcdefgh")))
 
 
-def test_a_score_is_the_mean_over_tokens_that_are_there() -> None:
+def test_choice_score_is_the_mean_over_real_tokens() -> None:
     bert, ids = Bert(SIZES, name="b"), rows(6)
     model = choice_model(bert)
     each = model.get_layer("score")(model.get_layer("dense")(bert(ids)))[..., 0]
@@ -32,7 +32,7 @@ def test_a_score_is_the_mean_over_tokens_that_are_there() -> None:
 
 
 @pytest.mark.grid
-def test_tuning_finds_what_tells_them_apart_and_accuracy_counts_it() -> None:
+def test_tuned_choice_model_is_accurate() -> None:
     keras.utils.set_random_seed(1)
     model = choice_model(Bert(SIZES, name="b"))
     right, wrong = rows(64, 1, pairs=False), rows(64, 2, pairs=False)
@@ -45,7 +45,7 @@ def test_tuning_finds_what_tells_them_apart_and_accuracy_counts_it() -> None:
     assert choice_accuracy(model, np.stack([right, right], axis=1)) == 0.5
 
 
-def test_rows_hold_the_right_one_first() -> None:
+def test_encoded_choices_put_the_right_sentence_first() -> None:
     found = encode_choices(WORDS, ["a b"], ["c"], ["d"], 8)
     assert found.tolist() == [[[2, 5, 6, 3, 7, 3, 0, 0], [2, 5, 6, 3, 8, 3, 0, 0]]]
 
@@ -53,7 +53,7 @@ def test_rows_hold_the_right_one_first() -> None:
 class TestCorpus:
     """Text made by rule, and that of a folder."""
 
-    def test_pairs_begin_with_a_language_of_the_family_and_have_the_pivot(self) -> None:
+    def test_pairs_have_a_family_language_and_the_pivot(self) -> None:
         corpus = Corpus.by_rule(["en", "de", "fr"], 20)
         words = text.Tokenizer(text.learn_vocabulary(corpus.lines(), 256, fill=True))
         assert list(encode_with_pivot(corpus, words, ["en"], "en", LENGTH)) == ["en-de", "en-fr"]
@@ -62,7 +62,7 @@ class TestCorpus:
             "de": (20, LENGTH)
         }
 
-    def test_a_folder_s_wrong_translations_are_others_of_about_the_same_length(self, tmp_path: Path) -> None:
+    def test_wrong_choices_have_a_similar_length(self, tmp_path: Path) -> None:
         for split in ("train", "val"):
             for language in ("en", "de", "cs"):
                 lines = [f"{language} {'x' * number}" for number in (3, 1, 2, 5)]
@@ -72,6 +72,6 @@ class TestCorpus:
         assert found.right == ["cs xxx", "cs x", "cs xx", "cs xxxxx"]
         assert found.wrong == ["cs xxxxx", "cs xx", "cs xxx", "cs x"]
 
-    def test_each_language_belongs_to_one_family(self) -> None:
+    def test_language_in_two_families_is_refused(self) -> None:
         with pytest.raises(OptionError, match="the families contain en, en"):
             check_families({"a": ["en"], "b": ["en"]}, ["en", "de"])

@@ -28,7 +28,7 @@ AUTO = {"subclassed": "700KiB", "custom_loop": "150KiB", "functional": "300KiB",
 SCOPES = {"cluster", "stage", "pipeline", "replica", "split", "compress"}
 # Only where TensorFlow itself is told to be the same twice can bits be compared.
 SAME = "import tensorflow as _tf\n_tf.config.experimental.enable_op_determinism()\n"
-TELL = """
+PRINT_VARIABLES = """
 import gc as _gc, hashlib as _hashlib, numpy as _np
 _found = [v for v in _gc.get_objects() if isinstance(v, _tf.Variable)]
 _bits = [(v.name, _hashlib.sha256(_np.ascontiguousarray(v.numpy()).tobytes()).hexdigest()) for v in _found]
@@ -36,42 +36,42 @@ print("told:", sorted(_bits))
 """
 
 
-class Without(ast.NodeTransformer):
+class ScopeLineRemover(ast.NodeTransformer):
     """Takes the scope lines away: what remains is the script as it was before."""
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
-        node.items = [item for item in node.items if not _ours(item.context_expr)]
+        node.items = [item for item in node.items if not _is_ours(item.context_expr)]
         return node if node.items else node.body
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if any(_ours(inner) for inner in ast.walk(node)) else node
+        return None if any(_is_ours(inner) for inner in ast.walk(node)) else node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
         node.decorator_list = [
-            ast.parse("tf.function", mode="eval").body if _ours(each) else each for each in node.decorator_list
+            ast.parse("tf.function", mode="eval").body if _is_ours(each) else each for each in node.decorator_list
         ]
         return node
 
 
-class WithoutScopes(Without):
+class ScopeRemover(ScopeLineRemover):
     """Takes the scopes away, and `nb.init`; the plan is still printed."""
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
-        node.items = [item for item in node.items if not _ours(item.context_expr, SCOPES)]
+        node.items = [item for item in node.items if not _is_ours(item.context_expr, SCOPES)]
         return node if node.items else node.body
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if _ours(node.value, {"init"}) else node
+        return None if _is_ours(node.value, {"init"}) else node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
         return node
 
 
-def _ours(node: ast.AST, names: Collection[str] = ()) -> bool:
+def _is_ours(node: ast.AST, names: Collection[str] = ()) -> bool:
     if isinstance(node, ast.Call):
         node = node.func
     ours = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nb"
@@ -84,14 +84,14 @@ def source(name: str) -> str:
 
 def plain(name: str) -> str:
     """The example without its scope lines; `import whale_nebula` is left in it."""
-    return ast.unparse(Without().visit(ast.parse(source(name))))
+    return ast.unparse(ScopeLineRemover().visit(ast.parse(source(name))))
 
 
 def auto(name: str) -> str:
     """The example with one line in the place of its scopes: the planner puts it into two clusters."""
     imported = "import whale_nebula as nb\n"
     lines = "nb.init({'clusters': {'gpu': {}, 'npu': {}}})", f"nb.auto_parallel(memory={AUTO[name]!r}, micro_batch=1)"
-    written = ast.unparse(WithoutScopes().visit(ast.parse(source(name))))
+    written = ast.unparse(ScopeRemover().visit(ast.parse(source(name))))
     return written.replace(imported, imported + "\n".join((*lines, "")), 1)
 
 
@@ -100,7 +100,7 @@ def bare(name: str) -> str:
     return plain(name).replace("import whale_nebula as nb\n", "")
 
 
-Ended = tuple[int, str, str]
+RunResult = tuple[int, str, str]
 """Exit code, standard output and standard error."""
 FORKS = """
 import json, os, runpy, sys
@@ -128,13 +128,13 @@ print(json.dumps(ended))
 
 
 @pytest.fixture(scope="module")
-def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+def example_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
     """Every example as it is, plain and bare."""
     folder, everything = tmp_path_factory.mktemp("examples"), request.config.getoption("--grid")
     for name in EXAMPLES if everything else SAMPLE:
         (folder / name).write_text(source(name))
-        (folder / f"{name} bare").write_text(SAME + bare(name) + TELL)
-        (folder / f"{name} plain").write_text(SAME + plain(name) + TELL)
+        (folder / f"{name} bare").write_text(SAME + bare(name) + PRINT_VARIABLES)
+        (folder / f"{name} plain").write_text(SAME + plain(name) + PRINT_VARIABLES)
         if everything:
             (folder / f"{name} auto").write_text(SAME + auto(name))
     names = sorted(path.name for path in folder.iterdir())
@@ -146,30 +146,30 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return {name: (codes[name], *said[name]) for name in names}
 
 
-def said(ran: Mapping[str, Ended], name: str) -> str:
+def said(example_runs: Mapping[str, RunResult], name: str) -> str:
     """What an example printed, if it went well."""
-    code, out, err = ran[name]
+    code, out, err = example_runs[name]
     assert code == 0, err[-3000:]
     return out
 
 
-def sampled(names: Sequence[str], sample: Collection[str]) -> list[Any]:
+def mark_unsampled(names: Sequence[str], sample: Collection[str]) -> list[Any]:
     return [pytest.param(name, marks=[] if name in sample else [pytest.mark.grid]) for name in names]
 
 
-@pytest.mark.parametrize("name", sampled(EXAMPLES, SAMPLE))
-def test_it_runs(ran: Mapping[str, Ended], name: str) -> None:
-    assert "loss" in said(ran, name)
+@pytest.mark.parametrize("name", mark_unsampled(EXAMPLES, SAMPLE))
+def test_example_runs(example_runs: Mapping[str, RunResult], name: str) -> None:
+    assert "loss" in said(example_runs, name)
 
 
-@pytest.mark.parametrize("name", sampled(EXAMPLES, SAMPLE))
-def test_without_its_scope_lines_it_is_the_original(ran: Mapping[str, Ended], name: str) -> None:
+@pytest.mark.parametrize("name", mark_unsampled(EXAMPLES, SAMPLE))
+def test_example_without_scopes_equals_plain_tensorflow(example_runs: Mapping[str, RunResult], name: str) -> None:
     """Once with `import whale_nebula` left in it, and once without any trace of it."""
     assert "nb." not in plain(name)
     assert "whale_nebula" not in bare(name).split('"""')[-1]
-    told = said(ran, f"{name} plain")
+    told = said(example_runs, f"{name} plain")
     assert "told: [(" in told
-    assert told == said(ran, f"{name} bare")
+    assert told == said(example_runs, f"{name} bare")
 
 
 def numbers(told: str) -> list[float]:
@@ -179,17 +179,19 @@ def numbers(told: str) -> list[float]:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_planner_trains_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
-    told = said(ran, f"{name} auto")
+def test_planned_example_trains_the_same_numbers(example_runs: Mapping[str, RunResult], name: str) -> None:
+    told = said(example_runs, f"{name} auto")
     assert "chosen by nb.auto_parallel" in told
     assert re.search(r"gpu +gpu ", told)
     assert re.search(r"npu +npu ", told)
-    assert numbers(told) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)
+    assert numbers(told) == pytest.approx(numbers(said(example_runs, f"{name} plain")), rel=2e-3)
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_two_processes_plan_alike_and_train_the_same(ran: Mapping[str, Ended], name: str, tmp_path: Path) -> None:
+def test_planned_example_trains_the_same_in_two_processes(
+    example_runs: Mapping[str, RunResult], name: str, tmp_path: Path
+) -> None:
     (tmp_path / "auto.py").write_text(re.sub(r"(?m)^nb\.init\(.*\n", "", auto(name)))
     workers = {cluster: {"workers": [f"127.0.0.1:{free_port()}"]} for cluster in ("gpu", "npu")}
     (tmp_path / "two.yaml").write_text(json.dumps({"clusters": workers}))
@@ -199,17 +201,17 @@ def test_two_processes_plan_alike_and_train_the_same(ran: Mapping[str, Ended], n
     ends = [line for line in done.stdout.splitlines() if line.startswith("loss ")]
     assert len(ends) == 2
     for line in ends:
-        assert numbers(line) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)
+        assert numbers(line) == pytest.approx(numbers(said(example_runs, f"{name} plain")), rel=2e-3)
 
 
-@pytest.mark.parametrize("name", sampled(LOOPS, SAMPLE))
-def test_with_its_scope_lines_it_gives_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
-    assert len(numbers(said(ran, name))) == 3
-    assert numbers(said(ran, name)) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)
+@pytest.mark.parametrize("name", mark_unsampled(LOOPS, SAMPLE))
+def test_example_with_scopes_gives_the_same_numbers(example_runs: Mapping[str, RunResult], name: str) -> None:
+    assert len(numbers(said(example_runs, name))) == 3
+    assert numbers(said(example_runs, name)) == pytest.approx(numbers(said(example_runs, f"{name} plain")), rel=2e-3)
 
 
-def test_the_custom_loop_shows_its_plan_and_learns(ran: Mapping[str, Ended]) -> None:
-    told = said(ran, "custom_loop")
+def test_custom_loop_prints_its_plan_and_learns(example_runs: Mapping[str, RunResult]) -> None:
+    told = said(example_runs, "custom_loop")
     assert all(word in told for word in ("gpu", "npu", "eager-1f1b"))
     loss, _, accuracy = numbers(told)
     assert loss < 0.5
@@ -217,14 +219,14 @@ def test_the_custom_loop_shows_its_plan_and_learns(ran: Mapping[str, Ended]) -> 
 
 
 @pytest.mark.grid
-def test_the_gan_has_two_phases(ran: Mapping[str, Ended]) -> None:
-    told = said(ran, "gan")
+def test_gan_example_has_two_phases(example_runs: Mapping[str, RunResult]) -> None:
+    told = said(example_runs, "gan")
     assert all(word in told for word in ("gpu", "npu", "phase 1"))
     _, _, radius = numbers(told)
     assert 0.3 < radius < 2.0
 
 
 @pytest.mark.grid
-def test_the_faster_judge_takes_more(ran: Mapping[str, Ended]) -> None:
-    told = said(ran, "one_to_many")
+def test_faster_replica_takes_more_micro_batches(example_runs: Mapping[str, RunResult]) -> None:
+    told = said(example_runs, "one_to_many")
     assert "npu: replicas take 1 : 1 : 2 of 4 micro-batches, in the order 2 0 1 2 (speeds 1 : 1 : 2)" in told

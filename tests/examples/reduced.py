@@ -6,7 +6,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def write_little(name: str, folder: Path, **sizes: int) -> Path:
+def write_reduced_example(name: str, folder: Path, **sizes: int) -> Path:
     """A copy of an example in a folder, with other numbers for arguments that it gives once: `blocks=1`."""
     source = (EXAMPLES / f"{name}.py").read_text("utf-8")
     for argument, size in sizes.items():

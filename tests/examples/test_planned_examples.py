@@ -17,7 +17,7 @@ DEADLINE = 900
 pytestmark = [pytest.mark.grid, pytest.mark.timeout(4 * DEADLINE)]
 
 
-class Changed(NamedTuple):
+class PlannedExample(NamedTuple):
     """An example: its options, the lines of scopes with what replaces them, and patterns of the number that it ends
     with, and of what it prints if something crosses. `memory` of a worker has no room for the model. `launch` are
     options of the launcher: clusters, or a config that says which inputs only one cluster has.
@@ -27,10 +27,10 @@ class Changed(NamedTuple):
     options: Sequence[str]
     memory: str
     lines: Sequence[tuple[str, str]]
-    number: str
-    crosses: str
+    number_pattern: str
+    crossing_pattern: str
     launch: Sequence[str] = ("--clusters", "gpu,npu")
-    near: float = 2e-3
+    tolerance: float = 2e-3
 
     def write(self, folder: Path, memory: str | None) -> Path:
         """The example without its scopes, in a folder that has what it needs."""
@@ -45,8 +45,8 @@ class Changed(NamedTuple):
         return path
 
 
-EVERY = [
-    Changed(
+PLANNED_EXAMPLES = [
+    PlannedExample(
         "recommend",
         ["--rows", "5000", "--batch", "250", "--epochs", "1"],
         "950KiB",
@@ -60,7 +60,7 @@ EVERY = [
         r"(?m)│ +[1-9]\d* +│$",
         ("--clusters", "cpu,gpu"),
     ),
-    Changed(
+    PlannedExample(
         "one_bit",
         ["--steps", "12", "--warm-up", "6"],
         "28MiB",
@@ -73,7 +73,7 @@ EVERY = [
         r"held-out rows: (\d\.\d+)",
         r"(?m)│ +[1-9]\d* +│$",
     ),
-    Changed(
+    PlannedExample(
         "understand",
         ["--codecs", "none", "--rows", "128", "--test", "64", "--epochs", "1", "--pretrain", "10"],
         "13MiB",
@@ -85,7 +85,7 @@ EVERY = [
         r"none +│[^│]+│ +[1-9]",
         ("--config", "understand.yaml"),
     ),
-    Changed(
+    PlannedExample(
         "pretrain",
         ["--steps", "6", "--tune", "10", "--test", "20"],
         "29MiB",
@@ -98,7 +98,7 @@ EVERY = [
         "bits per token were sent",
         ("--config", "pretrain.yaml"),
     ),
-    Changed(
+    PlannedExample(
         "translate",
         ["--codecs", "none", "--pairs", "800", "--pretrain", "20", "--steps", "20"],
         "23MiB",
@@ -109,33 +109,33 @@ EVERY = [
             ("[side for side in SIDES if nb.here().runs(side)]", "list(SIDES)"),
             # a decoding loop is one op, which cannot read variables of several processes
             (
-                'found = translated(model, tests, sides["target"].words)',
-                'found = translated(model, tests, sides["target"].words) if alone else None',
+                'found = translate_pairs(model, tests, sides["target"].words)',
+                'found = translate_pairs(model, tests, sides["target"].words) if alone else None',
             ),
         ],
         r"│ (\d\.\d+) │ +[\d.]* *│",
         r"none +│[^│]+│[^│]+│ +[1-9]",
         ("--clusters", "source,target"),
-        near=3e-2,  # its language models are pretrained anew: 4.32 in one process, 4.39 in two
+        tolerance=3e-2,  # its language models are pretrained anew: 4.32 in one process, 4.39 in two
     ),
 ]
 
 
-def run(changed: Changed, folder: Path, memory: str | None, *before: str) -> tuple[float, bool]:
+def run_example(example: PlannedExample, folder: Path, memory: str | None, *before: str) -> tuple[float, bool]:
     """The number that it ends with, and whether anything crossed."""
     folder.mkdir()
-    script = changed.write(folder, memory)
-    ended = zygote.run(*before, str(script), *changed.options, cwd=folder, timeout=DEADLINE, env={"COLUMNS": "100"})
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    (found,) = re.findall(changed.number, ended.stdout)
-    return float(found), re.search(changed.crosses, ended.stdout) is not None
+    script = example.write(folder, memory)
+    result = zygote.run(*before, str(script), *example.options, cwd=folder, timeout=DEADLINE, env={"COLUMNS": "100"})
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    (found,) = re.findall(example.number_pattern, result.stdout)
+    return float(found), re.search(example.crossing_pattern, result.stdout) is not None
 
 
-@pytest.mark.parametrize("changed", EVERY, ids=lambda changed: changed.name)
-def test_the_planner_trains_the_numbers_of_one_device(tmp_path: Path, changed: Changed) -> None:
-    uncut, crossed = run(changed, tmp_path / "uncut", None)
+@pytest.mark.parametrize("example", PLANNED_EXAMPLES, ids=lambda example: example.name)
+def test_planned_example_trains_like_one_device(tmp_path: Path, example: PlannedExample) -> None:
+    uncut, crossed = run_example(example, tmp_path / "uncut", None)
     assert not crossed
-    launch = ("-m", "whale_nebula", "run", "--all", *changed.launch)
+    launch = ("-m", "whale_nebula", "run", "--all", *example.launch)
     for name, before in {"one process": (), "two processes": launch}.items():
-        cut, crossed = run(changed, tmp_path / name, changed.memory, *before)
-        assert crossed and cut == pytest.approx(uncut, rel=changed.near)
+        cut, crossed = run_example(example, tmp_path / name, example.memory, *before)
+        assert crossed and cut == pytest.approx(uncut, rel=example.tolerance)
