@@ -13,7 +13,7 @@ from whale_nebula.runtime.length_choice import Open, choose_by_length
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import public
 from whale_nebula.scopes.auto import current_limits
-from whale_nebula.scopes.compressing import learned_rank
+from whale_nebula.scopes.compress_options import learned_rank
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.scopes.scope import Scope
 from whale_nebula.scopes.step_options import StepOptions

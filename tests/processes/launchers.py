@@ -13,9 +13,9 @@ from tests.processes.sites import HERE
 from whale_nebula.config import Config, load
 from whale_nebula.config.schema import Restarts
 from whale_nebula.launch import Job, gateways
-from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Placement, free_port
 from whale_nebula.launch.restarts import Attempts, Ended, Rule
+from whale_nebula.launch.worker_processes import Echoed, identities, start_placed
 
 SCRIPT = str(HERE / "workers" / "restarting.py")
 DEADLINE = 60.0

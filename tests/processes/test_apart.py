@@ -12,7 +12,7 @@ import pytest
 from tests import momenta
 from tests.processes.running import Ended, ended, run, told_alone, training
 from tests.processes.workers import train
-from whale_nebula.launch.ending import EXIT_LEFT
+from whale_nebula.launch.worker_exit import EXIT_LEFT
 from whale_nebula.runtime.local_sgd.members import MemberRounds
 from whale_nebula.strategies import OneBitAdam
 

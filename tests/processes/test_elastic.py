@@ -18,8 +18,8 @@ from tests.processes.sites import HERE, Sites, sites
 from tests.processes.telling import told
 from tests.processes.workers.elastic import lesson
 from whale_nebula.cli.main import main
-from whale_nebula.launch.ending import EXIT_LEFT
 from whale_nebula.launch.placement import free_port
+from whale_nebula.launch.worker_exit import EXIT_LEFT
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import time
 import psutil
 
 from tests.processes.running import ended, training
-from whale_nebula.launch.ending import EXIT_LEFT
+from whale_nebula.launch.worker_exit import EXIT_LEFT
 
 GRACE = 30.0
 

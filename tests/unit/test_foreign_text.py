@@ -24,9 +24,9 @@ from whale_nebula.errors.text import LIMIT, escape_foreign_text
 from whale_nebula.gateway import control
 from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.ir.canonical import first_difference
-from whale_nebula.launch.ending import Departure, Leaving
 from whale_nebula.launch.link_advice import LineFound
 from whale_nebula.launch.link_measurement import table
+from whale_nebula.launch.worker_exit import Departure, Leaving
 from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step import distributed

@@ -9,7 +9,7 @@ from typing import Any
 from whale_nebula.scopes import options
 from whale_nebula.scopes.frames import current_stack
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.scopes.placing import placement
+from whale_nebula.scopes.placement import placement
 from whale_nebula.site import short_traceback
 
 

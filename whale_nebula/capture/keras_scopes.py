@@ -25,7 +25,7 @@ import tensorflow as tf
 from whale_nebula.capture.mirror import BUILT
 from whale_nebula.capture.placed import placements_in
 from whale_nebula.capture.tracing import current, current_here, uncut_on_purpose
-from whale_nebula.scopes.compressing import learned_rank
+from whale_nebula.scopes.compress_options import learned_rank
 from whale_nebula.scopes.frames import Frame, compress_of, current_stack, open_frames, reenter, stage_of
 from whale_nebula.scopes.hints import running, warn_eager
 from whale_nebula.scopes.scope import settle

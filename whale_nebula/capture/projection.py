@@ -27,7 +27,7 @@ from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.codec import Rank
 from whale_nebula.errors import GradientError, NotYetError
 from whale_nebula.ir.program import Program
-from whale_nebula.scopes.compressing import learned_rank
+from whale_nebula.scopes.compress_options import learned_rank
 from whale_nebula.scopes.frames import Frame, compress_of, open_frames, stage_of
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private

@@ -19,7 +19,7 @@ from whale_nebula.ir.routing import enough
 from whale_nebula.passes.checks import order_stages
 from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.replicas import speeds
-from whale_nebula.scopes.compressing import find_apart
+from whale_nebula.scopes.compress_options import find_apart
 from whale_nebula.scopes.frames import Frame, cluster_block_of, open_frames, replica_of, stage_of
 from whale_nebula.scopes.identity import (
     Numbers,

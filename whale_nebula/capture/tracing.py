@@ -20,7 +20,7 @@ from whale_nebula.capture.scopes_met import ScopesMet, number_in
 from whale_nebula.capture.splits import mark_variables
 from whale_nebula.errors import BoundaryInBodyError, OptionError, StateError, UnsupportedError
 from whale_nebula.ir.program import Assignment
-from whale_nebula.scopes.compressing import learned_rank
+from whale_nebula.scopes.compress_options import learned_rank
 from whale_nebula.scopes.frames import Frame, open_frames
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private

@@ -16,9 +16,9 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import attach, gateways
 from whale_nebula.launch.link_advice import LineFound, advise, path_of, save
 from whale_nebula.launch.link_measurement import list_far_ends, measure, table
-from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Asked, Placement, everything, is_local, settle_ports
 from whale_nebula.launch.resolve import resolve
+from whale_nebula.launch.worker_processes import Echoed, identities, start_placed
 from whale_nebula.security import Credentials, Identity
 from whale_nebula.transport.grpc.links import Place
 

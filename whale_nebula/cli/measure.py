@@ -15,7 +15,7 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, RunError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.hardware import Clusters, Provenance
-from whale_nebula.hardware.measured import Measurement, cache_path, fingerprint, keep, read_kept
+from whale_nebula.hardware.measurements import Measurement, cache_path, fingerprint, keep, read_kept
 from whale_nebula.launch import link_advice, link_measurement
 from whale_nebula.launch.placement import is_local
 
@@ -173,9 +173,9 @@ def _measure_codecs(found: Measurement, quick: bool) -> Measurement:
 
 
 def _measure_collectives(found: Measurement, quick: bool) -> Measurement:
-    from whale_nebula.measure import between
+    from whale_nebula.measure import collectives
 
-    made = between.measure_collectives(between.QUICK if quick else between.FULL, remark)
+    made = collectives.measure_collectives(collectives.QUICK if quick else collectives.FULL, remark)
     return _add_sources(replace(found, collectives=made.collectives), "collectives", made.spreads)
 
 

@@ -29,13 +29,13 @@ from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.control import Answer as Reply
 from whale_nebula.launch.control import listen_locally, read_sizes
 from whale_nebula.launch.elastic import Sizes
-from whale_nebula.launch.ending import is_same_cause, last_sentence, last_word
-from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports, wait_free
-from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.launch.restarts import Attempts, Ended, Rule, describe, find_first
 from whale_nebula.launch.tenancy import open_tenancy
+from whale_nebula.launch.worker_exit import is_same_cause, last_sentence, last_word
+from whale_nebula.launch.worker_output import Board, Sink
+from whale_nebula.launch.worker_processes import Output, identities, seed_of, start_placed
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
 from whale_nebula.security.approval import check_script

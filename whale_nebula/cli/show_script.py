@@ -19,7 +19,7 @@ from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.arguments import Words, print_error, remark
 from whale_nebula.config import load, parse_links
 from whale_nebula.errors import NebulaError, PlanError, StateError
-from whale_nebula.launch.ending import select_own_lines
+from whale_nebula.launch.worker_exit import select_own_lines
 from whale_nebula.plan.plan import Plan
 from whale_nebula.report.records import LinkReport, StageReport
 from whale_nebula.report.report import Report, read

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 
 from whale_nebula.config.schema import PATIENCE_SECONDS, cluster_of
 from whale_nebula.errors import ConfigError, CredentialsError
+from whale_nebula.launch.heartbeat import Heart
 from whale_nebula.launch.job import end_descendants
-from whale_nebula.launch.processes import Picture
-from whale_nebula.launch.pulse import Heart
+from whale_nebula.launch.worker_output import Picture
 from whale_nebula.plain import from_plain
 from whale_nebula.security.files import Files
 from whale_nebula.security.tenant import Tenant

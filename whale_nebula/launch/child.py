@@ -15,8 +15,8 @@ from functools import partial
 
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.launch.ending import Leaving, departure, ends_by, leave_on_signals, select_own_lines
 from whale_nebula.launch.seeding import call_when_loaded, seed_all
+from whale_nebula.launch.worker_exit import Leaving, departure, ends_by, leave_on_signals, select_own_lines
 
 
 def main(argv: list[str]) -> None:

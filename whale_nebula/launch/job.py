@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Protocol
 
 from whale_nebula.errors import DeadlineError, RemoteFailureError
-from whale_nebula.launch.ending import EXIT_LEFT
-from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward, WorkerStatus, read_stat
+from whale_nebula.launch.heartbeat import ENDING_SECONDS, SILENCE_SECONDS, Ward, WorkerStatus, read_stat
+from whale_nebula.launch.worker_exit import EXIT_LEFT
 
 GRACE_SECONDS = 5.0
 _TERM_SECONDS = 1.0

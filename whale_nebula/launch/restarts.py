@@ -25,8 +25,8 @@ from whale_nebula.errors import (
     RemoteFailureError,
     StaleWorkerError,
 )
-from whale_nebula.launch.ending import EXIT_LEFT, last_word
 from whale_nebula.launch.job import Job, Outcome, Result
+from whale_nebula.launch.worker_exit import EXIT_LEFT, last_word
 
 
 @dataclass(frozen=True, slots=True)

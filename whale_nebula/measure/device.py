@@ -16,7 +16,7 @@ from whale_nebula.codec import INT8, SVD, Codec, Precision, Rank, TopK
 from whale_nebula.codec.registry import CODECS
 from whale_nebula.errors import NebulaError
 from whale_nebula.hardware.clusters import Device
-from whale_nebula.hardware.measured import RUNS, Timed, count_cores, fit_line, time_calls
+from whale_nebula.hardware.measurements import RUNS, Timed, count_cores, fit_line, time_calls
 
 Tell = Callable[[str], None]
 _CHANNELS, _IMAGES = 32, 8

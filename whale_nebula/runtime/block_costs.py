@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.step import Captured
-from whale_nebula.hardware.measured import BlockTime, Timed, count_cores, keep_blocks, read_blocks, time_calls
+from whale_nebula.hardware.measurements import BlockTime, Timed, count_cores, keep_blocks, read_blocks, time_calls
 from whale_nebula.ir.graph import INPUT
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.planner.chain import Layers

@@ -13,7 +13,7 @@ from typing import Any
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
-from whale_nebula.hardware.measured import fingerprint, read_kept
+from whale_nebula.hardware.measurements import fingerprint, read_kept
 from whale_nebula.launch.link_advice import LineFound, load_measurement, path_inside, path_of
 from whale_nebula.launch.placement import is_local
 from whale_nebula.runtime.run import Run, current_run

@@ -17,7 +17,7 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaError, NotYetError, OptionError, PlanError
 from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
-from whale_nebula.hardware.measured import read_slowness, slowness_path
+from whale_nebula.hardware.measurements import read_slowness, slowness_path
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.layout import ALL_REDUCE
 from whale_nebula.ir.program import Constraints, Leaf

@@ -24,7 +24,7 @@ from whale_nebula.runtime.run import current_run, opened_run
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import open_frames, stage_of
 from whale_nebula.scopes.observer import met_plain, observer
-from whale_nebula.scopes.placing import Placement
+from whale_nebula.scopes.placement import Placement
 from whale_nebula.site import script_site, short_traceback, warn_once
 from whale_nebula.tf import private as tf_private
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from whale_nebula.errors import NebulaError
 from whale_nebula.hardware import ClusterInfo, Clusters, Provenance
-from whale_nebula.hardware.measured import fingerprint
+from whale_nebula.hardware.measurements import fingerprint
 from whale_nebula.launch import link_advice
 from whale_nebula.launch.link_measurement import SIZES, End
 from whale_nebula.runtime.clusters import complete_from_lines, config_of

@@ -12,7 +12,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from whale_nebula.hardware.measured import keep_slowness
+from whale_nebula.hardware.measurements import keep_slowness
 from whale_nebula.ir.program import Leaf
 from whale_nebula.planner.decision import Decision, Observed, Offer, correct, find_better, find_slowness
 from whale_nebula.planner.explanation import describe_shape, stage_names

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from whale_nebula.scopes import compressing
+from whale_nebula.scopes import compress_options
 from whale_nebula.scopes import options as values
 from whale_nebula.site import Site
 
@@ -56,7 +56,7 @@ def check_limits(
         memory=None if memory is None else values.memory("memory", memory),
         micro_batch=None if micro_batch is None else values.count("micro_batch", micro_batch),
         replica=None if replica is None else values.count("replica", replica),
-        compress=compressing.check_crossing_codec(compress),
+        compress=compress_options.check_crossing_codec(compress),
         recompute=None if recompute is None else values.truth("recompute", recompute),
         split=None if split is None else values.truth("split", split),
         replan=values.truth("replan", replan) or None,

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
-from whale_nebula.scopes import compressing
+from whale_nebula.scopes import compress_options
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.auto import AutoParallel, check_limits, said_limits, set_limits
 from whale_nebula.scopes.frames import Frame, current_stack
@@ -78,7 +78,7 @@ def replica(
     >>> nb.replica(3), nb.replica(sync_every=100).options["mode"]
     (nb.replica(count=3), 'sync')
     """
-    apart = compressing.check_apart_options(dict(locals()))
+    apart = compress_options.check_apart_options(dict(locals()))
     options = {"count": None if count is None else values.count("count", count), **apart}
     if shard is not None:
         options["shard"] = values.choice("shard", shard, ("optimizer", "gradients"))
@@ -189,7 +189,7 @@ def compress(
     ...     frame.options["codec"]
     FP16()
     """
-    return Scope("compress", compressing.check_compress_options(dict(locals())))
+    return Scope("compress", compress_options.check_compress_options(dict(locals())))
 
 
 @check_signature

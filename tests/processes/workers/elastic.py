@@ -18,7 +18,7 @@ import numpy as np
 
 import whale_nebula as nb
 from tests.processes.telling import tell
-from whale_nebula.launch.ending import departure
+from whale_nebula.launch.worker_exit import departure
 
 ROWS, BATCH, STEPS = 48, 8, 6
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import parsing
 
 Dense = keras.layers.Dense
 X, Y = np.ones((4, 8), "float32"), np.ones((4, 1), "float32")

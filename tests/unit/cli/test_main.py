@@ -17,7 +17,7 @@ from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, split
 from whale_nebula.cli.main import COMMANDS, main
 from whale_nebula.cli.run import parser
-from whale_nebula.launch.ending import EXIT_LEFT
+from whale_nebula.launch.worker_exit import EXIT_LEFT
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
 

@@ -22,7 +22,7 @@ BOTH = ["--all", "--clusters", "gpu,npu"]
 START = """
 import os, signal, sys, time
 from whale_nebula.launch import attach
-from whale_nebula.launch.ending import departure
+from whale_nebula.launch.worker_exit import departure
 me = attach()
 print(me.worker, "begins epoch", me.epoch, flush=True)
 def train():

@@ -300,7 +300,7 @@ def test_how_a_run_ended_is_told(case: str, capsys: Capture) -> None:
 
 class TestSignals:
     STEPS = """
-from whale_nebula.launch.ending import departure
+from whale_nebula.launch.worker_exit import departure
 for step in range(10**6):
     departure.begin()
     if step == 3: print("stepping", flush=True)

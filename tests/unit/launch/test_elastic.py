@@ -17,9 +17,9 @@ from whale_nebula.errors import ConfigError, NotYetError, OptionError
 from whale_nebula.launch.control import listen_locally, read_sizes
 from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.gateways import open_memory, remove_abandoned
+from whale_nebula.launch.heartbeat import WorkerStatus
 from whale_nebula.launch.job import Outcome, Result
 from whale_nebula.launch.placement import Placement, everything
-from whale_nebula.launch.pulse import WorkerStatus
 from whale_nebula.launch.restarts import Failure
 
 CLUSTERS = {"gpu": {"workers": ["a:1"]}, "npu": {"workers": ["b:1", "b:2", "b:3"]}}

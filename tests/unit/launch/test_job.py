@@ -19,9 +19,9 @@ from whale_nebula.errors import ConfigError, DeadlineError, RemoteFailureError
 from whale_nebula.launch import Job, Result, spawn
 from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.job import end_group, members
-from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.placement import Placement
-from whale_nebula.launch.processes import Sink
+from whale_nebula.launch.worker_output import Sink
+from whale_nebula.launch.worker_processes import Output, identities, seed_of, start_placed
 from whale_nebula.security import Files
 from whale_nebula.security.tenant import Tenant
 

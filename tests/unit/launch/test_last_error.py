@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.ending import Kept, ends_by, is_same_cause, last_sentence, select_own_lines
+from whale_nebula.launch.worker_exit import Kept, ends_by, is_same_cause, last_sentence, select_own_lines
 
 OURS = "import whale_nebula.errors as errors\n"
 

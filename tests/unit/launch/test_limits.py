@@ -16,11 +16,11 @@ from whale_nebula.config import load
 from whale_nebula.errors import AccountError
 from whale_nebula.launch import Outcome, Result
 from whale_nebula.launch import tenancy as limits_module
-from whale_nebula.launch.placed import identities
+from whale_nebula.launch.heartbeat import vitals
 from whale_nebula.launch.placement import Placement
-from whale_nebula.launch.pulse import vitals
 from whale_nebula.launch.restarts import find_failure
 from whale_nebula.launch.tenancy import Limits, Starts, find_hierarchy, list_unisolated
+from whale_nebula.launch.worker_processes import identities
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant, open_home
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.unit.report.terminal import Terminal
-from whale_nebula.launch.processes import Picture, Shown, Sink
+from whale_nebula.launch.worker_output import Picture, Shown, Sink
 from whale_nebula.report.screen import Screen
 
 NOWHERE = os.open(os.devnull, os.O_RDONLY)

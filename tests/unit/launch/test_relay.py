@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.launch.ending import last_word
-from whale_nebula.launch.processes import Relay, Sink
+from whale_nebula.launch.worker_exit import last_word
+from whale_nebula.launch.worker_output import Relay, Sink
 
 
 def relayed(code: str, tmp_path: Path, prefixes: dict[str, str] | None = None) -> tuple[bytes, bytes, str]:

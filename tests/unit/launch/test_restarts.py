@@ -11,7 +11,7 @@ import pytest
 from whale_nebula.config.schema import Restarts
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch import Outcome, Result
-from whale_nebula.launch.pulse import WorkerStatus
+from whale_nebula.launch.heartbeat import WorkerStatus
 from whale_nebula.launch.restarts import LONG_SECONDS, RECURRING, Attempts, Failure, Rule, find_failure
 
 KILLED = "ended by SIGKILL"

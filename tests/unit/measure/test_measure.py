@@ -16,9 +16,17 @@ from tests.unit.transport.crossing import free_address
 from whale_nebula.cli import arguments, measure
 from whale_nebula.config import load
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.hardware import ClusterInfo, Clusters, Collective, Device, LinkRate, Provenance, WorkerInfo, measured
-from whale_nebula.hardware import measured as hardware_measured
-from whale_nebula.hardware.measured import (
+from whale_nebula.hardware import (
+    ClusterInfo,
+    Clusters,
+    Collective,
+    Device,
+    LinkRate,
+    Provenance,
+    WorkerInfo,
+    measurements,
+)
+from whale_nebula.hardware.measurements import (
     Measurement,
     cache_path,
     fingerprint,
@@ -98,7 +106,7 @@ def test_what_is_known_is_measured_again_only_if_asked(capsys: Capture, monkeypa
 def test_a_measurement_of_another_machine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     keep(known())
     assert nb.clusters().workers[0].device == DEVICE
-    monkeypatch.setattr(hardware_measured, "fingerprint", lambda: "another one")
+    monkeypatch.setattr(measurements, "fingerprint", lambda: "another one")
     with pytest.warns(NebulaWarning, match="measured on a different machine"):
         assert nb.clusters().workers[0].device == Device()
 
@@ -251,7 +259,7 @@ def test_a_cluster_that_the_config_does_not_name(folder: Path, capsys: Capture) 
     ],
 )
 def test_a_line_through_what_was_timed(points: list[tuple[float, float]], alpha: float, beta: float) -> None:
-    assert measured.fit_line(points) == (pytest.approx(alpha), pytest.approx(beta))
+    assert measurements.fit_line(points) == (pytest.approx(alpha), pytest.approx(beta))
 
 
 def test_calls_are_timed_by_the_median_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,8 +270,8 @@ def test_calls_are_timed_by_the_median_of_runs(monkeypatch: pytest.MonkeyPatch) 
         return lambda: clock.__setitem__(0, clock[0] + next(left))
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    assert measured.time_calls(ticking([9.0, 0.1, *[0.1] * 9, 5.0])).seconds == pytest.approx(0.1)
-    assert measured.time_calls(ticking([9.0, 1.0, 1.0, 3.0, 1.0])).seconds == pytest.approx(1.0)  # they take long
+    assert measurements.time_calls(ticking([9.0, 0.1, *[0.1] * 9, 5.0])).seconds == pytest.approx(0.1)
+    assert measurements.time_calls(ticking([9.0, 1.0, 1.0, 3.0, 1.0])).seconds == pytest.approx(1.0)  # they take long
 
 
 def test_what_runs_have_shown_holds_for_the_same_machine_and_workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +286,7 @@ def test_what_runs_have_shown_holds_for_the_same_machine_and_workers_alone(monke
     assert read_slowness(told, True, {"gpu", "npu"}) == {"gpu": 1.5}
     assert read_slowness(told, False, ()) == {"gpu": 9.0} and read_slowness(other, True, ()) == {}
     with monkeypatch.context() as moved:
-        moved.setattr(hardware_measured, "fingerprint", lambda: "another machine")
+        moved.setattr(measurements, "fingerprint", lambda: "another machine")
         assert read_slowness(told, True, ()) == {}
         keep_slowness({"gpu": 7.0}, told, True, ())
     assert read_slowness(told, True, ()) == {"gpu": 3.0, "npu": 0.5}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import parsing
 from whale_nebula.errors import OptionError
 from whale_nebula.models import Sizes, transformer
 

@@ -18,7 +18,7 @@ import whale_nebula as nb
 from tests.same import data
 from tests.unit.planner.problems import draw_problem
 from whale_nebula.codec.packing import PREFIX
-from whale_nebula.hardware.measured import BlockTime, blocks_path, keep_blocks, read_blocks
+from whale_nebula.hardware.measurements import BlockTime, blocks_path, keep_blocks, read_blocks
 from whale_nebula.planner.cluster_costs import Tensor, code_crossings
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision

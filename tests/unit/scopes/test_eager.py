@@ -11,7 +11,7 @@ import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes import hints
 from whale_nebula.scopes.frames import open_frames
-from whale_nebula.scopes.placing import placement
+from whale_nebula.scopes.placement import placement
 from whale_nebula.site import Site
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import parsing
 from whale_nebula.errors import NestingError
 from whale_nebula.scopes.frames import open_frames
 

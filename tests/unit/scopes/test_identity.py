@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import parsing
 from whale_nebula.errors import NestingError, OptionError, StageIdentityError
 from whale_nebula.scopes.frames import Frame, begin_step, open_frames, reenter
 from whale_nebula.scopes.identity import deal_to
-from whale_nebula.scopes.placing import placement
+from whale_nebula.scopes.placement import placement
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import parsing
 from whale_nebula.codec import BF16, FP16, INT8, SVD, TopK
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes.compressing import find_apart
+from whale_nebula.scopes.compress_options import find_apart
 from whale_nebula.scopes.frames import open_frames
 
 

@@ -29,7 +29,7 @@ from whale_nebula.checkpoint.manifest import Position, Shapes
 from whale_nebula.checkpoint.parts import Start
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
-from whale_nebula.launch.ending import departure, heed_signal, stop_heeding
+from whale_nebula.launch.worker_exit import departure, heed_signal, stop_heeding
 from whale_nebula.passes.effects import DRAWS
 from whale_nebula.report.records import Goodput, Spent
 from whale_nebula.runtime.checkpoint.at_error import Standing, can_hold, commit_written, save_at_error

@@ -16,7 +16,7 @@ from whale_nebula.errors import DeadlineError
 from whale_nebula.feed.checks import Missing
 from whale_nebula.feed.inputs import count_rows, slice_rows, take_whole
 from whale_nebula.ir.program import Leaf
-from whale_nebula.launch.ending import Leaving, departure
+from whale_nebula.launch.worker_exit import Leaving, departure
 from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.topology import Meetings, Participants, offset_seeds, seeds_of
 from whale_nebula.runtime.session.session import Session

@@ -20,8 +20,8 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, OtherWorkersError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.launch.placement import free_port
+from whale_nebula.launch.worker_exit import Leaving, departure
 from whale_nebula.runtime.exchange.expected import Expected
 from whale_nebula.runtime.replicas.collectives import Collectives, can_open, listening_port, open_collectives
 from whale_nebula.runtime.session.session import Session

@@ -17,7 +17,7 @@ from whale_nebula.faults import failpoint
 from whale_nebula.feed.checks import absent_in, fingerprints
 from whale_nebula.feed.inputs import Batch, Given, cut, micro_batches, take_inputs
 from whale_nebula.ir.cut import Cut
-from whale_nebula.launch.ending import departure
+from whale_nebula.launch.worker_exit import departure
 from whale_nebula.passes.readings import check_here, rows_read
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport, WorkerReport

@@ -15,7 +15,7 @@ import tensorflow as tf
 from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.runtime.run import Run, current_run, opened_run
 from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, name_own_path, save_own
-from whale_nebula.scopes.compressing import find_apart
+from whale_nebula.scopes.compress_options import find_apart
 from whale_nebula.scopes.frames import open_frames
 from whale_nebula.tf import keras_training
 

@@ -17,7 +17,7 @@ from tests.unit.runtime.sessions import sessions
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
-from whale_nebula.launch.ending import Departure
+from whale_nebula.launch.worker_exit import Departure
 from whale_nebula.runtime.local_sgd.async_mode import Server
 from whale_nebula.runtime.local_sgd.step import Asked
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds

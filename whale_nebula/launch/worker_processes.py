@@ -16,10 +16,10 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch import gateways as gateway_processes
 from whale_nebula.launch.attach import VARIABLE, Identity
+from whale_nebula.launch.heartbeat import ENDING_SECONDS, SILENCE_SECONDS
 from whale_nebula.launch.job import Job, Keeper, Reader
 from whale_nebula.launch.placement import Placement, free_ports
-from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink
-from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
+from whale_nebula.launch.worker_output import Board, Echo, KeptOutput, Relay, Shown, Sink
 from whale_nebula.security.files import Files
 
 

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from tests.unit.gateway.town import until
-from whale_nebula.launch import pulse
-from whale_nebula.launch.pulse import (
+from whale_nebula.launch import heartbeat as heartbeats
+from whale_nebula.launch.heartbeat import (
     Heart,
     HeartbeatState,
     Vitals,
@@ -32,7 +32,7 @@ def heartbeat(*moments: tuple[bool, str, int], every: float = 1.0) -> HeartbeatS
 
 
 def is_frozen(*moments: tuple[bool, str, int], runnable: bool = False) -> bool:
-    return pulse.is_frozen(heartbeat(*moments), lambda: runnable, silence=5.0)
+    return heartbeats.is_frozen(heartbeat(*moments), lambda: runnable, silence=5.0)
 
 
 BEAT = (True, "S", 10)
@@ -108,8 +108,8 @@ def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: py
     beating = Heart(alive[1], every=0.002).thread
     os.write(still[1], b".")
     reported: list[str] = []
-    monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
-    monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
+    monkeypatch.setattr("whale_nebula.launch.heartbeat.vitals", lambda pid: Vitals("S", 1))
+    monkeypatch.setattr("whale_nebula.launch.heartbeat.runnable", lambda pid: False)
     ward = Ward({"gpu/0": alive[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, silence=0.5)
     until(lambda: reported)
     ward.close()
@@ -146,8 +146,8 @@ def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pyte
     os.write(ending[1], b".." + encode_words(ends=True, code=1))
     os.write(still[1], b".")
     reported: list[str] = []
-    monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
-    monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
+    monkeypatch.setattr("whale_nebula.launch.heartbeat.vitals", lambda pid: Vitals("S", 1))
+    monkeypatch.setattr("whale_nebula.launch.heartbeat.runnable", lambda pid: False)
     ward = Ward({"gpu/0": ending[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, 0.1, ending=0.4)
     until(lambda: len(reported) == 2)
     ward.close()

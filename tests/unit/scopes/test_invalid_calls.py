@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import parsing
 from whale_nebula.errors import NebulaError, OptionError, ScopeError
 from whale_nebula.scopes import options
 
@@ -20,7 +20,7 @@ def test_a_scope_without_parentheses(name: str) -> None:
     with pytest.raises(ScopeError, match=f"nb.{name} is used without parentheses") as caught, getattr(nb, name):
         pass
     assert caught.value.mend.startswith(f"with nb.{name}(")
-    assert "test_words.py" in caught.value.where
+    assert "test_invalid_calls.py" in caught.value.where
 
 
 @pytest.mark.parametrize("name", SCOPES[:-1])
@@ -68,7 +68,7 @@ def test_what_is_said_of_a_wrong_call(call: Callable[[], Any], what: str, mend: 
         call()
     assert what in caught.value.what
     assert mend in caught.value.mend
-    assert "test_words.py" in caught.value.where
+    assert "test_invalid_calls.py" in caught.value.where
 
 
 def test_a_wrapper_may_hand_on_that_nothing_was_said() -> None:
@@ -89,7 +89,7 @@ def test_a_wrong_call_in_a_rewritten_function_is_told_at_the_users_line() -> Non
 
     with pytest.raises(NebulaError, match="takes keyword arguments only") as caught:
         step(tf.ones([2]))
-    assert "test_words.py" in caught.value.where
+    assert "test_invalid_calls.py" in caught.value.where
 
 
 def test_what_collects_its_arguments_takes_any_number() -> None:

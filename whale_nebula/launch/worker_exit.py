@@ -61,7 +61,7 @@ class Departure:
     >>> departure.begin()  # the next one
     Traceback (most recent call last):
     ...
-    whale_nebula.launch.ending.Leaving: gpu/0 was asked to stop: SIGTERM
+    whale_nebula.launch.worker_exit.Leaving: gpu/0 was asked to stop: SIGTERM
     """
 
     def __init__(self) -> None:

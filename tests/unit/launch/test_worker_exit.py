@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from whale_nebula.launch.ending import EXIT_LEFT, Departure, Leaving
+from whale_nebula.launch.worker_exit import EXIT_LEFT, Departure, Leaving
 
 
 def test_before_the_first_step_one_leaves_at_once() -> None:
@@ -57,7 +57,7 @@ def test_one_leaves_for_the_reasons_of_the_first_step_in_which_there_were_some()
 
 FORKING = """
 import os, signal, sys, time
-from whale_nebula.launch.ending import departure, heed_signal, leave_on_signals
+from whale_nebula.launch.worker_exit import departure, heed_signal, leave_on_signals
 if sys.argv[1] == "worker":
     leave_on_signals()
 else:

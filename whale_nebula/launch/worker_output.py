@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO
 
-from whale_nebula.launch.ending import Kept
 from whale_nebula.launch.job import Reader
+from whale_nebula.launch.worker_exit import Kept
 from whale_nebula.report.screen import Screen, size_of
 from whale_nebula.security.diagnose import read_refusal
 
