@@ -296,9 +296,7 @@ GOES_ON = [
     pytest.param(shuffled_data_of_all, 12, False),
     pytest.param(shuffled_data_of_all, 12, True, marks=pytest.mark.grid),
     pytest.param(a_loop_that_remembers, 7, False, marks=pytest.mark.filterwarnings("ignore:.*runs uncut")),
-    pytest.param(
-        a_loop_that_remembers, 7, True, marks=pytest.mark.grid
-    ),  # as `unit/checkpoint/test_save_at_error` cuts one
+    pytest.param(a_loop_that_remembers, 7, True, marks=pytest.mark.grid),  # see test_save_at_error
     pytest.param(steps_of_one_name, 7, True, marks=pytest.mark.grid),
     pytest.param(two_loops, 8, False, marks=pytest.mark.grid),
 ]

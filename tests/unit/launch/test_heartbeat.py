@@ -20,10 +20,10 @@ from whale_nebula.launch.heartbeat import (
     vitals,
 )
 
-SOON = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
-def heartbeat(*moments: tuple[bool, str, int], every: float = 1.0) -> HeartbeatState | None:
+def update_repeatedly(*moments: tuple[bool, str, int], every: float = 1.0) -> HeartbeatState | None:
     """What is known after some moments: was there a beat, the process's state, its CPU time."""
     known: HeartbeatState | None = None
     for beat, state, cpu in moments:
@@ -32,41 +32,41 @@ def heartbeat(*moments: tuple[bool, str, int], every: float = 1.0) -> HeartbeatS
 
 
 def is_frozen(*moments: tuple[bool, str, int], runnable: bool = False) -> bool:
-    return heartbeats.is_frozen(heartbeat(*moments), lambda: runnable, silence=5.0)
+    return heartbeats.is_frozen(update_repeatedly(*moments), lambda: runnable, silence=5.0)
 
 
-BEAT = (True, "S", 10)
-SILENT = (False, "S", 10)
+BEAT_SAMPLE = (True, "S", 10)
+SILENT_SAMPLE = (False, "S", 10)
 
 
-class TestTheRule:
-    def test_five_silent_seconds_without_computing_are_too_many(self) -> None:
-        assert not is_frozen(BEAT, *[SILENT] * 4)
-        assert is_frozen(BEAT, *[SILENT] * 5)
+class TestFrozenRule:
+    def test_worker_is_frozen_after_five_silent_seconds(self) -> None:
+        assert not is_frozen(BEAT_SAMPLE, *[SILENT_SAMPLE] * 4)
+        assert is_frozen(BEAT_SAMPLE, *[SILENT_SAMPLE] * 5)
 
-    def test_a_beat_begins_anew(self) -> None:
-        assert not is_frozen(BEAT, *[SILENT] * 4, BEAT, *[SILENT] * 4)
+    def test_heartbeat_resets_the_silence(self) -> None:
+        assert not is_frozen(BEAT_SAMPLE, *[SILENT_SAMPLE] * 4, BEAT_SAMPLE, *[SILENT_SAMPLE] * 4)
 
-    def test_who_computes_is_not_frozen_however_long_it_says_nothing(self) -> None:
-        assert not is_frozen(BEAT, *[(False, "S", 10 + tick) for tick in range(1, 100)])
+    def test_computing_worker_is_not_frozen(self) -> None:
+        assert not is_frozen(BEAT_SAMPLE, *[(False, "S", 10 + tick) for tick in range(1, 100)])
 
-    def test_who_stops_computing_is_frozen_five_seconds_later(self) -> None:
+    def test_worker_is_frozen_five_seconds_after_it_stops_computing(self) -> None:
         computing = [(False, "R", 10 + tick) for tick in range(1, 10)]
-        assert not is_frozen(BEAT, *computing, *[(False, "S", 19)] * 4)
-        assert is_frozen(BEAT, *computing, *[(False, "S", 19)] * 5)
+        assert not is_frozen(BEAT_SAMPLE, *computing, *[(False, "S", 19)] * 4)
+        assert is_frozen(BEAT_SAMPLE, *computing, *[(False, "S", 19)] * 5)
 
     def test_cpu_time_of_a_stopped_process_does_not_count(self) -> None:
-        assert is_frozen(BEAT, *[(False, "T", 10 + tick) for tick in range(1, 6)])
+        assert is_frozen(BEAT_SAMPLE, *[(False, "T", 10 + tick) for tick in range(1, 6)])
 
-    def test_who_only_waits_for_a_core_is_not_frozen(self) -> None:
-        assert not is_frozen(BEAT, *[SILENT] * 50, runnable=True)
+    def test_runnable_worker_is_not_frozen(self) -> None:
+        assert not is_frozen(BEAT_SAMPLE, *[SILENT_SAMPLE] * 50, runnable=True)
 
-    def test_before_the_first_beat_nothing_is_known(self) -> None:
-        assert heartbeat(*[SILENT] * 50) is None
-        assert not is_frozen(*[SILENT] * 50)
+    def test_worker_without_a_heartbeat_yet_is_not_frozen(self) -> None:
+        assert update_repeatedly(*[SILENT_SAMPLE] * 50) is None
+        assert not is_frozen(*[SILENT_SAMPLE] * 50)
 
 
-def test_vitals_of_a_process() -> None:
+def test_process_state_has_increasing_cpu_time() -> None:
     before = vitals(os.getpid())
     assert before is not None
     while (now := vitals(os.getpid())) is not None and now.cpu == before.cpu:
@@ -75,18 +75,18 @@ def test_vitals_of_a_process() -> None:
     assert vitals(2**22 + 1) is None
 
 
-def test_a_heart_beats_into_its_pipe_until_nobody_listens() -> None:
+def test_sender_writes_heartbeats_until_the_pipe_closes() -> None:
     ear, mouth = os.pipe()
     thread = Heart(mouth, every=0.001).thread
     assert not os.get_inheritable(mouth)
     assert os.read(ear, 1) == b"."
     os.close(ear)
-    thread.join(SOON)
+    thread.join(TIMEOUT_SECONDS)
     assert not thread.is_alive()
     os.close(mouth)
 
 
-def test_a_full_pipe_stops_no_heart() -> None:
+def test_sender_survives_a_full_pipe() -> None:
     ear, mouth = os.pipe()
     os.set_blocking(mouth, False)
     while True:
@@ -98,12 +98,12 @@ def test_a_full_pipe_stops_no_heart() -> None:
     thread.join(0.05)
     assert thread.is_alive()
     os.close(ear)
-    thread.join(SOON)
+    thread.join(TIMEOUT_SECONDS)
     assert not thread.is_alive()
     os.close(mouth)
 
 
-def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monitor_reports_a_frozen_worker_once(monkeypatch: pytest.MonkeyPatch) -> None:
     still, alive = os.pipe(), os.pipe()
     beating = Heart(alive[1], every=0.002).thread
     os.write(still[1], b".")
@@ -114,12 +114,12 @@ def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: py
     until(lambda: reported)
     ward.close()
     assert reported == ["npu/0"]
-    beating.join(SOON)
+    beating.join(TIMEOUT_SECONDS)
     for fd in (still[1], alive[1]):
         os.close(fd)
 
 
-def test_a_heart_says_last_how_its_process_will_end_and_a_forked_one_says_nothing() -> None:
+def test_sender_announces_the_exit_except_in_a_forked_process() -> None:
     ear, mouth = os.pipe()
     heart = Heart(mouth, every=0.001)
     heart.code, heart.error, heart.cause = 3, "NB-302", "NB-500"
@@ -137,11 +137,11 @@ def test_a_heart_says_last_how_its_process_will_end_and_a_forked_one_says_nothin
     assert status == WorkerStatus(ends=True, code=3, error="NB-302", cause="NB-500", epoch=2, stepped=7.0)
     os.close(ear)
     heart.end()  # nobody listens any more
-    heart.thread.join(SOON)
+    heart.thread.join(TIMEOUT_SECONDS)
     os.close(mouth)
 
 
-def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ending_worker_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     ending, still = os.pipe(), os.pipe()
     os.write(ending[1], b".." + encode_words(ends=True, code=1))
     os.write(still[1], b".")
@@ -157,14 +157,14 @@ def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pyte
         os.close(fd)
 
 
-def test_what_was_told_shortly_before_the_end_is_read_and_what_nobody_of_ours_has_written_is_not() -> None:
+def test_monitor_reads_pending_messages_at_close_and_ignores_invalid_ones() -> None:
     ear, mouth = os.pipe()
-    ward = Ward({"gpu/0": ear}, {"gpu/0": 2**22 + 1}, pytest.fail, silence=SOON)
+    ward = Ward({"gpu/0": ear}, {"gpu/0": 2**22 + 1}, pytest.fail, silence=TIMEOUT_SECONDS)
     os.write(mouth, b'..\n[]\n{"_x":1,"code"\n{"pid":3,"epoch":4}\n' + encode_words(error="NB-401"))
     ward.close()
     assert ward.statuses["gpu/0"] == WorkerStatus(error="NB-401", epoch=4)
     os.close(mouth)
 
 
-def test_a_ward_of_nobody_costs_nothing() -> None:
+def test_monitor_without_workers_can_be_closed() -> None:
     Ward({}, {}, pytest.fail).close()

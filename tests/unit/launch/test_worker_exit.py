@@ -11,13 +11,13 @@ import pytest
 from whale_nebula.launch.worker_exit import EXIT_LEFT, Departure, Leaving
 
 
-def test_before_the_first_step_one_leaves_at_once() -> None:
+def test_request_before_the_first_step_exits_at_once() -> None:
     with pytest.raises(Leaving, match="before its first step: SIGTERM") as left:
         Departure().ask("SIGTERM")
     assert left.value.code == EXIT_LEFT
 
 
-def test_all_leave_after_the_step_in_which_one_said_so() -> None:
+def test_all_workers_leave_after_the_same_step() -> None:
     workers = {name: Departure() for name in ("gpu/0", "npu/0", "npu/1")}
     taken = dict.fromkeys(workers, 0)
     for step in range(10):
@@ -39,7 +39,7 @@ def test_all_leave_after_the_step_in_which_one_said_so() -> None:
     assert all(departure.agreed for departure in workers.values())
 
 
-def test_a_peer_can_only_say_the_name_of_a_signal() -> None:
+def test_unknown_reason_of_a_peer_is_replaced() -> None:
     departure = Departure()
     departure.settle({"gpu/0": None, "npu/0": "\x1b[2J\nmischief", "npu/1": "SIGINT"})
     with pytest.raises(Leaving) as left:
@@ -47,7 +47,7 @@ def test_a_peer_can_only_say_the_name_of_a_signal() -> None:
     assert str(left.value) == "npu/0 was asked to stop: a signal; npu/1 was asked to stop: SIGINT"
 
 
-def test_one_leaves_for_the_reasons_of_the_first_step_in_which_there_were_some() -> None:
+def test_first_reason_to_leave_is_kept() -> None:
     departure = Departure()
     departure.settle({"gpu/0": "SIGTERM"})
     departure.settle({"npu/0": "SIGINT"})
@@ -55,7 +55,7 @@ def test_one_leaves_for_the_reasons_of_the_first_step_in_which_there_were_some()
         departure.begin()
 
 
-FORKING = """
+FORK_SCRIPT = """
 import os, signal, sys, time
 from whale_nebula.launch.worker_exit import departure, heed_signal, leave_on_signals
 if sys.argv[1] == "worker":
@@ -77,6 +77,6 @@ print(departure.asked, departure.agreed)
 
 
 @pytest.mark.parametrize("kind", ["worker", "script"])
-def test_a_signal_is_noted_and_what_was_forked_still_ends_by_it(kind: str) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKING, kind], capture_output=True, text=True, timeout=60)
+def test_signal_requests_exit_but_still_kills_forked_processes(kind: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FORK_SCRIPT, kind], capture_output=True, text=True, timeout=60)
     assert done.stdout.split("\n")[:2] == [str(-signal.SIGTERM), "SIGTERM False"], done.stderr
