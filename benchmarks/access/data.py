@@ -40,7 +40,7 @@ from whale_nebula.datasets.interface import parse_interface
 from whale_nebula.datasets.reading import Remote, Wish, open_remote
 from whale_nebula.datasets.service import open_service
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.gateways import start
+from whale_nebula.launch.gateways import start_gateway
 from whale_nebula.security import GATEWAY, Files, Identity, authority, files, issue
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.authority import Authority
@@ -152,7 +152,9 @@ def gateway(folder: Path, listen: str) -> Iterator[int]:
     paths = Files.under(certs, who)
     if not paths.cert.exists():
         issue.issue(certs, authority.load(certs), [who])
-    process = start(Site("mt", "gpu", listen, {}, {"npu": None}, {}, paths, folder / "gate.jsonl", services=certs))
+    process = start_gateway(
+        Site("mt", "gpu", listen, {}, {"npu": None}, {}, paths, folder / "gate.jsonl", services=certs)
+    )
     try:
         assert process.stdout is not None
         yield int(process.stdout.readline().decode().partition("listens on ")[2].partition(";")[0].rpartition(":")[2])

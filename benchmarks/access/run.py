@@ -40,7 +40,7 @@ from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.service import serve
 from whale_nebula.errors import AccountError, LoginError
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.gateways import start
+from whale_nebula.launch.gateways import start_gateway
 from whale_nebula.security import Credentials, authority, ephemeral
 from whale_nebula.security.authority import Authority
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -208,7 +208,7 @@ def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tup
                 "mt", cluster, where[name], workers, {other: where[f"{other}/gateway"]}, {other: rate}, made[name],
                 home / f"{cluster}.jsonl", services=folder if front else None,
             )  # fmt: skip
-            process = start(site)
+            process = start_gateway(site)
             stack.callback(process.wait)
             stack.callback(process.kill)
             assert process.stdout is not None and process.stdout.readline()

@@ -14,8 +14,8 @@ from whale_nebula.config import Config, load
 from whale_nebula.config.schema import Restarts
 from whale_nebula.launch import Job, gateways
 from whale_nebula.launch.placement import Placement, free_port
-from whale_nebula.launch.restarts import Attempts, Ended, Rule
-from whale_nebula.launch.worker_processes import Echoed, identities, start_placed
+from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy
+from whale_nebula.launch.worker_processes import EchoedOutput, create_identities, start_workers
 
 SCRIPT = str(HERE / "workers" / "restarting.py")
 DEADLINE = 60.0
@@ -42,14 +42,14 @@ class Launchers:
         `told` is what that tells its worker otherwise than usual.
         """
         argv = ["-m", "whale_nebula.launch.child", self.script, str(self.folder), *map(str, arguments)]
-        identity = identities(Placement((worker,), self.addresses), self.config, self.security)[worker]
+        identity = create_identities(Placement((worker,), self.addresses), self.config, self.security)[worker]
         identity = replace(identity, **told)
 
         @contextmanager
         def start(epoch: int) -> Iterator[Job]:
             self.before(worker, epoch)
-            output = Echoed(echo=self._echo)
-            with start_placed(argv, {worker: identity}, output=output, silence=DEADLINE, epoch=epoch) as job:
+            output = EchoedOutput(echo=self._echo)
+            with start_workers(argv, {worker: identity}, output=output, silence=DEADLINE, epoch=epoch) as job:
                 self.jobs[name or worker] = job
                 yield job
 
@@ -58,7 +58,7 @@ class Launchers:
         self.threads.append(thread)
 
     def _run(self, name: str, start: Callable[[int], AbstractContextManager[Job]], most: int) -> None:
-        rule = Rule(Restarts(most, 0.0))
+        rule = RestartPolicy(Restarts(most, 0.0))
         attempts = Attempts(rule, start, rest=lambda _: True, is_stopped=lambda: False, report=self._tell)
         self.endings[name] = attempts.run(DEADLINE)
 

@@ -12,7 +12,7 @@ import pytest
 from tests import momenta
 from tests.processes.running import Ended, ended, run, told_alone, training
 from tests.processes.workers import train
-from whale_nebula.launch.worker_exit import EXIT_LEFT
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 from whale_nebula.runtime.local_sgd.members import MemberRounds
 from whale_nebula.strategies import OneBitAdam
 
@@ -83,7 +83,7 @@ def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
         job.signal("c1/0", ends)
         found = ended(job)
     if ends is signal.SIGTERM:
-        assert found.result.codes == {"c0/0": EXIT_LEFT, "c1/0": EXIT_LEFT}
+        assert found.result.codes == {"c0/0": EXIT_TEMPFAIL, "c1/0": EXIT_TEMPFAIL}
         assert found.same("steps") % 10 == 0
     else:
         assert found.result.culprit == "c1/0"

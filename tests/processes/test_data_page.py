@@ -22,7 +22,7 @@ from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.datasets.service import open_service
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.gateways import start
+from whale_nebula.launch.gateways import start_gateway
 from whale_nebula.security import authority
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text("utf-8")
@@ -71,7 +71,7 @@ class Walk:
         if words[1] == "gateway":
             path, services = words[words.index("--config") + 1], Path(words[words.index("--services") + 1])
             config, cluster = load(path), words[words.index("--cluster") + 1]
-            process = start(replace(Site.of(config, cluster, path, "127.0.0.1:0"), services=services))
+            process = start_gateway(replace(Site.of(config, cluster, path, "127.0.0.1:0"), services=services))
             self.services.enter_context(ended(process))
             at = listens(process).partition("listens on ")[2].partition(";")[0]
             self.said_for[str(config.gateway_of(cluster))] = at

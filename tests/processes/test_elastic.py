@@ -19,7 +19,7 @@ from tests.processes.telling import told
 from tests.processes.workers.elastic import lesson
 from whale_nebula.cli.main import main
 from whale_nebula.launch.placement import free_port
-from whale_nebula.launch.worker_exit import EXIT_LEFT
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def test_a_site_leaves_and_comes_back(tmp_path: Path, fewer: int | None) -> None
     with two_sites(
         tmp_path, {"gpu": "one", "npu": "two"}, {**asked, "by": "gpu/0", "waits": 12}, gateways=bool(fewer)
     ) as found:
-        assert found["npu"].wait() == EXIT_LEFT and "continues with 1 in gpu, 0 in npu" in found["npu"].said
+        assert found["npu"].wait() == EXIT_TEMPFAIL and "continues with 1 in gpu, 0 in npu" in found["npu"].said
         found.start_again("npu")
         assert found.ended() == {"gpu": 0, "npu": 0}, [site.said for site in found.started.values()]
         began = check_history(found)

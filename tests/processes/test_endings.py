@@ -10,7 +10,7 @@ import time
 import psutil
 
 from tests.processes.running import ended, training
-from whale_nebula.launch.worker_exit import EXIT_LEFT
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 
 GRACE = 30.0
 
@@ -32,7 +32,7 @@ def test_when_one_is_asked_to_end_all_leave_after_the_same_step() -> None:
     with training(2, "endless", steps=3) as job:
         job.signal("c1/0", signal.SIGTERM)
         found = ended(job)
-    assert found.result.codes == {"c0/0": EXIT_LEFT, "c1/0": EXIT_LEFT}
+    assert found.result.codes == {"c0/0": EXIT_TEMPFAIL, "c1/0": EXIT_TEMPFAIL}
     assert found.same("steps") >= 3
     for worker, outcome in found.result.outcomes.items():
         assert f"whale-nebula: worker {worker} leaves: c1/0 was asked to stop: SIGTERM" in outcome.err

@@ -20,7 +20,7 @@ from whale_nebula.cli.run import parser, words
 from whale_nebula.config import Config, load
 from whale_nebula.config.load import read
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.placement import Asked
+from whale_nebula.launch.placement import PlacementRequest
 from whale_nebula.launch.resolve import Resolved, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def found(config: Config, command: list[str], environ: Mapping[str, str]) -> Res
     options, script = words(command[2:])
     given = parser().read(options)
     assert script == ["train.py"]
-    return resolve(config, environ, Asked(given.cluster))
+    return resolve(config, environ, PlacementRequest(given.cluster))
 
 
 def check(platform: str, cluster: str, config: Config, placements: list[Resolved], source: str) -> None:

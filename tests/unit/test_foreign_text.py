@@ -24,9 +24,9 @@ from whale_nebula.errors.text import LIMIT, escape_foreign_text
 from whale_nebula.gateway import control
 from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.ir.canonical import first_difference
-from whale_nebula.launch.link_advice import LineFound
+from whale_nebula.launch.link_advice import LinkMeasurement
 from whale_nebula.launch.link_measurement import table
-from whale_nebula.launch.worker_exit import Departure, Leaving
+from whale_nebula.launch.worker_exit import ExitAgreement, WorkerExit
 from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step import distributed
@@ -113,16 +113,16 @@ def noted(message: Mapping[str, Any]) -> str:
 
 
 def left() -> str:
-    departure = Departure()
-    departure.settle({"npu/0": BAD})
-    with pytest.raises(Leaving) as caught:
-        departure.begin()
+    exit_agreement = ExitAgreement()
+    exit_agreement.conclude_step({"npu/0": BAD})
+    with pytest.raises(WorkerExit) as caught:
+        exit_agreement.begin_step()
     return str(caught.value)
 
 
 def measured() -> str:
     sheets = {"gpu/0": {"keras": "3", "congestion_control": "bbr"}, "npu/0": {"keras": BAD, "congestion_control": BAD}}
-    return table(LineFound("gpu/0", "npu/0", "direct", 0.04, 0.04, 0.001, (), sheets, 1, 0, 0.0))
+    return table(LinkMeasurement("gpu/0", "npu/0", "direct", 0.04, 0.04, 0.001, (), sheets, 1, 0, 0.0))
 
 
 def drawn() -> str:

@@ -14,11 +14,11 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import attach, gateways
-from whale_nebula.launch.link_advice import LineFound, advise, path_of, save
+from whale_nebula.launch.link_advice import LinkMeasurement, advise, path_of, save
 from whale_nebula.launch.link_measurement import list_far_ends, measure, table
-from whale_nebula.launch.placement import Asked, Placement, everything, is_local, settle_ports
+from whale_nebula.launch.placement import Placement, PlacementRequest, assign_ports, is_local, place_all_workers
 from whale_nebula.launch.resolve import resolve
-from whale_nebula.launch.worker_processes import Echoed, identities, start_placed
+from whale_nebula.launch.worker_processes import EchoedOutput, create_identities, start_workers
 from whale_nebula.security import Credentials, Identity
 from whale_nebula.transport.grpc.links import Place
 
@@ -121,7 +121,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 # ---------------------------------------------------------------------- places and results
-def _json(found: Sequence[LineFound], config: Config | None) -> str:
+def _json(found: Sequence[LinkMeasurement], config: Config | None) -> str:
     lines = []
     for each in found:
         advice = None if config is None else advise(each, config.links.between(*each.clusters))._asdict()
@@ -129,7 +129,7 @@ def _json(found: Sequence[LineFound], config: Config | None) -> str:
     return json.dumps({"lines": lines}, indent=1)
 
 
-def _text(found: LineFound, config: Config) -> str:
+def _text(found: LinkMeasurement, config: Config) -> str:
     advice = advise(found, config.links.between(*found.clusters))
     lines = [advice.why, advice.write and f"write: {advice.write}"]
     return "\n".join([table(found), *(f"  {each}" for each in lines if each)])
@@ -141,7 +141,7 @@ _COMMAND = ("-m", "whale_nebula.cli.main", "bench", "link", "--attached")
 
 def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Place:
     """The place of this end, and those of the others."""
-    placement = resolve(config, os.environ, Asked(cluster, 0, local=is_local)).placement
+    placement = resolve(config, os.environ, PlacementRequest(cluster, 0, local=is_local)).placement
     here, gateway = f"{cluster}/0", config.clusters[cluster].gateway if cluster in config.clusters else None
     peers = {there: placement.addresses[there] for there in list_far_ends(list(placement.addresses), cluster, to)}
     if not peers:
@@ -150,32 +150,36 @@ def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Plac
         raise ConfigError(
             "the link has no other end", where=path, why=f"no other cluster than {cluster} has workers", mend=mend
         )
-    gateways.check(config, cluster)
+    gateways.check_gateways(config, cluster)
     files = gateways.configured_files(config, [here], path).get(here)
     credentials = None if files is None else Credentials.of(files)
     if credentials is not None:
         credentials.check_is(Identity.of_worker(config.run_name, here))
     alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
-    listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # with a gateway both ends dial
+    listen = (
+        None if gateway else gateways.choose_listen_addresses(config, alone, remark)[here]
+    )  # with a gateway both ends dial
     return Place(config.run_name, here, peers, listen, gateway, credentials, everyone=everyone)
 
 
 # ---------------------------------------------------------------------- both ends on this machine
-def measure_here(config: Config, clusters: Sequence[str], seconds: float) -> list[LineFound]:
+def measure_here(config: Config, clusters: Sequence[str], seconds: float) -> list[LinkMeasurement]:
     """Start one process for each cluster; returns the measurement of each pair."""
     known = list(config.clusters) or list(clusters)
     if len(known) < 2:
         why, mend = "a link connects two clusters", "bench link --all --clusters gpu,npu"
         raise ConfigError(f"{len(known) or 'no'} cluster is named", why=why, mend=mend)
     workers = tuple(f"{cluster}/0" for cluster in known)
-    complete = everything(config, clusters, is_local)
-    placement = settle_ports(Placement(workers, {each: complete.addresses[each] for each in workers}))
+    complete = place_all_workers(config, clusters, is_local)
+    placement = assign_ports(Placement(workers, {each: complete.addresses[each] for each in workers}))
     limit = _HERE_PATIENCE + len(workers) ** 2 * (30 * seconds + 10)
     with gateways.issue_for_run(config, workers) as files:
-        ends = identities(placement, config, files, gateways=False, everywhere=True)
-        with start_placed([*_COMMAND, "--seconds", f"{seconds}"], ends, output=Echoed(echo=_echo)) as job:
+        ends = create_identities(placement, config, files, gateways=False, everywhere=True)
+        with start_workers([*_COMMAND, "--seconds", f"{seconds}"], ends, output=EchoedOutput(echo=_echo)) as job:
             result = job.wait(limit).check()
-    lines = [LineFound.from_json(text) for outcome in result.outcomes.values() for text in json.loads(outcome.out)]
+    lines = [
+        LinkMeasurement.from_json(text) for outcome in result.outcomes.values() for text in json.loads(outcome.out)
+    ]
     found = {(each.first, each.second): each for each in lines}  # both ends report the same
     return [found[pair] for pair in sorted(found)]
 

@@ -23,15 +23,15 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, IdentityError
 from whale_nebula.launch import gateways
 from whale_nebula.launch.link_advice import (
-    LineFound,
+    LinkMeasurement,
     advise,
-    delay_text,
+    format_link_delay,
+    format_link_rate,
     load_measurement,
     path_of,
-    rate_text,
 )
 from whale_nebula.launch.link_measurement import find_differences, versions
-from whale_nebula.launch.placement import Asked, Placement, host_of, is_local, listening
+from whale_nebula.launch.placement import Placement, PlacementRequest, find_listen_addresses, host_of, is_local
 from whale_nebula.launch.resolve import resolve
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.authority import KEY as AUTHORITY_KEY
@@ -122,11 +122,11 @@ class Host:
 def host(config: Config, path: str, cluster: str, *, worker: int | None = None, gateway: bool = False) -> Host:
     """Determine which host of the config this is, by `worker` or `gateway`, otherwise by its network addresses."""
     if config.clusters and cluster not in config.clusters:
-        resolve(config, os.environ, Asked(cluster))  # its error suggests a cluster
+        resolve(config, os.environ, PlacementRequest(cluster))  # its error suggests a cluster
     own = config.clusters[cluster].gateway if cluster in config.clusters else None
     has_gateway = gateway or (worker is None and own is not None and is_local(host_of(own)))
     try:
-        found = resolve(config, os.environ, Asked(cluster, worker, local=is_local)).placement
+        found = resolve(config, os.environ, PlacementRequest(cluster, worker, local=is_local)).placement
         here, workers = found.here, found.addresses
     except ConfigError:
         if not has_gateway:
@@ -227,9 +227,9 @@ def line_checks(host: Host) -> Iterator[Check]:
         yield check_versions(cluster, ours, theirs, ago)
 
 
-def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -> Check:
+def _line(host: Host, cluster: str, found: LinkMeasurement, ago: str, *, again: str) -> Check:
     advice = advise(found, host.config.links.between(*found.clusters))
-    text, label = f"{rate_text(found.bits)}, {delay_text(found.delay)}", f"link to {cluster}"
+    text, label = f"{format_link_rate(found.bits)}, {format_link_delay(found.delay)}", f"link to {cluster}"
     if not advice.agrees:
         return Check(label, "warning", text, f"{advice.why}; {ago}", advice.write)
     if again:
@@ -237,7 +237,7 @@ def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -
     return Check(label, "ok", text, f"{advice.why}; {ago}")
 
 
-def clocks(found: LineFound, cluster: str, ago: str) -> Check:
+def clocks(found: LinkMeasurement, cluster: str, ago: str) -> Check:
     """Check the difference between the clocks of the two ends."""
     apart, label = abs(found.clock), f"clock of {cluster}"
     if apart < _APART_NOTE:
@@ -334,7 +334,7 @@ def _port(host: Host, name: str, address: str) -> Check:
     """Check whether an identity of this host can listen at its configured address."""
     label = f"port of {name}"
     try:
-        found = listening(Placement((name,), {name: address}), written=True)[name]
+        found = find_listen_addresses(Placement((name,), {name: address}), is_configured=True)[name]
     except ConfigError as error:  # the port is in use, which is right if this worker itself listens there
         own = host.credentials(name)
         if own is not None and probe_tls(address, own, host.identity(name), timeout=_SECONDS) is None:
@@ -412,7 +412,7 @@ def cluster_checks(host: Host) -> list[Check]:
 def gateway_checks(host: Host) -> Iterator[Check]:
     """Check whether every cluster has a gateway or none: this one by the config, the others as far as it lists them."""
     try:
-        gateways.check(host.config, host.cluster)
+        gateways.check_gateways(host.config, host.cluster)
     except ConfigError as error:
         yield Check("gateways", "bad", error.what, error.why, error.mend)
     silent = [name for name in host.others if host.config.gateway_of(name) is None]

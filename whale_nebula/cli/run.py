@@ -27,15 +27,23 @@ from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch import Job, Result, gateways
 from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.control import Answer as Reply
-from whale_nebula.launch.control import listen_locally, read_sizes
+from whale_nebula.launch.control import parse_counts, serve_control_socket
 from whale_nebula.launch.elastic import Sizes
-from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports, wait_free
+from whale_nebula.launch.placement import (
+    PORT,
+    Placement,
+    PlacementRequest,
+    assign_ports,
+    await_free_ports,
+    is_local,
+    place_all_workers,
+)
 from whale_nebula.launch.resolve import Resolved, resolve
-from whale_nebula.launch.restarts import Attempts, Ended, Rule, describe, find_first
+from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy, describe, find_first_failed
 from whale_nebula.launch.tenancy import open_tenancy
-from whale_nebula.launch.worker_exit import is_same_cause, last_sentence, last_word
-from whale_nebula.launch.worker_output import Board, Sink
-from whale_nebula.launch.worker_processes import Output, identities, seed_of, start_placed
+from whale_nebula.launch.worker_exit import find_last_error_line, find_last_message, is_same_cause
+from whale_nebula.launch.worker_output import Sink, TerminalScreen
+from whale_nebula.launch.worker_processes import Output, create_identities, derive_seed, start_workers
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
 from whale_nebula.security.approval import check_script
@@ -79,8 +87,8 @@ def _describe_others(result: Result, first: str | None) -> Iterator[str]:
 
 def _complete_error(why: str, errors: str) -> str:
     """The full text of an error of this library, as tracebacks may separate it from the summary."""
-    word = last_word(errors)
-    return why.removesuffix(word) + last_sentence(errors) if word and why.endswith(word) else why
+    word = find_last_error_line(errors)
+    return why.removesuffix(word) + find_last_message(errors) if word and why.endswith(word) else why
 
 
 def _ending(ended: Ended, asking: Asking) -> tuple[int, str | None, str]:
@@ -96,7 +104,7 @@ def _ending(ended: Ended, asking: Asking) -> tuple[int, str | None, str]:
             None,
             f"killed, because they did not exit in time: {', '.join(left)}",
         )
-    first = find_first(result)
+    first = find_first_failed(result)
     if first is None:
         return arguments.DONE, None, ""
     if first.code == arguments.LEFT:
@@ -117,7 +125,7 @@ def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, 
         "answered": found.source,
         "config": given.config,
         "insecure": config.security.insecure,
-        "seed": seed_of(config),
+        "seed": derive_seed(config),
         "patience": config.patience,
         "restarts": config.restarts.most,
         "script": list(script),
@@ -130,7 +138,7 @@ def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, 
         lines.append(f"  {each['worker']:<{width}}  {state:<12}  {each['address']}{behind}")
     secured = "certificates for this run only" if given.all else "certificates of the config"
     secured = "insecure: links are not encrypted" if config.security.insecure else secured
-    first = f"run {config.run_name!r} of {' '.join(script)}, seed {seed_of(config)}"
+    first = f"run {config.run_name!r} of {' '.join(script)}, seed {derive_seed(config)}"
     if config.restarts.most:
         first += f", {config.restarts.most} restart{'s' * (config.restarts.most > 1)}"
     return document, "\n".join([first, *lines, f"{secured}; addresses of the workers from {found.source}"])
@@ -241,8 +249,8 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int | Answer:
         return {"answered": found.source, "declined": dict(found.declined)}, found.explain()
     gateways.check_names(config, found.placement.addresses)
     if not given.all:
-        gateways.check(config, cluster_of(found.placement.here[0]))
-    elif gateways.names(written) and not gateways.names(config):
+        gateways.check_gateways(config, cluster_of(found.placement.here[0]))
+    elif gateways.list_gateway_names(written) and not gateways.list_gateway_names(config):
         remark("no gateway is started, because not every cluster of the config has one")
     if given.dry_run:
         return _describe_start(given, config, found, script)
@@ -257,9 +265,9 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int | Answer:
 def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
     if given.all:
         names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
-        return Resolved(settle_ports(everything(config, names, is_local)), "--all", {})
-    found = resolve(config, os.environ, Asked(given.cluster, given.worker, given.port or PORT, is_local))
-    return found._replace(placement=settle_ports(found.placement))
+        return Resolved(assign_ports(place_all_workers(config, names, is_local)), "--all", {})
+    found = resolve(config, os.environ, PlacementRequest(given.cluster, given.worker, given.port or PORT, is_local))
+    return found._replace(placement=assign_ports(found.placement))
 
 
 def _start(
@@ -272,15 +280,15 @@ def _start(
 ) -> Ended:
     """Check certificates, start the workers of this host, and wait until they have ended without a further restart."""
     if given.all or len(placement.addresses) == 1:
-        owners = [*placement.here, *gateways.names(config)]
+        owners = [*placement.here, *gateways.list_gateway_names(config)]
         security, tenant = others.enter_context(gateways.issue_for_run(config, owners)), None
     else:
         security = gateways.configured_files(config, placement.here, given.config)
         tenant = gateways.check_files(security, config.run_name)
-    tenancy = others.enter_context(open_tenancy(tenant, gateways.find_base(given.config), security, remark))
+    tenancy = others.enter_context(open_tenancy(tenant, gateways.find_config_folder(given.config), security, remark))
     home = None if tenancy is None else str(tenancy.home)
-    listen = gateways.listen_here(config, placement, remark)
-    memory = others.enter_context(gateways.open_memory()) if config.restarts.most or config.elastic else None
+    listen = gateways.choose_listen_addresses(config, placement, remark)
+    memory = others.enter_context(gateways.open_memory_folder()) if config.restarts.most or config.elastic else None
     folder = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
     sizes = Sizes(config, placement, None if folder is None else os.path.join(folder, "asked.json"))
 
@@ -288,41 +296,43 @@ def _start(
     reports = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
 
     def list_workers() -> dict[str, Identity]:
-        return identities(
-            sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
-            absent=sizes.find_absent(), asked=sizes.path, ended=asking.ended, reports=reports, tenant=tenant, home=home,
+        return create_identities(
+            sizes.select_placement(), config, security, listen=listen, path=given.config, everywhere=given.all,
+            memory=memory, absent=sizes.find_absent(), asked=sizes.path, ended=asking.ended, reports=reports,
+            tenant=tenant, home=home,
         )  # fmt: skip
 
     sys.stdout.flush()
     output = others.enter_context(_output())
     if given.all:
-        watching = gateways.running(config, placement, security, restarts=config.restarts, report=remark)
+        watching = gateways.run_gateways(config, placement, security, restarts=config.restarts, report=remark)
         others.enter_context(watching)
-        if names := " and ".join(gateways.names(config)):
+        if names := " and ".join(gateways.list_gateway_names(config)):
             remark(f"{names} run here, too; their audit logs are deleted after the run (between hosts they are kept)")
     argv = ["-m", "whale_nebula.launch.child", *script]
 
     @contextlib.contextmanager
     def start(epoch: int) -> Iterator[Job]:
         if epoch:
-            wait_free(listen, config.patience)
+            await_free_ports(listen, config.patience)
         for cluster in dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ():
             check_script(config, given.config, cluster, script[0])
-        workers, keeper = list_workers(), None if tenancy is None else tenancy.limits
+        workers, enforcer = list_workers(), None if tenancy is None else tenancy.limits
         if tenancy is not None:
             tenancy.note_start(list(workers), script[0], epoch)
-        with start_placed(argv, workers, output=output, notice=remark, epoch=epoch, keeper=keeper) as job:
+        with start_workers(argv, workers, output=output, notice=remark, epoch=epoch, enforcer=enforcer) as job:
             asking.job, asking.starts = job, asking.starts + 1
             try:
                 yield job
             finally:
                 asking.job, asking.ended = None, time.time()
 
-    rule, is_stopped = Rule(config.restarts, config.patience), lambda: asking.first is not None
+    rule, is_stopped = RestartPolicy(config.restarts, config.patience), lambda: asking.first is not None
 
     attempts = Attempts(
-        rule, start, rest=asking.rest, is_stopped=is_stopped, report=remark, changes=sizes.adopt,
-        is_left=lambda: not any(sizes.asked[cluster] for cluster in sizes.own), note_failure=sizes.note_failure,
+        rule, start, rest=asking.rest, is_stopped=is_stopped, report=remark, changes=sizes.adopt_counts,
+        is_left=lambda: not any(sizes.requested_counts[cluster] for cluster in sizes.own_clusters),
+        note_failure=sizes.note_failure,
     )  # fmt: skip
     metrics = partial(_render_metrics, reports, sizes, asking)
     if given.control is not None:
@@ -351,7 +361,7 @@ _STARTS = Metric("starts_total", "counter", "How often the launcher has started 
 def _render_metrics(reports: str | None, sizes: Sizes, asking: Asking) -> str:
     """The metrics for Prometheus: those of the launcher, and of its workers' last reports."""
     running = Counter(map(cluster_of, () if asking.job is None else asking.job.pids))
-    workers = [Sample(running[cluster], {"cluster": cluster}) for cluster in sizes.now]
+    workers = [Sample(running[cluster], {"cluster": cluster}) for cluster in sizes.current_counts]
     own = [(_WORKERS, workers), (_STARTS, [Sample(asking.starts, {})])]
     return render_metrics([] if reports is None else read_reports(reports), own)
 
@@ -366,7 +376,7 @@ def _listen(
         return {**sizes.describe(), "running": running}
 
     def resize(given: Mapping[str, str]) -> Reply:
-        if sizes.ask(read_sizes(given)):
+        if sizes.request_counts(parse_counts(given)):
             asking.change()
         return sizes.describe()
 
@@ -377,7 +387,7 @@ def _listen(
     def answer_metrics(given: Mapping[str, str]) -> Reply:
         return metrics()
 
-    return listen_locally(
+    return serve_control_socket(
         path, {"/status": status, "/metrics": answer_metrics}, {"/resize": resize, "/preempt": preempt}
     )
 
@@ -396,7 +406,7 @@ def _output() -> Iterator[Output]:
     screen.open()
     try:
         sinks = {name: Sink(fd, screen if name in named else None) for name, fd in (("out", 1), ("err", 2))}
-        yield Output(sinks, named, Board(stream.fileno(), screen))
+        yield Output(sinks, named, TerminalScreen(stream.fileno(), screen))
     finally:
         screen.close()
 
@@ -438,7 +448,7 @@ class Asking:
             if self._resting is not None:
                 self._resting.put(number)
         elif self.job is not None and first:
-            self.job.ask(number, self.patience)
+            self.job.request_exit(number, self.patience)
         elif self.job is not None:
             self.second = number
             self.job.kill_now()
@@ -448,7 +458,7 @@ class Asking:
         request with a step.
         """
         if self.job is not None and not self.job.stepped:
-            self.job.ask(signal.SIGTERM, self.patience)
+            self.job.request_exit(signal.SIGTERM, self.patience)
 
     def rest(self, seconds: float) -> bool:
         """Wait for some seconds, or until a signal arrives; returns whether none did."""

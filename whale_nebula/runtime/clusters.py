@@ -14,7 +14,7 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
 from whale_nebula.hardware.measurements import fingerprint, read_kept
-from whale_nebula.launch.link_advice import LineFound, load_measurement, path_inside, path_of
+from whale_nebula.launch.link_advice import LinkMeasurement, find_collectives_path, load_measurement, path_of
 from whale_nebula.launch.placement import is_local
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.schedule.lines import Line
@@ -87,7 +87,7 @@ def add_kept(known: Clusters, config: str | os.PathLike[str]) -> Clusters:
     """
     for each in known.clusters:
         with contextlib.suppress(ConfigError):  # it is missing, or invalid
-            kept = Clusters.load(path_inside(config, each.name))
+            kept = Clusters.load(find_collectives_path(config, each.name))
             fits = all(one.workers == len(each.workers) for own in kept.clusters for one in own.collectives)
             if fits and all(source.machine == fingerprint() for source in kept.measured.values()):
                 known = known.complete_from(kept)
@@ -98,7 +98,7 @@ def add_kept(known: Clusters, config: str | os.PathLike[str]) -> Clusters:
     return complete_from_lines(known, found)
 
 
-def complete_from_lines(known: Clusters, found: Sequence[LineFound]) -> Clusters:
+def complete_from_lines(known: Clusters, found: Sequence[LinkMeasurement]) -> Clusters:
     """Complete a cluster object by measured lines: those between clusters, and those inside."""
     links: dict[tuple[str, str], LinkRate] = {}
     inside: dict[str, LinkRate] = {}

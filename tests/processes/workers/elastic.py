@@ -18,7 +18,7 @@ import numpy as np
 
 import whale_nebula as nb
 from tests.processes.telling import tell
-from whale_nebula.launch.worker_exit import departure
+from whale_nebula.launch.worker_exit import exit_agreement
 
 ROWS, BATCH, STEPS = 48, 8, 6
 
@@ -45,7 +45,7 @@ class Asks(keras.callbacks.Callback):
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)  # it ends with its launcher
         limit = time.monotonic() + 60
-        while done == self._asked.get("waits") and "npu" not in _clusters() and departure.word is None:
+        while done == self._asked.get("waits") and "npu" not in _clusters() and exit_agreement.announcement is None:
             if time.monotonic() > limit:
                 raise RuntimeError("npu does not come")
             time.sleep(0.05)

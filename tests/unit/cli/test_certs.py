@@ -45,7 +45,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return Shell(capsys)
 
 
-def everything() -> dict[str, bytes]:
+def place_all_workers() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
 
@@ -235,12 +235,12 @@ def test_refusals_change_nothing_and_say_why(shell: Shell) -> None:
     Path("other.yaml").write_text("run: other")
     shell.good("init --config clusters.yaml")
     shell.good("issue --cluster gpu")
-    before = everything()
+    before = place_all_workers()
     for line, (code, said) in REFUSED.items():
         found, out, err = shell(line)
         assert (found, out) == (code, ""), line
         assert said in err, (line, err)
-    assert everything() == before
+    assert place_all_workers() == before
     assert not Path("new").exists()
 
 

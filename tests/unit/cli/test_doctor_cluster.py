@@ -23,7 +23,7 @@ from whale_nebula.cli.doctor import Check
 from whale_nebula.cli.doctor_cluster import Host, Target, host, name_checks
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save
+from whale_nebula.launch.link_advice import LinkMeasurement, LinkThroughput, path_of, save
 from whale_nebula.launch.link_measurement import sheet
 from whale_nebula.security import Credentials, Files, Identity, files
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -307,11 +307,11 @@ class TestTheNetwork:
 
 
 class TestTheLine:
-    LARGE = Crossing(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6)
+    LARGE = LinkThroughput(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6)
 
     def keep(self, site: Site, **parts: object) -> None:
         sheets = {"gpu/0": sheet(), "npu/0": sheet()}
-        found = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time())
+        found = LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time())
         save(replace(found, **parts), path_of(site.config, "gpu", "npu"))  # type: ignore[arg-type]
 
     def said(self, site: Site) -> dict[str, Check]:

@@ -17,7 +17,7 @@ from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, split
 from whale_nebula.cli.main import COMMANDS, main
 from whale_nebula.cli.run import parser
-from whale_nebula.launch.worker_exit import EXIT_LEFT
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
 
@@ -140,5 +140,5 @@ def test_so_has_its_help() -> None:
 
 
 def test_workers_end_with_the_same_numbers() -> None:
-    assert (EXIT_LEFT, SIGNALLED[1]) == (arguments.LEFT, arguments.INTERRUPTED)
+    assert (EXIT_TEMPFAIL, SIGNALLED[1]) == (arguments.LEFT, arguments.INTERRUPTED)
     assert [arguments.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]

@@ -300,12 +300,12 @@ def test_how_a_run_ended_is_told(case: str, capsys: Capture) -> None:
 
 class TestSignals:
     STEPS = """
-from whale_nebula.launch.worker_exit import departure
+from whale_nebula.launch.worker_exit import exit_agreement
 for step in range(10**6):
-    departure.begin()
+    exit_agreement.begin_step()
     if step == 3: print("stepping", flush=True)
     time.sleep(0.01)
-    departure.settle({me.worker: departure.asked})
+    exit_agreement.conclude_step({me.worker: exit_agreement.exit_reason})
 """
     DEAF = "for each in (signal.SIGTERM, signal.SIGINT): signal.signal(each, signal.SIG_IGN)\n"
 

@@ -39,7 +39,7 @@ from whale_nebula.errors import AccountError, LoginError, NebulaError, Transport
 from whale_nebula.gateway import front
 from whale_nebula.gateway.front import MOST_BYTES, read_hello
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.gateways import start
+from whale_nebula.launch.gateways import start_gateway
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.transport.grpc import options
@@ -271,7 +271,7 @@ def test_who_guesses_waits_and_nobody_else(place: Place) -> None:
 
 @contextlib.contextmanager
 def started(site: Site) -> Iterator[subprocess.Popen[bytes]]:
-    process = start(site)
+    process = start_gateway(site)
     with ended(process):
         yield process
 

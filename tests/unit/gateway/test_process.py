@@ -22,7 +22,7 @@ from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.gateways import place_gateways, sites, start
+from whale_nebula.launch.gateways import create_sites, place_gateways, start_gateway
 from whale_nebula.launch.placement import Placement
 from whale_nebula.security import Files
 from whale_nebula.security.audit import read_heads
@@ -70,7 +70,7 @@ class TestKilledAndStartedAgain:
             started: dict[str, Process] = {}
 
             def begin(cluster: str) -> None:
-                started[cluster] = start(made.sites[cluster])
+                started[cluster] = start_gateway(made.sites[cluster])
                 processes.enter_context(ended(started[cluster]))
                 assert f"gateway of cluster {cluster}" in listens(started[cluster])
 
@@ -183,7 +183,7 @@ class TestTheCommand:
 
 class TestALauncher:
     def test_its_end_is_the_gateway_s(self, tmp_path: Path) -> None:
-        process = start(Site("mt", "gpu", "127.0.0.1:0", {}, {"npu": None}, audit=tmp_path / "audit.jsonl"))
+        process = start_gateway(Site("mt", "gpu", "127.0.0.1:0", {}, {"npu": None}, audit=tmp_path / "audit.jsonl"))
         with ended(process):
             assert "listens on 127.0.0.1:" in listens(process)
             assert process.stdin is not None
@@ -202,7 +202,7 @@ class TestALauncher:
         found = place_gateways(config, lambda host: host.startswith("127."))
         assert found.clusters["npu"].gateway == "127.0.0.1:7100"
         where = Placement(("gpu/0", "npu/0"), {"gpu/0": "127.0.0.1:1", "npu/0": "127.0.0.1:2"})
-        made = sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
+        made = create_sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
         gpu, npu = made["gpu/gateway"], made["npu/gateway"]
         assert gpu.listen.startswith("127.0.0.1:") and npu.listen == "127.0.0.1:7100"
         assert (gpu.gateways, gpu.rates, gpu.roster) == ({"npu": npu.listen}, {"npu": 7.5e6}, ("gpu/0", "npu/0"))

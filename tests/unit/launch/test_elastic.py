@@ -14,12 +14,12 @@ import pytest
 
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, NotYetError, OptionError
-from whale_nebula.launch.control import listen_locally, read_sizes
+from whale_nebula.launch.control import parse_counts, serve_control_socket
 from whale_nebula.launch.elastic import Sizes
-from whale_nebula.launch.gateways import open_memory, remove_abandoned
+from whale_nebula.launch.gateways import open_memory_folder, remove_abandoned
 from whale_nebula.launch.heartbeat import WorkerStatus
 from whale_nebula.launch.job import Outcome, Result
-from whale_nebula.launch.placement import Placement, everything
+from whale_nebula.launch.placement import Placement, place_all_workers
 from whale_nebula.launch.restarts import Failure
 
 CLUSTERS = {"gpu": {"workers": ["a:1"]}, "npu": {"workers": ["b:1", "b:2", "b:3"]}}
@@ -27,15 +27,15 @@ CLUSTERS = {"gpu": {"workers": ["a:1"]}, "npu": {"workers": ["b:1", "b:2", "b:3"
 
 def create_sizes(**limits: Mapping[str, int]) -> Sizes:
     config = load({"clusters": CLUSTERS, "elastic": limits or {"npu": {"min": 1, "max": 3}}})
-    return Sizes(config, everything(config, [], lambda host: True))
+    return Sizes(config, place_all_workers(config, [], lambda host: True))
 
 
 def test_requested_worker_count_applies_to_the_next_start() -> None:
     found = create_sizes()
-    assert len(found.select().here) == 4
-    assert found.request_counts({"npu": 1}) and found.now["npu"] == 3
-    assert found.select().here == ("gpu/0", "npu/0") and not found.request_counts({"npu": 1})
-    assert found.request_counts({"npu": 2}) and list(found.select().addresses) == ["gpu/0", "npu/0", "npu/1"]
+    assert len(found.select_placement().here) == 4
+    assert found.request_counts({"npu": 1}) and found.current_counts["npu"] == 3
+    assert found.select_placement().here == ("gpu/0", "npu/0") and not found.request_counts({"npu": 1})
+    assert found.request_counts({"npu": 2}) and list(found.select_placement().addresses) == ["gpu/0", "npu/0", "npu/1"]
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_repeatedly_failing_worker_is_excluded_down_to_the_minimum() -> None:
     found = create_sizes(npu={"min": 2, "max": 3})
     excluded = [bool(found.note_failure(Failure(each, ""))) for each in ("npu/1", "gpu/0", "npu/1", "npu/1")]
     assert excluded == [False, False, False, True]
-    assert found.asked == {"gpu": 1, "npu": 2}
-    assert not any(found.note_failure(Failure("npu/0", "")) for _ in range(4)) and found.asked["npu"] == 2
+    assert found.requested_counts == {"gpu": 1, "npu": 2}
+    assert not any(found.note_failure(Failure("npu/0", "")) for _ in range(4)) and found.requested_counts["npu"] == 2
 
 
 def create_sizes_of_launcher(cluster: str, path: str | None = None, **limits: Mapping[str, int]) -> Sizes:
     """The numbers as the launcher of one cluster has them."""
     config = load({"clusters": CLUSTERS, "elastic": limits or {"npu": {"min": 0}}})
-    whole = everything(config, [], lambda host: True)
+    whole = place_all_workers(config, [], lambda host: True)
     here = tuple(worker for worker in whole.here if worker.startswith(cluster))
     return Sizes(config, Placement(here, whole.addresses), path)
 
@@ -76,34 +76,38 @@ def test_run_continues_without_a_cluster_that_is_lost_twice() -> None:
         "",
         "npu/2 did not recover: the run continues without npu",
     ]
-    assert found.select() == Placement(("gpu/0",), {"gpu/0": "a:1"}) and found.asked["npu"] == 0
+    assert found.select_placement() == Placement(("gpu/0",), {"gpu/0": "a:1"}) and found.requested_counts["npu"] == 0
     assert list(found.find_absent()) == ["npu/0", "npu/1", "npu/2"]
-    assert found.adopt(create_result(npu=3)) == "the run continues with 1 in gpu, 3 in npu"
-    assert len(found.select().addresses) == 4
+    assert found.adopt_counts(create_result(npu=3)) == "the run continues with 1 in gpu, 3 in npu"
+    assert len(found.select_placement().addresses) == 4
     stays = create_sizes_of_launcher("npu")
     assert not any(stays.note_failure(Failure("npu/0", "", lost="gpu/0")) for _ in range(4))
 
 
 def test_resize_request_reaches_other_launchers_through_workers(tmp_path: Path) -> None:
     one, other = create_sizes_of_launcher("gpu", str(tmp_path / "asked")), create_sizes_of_launcher("npu")
-    one.select(), other.select()
+    one.select_placement(), other.select_placement()
     assert one.request_counts({"npu": 1}) and json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
-    assert other.adopt(create_result(npu=1)) == "the run continues with 1 in gpu, 1 in npu"
-    assert other.select().here == ("npu/0",) and other.adopt(create_result(npu=1)) == ""
-    assert one.adopt(create_result(gpu=1)) == "" and len(one.select().addresses) == 4  # another step was the last one
+    assert other.adopt_counts(create_result(npu=1)) == "the run continues with 1 in gpu, 1 in npu"
+    assert other.select_placement().here == ("npu/0",) and other.adopt_counts(create_result(npu=1)) == ""
+    assert (
+        one.adopt_counts(create_result(gpu=1)) == "" and len(one.select_placement().addresses) == 4
+    )  # another step was the last one
     assert json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
-    assert one.adopt(create_result(npu=1)) == "the run continues with 1 in gpu, 1 in npu"
-    one.select()
+    assert one.adopt_counts(create_result(npu=1)) == "the run continues with 1 in gpu, 1 in npu"
+    one.select_placement()
     assert json.loads((tmp_path / "asked").read_text()) == {}
     assert one.request_counts({"npu": 0})
-    assert one.adopt(Result({}, "gpu/0", late=False)) == "the run continues with 1 in gpu, 0 in npu"  # before a step
-    assert other.adopt(create_result(npu=9, gpu=5, tpu=1)) == "the run continues with 1 in gpu, 3 in npu"
+    assert (
+        one.adopt_counts(Result({}, "gpu/0", late=False)) == "the run continues with 1 in gpu, 0 in npu"
+    )  # before a step
+    assert other.adopt_counts(create_result(npu=9, gpu=5, tpu=1)) == "the run continues with 1 in gpu, 3 in npu"
 
 
 def test_invalid_elastic_limits_are_refused_at_the_start() -> None:
     config = load({"clusters": CLUSTERS, "elastic": {"npu": {"max": 4}}})
     with pytest.raises(ConfigError, match="max: 4, but 3 workers are listed"):
-        Sizes(config, everything(config, [], lambda host: True))
+        Sizes(config, place_all_workers(config, [], lambda host: True))
     with pytest.raises(NotYetError, match="several launchers"):
         create_sizes_of_launcher("npu/1")
     with pytest.raises(ConfigError, match="all clusters have min: 0"):
@@ -143,10 +147,10 @@ def test_control_socket_answers_requests_and_is_removed_at_the_end(tmp_path: Pat
     found, path = create_sizes(), str(tmp_path / "run.sock")
 
     def resize(given: Mapping[str, str]) -> Mapping[str, Any]:
-        found.request_counts(read_sizes(given))
+        found.request_counts(parse_counts(given))
         return found.describe()
 
-    with listen_locally(path, {"/status": lambda given: found.describe()}, {"/resize": resize}):
+    with serve_control_socket(path, {"/status": lambda given: found.describe()}, {"/resize": resize}):
         assert os.stat(path).st_mode & 0o777 == 0o600
         assert send_request(path, "GET", "/status") == (200, {"workers": {"gpu": 1, "npu": 3}, **expected_status(3)})
         assert send_request(path, "POST", "/resize?npu=2")[1]["asked"] == {"gpu": 1, "npu": 2}
@@ -169,7 +173,7 @@ def expected_status(npu: int) -> dict[str, Any]:
 def test_control_socket_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match="cannot open the control socket"),
-        listen_locally(str(tmp_path / "no" / "x"), {}, {}),
+        serve_control_socket(str(tmp_path / "no" / "x"), {}, {}),
     ):
         pass
 
@@ -178,11 +182,11 @@ def test_control_socket_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
 def test_memory_folder_and_abandoned_ones_are_removed(tmp_path: Path) -> None:
     abandoned, other = tmp_path / "whale-nebula-x", tmp_path / "other"
     abandoned.mkdir(), other.mkdir(), (abandoned / "in-use").touch()
-    with open_memory(tmp_path) as folder:
+    with open_memory_folder(tmp_path) as folder:
         assert folder is not None and os.stat(folder).st_mode & 0o777 == 0o700
         assert not abandoned.exists() and other.exists()
         remove_abandoned(tmp_path)
         assert os.path.isdir(folder)
     assert os.listdir(tmp_path) == ["other"]
-    with open_memory(tmp_path / "nowhere") as nothing:
+    with open_memory_folder(tmp_path / "nowhere") as nothing:
         assert nothing is None

@@ -9,15 +9,15 @@ import pytest
 from tests.unit.gateway.town import until
 from whale_nebula.launch import heartbeat as heartbeats
 from whale_nebula.launch.heartbeat import (
-    Heart,
+    HeartbeatMonitor,
+    HeartbeatSender,
     HeartbeatState,
-    Vitals,
-    Ward,
+    ProcessState,
     WorkerStatus,
-    encode_words,
-    listen,
-    read_words,
-    vitals,
+    encode_status,
+    parse_status,
+    read_process_state,
+    update_heartbeat,
 )
 
 TIMEOUT_SECONDS = 30.0
@@ -27,7 +27,7 @@ def update_repeatedly(*moments: tuple[bool, str, int], every: float = 1.0) -> He
     """What is known after some moments: was there a beat, the process's state, its CPU time."""
     known: HeartbeatState | None = None
     for beat, state, cpu in moments:
-        known = listen(known, every, beat, Vitals(state, cpu))
+        known = update_heartbeat(known, every, beat, ProcessState(state, cpu))
     return known
 
 
@@ -67,50 +67,52 @@ class TestFrozenRule:
 
 
 def test_process_state_has_increasing_cpu_time() -> None:
-    before = vitals(os.getpid())
+    before = read_process_state(os.getpid())
     assert before is not None
-    while (now := vitals(os.getpid())) is not None and now.cpu == before.cpu:
+    while (now := read_process_state(os.getpid())) is not None and now.cpu == before.cpu:
         pass
     assert now is not None and now.cpu > before.cpu
-    assert vitals(2**22 + 1) is None
+    assert read_process_state(2**22 + 1) is None
 
 
 def test_sender_writes_heartbeats_until_the_pipe_closes() -> None:
-    ear, mouth = os.pipe()
-    thread = Heart(mouth, every=0.001).thread
-    assert not os.get_inheritable(mouth)
-    assert os.read(ear, 1) == b"."
-    os.close(ear)
+    reading, writing = os.pipe()
+    thread = HeartbeatSender(writing, every=0.001).thread
+    assert not os.get_inheritable(writing)
+    assert os.read(reading, 1) == b"."
+    os.close(reading)
     thread.join(TIMEOUT_SECONDS)
     assert not thread.is_alive()
-    os.close(mouth)
+    os.close(writing)
 
 
 def test_sender_survives_a_full_pipe() -> None:
-    ear, mouth = os.pipe()
-    os.set_blocking(mouth, False)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
     while True:
         try:
-            os.write(mouth, b"." * 4096)
+            os.write(writing, b"." * 4096)
         except BlockingIOError:
             break
-    thread = Heart(mouth, every=0.0).thread
+    thread = HeartbeatSender(writing, every=0.0).thread
     thread.join(0.05)
     assert thread.is_alive()
-    os.close(ear)
+    os.close(reading)
     thread.join(TIMEOUT_SECONDS)
     assert not thread.is_alive()
-    os.close(mouth)
+    os.close(writing)
 
 
 def test_monitor_reports_a_frozen_worker_once(monkeypatch: pytest.MonkeyPatch) -> None:
     still, alive = os.pipe(), os.pipe()
-    beating = Heart(alive[1], every=0.002).thread
+    beating = HeartbeatSender(alive[1], every=0.002).thread
     os.write(still[1], b".")
     reported: list[str] = []
-    monkeypatch.setattr("whale_nebula.launch.heartbeat.vitals", lambda pid: Vitals("S", 1))
-    monkeypatch.setattr("whale_nebula.launch.heartbeat.runnable", lambda pid: False)
-    ward = Ward({"gpu/0": alive[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, silence=0.5)
+    monkeypatch.setattr("whale_nebula.launch.heartbeat.read_process_state", lambda pid: ProcessState("S", 1))
+    monkeypatch.setattr("whale_nebula.launch.heartbeat.has_runnable_thread", lambda pid: False)
+    ward = HeartbeatMonitor(
+        {"gpu/0": alive[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, silence=0.5
+    )
     until(lambda: reported)
     ward.close()
     assert reported == ["npu/0"]
@@ -120,35 +122,37 @@ def test_monitor_reports_a_frozen_worker_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sender_announces_the_exit_except_in_a_forked_process() -> None:
-    ear, mouth = os.pipe()
-    heart = Heart(mouth, every=0.001)
-    heart.code, heart.error, heart.cause = 3, "NB-302", "NB-500"
-    heart._owner = -1  # as in a process that was forked: it has another number
-    heart.end()
-    said, status = os.read(ear, 4096), WorkerStatus()
-    read_words(said, status, 0.0)
+    reading, writing = os.pipe()
+    sender = HeartbeatSender(writing, every=0.001)
+    sender.code, sender.error, sender.cause = 3, "NB-302", "NB-500"
+    sender._owner = -1  # as in a process that was forked: it has another number
+    sender.announce_exit()
+    said, status = os.read(reading, 4096), WorkerStatus()
+    parse_status(said, status, 0.0)
     assert status == WorkerStatus()
-    heart._owner = os.getpid()
-    heart.send(epoch=2)
-    heart.send(stepped=True)
-    heart.end()
+    sender._owner = os.getpid()
+    sender.send(epoch=2)
+    sender.send(stepped=True)
+    sender.announce_exit()
     while not status.ends:
-        said = read_words(said + os.read(ear, 4096), status, 7.0)
+        said = parse_status(said + os.read(reading, 4096), status, 7.0)
     assert status == WorkerStatus(ends=True, code=3, error="NB-302", cause="NB-500", epoch=2, stepped=7.0)
-    os.close(ear)
-    heart.end()  # nobody listens any more
-    heart.thread.join(TIMEOUT_SECONDS)
-    os.close(mouth)
+    os.close(reading)
+    sender.announce_exit()  # nobody listens any more
+    sender.thread.join(TIMEOUT_SECONDS)
+    os.close(writing)
 
 
 def test_ending_worker_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     ending, still = os.pipe(), os.pipe()
-    os.write(ending[1], b".." + encode_words(ends=True, code=1))
+    os.write(ending[1], b".." + encode_status(ends=True, code=1))
     os.write(still[1], b".")
     reported: list[str] = []
-    monkeypatch.setattr("whale_nebula.launch.heartbeat.vitals", lambda pid: Vitals("S", 1))
-    monkeypatch.setattr("whale_nebula.launch.heartbeat.runnable", lambda pid: False)
-    ward = Ward({"gpu/0": ending[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, 0.1, ending=0.4)
+    monkeypatch.setattr("whale_nebula.launch.heartbeat.read_process_state", lambda pid: ProcessState("S", 1))
+    monkeypatch.setattr("whale_nebula.launch.heartbeat.has_runnable_thread", lambda pid: False)
+    ward = HeartbeatMonitor(
+        {"gpu/0": ending[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, 0.1, ending=0.4
+    )
     until(lambda: len(reported) == 2)
     ward.close()
     assert reported == ["npu/0", "gpu/0"]
@@ -158,13 +162,13 @@ def test_ending_worker_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_monitor_reads_pending_messages_at_close_and_ignores_invalid_ones() -> None:
-    ear, mouth = os.pipe()
-    ward = Ward({"gpu/0": ear}, {"gpu/0": 2**22 + 1}, pytest.fail, silence=TIMEOUT_SECONDS)
-    os.write(mouth, b'..\n[]\n{"_x":1,"code"\n{"pid":3,"epoch":4}\n' + encode_words(error="NB-401"))
+    reading, writing = os.pipe()
+    ward = HeartbeatMonitor({"gpu/0": reading}, {"gpu/0": 2**22 + 1}, pytest.fail, silence=TIMEOUT_SECONDS)
+    os.write(writing, b'..\n[]\n{"_x":1,"code"\n{"pid":3,"epoch":4}\n' + encode_status(error="NB-401"))
     ward.close()
     assert ward.statuses["gpu/0"] == WorkerStatus(error="NB-401", epoch=4)
-    os.close(mouth)
+    os.close(writing)
 
 
 def test_monitor_without_workers_can_be_closed() -> None:
-    Ward({}, {}, pytest.fail).close()
+    HeartbeatMonitor({}, {}, pytest.fail).close()

@@ -18,10 +18,10 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, DeadlineError, RemoteFailureError
 from whale_nebula.launch import Job, Result, spawn
 from whale_nebula.launch.attach import Identity
-from whale_nebula.launch.job import end_group, members
+from whale_nebula.launch.job import end_group, list_group_members
 from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.worker_output import Sink
-from whale_nebula.launch.worker_processes import Output, identities, seed_of, start_placed
+from whale_nebula.launch.worker_processes import Output, create_identities, derive_seed, start_workers
 from whale_nebula.security import Files
 from whale_nebula.security.tenant import Tenant
 
@@ -175,15 +175,16 @@ CONFIG = load(
 def start_job(code: str, output: Path, workers: Mapping[str, Identity] | None = None, **options: object) -> Job:
     with (output / "out").open("wb") as out, (output / "err").open("wb") as err:
         sinks = {"out": Sink(os.dup(out.fileno())), "err": Sink(os.dup(err.fileno()))}
-    told = workers or identities(PLACEMENT, CONFIG, {})
-    return start_placed(["-c", "import os" + START + code], told, output=Output(sinks), **options)  # type: ignore[arg-type]
+    told = workers or create_identities(PLACEMENT, CONFIG, {})
+    return start_workers(["-c", "import os" + START + code], told, output=Output(sinks), **options)  # type: ignore[arg-type]
 
 
 def test_files_of_an_account_are_readable_by_its_user_only(tmp_path: Path) -> None:
     alone = Placement(("gpu/0",), {"gpu/0": "127.0.0.1:7101"})
     tenant, code = Tenant("ana", "gpu", "aa"), "print(me.tenant.account)\nopen('weights', 'w')\nos.mkdir('runs')"
     told = {
-        name: replace(each, tenant=tenant, home=str(tmp_path)) for name, each in identities(alone, CONFIG, {}).items()
+        name: replace(each, tenant=tenant, home=str(tmp_path))
+        for name, each in create_identities(alone, CONFIG, {}).items()
     }
     with start_job(code, tmp_path, told, cwd=tmp_path) as job:
         job.wait(SOON).check()
@@ -193,14 +194,14 @@ def test_files_of_an_account_are_readable_by_its_user_only(tmp_path: Path) -> No
 
 class TestIdentities:
     def test_identity_has_all_fields_of_the_config(self) -> None:
-        found = identities(PLACEMENT, CONFIG, {}, path="clusters.yaml")["gpu/0"]
+        found = create_identities(PLACEMENT, CONFIG, {}, path="clusters.yaml")["gpu/0"]
         assert found == Identity(
             worker="gpu/0",
             cluster="gpu",
             peers={"npu/0": "npu"},
             addresses={"npu/0": "127.0.0.1:7102"},
             run_id="mt",
-            seed=seed_of(CONFIG),
+            seed=derive_seed(CONFIG),
             listen="127.0.0.1:7101",
             insecure=True,
             gateway="10.0.0.9:7100",
@@ -212,13 +213,13 @@ class TestIdentities:
         config = Config(run="mt", clusters=CONFIG.clusters)
         files = dict.fromkeys(PLACEMENT.here, FILES)
         listen = {"gpu/0": "0.0.0.0:7101", "npu/0": "0.0.0.0:7102"}
-        found = identities(PLACEMENT, config, files, listen=listen, gateways=False)
+        found = create_identities(PLACEMENT, config, files, listen=listen, gateways=False)
         assert (found["gpu/0"].security, found["gpu/0"].listen, found["gpu/0"].gateway) == (FILES, "0.0.0.0:7101", None)
         assert found["gpu/0"].addresses["npu/0"] == "127.0.0.1:7102"
 
     def test_identities_are_of_workers_on_this_host(self) -> None:
         here = Placement(("npu/0",), PLACEMENT.addresses)
-        assert list(identities(here, CONFIG, {})) == ["npu/0"]
+        assert list(create_identities(here, CONFIG, {})) == ["npu/0"]
 
 
 def test_stopped_worker_is_reported_frozen_and_killed(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_worker_that_hangs_at_exit_keeps_its_exit_code(tmp_path: Path) -> None:
 class Library:
     def __del__(self, sleep=time.sleep): sleep(300)
 if me.cluster == "npu": sys.modules["library"] = Library()
-me.heart.code = 1
+me.heartbeat_sender.code = 1
 sys.exit("NB-402 no message from worker 'gpu/0'")
 """
     with start_job(code, tmp_path, silence=2.0, ending=2.5, notice=told.append) as job:
@@ -264,10 +265,10 @@ saves = pathlib.Path({str(tmp_path / "saves")!r})
 if me.cluster == "gpu":
     while not saves.exists(): time.sleep(0.01)
     sys.exit(3)
-me.heart.send(saving=True)
+me.heartbeat_sender.send(saving=True)
 saves.touch()
 time.sleep(0.8)
-me.heart.send(saving=False)
+me.heartbeat_sender.send(saving=False)
 sys.exit(4)
 """
     with start_job(code, tmp_path) as job:
@@ -276,7 +277,7 @@ sys.exit(4)
 
 
 def test_failed_worker_is_the_culprit_not_one_that_left_before(tmp_path: Path) -> None:
-    steps = "me.heart.send(saved=7) if me.cluster == 'gpu' else me.heart.send(saved=9)\n"
+    steps = "me.heartbeat_sender.send(saved=7) if me.cluster == 'gpu' else me.heartbeat_sender.send(saved=9)\n"
     code = steps + "if me.cluster == 'gpu': sys.exit(75)\ntime.sleep(0.3); sys.exit(3)"
     with start_job(code, tmp_path) as job:
         result = job.wait(SOON, patience=SOON)
@@ -315,7 +316,7 @@ stubborn.stdout.readline()
 def test_end_group_kills_the_members_of_a_zombie_leader() -> None:
     leader = subprocess.Popen([sys.executable, "-c", LEADER], process_group=0)
     os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOWAIT)
-    assert len(members(leader.pid)) == 2
+    assert len(list_group_members(leader.pid)) == 2
     end_group(leader.pid, linger=0.1)
     assert leader.wait(60) == 0
     assert group_ends(leader.pid)
@@ -323,7 +324,7 @@ def test_end_group_kills_the_members_of_a_zombie_leader() -> None:
 
 def group_ends(number: int) -> bool:
     for _ in range(3000):
-        if not members(number):
+        if not list_group_members(number):
             return True
         os.sched_yield()
     return False

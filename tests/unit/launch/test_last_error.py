@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.worker_exit import Kept, ends_by, is_same_cause, last_sentence, select_own_lines
+from whale_nebula.launch.worker_exit import (
+    LastErrorFilter,
+    find_last_message,
+    format_failure_line,
+    is_same_cause,
+    select_own_lines,
+)
 
 OURS = "import whale_nebula.errors as errors\n"
 
@@ -75,28 +81,34 @@ def test_syntax_error_has_only_the_script_frame(format_error_lines) -> None:
 def test_last_message_has_reason_and_fix() -> None:
     error = "NB-500 no process runs cluster 'beta' (s.py:1)\n  why: they are a, b\n       and c\n  mend: write this"
     trace = "Traceback ...\n  File x\nwhale_nebula.errors.ConfigError: "
-    assert last_sentence(f"NB-500 older\n  mend: no\n{trace}{error}\nat last\n") == error
-    assert last_sentence("Traceback ...\n  File x\nValueError: no\n") == "ValueError: no"
+    assert find_last_message(f"NB-500 older\n  mend: no\n{trace}{error}\nat last\n") == error
+    assert find_last_message("Traceback ...\n  File x\nValueError: no\n") == "ValueError: no"
 
 
 def test_filter_holds_back_the_whole_error() -> None:
     error = ConfigError("no", where="a.yaml", why="so\nit is", mend="write\n    this\n    that")
-    said = [ends_by("gpu/0"), "Traceback", f"whale_nebula.errors.ConfigError: {error}", "a line at exit", "  why: not"]
-    kept = Kept("gpu/0")
-    assert [line for line in "\n".join(said).splitlines() if kept.keeps(line)] == said[2].splitlines()
+    said = [
+        format_failure_line("gpu/0"),
+        "Traceback",
+        f"whale_nebula.errors.ConfigError: {error}",
+        "a line at exit",
+        "  why: not",
+    ]
+    kept = LastErrorFilter("gpu/0")
+    assert [line for line in "\n".join(said).splitlines() if kept.holds_back(line)] == said[2].splitlines()
 
 
 @pytest.mark.parametrize(
     "lines",
     [
         ["whale_nebula.errors.StateError: NB-305 printed before", "  mend: x"],
-        [ends_by("gpu/0"), "ValueError: no", "  why: what the user wrote"],
-        [ends_by("gpu/0"), "  raise errors.StateError('NB-305 x')"],
+        [format_failure_line("gpu/0"), "ValueError: no", "  why: what the user wrote"],
+        [format_failure_line("gpu/0"), "  raise errors.StateError('NB-305 x')"],
     ],
 )
 def test_filter_passes_other_lines(lines: list[str]) -> None:
-    kept = Kept("gpu/0")
-    assert not any(map(kept.keeps, lines))
+    kept = LastErrorFilter("gpu/0")
+    assert not any(map(kept.holds_back, lines))
 
 
 def test_is_same_cause_ignores_foreign_errors() -> None:

@@ -16,11 +16,11 @@ from whale_nebula.config import load
 from whale_nebula.errors import AccountError
 from whale_nebula.launch import Outcome, Result
 from whale_nebula.launch import tenancy as tenancy_module
-from whale_nebula.launch.heartbeat import vitals
+from whale_nebula.launch.heartbeat import read_process_state
 from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.restarts import find_failure
 from whale_nebula.launch.tenancy import Limits, Starts, find_hierarchy, list_unisolated
-from whale_nebula.launch.worker_processes import identities
+from whale_nebula.launch.worker_processes import create_identities
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant, open_home
 
@@ -53,7 +53,7 @@ def test_control_group_files_have_the_accounts_limits(hierarchy: Path) -> None:
         "200",
         "4711",
     ]
-    assert (limits.held, list(limits.list_unheld())) == (("memory", "cpus", "processes"), [])
+    assert (limits.held, list(limits.list_unenforced())) == (("memory", "cpus", "processes"), [])
     assert limits.find_excess([os.getpid()]) == "" == limits.explain_kill()
     (hierarchy / GROUP / "memory.events").write_text("oom_kill 2\n")
     assert limits.explain_kill() == (
@@ -67,10 +67,10 @@ def test_limits_without_a_controller_are_polled_or_listed(hierarchy: Path) -> No
     (hierarchy / GROUP / "cpu.max").unlink()
     limits = Limits(ANA, hierarchy)
     assert limits.held == ("processes",)
-    assert list(limits.list_unheld()) == [
+    assert list(limits.list_unenforced()) == [
         "memory: checked four times a second", "cpus: not limited"
     ]  # fmt: skip
-    assert next(iter(Limits(ANA, None).list_unheld())).startswith("memory and processes: checked")
+    assert next(iter(Limits(ANA, None).list_unenforced())).startswith("memory and processes: checked")
     assert Limits(replace(ANA, allowance=Allowance()), hierarchy).held == ()
 
 
@@ -148,17 +148,24 @@ def test_worker_over_its_limit_is_killed_with_its_descendants(
     code: str, allowed: Allowance, said: str, tmp_path: Path
 ) -> None:
     config = load({"run": "mt", "security": {"insecure": True}})
-    told = identities(Placement(("gpu/0",), {"gpu/0": "127.0.0.1:7101"}), config, {})
+    told = create_identities(Placement(("gpu/0",), {"gpu/0": "127.0.0.1:7101"}), config, {})
     notices: list[str] = []
     limits = Limits(replace(ANA, allowance=allowed), None)
-    with start_job(code, tmp_path, told, keeper=limits, notice=notices.append) as job:
+    with start_job(code, tmp_path, told, enforcer=limits, notice=notices.append) as job:
         result = job.wait(SOON)
     assert said in result.excess and f"{result.excess}: killing them" in notices
     failure = find_failure(result)
     assert failure is not None and str(failure) == f"worker gpu/0 failed first: it was killed: {result.excess}"
     assert failure.recurring == "NB-431"  # so it is not started again
     children = (tmp_path / "out").read_text().split()
-    until(lambda: not any(vitals(int(child)) and vitals(int(child)).state not in "ZX" for child in children))
+    until(
+        lambda: (
+            not any(
+                read_process_state(int(child)) and read_process_state(int(child)).state not in "ZX"
+                for child in children
+            )
+        )
+    )
 
 
 def test_latest_of_several_starts_ends_when_they_exceed_a_limit(tmp_path: Path) -> None:

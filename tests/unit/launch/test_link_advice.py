@@ -12,20 +12,20 @@ from whale_nebula.config.schema import FREE, Line
 from whale_nebula.errors import TransportError
 from whale_nebula.launch.link_advice import (
     THROUGH,
-    Crossing,
-    LineFound,
+    LinkMeasurement,
+    LinkThroughput,
     advise,
+    format_link_rate,
     load_measurement,
     path_of,
-    rate_text,
     save,
 )
 from whale_nebula.launch.link_measurement import notes
 
-SMALL = Crossing(1 << 16, 6e6, 6e6, 5e6, 5e6)
-LARGE = Crossing(1 << 20, 7.2e6, 7.15e6, 7e6, 6.9e6)
+SMALL = LinkThroughput(1 << 16, 6e6, 6e6, 5e6, 5e6)
+LARGE = LinkThroughput(1 << 20, 7.2e6, 7.15e6, 7e6, 6.9e6)
 SHEETS = {"gpu/0": {"congestion_control": "bbr"}, "npu/0": {"congestion_control": "cubic"}}
-FOUND = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (SMALL, LARGE), SHEETS, 4, 0, 0.0)
+FOUND = LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (SMALL, LARGE), SHEETS, 4, 0, 0.0)
 
 
 class TestMeasurementFile:
@@ -87,7 +87,9 @@ class TestAdvice:
 
     @pytest.mark.parametrize("bits", [1.23e5, 9.99e6, 1e7, 57.9e6, 999e6, 12.345e9])
     def test_rate_text_is_rounded_down_slightly(self, bits: float) -> None:
-        written = load({"clusters": {"a": {}, "b": {}}, "links": [{"between": ["a", "b"], "rate": rate_text(bits)}]})
+        written = load(
+            {"clusters": {"a": {}, "b": {}}, "links": [{"between": ["a", "b"], "rate": format_link_rate(bits)}]}
+        )
         found = written.links.between("a", "b").rate
         assert found is not None and 0.9 * bits < found <= bits
 

@@ -15,8 +15,8 @@ from tests.unit.transport.crossing import free_address
 from whale_nebula.config.schema import Line
 from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.launch import link_measurement
-from whale_nebula.launch.link_advice import LineFound
-from whale_nebula.launch.link_measurement import SIZES, End, expect_tensor, list_far_ends, measure
+from whale_nebula.launch.link_advice import LinkMeasurement
+from whale_nebula.launch.link_measurement import SIZES, MeasurementEnd, expect_tensor, list_far_ends, measure
 from whale_nebula.security import Credentials, ephemeral
 from whale_nebula.transport.grpc.links import Place
 from whale_nebula.transport.memory import MemoryNetwork
@@ -34,11 +34,11 @@ def ignore_report(text: str) -> None:
 
 def measure_both_ends(
     network: MemoryNetwork, tell: Callable[[str], None] = ignore_report, *, quick: bool = False
-) -> tuple[LineFound, LineFound]:
+) -> tuple[LinkMeasurement, LinkMeasurement]:
     """What the two ends have found over a memory link, or what a run finds at its start."""
     links = network.link(GPU, NPU, "gpu", "npu"), network.link(NPU, GPU, "npu", "gpu")
     pair = [
-        End(
+        MeasurementEnd(
             link,
             leads=link.here == GPU,
             seconds=BURST_SECONDS,
@@ -89,7 +89,7 @@ def test_each_measurement_is_reported() -> None:
 
 def test_worker_that_runs_a_script_is_refused() -> None:
     network = MemoryNetwork()
-    end = End(
+    end = MeasurementEnd(
         network.link(GPU, NPU, "gpu", "npu"),
         leads=True,
         seconds=BURST_SECONDS,
@@ -106,7 +106,7 @@ def test_worker_that_runs_a_script_is_refused() -> None:
 def test_wait_for_a_busy_peer_is_reported() -> None:
     reports: list[str] = []
     link = MemoryNetwork().link(GPU, NPU, "gpu", "npu")
-    end = End(link, leads=True, seconds=0.01, patience=0.05, report=reports.append)
+    end = MeasurementEnd(link, leads=True, seconds=0.01, patience=0.05, report=reports.append)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(DeadlineError, match="waited"):
         patch.setattr(link_measurement, "_AGAIN_SECONDS", 0.05)
         end.measure(SHEET, "direct", 0.0)
@@ -134,7 +134,7 @@ def test_peer_that_violates_the_measurement_protocol_is_refused(
     """One that has greeted, and goes on for ever, or announces more than there may be."""
     network = MemoryNetwork()
     there = network.link(NPU, GPU, "npu", "gpu")
-    end = End(
+    end = MeasurementEnd(
         network.link(GPU, NPU, "gpu", "npu"), leads=leads, seconds=0.001, patience=TIMEOUT_SECONDS, report=ignore_report
     )
     there.post({"kind": "SESSION", "about": "HELLO", "bench": "bench link", "connections": "many"})
@@ -163,7 +163,7 @@ def test_burst_has_an_overall_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
     burst = {**BURST, "count": 1 << 14}
     link = SimpleNamespace(here=GPU, there=NPU, take=lambda kind, seconds: burst, receive=receive)
-    end = End(link, leads=True, seconds=0.0, patience=10.0, report=ignore_report)
+    end = MeasurementEnd(link, leads=True, seconds=0.0, patience=10.0, report=ignore_report)
     monkeypatch.setattr(link_measurement, "time", SimpleNamespace(monotonic=lambda: round(now[0], 3)))
     with pytest.raises(DeadlineError):
         end._receive_burst(SIZES[0])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.unit.report.terminal import Terminal
-from whale_nebula.launch.worker_output import Picture, Shown, Sink
+from whale_nebula.launch.worker_output import PictureReader, PictureWriter, Sink
 from whale_nebula.report.screen import Screen
 
 NULL_DEVICE = os.open(os.devnull, os.O_RDONLY)
@@ -45,8 +45,8 @@ def draw_through_pipe(drawn: list[str], *, leave: bool) -> Terminal:
     ours, theirs = os.pipe()
     seen, silent = Terminal(), EmptyReader()
     screen = Screen(seen)
-    follower = Shown("gpu/0", silent, ours, screen)
-    picture = Picture(theirs, NULL_DEVICE)
+    follower = PictureReader("gpu/0", silent, ours, screen)
+    picture = PictureWriter(theirs, NULL_DEVICE)
     for text in drawn:
         assert picture.draw(text)
     if leave:
@@ -66,8 +66,8 @@ def test_writer_without_a_picture_leaves_the_screen_unchanged() -> None:
     screen = Screen(seen)
     screen.draw("a table\n")
     ours, theirs = os.pipe()
-    follower = Shown("gpu/1", EmptyReader(), ours, screen)
-    Picture(theirs, NULL_DEVICE).close()
+    follower = PictureReader("gpu/1", EmptyReader(), ours, screen)
+    PictureWriter(theirs, NULL_DEVICE).close()
     os.close(theirs)
     follower.close()
     screen.draw("the next\n")
@@ -80,7 +80,7 @@ def test_picture_of_a_dead_worker_is_removed() -> None:
 
 def test_full_pipe_skips_pictures_without_blocking(pipe: tuple[int, int]) -> None:
     ours, theirs = pipe
-    picture = Picture(theirs, NULL_DEVICE)
+    picture = PictureWriter(theirs, NULL_DEVICE)
     large = "x" * (1 << 20) + "\n"
     assert picture.draw(large)
     assert not picture.draw("left out\n")  # the large one has not gone out yet
@@ -97,7 +97,7 @@ def test_full_pipe_skips_pictures_without_blocking(pipe: tuple[int, int]) -> Non
 
 def test_drawing_after_the_reader_closed_does_not_raise(pipe: tuple[int, int]) -> None:
     ours, theirs = pipe
-    picture = Picture(theirs, NULL_DEVICE)
+    picture = PictureWriter(theirs, NULL_DEVICE)
     os.close(ours)
     assert picture.draw("one\n")
     picture.close()
@@ -122,7 +122,7 @@ def test_picture_has_the_size_of_the_launchers_terminal(monkeypatch: pytest.Monk
         monkeypatch.delenv(name, raising=False)
     leader, follower = os.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 31, 117, 0, 0))
-    picture = Picture(os.dup(NULL_DEVICE), follower)
+    picture = PictureWriter(os.dup(NULL_DEVICE), follower)
     assert picture.size() == os.terminal_size((117, 31))
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 90, 0, 0))
     assert picture.size() == os.terminal_size((90, 20))

@@ -10,7 +10,7 @@ import pytest
 
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch import placement
-from whale_nebula.launch.placement import ANY, Placement, is_local, listening, settle_ports
+from whale_nebula.launch.placement import ANY, Placement, assign_ports, find_listen_addresses, is_local
 
 
 def test_is_local_recognises_addresses_of_this_host() -> None:
@@ -21,7 +21,7 @@ def test_is_local_recognises_addresses_of_this_host() -> None:
 
 def test_settle_ports_gives_each_worker_a_distinct_port() -> None:
     workers = {f"gpu/{number}": ANY for number in range(50)}
-    found = settle_ports(Placement(tuple(workers), {**workers, "npu/0": "10.77.0.2:7101"}))
+    found = assign_ports(Placement(tuple(workers), {**workers, "npu/0": "10.77.0.2:7101"}))
     assert found.addresses["npu/0"] == "10.77.0.2:7101"
     ports = {address for worker, address in found.addresses.items() if worker != "npu/0"}
     assert len(ports) == 50
@@ -32,26 +32,26 @@ def test_port_in_use_is_refused_before_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         address = f"127.0.0.1:{busy.getsockname()[1]}"
         with pytest.raises(ConfigError, match=r"worker gpu/0 cannot listen at .*: Address already") as refused:
-            listening(Placement(("gpu/0",), {"gpu/0": address, "npu/0": "192.0.2.1:1"}))
+            find_listen_addresses(Placement(("gpu/0",), {"gpu/0": address, "npu/0": "192.0.2.1:1"}))
     assert "a different port" in refused.value.mend
-    assert listening(Placement(("gpu/0",), {"gpu/0": address})) == {"gpu/0": address}
+    assert find_listen_addresses(Placement(("gpu/0",), {"gpu/0": address})) == {"gpu/0": address}
 
 
 def test_foreign_address_listens_on_all_interfaces() -> None:
     with socket.create_server(("127.0.0.1", 0)) as trial:
         port = trial.getsockname()[1]
-    assert listening(Placement(("gpu/0",), {"gpu/0": f"192.0.2.1:{port}"})) == {"gpu/0": f"0.0.0.0:{port}"}
+    assert find_listen_addresses(Placement(("gpu/0",), {"gpu/0": f"192.0.2.1:{port}"})) == {"gpu/0": f"0.0.0.0:{port}"}
 
 
 def test_unresolved_platform_host_name_is_accepted() -> None:
     address = "no-such-host.invalid:7101"
-    assert listening(Placement(("gpu/0",), {"gpu/0": address})) == {"gpu/0": address}
+    assert find_listen_addresses(Placement(("gpu/0",), {"gpu/0": address})) == {"gpu/0": address}
 
 
 def test_unresolved_configured_host_name_is_refused() -> None:
     address = "no-such-host.invalid:7101"
     with pytest.raises(ConfigError, match=r"'no-such-host\.invalid' does not resolve on this host") as refused:
-        listening(Placement(("gpu/0",), {"gpu/0": address}), written=True)
+        find_listen_addresses(Placement(("gpu/0",), {"gpu/0": address}), is_configured=True)
     assert "replace no-such-host.invalid" in refused.value.mend
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.launch.worker_exit import last_word
+from whale_nebula.launch.worker_exit import find_last_error_line
 from whale_nebula.launch.worker_output import Relay, Sink
 
 
@@ -64,26 +64,26 @@ def test_lines_written_concurrently_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_closed_reader_does_not_block_the_worker(tmp_path: Path) -> None:
-    ear, mouth = os.pipe()
-    os.close(ear)
+    reading, writing = os.pipe()
+    os.close(reading)
     process = subprocess.Popen(
         [sys.executable, "-c", "import os; os.write(1, b'x' * 5_000_000); os.write(2, b'done')"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     with (tmp_path / "err").open("wb") as err:
-        relay = Relay("gpu/0", process, {"out": Sink(mouth), "err": Sink(err.fileno())}, {})
+        relay = Relay("gpu/0", process, {"out": Sink(writing), "err": Sink(err.fileno())}, {})
         assert process.wait(60) == 0
         assert relay.close()[1] == "done"
-    os.close(mouth)
+    os.close(writing)
 
 
 def test_nonblocking_file_loses_no_output(tmp_path: Path) -> None:
-    ear, mouth = os.pipe()
-    os.set_blocking(mouth, False)
-    writer = threading.Thread(target=lambda: [Sink(mouth).write(b"x" * 1_000_000), os.close(mouth)])
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    writer = threading.Thread(target=lambda: [Sink(writing).write(b"x" * 1_000_000), os.close(writing)])
     writer.start()
-    with open(ear, "rb") as read:
+    with open(reading, "rb") as read:
         assert read.read() == b"x" * 1_000_000
     writer.join()
 
@@ -92,7 +92,7 @@ def test_only_the_end_of_stderr_is_retained(tmp_path: Path) -> None:
     _, err, tail = relay_output("import sys; sys.stderr.write('x\\n' * 50_000 + 'NB-401 gone\\n')", tmp_path)
     assert len(err) > 100_000
     assert len(tail) <= 4096
-    assert last_word(tail) == "NB-401 gone"
+    assert find_last_error_line(tail) == "NB-401 gone"
 
 
 def test_final_nebula_error_is_retained_but_not_relayed(tmp_path: Path) -> None:

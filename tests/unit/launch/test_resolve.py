@@ -10,14 +10,14 @@ import yaml
 
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.placement import ANY, Asked, Placement, everything
-from whale_nebula.launch.resolve import CHAIN, nodes, resolve, tasks
+from whale_nebula.launch.placement import ANY, Placement, PlacementRequest, place_all_workers
+from whale_nebula.launch.resolve import CHAIN, expand_node_list, parse_task_counts, resolve
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "placements.yaml").read_text())
 
 
-def create_request(case: dict[str, Any]) -> Asked:
-    return Asked(**case.get("asked", {}), local=lambda host: host in case.get("local", ()))
+def create_request(case: dict[str, Any]) -> PlacementRequest:
+    return PlacementRequest(**case.get("asked", {}), local=lambda host: host in case.get("local", ()))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
@@ -42,7 +42,7 @@ def test_golden_cases_cover_all_resolvers() -> None:
 
 def test_declined_resolvers_give_their_reasons() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
-    found = resolve(load({"clusters": {"gpu": {}}}), environ, Asked())
+    found = resolve(load({"clusters": {"gpu": {}}}), environ, PlacementRequest())
     assert dict(found.declined) == {
         "config": "the config lists no workers",
         "TF_CONFIG": "TF_CONFIG is not set",
@@ -52,7 +52,7 @@ def test_declined_resolvers_give_their_reasons() -> None:
 
 def test_unresolved_placement_lists_all_reasons() -> None:
     with pytest.raises(ConfigError) as refused:
-        resolve(load({"clusters": {"gpu": {}, "npu": {}}}), {}, Asked("gpu"))
+        resolve(load({"clusters": {"gpu": {}, "npu": {}}}), {}, PlacementRequest("gpu"))
     assert [line.partition(":")[0] for line in refused.value.why.splitlines()] == list(CHAIN)
 
 
@@ -84,12 +84,13 @@ INVALID_TASKS = ["", "2(3)", "x2", "2,,1", "2(x9999999)"]
 
 
 def test_node_lists_and_task_counts_are_parsed() -> None:
-    assert {text: nodes(text) for text in NODES} == NODES
-    assert (tasks("2"), tasks("2(x3),1,4(x2)")) == ([2], [2, 2, 2, 1, 4, 4])
+    assert {text: expand_node_list(text) for text in NODES} == NODES
+    assert (parse_task_counts("2"), parse_task_counts("2(x3),1,4(x2)")) == ([2], [2, 2, 2, 1, 4, 4])
 
 
 @pytest.mark.parametrize(
-    ("read", "text"), [(nodes, each) for each in INVALID_NODES] + [(tasks, each) for each in INVALID_TASKS]
+    ("read", "text"),
+    [(expand_node_list, each) for each in INVALID_NODES] + [(parse_task_counts, each) for each in INVALID_TASKS],
 )
 def test_invalid_slurm_text_is_refused(read: Any, text: str) -> None:
     with pytest.raises(ConfigError, match="cannot parse"):
@@ -102,7 +103,7 @@ class TestAllWorkers:
     CONFIG = load({"clusters": {"gpu": {"workers": ["127.0.0.1:7101", "10.77.0.9:7101"]}, "npu": {}}})
 
     def test_all_workers_are_local_and_foreign_addresses_replaced(self) -> None:
-        placement = everything(self.CONFIG, [], lambda host: host == "127.0.0.1")
+        placement = place_all_workers(self.CONFIG, [], lambda host: host == "127.0.0.1")
         assert placement == Placement(
             ("gpu/0", "gpu/1", "npu/0"), {"gpu/0": "127.0.0.1:7101", "gpu/1": ANY, "npu/0": ANY}
         )
@@ -110,5 +111,5 @@ class TestAllWorkers:
 
     def test_no_config_and_no_cluster_names_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="no clusters are specified") as refused:
-            everything(Config(), [], lambda host: True)
+            place_all_workers(Config(), [], lambda host: True)
         assert "--clusters gpu,npu" in refused.value.mend

@@ -12,7 +12,7 @@ from whale_nebula.config.schema import Restarts
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch import Outcome, Result
 from whale_nebula.launch.heartbeat import WorkerStatus
-from whale_nebula.launch.restarts import LONG_SECONDS, RECURRING, Attempts, Failure, Rule, find_failure
+from whale_nebula.launch.restarts import LONG_SECONDS, RECURRING, Attempts, Failure, RestartPolicy, find_failure
 
 KILLED = "ended by SIGKILL"
 
@@ -23,8 +23,8 @@ def create_failure(trained: float | None = 1.0, *ways: str, recurring: str = "",
 
 class TestRestartPolicy:
     def test_wait_doubles_up_to_a_minute(self) -> None:
-        rule = Rule(Restarts(most=9))
-        assert [rule.judge(create_failure()).wait for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+        rule = RestartPolicy(Restarts(most=9))
+        assert [rule.decide(create_failure()).wait for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
     @pytest.mark.parametrize(
         ("first", "patience", "waits"),
@@ -33,13 +33,13 @@ class TestRestartPolicy:
     def test_wait_starts_at_the_configured_value_and_is_capped_by_patience(
         self, first: float, patience: float, waits: list[float]
     ) -> None:
-        rule = Rule(Restarts(most=9, wait=first), patience)
-        assert [rule.judge(create_failure()).wait for _ in waits] == waits
+        rule = RestartPolicy(Restarts(most=9, wait=first), patience)
+        assert [rule.decide(create_failure()).wait for _ in waits] == waits
 
     def test_restarts_are_used_up(self) -> None:
-        rule = Rule(Restarts(most=2))
-        verdicts = [rule.judge(create_failure()) for _ in range(3)]
-        assert [(each.again, each.number, each.used_up) for each in verdicts] == [
+        rule = RestartPolicy(Restarts(most=2))
+        verdicts = [rule.decide(create_failure()) for _ in range(3)]
+        assert [(each.should_restart, each.number, each.used_up) for each in verdicts] == [
             (True, 1, False),
             (True, 2, False),
             (False, 0, True),
@@ -47,27 +47,27 @@ class TestRestartPolicy:
         assert verdicts[2].why == "no restarts left: 2 of 2 were used"
 
     def test_long_training_resets_the_count(self) -> None:
-        rule = Rule(Restarts(most=2))
-        rule.judge(create_failure())
-        rule.judge(create_failure())
-        again = rule.judge(create_failure(LONG_SECONDS))
-        assert (again.again, again.wait, again.number) == (True, 1.0, 1)
-        assert rule.judge(create_failure(LONG_SECONDS - 1)).number == 2
+        rule = RestartPolicy(Restarts(most=2))
+        rule.decide(create_failure())
+        rule.decide(create_failure())
+        again = rule.decide(create_failure(LONG_SECONDS))
+        assert (again.should_restart, again.wait, again.number) == (True, 1.0, 1)
+        assert rule.decide(create_failure(LONG_SECONDS - 1)).number == 2
 
     def test_newer_saved_step_resets_the_count(self) -> None:
-        rule = Rule(Restarts(most=2))
+        rule = RestartPolicy(Restarts(most=2))
         starts = [create_failure(saved=step) for step in (None, 5, 5, 9, 7, 9)]
-        verdicts = [rule.judge(each) for each in starts]
+        verdicts = [rule.decide(each) for each in starts]
         assert [(each.number, each.wait) for each in verdicts[:5]] == [(1, 1), (1, 1), (2, 2), (1, 1), (2, 2)]
         assert verdicts[5].used_up
 
     def test_no_restart_and_no_reason_without_configured_restarts(self) -> None:
-        verdict = Rule(Restarts()).judge(create_failure())
-        assert (verdict.again, verdict.why, verdict.used_up) == (False, "", False)
+        verdict = RestartPolicy(Restarts()).decide(create_failure())
+        assert (verdict.should_restart, verdict.why, verdict.used_up) == (False, "", False)
 
     def test_recurring_error_is_not_restarted(self) -> None:
-        verdict = Rule(Restarts(most=2)).judge(create_failure(recurring="NB-500"))
-        assert (verdict.again, verdict.why) == (False, "not restarted: NB-500 would recur")
+        verdict = RestartPolicy(Restarts(most=2)).decide(create_failure(recurring="NB-500"))
+        assert (verdict.should_restart, verdict.why) == (False, "not restarted: NB-500 would recur")
         assert not verdict.used_up
 
     @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ class TestRestartPolicy:
     def test_repeated_failure_before_the_first_step_is_not_restarted(
         self, failures: list[Failure], again: bool
     ) -> None:
-        rule = Rule(Restarts(most=9))
-        *before, last = [rule.judge(each).again for each in failures]
+        rule = RestartPolicy(Restarts(most=9))
+        *before, last = [rule.decide(each).should_restart for each in failures]
         assert all(before) and last == again
 
 
@@ -174,7 +174,7 @@ class SimulatedJobs:
         return len(self.rests) < self.stopped_after
 
     def attempts(self, most: int = 5, *, stopped: bool = False) -> Attempts:
-        rule = Rule(Restarts(most=most))
+        rule = RestartPolicy(Restarts(most=most))
         return Attempts(rule, self.start, rest=self.rest, is_stopped=lambda: stopped, report=self.lines.append)  # type: ignore[arg-type]
 
 

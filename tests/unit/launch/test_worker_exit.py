@@ -8,61 +8,61 @@ import sys
 
 import pytest
 
-from whale_nebula.launch.worker_exit import EXIT_LEFT, Departure, Leaving
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL, ExitAgreement, WorkerExit
 
 
 def test_request_before_the_first_step_exits_at_once() -> None:
-    with pytest.raises(Leaving, match="before its first step: SIGTERM") as left:
-        Departure().ask("SIGTERM")
-    assert left.value.code == EXIT_LEFT
+    with pytest.raises(WorkerExit, match="before its first step: SIGTERM") as left:
+        ExitAgreement().request_exit("SIGTERM")
+    assert left.value.code == EXIT_TEMPFAIL
 
 
 def test_all_workers_leave_after_the_same_step() -> None:
-    workers = {name: Departure() for name in ("gpu/0", "npu/0", "npu/1")}
+    workers = {name: ExitAgreement() for name in ("gpu/0", "npu/0", "npu/1")}
     taken = dict.fromkeys(workers, 0)
     for step in range(10):
-        for name, departure in workers.items():
+        for name, exit_agreement in workers.items():
             if step == 3:
-                with pytest.raises(Leaving, match="gpu/0 was asked to stop: SIGTERM"):
-                    departure.begin()
+                with pytest.raises(WorkerExit, match="gpu/0 was asked to stop: SIGTERM"):
+                    exit_agreement.begin_step()
                 continue
-            departure.begin()
+            exit_agreement.begin_step()
             taken[name] += 1
         if step == 3:
             break
-        said = {name: departure.asked for name, departure in workers.items()}
+        said = {name: exit_agreement.exit_reason for name, exit_agreement in workers.items()}
         if step == 1:
-            workers["gpu/0"].ask("SIGTERM")  # in the middle: what it said of this step stands
-        for departure in workers.values():
-            departure.settle(said)
+            workers["gpu/0"].request_exit("SIGTERM")  # in the middle: what it said of this step stands
+        for exit_agreement in workers.values():
+            exit_agreement.conclude_step(said)
     assert taken == dict.fromkeys(workers, 3)
-    assert all(departure.agreed for departure in workers.values())
+    assert all(exit_agreement.is_agreed for exit_agreement in workers.values())
 
 
 def test_unknown_reason_of_a_peer_is_replaced() -> None:
-    departure = Departure()
-    departure.settle({"gpu/0": None, "npu/0": "\x1b[2J\nmischief", "npu/1": "SIGINT"})
-    with pytest.raises(Leaving) as left:
-        departure.begin()
+    exit_agreement = ExitAgreement()
+    exit_agreement.conclude_step({"gpu/0": None, "npu/0": "\x1b[2J\nmischief", "npu/1": "SIGINT"})
+    with pytest.raises(WorkerExit) as left:
+        exit_agreement.begin_step()
     assert str(left.value) == "npu/0 was asked to stop: a signal; npu/1 was asked to stop: SIGINT"
 
 
 def test_first_reason_to_leave_is_kept() -> None:
-    departure = Departure()
-    departure.settle({"gpu/0": "SIGTERM"})
-    departure.settle({"npu/0": "SIGINT"})
-    with pytest.raises(Leaving, match=r"^gpu/0 was asked to stop: SIGTERM$"):
-        departure.begin()
+    exit_agreement = ExitAgreement()
+    exit_agreement.conclude_step({"gpu/0": "SIGTERM"})
+    exit_agreement.conclude_step({"npu/0": "SIGINT"})
+    with pytest.raises(WorkerExit, match=r"^gpu/0 was asked to stop: SIGTERM$"):
+        exit_agreement.begin_step()
 
 
 FORK_SCRIPT = """
 import os, signal, sys, time
-from whale_nebula.launch.worker_exit import departure, heed_signal, leave_on_signals
+from whale_nebula.launch.worker_exit import exit_agreement, handle_signal, request_exit_on_signals
 if sys.argv[1] == "worker":
-    leave_on_signals()
+    request_exit_on_signals()
 else:
-    assert heed_signal(signal.SIGTERM, departure.ask) and not heed_signal(signal.SIGTERM, departure.ask)
-departure.begin()
+    assert [handle_signal(signal.SIGTERM, exit_agreement.request_exit) for _ in range(2)] == [True, False]
+exit_agreement.begin_step()
 child = os.fork()
 if not child:
     time.sleep(300)
@@ -72,7 +72,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 os.kill(os.getpid(), signal.SIGTERM)
 if sys.argv[1] == "worker":
     os.kill(os.getpid(), signal.SIGINT)
-print(departure.asked, departure.agreed)
+print(exit_agreement.exit_reason, exit_agreement.is_agreed)
 """
 
 

@@ -36,7 +36,7 @@ from whale_nebula.hardware.measurements import (
     read_slowness,
     slowness_path,
 )
-from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save
+from whale_nebula.launch.link_advice import LinkMeasurement, LinkThroughput, path_of, save
 from whale_nebula.measure import device
 from whale_nebula.runtime.clusters import add_kept
 from whale_nebula.runtime.replicas.collective_costs import fit_collectives
@@ -181,9 +181,9 @@ def test_the_clusters_of_a_run() -> None:
 def test_a_line_that_was_measured_is_read_beside_its_config(folder: Path) -> None:
     config = folder / "clusters.yaml"
     config.write_text("clusters: {a: {}, b: {}, c: {}}\nlinks: [{between: [b, c], rate: 8mbit, cost: 2}]\n")
-    one = (Crossing(1 << 16, 1.0, 1.0, 1.0, 1.0), Crossing(1 << 20, 5e6, 7e6, 1.0, 1.0))
+    one = (LinkThroughput(1 << 16, 1.0, 1.0, 1.0, 1.0), LinkThroughput(1 << 20, 5e6, 7e6, 1.0, 1.0))
     for b, c in (("a", "b"), ("b", "c"), ("a", "a")):
-        save(LineFound(f"{b}/0", f"{c}/0", "direct", 0.05, 0.04, 0.0, one, {}, 1, 0, 0.0), path_of(config, b, c))
+        save(LinkMeasurement(f"{b}/0", f"{c}/0", "direct", 0.05, 0.04, 0.0, one, {}, 1, 0, 0.0), path_of(config, b, c))
     found = nb.clusters(config)
     assert found == add_kept(Clusters.of(load(config)), config)
     assert (found.between("a", "b"), found.between("b", "a")) == (LinkRate(5e6, 0.02), LinkRate(7e6, 0.02))

@@ -55,7 +55,7 @@ def record_scopes() -> Iterator[Tree]:
     """Take scopes down instead of asking for their engines.
 
     >>> import whale_nebula as nb
-    >>> with parsing() as tree:
+    >>> with record_scopes() as tree:
     ...     with nb.cluster(), nb.split():
     ...         pass
     >>> print(tree, end="")

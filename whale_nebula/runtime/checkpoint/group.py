@@ -89,9 +89,9 @@ class Group:
         self._report(saving=saving)
 
     def _report(self, **words: Any) -> None:
-        heart = None if self._run.attachment is None else self._run.attachment.heart
-        if heart is not None:
-            heart.send(**words)
+        heartbeat_sender = None if self._run.attachment is None else self._run.attachment.heartbeat_sender
+        if heartbeat_sender is not None:
+            heartbeat_sender.send(**words)
 
     def exchange(self, doing: str, value: Any) -> dict[str, Any]:
         """Exchange a value with all processes; the result includes this one's."""

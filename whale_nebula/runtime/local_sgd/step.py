@@ -16,7 +16,7 @@ from whale_nebula.errors import DeadlineError
 from whale_nebula.feed.checks import Missing
 from whale_nebula.feed.inputs import count_rows, slice_rows, take_whole
 from whale_nebula.ir.program import Leaf
-from whale_nebula.launch.worker_exit import Leaving, departure
+from whale_nebula.launch.worker_exit import WorkerExit, exit_agreement
 from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.topology import Meetings, Participants, offset_seeds, seeds_of
 from whale_nebula.runtime.session.session import Session
@@ -61,7 +61,7 @@ class Asked:
         different program are discarded, because some workers have not received them yet.
         """
         last = program, self._at[program]
-        departure.settle({who: why for who, (*said, why) in self._why.items() if tuple(said) == last})
+        exit_agreement.conclude_step({who: why for who, (*said, why) in self._why.items() if tuple(said) == last})
 
     def _take(self, who: str, program: int, at: int, why: str) -> None:
         self._at[program] = min(at, self._at.get(program, at))
@@ -86,8 +86,8 @@ class LeavesTogether:
         """Before a step, after `steps` earlier ones: announce if this worker was asked to leave, and collect
         announcements. Raises if a peer has stopped, and when all have agreed to leave.
         """
-        departure.begin()
-        if (word := departure.word) is not None:
+        exit_agreement.begin_step()
+        if (word := exit_agreement.announcement) is not None:
             self.asked.announce(self.program, steps + self.count_to_common(steps), word)
         self.asked.receive()
 
@@ -170,7 +170,7 @@ class TrainsApart(BetweenClusters):
         """Run one step; a failure is announced to all workers."""
         try:
             return self._run(tensors)
-        except Leaving:  # all other processes do the same
+        except WorkerExit:  # all other processes do the same
             raise
         except BaseException as failure:
             self.session.fail(failure)

@@ -17,7 +17,7 @@ from whale_nebula.faults import failpoint
 from whale_nebula.feed.checks import absent_in, fingerprints
 from whale_nebula.feed.inputs import Batch, Given, cut, micro_batches, take_inputs
 from whale_nebula.ir.cut import Cut
-from whale_nebula.launch.worker_exit import departure
+from whale_nebula.launch.worker_exit import exit_agreement
 from whale_nebula.passes.readings import check_here, rows_read
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport, WorkerReport
@@ -172,7 +172,7 @@ class DistributedStep(ActorStep):
         checkpoints are written, after everything is saved and before a step that they count.
         """
         if current_run().checkpoints is None:
-            departure.begin()
+            exit_agreement.begin_step()
         self._running = None
         try:
             outcome = self._run(tensors)
@@ -207,12 +207,12 @@ class DistributedStep(ActorStep):
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         clocks, before = self._start_clocks(), self._totals()
         self.looked_at = self.looks and looked_at(self.steps)
-        asked, speeds = departure.word if self.leaves else None, dict(self.look.seconds)
+        asked, speeds = exit_agreement.announcement if self.leaves else None, dict(self.look.seconds)
         agreed = self._announce(inputs, counts, medians, asked)
         step = self._start(cut(program.leaves, inputs.tensors, counts).in_rows(), rows, clocks, agreed)
         results = self.run_stages(step)
         leaving = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
-        departure.settle({self.session.worker: asked, **leaving})
+        exit_agreement.conclude_step({self.session.worker: asked, **leaving})
         seconds = clocks.seconds()
         if self.looks:
             self.look.add(self.steps, clocks)

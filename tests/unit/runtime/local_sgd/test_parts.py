@@ -17,7 +17,7 @@ from tests.unit.runtime.sessions import sessions
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
-from whale_nebula.launch.worker_exit import Departure
+from whale_nebula.launch.worker_exit import ExitAgreement
 from whale_nebula.runtime.local_sgd.async_mode import Server
 from whale_nebula.runtime.local_sgd.step import Asked
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
@@ -306,7 +306,7 @@ def test_who_leaves_goes_by_what_all_have_heard(monkeypatch: pytest.MonkeyPatch)
     asked["npu/0"].announce(1, 12, "SIGTERM npu=0")
     for each in asked.values():
         assert each.after(1, 8) and not each.after(1, 7)
-        departure = Departure()
-        monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.departure", departure)
+        exit_agreement = ExitAgreement()
+        monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.exit_agreement", exit_agreement)
         each.leave(1)
-        assert departure.counts == {"npu": 1}
+        assert exit_agreement.counts == {"npu": 1}
