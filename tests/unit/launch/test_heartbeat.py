@@ -127,15 +127,15 @@ def test_sender_announces_the_exit_except_in_a_forked_process() -> None:
     sender.code, sender.error, sender.cause = 3, "NB-302", "NB-500"
     sender._owner = -1  # as in a process that was forked: it has another number
     sender.announce_exit()
-    said, status = os.read(reading, 4096), WorkerStatus()
-    parse_status(said, status, 0.0)
+    received, status = os.read(reading, 4096), WorkerStatus()
+    parse_status(received, status, 0.0)
     assert status == WorkerStatus()
     sender._owner = os.getpid()
     sender.send(epoch=2)
     sender.send(stepped=True)
     sender.announce_exit()
     while not status.ends:
-        said = parse_status(said + os.read(reading, 4096), status, 7.0)
+        received = parse_status(received + os.read(reading, 4096), status, 7.0)
     assert status == WorkerStatus(ends=True, code=3, error="NB-302", cause="NB-500", epoch=2, stepped=7.0)
     os.close(reading)
     sender.announce_exit()  # nobody listens any more

@@ -119,7 +119,7 @@ time.sleep(300)
     launcher = f"""
 import time
 from whale_nebula.launch import spawn
-with spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *told: print(told[2], flush=True)):
+with spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *event: print(event[2], flush=True)):
     time.sleep(300)
 """
     process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
@@ -138,12 +138,12 @@ with spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *told: print(told[2
 
 def test_output_is_captured_per_stream_and_echoed_by_line() -> None:
     code = "import os; print('out', flush=True); print('err', file=sys.stderr); print(os.environ['EXTRA'], end='')"
-    told: list[tuple[str, str, str]] = []
+    lines: list[tuple[str, str, str]] = []
     environment = {"EXTRA": "no newline"}
-    result = run(code, {"gpu/0": "gpu"}, echo=lambda *each: told.append(each), env=environment).check()
+    result = run(code, {"gpu/0": "gpu"}, echo=lambda *each: lines.append(each), env=environment).check()
     assert (result.outcomes["gpu/0"].out, result.outcomes["gpu/0"].err) == ("out\nno newline", "err\n")
     assert "EXTRA" not in os.environ
-    assert sorted(told) == [("gpu/0", "err", "err\n"), ("gpu/0", "out", "no newline"), ("gpu/0", "out", "out\n")]
+    assert sorted(lines) == [("gpu/0", "err", "err\n"), ("gpu/0", "out", "no newline"), ("gpu/0", "out", "out\n")]
 
 
 def test_job_without_workers_is_refused() -> None:
@@ -175,18 +175,18 @@ CONFIG = load(
 def start_job(code: str, output: Path, workers: Mapping[str, Identity] | None = None, **options: object) -> Job:
     with (output / "out").open("wb") as out, (output / "err").open("wb") as err:
         sinks = {"out": Sink(os.dup(out.fileno())), "err": Sink(os.dup(err.fileno()))}
-    told = workers or create_identities(PLACEMENT, CONFIG, {})
-    return start_workers(["-c", "import os" + START + code], told, output=Output(sinks), **options)  # type: ignore[arg-type]
+    identities = workers or create_identities(PLACEMENT, CONFIG, {})
+    return start_workers(["-c", "import os" + START + code], identities, output=Output(sinks), **options)  # type: ignore[arg-type]
 
 
 def test_files_of_an_account_are_readable_by_its_user_only(tmp_path: Path) -> None:
     alone = Placement(("gpu/0",), {"gpu/0": "127.0.0.1:7101"})
     tenant, code = Tenant("ana", "gpu", "aa"), "print(me.tenant.account)\nopen('weights', 'w')\nos.mkdir('runs')"
-    told = {
+    identities = {
         name: replace(each, tenant=tenant, home=str(tmp_path))
         for name, each in create_identities(alone, CONFIG, {}).items()
     }
-    with start_job(code, tmp_path, told, cwd=tmp_path) as job:
+    with start_job(code, tmp_path, identities, cwd=tmp_path) as job:
         job.wait(SOON).check()
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("weights", "runs")]
     assert modes == [0o600, 0o700] and (tmp_path / "out").read_text() == "ana\n"
@@ -223,21 +223,21 @@ class TestIdentities:
 
 
 def test_stopped_worker_is_reported_frozen_and_killed(tmp_path: Path) -> None:
-    told: list[str] = []
+    notices: list[str] = []
     code = "print('ready', flush=True); time.sleep(300)"
-    with start_job(code, tmp_path, silence=2.0, notice=told.append) as job:
+    with start_job(code, tmp_path, silence=2.0, notice=notices.append) as job:
         until(lambda: (tmp_path / "out").read_text().count("ready") == 2)
         time.sleep(1.2)  # a beat at least
         os.kill(job.pids["npu/0"], signal.SIGSTOP)
         result = job.wait(SOON, grace=0.1)
     assert (result.culprit, result.frozen, result.late) == ("npu/0", {"npu/0"}, False)
     assert result.codes["npu/0"] == -signal.SIGKILL
-    assert told == ["worker npu/0 is frozen (no heartbeat for 2 s): killing it"]
+    assert notices == ["worker npu/0 is frozen (no heartbeat for 2 s): killing it"]
 
 
 def test_worker_that_hangs_at_exit_keeps_its_exit_code(tmp_path: Path) -> None:
     """As a library may hold it up that gives back its connections when no thread of Python is left."""
-    told: list[str] = []
+    notices: list[str] = []
     code = """
 class Library:
     def __del__(self, sleep=time.sleep): sleep(300)
@@ -245,10 +245,10 @@ if me.cluster == "npu": sys.modules["library"] = Library()
 me.heartbeat_sender.code = 1
 sys.exit("NB-402 no message from worker 'gpu/0'")
 """
-    with start_job(code, tmp_path, silence=2.0, ending=2.5, notice=told.append) as job:
+    with start_job(code, tmp_path, silence=2.0, ending=2.5, notice=notices.append) as job:
         result = job.wait(SOON, grace=SOON)
     assert (result.codes, result.frozen, result.late) == ({"gpu/0": 1, "npu/0": 1}, frozenset(), False)
-    assert told == ["worker npu/0 has ended, but its process has not exited for 2.5 s: killing it"]
+    assert notices == ["worker npu/0 has ended, but its process has not exited for 2.5 s: killing it"]
 
 
 def test_leaving_workers_are_awaited_with_patience(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_last_message_has_reason_and_fix() -> None:
 
 def test_filter_holds_back_the_whole_error() -> None:
     error = ConfigError("no", where="a.yaml", why="so\nit is", mend="write\n    this\n    that")
-    said = [
+    lines = [
         format_failure_line("gpu/0"),
         "Traceback",
         f"whale_nebula.errors.ConfigError: {error}",
@@ -95,7 +95,7 @@ def test_filter_holds_back_the_whole_error() -> None:
         "  why: not",
     ]
     kept = LastErrorFilter("gpu/0")
-    assert [line for line in "\n".join(said).splitlines() if kept.holds_back(line)] == said[2].splitlines()
+    assert [line for line in "\n".join(lines).splitlines() if kept.holds_back(line)] == lines[2].splitlines()
 
 
 @pytest.mark.parametrize(

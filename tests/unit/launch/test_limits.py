@@ -140,20 +140,20 @@ EXCESSES = {
 
 
 @pytest.mark.parametrize(
-    ("code", "allowed", "said"),
+    ("code", "allowed", "message"),
     [pytest.param(*each, marks=pytest.mark.grid if name == "memory" else ()) for name, each in EXCESSES.items()],
     ids=EXCESSES,
 )
 def test_worker_over_its_limit_is_killed_with_its_descendants(
-    code: str, allowed: Allowance, said: str, tmp_path: Path
+    code: str, allowed: Allowance, message: str, tmp_path: Path
 ) -> None:
     config = load({"run": "mt", "security": {"insecure": True}})
-    told = create_identities(Placement(("gpu/0",), {"gpu/0": "127.0.0.1:7101"}), config, {})
+    identities = create_identities(Placement(("gpu/0",), {"gpu/0": "127.0.0.1:7101"}), config, {})
     notices: list[str] = []
     limits = Limits(replace(ANA, allowance=allowed), None)
-    with start_job(code, tmp_path, told, enforcer=limits, notice=notices.append) as job:
+    with start_job(code, tmp_path, identities, enforcer=limits, notice=notices.append) as job:
         result = job.wait(SOON)
-    assert said in result.excess and f"{result.excess}: killing them" in notices
+    assert message in result.excess and f"{result.excess}: killing them" in notices
     failure = find_failure(result)
     assert failure is not None and str(failure) == f"worker gpu/0 failed first: it was killed: {result.excess}"
     assert failure.recurring == "NB-431"  # so it is not started again
@@ -179,8 +179,10 @@ def test_latest_of_several_starts_ends_when_they_exceed_a_limit(tmp_path: Path) 
         assert first.find_excess([one.pid]) == ""
         assert "is limited to 300 MiB of memory per host, and its workers use 4" in latest.find_excess([other.pid])
         first._next_scan = 0.0
-        said = [first.find_excess([one.pid]) for _ in range(10)]
-        assert said[:8] == [""] * 8 and "limited to 300 MiB" in said[-1]  # the latest may be stopped, and end nothing
+        excesses = [first.find_excess([one.pid]) for _ in range(10)]
+        assert (
+            excesses[:8] == [""] * 8 and "limited to 300 MiB" in excesses[-1]
+        )  # the latest may be stopped, and end nothing
         latest.close()
         first._next_scan = 0.0
         assert first.find_excess([one.pid]) == ""
@@ -207,6 +209,6 @@ def test_unexplained_sigkill_is_reported_as_a_signal() -> None:
 def test_accounts_of_the_same_user_are_reported_as_not_isolated(tmp_path: Path) -> None:
     home = open_home(tmp_path, ANA)
     open_home(tmp_path, replace(ANA, account="bob"))
-    said = list(list_unisolated(home, Limits(ANA, None)))
-    assert said[0].endswith("(this user cannot create a version 2 control group)")
-    assert said[1].startswith("bob of gpu and this account run as the same user")
+    texts = list(list_unisolated(home, Limits(ANA, None)))
+    assert texts[0].endswith("(this user cannot create a version 2 control group)")
+    assert texts[1].startswith("bob of gpu and this account run as the same user")

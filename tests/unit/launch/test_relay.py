@@ -96,7 +96,7 @@ def test_only_the_end_of_stderr_is_retained(tmp_path: Path) -> None:
 
 
 def test_final_nebula_error_is_retained_but_not_relayed(tmp_path: Path) -> None:
-    told = (
+    text = (
         "whale_nebula.errors.StateError: NB-305 caught, and printed\n"
         "  mend: none\n"
         "whale-nebula: worker gpu/0 failed with an error\n"
@@ -107,7 +107,7 @@ def test_final_nebula_error_is_retained_but_not_relayed(tmp_path: Path) -> None:
         "  mend: wait\n"
         "  at exit\n"
     )
-    _, err, tail = relay_output(f"import os; os.write(2, {told.encode()!r})", tmp_path, {"err": "[gpu/0] "})
-    lines = told.splitlines()
+    _, err, tail = relay_output(f"import os; os.write(2, {text.encode()!r})", tmp_path, {"err": "[gpu/0] "})
+    lines = text.splitlines()
     assert err.decode().splitlines() == [f"[gpu/0] {line}" for line in (*lines[:4], lines[-1])]
-    assert tail == told
+    assert tail == text

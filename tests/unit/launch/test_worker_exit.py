@@ -30,11 +30,11 @@ def test_all_workers_leave_after_the_same_step() -> None:
             taken[name] += 1
         if step == 3:
             break
-        said = {name: exit_agreement.exit_reason for name, exit_agreement in workers.items()}
+        announcements = {name: exit_agreement.exit_reason for name, exit_agreement in workers.items()}
         if step == 1:
-            workers["gpu/0"].request_exit("SIGTERM")  # in the middle: what it said of this step stands
+            workers["gpu/0"].request_exit("SIGTERM")  # in the middle: what it announced in this step stands
         for exit_agreement in workers.values():
-            exit_agreement.conclude_step(said)
+            exit_agreement.conclude_step(announcements)
     assert taken == dict.fromkeys(workers, 3)
     assert all(exit_agreement.is_agreed for exit_agreement in workers.values())
 

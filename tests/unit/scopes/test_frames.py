@@ -20,7 +20,7 @@ from whale_nebula.scopes.frames import (
 
 
 class RecordingWatcher:
-    """A watcher that writes down what it is told."""
+    """A watcher that records the scopes that open and close."""
 
     def __init__(self, refuses: str = "") -> None:
         self.lines: list[str] = []
