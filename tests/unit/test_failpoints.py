@@ -81,7 +81,7 @@ def test_fault_applies_at_its_hit_and_hits_are_counted() -> None:
 
 def test_repeated_fault_applies_from_its_hit_on() -> None:
     fault = Fault.parse("step.before=delay:0.25@2+")
-    assert [fault.strikes(number) for number in (1, 2, 3)] == [False, True, True]
+    assert [fault.applies_at(number) for number in (1, 2, 3)] == [False, True, True]
     assert (fault.action, fault.seconds) == (Action.DELAY, 0.25)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.checkpoint.files import is_local
-from whale_nebula.checkpoint.folder import Folder, Found
+from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint
 from whale_nebula.checkpoint.manifest import Manifest
 from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli import arguments
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         made.error(f"{problem}: whale-nebula checkpoints list FOLDER")
     if len(folders) != 1:
         made.error(f"whale-nebula checkpoints {what} FOLDER")
-    actions: Mapping[str, Callable[[list[Found], argparse.Namespace, Parser], int | Answer]] = {
+    actions: Mapping[str, Callable[[list[FoundCheckpoint], argparse.Namespace, Parser], int | Answer]] = {
         "list": _list, "show": _show, "verify": _verify, "prune": _prune, "export": _export,
     }  # fmt: skip
 
@@ -97,9 +97,9 @@ def _check_own(path: str, given: argparse.Namespace) -> None:
             check_login(Path(each), Path(given.certs or "certs"))
 
 
-def _find(path: str) -> list[Found]:
+def _find(path: str) -> list[FoundCheckpoint]:
     """The checkpoints in a run's folder, the newest first, or the single one of a checkpoint's folder."""
-    here = Folder(path.rstrip("/"), single=True).look()
+    here = Folder(path.rstrip("/"), single=True).read_single()
     found = [here] if here.manifests or here.problems else Folder(path.rstrip("/")).scan()
     if not found:
         why = "without every:, a run saves its first checkpoint after 30 s of training"
@@ -108,7 +108,7 @@ def _find(path: str) -> list[Found]:
     return found
 
 
-def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
+def _list(found: list[FoundCheckpoint], given: argparse.Namespace, made: Parser) -> Answer:
     rows, lines = [_summarize(each) for each in found], []
     for row in rows:
         details = row["problem"] or f"{size(row['bytes'])}  {row['time']}  {row['where']}"
@@ -116,7 +116,7 @@ def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer
     return {"checkpoints": rows}, "\n".join(lines)
 
 
-def _summarize(found: Found) -> dict[str, Any]:
+def _summarize(found: FoundCheckpoint) -> dict[str, Any]:
     problems = found.check(digests=False)
     manifests = list(found.manifests.values())
     first = manifests[0] if manifests else None
@@ -132,7 +132,7 @@ def _summarize(found: Found) -> dict[str, Any]:
 
 def _describe_position(manifest: Manifest) -> str:
     position = manifest.position
-    if manifest.by_hand:
+    if manifest.is_manual:
         return "saved by nb.save"
     if not position.fit:
         return ""
@@ -142,7 +142,7 @@ def _describe_position(manifest: Manifest) -> str:
     return f"epoch {position.epoch + 1}, batch {position.batch}{fit}"
 
 
-def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
+def _show(found: list[FoundCheckpoint], given: argparse.Namespace, made: Parser) -> Answer:
     chosen = _choose(found, lambda each: each.problems)
     if chosen is None:
         raise CheckpointError("there is no complete checkpoint", where=found[0].path)
@@ -172,12 +172,14 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer
     return {"folder": chosen.path, "manifests": document}, "\n".join(lines)
 
 
-def _choose(found: list[Found], find_faults: Callable[[Found], Sequence[str]]) -> Found | None:
+def _choose(
+    found: list[FoundCheckpoint], find_faults: Callable[[FoundCheckpoint], Sequence[str]]
+) -> FoundCheckpoint | None:
     """The newest checkpoint without faults; skipped ones are reported on stderr, with their first fault."""
-    skipped: list[tuple[Found, Sequence[str]]] = []
+    skipped: list[tuple[FoundCheckpoint, Sequence[str]]] = []
     for each in found:
         faults = find_faults(each)
-        if each.committed and not faults:
+        if each.is_committed and not faults:
             for other, why in skipped:
                 print(f"skipping {other.path}: {why[0]}", file=sys.stderr)
             return each
@@ -193,7 +195,7 @@ def _is_wanted(name: str, given: argparse.Namespace, made: Parser) -> bool:
         return False
 
 
-def _verify(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+def _verify(found: list[FoundCheckpoint], given: argparse.Namespace, made: Parser) -> int:
     problems = {each.path: each.check() for each in found}
     complete = not any(problems.values())
     if given.json:
@@ -205,7 +207,7 @@ def _verify(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     return arguments.DONE if complete else arguments.FAILED
 
 
-def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
+def _prune(found: list[FoundCheckpoint], given: argparse.Namespace, made: Parser) -> Answer:
     if given.keep is None or not given.keep.isdecimal() or int(given.keep) < 1:
         made.error("--keep needs a number of at least 1: --keep 3")
     if len(found) == 1 and not re.search(r"step-\d+/?$", found[0].path):
@@ -218,10 +220,10 @@ def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> Answe
     return {"removed": gone}, f"removed: {removed}"
 
 
-def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int | Answer:
+def _export(found: list[FoundCheckpoint], given: argparse.Namespace, made: Parser) -> int | Answer:
     if given.to is None or not given.to.endswith((".npz", ".safetensors")):
         made.error("--to needs a file name: --to weights.npz, or --to weights.safetensors")
-    chosen = _choose(found, Found.check)
+    chosen = _choose(found, FoundCheckpoint.check)
     if chosen is None:
         raise CheckpointError("there is no complete checkpoint", where=found[0].path)
     from whale_nebula.runtime.checkpoint.slices import Source

@@ -15,7 +15,7 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, RunError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.hardware import Clusters, Provenance
-from whale_nebula.hardware.measurements import Measurement, cache_path, fingerprint, keep, read_kept
+from whale_nebula.hardware.measurements import Measurement, cache_path, fingerprint, read_measurement, save_measurement
 from whale_nebula.launch import link_advice, link_measurement
 from whale_nebula.launch.placement import is_local
 
@@ -97,7 +97,7 @@ def _run(given: argparse.Namespace) -> int:
 # ---------------------------------------------------------------------- this machine
 def _measure(clusters: Clusters, *, again: bool, quick: bool) -> Measurement:
     """The stored measurements of this machine, completed by new ones that these clusters need."""
-    known, why = (None, "") if again or quick else read_kept()
+    known, why = (None, "") if again or quick else read_measurement()
     if why:
         remark(f"{why}; measuring again")
     found = known or Measurement(fingerprint())
@@ -111,7 +111,7 @@ def _measure(clusters: Clusters, *, again: bool, quick: bool) -> Measurement:
         )
     elif not quick:
         try:
-            remark(f"saved in {keep(found)}")
+            remark(f"saved in {save_measurement(found)}")
         except OSError as error:
             remark(f"cannot save in {cache_path()}: {error.strerror}")
     _remark_unsteady(found)

@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         made.error(f"{words.script} is not a script: whale-nebula show {words.script} prints a saved plan")
     vars(given).update(text=False, mermaid=False, all=False, steps=None, after=None)
     from whale_nebula.cli.show_script import show_script  # not needed for --help
-    from whale_nebula.scopes.auto import check_limits, standing_limits
+    from whale_nebula.scopes.auto import check_limits, use_base_limits
     from whale_nebula.site import Site
 
     try:
@@ -84,5 +84,5 @@ def main(argv: Sequence[str]) -> int:
         )
     except (OptionError, ConfigError) as error:
         made.error(f"{error.what}; {error.mend}")
-    with standing_limits(limits):
+    with use_base_limits(limits):
         return answer(given, lambda: show_script(given, words, "plan"), CODES)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from whale_nebula.checkpoint.folder import save_memory
+from whale_nebula.checkpoint.folder import save_memory_to_disk
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import SIGNALLED, Answer, Options, Parser, answer, print_error, remark
 from whale_nebula.config import Config, load
@@ -341,7 +341,7 @@ def _start(
         port = others.enter_context(serve_metrics(given.metrics, metrics))
         remark(f"metrics are at http://{given.metrics.rpartition(':')[0] or 'localhost'}:{port}/metrics")
     ended = attempts.run(config.patience)
-    for line in () if memory is None else save_memory(memory, partial(_check_room, tenant, home)):
+    for line in () if memory is None else save_memory_to_disk(memory, partial(_check_room, tenant, home)):
         remark(line)
     if tenancy is not None:
         tenancy.note_end(ended.result.codes, ended.result.excess, ended.epoch)

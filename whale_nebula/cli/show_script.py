@@ -24,7 +24,7 @@ from whale_nebula.plan.plan import Plan
 from whale_nebula.report.records import LinkReport, StageReport
 from whale_nebula.report.report import Report, read
 from whale_nebula.report.saved import summary_document, summary_text
-from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
+from whale_nebula.scopes.observer import Observer, PlanShown, use_observer
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.show import Shown
@@ -185,34 +185,34 @@ class Onlooker:
         if "shown" in self.__dict__:
             self.shown.guarded.close()
 
-    def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
+    def replace_config(self, config: Any, links: Any) -> tuple[Any, Any]:
         """The configuration and links: the command line overrides the script."""
         if self.config is not None:
             return self.config, self.links
         return config, links if self.links is None else self.links
 
-    def begins(self) -> None:
+    def begin_training(self) -> None:
         """Drop the script's callbacks, which would write files although nothing is trained."""
         self.shown.without_callbacks()
 
-    def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
+    def observe_step(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
         """Plan a step, and return zeros as its results."""
-        found = self.shown.look(step, layout, tensors, unpack)
+        found = self.shown.observe_step(step, layout, tensors, unpack)
         if found is None:
             return None
         if not found.scoped:
             if found.trains:
-                self.plain(step.name, "train")
+                self.observe_unscoped(step.name, "train")
             return None
         if len(self.plans) >= self.wanted:
             raise PlanShown
         return (self.shown.zeros(found, tensors),)
 
-    def report(self) -> Any:
+    def create_report(self) -> Any:
         """A placeholder for the report of a step that was not run."""
         return unrun(self.plans)
 
-    def plain(self, name: str, kind: str) -> None:
+    def observe_unscoped(self, name: str, kind: str) -> None:
         """Let a model without scopes predict, but refuse to train it, as that would not be simulated."""
         if kind == "train":
             self.ended = f"{name} has no scopes and was about to be trained"
@@ -255,7 +255,7 @@ def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Endi
     """Run a script with its output redirected to stderr, as stdout is for the answer."""
     argv, first = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
-    with _output_aside(), observed_by(observer):
+    with _output_aside(), use_observer(observer):
         try:
             runpy.run_path(path, run_name="__main__")
         except PlanShown:

@@ -15,7 +15,7 @@ from whale_nebula.capture.mirror import find_origin, order_operations
 from whale_nebula.capture.step import Captured
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaError, NotYetError, OptionError, PlanError
-from whale_nebula.feed.rows import sizes
+from whale_nebula.feed.rows import divide_rows
 from whale_nebula.hardware import Clusters
 from whale_nebula.hardware.measurements import read_slowness, slowness_path
 from whale_nebula.ir.cut import Cut
@@ -39,7 +39,7 @@ from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.variables.beside import Expected, expect_beside
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
-from whale_nebula.scopes.identity import running_home
+from whale_nebula.scopes.identity import resolve_cluster
 
 
 def handles_of(captured: Captured) -> dict[int, str]:
@@ -152,7 +152,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     is then faster.
     """
     problem, chosen = decision.problem, decision.chosen
-    rows = sizes(problem.rows, chosen.shape.micro_batches)
+    rows = divide_rows(problem.rows, chosen.shape.micro_batches)
     crossed = Crossed(cut, rows, set_rows(cut.program.leaves, shapes, problem.rows))
     sent = list_collectives(cut, crossed, len(rows))
     more = 0.0
@@ -224,7 +224,7 @@ def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Deci
 
 def find_clusters(limits: Limits, constraints: Constraints, run: Run) -> Clusters:
     """The configured clusters that may take part; without a config, also those that scopes name."""
-    names = list(dict.fromkeys(map(running_home, limits.clusters or run.here().clusters)))
+    names = list(dict.fromkeys(map(resolve_cluster, limits.clusters or run.here().clusters)))
     if limits.clusters is None and run.alone and not run.config.clusters:
         named = [*constraints.clusters, *(name for each in constraints.stages for name in each.clusters)]
         names = list(dict.fromkeys([*(named or names), *run.clusters]))

@@ -12,7 +12,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from whale_nebula.hardware.measurements import keep_slowness
+from whale_nebula.hardware.measurements import save_slowness
 from whale_nebula.ir.program import Leaf
 from whale_nebula.planner.decision import Decision, Observed, Offer, correct, find_better, find_slowness
 from whale_nebula.planner.explanation import describe_shape, stage_names
@@ -213,7 +213,7 @@ class PlanWatch:
         if run.writes_files:
             own = {clusters[part.cluster].name for part in planned.parts} & (found.keys() if run.alone else here)
             shown = {name: found[name] for name in own if name in found}
-            keep_slowness(shown, before.clusters, run.alone, before.measured)
+            save_slowness(shown, before.clusters, run.alone, before.measured)
         return found
 
     def _take(self, better: Offer, planned: Candidate, seen: Observed, slowness: Mapping[str, float]) -> None:

@@ -64,7 +64,7 @@ class Shown:
             self.silent = True
             self.guarded.enter_context(_suspend_callbacks())
 
-    def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Seen:
+    def observe_step(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Seen:
         """Plan a step, if it is new."""
         key = id(step), layout.key
         if key not in self.known:

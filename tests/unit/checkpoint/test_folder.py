@@ -17,12 +17,12 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import (
     Folder,
-    Found,
+    FoundCheckpoint,
     Origin,
     choose_checkpoint,
-    note_origin,
     offer_checkpoints,
-    save_memory,
+    save_memory_to_disk,
+    write_origin,
 )
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
 from whale_nebula.cli.checkpoints import main
@@ -51,7 +51,7 @@ def save_checkpoint(folder: Folder, step: int, keep: int = 3, value: float = 0.0
     return manifest
 
 
-def read_tensors(found: Found) -> tuple[list[float], float]:
+def read_tensors(found: FoundCheckpoint) -> tuple[list[float], float]:
     source = Source(found, next(iter(found.manifests.values())).identity)
     return source.read("shared").numpy()[:, 0].tolist(), float(source.read("own1"))
 
@@ -65,7 +65,7 @@ def test_newest_checkpoints_are_kept_and_read(folder: Folder) -> None:
     for step in (3, 6, 9, 12):
         save_checkpoint(folder, step, keep=2)
     found = folder.scan()
-    assert [(each.step, each.committed, each.check()) for each in found] == [(12, True, ()), (9, True, ())]
+    assert [(each.step, each.is_committed, each.check()) for each in found] == [(12, True, ()), (9, True, ())]
     assert read_tensors(found[0]) == ([12, 12, 13, 13], 12) and read_tensors(found[1]) == ([9, 9, 10, 10], 9)
 
 
@@ -105,7 +105,7 @@ def test_damaged_checkpoint_is_detected(folder: Folder, name: str, damage: Calla
     damage(Path(folder.step_path(6)) / name)
     newest, before = folder.scan()
     assert newest.check() and before.check() == ()
-    assert not newest.committed or name in newest.check()[0]
+    assert not newest.is_committed or name in newest.check()[0]
 
 
 def test_prune_does_not_count_damaged_checkpoints(folder: Folder) -> None:
@@ -217,7 +217,7 @@ def test_part_with_another_digest_is_not_committed(folder: Folder) -> None:
     write_part(folder, snapshot)
     with pytest.raises(CheckpointError, match="differs from the one that it wrote"):
         commit_parts(folder, snapshot.manifest, {"gpu/0": "another"}, ["gpu/0"], 1)
-    assert not folder.scan()[0].committed
+    assert not folder.scan()[0].is_committed
 
 
 # ------------------------------------------------------------------ what a loss of power leaves
@@ -369,23 +369,23 @@ def test_incomplete_newer_memory_checkpoint_does_not_hide_the_disks(tmp_path: Pa
 def test_newer_checkpoint_in_memory_is_saved_to_disk(folder: Folder, tmp_path: Path) -> None:
     """What is older, or damaged, is not; what a worker has written by half is replaced."""
     memory = Folder(str(tmp_path / "memory" / "0123"))
-    note_origin(memory, Origin(folder.path, "", "run", keep=1))
+    write_origin(memory, Origin(folder.path, "", "run", keep=1))
     for step in (3, 6):
         save_checkpoint(folder, step)
     save_checkpoint(memory, 6)
-    assert list(save_memory(str(tmp_path / "memory"))) == []
+    assert list(save_memory_to_disk(str(tmp_path / "memory"))) == []
     save_checkpoint(memory, 8)
     save_checkpoint(memory, 9)
     truncate(Path(memory.step_path(9)) / "state.index")
     Path(folder.worker_path(8, "gpu/0")).mkdir(parents=True)
-    assert list(save_memory(str(tmp_path / "memory"))) == [
+    assert list(save_memory_to_disk(str(tmp_path / "memory"))) == [
         f"step 8, which was saved in memory, is saved in {folder.path}"
     ]
     assert [(each.step, each.check()) for each in folder.scan()] == [(8, ()), (6, ())]
     assert read_tensors(folder.scan()[0]) == ([8, 8, 9, 9], 8)
     save_checkpoint(memory, 10)
     folder.lock()
-    (line,) = save_memory(str(tmp_path / "memory"))
+    (line,) = save_memory_to_disk(str(tmp_path / "memory"))
     assert (
         line.startswith("step 10, which was saved in memory, could not be saved") and "another run is writing" in line
     )

@@ -12,7 +12,7 @@ from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.manifest import Manifest, Part, Position
 from whale_nebula.checkpoint.parts import (
     Start,
-    Written,
+    WrittenPart,
     describe_parts,
     describe_waiting,
     join_parts,
@@ -29,16 +29,16 @@ SHARED_WORKERS, OTHER_DIGEST = "c0/0 c0/1", "its digest"
 
 def create_part(
     worker: str, position: Position = POSITION, start: Start = START, attempt: int = 0, **more: Any
-) -> Written:
-    return Written(Part(worker, {}), {}, Manifest(position, attempt=attempt), start, **more)
+) -> WrittenPart:
+    return WrittenPart(Part(worker, {}), {}, Manifest(position, attempt=attempt), start, **more)
 
 
-def create_parts_with_change(worker: str, **change: Any) -> dict[str, Written]:
+def create_parts_with_change(worker: str, **change: Any) -> dict[str, WrittenPart]:
     """The parts of all workers, one of which differs."""
     return {**{each: create_part(each) for each in WORKERS}, worker: create_part(worker, **change)}
 
 
-def create_inexact_parts(of: str, *shared: str, exact: bool = False) -> dict[str, Written]:
+def create_inexact_parts(of: str, *shared: str, exact: bool = False) -> dict[str, WrittenPart]:
     """Parts that were not taken at one line, with digests of what is shared; None is none."""
     return {
         worker: create_part(worker, exact=exact and worker != of, shared={SHARED_WORKERS: each} if each else None)

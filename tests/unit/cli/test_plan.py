@@ -17,7 +17,7 @@ import whale_nebula as nb
 from tests.unit.ir.test_plan_text import Page
 from whale_nebula.cli import arguments, plan, show
 from whale_nebula.errors import StateError
-from whale_nebula.scopes.auto import Limits, current_limits, standing_limits
+from whale_nebula.scopes.auto import Limits, get_current_limits, use_base_limits
 from whale_nebula.site import Site
 
 CONFIG = """
@@ -63,7 +63,7 @@ def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
 
     yield run
     nb.shutdown()
-    assert current_limits() is None
+    assert get_current_limits() is None
 
 
 def test_a_script_without_scopes_is_planned_and_explained(call: Call, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_plan_that_was_not_chosen_says_nothing_of_it(chosen: nb.Plan) -> None:
 
 def test_limits_that_stand_are_completed() -> None:
     mine, theirs = Limits(Site("a.py", 1), memory=5), Limits(Site("b.py", 2), memory=7, micro_batch=3)
-    with standing_limits(theirs):
-        assert current_limits() == theirs
+    with use_base_limits(theirs):
+        assert get_current_limits() == theirs
     assert mine.complete_from(theirs) == Limits(Site("a.py", 1), memory=5, micro_batch=3)
-    assert current_limits() is None
+    assert get_current_limits() is None

@@ -10,16 +10,16 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError
-from whale_nebula.feed.checks import fingerprints, is_same
+from whale_nebula.feed.checks import compute_fingerprints, is_same
 from whale_nebula.feed.inputs import Partial, slice_rows, take_inputs, take_whole
-from whale_nebula.feed.rows import AllRows, Feed, Rows, RowsRead, Within, rows_of, tag_rows
-from whale_nebula.feed.shard import blank
+from whale_nebula.feed.rows import AllRows, Feed, Rows, Within, WorkerRows, rows_of, tag_rows
+from whale_nebula.feed.shard import create_blank
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
 from whale_nebula.spec import Spec
 
 LEAF = Leaf(0, "x", Spec("float32", (None, 2)))
-READ = RowsRead(2, Routing((("a/0", "a/1"),)), "a/1", frozenset({0}))
+READ = WorkerRows(2, Routing((("a/0", "a/1"),)), "a/1", frozenset({0}))
 """The second half."""
 READS = {
     "numpy": np.asarray,
@@ -70,10 +70,10 @@ def test_signature_keeps_partial_tensors() -> None:
 def test_step_that_reads_present_rows_is_recorded() -> None:
     feed = Feed()
     found = take_inputs([LEAF], [create_partial([0, 0, 1, 1], feed)], [READ])
-    assert isinstance(found.tensors[0], tf.Tensor) and found.here(0).tolist() == [False, False, True, True]
-    assert feed.taking == {READ} and feed.own(4).all()
-    feed.settle()
-    assert feed.own(4).tolist() == [False, False, True, True]
+    assert isinstance(found.tensors[0], tf.Tensor) and found.present_rows(0).tolist() == [False, False, True, True]
+    assert feed.new_reads == {READ} and feed.select_rows(4).all()
+    feed.conclude_batch()
+    assert feed.select_rows(4).tolist() == [False, False, True, True]
 
 
 def test_step_that_reads_absent_rows_is_refused_and_recorded() -> None:
@@ -82,20 +82,20 @@ def test_step_that_reads_absent_rows_is_refused_and_recorded() -> None:
         take_inputs([LEAF], [create_partial([1, 1, 0, 1], feed)], [READ])
     with pytest.raises(AbsentInputError, match="reads 2 rows"):
         take_whole([LEAF], [create_partial([0, 0, 1, 1], feed)])
-    assert feed.taking == {READ, AllRows()}
+    assert feed.new_reads == {READ, AllRows()}
 
 
 def test_read_of_a_whole_tensor_is_recorded() -> None:
     feed = Feed()
     tensor = tag_rows(tf.zeros([4, 2]), create_rows([1, 1, 1, 1], feed))
     assert take_inputs([LEAF], [tensor], [READ]).tensors[0] is tensor
-    assert feed.taking == {READ}
+    assert feed.new_reads == {READ}
 
 
 def test_untagged_tensors_are_unchanged() -> None:
     tensor = tf.zeros([4, 2])
     found = take_inputs([LEAF], [tensor], [READ])
-    assert found.tensors[0] is tensor and found.rows == {} and found.here(0) is None and found.mark == 0
+    assert found.tensors[0] is tensor and found.rows == {} and found.present_rows(0) is None and found.mark == 0
 
 
 def test_mark_of_rows_is_independent_of_their_presence() -> None:
@@ -107,7 +107,7 @@ def test_mark_of_rows_is_independent_of_their_presence() -> None:
 
 def test_fingerprint_covers_present_micro_batches() -> None:
     def of(here: list[int], tensor: Any) -> Any:
-        return fingerprints([LEAF], [tensor], rows={0: create_rows(here)}, counts=[2, 1, 1])["x"]
+        return compute_fingerprints([LEAF], [tensor], rows={0: create_rows(here)}, counts=[2, 1, 1])["x"]
 
     tensor = np.arange(8.0, dtype="float32").reshape(4, 2)
     spoilt = np.where([[False], [False], [True], [True]], np.nan, tensor).astype("float32")
@@ -120,15 +120,15 @@ def test_fingerprint_covers_present_micro_batches() -> None:
 def test_unbatched_input_has_a_single_fingerprint() -> None:
     uncut = Leaf(0, "table", Spec("float32", (4, 2)), batched=False)
     tensor = np.ones((4, 2), "float32")
-    found = fingerprints([uncut], [tensor], rows={0: create_rows([1, 1, 1, 1])}, counts=[1, 1])
-    assert found == fingerprints([uncut], [tensor])
+    found = compute_fingerprints([uncut], [tensor], rows={0: create_rows([1, 1, 1, 1])}, counts=[1, 1])
+    assert found == compute_fingerprints([uncut], [tensor])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64", "int8", "uint16", "bool", "string"])
 def test_blank_rows_have_nan_or_extreme_values(dtype: str) -> None:
-    value = blank(tf.TensorSpec([2, None], dtype))
+    value = create_blank(tf.TensorSpec([2, None], dtype))
     assert (value.shape.as_list(), value.dtype.name) == ([2, 0], dtype)
-    number = blank(tf.TensorSpec([], dtype)).numpy()
+    number = create_blank(tf.TensorSpec([], dtype)).numpy()
     expected = {"int8": -128, "uint16": 65535, "bool": False, "string": b""}
     assert number == expected[dtype] if dtype in expected else np.isnan(number.astype("complex64"))
 
@@ -146,9 +146,9 @@ class TestSliceRows:
         found = slice_rows(create_partial([0, 0, 0, 1], feed), self.select_half, "second")
         assert isinstance(found, Partial) and rows_of(found).here.tolist() == [False, True]
         take_inputs([LEAF], [found], [READ])
-        assert feed.taking == {Within(READ, self.select_half, "second")}
-        feed.settle()
-        assert feed.own(8).astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+        assert feed.new_reads == {Within(READ, self.select_half, "second")}
+        feed.conclude_batch()
+        assert feed.select_rows(8).astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
 
     def test_slice_with_all_rows_is_a_tensor(self) -> None:
         found = slice_rows(create_partial([0, 0, 1, 1]), self.select_half, "second")

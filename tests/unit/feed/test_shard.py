@@ -15,13 +15,13 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import AbsentInputError, OptionError, UnsupportedError
 from whale_nebula.feed.inputs import Partial
-from whale_nebula.feed.rows import RowsRead, rows_of
+from whale_nebula.feed.rows import WorkerRows, rows_of
 from whale_nebula.feed.shard import Sharded, shard_rows
 from whale_nebula.ir.routing import Routing
 
 ROWS, WIDE = 22, 3
 TWO = Routing((("gpu/0", "gpu/1"),))
-SECOND = RowsRead(4, TWO, "gpu/1", frozenset({0}))
+SECOND = WorkerRows(4, TWO, "gpu/1", frozenset({0}))
 HERE = {8: [0, 0, 1, 1, 0, 0, 1, 1], 6: [0, 0, 1, 1, 0, 1]}
 """The rows of its two micro-batches, in a batch of so many."""
 parsed: list[int] = []
@@ -314,7 +314,7 @@ class TestIterator:
 
 
 def expected_rows(rows: int) -> list[int]:
-    return HERE[rows] if rows in HERE else SECOND.of(rows).astype(int).tolist()
+    return HERE[rows] if rows in HERE else SECOND.select(rows).astype(int).tolist()
 
 
 def assert_same_batches(found: list[list[Any]], expected: list[list[Any]]) -> None:

@@ -30,10 +30,10 @@ from whale_nebula.hardware.measurements import (
     Measurement,
     cache_path,
     fingerprint,
-    keep,
-    keep_slowness,
-    read_kept,
+    read_measurement,
     read_slowness,
+    save_measurement,
+    save_slowness,
     slowness_path,
 )
 from whale_nebula.launch.link_advice import LinkMeasurement, LinkThroughput, path_of, save
@@ -81,7 +81,7 @@ def test_measure_fills_in_values_missing_from_the_config(cache_folder: Path, cap
     first, _, last = (worker.device for worker in found.workers)
     assert (first.memory_bytes, first.kind, first.flops_per_s) == (2**32, "cpu", first.rates["matmul"])
     assert set(first.rates) == {"matmul", "conv", "elementwise"} and all(rate > 0 for rate in first.rates.values())
-    assert (last.flops_per_s, last.rates, last.memory_bytes) == (5e12, {}, device.total_memory())
+    assert (last.flops_per_s, last.rates, last.memory_bytes) == (5e12, {}, device.read_total_memory())
     assert [(each.kind, each.workers) for each in found.cluster("gpu").collectives] == [
         ("all-reduce", 2), ("all-gather", 2), ("all-to-all", 2),
     ]  # fmt: skip
@@ -96,14 +96,14 @@ def test_known_measurement_is_repeated_only_with_again(capsys: Capture, monkeypa
     monkeypatch.setattr(device, "FULL", device.QUICK)
     assert measure.main([]) == arguments.DONE
     assert f"saved in {cache_path()}" in capsys.readouterr().err
-    kept, why = read_kept()
+    kept, why = read_measurement()
     assert kept is not None and not why
     assert measure.main([]) == arguments.DONE
     assert "--again measures it again" in capsys.readouterr().err
-    assert read_kept() == (kept, "")
+    assert read_measurement() == (kept, "")
     assert nb.clusters().codecs == kept.codecs
     noisy = {name: replace(each, spread=0.1 if name != "codecs.int8" else 1.4) for name, each in kept.sources.items()}
-    keep(replace(kept, codecs={"none": 1.0}, sources=noisy))
+    save_measurement(replace(kept, codecs={"none": 1.0}, sources=noisy))
     assert measure.main([]) == arguments.DONE
     assert "numbers differed by more than 30% between runs, most codecs.int8 (140%)" in capsys.readouterr().err
     assert measure.main(["--again"]) == arguments.DONE
@@ -111,7 +111,7 @@ def test_known_measurement_is_repeated_only_with_again(capsys: Capture, monkeypa
 
 
 def test_measurement_of_another_machine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep(create_measurement())
+    save_measurement(create_measurement())
     assert nb.clusters().workers[0].device == DEVICE
     monkeypatch.setattr(measurements, "fingerprint", lambda: "another one")
     with pytest.warns(NebulaWarning, match="measured on a different machine"):
@@ -122,13 +122,13 @@ def test_measurement_of_another_machine_is_not_used(monkeypatch: pytest.MonkeyPa
 def test_invalid_measurement_file_is_not_used(text: str) -> None:
     cache_path().parent.mkdir()
     cache_path().write_text(text)
-    found, why = read_kept()
+    found, why = read_measurement()
     assert found is None and "contains no valid measurement" in why
 
 
 def test_saved_measurement_is_read() -> None:
-    keep(create_measurement())
-    assert read_kept() == (create_measurement(), "")
+    save_measurement(create_measurement())
+    assert read_measurement() == (create_measurement(), "")
 
 
 CONFIGURED_DEVICES = [
@@ -208,7 +208,7 @@ def test_link_measurements_next_to_the_config_are_used(cache_folder: Path) -> No
 
 def measure_both(cache_folder: Path, clusters: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two clusters on loopback, of which these measure their lines."""
-    keep(create_measurement())
+    save_measurement(create_measurement())
     home = Home.at(cache_folder / "certs")
     for cluster in ("gpu", "npu"):
         home.files(Identity("mt", cluster))
@@ -294,17 +294,17 @@ def test_slowness_applies_to_the_same_machine_and_workers(monkeypatch: pytest.Mo
     clusters = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0"),)), ClusterInfo("npu", (WorkerInfo("npu/0"),))))
     other = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0", device=Device(flops_per_s=1e9)),)),))
     assert read_slowness(clusters, True, ()) == {}
-    keep_slowness({"gpu": 2.5}, clusters, True, ())
-    keep_slowness({"gpu": 3.0, "npu": 0.5}, clusters, True, ())
-    keep_slowness({"gpu": 9.0}, clusters, False, ())
-    keep_slowness({"gpu": 1.5}, clusters, True, {"gpu"})
+    save_slowness({"gpu": 2.5}, clusters, True, ())
+    save_slowness({"gpu": 3.0, "npu": 0.5}, clusters, True, ())
+    save_slowness({"gpu": 9.0}, clusters, False, ())
+    save_slowness({"gpu": 1.5}, clusters, True, {"gpu"})
     assert read_slowness(clusters, True, ()) == {"gpu": 3.0, "npu": 0.5}
     assert read_slowness(clusters, True, {"gpu", "npu"}) == {"gpu": 1.5}
     assert read_slowness(clusters, False, ()) == {"gpu": 9.0} and read_slowness(other, True, ()) == {}
     with monkeypatch.context() as moved:
         moved.setattr(measurements, "fingerprint", lambda: "another machine")
         assert read_slowness(clusters, True, ()) == {}
-        keep_slowness({"gpu": 7.0}, clusters, True, ())
+        save_slowness({"gpu": 7.0}, clusters, True, ())
     assert read_slowness(clusters, True, ()) == {"gpu": 3.0, "npu": 0.5}
     slowness_path().write_text("{")
     assert read_slowness(clusters, True, ()) == {}

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.passes.examples import DESCENT, EXAMPLES, GLOBAL_NORM, TWO_STAGES
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.feed.checks import Missing
+from whale_nebula.feed.checks import MissingInput
 from whale_nebula.ir.program import Leaf
 from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, count_known_rows, slots
 from whale_nebula.spec import Spec
@@ -60,10 +60,10 @@ X, Y, TABLE = (
     ("tensors", "counts", "known"),
     [
         ((np.zeros(7), np.zeros(7), np.zeros(9)), [4, 3], [4, 3]),
-        ((np.zeros(7), Missing("y", None), np.zeros(9)), [4, 3], [4, 3]),
+        ((np.zeros(7), MissingInput("y", None), np.zeros(9)), [4, 3], [4, 3]),
         ((np.zeros(7), np.zeros(7), np.zeros(9)), [7], [7]),
         ((np.zeros(7), np.zeros(8), np.zeros(9)), [7], []),
-        ((np.zeros(7), Missing("y", None), np.zeros(9)), [7], []),
+        ((np.zeros(7), MissingInput("y", None), np.zeros(9)), [7], []),
     ],
 )
 def test_inputs_of_an_only_micro_batch_may_differ_in_their_rows(

@@ -25,7 +25,7 @@ from whale_nebula.errors import (
     PlanMismatchError,
     RemoteFailureError,
 )
-from whale_nebula.feed.checks import refuse_unshared
+from whale_nebula.feed.checks import refuse_unshared_ids
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.rendezvous import _agree_on_config, _host, config_sheet, host_digest, open_among
@@ -301,4 +301,4 @@ def test_ids_that_no_two_clusters_would_compare_are_refused(
         if refused
         else contextlib.nullcontext()
     ):
-        refuse_unshared(["id"], {"id": readers, "x": {"a/0"}}, clusters)
+        refuse_unshared_ids(["id"], {"id": readers, "x": {"a/0"}}, clusters)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.scopes import public
-from whale_nebula.scopes.frames import Frame, Stack, standing
+from whale_nebula.scopes.frames import Frame, Stack, use_stack
 
 
 @dataclass
@@ -32,13 +32,13 @@ class Tree:
     roots: list[Node] = field(default_factory=list)
     _nodes: dict[Frame, Node] = field(default_factory=dict, repr=False)
 
-    def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
+    def record_scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
         """Take down a scope."""
         frame.touched = True
         self._nodes[frame] = node = Node(format_line(describe_scope(frame), missing))
         self._place(around).append(node)
 
-    def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
+    def record_statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
         """Take down a call that is not a scope."""
         self._place(around).append(Node(format_line(text, missing)))
 
@@ -63,7 +63,7 @@ def record_scopes() -> Iterator[Tree]:
       split
     """
     tree = Tree()
-    with standing(Stack(recorder=tree)):
+    with use_stack(Stack(recorder=tree)):
         yield tree
 
 

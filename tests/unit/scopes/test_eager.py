@@ -11,13 +11,13 @@ import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes import hints
 from whale_nebula.scopes.frames import open_frames
-from whale_nebula.scopes.placement import placement
+from whale_nebula.scopes.placement import parse_placement
 from whale_nebula.site import Site
 
 
 @pytest.fixture(autouse=True)
 def forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hints, "_said", set())
+    monkeypatch.setattr(hints, "_warned", set())
 
 
 def test_stage_in_eager_code_warns_once_per_line() -> None:
@@ -158,7 +158,7 @@ def use_scope_as_decorator() -> None:
 
 
 def use_stage_in_placement() -> None:
-    placement({"a": nb.stage(cluster="gpu", name="head")})
+    parse_placement({"a": nb.stage(cluster="gpu", name="head")})
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class RecordingWatcher:
 @pytest.fixture(autouse=True)
 def isolate_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes.frames, "watchers", [])
-    monkeypatch.setattr("whale_nebula.scopes.hints.running", lambda: None)
+    monkeypatch.setattr("whale_nebula.scopes.hints.find_code_kind", lambda: None)
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_touched_scope_touches_enclosing_scopes() -> None:
 
 
 def test_unused_stage_releases_its_number_outside_a_block() -> None:
-    with scopes.frames.standing(scopes.frames.Stack()):
+    with scopes.frames.use_stack(scopes.frames.Stack()):
         with nb.stage() as passed_by:
             pass
         with nb.stage() as caught:

@@ -10,8 +10,8 @@ import whale_nebula as nb
 from tests.unit.scopes.scope_trees import record_scopes
 from whale_nebula.errors import NestingError, OptionError, StageIdentityError
 from whale_nebula.scopes.frames import Frame, begin_step, open_frames, reenter
-from whale_nebula.scopes.identity import deal_to
-from whale_nebula.scopes.placement import placement
+from whale_nebula.scopes.identity import set_clusters
+from whale_nebula.scopes.placement import parse_placement
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +22,9 @@ def record_only() -> Iterator[None]:
 
 @pytest.fixture
 def two_clusters() -> Iterator[None]:
-    deal_to({"gpu": 1, "npu": 2})
+    set_clusters({"gpu": 1, "npu": 2})
     yield
-    deal_to({})
+    set_clusters({})
 
 
 def enter_stage(cluster: str | None = None, name: str | None = None) -> Frame:
@@ -134,7 +134,7 @@ def test_unnamed_stage_in_a_reentered_layer_is_refused() -> None:
 
 
 def list_rules(mapping: Any) -> list[tuple[str, str, str]]:
-    return [(rule.pattern.pattern, rule.key, rule.cluster) for rule in placement(mapping).rules]
+    return [(rule.pattern.pattern, rule.key, rule.cluster) for rule in parse_placement(mapping).rules]
 
 
 def test_placement_by_cluster_names_the_stage_after_it() -> None:
@@ -151,7 +151,7 @@ def test_placement_accepts_stage_objects() -> None:
 
 def test_placement_records_open_scopes_and_site() -> None:
     with nb.cluster(), nb.pipeline(2):
-        made = placement({"a": "gpu"})
+        made = parse_placement({"a": "gpu"})
         assert made.frames == open_frames()
     assert made.site.file == __file__
     frame = made.frame(made.rules[0], "a")
@@ -174,22 +174,22 @@ def test_placement_records_open_scopes_and_site() -> None:
 )
 def test_invalid_placement_is_refused_at_the_users_line(mapping: Any, words: str) -> None:
     with pytest.raises(OptionError, match=re.escape(words)) as caught:
-        placement(mapping)
+        parse_placement(mapping)
     assert caught.value.where.startswith(f"{__file__}:")
     assert caught.value.mend
 
 
 def test_placement_of_a_name_on_two_clusters_is_refused() -> None:
     with pytest.raises(StageIdentityError, match="stage 'a' is on cluster 'npu'"):
-        placement({"x": nb.stage(name="a", cluster="gpu"), "y": nb.stage(name="a", cluster="npu")})
+        parse_placement({"x": nb.stage(name="a", cluster="gpu"), "y": nb.stage(name="a", cluster="npu")})
 
 
 def test_placement_outside_the_layout_is_refused() -> None:
     with nb.cluster(["gpu"]), pytest.raises(StageIdentityError, match="does not include"):
-        placement({"x": "npu"})
+        parse_placement({"x": "npu"})
 
 
 @pytest.mark.filterwarnings("ignore::whale_nebula.errors.NebulaWarning")
 def test_placement_inside_a_stage_is_refused() -> None:
     with nb.cluster(), nb.stage(cluster="gpu"), pytest.raises(NestingError, match=r"nb.place is called inside nb"):
-        placement({"x": "npu"})
+        parse_placement({"x": "npu"})

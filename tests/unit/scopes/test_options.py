@@ -11,7 +11,7 @@ import whale_nebula as nb
 from tests.unit.scopes.scope_trees import record_scopes
 from whale_nebula.codec import BF16, FP16, INT8, SVD, TopK
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes.compress_options import find_apart
+from whale_nebula.scopes.compress_options import find_local_sgd_options
 from whale_nebula.scopes.frames import open_frames
 
 
@@ -157,7 +157,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*contains no step")
 
 def describe_local_sgd(**options: Any) -> str:
     with nb.cluster(["gpu", "npu"]), nb.compress(int4=True), nb.replica(**options):
-        apart = find_apart(open_frames())
+        apart = find_local_sgd_options(open_frames())
         return str(apart)
 
 
@@ -213,7 +213,7 @@ def test_sample_codecs_are_refused_for_weight_differences(compress: dict[str, An
         nb.compress(**compress),
         nb.replica(sync_every=4),
     ):
-        find_apart(open_frames())
+        find_local_sgd_options(open_frames())
 
 
 def test_replica_is_described_with_non_default_options() -> None:

@@ -108,7 +108,7 @@ RECORDED_ONLY = [place]  # it needs a model to run
 @pytest.fixture(autouse=True)
 def isolate_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensors here: whether another test has loaded TensorFlow must make no difference."""
-    monkeypatch.setattr("whale_nebula.scopes.hints.running", lambda: None)
+    monkeypatch.setattr("whale_nebula.scopes.hints.find_code_kind", lambda: None)
     monkeypatch.setattr("whale_nebula.scopes.auto._current", None)
 
 

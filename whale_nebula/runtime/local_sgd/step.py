@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import DeadlineError
-from whale_nebula.feed.checks import Missing
+from whale_nebula.feed.checks import MissingInput
 from whale_nebula.feed.inputs import count_rows, slice_rows, take_whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.worker_exit import WorkerExit, exit_agreement
@@ -198,7 +198,7 @@ def select_own_rows(
     if not any(leaf.batched for leaf in leaves):
         return list(tensors)
     participants.rows(cluster, count_rows(leaves, tensors))  # refuses too few rows, or different numbers in inputs
-    cut = (leaf.batched and not isinstance(each, Missing) for leaf, each in zip(leaves, tensors, strict=True))
+    cut = (leaf.batched and not isinstance(each, MissingInput) for leaf, each in zip(leaves, tensors, strict=True))
     return [
         slice_rows(each, participants.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)
     ]

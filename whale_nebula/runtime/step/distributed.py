@@ -14,8 +14,8 @@ from typing import Any
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
-from whale_nebula.feed.checks import absent_in, fingerprints
-from whale_nebula.feed.inputs import Batch, Given, cut, micro_batches, take_inputs
+from whale_nebula.feed.checks import compute_fingerprints, find_absent
+from whale_nebula.feed.inputs import Batch, StepInputs, count_micro_batch_rows, cut, take_inputs
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.worker_exit import exit_agreement
 from whale_nebula.passes.readings import check_here, rows_read
@@ -197,8 +197,8 @@ class DistributedStep(ActorStep):
 
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         program = self.compiled.cut.program
-        self._check_here(absent_in(tensors))
-        counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
+        self._check_here(find_absent(tensors))
+        counts = count_micro_batch_rows(program.leaves, tensors, program.pipeline.micro_batch)
         rows = count_known_rows(program.leaves, tensors, counts)
         self.session.expected.begin_step(self.program, self.steps, rows)
         inputs = take_inputs(program.leaves, tensors, self.reads)
@@ -209,7 +209,7 @@ class DistributedStep(ActorStep):
         self.looked_at = self.looks and looked_at(self.steps)
         asked, speeds = exit_agreement.announcement if self.leaves else None, dict(self.look.seconds)
         agreed = self._announce(inputs, counts, medians, asked)
-        step = self._start(cut(program.leaves, inputs.tensors, counts).in_rows(), rows, clocks, agreed)
+        step = self._start(cut(program.leaves, inputs.tensors, counts).fill_rows(), rows, clocks, agreed)
         results = self.run_stages(step)
         leaving = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
         exit_agreement.conclude_step({self.session.worker: asked, **leaving})
@@ -277,7 +277,7 @@ class DistributedStep(ActorStep):
             check_here(self.compiled.cut, self.session.worker, absent, lambda op: line(graph.ops[op].name))
             self.checked.add(absent)
 
-    def _announce(self, inputs: Given, counts: Sequence[int], medians: Medians, asked: str | None) -> Agreed:
+    def _announce(self, inputs: StepInputs, counts: Sequence[int], medians: Medians, asked: str | None) -> Agreed:
         """Announce the step, and verify concurrently that all processes run the same one. Each also reports its pace,
         which predictions need for all stages, its last step, and whether it has to leave.
         """
@@ -289,7 +289,7 @@ class DistributedStep(ActorStep):
             "name": self.name,
             "step": self.steps,
             "rows": sum(counts),
-            "inputs": fingerprints(leaves, inputs.tensors, self.ids, secret, inputs.rows, counts),
+            "inputs": compute_fingerprints(leaves, inputs.tensors, self.ids, secret, inputs.rows, counts),
             "pace": medians,
             "speeds": dict(self.look.seconds),
             "stays": self.stays,
