@@ -21,10 +21,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import story
-from apart import one_thread, run_all, script
-from common import finished, machine, write
+from common import describe_machine, read_finished_runs, write
 from one import options
 from rows import ROWS
+from separate_processes import one_thread, run_all, start_script
 from telling import differences, plot, table
 from two_sites import FREE, run
 
@@ -57,17 +57,17 @@ def told(asked: argparse.Namespace) -> list[str]:
 
 def run_rows(asked: argparse.Namespace) -> None:
     """Run the missing rows, several at a time."""
-    done = {(each["row"], each["seed"]) for each in finished(RESULTS)}
+    done = {(each["row"], each["seed"]) for each in read_finished_runs(RESULTS)}
     pairs = [(name, seed) for seed in asked.seed for name in asked.row if seed in ROWS[name].seeds]
     words = ["--steps", asked.steps, *told(asked)]
 
     def start(pair: tuple[str, int]) -> subprocess.Popen[str]:
-        return script([HERE / "one.py", *pair, *words])
+        return start_script([HERE / "one.py", *pair, *words])
 
-    run_all([pair for pair in pairs if pair not in done], start, taken_down, jobs=asked.jobs, limit=LIMIT)
+    run_all([pair for pair in pairs if pair not in done], start, on_result, jobs=asked.jobs, limit=LIMIT)
 
 
-def taken_down(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
+def on_result(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
     """Keep the result of a run."""
     out, _ = process.communicate()
     if process.returncode:
@@ -127,12 +127,14 @@ def main() -> int:
         run_rows(asked)
         if asked.time:
             run_times(asked)
-    runs = finished(RESULTS)
+    runs = read_finished_runs(RESULTS)
     times = json.loads(TIMES.read_text("utf-8")) if TIMES.exists() else {}
     said = differences(asked, runs)
     print(*said, sep="\n")
     plot(runs, times, HERE)
-    write(__file__, {"machine": machine(), "runs": runs, "times": times, "differences": said}, table(runs, times))
+    write(
+        __file__, {"machine": describe_machine(), "runs": runs, "times": times, "differences": said}, table(runs, times)
+    )
     return 0
 
 

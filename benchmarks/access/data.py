@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.place import Place
@@ -358,7 +358,7 @@ def main() -> int:
     if given.side:
         play_side(given.side, Path(given.folder), int(given.batches))
         return 0
-    about, quick = machine(), given.quick
+    about, quick = describe_machine(), given.quick
     accounts = 20 if quick else ACCOUNTS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 from whale_nebula.accounts import service
 from whale_nebula.accounts.login import Desk
@@ -293,7 +293,7 @@ def _attacked(folder: Path, port: int | None) -> Iterator[tuple[Any, Any]]:
 def main() -> int:
     """Measure, print and write the result."""
     quick = parser(__doc__, "a few of each; writes nothing").parse_args().quick
-    about = machine()
+    about = describe_machine()
     with tempfile.TemporaryDirectory() as name:
         large, small = Path(name) / "large", Path(name) / "small"
         for each in (large, small):

@@ -30,7 +30,7 @@ import psutil
 import yaml
 
 from benchmarks.attack.attacks import ATTACKS, RUN, WARM, Course
-from benchmarks.common import machine, verdict, write
+from benchmarks.common import describe_machine, verdict, write
 from tests.unit.transport.crossing import free_address
 from whale_nebula.security.authority import Authority, create
 from whale_nebula.security.identity import Identity
@@ -274,7 +274,11 @@ def main() -> int:
     for row in rows:
         print(*row, sep=" | ")
     if chosen.seconds >= 600:
-        write(__file__, {"machine": machine(), "rate": RATE, **found}, [["", "measured", "bar", "verdict"], *rows])
+        write(
+            __file__,
+            {"machine": describe_machine(), "rate": RATE, **found},
+            [["", "measured", "bar", "verdict"], *rows],
+        )
     return int(any(row[-1] == "missed" for row in rows))
 
 

@@ -32,7 +32,7 @@ def record_entry(site: Site) -> None:
     _entered.add(site)
 
 
-def clear_records() -> None:
+def forget() -> None:
     """Discard all records."""
     _unentered.clear()
     _entered.clear()
