@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from whale_nebula.cli.gateway import parser as gateway_parser
-from whale_nebula.cli.run import parser, words
+from whale_nebula.cli.gateway import make_parser as make_gateway_parser
+from whale_nebula.cli.run import make_parser, split_arguments
 from whale_nebula.config import Config, load
 from whale_nebula.config.load import read
 from whale_nebula.gateway.site import Site
@@ -32,8 +32,8 @@ WORKERS = {"jobset": {"gpu": 2, "npu": 1}, "slurm": {"gpu": 2, "npu": 2}, "skypi
 def resolve_command(config: Config, command: list[str], environ: Mapping[str, str]) -> Resolved:
     """Where a command of ours finds its workers; it must be one that `run` reads."""
     assert command[:2] == ["whale-nebula", "run"]
-    options, script = words(command[2:])
-    given = parser().read(options)
+    options, script = split_arguments(command[2:])
+    given = make_parser().read(options)
     assert script == ["train.py"]
     return resolve(config, environ, PlacementRequest(given.cluster))
 
@@ -201,7 +201,7 @@ def create_secrets(folder: Path) -> dict[str, set[str]]:
 def read_gateway_command(command: list[str], folder: Path) -> Site:
     """What a gateway's command comes to, with the configs in a folder."""
     assert command[:2] == ["whale-nebula", "gateway"]
-    given = gateway_parser().read(command[2:])
+    given = make_gateway_parser().read(command[2:])
     path = folder / Path(given.config).name
     site = Site.of(load(path), given.cluster, path, given.listen)
     return site if given.audit is None else replace(site, audit=Path(given.audit))
@@ -245,7 +245,7 @@ class TestSlurm:
         unit = configparser.ConfigParser(interpolation=None)
         unit.read(DEPLOY / "slurm" / "nebula-gateway.service")
         service = unit["Service"]
-        given = gateway_parser().read(service["ExecStart"].split()[2:])
+        given = make_gateway_parser().read(service["ExecStart"].split()[2:])
         assert (given.cluster, service["Restart"]) == ("gpu", "always")
         assert service["User"] == "nebula-gateway"
         assert Path(given.audit).parent == Path("/var/lib") / service["StateDirectory"]

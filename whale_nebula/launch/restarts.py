@@ -64,7 +64,7 @@ def find_failure(result: Result) -> Failure | None:
     recurring = AccountError.code if result.excess else next((code for code in codes if code in RECURRING), "")
     ways = frozenset(_describe_way(result, each) for each in failed if _fails_itself(result, each, first))
     lost = next((outcome.status.lost for outcome in (first, *failed) if outcome.status.lost), "")
-    return Failure(first.worker, describe(result, first), recurring, ways, result.trained, result.saved, lost)
+    return Failure(first.worker, describe_exit(result, first), recurring, ways, result.trained, result.saved, lost)
 
 
 def _fails_itself(result: Result, outcome: Outcome, first: Outcome) -> bool:
@@ -74,7 +74,7 @@ def _fails_itself(result: Result, outcome: Outcome, first: Outcome) -> bool:
 
 
 def _describe_way(result: Result, outcome: Outcome) -> str:
-    return f"{outcome.worker}: {re.sub(r'0x[0-9a-f]+|[0-9]+', '#', describe(result, outcome))}"
+    return f"{outcome.worker}: {re.sub(r'0x[0-9a-f]+|[0-9]+', '#', describe_exit(result, outcome))}"
 
 
 def find_first_failed(result: Result) -> Outcome | None:
@@ -90,7 +90,7 @@ def find_first_failed(result: Result) -> Outcome | None:
     return result.outcomes[next(named, result.culprit)]
 
 
-def describe(result: Result, outcome: Outcome) -> str:
+def describe_exit(result: Result, outcome: Outcome) -> str:
     """How a worker exited, in words."""
     if outcome.worker in result.frozen:
         return "it was frozen, and was killed"
@@ -260,7 +260,7 @@ class Attempts:
                     and other.code not in (0, EXIT_TEMPFAIL)
                     and find_last_error_line(other.err)
                 ):
-                    self._report(f"worker {other.worker} ended afterwards: {describe(result, other)}")
+                    self._report(f"worker {other.worker} ended afterwards: {describe_exit(result, other)}")
             if lost:
                 self._report(lost)
             if not self._rest(verdict.wait):

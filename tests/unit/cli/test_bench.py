@@ -83,31 +83,31 @@ clusters:
         return str(tmp_path / "c.yaml")
 
     def test_goes_through_the_gateway_as_a_run_does(self, path: str) -> None:
-        place = bench_ends.find_origin(load(path), path, "gpu", None)
+        place = bench_ends.find_place(load(path), path, "gpu", None)
         assert (place.here, place.gateway, place.listen) == ("gpu/0", "127.0.0.1:27100", None)
         assert list(place.peers) == ["npu/0", "tpu/0"]
         assert place.workers == ("gpu/0", "gpu/1", "npu/0", "tpu/0")  # gateways know frames by their places in all
 
     def test_measures_one_line_if_that_is_asked_for(self, path: str) -> None:
-        assert list(bench_ends.find_origin(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]
+        assert list(bench_ends.find_place(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]
         with pytest.raises(ConfigError, match="the link has no other end") as caught:
-            bench_ends.find_origin(load(path), path, "gpu", "npuu")
+            bench_ends.find_place(load(path), path, "gpu", "npuu")
         assert "did you mean 'npu'" in caught.value.mend
 
     def test_listens_everywhere_for_nobody_who_proves_nothing(self, path: str) -> None:
         Path(path).write_text(re.sub(r', gateway: "[^"]*"', "", Path(path).read_text()))
         with pytest.raises(ConfigError, match="is not an address of this host"):
-            bench_ends.find_origin(load(path), path, "tpu", None)
+            bench_ends.find_place(load(path), path, "tpu", None)
 
     def test_is_nowhere_where_only_the_others_have_gateways(self, path: str) -> None:
         Path(path).write_text(Path(path).read_text().replace(', gateway: "192.0.2.4:27300"', ""))
         with pytest.raises(ConfigError, match="cluster 'tpu' has no gateway, but 'gpu' and 'npu' have one"):
-            bench_ends.find_origin(load(path), path, "tpu", None)
+            bench_ends.find_place(load(path), path, "tpu", None)
 
     def test_needs_its_certificates(self, path: str) -> None:
         Path(path).write_text(self.CLUSTERS)
         with pytest.raises(CredentialsError):
-            bench_ends.find_origin(load(path), path, "gpu", None)
+            bench_ends.find_place(load(path), path, "gpu", None)
         assert bench.main(["link", "--config", path, "--cluster", "gpu"]) == arguments.CONFIG
 
 

@@ -20,7 +20,7 @@ from tests.unit.transport.crossing import QUICK, free_address
 from whale_nebula.cli import doctor
 from whale_nebula.cli import doctor_cluster as network
 from whale_nebula.cli.doctor import Check
-from whale_nebula.cli.doctor_cluster import Host, Target, host, name_checks
+from whale_nebula.cli.doctor_cluster import Host, Target, check_host_names, find_host
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.link_advice import LinkMeasurement, LinkThroughput, path_of, save
@@ -261,7 +261,7 @@ CLUSTERS = {
 
 class TestTheHost:
     def of(self, cluster: str, **more: object) -> Host:
-        return host(load(CLUSTERS), "clusters.yaml", cluster, **more)  # type: ignore[arg-type]
+        return find_host(load(CLUSTERS), "clusters.yaml", cluster, **more)  # type: ignore[arg-type]
 
     def test_has_those_whose_addresses_it_has(self) -> None:
         assert self.of("gpu").here == ("gpu/1", "gpu/gateway")
@@ -294,16 +294,16 @@ class TestTheHost:
 
     def test_a_name_that_means_nothing(self) -> None:
         config = load({"clusters": {"gpu": {"workers": ["gpu.invalid:7101"]}, "npu": {"workers": ["localhost:7101"]}}})
-        checks = list(name_checks(host(config, "clusters.yaml", "npu")))
+        checks = list(check_host_names(find_host(config, "clusters.yaml", "npu")))
         assert [(each.state, each.found) for each in checks] == [("bad", "gpu.invalid does not resolve")]
 
 
 class TestTheNetwork:
     def test_bbr_needs_one_connection_and_others_several(self) -> None:
-        cubic = network.congestion_check("cubic")
+        cubic = network.check_congestion_control("cubic")
         assert cubic.state == "warning" and "4 connections" in cubic.why
         assert "net.ipv4.tcp_congestion_control=bbr" in cubic.mend
-        assert [network.congestion_check(control).state for control in ("bbr", "")] == ["ok", "note"]
+        assert [network.check_congestion_control(control).state for control in ("bbr", "")] == ["ok", "note"]
 
 
 class TestTheLine:
@@ -315,8 +315,8 @@ class TestTheLine:
         save(replace(found, **parts), path_of(site.config, "gpu", "npu"))  # type: ignore[arg-type]
 
     def said(self, site: Site) -> dict[str, Check]:
-        found = host(load(site.config), str(site.config), "npu")
-        return {check.name: check for check in network.line_checks(found)}
+        found = find_host(load(site.config), str(site.config), "npu")
+        return {check.name: check for check in network.check_links(found)}
 
     def test_is_as_the_config_says_or_not(self, site: Site) -> None:
         said = self.said(site)["link to gpu"]

@@ -16,7 +16,7 @@ from tests.unit.report.making import full
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, split
 from whale_nebula.cli.main import COMMANDS, main
-from whale_nebula.cli.run import parser
+from whale_nebula.cli.run import make_parser
 from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
@@ -135,7 +135,7 @@ def test_the_operators_page_has_those_of_run() -> None:
 
 
 def test_so_has_its_help() -> None:
-    told = {int(code) for code in re.findall(r"\b\d+\b", parser().epilog.partition("exit status:")[2])}
+    told = {int(code) for code in re.findall(r"\b\d+\b", make_parser().epilog.partition("exit status:")[2])}
     assert told >= {arguments.DONE, arguments.USAGE, arguments.NO_FILE, arguments.LEFT, arguments.CONFIG, *SIGNALLED}
 
 

@@ -24,7 +24,7 @@ import pytest
 
 from whale_nebula.cli import arguments
 from whale_nebula.cli.main import main
-from whale_nebula.cli.run import Asking, report_end
+from whale_nebula.cli.run import SignalHandler, report_end
 from whale_nebula.launch import Outcome, Result
 from whale_nebula.launch.restarts import Ended
 
@@ -294,7 +294,7 @@ ENDS: dict[str, tuple[dict[str, tuple[int, str]], str, list[str]]] = {
 def test_how_a_run_ended_is_told(case: str, capsys: Capture) -> None:
     said, first, lines = ENDS[case]
     result = Result({name: Outcome(name, code, "", err) for name, (code, err) in said.items()}, first, late=False)
-    assert report_end(Ended(result), Asking(1.0), as_json=False) == arguments.shell_code(said["gpu/0"][0])
+    assert report_end(Ended(result), SignalHandler(1.0), as_json=False) == arguments.shell_code(said["gpu/0"][0])
     assert capsys.readouterr().err.splitlines() == lines
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.unit.gateway.town import CLUSTERS, GPU, NPU, SOON, Town, certificates, key, town, written
 from whale_nebula.cli import arguments
-from whale_nebula.cli.gateway import start_together
+from whale_nebula.cli.gateway import start_gateways
 from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
@@ -128,7 +128,7 @@ class TestTheCommand:
             path.parent.mkdir()
             path.write_text(self.CONFIG.replace("run: mt", f"run: {path.parent.name}"))
         sites = [replace(Site.of(load(path), "gpu", path), listen="127.0.0.1:0") for path in paths]
-        found = start_together(sites)
+        found = start_gateways(sites)
         try:
             assert {each.site.run for each in found} == {"a", "b"} and found[0].address != found[1].address
             assert found[0]._routes["npu"].pacer is found[1]._routes["npu"].pacer
@@ -136,9 +136,9 @@ class TestTheCommand:
             for each in found:
                 each.stop("a test")
         with pytest.raises(ConfigError, match="different rates of the link from gpu to npu: no rate and 8mbit"):
-            start_together([sites[0], replace(sites[1], rates={"npu": 1e6})])
+            start_gateways([sites[0], replace(sites[1], rates={"npu": 1e6})])
         with pytest.raises(ConfigError, match="would write the same audit log"):
-            start_together([sites[0], replace(sites[1], audit=sites[0].audit)])
+            start_gateways([sites[0], replace(sites[1], audit=sites[0].audit)])
         assert [each["action"] for each in written(sites[0].audit)][-1] == "end"  # which was not left behind
 
     def test_keys_of_others_beside_its_own_are_warned_of(self, tmp_path: Path) -> None:
