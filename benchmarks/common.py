@@ -18,10 +18,10 @@ OPENS, CLOSES = "<!-- measured: {}.py writes this -->", "<!-- /measured -->"
 PACKAGES = ("tensorflow", "keras", "numpy", "whale-nebula")
 
 
-def parser(about: str | None, quickly: str = "few, short measurements; writes nothing") -> argparse.ArgumentParser:
+def parser(about: str | None, quick_help: str = "few, short measurements; writes nothing") -> argparse.ArgumentParser:
     """A parser for a benchmark, with the option `--quick`."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help=quickly)
+    made.add_argument("--quick", action="store_true", help=quick_help)
     return made
 
 
@@ -31,7 +31,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """A description of the machine."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -47,7 +47,7 @@ def machine() -> dict[str, Any]:
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
+    return named[0] if named else platform.describe_machine()
 
 
 def write(script: str, result: dict[str, Any], table: Sequence[Sequence[object]], part: str = "") -> None:
@@ -88,7 +88,7 @@ def picture(path: Path, columns: int = 1, size: tuple[float, float] = (5.5, 4.0)
     pyplot.close(figure)
 
 
-def finished(path: Path) -> list[dict[str, Any]]:
+def read_finished_runs(path: Path) -> list[dict[str, Any]]:
     """The finished runs: a line of JSON each."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from common import machine, parser, write
+from common import describe_machine, parser, write
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTERS = ("gpu", "npu")
@@ -78,19 +78,19 @@ def _command(path: Path, cluster: str, script: Sequence[str], gateways: bool) ->
     return ["sh", "-c", f"{gateway} >&2 & g=$!; {shlex.join(worker)}; c=$?; kill $g; wait $g; exit $c"]
 
 
-def bench(
+def run_benchmark(
     script: str,
     about: str | None,
     *,
     whole: Callable[[int, int], Rows],
     quick: Callable[[], Rows],
-    quickly: str,
+    quick_help: str,
     steps: int,
     shape: Mapping[str, int],
     keys: Sequence[str],
 ) -> int:
     """The `main` of a benchmark by rows: measure (steps, rounds), print and write; with --quick only a little."""
-    made = parser(about, f"{quickly}; writes nothing")
+    made = parser(about, f"{quick_help}; writes nothing")
     made.add_argument("--steps", type=int, default=steps)
     made.add_argument("--rounds", type=int, default=3)
     chosen = made.parse_args()
@@ -98,6 +98,12 @@ def bench(
         print(*quick(), sep="\n")
         return 0
     rows = whole(chosen.steps, chosen.rounds)
-    result = {"machine": machine(), "shape": shape, "steps": chosen.steps, "rounds": chosen.rounds, "rows": rows}
+    result = {
+        "machine": describe_machine(),
+        "shape": shape,
+        "steps": chosen.steps,
+        "rounds": chosen.rounds,
+        "rows": rows,
+    }
     write(script, result, [keys, *([row.get(key, "") for key in keys] for row in rows)])
     return int(any(row.get("verdict") == "missed" for row in rows))

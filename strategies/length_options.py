@@ -12,8 +12,8 @@ from whale_nebula.errors import OptionError
 from whale_nebula.runtime.length_choice import OpenChoices, choose_by_length
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import public
-from whale_nebula.scopes.auto import current_limits
-from whale_nebula.scopes.compressing import learned_rank
+from whale_nebula.scopes.auto import get_current_limits
+from whale_nebula.scopes.compress_options import find_learned_rank
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.scopes.scope import Scope
 from whale_nebula.scopes.step_options import StepOptions
@@ -66,7 +66,7 @@ class LengthOptions:
 
     def choose(self, step: Step, arguments: Arguments, unpack: Unpack, shapes: ShapesByLength) -> LengthOptions:
         """The options with a choice for those that are open."""
-        if (limits := current_limits()) is not None:
+        if (limits := get_current_limits()) is not None:
             if "compress" in self.open:
                 raise OptionError(
                     f'compress="auto" of a curriculum cannot be combined with nb.auto_parallel at {limits.site}',
@@ -121,11 +121,8 @@ class LengthOptions:
             there, back = map(str, derive_encodings(options.compress.options))
             parts.append(f"codec {there}" + f" ({back} back)" * (there != back))
         numbers = ", ".join(map(str, alike))
-        return StepOptions(
-            options.micro_batch,
-            options.compress,
-            said=f"the curriculum at {self.site} sets, for sequences of {numbers}, {' and '.join(parts)}{chosen}",
-        )
+        what = f"the curriculum at {self.site} sets, for sequences of {numbers}, {' and '.join(parts)}{chosen}"
+        return StepOptions(options.micro_batch, options.compress, description=what)
 
     def _choose(self, length: int) -> StepOptions:
         return StepOptions(self.micro_batch.get(length), self.compress.get(length))
@@ -218,9 +215,9 @@ def _parse_codec(value: Any, site: Site) -> Frame:
             why="values must be codecs",
             mend='use a codec ("int8", "none"), or nb.compress(int8=True, backward="fp16")',
         )
-    scope.note_placed()
+    scope.record_placement()
     frame = Frame("compress", scope.options, site)
-    if learned_rank(frame) is not None:
+    if find_learned_rank(frame) is not None:
         raise OptionError(
             f"compress= of a curriculum contains {value!r}, whose basis is learned",
             where=str(site),

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import OptionError, PlacementError
-from whale_nebula.feed.rows import sizes
+from whale_nebula.feed.rows import divide_rows
 
 if TYPE_CHECKING:
     from whale_nebula.capture.layer_placement import LayerPath
@@ -80,7 +80,7 @@ def halves(model: Any, clusters: Iterable[str]) -> Place:
     layers = list_layers(model)
     names = check_clusters(clusters, layers)
     left = iter(layers)
-    parts = [[next(left).path for _ in range(count)] for count in sizes(len(layers), len(names))]
+    parts = [[next(left).path for _ in range(count)] for count in divide_rows(len(layers), len(names))]
     return make_place_map(names, parts)
 
 

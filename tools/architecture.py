@@ -36,21 +36,21 @@ def page(text: str) -> str:
 
 def diagram() -> str:
     """Draw a Mermaid flowchart of imports between packages, without those that follow from others."""
-    found = {name: imported(name) & set(_DRAWN) for name in _DRAWN}
+    found = {name: list_imports(name) & set(_DRAWN) for name in _DRAWN}
     lines = ["```mermaid", "flowchart TB"]
     for group, names in reversed(GROUPS.items()):
         drawn = [name for name in names if name in _DRAWN]
         if drawn:
             lines += [f"    subgraph {group}", *(f"        {name}" for name in drawn), "    end"]
     for name, others in sorted(found.items(), key=lambda item: -LAYERS.index(item[0])):
-        through = set().union(*(reach(other, found) for other in others)) if others else set()
+        through = set().union(*(find_reachable(other, found) for other in others)) if others else set()
         lines += [f"    {name} --> {other}" for other in sorted(others - through)]
     return "\n".join([*lines, "```"])
 
 
-def reach(name: str, found: dict[str, set[str]]) -> set[str]:
+def find_reachable(name: str, found: dict[str, set[str]]) -> set[str]:
     """All packages that a package imports, directly or indirectly."""
-    return found[name].union(*(reach(other, found) for other in found[name]))
+    return found[name].union(*(find_reachable(other, found) for other in found[name]))
 
 
 def packages() -> str:
@@ -72,7 +72,7 @@ def sources(name: str) -> list[Path]:
     return [folder / "__init__.py", *sorted(path for path in folder.rglob("*.py") if path != folder / "__init__.py")]
 
 
-def imported(name: str) -> set[str]:
+def list_imports(name: str) -> set[str]:
     """The top-level packages that a package imports when it is loaded."""
     found = set()
     for path in sources(name):

@@ -10,20 +10,20 @@ import griffe
 SECTIONS = ("Args", "Returns")
 
 
-def rendered(text: str) -> str:
+def render_docstring(text: str) -> str:
     """Convert the examples of a docstring to code blocks, and its sections (Args, Returns) to lists.
 
-    >>> print(rendered("One.\\n\\nArgs:\\n    a: a number,\\n        at least 1."))
+    >>> print(render_docstring("One.\\n\\nArgs:\\n    a: a number,\\n        at least 1."))
     One.
     <BLANKLINE>
     **Args**
     <BLANKLINE>
     - `a`: a number, at least 1.
     """
-    return "\n\n".join(map(_rendered_block, text.split("\n\n")))
+    return "\n\n".join(map(_render_block, text.split("\n\n")))
 
 
-def _rendered_block(block: str) -> str:
+def _render_block(block: str) -> str:
     if block.lstrip().startswith(">>>"):
         return f"```pycon\n{block}\n```"
     title, _, body = block.partition(":\n")
@@ -39,4 +39,4 @@ class Examples(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Called for each function, class and module."""
         if obj.docstring is not None:
-            obj.docstring.value = rendered(obj.docstring.value)
+            obj.docstring.value = render_docstring(obj.docstring.value)

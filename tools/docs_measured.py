@@ -11,16 +11,16 @@ _HERE = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)
 _MEASURED = re.compile(r"<!-- measured.*?-->\n(.*?)<!-- /measured -->", re.DOTALL)
 
 
-def tables(text: str) -> list[str]:
+def find_tables(text: str) -> list[str]:
     """The benchmarks whose tables a page includes.
 
-    >>> tables("before\\n<!-- table: replica -->\\nafter")
+    >>> find_tables("before\\n<!-- table: replica -->\\nafter")
     ['replica']
     """
     return _HERE.findall(text)
 
 
-def measured(name: str) -> str:
+def read_measured(name: str) -> str:
     """The measured part of a benchmark's README: the table, and the machine."""
     found = _MEASURED.search((BENCHMARKS / name / "README.md").read_text())
     if found is None:
@@ -30,4 +30,4 @@ def measured(name: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called for each page."""
-    return _HERE.sub(lambda match: measured(match[1]), markdown)
+    return _HERE.sub(lambda match: read_measured(match[1]), markdown)

@@ -21,7 +21,7 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
 DEADLINE = 300
 
 
-def executed(path: Path) -> Any:
+def run_notebook(path: Path) -> Any:
     """Run the notebook of a `.py` file from start to end in its own kernel."""
     notebook = jupytext.read(path)
     for number, cell in enumerate(notebook.cells):
@@ -39,7 +39,7 @@ def executed(path: Path) -> Any:
 def main() -> int:
     """Run and write all notebooks."""
     for path in sorted(NOTEBOOKS.glob("*.py")):
-        nbformat.write(executed(path), path.with_suffix(".ipynb"))
+        nbformat.write(run_notebook(path), path.with_suffix(".ipynb"))
         print(f"wrote {path.with_suffix('.ipynb').name}")
     return 0
 

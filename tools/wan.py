@@ -55,7 +55,7 @@ class Cut(NamedTuple):
     end: float
     way: Way | None
 
-    def hides(self, now: float, way: Way) -> bool:
+    def blocks(self, now: float, way: Way) -> bool:
         """Whether a packet is dropped."""
         return self.start <= now < self.end and self.way in (None, way)
 
@@ -68,7 +68,7 @@ class Site(NamedTuple):
     control: socket.socket
 
 
-def quantity(text: str) -> float:
+def parse_quantity(text: str) -> float:
     """Parse a number with a unit, as bits per second, seconds or a share."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz%")
     try:
@@ -77,37 +77,39 @@ def quantity(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a quantity: write 60mbit, 20ms, 5s or 1%") from None
 
 
-def cut(text: str) -> Cut:
+def parse_cut(text: str) -> Cut:
     """Parse START+LENGTH[@FROM:TO]."""
     span, _, way = text.partition("@")
     start, _, length = span.partition("+")
-    begin = quantity(start)
+    begin = parse_quantity(start)
     one, _, other = way.partition(":")
-    return Cut(begin, begin + quantity(length), (int(one), int(other)) if way else None)
+    return Cut(begin, begin + parse_quantity(length), (int(one), int(other)) if way else None)
 
 
-def change(text: str) -> tuple[float, float]:
+def parse_change(text: str) -> tuple[float, float]:
     """Parse WHEN=RATE."""
     when, _, rate = text.partition("=")
-    return quantity(when), quantity(rate)
+    return parse_quantity(when), parse_quantity(rate)
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[list[str]]]:
     """Parse the options, and the command of each site."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=quantity, default=60e6, help="rate of each direction (60mbit)")
-    parser.add_argument("--delay", type=quantity, default=0.0, help="one-way delay, such as 20ms")
-    parser.add_argument("--loss", type=quantity, default=0.0, help="share of packets that are lost, such as 1%%")
+    parser.add_argument("--rate", type=parse_quantity, default=60e6, help="rate of each direction (60mbit)")
+    parser.add_argument("--delay", type=parse_quantity, default=0.0, help="one-way delay, such as 20ms")
+    parser.add_argument("--loss", type=parse_quantity, default=0.0, help="share of packets that are lost, such as 1%%")
     parser.add_argument(
-        "--queue", type=quantity, default=0.2, help="length of the router's queues, in seconds at the rate"
+        "--queue", type=parse_quantity, default=0.2, help="length of the router's queues, in seconds at the rate"
     )
     parser.add_argument("--mtu", type=int, default=9000)
     parser.add_argument("--seed", type=int, default=0, help="seed of losses")
-    parser.add_argument("--cut", type=cut, action="append", default=[], help="START+LENGTH[@FROM:TO], such as 5s+3s")
-    parser.add_argument("--change", type=change, action="append", default=[], help="WHEN=RATE, such as 10s=6mbit")
+    parser.add_argument(
+        "--cut", type=parse_cut, action="append", default=[], help="START+LENGTH[@FROM:TO], such as 5s+3s"
+    )
+    parser.add_argument("--change", type=parse_change, action="append", default=[], help="WHEN=RATE, such as 10s=6mbit")
     parser.add_argument("--follow", help="file with rate and delay, which may change: 120mbit 20ms")
     parser.add_argument("--go", help="file; times of cuts and changes count from when it exists")
-    parser.add_argument("--timeout", type=quantity, default=3600.0)
+    parser.add_argument("--timeout", type=parse_quantity, default=3600.0)
     words = list(argv)
     if "--" not in words:
         parser.parse_args(words)
@@ -135,7 +137,7 @@ def start_site(index: int, command: Sequence[str], mtu: int) -> Site:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _be_site(index, command, mtu, theirs)
+        _run_site(index, command, mtu, theirs)
     theirs.close()
     _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
     if not ancillary:
@@ -143,7 +145,7 @@ def start_site(index: int, command: Sequence[str], mtu: int) -> Site:
     return Site(pid, array.array("i", ancillary[0][2])[0], ours)
 
 
-def _be_site(index: int, command: Sequence[str], mtu: int, parent: socket.socket) -> None:
+def _run_site(index: int, command: Sequence[str], mtu: int, parent: socket.socket) -> None:
     """Run in the forked process: create the namespace and its device, send the device, and become the command."""
     os.setsid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -192,7 +194,7 @@ class Router:
         self.followed = now + TICK_SECONDS
         try:
             with open(self.options.follow) as file:
-                rate, delay = map(quantity, file.read().split())
+                rate, delay = map(parse_quantity, file.read().split())
         except (OSError, ValueError, argparse.ArgumentTypeError):
             return
         self.options.rate, self.options.delay = rate, delay
@@ -222,7 +224,7 @@ class Router:
     def _take(self, packet: bytes, way: Way, now: float) -> None:
         elapsed = self.elapsed(now)
         begin = max(self.free[way], now)
-        hidden = any(each.hides(elapsed, way) for each in self.options.cut)
+        hidden = any(each.blocks(elapsed, way) for each in self.options.cut)
         if hidden or begin - now > self.options.queue or self.random.random() < self.options.loss:
             self.lost[way] += 1
             return
@@ -274,7 +276,7 @@ def route(sites: Sequence[Site], options: argparse.Namespace) -> int:
             router.read(numbers[device])
         router.deliver()
         router.follow(time.monotonic())
-        _look(sites, status)
+        _poll_sites(sites, status)
     sys.stderr.write(router.to_json() + "\n")
     return next((status[site.pid] for site in sites if status[site.pid]), 0)
 
@@ -285,7 +287,7 @@ def _kill(sites: Sequence[Site], status: dict[int, int]) -> None:
             os.killpg(site.pid, signal.SIGKILL)
 
 
-def _look(sites: Sequence[Site], status: dict[int, int]) -> None:
+def _poll_sites(sites: Sequence[Site], status: dict[int, int]) -> None:
     for site in sites:
         if site.pid not in status:
             done, code = os.waitpid(site.pid, os.WNOHANG)

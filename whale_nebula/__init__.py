@@ -133,7 +133,7 @@ def _keras_hook() -> Any:
     return importlib.import_module(f"{__name__}.runtime.keras_hook")
 
 
-class _Face(ModuleType):
+class _PublicModule(ModuleType):
     """The class of this module, which keeps public names such as `nb.plan` functions.
 
     Importing a subpackage binds it to its package as an attribute, which would hide a public name that is also a
@@ -145,6 +145,6 @@ class _Face(ModuleType):
             super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Face
+sys.modules[__name__].__class__ = _PublicModule
 
 wrap_keras(_keras_hook)

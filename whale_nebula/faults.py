@@ -139,7 +139,7 @@ class Fault:
             raise OptionError(f"there is no action {action!r}", where=text, mend=did_you_mean(action, known))
         return cls(point, Action(action), float(seconds or 0), int(hit or 1), bool(again), worker)
 
-    def strikes(self, number: int) -> bool:
+    def applies_at(self, number: int) -> bool:
         """Whether the fault occurs at hit `number` (from 1)."""
         return number == self.hit or (self.again and number > self.hit)
 
@@ -155,7 +155,7 @@ _EXAMPLE = "update.begun=kill@3"
 Act: TypeAlias = Callable[[Fault, Drop | None], None]
 
 
-def happen(fault: Fault, drop: Drop | None) -> None:
+def apply_fault(fault: Fault, drop: Drop | None) -> None:
     """Apply a fault to this process."""
     match fault.action:
         case Action.KILL:
@@ -167,10 +167,10 @@ def happen(fault: Fault, drop: Drop | None) -> None:
         case Action.DROP if drop is not None:
             drop(f"failpoint {fault}")
         case Action.RAISE:
-            fail(fault)
+            raise_fault(fault)
 
 
-def fail(fault: Fault) -> NoReturn:
+def raise_fault(fault: Fault) -> NoReturn:
     """Raise the fault's error."""
     raise RunError(f"failpoint {fault} was reached", why="a plan of faults wants an error here", mend="take it out")
 
@@ -190,7 +190,7 @@ class FaultPlan:
       mend: take it out
     """
 
-    def __init__(self, faults: Iterable[Fault] = (), *, worker: str | None = None, act: Act = happen) -> None:
+    def __init__(self, faults: Iterable[Fault] = (), *, worker: str | None = None, act: Act = apply_fault) -> None:
         self.faults = tuple(fault for fault in faults if fault.worker in (None, worker))
         self.reached: Counter[str] = Counter()
         self._points = {fault.point for fault in self.faults}
@@ -209,7 +209,7 @@ class FaultPlan:
             number = self.reached[point]
         if point in self._points:
             for fault in self.faults:
-                if fault.point == point and fault.strikes(number):
+                if fault.point == point and fault.applies_at(number):
                     self._act(fault, drop)
 
 
@@ -253,7 +253,7 @@ def apply_plan(plan: FaultPlan) -> Iterator[FaultPlan]:
         _plan = before
 
 
-def _from_environment(environment: Mapping[str, str]) -> FaultPlan | None:
+def _read_environment(environment: Mapping[str, str]) -> FaultPlan | None:
     text = environment.get(VARIABLE)
     if not text:
         return None
@@ -263,4 +263,4 @@ def _from_environment(environment: Mapping[str, str]) -> FaultPlan | None:
     return plan
 
 
-_plan = _from_environment(os.environ)
+_plan = _read_environment(os.environ)

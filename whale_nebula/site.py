@@ -65,17 +65,17 @@ def warn_at(site: Site, what: str, *, why: str, mend: str, where: str | None = N
     warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
-_said: set[tuple[Site, Hashable]] = set()
+_warned: set[tuple[Site, Hashable]] = set()
 
 
 def warn_once(site: Site, what: str, *, why: str, mend: str, where: str | None = None, key: Hashable = None) -> None:
     """Warn about a line, unless there was a warning with the same `key` there."""
-    if (site, key) not in _said:
-        _said.add((site, key))
+    if (site, key) not in _warned:
+        _warned.add((site, key))
         warn_at(site, what, why=why, mend=mend, where=where)
 
 
-def runs_now(site: Site) -> bool:
+def is_running(site: Site) -> bool:
     """Whether the function that contains a line is running; a suspended generator is not.
 
     Functions that AutoGraph rewrote are assumed to be running.
@@ -120,7 +120,7 @@ class Origin(str):
     """The user's line of an op, and the layer that made it: its path in the model and its class.
 
     >>> origin = Origin("train.py:12", layer="encoder/norm", kind="BatchNormalization")
-    >>> print(origin, "|", origin.said)
+    >>> print(origin, "|", origin.layer_description)
     train.py:12 | BatchNormalization 'encoder/norm'
     """
 
@@ -136,7 +136,7 @@ class Origin(str):
         return made
 
     @property
-    def said(self) -> str:
+    def layer_description(self) -> str:
         """The layer in words; "" if there is none."""
         return f"{self.kind or 'layer'} {self.layer!r}" if self.layer else ""
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import experiment
 import keras
 import tensorflow as tf
-from common import machine
+from common import describe_machine
 from rows import ROWS
 
 import whale_nebula as nb
@@ -105,7 +105,7 @@ def main() -> int:
     asked = options(parser).parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    about = machine()
+    about = describe_machine()
     print(json.dumps({**train(asked.row, asked.seed, asked), "machine": about}))
     return 0
 

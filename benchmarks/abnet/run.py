@@ -21,8 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import experiment
-from apart import one_thread, run_all, script
-from common import finished, machine, write
+from common import describe_machine, read_finished_runs, write
 from one import options
 from rows import ROWS
 from tables import differences, plot, table
@@ -57,12 +56,12 @@ def shared_options(asked: argparse.Namespace) -> list[str]:
 
 def run_rows(asked: argparse.Namespace) -> None:
     """Run the missing rows, several at a time."""
-    done = {(each["row"], each["seed"]) for each in finished(RESULTS)}
+    done = {(each["row"], each["seed"]) for each in read_finished_runs(RESULTS)}
     pairs = [(name, seed) for seed in asked.seed for name in asked.row if seed in ROWS[name].seeds]
     words = ["--steps", asked.steps, *shared_options(asked)]
 
     def start(pair: tuple[str, int]) -> subprocess.Popen[str]:
-        return script([HERE / "one.py", *pair, *words])
+        return start_script([HERE / "one.py", *pair, *words])
 
     run_all([pair for pair in pairs if pair not in done], start, record_result, jobs=asked.jobs, limit=LIMIT)
 
@@ -127,12 +126,14 @@ def main() -> int:
         run_rows(asked)
         if asked.time:
             run_times(asked)
-    runs = finished(RESULTS)
+    runs = read_finished_runs(RESULTS)
     times = json.loads(TIMES.read_text("utf-8")) if TIMES.exists() else {}
     said = differences(asked, runs)
     print(*said, sep="\n")
     plot(runs, times, HERE)
-    write(__file__, {"machine": machine(), "runs": runs, "times": times, "differences": said}, table(runs, times))
+    write(
+        __file__, {"machine": describe_machine(), "runs": runs, "times": times, "differences": said}, table(runs, times)
+    )
     return 0
 
 

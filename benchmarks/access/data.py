@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.place import Place
@@ -40,7 +40,7 @@ from whale_nebula.datasets.interface import parse_interface
 from whale_nebula.datasets.reading import RemoteClient, RowSelection, open_remote
 from whale_nebula.datasets.service import open_service
 from whale_nebula.gateway.settings import GatewaySettings
-from whale_nebula.launch.gateways import start
+from whale_nebula.launch.gateways import start_gateway
 from whale_nebula.security import GATEWAY, Files, Identity, authority, files, issue
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.authority import Authority
@@ -154,7 +154,7 @@ def run_gateway(folder: Path, listen: str) -> Iterator[int]:
     paths = Files.in_folder(certs, who)
     if not paths.cert.exists():
         issue.issue(certs, authority.load(certs), [who])
-    process = start(
+    process = start_gateway(
         GatewaySettings("mt", "gpu", listen, {}, {"npu": None}, {}, paths, folder / "gate.jsonl", services=certs)
     )
     try:
@@ -360,7 +360,7 @@ def main() -> int:
     if args.side:
         play_side(args.side, Path(args.folder), int(args.batches))
         return 0
-    about, quick = machine(), args.quick
+    about, quick = describe_machine(), args.quick
     accounts = 20 if quick else ACCOUNTS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

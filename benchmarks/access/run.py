@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 from whale_nebula.accounts import service
 from whale_nebula.accounts.login import LoginIssuer
@@ -40,7 +40,7 @@ from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.service import serve
 from whale_nebula.errors import AccountError, LoginError
 from whale_nebula.gateway.settings import GatewaySettings
-from whale_nebula.launch.gateways import start
+from whale_nebula.launch.gateways import start_gateway
 from whale_nebula.security import Credentials, authority, issue_ephemeral
 from whale_nebula.security.authority import Authority
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -214,7 +214,7 @@ def run_gateways(folder: Path, rate: float | None, front: bool = True) -> Iterat
                 "mt", cluster, where[name], workers, {other: where[f"{other}/gateway"]}, {other: rate}, made[name],
                 home / f"{cluster}.jsonl", services=folder if front else None,
             )  # fmt: skip
-            process = start(site)
+            process = start_gateway(site)
             stack.callback(process.wait)
             stack.callback(process.kill)
             assert process.stdout is not None and process.stdout.readline()
@@ -299,7 +299,7 @@ def _run_attacker(folder: Path, port: int | None) -> Iterator[tuple[Any, Any]]:
 def main() -> int:
     """Measure, print and write the result."""
     quick = parser(__doc__, "a few of each; writes nothing").parse_args().quick
-    about = machine()
+    about = describe_machine()
     with tempfile.TemporaryDirectory() as name:
         large, small = Path(name) / "large", Path(name) / "small"
         for each in (large, small):

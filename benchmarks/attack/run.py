@@ -30,7 +30,7 @@ import psutil
 import yaml
 
 from benchmarks.attack.attacks import ATTACKS, RUN, STEPS_STARTED, AttackSchedule
-from benchmarks.common import machine, verdict, write
+from benchmarks.common import describe_machine, verdict, write
 from tests.unit.transport.grpc_workers import find_free_address
 from whale_nebula.security.authority import Authority, create
 from whale_nebula.security.identity import Identity
@@ -282,7 +282,11 @@ def main() -> int:
     for row in rows:
         print(*row, sep=" | ")
     if options.seconds >= 600:
-        write(__file__, {"machine": machine(), "rate": RATE, **result}, [["", "measured", "bar", "verdict"], *rows])
+        write(
+            __file__,
+            {"machine": describe_machine(), "rate": RATE, **result},
+            [["", "measured", "bar", "verdict"], *rows],
+        )
     return int(any(row[-1] == "missed" for row in rows))
 
 

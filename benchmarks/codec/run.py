@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tensorflow as tf
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 from whale_nebula.codec import Coded, axes, structures
 from whale_nebula.codec import blocks as rounding
@@ -248,7 +248,7 @@ def main() -> int:
     options = made.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    about = machine()
+    about = describe_machine()
     x = data(ROWS // 8 if options.quick else ROWS)
     chosen = make_rows(x, compute_optimal_errors(x))
     found, svds = measure(x, chosen, 1 if options.quick else options.rounds)

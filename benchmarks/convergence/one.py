@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from boundaries import CODECS
-from common import machine
+from common import describe_machine
 from language import LONGEST, PAD, Pairs, make_pairs
 from translator import WIDTH, translator
 
@@ -107,7 +107,7 @@ def main() -> int:
     """Run, and print the result."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    about = machine()
+    about = describe_machine()
     try:
         found = train(sys.argv[1], *map(int, sys.argv[2:]))
     except nb.errors.NotYetError as error:

@@ -26,9 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from apart import run_all, script
-from boundaries import CODECS, LABELS
-from common import finished, picture, write
+from boundaries import CODECS, SAID
+from common import picture, LABELS
+from separate_processes import run_all, start_script
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
@@ -44,12 +44,12 @@ Run = dict[str, Any]
 # ---------------------------------------------------------------------- running
 def run_missing(wanted: Sequence[tuple[str, int]], path: Path, jobs: int, steps: Sequence[str] = ()) -> None:
     """Run what is missing, several at a time; `steps` limits a run."""
-    done = {(each["codec"], each["seed"]) for each in finished(path)}
+    done = {(each["codec"], each["seed"]) for each in read_finished_runs(path)}
     unknown: set[str] = set()
 
     def start(pair: tuple[str, int]) -> subprocess.Popen[str] | None:
         known = pair[0] not in unknown
-        return script([HERE / "one.py", *pair, *steps], stderr=subprocess.PIPE) if known else None
+        return start_script([HERE / "one.py", *pair, *steps], stderr=subprocess.PIPE) if known else None
 
     def handle_end(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
         if not record_result(pair, process, path):
@@ -153,11 +153,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder, "results.jsonl")
             run_missing([("none", 1), ("int4", 1)], results, options.jobs, ["50"])
-            return int(len(finished(results)) != 2)
+            return int(len(read_finished_runs(results)) != 2)
     if not options.table:
         wanted = [(codec, seed) for seed, codec in product(options.seed, options.codec)]
         run_missing(wanted, options.results, options.jobs)
-    runs = finished(options.results)
+    runs = read_finished_runs(options.results)
     if not runs:
         return 1
     lines = make_table(runs)

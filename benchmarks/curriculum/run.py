@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
-from common import finished, machine, parser, picture, read_text, verdict, write
+from common import describe_machine, parser, picture, read_finished_runs, read_text, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, transformer
@@ -284,9 +284,9 @@ def main() -> int:
         table = measure_by_length()
         print("\n".join(" | ".join(map(str, row)) for row in table))
         if not quick:
-            write(__file__, {"machine": machine(), "table": table}, table, part="by_length")
+            write(__file__, {"machine": describe_machine(), "table": table}, table, part="by_length")
         return 0
-    kept = [] if quick else finished(ROWS)
+    kept = [] if quick else read_finished_runs(ROWS)
     found = measure(20, 20, SEEDS[:1], kept) if quick else measure(STEPS, LARGE_STEPS, SEEDS, kept)
     tables = {"steps": describe_steps(found), "steadiness": describe_steadiness(found)}
     times = describe_times(found)
@@ -294,8 +294,8 @@ def main() -> int:
         print("\n".join(" | ".join(map(str, row)) for row in table), end="\n\n")
     if not quick:
         for name, table in tables.items():
-            write(__file__, {"machine": machine(), "table": table}, table, part=name)
-        write(__file__, {"machine": machine(), "table": times}, times)
+            write(__file__, {"machine": describe_machine(), "table": table}, table, part=name)
+        write(__file__, {"machine": describe_machine(), "table": times}, times)
         draw(found)
     return 0
 

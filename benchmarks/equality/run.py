@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import keras
-from common import machine, write
+from common import describe_machine, write
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
@@ -98,7 +98,7 @@ def main() -> int:
     for row in rows:
         print(row)
     keys = ("model", "weights", "bytes", "differ", "verdict")
-    result = {"machine": machine(), "line": " ".join(LINE), "cut": CUT, "rows": rows}
+    result = {"machine": describe_machine(), "line": " ".join(LINE), "cut": CUT, "rows": rows}
     write(__file__, result, [keys, *([row[key] for key in keys] for row in rows)])
     return int(any(row["verdict"] == "missed" for row in rows))
 

@@ -164,7 +164,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     parts = asked.only or PARTS
-    found: dict[str, Any] = {"machine": common.machine()}
+    found: dict[str, Any] = {"machine": common.describe_machine()}
     if "exact" in parts:
         found["exact"] = {"rows": compare()}
     if "cost" in parts:

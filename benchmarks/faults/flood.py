@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import psutil
-from trial import Course, steps
+from fault_run import RunningTrial, steps
 
 from whale_nebula.transport.grpc.limits import LIMITS
 
@@ -20,19 +20,19 @@ RATE, SECONDS, QUIET = 50, 10.0, 8.0
 SLOWER_BAR, REFUSAL_BAR, HANDSHAKES_BAR = 0.10, 0.002, LIMITS.address
 
 
-def flood(course: Course, seen: dict[str, Any]) -> None:
+def flood(course: RunningTrial, seen: dict[str, Any]) -> None:
     """Measure steps for a while, then again during the flood."""
     course.await_step(30, "gpu")
     site = course.found["gpu"]
     worker = psutil.Process(site.worker_pid)
     port = int(course.found.config["clusters"]["gpu"]["workers"][0].rpartition(":")[2])
-    friends = _open(worker, port)
-    quiet = _measured(worker, site.out, QUIET)
-    strangers = Strangers(port)
-    threading.Thread(target=strangers.come, daemon=True).start()
-    most = Most(worker, port, friends)
+    friends = _list_connections(worker, port)
+    quiet = _measure_steps(worker, site.out, QUIET)
+    strangers = UnauthenticatedClients(port)
+    threading.Thread(target=strangers.connect_repeatedly, daemon=True).start()
+    most = OpenHandshakeCounter(worker, port, friends)
     threading.Thread(target=most.look, daemon=True).start()
-    busy = _measured(worker, site.out, SECONDS)
+    busy = _measure_steps(worker, site.out, SECONDS)
     strangers.over.set()
     most.over.set()
     seen |= {
@@ -47,7 +47,7 @@ def flood(course: Course, seen: dict[str, Any]) -> None:
     }
 
 
-def _measured(worker: psutil.Process, out: list[str], seconds: float) -> dict[str, float]:
+def _measure_steps(worker: psutil.Process, out: list[str], seconds: float) -> dict[str, float]:
     """The median step, and the CPU use, over a while."""
     begin, used = time.monotonic(), sum(worker.cpu_times()[:2])
     time.sleep(seconds)
@@ -57,13 +57,13 @@ def _measured(worker: psutil.Process, out: list[str], seconds: float) -> dict[st
     return {"step": statistics.median(between), "cpu": (after - used) / (end - begin)}
 
 
-def _open(worker: psutil.Process, port: int) -> set[int]:
+def _list_connections(worker: psutil.Process, port: int) -> set[int]:
     """The connections accepted by a worker's port, by the ports of the other ends."""
     found = worker.net_connections(kind="tcp")
     return {each.raddr.port for each in found if each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED}
 
 
-class Most:
+class OpenHandshakeCounter:
     """The maximum number of open handshakes: connections beyond the peers', seen twice in a row, as those above the
     limit are accepted too and closed at once.
     """
@@ -79,11 +79,11 @@ class Most:
         before: set[int] = set()
         while not self.over.wait(0.1):
             with contextlib.suppress(psutil.Error):
-                now = _open(worker, port) - friends
+                now = _list_connections(worker, port) - friends
                 self.found, before = max(self.found, len(now & before)), now
 
 
-class Strangers:
+class UnauthenticatedClients:
     """Fifty connections a second of three kinds: silent, without TLS, and with TLS but without a certificate."""
 
     def __init__(self, port: int) -> None:
@@ -96,16 +96,16 @@ class Strangers:
         self._context.verify_mode = ssl.CERT_NONE
         self._context.set_alpn_protocols(["h2"])
 
-    def come(self) -> None:
+    def connect_repeatedly(self) -> None:
         """Connect until the end."""
         begin = time.monotonic()
         while not self.over.wait(max(0.0, begin + self.came / RATE - time.monotonic())):
             self.came += 1
-            threading.Thread(target=self._knock, args=(self.came,), daemon=True).start()
+            threading.Thread(target=self._connect, args=(self.came,), daemon=True).start()
         for each in self._kept:
             each.close()
 
-    def _knock(self, number: int) -> None:
+    def _connect(self, number: int) -> None:
         with contextlib.suppress(OSError):
             sock = socket.create_connection(("127.0.0.1", self._port), timeout=5.0)
             if number % 3 == 0:

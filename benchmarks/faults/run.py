@@ -29,15 +29,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from common import machine, write
+from common import describe_machine, write
+from fault_run import RunningTrial, RunResult, run_on_this_host, run_over_emulated_line
 from flood import HANDSHAKES_BAR, REFUSAL_BAR, SLOWER_BAR, flood
-from trial import Course, Ended, on_this_host, over_a_line
 
 from whale_nebula.faults import POINTS
 
 STEPS, PAUSE = 30, 0.2
 NOTICE_BAR = 2.0
-ILLS = ("corrupt", "truncate", "duplicate", "reorder", "replay")
+FRAME_FAULTS = ("corrupt", "truncate", "duplicate", "reorder", "replay")
 RESULT = Path(__file__).with_name("result.json")
 
 
@@ -45,8 +45,8 @@ class Case(NamedTuple):
     """A fault: its name, whether a run must continue with it, and how it is run."""
 
     name: str
-    goes_on: bool | None  # None: it may end either way
-    run: Callable[[], Ended]
+    must_complete: bool | None  # None: it may end either way
+    run: Callable[[], RunResult]
     wide: int = 1
     steps: int = STEPS
     notice: float = NOTICE_BAR
@@ -58,46 +58,46 @@ def row(case: Case) -> dict[str, Any]:
     try:
         ended = case.run()
     except AssertionError as error:
-        return {"what": case.name, "as_it_must": False, "ends": "lost", "detail": without_paths(str(error)[-500:])}
-    wrong = judge(case, ended)
-    ends = "hangs" if ended.hangs else "goes on" if ended.went_on else "stops"
+        return {"what": case.name, "as_it_must": False, "ends": "lost", "detail": remove_paths(str(error)[-500:])}
+    wrong = find_violations(case, ended)
+    ends = "hangs" if ended.hangs else "goes on" if ended.completed else "stops"
     return {
         "what": case.name,
         "ends": ends,
         "as_it_must": not wrong,
         "seconds": round(time.monotonic() - started, 1),
         "notice_s": ended.notice,
-        "detail": without_paths("; ".join(wrong)) or detail(ended),
+        "detail": remove_paths("; ".join(wrong)) or detail(ended),
     }
 
 
-def detail(ended: Ended) -> str:
+def detail(ended: RunResult) -> str:
     """A description of a run that ended as required."""
-    if ended.went_on:
+    if ended.completed:
         connections = max((about.get("connections", 0) for about in ended.told.values()), default=0)
         struck = sum(about.get("struck", 0) for about in ended.told.values())
         hurt = f", {struck} frames hurt" if struck else ""
         return f"the same weights, bit for bit; {connections} connection{'s' * (connections != 1)}{hurt}"
-    first = {cluster: without_paths(text.splitlines()[0])[:150] for cluster, text in ended.errors.items()}
+    first = {cluster: remove_paths(text.splitlines()[0])[:150] for cluster, text in ended.errors.items()}
     first |= {cluster: "the same weights, bit for bit" for cluster, code in ended.codes.items() if code == 0}
     return "; ".join(f"{cluster}: {text}" for cluster, text in first.items())
 
 
-def without_paths(text: str) -> str:
+def remove_paths(text: str) -> str:
     """Remove this machine's paths from a text."""
     return re.sub(r"(?<!\w)/\S*/", "", text)
 
 
-def judge(case: Case, ended: Ended) -> list[str]:
+def find_violations(case: Case, ended: RunResult) -> list[str]:
     """The violations of the expectations of a case."""
     wrong = [f"left: {each}" for each in ended.orphans]
     if ended.hangs:
         tails = {cluster: text[-300:] for cluster, text in ended.said.items()}
         return [*wrong, f"does not end: {ended.codes} {tails}"]
-    if case.goes_on is not None and ended.went_on != case.goes_on:
-        wrong.append(f"{'goes on' if ended.went_on else 'stops'}: {ended.codes} {ended.errors or ended.said}"[:800])
+    if case.must_complete is not None and ended.completed != case.must_complete:
+        wrong.append(f"{'goes on' if ended.completed else 'stops'}: {ended.codes} {ended.errors or ended.said}"[:800])
     for cluster, about in ended.told.items():
-        if "weights" in about and (about["weights"], about["loss"]) != undisturbed(case.steps, case.wide):
+        if "weights" in about and (about["weights"], about["loss"]) != run_undisturbed(case.steps, case.wide):
             wrong.append(f"{cluster} has come to other weights")
     for cluster, text in ended.errors.items():
         other = {"gpu": "npu/0", "npu": "gpu/0"}[cluster]
@@ -105,16 +105,16 @@ def judge(case: Case, ended: Ended) -> list[str]:
             wrong.append(f"{cluster} stops without a name: {text[:200]}")
     silent = [c for c, code in ended.codes.items() if code not in (0, 137) and c not in ended.errors]
     wrong += [f"{cluster} ended with {ended.codes[cluster]} and said nothing of it" for cluster in silent]
-    if case.goes_on is False and "kill" in case.name and (ended.notice or 0.0) > case.notice:
+    if case.must_complete is False and "kill" in case.name and (ended.notice or 0.0) > case.notice:
         wrong.append(f"noticed after {ended.notice} s")
     return wrong
 
 
 @cache
-def undisturbed(steps: int, wide: int) -> tuple[Any, Any]:
+def run_undisturbed(steps: int, wide: int) -> tuple[Any, Any]:
     """The results of a run without faults."""
-    ended = on_this_host(steps, "--wide", wide)
-    if not ended.went_on:
+    ended = run_on_this_host(steps, "--wide", wide)
+    if not ended.completed:
         raise SystemExit(f"the undisturbed run fails: {ended.said}")
     about = ended.told["npu"]
     return about["weights"], about["loss"]
@@ -123,14 +123,14 @@ def undisturbed(steps: int, wide: int) -> tuple[Any, Any]:
 # The cases.
 
 _ONCE = ("hello.", "agree.", "meet.", "link.", "connection.", "frames.", "failure.", "certificate.")
-_BROUGHT_ABOUT = {
+_TRIGGERS = {
     "connection.down": "chunk.first.after=drop@3",
     "frames.again": "chunk.first.after=drop@3",
     "failure.telling": "update.before=raise@3",
 }
 _WIDE, _WIDE_STEPS = 2560, 8
 # A worker that dies before it has connected cannot be told from one not started yet: others wait with patience.
-_UNMET = 15
+_UNCONNECTED_PATIENCE = 15
 # After the work, or before its begin, a death need not stop the other worker by an error.
 _LATE = ("link.", "meet.")
 
@@ -141,25 +141,25 @@ def kills() -> Iterator[Case]:
         worker = ("gpu/0", "npu/0")[number % 2]
         hit = 1 if point.startswith(_ONCE) else 3
         faults = [f"{worker}:{point}=kill@{hit}"]
-        faults += [f"{worker}:{_BROUGHT_ABOUT[point]}"] if point in _BROUGHT_ABOUT else []
-        meanwhile = _renewed if point.startswith("certificate.") else None
+        faults += [f"{worker}:{_TRIGGERS[point]}"] if point in _TRIGGERS else []
+        meanwhile = _renew_certificates if point.startswith("certificate.") else None
         pause = 0.3 if meanwhile else 0.0
         steps = STEPS if meanwhile else _WIDE_STEPS
         wide = _WIDE if point.startswith("chunk.middle") else 1
-        patience = _UNMET if point == "hello.before" else 60
+        patience = _UNCONNECTED_PATIENCE if point == "hello.before" else 60
         ended = partial(
-            on_this_host,
+            run_on_this_host,
             *(steps, "--wide", wide, "--pause", pause),
             faults=",".join(faults),
             meanwhile=meanwhile,
             patience=f"{patience}s",
         )
-        goes_on = None if point.startswith(_LATE) else False
-        notice = _UNMET + NOTICE_BAR if point == "hello.before" else NOTICE_BAR
-        yield Case(f"kill {worker} at {point}", goes_on, ended, wide, steps, notice)
+        must_complete = None if point.startswith(_LATE) else False
+        notice = _UNCONNECTED_PATIENCE + NOTICE_BAR if point == "hello.before" else NOTICE_BAR
+        yield Case(f"kill {worker} at {point}", must_complete, ended, wide, steps, notice)
 
 
-def _renewed(course: Course) -> None:
+def _renew_certificates(course: RunningTrial) -> None:
     course.await_step(3)
     with contextlib.redirect_stdout(None):
         course.found.certs("renew")
@@ -172,14 +172,14 @@ def failpoints() -> Iterator[Case]:
         again = "" if point.startswith("connection.") else "+"
         hit = 2 if again else 1
         drop = f"gpu/0:{point}=drop@{hit}" if not again else ",".join(f"gpu/0:{point}=drop@{n}" for n in (3, 6, 9))
-        ended = partial(on_this_host, _WIDE_STEPS, "--wide", _WIDE, faults=drop)
+        ended = partial(run_on_this_host, _WIDE_STEPS, "--wide", _WIDE, faults=drop)
         yield Case(f"drop the connection at {point}", True, ended, _WIDE, _WIDE_STEPS)
     for point in ("step.announced", "update.before"):
-        ended = partial(on_this_host, STEPS, faults=f"gpu/0:{point}=raise@5")
+        ended = partial(run_on_this_host, STEPS, faults=f"gpu/0:{point}=raise@5")
         yield Case(f"an error at {point}", False, ended)
-    ended = partial(on_this_host, STEPS, faults="npu/0:chunk.last.before=delay:3@9")
+    ended = partial(run_on_this_host, STEPS, faults="npu/0:chunk.last.before=delay:3@9")
     yield Case("3 s of delay before a chunk", True, ended)
-    ended = partial(on_this_host, STEPS, faults="npu/0:update.begun=freeze@5")
+    ended = partial(run_on_this_host, STEPS, faults="npu/0:update.begun=freeze@5")
     yield Case("freeze at update.begun", False, ended)
 
 
@@ -192,20 +192,20 @@ def cuts() -> Iterator[Case]:
     yield Case(
         "a one-way blackhole beyond a patience of 12 s", False, partial(_line, "--cut 1s+90s@0:1", patience="12s")
     )
-    ended = partial(on_this_host, 60, "--pause", PAUSE, meanwhile=_reset, line=True)
+    ended = partial(run_on_this_host, 60, "--pause", PAUSE, meanwhile=_reset, line=True)
     yield Case("resets every 2 s", True, ended, steps=60)
 
 
-def _reset(course: Course) -> None:
+def _reset(course: RunningTrial) -> None:
     course.await_step(2)
     while not course.over and course.line is not None:
         course.line.reset()
         time.sleep(2.0)
 
 
-def _line(options: str, *, wide: int = 1, patience: str = "60s") -> Ended:
+def _line(options: str, *, wide: int = 1, patience: str = "60s") -> RunResult:
     wan = f"--rate 60mbit --delay 5ms {options}"
-    return over_a_line(STEPS, "--wide", wide, "--pause", PAUSE, wan=wan, after=2, patience=patience)
+    return run_over_emulated_line(STEPS, "--wide", wide, "--pause", PAUSE, wan=wan, after=2, patience=patience)
 
 
 def lines() -> Iterator[Case]:
@@ -218,24 +218,24 @@ def lines() -> Iterator[Case]:
 
 def frames() -> Iterator[Case]:
     """Frames that are damaged, repeated or reordered, one in nine."""
-    for ill in ILLS:
-        ended = partial(on_this_host, STEPS, "--ill", ill, "--every", 9)
+    for ill in FRAME_FAULTS:
+        ended = partial(run_on_this_host, STEPS, "--ill", ill, "--every", 9)
         yield Case(f"frames: {ill}", True, ended)
 
 
-def flooded() -> Iterator[Case]:
+def list_flood_cases() -> Iterator[Case]:
     """Strangers' connections to the port."""
 
-    def run() -> Ended:
+    def run() -> RunResult:
         seen: dict[str, Any] = {}
-        ended = on_this_host(4000, "--pause", 0.01, meanwhile=lambda course: _flood(course, seen))
+        ended = run_on_this_host(4000, "--pause", 0.01, meanwhile=lambda course: _flood(course, seen))
         ended.told["gpu"] = {**ended.told.get("gpu", {}), "flood": seen}
         return ended
 
     yield Case("a flood of 50 strangers a second", None, run, steps=4000)
 
 
-def _flood(course: Course, seen: dict[str, Any]) -> None:
+def _flood(course: RunningTrial, seen: dict[str, Any]) -> None:
     flood(course, seen)
     print(json.dumps(seen), flush=True)
     FLOOD.update(seen)
@@ -246,9 +246,9 @@ def _flood(course: Course, seen: dict[str, Any]) -> None:
 FLOOD: dict[str, Any] = {}
 
 
-def every() -> list[Case]:
+def list_cases() -> list[Case]:
     """All cases but the random ones."""
-    return [*cuts(), *lines(), *frames(), *failpoints(), *flooded(), *kills()]
+    return [*cuts(), *lines(), *frames(), *failpoints(), *list_flood_cases(), *kills()]
 
 
 def random_case(seed: int) -> Case:
@@ -261,18 +261,18 @@ def random_case(seed: int) -> Case:
         action = draw.choice(actions)
         deadly |= action == "kill"
         faults.append(f"{draw.choice(('gpu/0', 'npu/0'))}:{point}={action}@{draw.randint(1, STEPS)}")
-    ill = draw.choice(("", "", *ILLS))
+    ill = draw.choice(("", "", *FRAME_FAULTS))
     arguments = ["--ill", ill, "--every", draw.randint(7, 30)] if ill else []
     resets = draw.random() < 0.5
 
-    def meanwhile(course: Course) -> None:
+    def meanwhile(course: RunningTrial) -> None:
         if resets and course.line is not None:
             course.await_step(2)
             for _ in range(draw.randint(1, 4)):
                 course.line.reset()
                 time.sleep(draw.random())
 
-    ended = partial(on_this_host, STEPS, *arguments, faults=",".join(faults), meanwhile=meanwhile, line=True)
+    ended = partial(run_on_this_host, STEPS, *arguments, faults=",".join(faults), meanwhile=meanwhile, line=True)
     what = f"random {seed}: {', '.join(faults)}{', ' + ill if ill else ''}{', resets' if resets else ''}"
     return Case(what, None if deadly else True, ended)
 
@@ -280,7 +280,7 @@ def random_case(seed: int) -> Case:
 # What is kept.
 
 
-def keep(rows: list[dict[str, Any]], found: dict[str, Any], about: dict[str, Any]) -> None:
+def save_row(rows: list[dict[str, Any]], found: dict[str, Any], about: dict[str, Any]) -> None:
     """Add a row to the result, replacing an older one of the same name."""
     rows[:] = [each for each in rows if each["what"] != found["what"]]
     rows.append(found)
@@ -293,18 +293,20 @@ def keep(rows: list[dict[str, Any]], found: dict[str, Any], about: dict[str, Any
 def table(rows: list[dict[str, Any]]) -> list[list[object]]:
     """The rows of the README's table, with the random cases as one."""
     told: list[list[object]] = [["what", "ends", "as it must", "noticed after", "seconds", ""]]
-    drawn = [each for each in rows if each["what"].startswith("random")]
+    draw_cases = [each for each in rows if each["what"].startswith("random")]
     for each in rows:
-        if each not in drawn:
+        if each not in draw_cases:
             notice = "" if each.get("notice_s") is None else f"{each['notice_s']} s"
             must = "yes" if each["as_it_must"] else "**no**"
             text = each["detail"].replace("|", "/").replace("\n", " ")[:200]
             told.append([each["what"], each["ends"], must, notice, each.get("seconds", ""), text])
-    if drawn:
-        good = sum(each["as_it_must"] for each in drawn)
-        seconds = round(sum(each.get("seconds", 0.0) for each in drawn))
-        stops = sum(each["ends"] == "stops" for each in drawn)
-        told.append([f"{len(drawn)} random cases", f"{stops} stop", f"{good} of {len(drawn)}", "", seconds, ""])
+    if draw_cases:
+        good = sum(each["as_it_must"] for each in draw_cases)
+        seconds = round(sum(each.get("seconds", 0.0) for each in draw_cases))
+        stops = sum(each["ends"] == "stops" for each in draw_cases)
+        told.append(
+            [f"{len(draw_cases)} random cases", f"{stops} stop", f"{good} of {len(draw_cases)}", "", seconds, ""]
+        )
     return told
 
 
@@ -318,30 +320,30 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one case; writes nothing")
     parser.add_argument("--missing", action="store_true", help="only those that the result has not, or not well")
     given = parser.parse_args()
-    cases = [case for case in every() if (given.only or "") in case.name]
+    cases = [case for case in list_cases() if (given.only or "") in case.name]
     if given.list:
         print("\n".join(case.name for case in cases))
         return 0
     rows = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
-    about = machine()
+    about = describe_machine()
     if given.quick:
         cases = [case for case in cases if case.name == "frames: corrupt"] or cases[:1]
     if given.missing:
         well = {each["what"] for each in rows if each["as_it_must"]}
         cases = [case for case in cases if case.name not in well]
     bad = 0
-    for case in chain(cases, () if given.only or given.quick else drawn(given.seed, 60.0 * given.minutes)):
+    for case in chain(cases, () if given.only or given.quick else draw_cases(given.seed, 60.0 * given.minutes)):
         found = row(case)
         if case.name.startswith("a flood"):
-            found = flooded_row(found)
+            found = evaluate_flood(found)
         bad += not found["as_it_must"]
         print(json.dumps(found), flush=True)
         if not given.quick:
-            keep(rows, found, about)
+            save_row(rows, found, about)
     return bool(bad)
 
 
-def drawn(seed: int, seconds: float) -> Iterator[Case]:
+def draw_cases(seed: int, seconds: float) -> Iterator[Case]:
     """Random cases for this number of seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -349,7 +351,7 @@ def drawn(seed: int, seconds: float) -> Iterator[Case]:
         seed += 1
 
 
-def flooded_row(found: dict[str, Any]) -> dict[str, Any]:
+def evaluate_flood(found: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the flood by its numbers."""
     bars = {"slower": SLOWER_BAR, "cpu_s_a_refusal": REFUSAL_BAR, "handshakes_open": HANDSHAKES_BAR}
     missed = [f"{name} {FLOOD.get(name)} > {bar}" for name, bar in bars.items() if FLOOD.get(name, 1e9) > bar]

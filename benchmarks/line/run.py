@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 ROOT = Path(__file__).resolve().parents[2]
 WAN = ROOT / "tools" / "wan.py"
@@ -131,7 +131,7 @@ def main() -> int:
                 arguments.side, arguments.folder, json.loads(arguments.addresses), arguments.count, arguments.sealed
             )
         return 0
-    machine_description = machine()
+    machine_description = describe_machine()
     loopback = ("127.0.0.1", "127.0.0.1")
     count = 400 if arguments.quick else 1500
     on_loopback = {sealed: measure(count, loopback, [], sealed=sealed) for sealed in (False, True)}

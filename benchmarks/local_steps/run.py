@@ -18,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from common import machine, parser, verdict, write  # noqa: E402
+from common import describe_machine, parser, verdict, write  # noqa: E402
 from two_sites import FREE, run  # noqa: E402
 
 LINE = ("60mbit", "20ms")
@@ -73,7 +73,7 @@ def run_all() -> int:
         losses = {outer: [train_apart(seed, outer, Path(folder)) for seed in SEEDS] for outer in OUTERS}
     losses["together"] = [train_together(seed) for seed in SEEDS]
     rows = [*_list_time_rows(seconds), *_list_loss_rows(losses)]
-    result = {"machine": machine(), "line": LINE, "every": EVERY, "seconds": seconds, "losses": losses}
+    result = {"machine": describe_machine(), "line": LINE, "every": EVERY, "seconds": seconds, "losses": losses}
     write(__file__, result, [("what", "measured", "beside", "at most", ""), *rows])
     return int(any(row[-1] == "missed" for row in rows))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 from two_sites import FREE, run
 
 BAR, NEBULA_I = 0.97, 0.85
@@ -42,7 +42,7 @@ def main() -> int:
     row["verdict"] = verdict(share, BAR, least=True)
     print(row)
     if not chosen.quick:
-        result = {"machine": machine(), "bar": BAR, "nebula_i": NEBULA_I, "pairs": pairs, "row": row}
+        result = {"machine": describe_machine(), "bar": BAR, "nebula_i": NEBULA_I, "pairs": pairs, "row": row}
         write(__file__, result, [list(row), list(row.values())])
     return int(row["verdict"] == "missed" and not chosen.quick)
 

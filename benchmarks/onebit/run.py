@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
-from common import finished, machine, parser, picture, read_text, verdict, write
+from common import describe_machine, parser, picture, read_finished_runs, read_text, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, transformer
@@ -159,12 +159,12 @@ def draw(rows: list[list[Any]]) -> None:
 def main() -> int:
     """Measure what is missing, and write the table."""
     quick = parser(__doc__).parse_args().quick
-    found = [] if quick else finished(ROWS)
+    found = [] if quick else read_finished_runs(ROWS)
     measure(8 if quick else STEPS, 4 if quick else FREEZE, SEEDS[:1] if quick else SEEDS, found, not quick)
     rows = describe(found)
     print("\n".join(" | ".join(map(str, row)) for row in rows))
     if not quick:
-        write(__file__, {"machine": machine(), "parameters": found[0]["parameters"], "table": rows}, rows)
+        write(__file__, {"machine": describe_machine(), "parameters": found[0]["parameters"], "table": rows}, rows)
         draw(rows)
     return 0
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
-from common import machine, parser, spread, verdict, write
+from common import describe_machine, parser, spread, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, transformer
@@ -227,7 +227,7 @@ def main() -> None:
     if options.peak:
         print_peak(options.peak)
         return
-    here = machine()
+    here = describe_machine()
     parts: tuple[Callable[[], list[dict[str, Any]]], ...] = (
         measure_memory,
         lambda: measure_steps(8 if options.quick else PAIRS),

@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 import whale_nebula as nb
 from tests.parity.cases import CASES, list_cuts
@@ -135,7 +135,7 @@ def main() -> int:
     print(f"{len(rows)} models, {sum(row['cuts'] for row in rows)} cuts, {minutes:.1f} minutes")
     if not chosen.quick:
         keys = ("model", "cuts", "worst", "at", "verdict")
-        result = {"machine": machine(), "minutes": round(minutes, 1), "rows": rows}
+        result = {"machine": describe_machine(), "minutes": round(minutes, 1), "rows": rows}
         write(__file__, result, [keys, *([row[key] for key in keys] for row in rows)])
     return int(any(row["verdict"] == "missed" for row in rows))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 from prediction import DELAY, SCRIPT, own_cache, two_sites
 
 RUNS = (
@@ -68,7 +68,9 @@ def main() -> None:
         parts = (f"{1e3 * row[part][0]:.0f} / {1e3 * row[part][1]:.0f} ms" for part in ("stage", "update", "whole"))
         table.append([f"{row['model']} {row['plan']}, {row['site']}", *parts, f"{row['error']:+.0%}"])
     table.append(["mean of the errors", "", "", "", f"{mean:.0%}, {verdict(mean, MOST)} (≤ {MOST:.0%})"])
-    write(__file__, {"machine": machine(), "steps": STEPS, "mean_error": mean, "rows": rows}, table, "computing")
+    write(
+        __file__, {"machine": describe_machine(), "steps": STEPS, "mean_error": mean, "rows": rows}, table, "computing"
+    )
 
 
 if __name__ == "__main__":

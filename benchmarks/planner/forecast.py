@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
-from common import machine, parser, picture, write  # noqa: E402
+from common import describe_machine, parser, picture, write  # noqa: E402
 
 from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Options, Part, Problem, Shape  # noqa: E402
 from whale_nebula.planner.score import score  # noqa: E402
@@ -156,7 +156,7 @@ def main() -> None:
     rows = forecast(DEVICES, ROWS)
     plot(rows, Path(__file__).with_name("forecast.png"))
     papers = {"whale_devices_and_speedup": WHALE, "paddle_devices_and_scaling": PADDLE}
-    write(__file__, {"machine": machine(), "rows": rows, "papers": papers}, table(rows), "forecast")
+    write(__file__, {"machine": describe_machine(), "rows": rows, "papers": papers}, table(rows), "forecast")
 
 
 if __name__ == "__main__":

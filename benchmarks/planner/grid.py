@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prediction import Run, machine, measure, own_cache
+from prediction import Run, describe_machine, measure, own_cache
 
 RESULT = Path(__file__).with_name("grid.json")
 MODELS, RATES = ("transformer", "translator", "convolutions", "classes"), ("60mbit", "120mbit")
@@ -49,7 +49,9 @@ def main() -> int:
             found = compare(model, rate, a.steps)
         print(model, rate, f"{found['ratio']:.3f} of {found['best']}", flush=True)
         rows = [each for each in rows if (each["model"], each["rate"]) != (model, rate)] + [found]
-        RESULT.write_text(json.dumps({"machine": machine(), "steps": a.steps, "rows": rows}, indent=1) + "\n", "utf-8")
+        RESULT.write_text(
+            json.dumps({"machine": describe_machine(), "steps": a.steps, "rows": rows}, indent=1) + "\n", "utf-8"
+        )
     return 0
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from common import machine, parser, verdict, write  # noqa: E402
+from common import describe_machine, parser, verdict, write  # noqa: E402
 from prediction import SCRIPT, own_cache, train  # noqa: E402
 
 BAR = 0.10
@@ -91,7 +91,7 @@ def main() -> int:
             *map(_describe, rows),
         ]
         table.append(("mean of errors", "", "", "", "", "", f"bar {BAR:.0%}", f"{mean:.0%} {verdict(mean, BAR)}"))
-        result = {"machine": machine(), "mean_error": round(mean, 4), "rows": rows}
+        result = {"machine": describe_machine(), "mean_error": round(mean, 4), "rows": rows}
         write(__file__, result, table, "memory")
     return 0
 

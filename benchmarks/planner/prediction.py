@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import two_sites  # noqa: E402
-from common import machine, parser  # noqa: E402
+from common import describe_machine, parser  # noqa: E402
 
 RESULT = HERE / "prediction.json"
 SCRIPT = str(HERE / "training.py")
@@ -154,7 +154,7 @@ def measure_all(runs: Sequence[Run], steps: int) -> None:
         row = rows[run]
         print(*run, f"{row['predicted']:.3f} {row['measured']:.3f} {row['error']:+.0%}", flush=True)
         ordered = [rows[each] for each in RUNS if each in rows]
-        result = {"machine": machine(), "steps": steps, **summarise(ordered), "rows": ordered}
+        result = {"machine": describe_machine(), "steps": steps, **summarise(ordered), "rows": ordered}
         RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     print(summarise([rows[each] for each in RUNS if each in rows]))
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
-from common import machine, picture, verdict, write  # noqa: E402
+from common import describe_machine, picture, verdict, write  # noqa: E402
 
 from tests.unit.planner.problems import draw_problem, find_best  # noqa: E402
 from whale_nebula.planner.problem import Chain, ClusterCosts, Options, Problem  # noqa: E402
@@ -177,7 +177,7 @@ def main() -> None:
     if given.quick:
         print(compare(range(6)), measure_times(SIZES[:1]))
         return
-    made: dict[str, Any] = {"machine": machine()}
+    made: dict[str, Any] = {"machine": describe_machine()}
     if given.part != "times":
         made["small"] = compare(range(CASES))
         print(made["small"], flush=True)

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.hardware import measured
+from whale_nebula.hardware import measurements
 from whale_nebula.models import BertSizes, Translator
 from whale_nebula.models.transformer import Sizes, transformer
 from whale_nebula.planner.costs import Costs
@@ -222,7 +222,7 @@ def time_by_processor() -> None:
     """Time pieces of steps and blocks by this process's computing time: on one core that is their duration on an idle
     machine, without waits.
     """
-    clock.time = measured.time = SimpleNamespace(perf_counter=time.process_time, monotonic=time.monotonic)
+    clock.time = measurements.time = SimpleNamespace(perf_counter=time.process_time, monotonic=time.monotonic)
 
 
 def sum_parts(reports: Sequence[Any]) -> dict[str, float]:

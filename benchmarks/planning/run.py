@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tensorflow as tf
-from common import machine, parser, picture, verdict, write
+from common import describe_machine, parser, picture, verdict, write
 
 import whale_nebula as nb
 
@@ -153,7 +153,7 @@ def main() -> int:
     if not quick:
         keys = ("ops", "micro_batch", "trace_s", "plan_s", "ratio")
         plot(rows, Path(__file__).with_name("planning.png"))
-        write(__file__, {"machine": machine(), "rows": rows, "exponents": found}, [keys, *_format_table(rows, keys)])
+        write(__file__, {"machine": describe_machine(), "rows": rows, "exponents": found}, [keys, *_format_table(rows, keys)])
     return 0
 
 

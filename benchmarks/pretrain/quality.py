@@ -27,7 +27,7 @@ import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import finished, machine, picture, write
+from common import describe_machine, picture, read_finished_runs, write
 
 from whale_nebula.models import Bert, BertSizes, masked_lm, text
 from whale_nebula.models.pretraining import (
@@ -201,7 +201,7 @@ def write_table(found: list[Found]) -> None:
         for contender, said in CONTENDERS.items():
             own = [each for each in found if (each["corpus"], each["contender"]) == (corpus, contender)]
             rows.append([corpus, said, *cells(own, own[0]["tuned_on"] if own else "")])
-    write(__file__, {"machine": machine(), "rows": len(found)}, rows, "quality")
+    write(__file__, {"machine": describe_machine(), "rows": len(found)}, rows, "quality")
 
 
 def draw(found: list[Found]) -> None:
@@ -257,7 +257,7 @@ def main() -> None:
         for seed in options.seeds:
             for contender in options.contenders:
                 case = {"corpus": name, "contender": contender, "seed": seed, "tuned_on": "-".join(options.tune_on)}
-                if any(case.items() <= each.items() for each in finished(RESULTS)) and not options.quick:
+                if any(case.items() <= each.items() for each in read_finished_runs(RESULTS)) and not options.quick:
                     continue
                 row = {**case, **measure(contender, corpus, words, seed, options)}
                 print(json.dumps(row), flush=True)
@@ -265,8 +265,8 @@ def main() -> None:
                     with RESULTS.open("a") as file:
                         file.write(json.dumps(row) + "\n")
     if not options.quick:
-        write_table(finished(RESULTS))
-        draw(finished(RESULTS))
+        write_table(read_finished_runs(RESULTS))
+        draw(read_finished_runs(RESULTS))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import finished, machine, verdict, write
+from common import describe_machine, read_finished_runs, verdict, write
 from two_sites import CLI, ROOT, run
 
 from whale_nebula.launch.placement import free_port
@@ -127,7 +127,7 @@ def write_tables(found: list[Found]) -> None:
         "a token; payload, frames beside the least",
     ]
     result = {
-        "machine": machine(),
+        "machine": describe_machine(),
         "bars": {"share": SHARE_BAR, "step": STEP_BAR, "bytes": BYTES_BAR},
         "rows": len(found),
     }
@@ -148,12 +148,12 @@ def main() -> None:
         print(measure_over_line(LINES[-1], quick=True), measure_routing(ROUTED[2], quick=True), sep="\n")
         return
     for case in () if chosen.table else (*LINES, *ROUTED):
-        if chosen.only in (None, case["kind"]) and not any(matches_case(each, case) for each in finished(RESULTS)):
+        if chosen.only in (None, case["kind"]) and not any(matches_case(each, case) for each in read_finished_runs(RESULTS)):
             row = measure[case["kind"]](case, quick=False)
             with RESULTS.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row)[:400], flush=True)
-    write_tables(finished(RESULTS))
+    write_tables(read_finished_runs(RESULTS))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import keras
 import numpy as np
 import psutil
 import tensorflow as tf
-from common import machine, parser, picture, verdict, write
+from common import describe_machine, parser, picture, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.launch.placement import free_port
@@ -348,7 +348,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--only", choices=list(PARTS))
     given = arguments.parse_args()
-    path, about = HERE / "result.json", machine()
+    path, about = HERE / "result.json", describe_machine()
     for part in [given.only] if given.only else list(PARTS):
         rows = PARTS[part](given.quick)
         for row in rows:

@@ -13,16 +13,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, write
+from common import describe_machine, write
 
 from whale_nebula.runtime.checkpoint.level import choose_interval, estimate_between_failures
 
 DAY, SEEDS = 86400.0, 12
-STEP, RESTART, NOTICED = 0.5, 20.0, 1.0
+STEP, RESTART, DETECTION = 0.5, 20.0, 1.0
 """Seconds: a step, a start with tracing, and until a death is noticed."""
 COSTS = {"memory": 0.05, "disk": 2.0}
 """Seconds that a saving costs the steps."""
-BETWEEN = (1.0, 4.0, 12.0, 24.0)
+HOURS_BETWEEN_FAILURES = (1.0, 4.0, 12.0, 24.0)
 
 
 def simulate(interval: float | None, cost: float, between: float, draw: random.Random) -> float:
@@ -43,7 +43,7 @@ def simulate(interval: float | None, cost: float, between: float, draw: random.R
         if now >= failure:
             done = saved
             failures += 1
-            now += NOTICED + RESTART
+            now += DETECTION + RESTART
             last = now
             failure = now + draw.expovariate(1 / between)
     return done / now
@@ -56,7 +56,7 @@ def main() -> int:
     ]
     found = []
     for level, cost in COSTS.items():
-        for hours in BETWEEN:
+        for hours in HOURS_BETWEEN_FAILURES:
             intervals = {"rule": None, "60": 60.0, "600": 600.0, "3600": 3600.0}
             shares = {
                 name: statistics.mean(simulate(each, cost, hours * 3600, random.Random(seed)) for seed in range(SEEDS))
@@ -65,7 +65,7 @@ def main() -> int:
             found.append({"level": level, "hours": hours, **shares})
             rows.append([level, hours, *(f"{100 * share:.2f} %" for share in shares.values())])
             print(*rows[-1], sep="  ")
-    write(__file__, {"machine": machine(), "rows": found}, rows, part="day")
+    write(__file__, {"machine": describe_machine(), "rows": found}, rows, part="day")
     return 0
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
+from common import describe_machine, verdict, write
 
 from whale_nebula.launch.placement import free_port
 
@@ -48,7 +48,7 @@ def measure() -> dict[str, float]:
     lines: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [*COMMAND, str(HERE / "killed.py"), f"{folder}/saved", str(DIES)],
+            [*COMMAND, str(HERE / "kills_worker.py"), f"{folder}/saved", str(DIES)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -64,7 +64,7 @@ def measure() -> dict[str, float]:
         raise SystemExit("\n".join(said)[-4000:])
     hears = float(next(line for line in said if "EVENT hears" in line).split()[-1])
     ended = next(at for at, line in lines if "failed first: ended by SIGKILL" in line)
-    return read_events(said, hears, ended)
+    return parse_events(said, hears, ended)
 
 
 def measure_mirrored() -> dict[str, float]:
@@ -74,7 +74,7 @@ def measure_mirrored() -> dict[str, float]:
         ended = run_mirrored(folder, 0, said)
         time.sleep(PAUSE)
         run_mirrored(folder, 1, said)
-    return read_events(said, ended, ended)
+    return parse_events(said, ended, ended)
 
 
 def run_mirrored(folder: str, start: int, said: list[str]) -> float:
@@ -82,7 +82,7 @@ def run_mirrored(folder: str, start: int, said: list[str]) -> float:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     processes = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "mirrored.py"), folder, str(DIES), str(start)],
+            [sys.executable, str(HERE / "kills_mirrored.py"), folder, str(DIES), str(start)],
             env={**os.environ, "TF_CONFIG": json.dumps(
                 {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
             )},
@@ -105,7 +105,7 @@ def run_mirrored(folder: str, start: int, said: list[str]) -> float:
     return ended
 
 
-def read_events(said: list[str], hears: float, ended: float) -> dict[str, float]:
+def parse_events(said: list[str], hears: float, ended: float) -> dict[str, float]:
     """The times of events printed by workers: "EVENT step WORKER START NUMBER ENDED ASKED STARTED IMPORTED"."""
     died = next(float(line.split()[-1]) for line in said if "EVENT dies" in line)
     steps = [line.split("EVENT ")[1].split()[1:] for line in said if "EVENT step" in line]
@@ -138,7 +138,7 @@ def main() -> int:
         told = [f"{each:.{digits}f}{unit}" for each in (statistics.median(ours), max(ours), statistics.median(theirs))]
         rows.append([what, *told[:2], *([f"{bar:g} s", verdict(max(ours), bar)] if bar else ["", ""]), told[2]])
     if times > 1:
-        write(__file__, {"machine": machine(), "kills": found, "mirrored": beside}, rows, part="kills")
+        write(__file__, {"machine": describe_machine(), "kills": found, "mirrored": beside}, rows, part="kills")
     return 0
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
-from common import machine, verdict, write
+from common import describe_machine, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
@@ -134,7 +134,7 @@ def main() -> int:
     for row in rows:
         print(*row, sep="  ")
     if mib == 1024:
-        result = {"machine": machine(), **trained, "restored": restored}
+        result = {"machine": describe_machine(), **trained, "restored": restored}
         write(__file__, result, [["what", "measured", "at most", "verdict"], *rows], part="saving")
     return 0
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import tensorflow as tf
 from closed_form import eager_seconds, one_f_one_b_seconds
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.wire.frame import count_wire_bytes
@@ -183,7 +183,7 @@ def main() -> None:
     """Measure both kinds of stage and write the result."""
     quick = parser(__doc__, "few steps; writes nothing").parse_args().quick
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    here, results = machine(), []
+    here, results = describe_machine(), []
     for kind in KINDS:
         results.append(measure(kind, 4 if quick else STEPS))
         print(results[-1], flush=True)

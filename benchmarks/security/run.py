@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 from two_sites import Line, run
 
 SLOW: Line = ("60mbit", "20ms")
@@ -57,7 +57,7 @@ def main() -> int:
         rows.append([name, round(statistics.median(times), 3), round(ratio, 3), verdict(ratio, BAR)])
         print(*rows[-1])
     if not args.quick:
-        result = {"machine": machine(), "line": SLOW, "rounds": seconds, "bar": BAR}
+        result = {"machine": describe_machine(), "line": SLOW, "rounds": seconds, "bar": BAR}
         write(__file__, result, [["", "seconds a step", "of insecure", "verdict"], *rows])
     return int(any(row[-1] == "missed" for row in rows) and not args.quick)
 

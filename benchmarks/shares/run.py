@@ -24,7 +24,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, parser, spread, verdict, write
+from common import describe_machine, parser, spread, verdict, write
 
 from whale_nebula.launch.placement import free_port
 
@@ -122,7 +122,7 @@ def main() -> int:
     made.add_argument("--only", type=int, choices=range(len(CASES)), help="this case alone; writes nothing")
     chosen = made.parse_args()
     quick = chosen.quick or chosen.only is not None
-    about, rows = machine(), []
+    about, rows = describe_machine(), []
     cases = CASES if chosen.only is None else CASES[chosen.only : chosen.only + 1]
     for case in CASES[1:3] if chosen.quick else cases:
         rows.append(make_row(case, run_case(replace(case, steps=4) if quick else case)))

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, transformer
@@ -104,7 +104,7 @@ def list_table_rows(found: dict[str, Any]) -> Sequence[Sequence[object]]:
 def main() -> None:
     """Measure and write the result."""
     quick = parser(__doc__, f"{QUICK} blocks; writes nothing").parse_args().quick
-    here = machine()
+    here = describe_machine()
     found = measure_show(QUICK if quick else BLOCKS)
     print(found, flush=True)
     if not quick:

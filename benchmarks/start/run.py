@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 IMPORT = "import time, tensorflow, keras; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
 IMPORTS = {
@@ -35,7 +35,7 @@ TIMES, COMMAND_BAR = 11, 1000.0
 def imports(times: int) -> list[dict[str, Any]]:
     """Milliseconds beyond TensorFlow."""
     return [
-        _row(what, [1e3 * _inside(IMPORT.format(code)) for _ in range(times)], bar)
+        _row(what, [1e3 * _time_import(IMPORT.format(code)) for _ in range(times)], bar)
         for what, (code, bar) in IMPORTS.items()
     ]
 
@@ -43,7 +43,8 @@ def imports(times: int) -> list[dict[str, Any]]:
 def commands(times: int) -> list[dict[str, Any]]:
     """Milliseconds of a whole command."""
     return [
-        _row(f"whale-nebula {' '.join(c)}", [1e3 * _outside(c) for _ in range(times)], COMMAND_BAR) for c in COMMANDS
+        _row(f"whale-nebula {' '.join(c)}", [1e3 * _time_command(c) for _ in range(times)], COMMAND_BAR)
+        for c in COMMANDS
     ]
 
 
@@ -58,7 +59,7 @@ def _row(what: str, taken: list[float], bar: float | None) -> dict[str, Any]:
     }
 
 
-def _inside(code: str) -> float:
+def _time_import(code: str) -> float:
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120, env=quiet
@@ -66,7 +67,7 @@ def _inside(code: str) -> float:
     return float(done.stdout.split()[-1])
 
 
-def _outside(arguments: tuple[str, ...]) -> float:
+def _time_command(arguments: tuple[str, ...]) -> float:
     command = [str(Path(sys.executable).with_name("whale-nebula")), *arguments]
     start = time.perf_counter()
     subprocess.run(command, check=False, capture_output=True, timeout=60)
@@ -82,7 +83,11 @@ def main() -> int:
         print(row)
     if not quick:
         keys = tuple(rows[0])
-        write(__file__, {"machine": machine(), "rows": rows}, [keys, *([row[key] for key in keys] for row in rows)])
+        write(
+            __file__,
+            {"machine": describe_machine(), "rows": rows},
+            [keys, *([row[key] for key in keys] for row in rows)],
+        )
     return 0
 
 

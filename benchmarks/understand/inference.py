@@ -21,7 +21,7 @@ import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.common import machine, write
+from benchmarks.common import describe_machine, write
 from benchmarks.understand.tuning import BATCH, RATE, ROWS, SIZES, WIDTH, language_model, make_rows
 from whale_nebula.capture.bottlenecks import singular_vectors
 from whale_nebula.models import Bert
@@ -163,7 +163,7 @@ def main() -> None:
         looks = [f"{100 * one:.0f}, {100 * other:.0f}" for _, one, other in each["looks"]]
         rank = "whole" if each["rank"] == WIDTH else each["rank"]
         lines.append([f"{each['cut'] + 1} of 4", rank, each["noise"], *looks, f"{100 * each['accuracy']:.1f}"])
-    write(__file__, {"machine": machine(), "found": found}, lines, "inference")
+    write(__file__, {"machine": describe_machine(), "found": found}, lines, "inference")
 
 
 if __name__ == "__main__":

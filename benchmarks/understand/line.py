@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, parser, write
+from common import describe_machine, parser, write
 from two_sites import FREE, run
 
 SLOW = ("60mbit", "20ms")
@@ -35,7 +35,7 @@ def main() -> None:
     for row in rows:
         print(*row, sep=" | ")
     if not quick:
-        result = {"machine": machine(), "found": {" ".join(line): each for line, each in found.items()}}
+        result = {"machine": describe_machine(), "found": {" ".join(line): each for line, each in found.items()}}
         write(__file__, result, rows, "line")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.common import finished, machine, picture, write
+from benchmarks.common import describe_machine, picture, read_finished_runs, write
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -146,12 +146,12 @@ def main() -> None:
     parser.add_argument("--task", choices=list(TASKS))
     options = parser.parse_args()
     if not options.table:
-        done = {key(each) for each in finished(RESULTS)}
+        done = {key(each) for each in read_finished_runs(RESULTS)}
         rows = [row for row in dict.fromkeys(list_wanted()) if row not in done]
         rows = [row for row in rows if options.only in (None, row[1]) and options.task in (None, row[0])]
         run_missing(rows)
-    found = finished(RESULTS)
-    result = {"machine": machine(), "rows": len(found), "wanted": len(set(list_wanted()))}
+    found = read_finished_runs(RESULTS)
+    result = {"machine": describe_machine(), "rows": len(found), "wanted": len(set(list_wanted()))}
     for task in TASKS:
         write(__file__, result, tabulate_layers(found, task), task)
     write(__file__, result | {"found": found}, tabulate_scores(found))

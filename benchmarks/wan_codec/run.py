@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import verdict
-from two_sites import FREE, Line, bench, run
+from two_sites import FREE, Line, run, run_benchmark
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 SHAPE = {"rows": 32, "length": 64, "vocabulary": 4000, "width": 512, "heads": 8, "blocks": 4, "micro_batches": 8}
@@ -79,12 +79,12 @@ def _make_row(way: Variant, middle: dict[tuple[Variant, Line], float], links: di
 
 def main() -> int:
     """Measure, print and write the result."""
-    return bench(
+    return run_benchmark(
         __file__,
         __doc__,
         whole=measure,
         quick=lambda: measure(5, 1),
-        quickly="few steps, once",
+        quick_help="few steps, once",
         steps=14,
         shape=SHAPE,
         keys=("codec", "step", "of the free step", "MB there", "MB back", "codec's own seconds", "verdict"),

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import verdict
 from compute_closed_form import eager_seconds
-from two_sites import DEADLINE, FREE, Line, bench, run, sites
+from two_sites import DEADLINE, FREE, Line, run, run_benchmark, sites
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -131,12 +131,12 @@ def compare_with_torch(steps: int, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure, print and write the result."""
-    return bench(
+    return run_benchmark(
         __file__,
         __doc__,
         whole=compare_with_torch,
         quick=lambda: measure(LINES[:1], 4, 1, with_torch=False),
-        quickly="one rate, few steps, without PyTorch",
+        quick_help="one rate, few steps, without PyTorch",
         steps=12,
         shape=SHAPE,
         keys=("line", "ours", "torch", "faster", "closed form", "ratio", "verdict"),

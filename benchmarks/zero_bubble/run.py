@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tensorflow as tf
-from common import machine, parser, verdict, write
+from common import describe_machine, parser, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.schedule.lines import Work, make_uniform_hops
@@ -165,7 +165,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(8)  # a waiting stage holds a thread
     cases = [(stages, many, line) for stages in (2, 4) for many in (4, 8) for line in LINES]
-    here, results = machine(), []
+    here, results = describe_machine(), []
     for case in cases[:1] if quick else cases:
         results.append(measure(*case, 4 if quick else STEPS))
         print(results[-1], flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.processes import zygote
-from whale_nebula.launch import placed
+from whale_nebula.launch import worker_processes
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -15,8 +15,8 @@ def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.config.getoption("--grid") or sys.platform != "linux":
         yield
         return
-    plain, placed.start = placed.start, zygote.start
+    plain, worker_processes.start = worker_processes.start, zygote.start
     try:
         yield
     finally:
-        placed.start = plain
+        worker_processes.start = plain

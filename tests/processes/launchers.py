@@ -13,9 +13,9 @@ from tests.processes.sites import HERE
 from whale_nebula.config import Config, load
 from whale_nebula.config.schema import Restarts
 from whale_nebula.launch import Job, gateways
-from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Placement, free_port
-from whale_nebula.launch.restarts import Attempts, Ended, Rule
+from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy
+from whale_nebula.launch.worker_processes import EchoedOutput, create_identities, start_workers
 
 SCRIPT = str(HERE / "workers" / "restart.py")
 DEADLINE = 60.0
@@ -44,14 +44,14 @@ class Launchers:
         fields of the worker's identity.
         """
         argv = ["-m", "whale_nebula.launch.child", self.script, str(self.folder), *map(str, arguments)]
-        identity = identities(Placement((worker,), self.addresses), self.config, self.security)[worker]
+        identity = create_identities(Placement((worker,), self.addresses), self.config, self.security)[worker]
         identity = replace(identity, **identity_changes)
 
         @contextmanager
         def start(epoch: int) -> Iterator[Job]:
             self.before_start(worker, epoch)
-            output = Echoed(echo=self._add_output)
-            with start_placed(argv, {worker: identity}, output=output, silence=DEADLINE, epoch=epoch) as job:
+            output = EchoedOutput(echo=self._add_output)
+            with start_workers(argv, {worker: identity}, output=output, silence=DEADLINE, epoch=epoch) as job:
                 self.jobs[name or worker] = job
                 yield job
 
@@ -60,7 +60,7 @@ class Launchers:
         self.threads.append(thread)
 
     def _run(self, name: str, start: Callable[[int], AbstractContextManager[Job]], max_restarts: int) -> None:
-        rule = Rule(Restarts(max_restarts, 0.0))
+        rule = RestartPolicy(Restarts(max_restarts, 0.0))
         attempts = Attempts(rule, start, rest=lambda _: True, is_stopped=lambda: False, report=self._add_line)
         self.endings[name] = attempts.run(DEADLINE)
 

@@ -27,7 +27,7 @@ import yaml
 from tests.processes import zygote
 from tests.processes.worker_reports import parse_reports
 from whale_nebula.cli import certs
-from whale_nebula.launch import placed
+from whale_nebula.launch import worker_processes
 from whale_nebula.launch.placement import free_port
 
 HERE = Path(__file__).parent
@@ -189,7 +189,7 @@ class Sites:
 
 def _start_python(words: Sequence[str], folder: Path = ROOT) -> subprocess.Popen[Any]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    if placed.start is zygote.start:  # no grid: this one and its workers are forks
+    if worker_processes.start is zygote.start:  # no grid: this one and its workers are forks
         process: subprocess.Popen[Any] = zygote.start(words, env=environment, cwd=folder)
         process.stdout, process.stderr = map(io.TextIOWrapper, (process.stdout, process.stderr))
         return process

@@ -19,7 +19,7 @@ from tests.processes.workers.auto_parallel import (
     train_without_scopes,
 )
 from whale_nebula.hardware import ClusterInfo, Clusters, WorkerInfo
-from whale_nebula.launch.link_advice import path_inside
+from whale_nebula.launch.link_advice import find_collectives_path
 from whale_nebula.runtime.clusters import add_stored_measurements
 
 REPLANNED = ("c1", "c1, c0: 2")
@@ -66,12 +66,12 @@ def test_unknown_collectives_are_measured_and_stored(tmp_path: Path) -> None:
     kinds = [each.split(":")[0] for each in found.get_common("kept")]
     assert sums.startswith("Inside c0 an all-reduce of 2: ") and "as measured on" in sums
     assert kinds == ["all-reduce of 2", "all-gather of 2", "all-to-all of 2"]
-    kept = Clusters.load(path_inside(config, "c0"))
+    kept = Clusters.load(find_collectives_path(config, "c0"))
     assert [str(each) for each in kept.cluster("c0").collectives] == found.get_common("kept")
     report = Clusters((ClusterInfo("c0", (WorkerInfo("c0/0"), WorkerInfo("c0/1"))),))
     assert add_stored_measurements(report, config).cluster("c0").ring.rate_bytes_per_s
     elsewhere = {name: replace(at, machine="another one") for name, at in kept.measured.items()}
-    replace(kept, measured=elsewhere).save(path_inside(config, "c0"))
+    replace(kept, measured=elsewhere).save(find_collectives_path(config, "c0"))
     assert add_stored_measurements(report, config) == report
 
 

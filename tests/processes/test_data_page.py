@@ -22,7 +22,7 @@ from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.datasets.service import open_service
 from whale_nebula.gateway.settings import GatewaySettings
-from whale_nebula.launch.gateways import start
+from whale_nebula.launch.gateways import start_gateway
 from whale_nebula.security import authority
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text("utf-8")
@@ -71,7 +71,7 @@ class PageCommands:
         if words[1] == "gateway":
             path, services = words[words.index("--config") + 1], Path(words[words.index("--services") + 1])
             config, cluster = load(path), words[words.index("--cluster") + 1]
-            process = start(
+            process = start_gateway(
                 replace(GatewaySettings.from_config(config, cluster, path, "127.0.0.1:0"), services=services)
             )
             self.services.enter_context(kill_at_exit(process))

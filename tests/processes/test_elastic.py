@@ -18,8 +18,8 @@ from tests.processes.worker_reports import parse_reports
 from tests.processes.worker_runs import run_in_this_process
 from tests.processes.workers.elastic import train_model
 from whale_nebula.cli.main import main
-from whale_nebula.launch.ending import EXIT_LEFT
 from whale_nebula.launch.placement import free_port
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def test_site_leaves_and_returns(tmp_path: Path, intermediate_count: int | None)
         {**requests, "by": "gpu/0", "waits": 12},
         gateways=bool(intermediate_count),
     ) as found:
-        assert found["npu"].wait() == EXIT_LEFT and "continues with 1 in gpu, 0 in npu" in found["npu"].last_output
+        assert found["npu"].wait() == EXIT_TEMPFAIL and "continues with 1 in gpu, 0 in npu" in found["npu"].last_output
         found.restart("npu")
         assert found.wait_for_exit_codes() == {"gpu": 0, "npu": 0}, [site.last_output for site in found.sites.values()]
         starts = check_history(found)

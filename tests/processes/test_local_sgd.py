@@ -12,7 +12,7 @@ import pytest
 from tests import momenta
 from tests.processes.worker_runs import FinishedRun, run_in_this_process, run_workers, start_training, wait_for_run
 from tests.processes.workers import train
-from whale_nebula.launch.ending import EXIT_LEFT
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 from whale_nebula.runtime.local_sgd.one_bit_collectives import MemberRounds
 from whale_nebula.strategies import OneBitAdam
 
@@ -85,7 +85,7 @@ def test_signal_to_one_worker_ends_all(ends: signal.Signals, tmp_path: Path) -> 
         job.signal("c1/0", ends)
         found = wait_for_run(job)
     if ends is signal.SIGTERM:
-        assert found.result.codes == {"c0/0": EXIT_LEFT, "c1/0": EXIT_LEFT}
+        assert found.result.codes == {"c0/0": EXIT_TEMPFAIL, "c1/0": EXIT_TEMPFAIL}
         assert found.get_common("steps") % 10 == 0
     else:
         assert found.result.culprit == "c1/0"

@@ -10,7 +10,7 @@ import time
 import psutil
 
 from tests.processes.worker_runs import start_training, wait_for_run
-from whale_nebula.launch.ending import EXIT_LEFT
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 
 GRACE = 30.0
 
@@ -32,7 +32,7 @@ def test_sigterm_ends_all_workers_after_the_same_step() -> None:
     with start_training(2, "train_endlessly", steps=3) as job:
         job.signal("c1/0", signal.SIGTERM)
         found = wait_for_run(job)
-    assert found.result.codes == {"c0/0": EXIT_LEFT, "c1/0": EXIT_LEFT}
+    assert found.result.codes == {"c0/0": EXIT_TEMPFAIL, "c1/0": EXIT_TEMPFAIL}
     assert found.get_common("steps") >= 3
     for worker, outcome in found.result.outcomes.items():
         assert f"whale-nebula: worker {worker} leaves: c1/0 was asked to stop: SIGTERM" in outcome.err

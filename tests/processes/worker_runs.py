@@ -27,8 +27,8 @@ import whale_nebula.runtime.run
 from tests.processes.worker_reports import parse_reports
 from whale_nebula.launch import Job, Result, attach, spawn
 from whale_nebula.launch.placement import free_port
-from whale_nebula.launch.processes import Echo
 from whale_nebula.launch.seeding import seed_all
+from whale_nebula.launch.worker_output import Echo
 
 HERE = Path(__file__).parent
 DEADLINE, GRACE, SEED = 90.0, 60.0, 5

@@ -82,7 +82,7 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """What `whale_nebula.launch.processes.start` does."""
+    """What `whale_nebula.launch.worker_output.start` does."""
     from whale_nebula.launch.attach import VARIABLE
 
     with _LOCK:
@@ -224,7 +224,7 @@ def _run_program(request: dict[str, Any], files: list[int]) -> int:
 
 def _fork_workers_from_here() -> None:
     """Fork the workers of this process from a copy of it that has computed nothing."""
-    from whale_nebula.launch import placed
+    from whale_nebula.launch import worker_processes
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
@@ -238,7 +238,7 @@ def _fork_workers_from_here() -> None:
     theirs.close()
     ours.recv(1)
     _OWN_SOCKETS.append(ours)
-    placed.start = start
+    worker_processes.start = start
 
 
 def _move_descriptor(descriptor: int) -> int:

@@ -36,7 +36,7 @@ from tests.simulation.case import (
 from tests.simulation.simulated_threads import Scheduler, SimulationEnded, WorkerKilled
 from whale_nebula import faults as failpoints
 from whale_nebula.errors import NebulaError, RunError
-from whale_nebula.faults import Action, Drop, Fault, FaultPlan, fail, failpoint
+from whale_nebula.faults import Action, Drop, Fault, FaultPlan, failpoint, raise_fault
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.transport import base, deadlines, mailbox, outbox, peer
 from whale_nebula.transport.base import Receiver, lost_error
@@ -194,7 +194,7 @@ class _Simulation:
             case Action.DROP if drop is not None:
                 drop(f"failpoint {fault}")
             case Action.RAISE:
-                fail(fault)
+                raise_fault(fault)
 
     def _kill(self, worker: str) -> None:
         self.outcomes[worker].killed_at = self.scheduler.now()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
-LEAKS = """
+LEAKING_TESTS = """
 import subprocess, sys
 
 def test_left():
@@ -20,11 +20,11 @@ def test_ending():
 """
 
 
-def test_a_process_left_running_is_blamed_and_one_about_to_end_given_a_moment(tmp_path: Path) -> None:
+def test_left_running_process_fails_the_test(tmp_path: Path) -> None:
     """Tests that start a process and forget it, run under a copy of our conftest."""
     conftest = CONFTEST.read_text().replace("GRACE_SECONDS = 2.0", "GRACE_SECONDS = 1.0")
     (tmp_path / "conftest.py").write_text(conftest)
-    (tmp_path / "test_it.py").write_text(LEAKS)
+    (tmp_path / "test_it.py").write_text(LEAKING_TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
@@ -36,6 +36,6 @@ DRAWN: set[tuple[float, float]] = set()
 
 
 @pytest.mark.parametrize("turn", [1, 2])
-def test_every_test_draws_the_same_numbers(turn: int) -> None:
+def test_random_numbers_are_the_same_in_each_test(turn: int) -> None:
     DRAWN.add((random.random(), np.random.rand()))
     assert len(DRAWN) == 1

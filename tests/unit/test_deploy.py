@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from whale_nebula.cli.gateway import parser as gateway_parser
-from whale_nebula.cli.run import parser, words
+from whale_nebula.cli.gateway import make_parser as make_gateway_parser
+from whale_nebula.cli.run import make_parser, split_arguments
 from whale_nebula.config import Config, load
 from whale_nebula.config.load import read_yaml
 from whale_nebula.gateway.settings import GatewaySettings
-from whale_nebula.launch.placement import Asked
+from whale_nebula.launch.placement import PlacementRequest
 from whale_nebula.launch.resolve import Resolved, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,16 +29,16 @@ CLUSTERS = ("gpu", "npu")
 WORKERS = {"jobset": {"gpu": 2, "npu": 1}, "slurm": {"gpu": 2, "npu": 2}, "skypilot": {"gpu": 2, "npu": 1}}
 
 
-def found(config: Config, command: list[str], environ: Mapping[str, str]) -> Resolved:
+def resolve_command(config: Config, command: list[str], environ: Mapping[str, str]) -> Resolved:
     """Where a command of ours finds its workers; it must be one that `run` reads."""
     assert command[:2] == ["whale-nebula", "run"]
-    options, script = words(command[2:])
-    given = parser().read(options)
+    options, script = split_arguments(command[2:])
+    given = make_parser().read(options)
     assert script == ["train.py"]
-    return resolve(config, environ, Asked(given.cluster))
+    return resolve(config, environ, PlacementRequest(given.cluster))
 
 
-def check(platform: str, cluster: str, config: Config, placements: list[Resolved], source: str) -> None:
+def check_placements(platform: str, cluster: str, config: Config, placements: list[Resolved], source: str) -> None:
     """All workers of a cluster are there, each once; all see the same; the other cluster is as large as it is."""
     own = [f"{cluster}/{number}" for number in range(WORKERS[platform][cluster])]
     assert [each.placement.here for each in placements] == [(worker,) for worker in own]
@@ -64,27 +64,27 @@ class TestJobSet:
     )
 
     @staticmethod
-    def documents(cluster: str) -> dict[str, Any]:
-        found = list(yaml.safe_load_all((DEPLOY / "jobset" / f"{cluster}.yaml").read_text()))
+    def load_documents(cluster: str) -> dict[str, Any]:
+        documents = list(yaml.safe_load_all((DEPLOY / "jobset" / f"{cluster}.yaml").read_text()))
         kinds = ["ConfigMap", "Service", "PersistentVolumeClaim", "Deployment", *2 * ["NetworkPolicy"], "JobSet"]
-        assert [each["kind"] for each in found] == kinds
-        policies = [each for each in found if each["kind"] == "NetworkPolicy"]
-        return {each["kind"]: each for each in found} | {"NetworkPolicy": policies}
+        assert [each["kind"] for each in documents] == kinds
+        policies = [each for each in documents if each["kind"] == "NetworkPolicy"]
+        return {each["kind"]: each for each in documents} | {"NetworkPolicy": policies}
 
     @staticmethod
-    def pods(made: dict[str, Any]) -> dict[str, Any]:
+    def list_pod_templates(made: dict[str, Any]) -> dict[str, Any]:
         """The pod template of each role."""
         (worker,) = made["JobSet"]["spec"]["replicatedJobs"]
         return {"worker": worker["template"]["spec"]["template"], "gateway": made["Deployment"]["spec"]["template"]}
 
-    def test_it_has_only_fields_that_there_are(self, cluster: str) -> None:
+    def test_jobset_has_only_known_fields(self, cluster: str) -> None:
         for path, known in self.FIELDS:
-            for each in at(self.documents(cluster)["JobSet"], path.split(".") if path else []):
+            for each in find_values(self.load_documents(cluster)["JobSet"], path.split(".") if path else []):
                 assert set(each) <= known, path
 
-    def test_the_schemas_of_kubernetes_accept_it(self, cluster: str) -> None:
+    def test_manifests_are_valid_by_kubernetes_schemas(self, cluster: str) -> None:
         kubernetes = pytest.importorskip("kubernetes_validate", reason="`make soak` installs it: 111 MB of schemas")
-        made = self.documents(cluster)
+        made = self.load_documents(cluster)
         (worker,) = made.pop("JobSet")["spec"]["replicatedJobs"]
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "w"}, "spec": worker["template"]["spec"]}
         for document in (*made.pop("NetworkPolicy"), *made.values(), job):
@@ -93,22 +93,22 @@ class TestJobSet:
         with pytest.raises(Exception, match="parallelizm"):
             kubernetes.validate(job, "1.34", strict=True)
 
-    def test_every_pod_finds_itself_and_the_others(self, cluster: str) -> None:
-        made = self.documents(cluster)
+    def test_pods_resolve_all_workers(self, cluster: str) -> None:
+        made = self.load_documents(cluster)
         config = load(yaml.safe_load(made["ConfigMap"]["data"]["clusters.yaml"]))
         (job,) = made["JobSet"]["spec"]["replicatedJobs"]
         pod = job["template"]["spec"]["template"]["spec"]["containers"][0]
-        environs = [environment(made["JobSet"], job, pod, index) for index in range(job["replicas"])]
-        placements = [found(config, pod["command"], environ) for environ in environs]
-        check("jobset", cluster, config, placements, "Kubernetes JobSet")
+        environs = [create_pod_environment(made["JobSet"], job, pod, index) for index in range(job["replicas"])]
+        placements = [resolve_command(config, pod["command"], environ) for environ in environs]
+        check_placements("jobset", cluster, config, placements, "Kubernetes JobSet")
         subdomain = made["JobSet"]["spec"]["network"]["subdomain"]
         assert all(f".{subdomain}:" in placements[0].placement.addresses[each.placement.here[0]] for each in placements)
 
-    def test_each_role_can_read_its_own_keys_only(self, cluster: str, tmp_path: Path) -> None:
+    def test_roles_can_read_only_their_own_keys(self, cluster: str, tmp_path: Path) -> None:
         """The secrets are filled by the commands of the page, from a folder in which all certificates were issued."""
-        secrets = fill_secrets(tmp_path)
-        made, own = self.documents(cluster), set()
-        for role, pod in self.pods(made).items():
+        secrets = create_secrets(tmp_path)
+        made, own = self.load_documents(cluster), set()
+        for role, pod in self.list_pod_templates(made).items():
             mounted = {each["secret"]["secretName"] for each in pod["spec"]["volumes"] if "secret" in each}
             assert mounted == {f"nebula-{cluster}-{role}-certs"}
             readable = {name for secret in mounted for name in secrets[secret]}
@@ -119,8 +119,8 @@ class TestJobSet:
             assert own.isdisjoint(mounted)
             own |= mounted
 
-    def test_pods_run_without_privileges_and_can_read_their_keys(self, cluster: str) -> None:
-        for pod in self.pods(self.documents(cluster)).values():
+    def test_pods_run_unprivileged_and_can_read_their_keys(self, cluster: str) -> None:
+        for pod in self.list_pod_templates(self.load_documents(cluster)).values():
             spec = pod["spec"]
             assert spec["securityContext"]["runAsNonRoot"] and spec["automountServiceAccountToken"] is False
             assert spec["securityContext"]["runAsUser"] != 0
@@ -130,22 +130,22 @@ class TestJobSet:
                 assert container["securityContext"]["allowPrivilegeEscalation"] is False
                 assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
-    def test_what_it_mounts_is_there(self, cluster: str) -> None:
-        made = self.documents(cluster)
-        for pod in self.pods(made).values():
+    def test_mounted_volumes_are_defined(self, cluster: str) -> None:
+        made = self.load_documents(cluster)
+        for pod in self.list_pod_templates(made).values():
             volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
             mounts = [mount["name"] for each in pod["spec"]["containers"] for mount in each["volumeMounts"]]
             assert set(mounts) == set(volumes)
             assert volumes["config"]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
         assert made["JobSet"]["spec"]["successPolicy"]["targetReplicatedJobs"] == ["worker"]
 
-    def test_a_gateway_that_is_drained_is_replaced_and_goes_on_in_its_log(self, cluster: str, tmp_path: Path) -> None:
-        made = self.documents(cluster)
+    def test_drained_gateway_keeps_its_audit_log(self, cluster: str, tmp_path: Path) -> None:
+        made = self.load_documents(cluster)
         spec = made["Deployment"]["spec"]
         assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})  # one writer of the log
         pod = spec["template"]["spec"]["containers"][0]
         (tmp_path / "clusters.yaml").write_text(made["ConfigMap"]["data"]["clusters.yaml"])
-        site = gateway(pod["command"], tmp_path)
+        site = read_gateway_command(pod["command"], tmp_path)
         mounts = {each["mountPath"]: each for each in pod["volumeMounts"]}
         holding = [path for path in mounts if str(site.audit).startswith(f"{path}/")]
         assert [mounts[path]["name"] for path in holding] == ["audit"]
@@ -158,14 +158,14 @@ class TestJobSet:
         leaving = worker["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         assert leaving > config.patience >= config.gateway_grace > 30
 
-    def test_others_reach_the_gateway_and_no_worker(self, cluster: str, tmp_path: Path) -> None:
-        made = self.documents(cluster)
+    def test_network_policy_exposes_only_the_gateway(self, cluster: str, tmp_path: Path) -> None:
+        made = self.load_documents(cluster)
         (port,) = made["Service"]["spec"]["ports"]
         labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
         assert made["Service"]["spec"]["selector"] == made["Deployment"]["spec"]["selector"]["matchLabels"] == labels
         pod = made["Deployment"]["spec"]["template"]["spec"]["containers"][0]
         (tmp_path / "clusters.yaml").write_text(made["ConfigMap"]["data"]["clusters.yaml"])
-        assert gateway(pod["command"], tmp_path).listen == f"0.0.0.0:{port['targetPort']}"
+        assert read_gateway_command(pod["command"], tmp_path).listen == f"0.0.0.0:{port['targetPort']}"
         assert pod["readinessProbe"]["tcpSocket"] == {"port": port["targetPort"]}
         config = load(tmp_path / "clusters.yaml")
         assert config.clusters[cluster].gateway == f"{made['Service']['metadata']['name']}:{port['port']}"
@@ -176,7 +176,7 @@ class TestJobSet:
         assert (to_workers["podSelector"], to_workers["ingress"]) == (jobset, [{"from": [{"podSelector": jobset}]}])
 
 
-def fill_secrets(folder: Path) -> dict[str, set[str]]:
+def create_secrets(folder: Path) -> dict[str, set[str]]:
     """The file names in each secret: the page's shell commands, for both clusters, with a `kubectl` that lists."""
     (folder / "certs").mkdir()
     files = ["ca.pem", "ca.key", "revoked.json"]
@@ -198,32 +198,32 @@ def fill_secrets(folder: Path) -> dict[str, set[str]]:
     return {name: set(names) for name, *names in map(str.split, lines)}
 
 
-def gateway(command: list[str], folder: Path) -> GatewaySettings:
+def read_gateway_command(command: list[str], folder: Path) -> GatewaySettings:
     """What a gateway's command comes to, with the configs in a folder."""
     assert command[:2] == ["whale-nebula", "gateway"]
-    given = gateway_parser().read(command[2:])
+    given = make_gateway_parser().read(command[2:])
     path = folder / Path(given.config).name
     site = GatewaySettings.from_config(load(path), given.cluster, path, given.listen)
     return site if given.audit is None else replace(site, audit=Path(given.audit))
 
 
 @pytest.mark.parametrize("platform", ["slurm", "skypilot"])
-def test_where_no_manifest_starts_the_gateways_the_page_says_how(platform: str) -> None:
-    told = re.findall(r"whale-nebula gateway [^\n]*?--cluster \w+", (DEPLOY / platform / "README.md").read_text())
-    sites = [gateway(line.split(), DEPLOY / platform) for line in told]
+def test_page_has_the_gateway_commands_of_both_clusters(platform: str) -> None:
+    commands = re.findall(r"whale-nebula gateway [^\n]*?--cluster \w+", (DEPLOY / platform / "README.md").read_text())
+    sites = [read_gateway_command(line.split(), DEPLOY / platform) for line in commands]
     assert [site.cluster for site in sites] == list(CLUSTERS)
     assert all(other is not None for site in sites for other in site.gateways.values())
     assert "not built" not in (DEPLOY / "README.md").read_text()
 
 
-def at(value: Any, path: list[str]) -> list[Any]:
+def find_values(value: Any, path: list[str]) -> list[Any]:
     """All that stands under a path; a list on the way is gone through."""
     if isinstance(value, list):
-        return [each for item in value for each in at(item, path)]
-    return at(value[path[0]], path[1:]) if path else [value]
+        return [each for item in value for each in find_values(item, path)]
+    return find_values(value[path[0]], path[1:]) if path else [value]
 
 
-def environment(jobset: Any, job: Any, container: Any, index: int) -> dict[str, str]:
+def create_pod_environment(jobset: Any, job: Any, container: Any, index: int) -> dict[str, str]:
     """What Kubernetes and its JobSet controller set in a pod."""
     labels = {
         "jobset.sigs.k8s.io/jobset-name": jobset["metadata"]["name"],
@@ -241,11 +241,11 @@ def environment(jobset: Any, job: Any, container: Any, index: int) -> dict[str, 
 
 
 class TestSlurm:
-    def test_the_gateway_is_kept_up_under_a_user_of_its_own(self) -> None:
+    def test_gateway_service_restarts_under_its_own_user(self) -> None:
         unit = configparser.ConfigParser(interpolation=None)
         unit.read(DEPLOY / "slurm" / "nebula-gateway.service")
         service = unit["Service"]
-        given = gateway_parser().read(service["ExecStart"].split()[2:])
+        given = make_gateway_parser().read(service["ExecStart"].split()[2:])
         assert (given.cluster, service["Restart"]) == ("gpu", "always")
         assert service["User"] == "nebula-gateway"
         assert Path(given.audit).parent == Path("/var/lib") / service["StateDirectory"]
@@ -253,13 +253,13 @@ class TestSlurm:
     OPTIONS = frozenset({"job-name", "nodes", "ntasks-per-node", "gpus-per-task", "gres", "time", "signal", "output"})
 
     @pytest.mark.parametrize("cluster", CLUSTERS)
-    def test_every_task_finds_itself_and_the_others(self, cluster: str, tmp_path: Path) -> None:
+    def test_slurm_tasks_resolve_all_workers(self, cluster: str, tmp_path: Path) -> None:
         script = DEPLOY / "slurm" / f"{cluster}.sbatch"
         assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
         asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", script.read_text(), re.MULTILINE))
         assert set(asked) <= self.OPTIONS
         assert script.read_text().count("#SBATCH") == len(asked)
-        command = told(["bash", str(script)], {"SLURM_SUBMIT_DIR": str(DEPLOY / "slurm")}, tmp_path)["command"]
+        command = run_script(["bash", str(script)], {"SLURM_SUBMIT_DIR": str(DEPLOY / "slurm")}, tmp_path)["command"]
         config = load(DEPLOY / "slurm" / command[command.index("--config") + 1])
         nodes, each = int(asked["nodes"]), int(asked["ntasks-per-node"])
         step = {
@@ -267,15 +267,17 @@ class TestSlurm:
             "SLURM_STEP_NODELIST": f"node[01-{nodes:02d}]",
             "SLURM_STEP_TASKS_PER_NODE": f"{each}(x{nodes})",
         }
-        placements = [found(config, command, {**step, "SLURM_PROCID": str(task)}) for task in range(nodes * each)]
-        check("slurm", cluster, config, placements, "Slurm")
+        placements = [
+            resolve_command(config, command, {**step, "SLURM_PROCID": str(task)}) for task in range(nodes * each)
+        ]
+        check_placements("slurm", cluster, config, placements, "Slurm")
 
 
 class TestSkyPilot:
     FIELDS = frozenset({"name", "num_nodes", "resources", "workdir", "file_mounts", "setup", "run"})
 
     @pytest.mark.parametrize("cluster", CLUSTERS)
-    def test_every_node_finds_itself_and_the_others(self, cluster: str, tmp_path: Path) -> None:
+    def test_skypilot_nodes_resolve_all_workers(self, cluster: str, tmp_path: Path) -> None:
         task = read_yaml(DEPLOY / "skypilot" / f"{cluster}.yaml").value
         assert set(task) == self.FIELDS
         assert "ports" not in task["resources"]  # workers dial their gateway; nobody dials them
@@ -286,12 +288,12 @@ class TestSkyPilot:
         for rank in range(task["num_nodes"]):
             hosts = "\n".join(f"10.1.0.{number + 1}" for number in range(task["num_nodes"]))
             sky = {"SKYPILOT_NODE_IPS": hosts, "SKYPILOT_NODE_RANK": str(rank)}
-            seen = told(["bash", "-c", task["run"]], sky, tmp_path)
-            placements.append(found(config, seen["command"], {"TF_CONFIG": seen["tf_config"]}))
-        check("skypilot", cluster, config, placements, "TF_CONFIG")
+            seen = run_script(["bash", "-c", task["run"]], sky, tmp_path)
+            placements.append(resolve_command(config, seen["command"], {"TF_CONFIG": seen["tf_config"]}))
+        check_placements("skypilot", cluster, config, placements, "TF_CONFIG")
 
 
-def told(command: list[str], environ: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def run_script(command: list[str], environ: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """Run a script with a `whale-nebula` that only writes down how it was called, and an `srun` that runs one task."""
     (folder / "srun").write_text('#!/bin/sh\nexec "$@"\n')
     (folder / "whale-nebula").write_text('#!/bin/sh\nprintf "%s\\n" "$TF_CONFIG" whale-nebula "$@"\n')
@@ -304,7 +306,7 @@ def told(command: list[str], environ: Mapping[str, str], folder: Path) -> dict[s
     return {"tf_config": first, "command": rest}
 
 
-def test_each_pair_has_its_page() -> None:
+def test_deploy_pages_are_linked() -> None:
     for folder in WORKERS:
         assert (DEPLOY / folder / "README.md").is_file()
         assert f"({folder})" in (DEPLOY / "README.md").read_text()

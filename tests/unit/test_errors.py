@@ -29,13 +29,13 @@ HUNDREDS = {
 }
 
 
-def test_codes_are_in_their_hundred() -> None:
+def test_codes_of_a_branch_share_the_hundred() -> None:
     for branch, hundred in HUNDREDS.items():
         assert {kind.code[3] for kind in CLASSES if issubclass(kind, branch)} == {hundred}
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_carries_a_mend_of_its_own_class_and_survives_copying_and_crossing_processes(
+def test_error_has_a_fix_and_survives_copying_and_pickling(
     kind: type[NebulaError],
 ) -> None:
     error = kind("something")
@@ -54,13 +54,13 @@ def test_every_error_carries_a_mend_of_its_own_class_and_survives_copying_and_cr
     assert anew.mend == error.mend
 
 
-def test_how_an_error_reads() -> None:
+def test_error_text_indents_the_fix() -> None:
     error = NebulaError("cut", where=None, why=None, mend="with a:\n    b")
     assert str(error) == "NB-000 cut\n  mend: with a:\n            b"
     assert (error.where, error.why) == ("", "")
 
 
-def test_batch_coupled_names_op_line_and_every_way_out() -> None:
+def test_batch_coupled_error_has_op_line_and_all_fixes() -> None:
     error = BatchCoupledError("coupled", op="loss/MatMul", line="a.py:7")
     assert (error.op, error.line, error.where) == ("loss/MatMul", "a.py:7", "loss/MatMul, a.py:7")
     for way in ("micro_batch=1", "nb.loss_weight", 'coupled="allow"'):
@@ -69,7 +69,7 @@ def test_batch_coupled_names_op_line_and_every_way_out() -> None:
     assert BatchCoupledError("coupled", mend="a").mends == ("a",)
 
 
-def test_a_failed_stage_says_whether_the_step_is_torn() -> None:
+def test_stage_failed_error_tells_whether_the_step_is_torn() -> None:
     whole = StageFailedError("x", stage="encoder", phase=1, micro_batch=0)
     torn = StageFailedError("x", stage="encoder", torn=True)
     assert whole.where == "stage 'encoder', phase 1, micro-batch 0"
@@ -77,25 +77,25 @@ def test_a_failed_stage_says_whether_the_step_is_torn() -> None:
     assert torn.torn and "torn" in torn.why and "checkpoint" in torn.mend
 
 
-def test_keras_lets_an_error_through_as_it_is() -> None:
+def test_keras_raises_nebula_errors_unchanged() -> None:
     import keras
 
     error = NestingError("a stage in a stage", where="a.py:3", why="they follow", mend="dedent it")
 
-    class Broken(keras.layers.Layer):
+    class FailingLayer(keras.layers.Layer):
         def call(self, inputs: object) -> object:
             raise error
 
     with pytest.raises(NestingError) as caught:
-        Broken()(keras.ops.ones((1, 1)))
+        FailingLayer()(keras.ops.ones((1, 1)))
     assert caught.value is error
     with pytest.raises(NestingError) as caught:
-        Broken()(keras.Input((1,)))
+        FailingLayer()(keras.Input((1,)))
     assert str(caught.value).endswith(str(error))
     assert str(caught.value).count("mend:") == 1
     assert caught.value.mend == error.mend
 
 
 @given(st.sampled_from(WORDS), st.integers(0, 7))
-def test_a_word_with_one_letter_less_is_still_meant(word: str, place: int) -> None:
+def test_closest_finds_a_word_with_a_missing_letter(word: str, place: int) -> None:
     assert closest(word[:place] + word[place + 1 :], WORDS) == word

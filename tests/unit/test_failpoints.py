@@ -27,7 +27,7 @@ from whale_nebula.faults import (
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def used() -> Counter[str]:
+def count_used_failpoints() -> Counter[str]:
     """The failpoints that the library's source names, outside of the simulator, which stands in for the runtime."""
     found: Counter[str] = Counter()
     for path in (ROOT / "whale_nebula").rglob("*.py"):
@@ -43,30 +43,30 @@ def used() -> Counter[str]:
     return found
 
 
-def test_every_failpoint_is_at_one_place_of_the_library_and_every_place_has_a_name() -> None:
-    found = used()
+def test_failpoints_are_each_used_at_one_place() -> None:
+    found = count_used_failpoints()
     assert {name for name, count in found.items() if count > 1} == set()
     assert set(found) == set(POINTS) and len(POINTS) >= 20
 
 
-def test_every_failpoint_says_where_it_is() -> None:
+def test_failpoints_have_descriptions() -> None:
     assert names().keys() == POINTS.keys() and all(len(what) > 10 for what in names().values())
 
 
-def test_the_page_has_all_of_them() -> None:
+def test_testing_page_lists_all_failpoints() -> None:
     page = (ROOT / "docs" / "testing.md").read_text("utf-8")
     rows = {f"| `{name}` | {point.what} | {'yes' if point.connection else ''} |" for name, point in POINTS.items()}
     assert rows <= set(page.splitlines()) and page.count("\n| `") == len(POINTS) + len(Action)
 
 
-def test_without_a_plan_nothing_happens() -> None:
+def test_failpoint_without_a_plan_does_nothing() -> None:
     assert failpoints._plan is None
     failpoint("step.before")
     failpoint("no such name, and nobody looks")
     chunk_failpoint("before", True, True, print)
 
 
-def test_a_plan_strikes_at_its_hit_and_counts_all() -> None:
+def test_fault_applies_at_its_hit_and_hits_are_counted() -> None:
     plan = FaultPlan.parse("step.before=raise@2, npu/0:step.after=raise", worker="gpu/0")
     with apply_plan(plan):
         failpoint("step.before")
@@ -79,20 +79,20 @@ def test_a_plan_strikes_at_its_hit_and_counts_all() -> None:
     assert [fault.worker for fault in plan.faults] == [None]
 
 
-def test_again_means_from_then_on() -> None:
+def test_repeated_fault_applies_from_its_hit_on() -> None:
     fault = Fault.parse("step.before=delay:0.25@2+")
-    assert [fault.strikes(number) for number in (1, 2, 3)] == [False, True, True]
+    assert [fault.applies_at(number) for number in (1, 2, 3)] == [False, True, True]
     assert (fault.action, fault.seconds) == (Action.DELAY, 0.25)
 
 
-def test_a_chunk_is_first_last_both_or_in_the_middle() -> None:
+def test_chunk_failpoints_depend_on_the_position() -> None:
     with apply_plan(FaultPlan()) as plan:
         for ends in ((True, False), (False, False), (False, True), (True, True)):
             chunk_failpoint("after", *ends, print)
     assert plan.reached == {"chunk.first.after": 2, "chunk.middle.after": 1, "chunk.last.after": 2}
 
 
-def test_drop_breaks_the_connection_that_is_there() -> None:
+def test_drop_fault_calls_the_drop_function() -> None:
     dropped: list[str] = []
     with apply_plan(FaultPlan.parse("chunk.first.before=drop")):
         chunk_failpoint("before", True, False, dropped.append)
@@ -109,32 +109,32 @@ def test_drop_breaks_the_connection_that_is_there() -> None:
         ("step.before=drop", "chunk.first.before=drop"),
     ],
 )
-def test_a_wrong_word_is_an_error_with_a_mend(text: str, mend: str) -> None:
+def test_invalid_fault_is_refused_with_a_fix(text: str, mend: str) -> None:
     with pytest.raises(OptionError) as caught:
         FaultPlan.parse(text)
     assert mend in caught.value.mend
 
 
 @pytest.mark.parametrize("text", ["npu/0:update.begun=kill@3", "chunk.last.after=delay:0.5@2+", "meet.after=freeze@1"])
-def test_a_fault_reads_as_it_is_written(text: str) -> None:
+def test_fault_round_trips_through_text(text: str) -> None:
     assert str(Fault.parse(text)) == text
 
 
-def process(faults: str, code: str = "failpoint('step.before')") -> subprocess.CompletedProcess[str]:
+def run_process(faults: str, code: str = "failpoint('step.before')") -> subprocess.CompletedProcess[str]:
     command = f"from whale_nebula.faults import failpoint; {code}; print('went on')"
     environment = {**os.environ, VARIABLE: faults}
     return subprocess.run([sys.executable, "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def test_the_environment_kills_a_process_at_a_failpoint() -> None:
-    assert process("step.before=kill").returncode == -signal.SIGKILL
+def test_environment_variable_applies_a_fault() -> None:
+    assert run_process("step.before=kill").returncode == -signal.SIGKILL
 
 
-def test_the_environment_with_a_wrong_name_ends_a_process_with_a_mend() -> None:
-    done = process("step.befor=kill")
+def test_invalid_environment_variable_ends_the_process() -> None:
+    done = run_process("step.befor=kill")
     assert done.returncode == 1 and "did you mean 'step.before'?" in done.stderr
 
 
-def test_failpoints_load_neither_tensorflow_nor_grpc() -> None:
-    done = process("", "import sys; assert not {'tensorflow', 'keras', 'grpc', 'numpy'} & set(sys.modules)")
+def test_faults_module_loads_neither_tensorflow_nor_grpc() -> None:
+    done = run_process("", "import sys; assert not {'tensorflow', 'keras', 'grpc', 'numpy'} & set(sys.modules)")
     assert done.returncode == 0, done.stderr

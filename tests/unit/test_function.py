@@ -12,24 +12,24 @@ import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning, OptionError
 
 
-def test_anything_that_can_be_called_is_wrapped() -> None:
-    class Doubling:
+def test_function_wraps_callable_objects() -> None:
+    class DoublingCallable:
         def __call__(self, x: Any) -> Any:
             with nb.stage(cluster="gpu"):
                 return x * 2.0
 
-    wrapped = nb.function(Doubling())
+    wrapped = nb.function(DoublingCallable())
     assert wrapped(tf.ones([2])).numpy().tolist() == [2.0, 2.0]
-    assert wrapped.step.name == "Doubling"
+    assert wrapped.step.name == "DoublingCallable"
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_function_refuses_non_callables() -> None:
     with pytest.raises(OptionError, match="takes a function, not int 3") as caught:
         nb.function(3)
     assert "test_function.py" in caught.value.where
 
 
-def test_whole_names_arguments() -> None:
+def test_whole_option_is_validated_against_arguments() -> None:
     def step(x: Any, table: Any) -> Any:
         return x + tf.reduce_sum(table)
 
@@ -43,7 +43,7 @@ def test_whole_names_arguments() -> None:
     assert "test_function.py" in caught.value.where
 
 
-def test_a_call_that_does_not_fit_names_the_function() -> None:
+def test_call_with_missing_arguments_names_the_function() -> None:
     @nb.function
     def step(x: Any, rate: Any) -> Any:
         return x * rate
@@ -52,7 +52,7 @@ def test_a_call_that_does_not_fit_names_the_function() -> None:
         step(tf.ones([2]))
 
 
-def test_a_loss_weight_is_made_of_numbers() -> None:
+def test_non_numeric_loss_weight_is_refused() -> None:
     weight = tf.Variable(2.0)
 
     def step(given: Any) -> Any:
@@ -73,7 +73,7 @@ def test_a_loss_weight_is_made_of_numbers() -> None:
     assert float(weight) == -1.0
 
 
-def test_a_step_is_planned_anew_for_another_run() -> None:
+def test_step_is_replanned_in_another_run() -> None:
     """What was planned over free links does not run on after links were given a rate."""
 
     @nb.function
@@ -95,7 +95,7 @@ def test_a_step_is_planned_anew_for_another_run() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
-def test_a_function_without_a_stage_says_once_that_it_runs_uncut(micro_batch: int) -> None:
+def test_function_without_a_stage_warns_once(micro_batch: int) -> None:
     @nb.function
     def double(x: Any) -> Any:
         with nb.pipeline(micro_batch=micro_batch):
@@ -105,14 +105,14 @@ def test_a_function_without_a_stage_says_once_that_it_runs_uncut(micro_batch: in
         warnings.simplefilter("always")
         for rows in (2, 2, 3):
             assert double(tf.ones([rows])).numpy().tolist() == [2.0] * rows
-    said = [each for each in caught if issubclass(each.category, NebulaWarning)]
-    assert len(said) == (micro_batch == 1)
-    if said:
-        assert said[0].filename == __file__
-        assert "double under @nb.function runs uncut" in str(said[0].message)
+    nebula_warnings = [each for each in caught if issubclass(each.category, NebulaWarning)]
+    assert len(nebula_warnings) == (micro_batch == 1)
+    if nebula_warnings:
+        assert nebula_warnings[0].filename == __file__
+        assert "double under @nb.function runs uncut" in str(nebula_warnings[0].message)
 
 
-def test_a_function_inside_another_is_a_part_of_it_and_says_nothing() -> None:
+def test_nested_function_is_part_of_the_outer_one() -> None:
     @nb.function
     def double(x: Any) -> Any:
         return x * 2.0

@@ -21,15 +21,15 @@ def find_imports() -> Iterator[tuple[str, str, str]]:
                     yield str(path.relative_to(ROOT)), str(node.module), name.name
 
 
-def is_there(module: str, name: str) -> bool:
+def is_importable(module: str, name: str) -> bool:
     """Whether a module has a name, or is a package with a module of that name."""
     if hasattr(importlib.import_module(module), name):
         return True
     return importlib.util.find_spec(f"{module}.{name}") is not None
 
 
-def test_programs_import_what_is_there() -> None:
+def test_programs_import_existing_names() -> None:
     found = sorted(set(find_imports()))
     assert len({file for file, *_ in found}) > 60
-    missing = [f"{file}: {module}.{name}" for file, module, name in found if not is_there(module, name)]
+    missing = [f"{file}: {module}.{name}" for file, module, name in found if not is_importable(module, name)]
     assert missing == []

@@ -2,7 +2,7 @@
 TensorFlow or gRPC, and what library code never does.
 
 Read from the source by `ast`, so that a breach is named by file and line without importing anything; one test
-imports for real. `TestTheTestItself` plants breaches: a rule that cannot fail is not a rule.
+imports for real. `TestRules` plants breaches: a rule that cannot fail is not a rule.
 """
 
 import ast
@@ -24,17 +24,17 @@ FOLDERS = {
     "whale_nebula.models": ROOT / "models",
     "whale_nebula.strategies": ROOT / "strategies",
 }
-LINES_AT_MOST = 600
+MOST_LINES = 600
 ARCHITECTURE = runpy.run_path(str(ROOT / "tools" / "architecture.py"))
 LAYERS: tuple[str, ...] = ARCHITECTURE["LAYERS"]
 PAGE: Path = ARCHITECTURE["PAGE"]
 
 WITHOUT_TF = ("wire", "schedule", "report", "launch", "gateway", "security")
-START_OF_CLI = ("cli", "cli.main")
+CLI_START_MODULES = ("cli", "cli.main")
 TENSORFLOW = {"tensorflow", "tensorflow_text", "keras"}
 FORBIDDEN = dict.fromkeys(sorted(WITHOUT_TF), TENSORFLOW)
 
-PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+PICKLE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 ENVIRON_WRITES = {"update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__"}
 PRIVATE = re.compile(r"(tensorflow\.python|keras\.src)(\.|$)")
 PRIVATE_NAME = re.compile(rf"{PRIVATE.pattern}[\w.]*")
@@ -93,7 +93,7 @@ def is_typing(node: ast.AST) -> bool:
 
 
 @cache
-def paths() -> dict[str, Path]:
+def list_paths() -> dict[str, Path]:
     found = {}
     for package, folder in FOLDERS.items():
         for path in sorted(folder.rglob("*.py")):
@@ -103,37 +103,38 @@ def paths() -> dict[str, Path]:
 
 
 @cache
-def modules() -> dict[str, Module]:
+def load_modules() -> dict[str, Module]:
     return {
-        name: Module.parse(name, path.read_text("utf-8"), path.name == "__init__.py") for name, path in paths().items()
+        name: Module.parse(name, path.read_text("utf-8"), path.name == "__init__.py")
+        for name, path in list_paths().items()
     }
 
 
-def within(name: str, package: str) -> bool:
+def is_within(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
-def hits(name: str, forbidden: set[str]) -> bool:
-    return any(within(name, each) for each in forbidden)
+def is_forbidden(name: str, forbidden: set[str]) -> bool:
+    return any(is_within(name, each) for each in forbidden)
 
 
-def members(package: str) -> list[Module]:
-    return [module for name, module in modules().items() if within(name, f"whale_nebula.{package}")]
+def list_modules(package: str) -> list[Module]:
+    return [module for name, module in load_modules().items() if is_within(name, f"whale_nebula.{package}")]
 
 
-def direct(module: Module, forbidden: set[str]) -> list[str]:
+def find_direct_imports(module: Module, forbidden: set[str]) -> list[str]:
     """Forbidden imports written in the module, in functions and for type checkers too."""
-    found = [(name, line) for name, line in module.imports() if hits(name, forbidden)]
+    found = [(name, line) for name, line in module.imports() if is_forbidden(name, forbidden)]
     return [f"{module.name}:{line} imports {name}" for name, line in found]
 
 
-def reached(start: str, forbidden: set[str], known: dict[str, Module]) -> list[str]:
+def find_import_chains(start: str, forbidden: set[str], known: dict[str, Module]) -> list[str]:
     """Chains by which importing `start` ends at something forbidden. A module's parent packages run too."""
     chains, queue, seen = [], [(start,)], {start}
     while queue:
         chain = queue.pop(0)
-        for name in steps(known[chain[-1]]):
-            if hits(name, forbidden):
+        for name in list_next_imports(known[chain[-1]]):
+            if is_forbidden(name, forbidden):
                 chains.append(" -> ".join([*chain, name]))
             elif name in known and name not in seen:
                 seen.add(name)
@@ -141,35 +142,35 @@ def reached(start: str, forbidden: set[str], known: dict[str, Module]) -> list[s
     return chains
 
 
-def steps(module: Module) -> list[str]:
+def list_next_imports(module: Module) -> list[str]:
     """What importing the module imports next: its own parents first, then what it names and their parents."""
     names = [module.name, *(name for name, _ in module.imports(at_start_only=True))]
     parents = [".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)]
     return sorted({*parents, *names[1:]} - {module.name})
 
 
-def bans(module: Module) -> list[str]:
+def find_banned_code(module: Module) -> list[str]:
     """What library code never does, and ruff does not look for, as "module:line what"."""
-    found = ((node, banned(node)) for node in module.nodes)
+    found = ((node, describe_ban(node)) for node in module.nodes)
     return [f"{module.name}:{getattr(node, 'lineno', 0)} {what}" for node, what in found if what]
 
 
-def banned(node: ast.AST) -> str | None:
+def describe_ban(node: ast.AST) -> str | None:
     match node:
         case ast.Name(id="NotImplementedError"):
             return "NotImplementedError: raise NotYetError"
-        case ast.Import(names=names) if {alias.name.split(".")[0] for alias in names} & PICKLES:
+        case ast.Import(names=names) if {alias.name.split(".")[0] for alias in names} & PICKLE_MODULES:
             return "pickle: no code crosses a link or a disk"
-        case ast.ImportFrom(module=str(source)) if source.split(".")[0] in PICKLES:
+        case ast.ImportFrom(module=str(source)) if source.split(".")[0] in PICKLE_MODULES:
             return "pickle: no code crosses a link or a disk"
         case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) if is_environ(value):
             return "writes os.environ"
         case ast.Call():
-            return banned_call(node)
+            return describe_banned_call(node)
     return None
 
 
-def banned_call(call: ast.Call) -> str | None:
+def describe_banned_call(call: ast.Call) -> str | None:
     if any(word.arg == "allow_pickle" and ast.unparse(word.value) != "False" for word in call.keywords):
         return "allow_pickle: no code crosses a link or a disk"
     match call.func:
@@ -186,13 +187,13 @@ def is_environ(node: ast.expr) -> bool:
     return ast.unparse(node) in {"os.environ", "environ", "os.environb"}
 
 
-def private_uses(module: Module) -> list[str]:
+def find_private_uses(module: Module) -> list[str]:
     """Imports of TF's and Keras's insides, by statement or by a string given to importlib."""
-    said = [f"{module.name}:{line} imports {name}" for name, line in module.imports() if PRIVATE.match(name)]
+    found = [f"{module.name}:{line} imports {name}" for name, line in module.imports() if PRIVATE.match(name)]
     for node in module.nodes:
         if isinstance(node, ast.Constant) and PRIVATE_NAME.fullmatch(str(node.value)):
-            said.append(f"{module.name}:{node.lineno} names {node.value}")
-    return said
+            found.append(f"{module.name}:{node.lineno} names {node.value}")
+    return found
 
 
 def layer_of(name: str) -> str:
@@ -201,19 +202,19 @@ def layer_of(name: str) -> str:
     return parts[1] if len(parts) > 1 and parts[0] == "whale_nebula" and parts[1] in LAYERS else ""
 
 
-def upward(module: Module) -> list[str]:
+def find_upward_imports(module: Module) -> list[str]:
     """Imports of a layer above, in functions too; those for type checkers alone are none."""
     own = layer_of(module.name)
     if not own:
         return []
     return [
         f"{module.name}:{line} imports {name}"
-        for name, line in runtime_imports(module)
+        for name, line in list_runtime_imports(module)
         if layer_of(name) and LAYERS.index(layer_of(name)) > LAYERS.index(own)
     ]
 
 
-def runtime_imports(module: Module) -> Iterator[tuple[str, int]]:
+def list_runtime_imports(module: Module) -> Iterator[tuple[str, int]]:
     """What runs of a module's imports, at its start and in functions."""
     checked = {id(each) for node in module.nodes if is_typing(node) for each in ast.walk(node)}
     for node in module.nodes:
@@ -223,10 +224,14 @@ def runtime_imports(module: Module) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def circles(known: dict[str, Module]) -> list[list[str]]:
+def find_cycles(known: dict[str, Module]) -> list[list[str]]:
     """Sets of modules that import each other, directly or in a circle (Tarjan's strongly connected components)."""
     graph = {
-        name: {owner for target, _ in runtime_imports(module) if (owner := owner_of(target, known)) not in ("", name)}
+        name: {
+            owner
+            for target, _ in list_runtime_imports(module)
+            if (owner := find_owner(target, known)) not in ("", name)
+        }
         for name, module in known.items()
     }
     number: dict[str, int] = {}
@@ -255,7 +260,7 @@ def circles(known: dict[str, Module]) -> list[list[str]]:
     return found
 
 
-def owner_of(name: str, known: dict[str, Module]) -> str:
+def find_owner(name: str, known: dict[str, Module]) -> str:
     """The module that an imported name is, or is in; "" for what is not ours."""
     if name in known:
         return name
@@ -263,82 +268,82 @@ def owner_of(name: str, known: dict[str, Module]) -> str:
     return parent if parent in known else ""
 
 
-def ours() -> dict[str, Module]:
+def list_own_modules() -> dict[str, Module]:
     """The package's own modules, without its root, which loads names when they are asked for."""
-    return {name: module for name, module in modules().items() if layer_of(name)}
+    return {name: module for name, module in load_modules().items() if layer_of(name)}
 
 
-def test_every_package_has_its_layer() -> None:
+def test_packages_are_all_in_a_layer() -> None:
     folder = FOLDERS["whale_nebula"]
     there = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert there - {"__init__", "py"} == set(LAYERS)
 
 
-def test_the_page_about_the_architecture_is_up_to_date() -> None:
+def test_architecture_page_is_up_to_date() -> None:
     """`python tools/architecture.py` writes it."""
     text = PAGE.read_text("utf-8")
     assert ARCHITECTURE["page"](text) == text
 
 
-def test_the_page_about_the_architecture_names_files_that_are_there() -> None:
+def test_architecture_page_names_existing_files() -> None:
     text = PAGE.read_text("utf-8")
     names = set(re.findall(r"`([\w/]+\.py)`", text)) - {"tests/unit/test_layers.py"}
     folder = FOLDERS["whale_nebula"]
     assert [name for name in sorted(names) if "/" in name and not (folder / name).exists()] == []
     dotted = {name for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text) if name.split(".")[0] in LAYERS}
-    known = {name.removeprefix("whale_nebula.") for name in modules()}
+    known = {name.removeprefix("whale_nebula.") for name in load_modules()}
     assert [name for name in sorted(dotted) if name not in known and name.rpartition(".")[0] not in known] == []
 
 
-def test_no_package_imports_one_above_it() -> None:
-    assert [said for module in ours().values() for said in upward(module)] == []
+def test_packages_do_not_import_higher_layers() -> None:
+    assert [violation for module in list_own_modules().values() for violation in find_upward_imports(module)] == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert circles(ours()) == []
+def test_modules_have_no_import_cycles() -> None:
+    assert find_cycles(list_own_modules()) == []
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
-def test_what_a_host_without_tensorflow_loads_does_not_reach_it(package: str) -> None:
-    for module in members(package):
-        assert direct(module, FORBIDDEN[package]) == []
-        assert reached(module.name, FORBIDDEN[package], modules()) == []
+def test_light_packages_do_not_import_tensorflow(package: str) -> None:
+    for module in list_modules(package):
+        assert find_direct_imports(module, FORBIDDEN[package]) == []
+        assert find_import_chains(module.name, FORBIDDEN[package], load_modules()) == []
 
 
-@pytest.mark.parametrize("name", START_OF_CLI)
-def test_the_command_starts_without_tensorflow(name: str) -> None:
-    if (full := f"whale_nebula.{name}") in modules():
-        assert reached(full, TENSORFLOW, modules()) == []
+@pytest.mark.parametrize("name", CLI_START_MODULES)
+def test_command_line_starts_without_tensorflow(name: str) -> None:
+    if (full := f"whale_nebula.{name}") in load_modules():
+        assert find_import_chains(full, TENSORFLOW, load_modules()) == []
 
 
-def test_only_the_grpc_transport_and_the_gateway_import_grpc() -> None:
+def test_grpc_is_imported_only_by_transport_and_gateway() -> None:
     may = re.compile(r"whale_nebula\.(transport\.grpc\w*|gateway)(\.|$)")
-    others = [module for name, module in modules().items() if not may.match(name)]
-    assert [said for module in others for said in direct(module, {"grpc"})] == []
+    others = [module for name, module in load_modules().items() if not may.match(name)]
+    assert [violation for module in others for violation in find_direct_imports(module, {"grpc"})] == []
 
 
-def test_private_parts_of_tensorflow_are_touched_in_one_package() -> None:
-    others = [module for name, module in modules().items() if not within(name, "whale_nebula.tf")]
-    assert [said for module in others for said in private_uses(module)] == []
+def test_private_tensorflow_parts_are_used_in_one_package() -> None:
+    others = [module for name, module in load_modules().items() if not is_within(name, "whale_nebula.tf")]
+    assert [violation for module in others for violation in find_private_uses(module)] == []
 
 
-def test_no_library_file_is_too_long() -> None:
-    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in paths().values()}
-    assert {str(path): count for path, count in lengths.items() if count > LINES_AT_MOST} == {}
+def test_library_files_have_at_most_600_lines() -> None:
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in list_paths().values()}
+    assert {str(path): count for path, count in lengths.items() if count > MOST_LINES} == {}
 
 
-def test_library_code_keeps_the_bans() -> None:
-    assert [said for module in modules().values() for said in bans(module)] == []
+def test_library_has_no_banned_code() -> None:
+    assert [violation for module in load_modules().values() for violation in find_banned_code(module)] == []
 
 
-def test_library_code_leaves_no_notes_to_itself() -> None:
+def test_library_has_no_todo_comments() -> None:
     note = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
-    assert [name for name, path in paths().items() if note.search(path.read_text("utf-8"))] == []
+    assert [name for name, path in list_paths().items() if note.search(path.read_text("utf-8"))] == []
 
 
-def test_importing_the_light_packages_loads_no_tensorflow(tmp_path: Path) -> None:
-    light = [module.name for package in WITHOUT_TF for module in members(package)]
-    light += [full for name in START_OF_CLI if (full := f"whale_nebula.{name}") in modules()]
+def test_importing_light_packages_loads_no_tensorflow(tmp_path: Path) -> None:
+    light = [module.name for package in WITHOUT_TF for module in list_modules(package)]
+    light += [full for name in CLI_START_MODULES if (full := f"whale_nebula.{name}") in load_modules()]
     code = (
         f"import importlib, sys\nfor name in {light!r}: importlib.import_module(name)\n"
         f"print(*sorted({TENSORFLOW!r} & set(sys.modules)))"
@@ -349,16 +354,21 @@ def test_importing_the_light_packages_loads_no_tensorflow(tmp_path: Path) -> Non
 
 RULES = [
     *(
-        (upward, "whale_nebula.wire.frame", source, 1)
+        (find_upward_imports, "whale_nebula.wire.frame", source, 1)
         for source in (
             "from whale_nebula.runtime.run import Run",
             "from whale_nebula import runtime",
             "def f():\n    import whale_nebula.cli.main",
         )
     ),
-    (upward, "whale_nebula.wire.frame", "if TYPE_CHECKING:\n    from whale_nebula.runtime.run import Run", 0),
+    (
+        find_upward_imports,
+        "whale_nebula.wire.frame",
+        "if TYPE_CHECKING:\n    from whale_nebula.runtime.run import Run",
+        0,
+    ),
     *(
-        (bans, "whale_nebula.thing", source, 1)
+        (find_banned_code, "whale_nebula.thing", source, 1)
         for source in (
             "import pickle",
             "from pickle import loads",
@@ -373,7 +383,7 @@ RULES = [
         )
     ),
     *(
-        (bans, "whale_nebula.thing", source, 0)
+        (find_banned_code, "whale_nebula.thing", source, 0)
         for source in (
             "import os; os.environ['A']; os.environ.get('A')",
             "import yaml; yaml.safe_load('')",
@@ -381,23 +391,23 @@ RULES = [
             "import numpy; numpy.load('x', allow_pickle=False)",
         )
     ),
-    (private_uses, "whale_nebula.thing", "from tensorflow.python.framework import ops", 2),
-    (private_uses, "whale_nebula.thing", "def f():\n    import keras.src.backend", 1),
-    (private_uses, "whale_nebula.thing", "importlib.import_module('tensorflow.python.eager.context')", 1),
-    (private_uses, "whale_nebula.thing", "'tensorflow.python is private'", 0),
+    (find_private_uses, "whale_nebula.thing", "from tensorflow.python.framework import ops", 2),
+    (find_private_uses, "whale_nebula.thing", "def f():\n    import keras.src.backend", 1),
+    (find_private_uses, "whale_nebula.thing", "importlib.import_module('tensorflow.python.eager.context')", 1),
+    (find_private_uses, "whale_nebula.thing", "'tensorflow.python is private'", 0),
 ]
 
 
-class TestTheTestItself:
+class TestRules:
     """Each rule finds what it is for, and leaves alone what it is not for."""
 
     @pytest.mark.parametrize(("rule", "name", "source", "count"), RULES)
-    def test_a_rule_finds_its_breaches_and_no_others(
+    def test_rule_finds_only_violations(
         self, rule: Callable[[Module], list[str]], name: str, source: str, count: int
     ) -> None:
         assert len(rule(Module.parse(name, source))) == count
 
-    def test_a_circle_is_found(self) -> None:
+    def test_import_cycle_is_found(self) -> None:
         sources = {
             "whale_nebula.ir.a": "from whale_nebula.ir.b import x",
             "whale_nebula.ir.b": "def f():\n    from whale_nebula.ir import c",
@@ -405,7 +415,7 @@ class TestTheTestItself:
             "whale_nebula.ir.d": "from whale_nebula.ir.a import y",
         }
         known = {name: Module.parse(name, text) for name, text in sources.items()}
-        assert circles(known) == [["whale_nebula.ir.a", "whale_nebula.ir.b", "whale_nebula.ir.c"]]
+        assert find_cycles(known) == [["whale_nebula.ir.a", "whale_nebula.ir.b", "whale_nebula.ir.c"]]
 
     @pytest.mark.parametrize(
         ("source", "name"),
@@ -421,7 +431,7 @@ class TestTheTestItself:
         assert name in dict(inside.imports())
         assert name in dict(package.imports())
 
-    def test_a_chain_is_followed_through_parents_and_named(self) -> None:
+    def test_import_chain_is_followed_through_parent_packages(self) -> None:
         sources = {
             "whale_nebula": "",
             "whale_nebula.wire": "from whale_nebula.tools import small",
@@ -429,7 +439,7 @@ class TestTheTestItself:
             "whale_nebula.tools.small": "",
         }
         known = {name: Module.parse(name, text, is_package=True) for name, text in sources.items()}
-        found = reached("whale_nebula.wire", TENSORFLOW, known)
+        found = find_import_chains("whale_nebula.wire", TENSORFLOW, known)
         assert found == ["whale_nebula.wire -> whale_nebula.tools -> tensorflow"]
 
     @pytest.mark.parametrize(
@@ -439,7 +449,7 @@ class TestTheTestItself:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tensorflow",
         ],
     )
-    def test_what_does_not_run_at_the_start_is_not_followed(self, source: str) -> None:
+    def test_imports_in_functions_and_type_checking_are_not_followed(self, source: str) -> None:
         module = Module.parse("whale_nebula.cli", source)
-        assert reached("whale_nebula.cli", TENSORFLOW, {"whale_nebula.cli": module}) == []
-        assert direct(module, TENSORFLOW)
+        assert find_import_chains("whale_nebula.cli", TENSORFLOW, {"whale_nebula.cli": module}) == []
+        assert find_direct_imports(module, TENSORFLOW)

@@ -27,7 +27,7 @@ def is_module(path: Path) -> bool:
     return path.is_dir() or path.with_name(f"{path.name}.py").is_file()
 
 
-def is_there(dotted: str) -> bool:
+def is_defined(dotted: str) -> bool:
     """Whether a dotted name is a module, or something that is named in one."""
     parts = dotted.split(".")[1:]
     for count in range(len(parts), -1, -1):
@@ -41,12 +41,12 @@ def is_there(dotted: str) -> bool:
 
 def find_missing(text: str, *, page: bool) -> Iterator[str]:
     yield from (found for found in FILE.findall(text) if "NAME" not in found and not (ROOT / found).is_file())
-    yield from (found for found in MODULE.findall(text) if found not in LOGGERS and not is_there(found))
+    yield from (found for found in MODULE.findall(text) if found not in LOGGERS and not is_defined(found))
     shorts = SHORT.findall(text) if page else []
     yield from (each for each in shorts if (PACKAGE / each.split("/")[0]).is_dir() and not is_module(PACKAGE / each))
 
 
-def read_words(path: Path) -> str:
+def read_docstrings_and_comments(path: Path) -> str:
     """The docstrings of a source file, and its comments."""
     return "\n".join(map("".join, re.findall(r'"""((?s:.*?))"""|#(.*)', path.read_text("utf-8"))))
 
@@ -78,13 +78,16 @@ def test_identifiers_in_docstrings_and_the_architecture_page_exist() -> None:
     assert find_unknown_identifiers("`Deadlines.nothing_of_that_name`", known)
 
 
-def test_pages_docstrings_and_comments_name_what_is_there() -> None:
-    missing = {str(path.relative_to(ROOT)): list(find_missing(read_words(path), page=False)) for path in SOURCES}
+def test_named_files_and_modules_exist() -> None:
+    missing = {
+        str(path.relative_to(ROOT)): list(find_missing(read_docstrings_and_comments(path), page=False))
+        for path in SOURCES
+    }
     missing |= {str(path.relative_to(ROOT)): list(find_missing(path.read_text("utf-8"), page=True)) for path in PAGES}
     assert {path: names for path, names in missing.items() if names} == {}
 
 
-def test_what_is_not_there_is_found() -> None:
+def test_missing_names_are_found() -> None:
     text = "`plan/paper` whale_nebula.plan.paper.page tests/unit/nothing.py whale_nebula.plan.text.sections `a/b`"
     missing = ["tests/unit/nothing.py", "whale_nebula.plan.paper.page", "plan/paper"]
     assert list(find_missing(text, page=True)) == missing

@@ -10,7 +10,7 @@ from whale_nebula.errors import OptionError
 from whale_nebula.ir.outer_optimizer import OUTER_BY_NAME, Average, Nesterov, format_outer
 
 
-def test_the_average_of_differences_is_the_average_of_weights() -> None:
+def test_average_of_differences_equals_average_of_weights() -> None:
     rng = np.random.default_rng(0)
     known, *clusters = rng.random((4, 50)).astype("float32")
     mean = np.mean([known - each for each in clusters], axis=0)
@@ -18,7 +18,7 @@ def test_the_average_of_differences_is_the_average_of_weights() -> None:
     np.testing.assert_allclose(new, np.mean(clusters, axis=0), rtol=1e-6)
 
 
-def test_nesterov_is_that_of_a_framework() -> None:
+def test_nesterov_matches_keras_sgd() -> None:
     import keras
 
     weight = keras.Variable(np.float32([1.0, -2.0]))
@@ -30,7 +30,7 @@ def test_nesterov_is_that_of_a_framework() -> None:
         np.testing.assert_allclose(ours, weight.numpy(), rtol=1e-5)
 
 
-def test_an_update_leaves_what_it_was_given() -> None:
+def test_update_does_not_modify_its_arguments() -> None:
     weights, gradient = np.ones(3, "float32"), np.ones(3, "float32")
     state = Nesterov().init(weights)
     Nesterov().update(weights, gradient, state)
@@ -39,12 +39,12 @@ def test_an_update_leaves_what_it_was_given() -> None:
 
 
 @pytest.mark.parametrize("options", [{"rate": 0.0}, {"rate": 3.0}, {"momentum": 1.0}, {"momentum": -0.1}], ids=str)
-def test_numbers_out_of_range_are_refused(options: dict[str, float]) -> None:
+def test_nesterov_refuses_options_out_of_range(options: dict[str, float]) -> None:
     with pytest.raises(OptionError, match="mend"):
         Nesterov(**options)
 
 
-def test_they_are_public_and_have_names() -> None:
+def test_outer_optimizers_are_public_and_named() -> None:
     assert nb.outer.Nesterov is Nesterov
     assert {name: format_outer(each) for name, each in OUTER_BY_NAME.items()} == {
         "nesterov": "nesterov",

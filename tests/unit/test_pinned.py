@@ -17,7 +17,7 @@ X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
 
 @pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
+def close_run() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NebulaWarning)
         nb.shutdown()
@@ -27,7 +27,7 @@ def closed() -> Iterator[None]:
         nb.shutdown()
 
 
-def model(second: str = "npu", name: str = "small") -> Any:
+def build_model(second: str = "npu", name: str = "small") -> Any:
     keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((4,))
     hidden = keras.layers.Dense(3, name="a")(inputs)
@@ -40,14 +40,14 @@ def model(second: str = "npu", name: str = "small") -> Any:
 @pytest.fixture(scope="module")
 def pin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pin") / "plan.json"
-    nb.plan(model(), X, Y).save(path)
+    nb.plan(build_model(), X, Y).save(path)
     nb.shutdown()
     return path
 
 
-def test_the_pinned_step_runs(pin: Path) -> None:
+def test_pinned_step_runs(pin: Path) -> None:
     nb.init(plan=pin)
-    model().fit(X, Y, verbose=0)
+    build_model().fit(X, Y, verbose=0)
     assert tuple(nb.last_report().stages) == ("gpu", "last")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -57,7 +57,7 @@ def test_the_pinned_step_runs(pin: Path) -> None:
 @pytest.mark.parametrize(
     "how", ["plan", *(pytest.param(how, marks=pytest.mark.grid) for how in ("list", "dict")), "loaded"]
 )
-def test_another_is_refused_before_anything_of_it_runs(pin: Path, how: str) -> None:
+def test_step_that_differs_from_its_pin_is_refused_before_it_runs(pin: Path, how: str) -> None:
     given: dict[str, Any] = {
         "plan": {"plan": str(pin)},
         "list": {"plan": [pin]},
@@ -65,7 +65,7 @@ def test_another_is_refused_before_anything_of_it_runs(pin: Path, how: str) -> N
         "loaded": {"plan": nb.Plan.load(pin)},
     }[how]
     nb.init(**given)
-    other = model("tpu")
+    other = build_model("tpu")
     before = other.get_weights()
     with pytest.raises(PlanMismatchError) as caught:
         other.fit(X, Y, verbose=0)
@@ -76,16 +76,16 @@ def test_another_is_refused_before_anything_of_it_runs(pin: Path, how: str) -> N
     assert all(map(np.array_equal, before, other.get_weights()))
 
 
-def test_other_batches_of_a_pinned_step_are_other_programs(pin: Path) -> None:
+def test_pin_admits_other_batch_sizes_but_no_other_inputs(pin: Path) -> None:
     nb.init(plan=pin)
-    made = model()
+    made = build_model()
     made.fit(X, Y, verbose=0)
     made.fit(X[:5], Y[:5], verbose=0)
     with pytest.raises(PlanMismatchError, match="input sample_weight exists now, but not in the pinned plan"):
         made.train_on_batch(X, Y, sample_weight=Y[:, 0])
 
 
-def test_a_step_without_scopes_is_not_the_pinned_one(tmp_path: Path) -> None:
+def test_unscoped_step_differs_from_its_pin(tmp_path: Path) -> None:
     scoped = True
 
     @nb.function
@@ -106,9 +106,9 @@ def test_a_step_without_scopes_is_not_the_pinned_one(tmp_path: Path) -> None:
         double(tf.constant([1.0]))
 
 
-def test_a_step_of_another_model_and_a_pin_without_a_step_are_told(pin: Path) -> None:
+def test_unpinned_step_and_unused_pin_warn(pin: Path) -> None:
     nb.init(plan=pin)
-    made = model(name="other")
+    made = build_model(name="other")
     with pytest.warns(NebulaWarning, match="other.train_step has no pinned plan") as caught:
         made.fit(X, Y, verbose=0)
     assert len(caught) == 1
@@ -120,7 +120,7 @@ def test_a_step_of_another_model_and_a_pin_without_a_step_are_told(pin: Path) ->
     assert "other.train_step" in str(caught[0].message)
 
 
-def unnamed(micro_batch: int = 2) -> Any:
+def build_unnamed_model(micro_batch: int = 2) -> Any:
     inputs = keras.Input((4,))
     with nb.cluster(), nb.pipeline(micro_batch=micro_batch), nb.stage(cluster="gpu"):
         hidden = keras.layers.Dense(3, name="a")(inputs)
@@ -130,19 +130,19 @@ def unnamed(micro_batch: int = 2) -> Any:
 
 
 @pytest.fixture(scope="module")
-def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unnamed_pin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pin of a model that Keras named; those of the tests have other numbers."""
     path = tmp_path_factory.mktemp("numbered") / "plan.json"
     keras.utils.clear_session(free_memory=False)
-    nb.plan(unnamed(), X, Y).save(path)
+    nb.plan(build_unnamed_model(), X, Y).save(path)
     nb.shutdown()
-    unnamed()
+    build_unnamed_model()
     return path
 
 
-def test_keras_numbers_do_not_hide_a_step_from_its_pin(numbered: Path) -> None:
-    nb.init(plan=numbered)
-    other = unnamed(micro_batch=4)
+def test_pin_applies_despite_automatic_model_numbers(unnamed_pin: Path) -> None:
+    nb.init(plan=unnamed_pin)
+    other = build_unnamed_model(micro_batch=4)
     before = other.get_weights()
     with pytest.raises(PlanMismatchError, match="differs from the pinned plan of functional") as caught:
         other.fit(X, Y, verbose=0)
@@ -151,9 +151,9 @@ def test_keras_numbers_do_not_hide_a_step_from_its_pin(numbered: Path) -> None:
     assert all(map(np.array_equal, before, other.get_weights()))
 
 
-def test_the_same_model_with_another_number_is_the_pinned_one(numbered: Path) -> None:
-    nb.init(plan=numbered)
-    made = unnamed()
+def test_same_model_with_another_number_matches_its_pin(unnamed_pin: Path) -> None:
+    nb.init(plan=unnamed_pin)
+    made = build_unnamed_model()
     with warnings.catch_warnings():
         warnings.simplefilter("error", NebulaWarning)
         made.fit(X, Y, verbose=0)
@@ -162,42 +162,42 @@ def test_the_same_model_with_another_number_is_the_pinned_one(numbered: Path) ->
         nb.shutdown()
 
 
-def test_a_pin_that_has_found_its_step_is_not_taken_for_another(numbered: Path) -> None:
+def test_matched_pin_is_not_applied_to_another_model(unnamed_pin: Path) -> None:
     keras.utils.clear_session(free_memory=False)
-    nb.init(plan=numbered)
-    unnamed().fit(X, Y, verbose=0)
-    second = unnamed(micro_batch=4)
+    nb.init(plan=unnamed_pin)
+    build_unnamed_model().fit(X, Y, verbose=0)
+    second = build_unnamed_model(micro_batch=4)
     with pytest.warns(NebulaWarning, match="has no pinned plan, so it runs with a new plan"):
         second.fit(X, Y, verbose=0)
 
 
 @pytest.mark.grid
-def test_a_warning_points_at_the_users_line(pin: Path) -> None:
+def test_pin_warnings_have_the_users_line(pin: Path) -> None:
     nb.init(plan=pin)
-    made = model(name="other")
+    made = build_model(name="other")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made.fit(X, Y, verbose=0)
         nb.shutdown()
-    said = [each for each in caught if issubclass(each.category, NebulaWarning)]
-    assert [each.filename for each in said] == [__file__, __file__]
-    assert "made.fit" in Path(__file__).read_text().splitlines()[said[0].lineno - 1]
-    assert "nb.init" in Path(__file__).read_text().splitlines()[said[1].lineno - 1]
+    nebula_warnings = [each for each in caught if issubclass(each.category, NebulaWarning)]
+    assert [each.filename for each in nebula_warnings] == [__file__, __file__]
+    assert "made.fit" in Path(__file__).read_text().splitlines()[nebula_warnings[0].lineno - 1]
+    assert "nb.init" in Path(__file__).read_text().splitlines()[nebula_warnings[1].lineno - 1]
 
 
 @pytest.mark.parametrize("bad", [3, {"small": 3}.values(), object()])
-def test_what_is_no_plan_is_refused(bad: Any) -> None:
+def test_invalid_plan_argument_is_refused(bad: Any) -> None:
     with pytest.raises(OptionError, match="neither a path nor a plan") as caught:
         nb.init(plan=bad)
     assert caught.value.where.startswith(f"{__file__}:")
 
 
-def test_two_pins_of_one_step_are_refused(pin: Path) -> None:
+def test_two_pins_of_a_step_are_refused(pin: Path) -> None:
     with pytest.raises(OptionError, match=r"two plans pin small.train_step"):
         nb.init(plan=[pin, nb.Plan.load(pin)])
 
 
-def test_files_that_hold_no_plan_are_refused(tmp_path: Path) -> None:
+def test_invalid_plan_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(PlanError, match="is not a saved plan") as caught:
         nb.init(plan=tmp_path / "other.json")

@@ -17,7 +17,7 @@ from whale_nebula.errors import NebulaError, OptionError
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
 
-def model(loss: str | None = "mse", *, own: bool = False, scopes: bool = True) -> Any:
+def build_model(loss: str | None = "mse", *, own: bool = False, scopes: bool = True) -> Any:
     inputs = keras.Input((4,))
     if not scopes:
         made = keras.Model(inputs, keras.layers.Dense(1)(inputs))
@@ -33,26 +33,26 @@ def model(loss: str | None = "mse", *, own: bool = False, scopes: bool = True) -
 
 
 @pytest.mark.parametrize(("call", "name"), [(nb.plan, "nb.plan"), (nb.verify, "nb.verify")])
-def test_a_model_whose_loss_needs_y_says_so(call: Callable[..., Any], name: str) -> None:
+def test_missing_y_is_refused_with_a_fix(call: Callable[..., Any], name: str) -> None:
     with pytest.raises(OptionError, match="needs y") as caught:
-        call(model(), X)
+        call(build_model(), X)
     assert caught.value.mend == f"{name}(model, x, y)"
     assert "test_planning_calls.py" in caught.value.where
 
 
-def test_a_model_whose_losses_are_its_own_needs_no_y() -> None:
-    assert set(nb.plan(model(None, own=True), X).stages) == {"gpu", "npu"}
-    assert nb.verify(model(None, own=True), X).ok
+def test_model_with_own_losses_needs_no_y() -> None:
+    assert set(nb.plan(build_model(None, own=True), X).stages) == {"gpu", "npu"}
+    assert nb.verify(build_model(None, own=True), X).ok
 
 
-def test_what_fails_for_another_reason_is_told_as_it_is() -> None:
+def test_other_trace_errors_are_raised_unchanged() -> None:
     with pytest.raises(NebulaError, match=r"expected shape=\(None, 4\)"):
-        nb.plan(model(), X[:, :3])
+        nb.plan(build_model(), X[:, :3])
 
 
-def test_a_batch_as_one_tuple() -> None:
+def test_batch_as_a_tuple_is_refused() -> None:
     with pytest.raises(OptionError, match="got a tuple as x") as caught:
-        nb.plan(model(), (X, Y))
+        nb.plan(build_model(), (X, Y))
     assert caught.value.mend == "nb.plan(model, *batch)"
 
 
@@ -60,21 +60,21 @@ def test_a_batch_as_one_tuple() -> None:
     ("example", "what"),
     [((), "needs an example"), ((X, Y, Y, Y), "4 parts"), (((8, 4), (8, 1)), "no array"), (([1.0], [2.0]), "no array")],
 )
-def test_examples_that_are_none(example: tuple[Any, ...], what: str) -> None:
+def test_invalid_examples_are_refused(example: tuple[Any, ...], what: str) -> None:
     with pytest.raises(OptionError, match=what) as caught:
-        nb.plan(model(), *example)
+        nb.plan(build_model(), *example)
     assert "test_planning_calls.py" in caught.value.where
     assert "nb.plan(model, " in caught.value.mend
 
 
-@pytest.mark.parametrize(("given", "said"), [("model", "str 'model'"), (lambda x: x, "a plain function")])
-def test_what_cannot_be_planned(given: Any, said: str) -> None:
-    with pytest.raises(OptionError, match=said) as caught:
+@pytest.mark.parametrize(("given", "message"), [("model", "str 'model'"), (lambda x: x, "a plain function")])
+def test_plan_refuses_other_objects(given: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
         nb.plan(given, X)
     assert "test_planning_calls.py" in caught.value.where
 
 
-def test_what_a_function_returns_has_its_own_names_in_the_plan() -> None:
+def test_outputs_are_named_by_the_returned_dict() -> None:
     weight = tf.Variable(1.0)
 
     @nb.function
@@ -90,8 +90,8 @@ def test_what_a_function_returns_has_its_own_names_in_the_plan() -> None:
     assert nb.plan(step, X).stages["npu"].outputs == ("rec", "reg")
 
 
-def test_without_names_they_are_the_loss_and_the_result() -> None:
-    made = model()
+def test_unnamed_outputs_are_called_loss_or_result() -> None:
+    made = build_model()
     assert nb.plan(made, X, Y).stages["npu"].outputs == ("loss",)
 
     @nb.function
@@ -102,8 +102,8 @@ def test_without_names_they_are_the_loss_and_the_result() -> None:
     assert nb.plan(doubled, X).stages["gpu"].outputs == ("result",)
 
 
-@pytest.mark.parametrize(("micro_batch", "said"), [pytest.param(1, False, marks=pytest.mark.grid), (2, True)])
-def test_dropout_with_micro_batches_is_noted(micro_batch: int, said: bool) -> None:
+@pytest.mark.parametrize(("micro_batch", "has_note"), [pytest.param(1, False, marks=pytest.mark.grid), (2, True)])
+def test_plan_notes_dropout_with_micro_batches(micro_batch: int, has_note: bool) -> None:
     inputs = keras.Input((4,))
     with nb.cluster(), nb.pipeline(micro_batch):
         with nb.stage(cluster="gpu"):
@@ -112,10 +112,10 @@ def test_dropout_with_micro_batches_is_noted(micro_batch: int, said: bool) -> No
             outputs = keras.layers.Dense(1)(hidden)
     made = keras.Model(inputs, outputs)
     made.compile("sgd", "mse")
-    assert any("draws its own random numbers" in note for note in nb.plan(made, X, Y).notes) == said
+    assert any("draws its own random numbers" in note for note in nb.plan(made, X, Y).notes) == has_note
 
 
-class Copier(keras.Model):
+class CopyModel(keras.Model):
     """Two stages, and a train step of its own that takes x as `fit(x)` gives it."""
 
     def __init__(self) -> None:
@@ -139,8 +139,8 @@ class Copier(keras.Model):
         return {"loss": loss}
 
 
-def copier() -> Copier:
-    made = Copier()
+def build_copier() -> CopyModel:
+    made = CopyModel()
     made.compile(keras.optimizers.SGD(0.1, name="sgd"))
     return made
 
@@ -149,8 +149,8 @@ def copier() -> Copier:
 @pytest.mark.parametrize(
     ("call", "batch"), [(nb.plan, (X, None)), pytest.param(nb.verify, (X,), marks=pytest.mark.grid)]
 )
-def test_a_train_step_is_given_x_alone_as_fit_gives_it(call: Callable[..., Any], batch: tuple[Any, ...]) -> None:
-    made = copier()
+def test_plan_passes_x_alone_like_fit(call: Callable[..., Any], batch: tuple[Any, ...]) -> None:
+    made = build_copier()
     call(made, *batch)
     assert tuple not in made.seen
     made.fit(X, verbose=0)
@@ -158,8 +158,8 @@ def test_a_train_step_is_given_x_alone_as_fit_gives_it(call: Callable[..., Any],
 
 
 @pytest.mark.parametrize(("parts", "tupled"), [pytest.param(X, False, marks=pytest.mark.grid), ((X,), True)])
-def test_a_train_step_is_given_what_its_dataset_gives(parts: Any, tupled: bool) -> None:
-    made, dataset = copier(), tf.data.Dataset.from_tensor_slices(parts).batch(4)
+def test_plan_passes_dataset_elements_like_fit(parts: Any, tupled: bool) -> None:
+    made, dataset = build_copier(), tf.data.Dataset.from_tensor_slices(parts).batch(4)
     made.unpacks = tupled
     nb.plan(made, dataset)
     assert (tuple in made.seen) == tupled
@@ -168,14 +168,14 @@ def test_a_train_step_is_given_what_its_dataset_gives(parts: Any, tupled: bool) 
 
 
 @pytest.mark.grid
-def test_the_pin_of_a_train_step_of_x_alone_fits_the_fit(tmp_path: Path) -> None:
-    nb.plan(copier(), X).save(tmp_path / "pin.json")
+def test_pin_of_a_step_with_x_alone_matches_fit(tmp_path: Path) -> None:
+    nb.plan(build_copier(), X).save(tmp_path / "pin.json")
     nb.shutdown()
     with nb.init(plan=str(tmp_path / "pin.json")):
-        assert np.isfinite(copier().fit(X, verbose=0).history["loss"])
+        assert np.isfinite(build_copier().fit(X, verbose=0).history["loss"])
 
 
-class Two(keras.Model):
+class TwoInputModel(keras.Model):
     """Two inputs, and no `build`: Keras asks its call for shapes where it is first used."""
 
     def __init__(self) -> None:
@@ -194,12 +194,12 @@ class Two(keras.Model):
 @pytest.mark.parametrize(
     "given", [{"left": X, "right": X}, pytest.param([X, X], marks=pytest.mark.grid)], ids=["dict", "list"]
 )
-def test_a_subclassed_model_of_several_inputs_is_built_by_being_looked_at(given: Any) -> None:
-    made = Two()
+def test_plan_builds_a_subclassed_model_with_several_inputs(given: Any) -> None:
+    made = TwoInputModel()
     made.compile("sgd", "mse")
     assert [*nb.plan(made, given, Y).stages] == ["gpu", "npu"]
     with nb.pipeline(2):
-        made = Two()
+        made = TwoInputModel()
         made.compile("sgd", "mse")
         made.fit(given, Y, verbose=0)
     assert nb.last_report().micro_batches == 2

@@ -62,57 +62,57 @@ def subclasses(kind: type[NebulaError]) -> set[type[NebulaError]]:
     return {kind}.union(*(subclasses(each) for each in kind.__subclasses__()))
 
 
-def every_error() -> list[type[NebulaError]]:
+def list_errors() -> list[type[NebulaError]]:
     for name in library_modules():
         importlib.import_module(name)
     ours = [each for each in subclasses(NebulaError) if each.__module__.startswith("whale_nebula")]
-    found = [each for each in ours if not each.__name__.startswith("_")]  # those are a public one, told in another way
+    found = [each for each in ours if not each.__name__.startswith("_")]  # private subclasses of public errors
     return sorted(found, key=lambda each: each.__name__)
 
 
-def bare(signature: inspect.Signature) -> str:
+def format_signature(signature: inspect.Signature) -> str:
     """Names, kinds and defaults; no annotations."""
     parameters = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
     return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
 
 
-def test_a_subpackage_never_hides_a_public_name() -> None:
+def test_subpackage_does_not_hide_a_public_name() -> None:
     packages = [name for name in nb.__all__ if (PACKAGE / name).is_dir() and name not in ("codec", "errors")]
     assert packages == ["plan"]
     importlib.import_module("whale_nebula.plan")
     assert callable(nb.plan)
 
 
-def test_the_contract_is_there() -> None:
+def test_contract_names_are_public() -> None:
     assert NAMES - set(nb.__all__) == set()
 
 
 @pytest.mark.parametrize("name", sorted(nb.__all__))
-def test_every_public_name_says_what_it_is(name: str) -> None:
+def test_public_names_have_docstrings(name: str) -> None:
     thing = getattr(nb, name)
     if not name.startswith("__"):
-        said = thing.__doc__ or ""
-        assert len(said.split()) >= 4, f"nb.{name} has no docstring"
-        assert not said.startswith(f"{name}("), f"nb.{name} has only the docstring that dataclasses make"
+        docstring = thing.__doc__ or ""
+        assert len(docstring.split()) >= 4, f"nb.{name} has no docstring"
+        assert not docstring.startswith(f"{name}("), f"nb.{name} has only the docstring that dataclasses make"
 
 
 @pytest.mark.parametrize(("name", "expected"), SIGNATURES.items())
-def test_signatures_are_those_of_the_contract(name: str, expected: str) -> None:
-    assert bare(inspect.signature(getattr(nb, name))) == expected
+def test_signatures_match_the_contract(name: str, expected: str) -> None:
+    assert format_signature(inspect.signature(getattr(nb, name))) == expected
 
 
-def test_every_error_has_a_code_of_its_own() -> None:
-    codes = {each.__name__: each.code for each in every_error()}
+def test_error_codes_are_unique() -> None:
+    codes = {each.__name__: each.code for each in list_errors()}
     assert {name: code for name, code in codes.items() if not re.fullmatch(r"NB-\d{3}", code)} == {}
     count = Counter(codes.values())
     assert {name: code for name, code in codes.items() if count[code] > 1} == {}
 
 
-def test_every_error_says_what_it_means() -> None:
-    assert [each.__name__ for each in every_error() if not each.__dict__.get("__doc__")] == []
+def test_errors_have_docstrings() -> None:
+    assert [each.__name__ for each in list_errors() if not each.__dict__.get("__doc__")] == []
 
 
-def test_scopes_config_codecs_and_errors_need_no_tensorflow(tmp_path: Path) -> None:
+def test_scopes_config_codecs_and_errors_load_no_tensorflow(tmp_path: Path) -> None:
     code = (
         "import sys, whale_nebula as nb, whale_nebula.config\n"
         "nb.codec.SVD(0.6); nb.errors.NebulaError\n"
@@ -123,19 +123,19 @@ def test_scopes_config_codecs_and_errors_need_no_tensorflow(tmp_path: Path) -> N
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
-def test_the_version_is_the_projects() -> None:
+def test_version_matches_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert nb.__version__ == project["version"]
 
 
-def test_dir_shows_what_is_public_and_nothing_else() -> None:
+def test_dir_lists_exactly_the_public_names() -> None:
     _ = nb.stage  # loads what is behind it
     assert [name for name in dir(nb) if not name.startswith("__")] == sorted({*nb.__all__} - {"__version__"})
     assert len(nb.__all__) == len(set(nb.__all__))
     assert {"__version__", "__doc__", "__path__"} <= set(dir(nb))
 
 
-def test_a_misspelt_name_is_suggested() -> None:
+def test_misspelt_public_name_gets_a_suggestion() -> None:
     with pytest.raises(AttributeError, match="did you mean 'pipeline'"):
         _ = nb.pipelin
     assert not hasattr(nb, "nothing_like_it")

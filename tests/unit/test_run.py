@@ -17,13 +17,13 @@ from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.run import Here, Run, current_run
 
 
-def test_a_run_opens_once() -> None:
+def test_second_init_is_refused() -> None:
     nb.init()
     with pytest.raises(nb.errors.StateError, match="open already"):
         nb.init()
 
 
-def test_a_run_is_told_in_a_line() -> None:
+def test_repr_of_a_run_names_its_clusters() -> None:
     run = nb.init({"clusters": {"gpu": {}, "npu": {}}})
     assert repr(run) == "<run of clusters gpu, npu; all of them in this process>"
     attachment = Attachment("gpu/0", "gpu", {"npu/0": "npu"}, {}, "run", None)
@@ -31,34 +31,34 @@ def test_a_run_is_told_in_a_line() -> None:
     assert repr(attached) == "<run of clusters gpu, npu; this is gpu/0>"
 
 
-def test_without_init_one_is_opened_with_free_links() -> None:
+def test_run_without_init_has_free_links() -> None:
     run = current_run()
     assert current_run() is run
     assert run.links.between("gpu", "npu").rate is None
     assert run.alone
 
 
-def test_it_is_a_context_manager() -> None:
+def test_run_is_a_context_manager() -> None:
     with nb.init(links="1mbit,5ms") as run:
         assert run.links.between("a", "b").delay == 0.005
     assert current_run() is not run
 
 
-def test_links_of_the_config_count_where_none_are_given() -> None:
+def test_links_default_to_those_of_the_config() -> None:
     link = {"between": ["gpu", "npu"], "rate": "60mbit", "delay": "20ms"}
     run = nb.init({"clusters": {"gpu": {}, "npu": {}}, "links": [link]})
     assert run.links.between("npu", "gpu").rate == 60e6
     assert nb.here().clusters == ("gpu", "npu")
 
 
-def test_links_of_a_cluster_that_the_config_does_not_know_are_refused_at_once() -> None:
+def test_link_of_an_unconfigured_cluster_is_refused() -> None:
     with pytest.raises(nb.errors.ConfigError, match="unknown cluster 'zpu'") as caught:
         nb.init({"clusters": {"gpu": {}, "npu": {}}}, links={("gpu", "zpu"): "60mbit"})
     assert caught.value.mend == "did you mean 'npu'?"
     assert "test_run.py" in caught.value.where
 
 
-def test_links_of_a_cluster_that_no_stage_is_on_are_refused_with_the_first_plan_that_has_links() -> None:
+def test_link_of_a_cluster_without_stages_is_refused_by_the_first_plan() -> None:
     run = nb.init(links={("gpu", "zpu"): "60mbit"})
     run.meet(["gpu"])
     with pytest.raises(nb.errors.ConfigError, match="name cluster 'zpu', but no stage is on it") as caught:
@@ -68,7 +68,7 @@ def test_links_of_a_cluster_that_no_stage_is_on_are_refused_with_the_first_plan_
     assert "test_run.py" in caught.value.where
 
 
-def test_links_may_name_clusters_that_come_later_if_the_config_does() -> None:
+def test_link_of_a_configured_cluster_without_stages_is_accepted() -> None:
     run = nb.init({"clusters": {"gpu": {}, "npu": {}, "tpu": {}}}, links={("gpu", "tpu"): "60mbit"})
     run.meet(["gpu", "npu"])
     assert run.links.names == ("gpu", "tpu")
@@ -87,7 +87,7 @@ def test_links_may_name_clusters_that_come_later_if_the_config_does() -> None:
         ({"ids": 3}, "is not the name of an input", 'ids="x/id"'),
     ],
 )
-def test_what_is_said_of_a_wrong_run(given: dict[str, object], what: str, mend: str) -> None:
+def test_invalid_init_is_refused_with_a_fix(given: dict[str, object], what: str, mend: str) -> None:
     with pytest.raises(nb.errors.NebulaError, match=what) as caught:
         nb.init(**given)
     assert mend in caught.value.mend
@@ -95,7 +95,7 @@ def test_what_is_said_of_a_wrong_run(given: dict[str, object], what: str, mend: 
     assert current_run().links.between("gpu", "npu").rate is None
 
 
-def test_a_second_run_is_refused_at_its_line_and_the_first_ones_is_said() -> None:
+def test_second_init_error_has_both_lines() -> None:
     run = nb.init()
     with pytest.raises(nb.errors.StateError) as caught:
         nb.init()
@@ -108,7 +108,7 @@ def test_a_second_run_is_refused_at_its_line_and_the_first_ones_is_said() -> Non
 CLUSTERS = {"clusters": {"gpu": {}, "npuu": {}}, "links": [{"between": ["gpu", "npuu"], "rate": "60mbit"}]}
 
 
-def test_the_file_that_names_the_clusters_is_said(tmp_path: Path) -> None:
+def test_unknown_cluster_error_names_the_config_file(tmp_path: Path) -> None:
     path = tmp_path / "clusters.yaml"
     path.write_text("clusters: {gpu: {}, edge: {}}")
     run = nb.init(path)
@@ -117,7 +117,7 @@ def test_the_file_that_names_the_clusters_is_said(tmp_path: Path) -> None:
     assert caught.value.why == f"the clusters of {path}, which nb.init reads at {run.site}, are 'gpu', 'edge'"
 
 
-def test_a_stage_on_a_cluster_that_the_config_does_not_name_is_refused() -> None:
+def test_stage_on_an_unconfigured_cluster_is_refused() -> None:
     run = nb.init(CLUSTERS)
     with pytest.raises(nb.errors.ConfigError, match="on cluster 'npu', which is not in the config") as caught:
         run.meet(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
@@ -127,24 +127,24 @@ def test_a_stage_on_a_cluster_that_the_config_does_not_name_is_refused() -> None
     run.meet(["gpu", "npuu"], {"gpu": "train.py:3", "npuu": "train.py:5"})
 
 
-def test_a_stage_whose_cluster_was_named_before_the_config_came_is_told_so() -> None:
+def test_stage_created_before_init_gets_a_specific_fix() -> None:
     run = nb.init(CLUSTERS)
     with pytest.raises(nb.errors.ConfigError) as caught:
         run.meet(["local"], {"local": "train.py:5"})
     assert "call nb.init before the model is built" in caught.value.mend
 
 
-def test_a_step_without_scopes_needs_no_cluster_of_the_config() -> None:
+def test_unscoped_step_needs_no_configured_cluster() -> None:
     nb.init(CLUSTERS).meet(["local"], {"local": ""})
 
 
-def test_a_config_without_clusters_names_none() -> None:
+def test_config_without_clusters_admits_any() -> None:
     run = nb.init({"seed": 1})
     run.meet(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
     assert nb.here().clusters == ("gpu", "npu")
 
 
-def test_training_on_a_cluster_that_is_misspelt_in_the_config_is_refused_at_the_stage() -> None:
+def test_step_with_a_misspelt_cluster_is_refused_at_the_stage() -> None:
     nb.init(CLUSTERS)
 
     @nb.function
@@ -159,7 +159,7 @@ def test_training_on_a_cluster_that_is_misspelt_in_the_config_is_refused_at_the_
     assert "test_run.py" in caught.value.where
 
 
-def test_clusters_come_to_be_by_being_named() -> None:
+def test_clusters_are_created_by_name() -> None:
     run = nb.init()
     run.meet(["gpu", "npu"])
     run.meet(["npu", "tpu"])
@@ -167,7 +167,7 @@ def test_clusters_come_to_be_by_being_named() -> None:
     assert all(nb.here().runs(name) for name in ("gpu", "anything"))
 
 
-def test_shutdown_closes_last_opened_first() -> None:
+def test_shutdown_calls_closers_in_reverse_order() -> None:
     closed: list[int] = []
     run = nb.init()
     run.closers += [lambda: closed.append(1), lambda: closed.append(2)]
@@ -180,7 +180,7 @@ def test_gathered_does_nothing_in_one_process() -> None:
         assert nb.here().lead
 
 
-def test_after_steps_that_ran_uncut_there_is_no_report_and_it_is_said_why() -> None:
+def test_last_report_after_uncut_steps_raises_with_the_reason() -> None:
     import keras
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="small")
@@ -195,7 +195,7 @@ def test_after_steps_that_ran_uncut_there_is_no_report_and_it_is_said_why() -> N
         nb.last_report()
 
 
-def joined(everywhere: bool, *clusters: str) -> Run:
+def create_worker_run(everywhere: bool, *clusters: str) -> Run:
     """The run of one of several processes, one for each cluster."""
     own, *others = (f"{cluster}/0" for cluster in clusters)
     peers = {worker: worker.partition("/")[0] for worker in others}
@@ -203,21 +203,21 @@ def joined(everywhere: bool, *clusters: str) -> Run:
     return Run(Config(), Links(), attachment=attachment)
 
 
-def test_a_cluster_that_the_command_misspells_is_told_with_the_line_to_write() -> None:
+def test_cluster_misspelt_on_the_command_line_gets_a_fix() -> None:
     with pytest.raises(nb.errors.ConfigError, match="no process runs cluster 'beta'") as caught:
-        joined(True, "alpha", "gamma").meet(["alpha", "beta"], {"beta": "train.py:3"})
+        create_worker_run(True, "alpha", "gamma").meet(["alpha", "beta"], {"beta": "train.py:3"})
     assert "alpha/0, gamma/0, and no stage is on cluster 'gamma'" in caught.value.why
     assert caught.value.mend.startswith("whale-nebula run --all --clusters alpha,beta, or ")
 
 
-def test_a_cluster_whose_worker_is_started_elsewhere_is_told_otherwise() -> None:
+def test_cluster_without_a_worker_gets_another_fix() -> None:
     with pytest.raises(nb.errors.ConfigError, match="no process runs cluster 'beta'") as caught:
-        joined(False, "alpha", "gamma").meet(["alpha", "gamma", "beta"])
+        create_worker_run(False, "alpha", "gamma").meet(["alpha", "gamma", "beta"])
     assert "no stage is on" not in caught.value.why
     assert caught.value.mend == "start a worker of 'beta', or name another cluster in the stage"
 
 
-def test_a_plan_of_several_processes_names_the_one_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_of_several_processes_names_its_creator(monkeypatch: pytest.MonkeyPatch) -> None:
     @nb.function
     def step(x: Any) -> Any:
         with nb.stage(cluster="a"):
@@ -225,14 +225,14 @@ def test_a_plan_of_several_processes_names_the_one_that_made_it(monkeypatch: pyt
 
     alone = nb.plan(step, np.ones(3, "float32"))
     nb.shutdown()
-    monkeypatch.setattr("whale_nebula.runtime.run._run", joined(True, "a", "b"))
+    monkeypatch.setattr("whale_nebula.runtime.run._run", create_worker_run(True, "a", "b"))
     one = nb.plan(step, np.ones(3, "float32"))
     monkeypatch.undo()
     assert "a/0" not in alone.to_text() and alone.digest
     assert "this plan was created by a/0" in one.to_text()
 
 
-def test_opening_a_run_draws_no_number() -> None:
+def test_init_draws_no_random_numbers() -> None:
     keras.utils.set_random_seed(4)
     expected = random.random(), np.random.rand(), float(keras.random.uniform(()))
     keras.utils.set_random_seed(4)
@@ -241,7 +241,7 @@ def test_opening_a_run_draws_no_number() -> None:
 
 
 @pytest.mark.parametrize("given", [{"seed": 4}, {"config": {"seed": 4}}, {"config": {"seed": 9}, "seed": 4}])
-def test_a_seed_that_is_named_seeds_one_process_as_it_does_several(given: dict[str, Any]) -> None:
+def test_seed_of_init_seeds_all_generators(given: dict[str, Any]) -> None:
     keras.utils.set_random_seed(4)
     expected = random.random(), np.random.rand(), float(keras.random.uniform(()))
     nb.init(**given)
@@ -259,7 +259,7 @@ def doubled(names: Any, rows: Any) -> Any:
 @pytest.mark.parametrize(
     ("ids", "mend"), [("nams", "did you mean 'names'?"), (["q", "z"], "choose one of 'names', 'rows'")]
 )
-def test_ids_that_name_no_input_are_refused_by_the_first_step(ids: Any, mend: str) -> None:
+def test_ids_of_no_input_are_refused_by_the_first_step(ids: Any, mend: str) -> None:
     nb.init(ids=ids)
     with pytest.raises(nb.errors.OptionError, match=r"ids=.* names no input of this step") as caught:
         doubled(np.arange(4), np.ones((4, 2), "float32"))
@@ -268,7 +268,7 @@ def test_ids_that_name_no_input_are_refused_by_the_first_step(ids: Any, mend: st
     assert "test_run.py:" in caught.value.where
 
 
-def test_ids_of_one_step_need_not_be_those_of_another() -> None:
+def test_ids_may_name_inputs_of_another_step() -> None:
     nb.init(ids=["nothing", "names"])
     assert float(doubled(np.arange(4), np.ones((4, 2), "float32"))[0]) == 16.0
     assert float(halved(np.ones((4, 2), "float32"))) == 4.0
@@ -283,7 +283,7 @@ def halved(rows: Any) -> Any:
 @pytest.mark.parametrize(
     ("seed", "mend"), [("x", "nb.init(seed=1)"), ("42", "nb.init(seed=42)"), (1.5, "nb.init(seed=1)")]
 )
-def test_a_seed_that_is_none_is_refused_with_the_line_to_write(seed: Any, mend: str) -> None:
+def test_invalid_seed_is_refused_with_a_fix(seed: Any, mend: str) -> None:
     with pytest.raises(nb.errors.OptionError, match="is not an integer") as caught:
         nb.init(seed=seed)
     assert caught.value.mend == mend and str(caught.value).endswith(mend)

@@ -20,7 +20,7 @@ def normal(rows: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, *shape)).astype("float32")
 
 
-def model(micro: int = 2, rate: float = 0.0, coupled: str = "error", norm: bool = False) -> keras.Model:
+def build_model(micro: int = 2, rate: float = 0.0, coupled: str = "error", norm: bool = False) -> keras.Model:
     inputs = keras.Input((4,))
     with nb.cluster(), nb.pipeline(micro, coupled=coupled):
         with nb.stage(cluster="a"):
@@ -34,12 +34,12 @@ def model(micro: int = 2, rate: float = 0.0, coupled: str = "error", norm: bool 
     return made
 
 
-def everything(made: keras.Model) -> dict[str, np.ndarray]:
+def read_state(made: keras.Model) -> dict[str, np.ndarray]:
     metrics = [v for m in made.metrics for v in m.variables]
     return {v.path: np.array(v) for v in [*made.variables, *made.optimizer.variables, *metrics]}
 
 
-def batch(rows: int = 7) -> tuple[np.ndarray, np.ndarray]:
+def create_batch(rows: int = 7) -> tuple[np.ndarray, np.ndarray]:
     return normal(rows, 4), normal(rows, 3, seed=1)
 
 
@@ -51,11 +51,11 @@ def batch(rows: int = 7) -> tuple[np.ndarray, np.ndarray]:
         *(pytest.param(*each, marks=pytest.mark.grid) for each in ((None, 1), ("1gbit,0ms", 2))),
     ],
 )
-def test_a_keras_model_agrees(links: str | None, micro: int) -> None:
+def test_verify_accepts_a_keras_model(links: str | None, micro: int) -> None:
     """In all that the step returns and writes."""
     nb.init(links=links)
-    made = model(micro)
-    found = nb.verify(made, *batch())
+    made = build_model(micro)
+    found = nb.verify(made, *create_batch())
     assert found.ok
     assert found.comparable
     assert found.stages == ("a", "b")
@@ -69,25 +69,25 @@ def test_a_keras_model_agrees(links: str | None, micro: int) -> None:
 
 
 @pytest.mark.parametrize("links", [pytest.param(None, marks=pytest.mark.grid), "1gbit,0ms"])
-def test_it_changes_nothing(links: str | None) -> None:
+def test_verify_changes_no_state(links: str | None) -> None:
     nb.init(links=links)
-    made = model(rate=0.3)
-    made.fit(*batch(16), verbose=0)
-    before, report = everything(made), nb.last_report()
-    nb.verify(made, *batch())
-    after = everything(made)
+    made = build_model(rate=0.3)
+    made.fit(*create_batch(16), verbose=0)
+    before, report = read_state(made), nb.last_report()
+    nb.verify(made, *create_batch())
+    after = read_state(made)
     assert before.keys() == after.keys()
     for path, value in before.items():
         np.testing.assert_array_equal(value, after[path], err_msg=path)
     assert nb.last_report() == report
 
 
-def test_sample_weights_and_lists_are_taken_as_fit_takes_them() -> None:
-    x, y = batch()
-    assert nb.verify(model(), x.astype("float64"), y.astype("float64"), np.arange(7.0)).ok
+def test_verify_accepts_the_arguments_of_fit() -> None:
+    x, y = create_batch()
+    assert nb.verify(build_model(), x.astype("float64"), y.astype("float64"), np.arange(7.0)).ok
 
 
-def test_a_function_agrees() -> None:
+def test_verify_accepts_a_function() -> None:
     weight = tf.Variable(normal(4, 4))
 
     @nb.function
@@ -107,7 +107,7 @@ def test_a_function_agrees() -> None:
     np.testing.assert_array_equal(weight.numpy(), before)
 
 
-def test_it_sees_a_step_that_is_not_the_same_twice() -> None:
+def test_verify_detects_a_nondeterministic_step() -> None:
     """A number from outside that changes from run to run: the two runs cannot agree."""
     calls: list[int] = []
 
@@ -138,7 +138,7 @@ def test_it_sees_a_step_that_is_not_the_same_twice() -> None:
 
 
 def test_dropout_with_micro_batches_is_not_comparable() -> None:
-    found = nb.verify(model(rate=0.5), *batch())
+    found = nb.verify(build_model(rate=0.5), *create_batch())
     assert not found.comparable
     assert not found.ok
     assert not found
@@ -150,8 +150,8 @@ def test_dropout_with_micro_batches_is_not_comparable() -> None:
     assert "dropout rate of zero" in str(caught.value)
 
 
-def test_dropout_with_one_micro_batch_is_the_same_draw() -> None:
-    found = nb.verify(model(micro=1, rate=0.5), *batch())
+def test_dropout_with_one_micro_batch_is_comparable() -> None:
+    found = nb.verify(build_model(micro=1, rate=0.5), *create_batch())
     assert found.comparable
     assert found
     assert found.worst is not None
@@ -159,8 +159,8 @@ def test_dropout_with_one_micro_batch_is_the_same_draw() -> None:
 
 
 @pytest.mark.grid
-def test_coupled_rows_that_were_allowed_are_not_comparable() -> None:
-    found = nb.verify(model(coupled="allow", norm=True), *batch())
+def test_allowed_coupled_rows_are_not_comparable() -> None:
+    found = nb.verify(build_model(coupled="allow", norm=True), *create_batch())
     assert not found.comparable
     assert any("depend on each other" in note for note in found.notes)
     assert found.mends == ("nb.pipeline(micro_batch=1) for the check",)
@@ -181,7 +181,7 @@ def test_stateful_random_ops_are_not_comparable() -> None:
     assert "keras.random.SeedGenerator" in str(found)
 
 
-def test_a_plan_of_one_stage_says_that_nothing_is_cut() -> None:
+def test_plan_of_one_stage_has_a_note() -> None:
     @nb.function
     def double(x: Any) -> Any:
         with nb.stage(cluster="a"):
@@ -210,7 +210,7 @@ def test_half_precision_on_a_link_has_its_own_tolerance() -> None:
     assert "match the uncut step, within half precision" in str(found)
 
 
-def test_what_a_codec_loses_makes_no_comparison_and_no_trace() -> None:
+def test_lossy_codec_is_not_comparable_and_keeps_channels() -> None:
     made = keras.Sequential([keras.Input((4,))])
     with nb.cluster(), nb.compress(rank=3, int8=True):
         with nb.stage(cluster="a"):
@@ -218,17 +218,17 @@ def test_what_a_codec_loses_makes_no_comparison_and_no_trace() -> None:
         with nb.stage(cluster="b"):
             made.add(layers.Dense(3))
     made.compile("sgd", "mse")
-    made.train_on_batch(*batch())
+    made.train_on_batch(*create_batch())
     run = current_run()
     before = dict(run.channels)
-    found = nb.verify(made, *batch())
+    found = nb.verify(made, *create_batch())
     assert not found.comparable
     assert any("b0 is sent as rank(3) >> int8, which is lossy" in note for note in found.notes)
     assert found.mends == ("remove nb.compress for the check",)
     assert before and run.channels == before
 
 
-def test_what_a_codec_does_not_lose_is_compared() -> None:
+def test_lossless_codec_is_comparable() -> None:
     @nb.function
     def forward(x: Any) -> Any:
         with nb.cluster(), nb.compress(zstd=True):
@@ -240,7 +240,7 @@ def test_what_a_codec_does_not_lose_is_compared() -> None:
     assert nb.verify(forward, normal(5, 4)).ok
 
 
-def halved() -> keras.Model:
+def build_half_precision_model() -> keras.Model:
     """All that crosses does so in half precision; its SGD makes updates far smaller than its weights."""
     inputs = keras.Input((4,))
     with nb.cluster():
@@ -254,19 +254,19 @@ def halved() -> keras.Model:
 
 
 @pytest.mark.grid
-def test_no_limit_is_as_wide_as_the_update_itself() -> None:
+def test_limits_are_smaller_than_the_update() -> None:
     keras.utils.set_random_seed(1)
-    made = halved()
+    made = build_half_precision_model()
     before = {v.path: np.array(v) for v in made.trainable_variables}
-    found = {row.name: row for row in nb.verify(made, *batch(16)).rows}
-    made.train_on_batch(*batch(16))
+    found = {row.name: row for row in nb.verify(made, *create_batch(16)).rows}
+    made.train_on_batch(*create_batch(16))
     for variable in made.trainable_variables:
         row, update = found[variable.path], float(np.linalg.norm(np.array(variable) - before[variable.path]))
         assert 0.0 <= row.error <= row.limit < 0.3 * update, row
         assert not row.noisy
 
 
-def test_a_gradient_of_zero_that_adam_blows_up_is_named_and_no_difference() -> None:
+def test_rounding_amplified_by_adam_is_noted_not_a_difference() -> None:
     """What a normalisation adds is taken off by the next one: only rounding is left of the gradient of the first."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((4,))
@@ -278,7 +278,7 @@ def test_a_gradient_of_zero_that_adam_blows_up_is_named_and_no_difference() -> N
             outputs = layers.Dense(3, name="three")(hidden)
     made = keras.Model(inputs, outputs)
     made.compile(keras.optimizers.Adam(0.01), "mse")
-    found = nb.verify(made, *batch(16)).raise_if_bad()
+    found = nb.verify(made, *create_batch(16)).raise_if_bad()
     rows = {row.name: row for row in found.rows}
     assert rows["first/beta"].noisy
     assert not rows["three/kernel"].noisy
@@ -286,7 +286,7 @@ def test_a_gradient_of_zero_that_adam_blows_up_is_named_and_no_difference() -> N
     assert "\n  ~" in found.to_text(every=True)
 
 
-def test_what_is_no_number_in_both_is_no_difference() -> None:
+def test_nan_in_both_runs_is_no_difference() -> None:
     total = tf.Variable(1.0)
 
     @nb.function
@@ -309,24 +309,25 @@ def test_what_is_no_number_in_both_is_no_difference() -> None:
     [
         (tf.function(lambda x: x), (1.0,), "cannot run"),
         ("model", (1.0,), "cannot run a str"),
-        (keras.Sequential([keras.Input((4,)), layers.Dense(2)]), batch(), "not compiled"),
+        (keras.Sequential([keras.Input((4,)), layers.Dense(2)]), create_batch(), "not compiled"),
     ],
 )
-def test_what_it_cannot_run_is_told(subject: Any, arguments: Any, message: str) -> None:
+def test_verify_refuses_other_objects(subject: Any, arguments: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         nb.verify(subject, *arguments)
 
 
-def unscoped_model() -> keras.Model:
+def build_unscoped_model() -> keras.Model:
     made = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     made.compile("sgd", "mse")
     return made
 
 
 @pytest.mark.parametrize(
-    ("subject", "arguments"), [(unscoped_model(), batch()), (nb.function(lambda x: 2.0 * x), (normal(4, 2),))]
+    ("subject", "arguments"),
+    [(build_unscoped_model(), create_batch()), (nb.function(lambda x: 2.0 * x), (normal(4, 2),))],
 )
-def test_what_has_no_scopes_is_refused_as_nb_plan_refuses_it(subject: Any, arguments: Any) -> None:
+def test_verify_refuses_unscoped_steps_like_plan(subject: Any, arguments: Any) -> None:
     with pytest.raises(PlanError, match="has no scopes") as refused:
         nb.verify(subject, *arguments)
     with pytest.raises(PlanError) as planned:
@@ -334,19 +335,19 @@ def test_what_has_no_scopes_is_refused_as_nb_plan_refuses_it(subject: Any, argum
     assert (refused.value.what, refused.value.why) == (planned.value.what, planned.value.why)
 
 
-def test_too_many_parts_of_a_batch() -> None:
+def test_verify_refuses_too_many_arguments() -> None:
     with pytest.raises(OptionError, match="x, y and sample_weight"):
-        nb.verify(model(), 1, 2, 3, 4)
+        nb.verify(build_model(), 1, 2, 3, 4)
 
 
-def test_options_that_plans_refuse() -> None:
-    made = model()
+def test_verify_refuses_run_eagerly() -> None:
+    made = build_model()
     made.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(UnsupportedError):
-        nb.verify(made, *batch())
+        nb.verify(made, *create_batch())
 
 
-def test_rows() -> None:
+def test_row_and_verification_status() -> None:
     assert Row("a", 0.0, 0.0).ok
     assert not Row("a", math.nan, 1.0).ok
     assert Row("a", math.nan, 1.0).badness == math.inf
@@ -358,7 +359,7 @@ def test_rows() -> None:
     assert not Verification((), comparable=False).ok
 
 
-def test_of_many_tensors_those_are_shown_that_differ_or_nearly_do() -> None:
+def test_text_lists_the_largest_errors() -> None:
     rows = tuple(Row(f"t{number}", float(number), 299.5) for number in range(301))
     text = Verification(rows).to_text()
     assert "  !3.0e+02  3.0e+02  t300" in text
@@ -368,25 +369,25 @@ def test_of_many_tensors_those_are_shown_that_differ_or_nearly_do() -> None:
     assert len(Verification(rows).to_text(every=True).splitlines()) == 2 + 301
 
 
-def test_all_that_differs_is_shown() -> None:
+def test_text_lists_all_differences() -> None:
     rows = tuple(Row(f"t{number}", 2.0, 1.0) for number in range(40))
     assert len(Verification(rows).to_text().splitlines()) == 2 + 40
 
 
-def test_every_reason_stands_in_the_headline() -> None:
+def test_headline_has_all_reasons() -> None:
     found = Verification((), ("a",), 2, False, ("rows meet", "it draws", "a remark"), ("mend it", "or so"), reasons=2)
     assert found.to_text().splitlines()[0].endswith("not comparable: rows meet; and it draws")
     assert found.to_text().splitlines()[-1] == "note: a remark"
 
 
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
-def test_a_batch_without_rows_shows_nothing(micro: int) -> None:
-    found = nb.verify(model(micro), *batch(0))
+def test_empty_batch_is_not_comparable(micro: int) -> None:
+    found = nb.verify(build_model(micro), *create_batch(0))
     assert not found.ok
     assert "not comparable: the batch has no rows, so nothing was compared" in str(found)
 
 
-def test_complex_numbers_are_compared_as_what_is_rounded() -> None:
+def test_complex_values_are_compared() -> None:
     weight = tf.Variable(tf.complex(normal(4, 4), normal(4, 4, seed=1)))
 
     @nb.function
@@ -405,12 +406,12 @@ def test_complex_numbers_are_compared_as_what_is_rounded() -> None:
     assert all(row.limit > 0 for row in verified.rows)
 
 
-def test_what_fails_uncut_is_said_in_our_words_and_leaves_no_trace() -> None:
-    made = model()
-    made.train_on_batch(*batch())
-    before = everything(made)
+def test_failure_of_the_uncut_step_is_raised_and_changes_nothing() -> None:
+    made = build_model()
+    made.train_on_batch(*create_batch())
+    before = read_state(made)
     with pytest.raises(nb.errors.StageFailedError, match="the uncut step failed") as caught:
         nb.verify(made, normal(8, 4), normal(5, 3))
     assert "Incompatible shapes" in caught.value.why and "as they were" in caught.value.mend
-    for path, value in everything(made).items():
+    for path, value in read_state(made).items():
         np.testing.assert_array_equal(before[path], value, err_msg=path)

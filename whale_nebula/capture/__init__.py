@@ -9,7 +9,7 @@ from typing import Any
 from whale_nebula.scopes import options
 from whale_nebula.scopes.frames import current_stack
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.scopes.placing import placement
+from whale_nebula.scopes.placement import parse_placement
 from whale_nebula.site import short_traceback
 
 
@@ -42,7 +42,7 @@ def _number(tensor: Any) -> Any:
     except (TypeError, ValueError):
         found = None
     if found is None or not (found.dtype.is_floating or found.dtype.is_integer or found.dtype.is_bool):
-        raise options.refuse(
+        raise options.option_error(
             f"nb.loss_weight({shorten(repr(tensor), 50)}): the argument is not numeric",
             why="the argument is the weight of this micro-batch in the loss",
             mend="nb.loss_weight(tf.reduce_sum(mask))",
@@ -78,11 +78,11 @@ def place(model: Any, mapping: Mapping[str, Any]) -> None:
     >>> list(plan.stages), plan.rows
     (['gpu', 'npu'], (4, 4))
     """
-    made = placement(mapping)
+    made = parse_placement(mapping)
     recorder = current_stack().recorder
     if recorder is not None:
         words = [f"{rule.pattern.pattern}={rule.key}" for rule in made.rules]
-        recorder.statement(" ".join(["place", *words]), made.frames, None)
+        recorder.record_statement(" ".join(["place", *words]), made.frames, None)
         return
     from whale_nebula.capture import layer_placement  # a model implies TensorFlow
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from whale_nebula.config import InputSpec
 from whale_nebula.errors import AbsentInputError, InputMismatchError, NebulaError, OptionError
-from whale_nebula.feed.checks import Missing
+from whale_nebula.feed.checks import MissingInput
 from whale_nebula.site import script_site
 
 
@@ -38,7 +38,7 @@ class DeclaredInputs:
             return argument
         return _nest_by_path(inner)
 
-    def make_placeholder(self, path: str) -> Missing | None:
+    def make_placeholder(self, path: str) -> MissingInput | None:
         """The placeholder for an input that is None, if the config declares its shape and dtype."""
         if path not in self.declared_specs:
             return None
@@ -50,7 +50,7 @@ class DeclaredInputs:
                 mend=f'pass {path!r} here: in a single process, nb.here().runs("gpu") is true for every cluster',
             )
         form = self.declared_specs[path]
-        return Missing(path, tf.TensorSpec(form.shape, form.dtype))
+        return MissingInput(path, tf.TensorSpec(form.shape, form.dtype))
 
     def spec(self, path: str, tensor: Any) -> tf.TensorSpec:
         """The spec of an input that is present; it must agree with the config, if declared there."""

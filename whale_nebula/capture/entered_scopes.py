@@ -19,20 +19,20 @@ from whale_nebula.ir.routing import choose_micro_batches
 from whale_nebula.passes.checks import order_stages
 from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.replicas import find_replica_speeds
-from whale_nebula.scopes.compressing import find_apart
+from whale_nebula.scopes.compress_options import find_local_sgd_options
 from whale_nebula.scopes.frames import Frame, cluster_block_of, open_frames, replica_of, stage_of
 from whale_nebula.scopes.identity import (
-    Numbers,
+    StageNumbers,
     check_layout,
+    cluster_conflict_error,
     clusters_of,
-    find_own_home,
-    home_of,
-    is_single,
-    most_workers,
-    running_home,
-    two_clusters,
-    worker_speeds,
-    workers_in,
+    count_most_workers,
+    count_workers,
+    find_default_cluster,
+    find_own_cluster,
+    get_worker_speeds,
+    has_single_cluster,
+    resolve_cluster,
 )
 from whale_nebula.scopes.step_options import StepOptions, current_step_options
 from whale_nebula.site import Site, warn_once
@@ -52,7 +52,7 @@ class EnteredScopes:
     around: tuple[Frame, ...] = field(default_factory=open_frames)
     outer: Frame | None = None
     stages: dict[str, Stage] = field(default_factory=dict)
-    numbers: Numbers = field(default_factory=Numbers)
+    numbers: StageNumbers = field(default_factory=StageNumbers)
     compressions: list[Frame] = field(default_factory=list)
     splits: list[Frame] = field(default_factory=list)
     sibling_splits: list[Frame] = field(default_factory=list)
@@ -78,12 +78,12 @@ class EnteredScopes:
         Stages outside any block may belong to several programs: only here it is known whether two entries are in the
         same one.
         """
-        key, cluster = self.numbers.identity(frame, self.around)
+        key, cluster = self.numbers.find_identity(frame, self.around)
         key, cluster = key or "stage0", cluster or "local"
-        known = self.stages.setdefault(key, Stage(key, running_home(cluster), str(frame.site)))
+        known = self.stages.setdefault(key, Stage(key, resolve_cluster(cluster), str(frame.site)))
         if frame.options.get("cluster") is not None:
-            if known.cluster != running_home(cluster):
-                raise two_clusters(key, cluster, str(frame.site), known.cluster, known.where)
+            if known.cluster != resolve_cluster(cluster):
+                raise cluster_conflict_error(key, cluster, str(frame.site), known.cluster, known.where)
             # a block around the whole step, such as a call of `fit`, contains all of its stages
             what = "nb.place" if "rule" in frame.options else "nb.stage"
             check_layout(cluster, frame.site, cluster_block_of(self.around), what)
@@ -97,7 +97,7 @@ class EnteredScopes:
 
     def add_model(self, stages: Iterable[Frame]) -> None:
         """Add the stages in which a model of the step was built."""
-        self.numbers.meet(stages, self.around)
+        self.numbers.number_stages(stages, self.around)
 
     def enter_pipeline(self, frame: Frame) -> None:
         """Apply the options of a pipeline to the whole step; the model's own override those around it."""
@@ -138,9 +138,9 @@ class EnteredScopes:
     def enter_split(self, frame: Frame) -> int:
         """Record the entry of a split scope; returns its number."""
         open_now = open_frames()
-        self.replicas.home = home_of(open_now)
+        self.replicas.home = find_default_cluster(open_now)
         stage = stage_of(open_now)
-        key = None if stage is None else self.numbers.identity(stage, self.around)[0]
+        key = None if stage is None else self.numbers.find_identity(stage, self.around)[0]
         self.replicas.splits.setdefault(key or "stage0", frame)
         if stage is None and replica_of(open_now) is None:
             self.sibling_splits.append(frame)
@@ -170,7 +170,7 @@ class EnteredScopes:
         stages = self.replicas.settle(list(self.stages.values()))
         asked, most = self.pipeline.micro_batch, max(stage.replicas for stage in stages)
         alike = self.replicas.apart or (summed and asked <= most)
-        known = [()] * len(stages) if alike else find_replica_speeds(stages, worker_speeds())
+        known = [()] * len(stages) if alike else find_replica_speeds(stages, get_worker_speeds())
         self.stages = {stage.key: replace(stage, speeds=each) for stage, each in zip(stages, known, strict=True)}
         self.pipeline = replace(
             self.pipeline, micro_batch=max(asked, most) if asked > 1 else choose_micro_batches(known, most)
@@ -218,7 +218,7 @@ class Replicas:
     @property
     def has_several(self) -> bool:
         """Whether the batch may have to be divided for a stage's replicas, whose number may still be open."""
-        return any((frame.options["count"] or most_workers()) > 1 for frame in self.all)
+        return any((frame.options["count"] or count_most_workers()) > 1 for frame in self.all)
 
     @property
     def all(self) -> Sequence[Frame]:
@@ -238,8 +238,8 @@ class Replicas:
                     key=frame.site,
                 )
         frames = open_frames()
-        self.home = home_of(frames)
-        apart = find_apart(frames, frame)
+        self.home = find_default_cluster(frames)
+        apart = find_local_sgd_options(frames, frame)
         if apart is None:
             return
         if self.apart is not None and replace(self.apart, where="") != replace(apart, where=""):
@@ -249,12 +249,12 @@ class Replicas:
                 why=f"a step is copied to all clusters as a whole; here: {apart}; there: {self.apart}",
                 mend="use one nb.replica(sync_every=...) around the whole step",
             )
-        self.apart, self.apart_frame, self.home = apart, frame, find_own_home(frames)
+        self.apart, self.apart_frame, self.home = apart, frame, find_own_cluster(frames)
 
     def enter_compress(self, frames: Sequence[Frame]) -> None:
         """Record the entry of a compress scope, which under local SGD sets the codec of differences."""
         within = self.apart_frame is not None and self.apart_frame in frames and stage_of(frames) is None
-        found = find_apart(frames, self.apart_frame) if within else None
+        found = find_local_sgd_options(frames, self.apart_frame) if within else None
         if self.apart is not None and found is not None:
             self.apart = replace(self.apart, codec=found.codec)
 
@@ -289,9 +289,9 @@ class Replicas:
         has replicas. If replicas of one cluster exchange momenta, each runs a separate program.
         """
         found = self._number_all(stages)
-        if self.apart is None or not self.apart.exchange or not is_single(self.apart.clusters):
+        if self.apart is None or not self.apart.exchange or not has_single_cluster(self.apart.clusters):
             return found
-        self.apart = replace(self.apart, copies=_count(self.apart_frame) or workers_in(self.home))
+        self.apart = replace(self.apart, copies=_count(self.apart_frame) or count_workers(self.home))
         return [replace(stage, replicas=1) for stage in found]
 
     def _number_all(self, stages: Sequence[Stage]) -> list[Stage]:
@@ -329,7 +329,7 @@ class Replicas:
         """
         if frame is None or _count(frame):
             return _count(frame)
-        workers, split = workers_in(stage.cluster) // sharing_stages, self.splits.get(stage.key)
+        workers, split = count_workers(stage.cluster) // sharing_stages, self.splits.get(stage.key)
         devices = 1 if split is None else split.options["count"]
         if devices is None and split is not None and workers > 1:
             raise OptionError(

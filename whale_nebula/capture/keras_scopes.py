@@ -25,10 +25,10 @@ import tensorflow as tf
 from whale_nebula.capture.layer_placement import list_placements
 from whale_nebula.capture.mirror import BUILT
 from whale_nebula.capture.tracing import current_graph_trace, current_trace, is_uncut_on_purpose
-from whale_nebula.scopes.compressing import learned_rank
+from whale_nebula.scopes.compress_options import find_learned_rank
 from whale_nebula.scopes.frames import Frame, compress_of, current_stack, open_frames, reenter, stage_of
-from whale_nebula.scopes.hints import running, warn_eager
-from whale_nebula.scopes.scope import settle
+from whale_nebula.scopes.hints import find_code_kind, warn_eager
+from whale_nebula.scopes.scope import resolve_stack
 from whale_nebula.site import script_site, warn_at, warn_once
 from whale_nebula.tf import private as tf_private
 
@@ -236,7 +236,7 @@ def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
     """Watch runs of this node; it, or its layer in a Sequential, was created under these scopes."""
     frames = frames_of(node.operation) or frames
     stage, around = stage_of(frames), compress_of(frames)
-    has_learned_basis = around is not None and learned_rank(around) is not None
+    has_learned_basis = around is not None and find_learned_rank(around) is not None
 
     def note_arguments(arguments: Any) -> None:
         leaves = tf.nest.flatten(arguments)
@@ -252,7 +252,7 @@ def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
 def _warn_if_eager(stage: Frame, has_learned_basis: bool) -> None:
     if current_trace() is not None or is_uncut_on_purpose():
         return
-    code = running()
+    code = find_code_kind()
     if code is not None and (not tf.executing_eagerly() or tf_private.is_tape_recording() or has_learned_basis):
         place = script_site()
         then = f"so the scopes around the construction of the model, at {stage.site}, have no effect"
@@ -317,7 +317,7 @@ def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, cal
             trace = current_graph_trace()
             opened, stage = stage_of(open_frames()), stage_of(frames)
             if stage is not None and opened in current_stack().around_step:
-                settle("stage", stage.site, current_stack())
+                resolve_stack("stage", stage.site, current_stack())
             stamps = tf_private.stamp_ops(trace.graph, {BUILT: line}) if trace else contextlib.nullcontext()
             with stamps, reenter(frames) if opened is None else contextlib.nullcontext():
                 return called(*args, **kwargs)

@@ -17,7 +17,7 @@ from whale_nebula.errors import BoundaryInBodyError, OptionError, PlacementError
 from whale_nebula.errors.text import closest, list_names
 from whale_nebula.ir.graph import LAYER
 from whale_nebula.scopes.frames import Frame, impose_frames, open_frames, split_of, stage_of
-from whale_nebula.scopes.placing import Placement, Rule, SplitRule
+from whale_nebula.scopes.placement import Placement, Rule, SplitRule
 from whale_nebula.tf import private as tf_private
 
 

@@ -27,7 +27,7 @@ from whale_nebula.capture.tracing import Tracing, current_trace
 from whale_nebula.codec import Rank
 from whale_nebula.errors import GradientError, NotYetError
 from whale_nebula.ir.program import Program
-from whale_nebula.scopes.compressing import learned_rank
+from whale_nebula.scopes.compress_options import find_learned_rank
 from whale_nebula.scopes.frames import Frame, compress_of, open_frames, stage_of
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
@@ -39,7 +39,7 @@ _BUNDLE = "IdentityN"
 def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
     """The inputs of an op that is about to be created in `graph`, with crossing tensors replaced by projected ones."""
     trace = current_trace()
-    if trace is None or trace.flags.busy or not any(map(learned_rank, trace.entered_scopes.compressions)):
+    if trace is None or trace.flags.busy or not any(map(find_learned_rank, trace.entered_scopes.compressions)):
         return inputs
     consumer = _find_consumer(trace, graph, op_type, inputs)
     if consumer is None:
@@ -104,7 +104,7 @@ def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
     # the compress scope around the producer, otherwise around the consumer: see `passes.codec_options`
     here = compress_of(open_frames())
     frame = here if home.compress is None else trace.entered_scopes.compressions[home.compress]
-    rank = learned_rank(frame) if frame is not None else None
+    rank = find_learned_rank(frame) if frame is not None else None
     if frame is None or rank is None or not tensor.dtype.is_floating or (tensor.shape.rank or 0) < 2:
         return tensor
     if not is_shorter_projected(tensor, rank):
@@ -186,7 +186,7 @@ def check_unprojected(trace: Tracing, program: Program) -> None:
     """Refuse a step in which a tensor under a learned basis crosses unprojected, because its crossing was detected too
     late.
     """
-    if not any(map(learned_rank, trace.entered_scopes.compressions)):
+    if not any(map(find_learned_rank, trace.entered_scopes.compressions)):
         return
     operations, labels = order_operations(trace.graph.get_operations()), program.labels
     # only reads of the forward cross, not those of gradients or updates
@@ -200,7 +200,7 @@ def check_unprojected(trace: Tracing, program: Program) -> None:
             apart = labels.get(value.op, labels[op.index]) != labels[op.index]
             home = find_home(trace, tensor) if apart else None
             number = None if home is None else op.compress if home.compress is None else home.compress
-            rank = None if number is None else learned_rank(trace.entered_scopes.compressions[number])
+            rank = None if number is None else find_learned_rank(trace.entered_scopes.compressions[number])
             if rank is not None and is_shorter_projected(tensor, rank):
                 raise NotYetError(
                     f"a learned basis for {tensor.name!r}, which is read by an op without a stage",

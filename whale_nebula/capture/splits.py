@@ -23,7 +23,7 @@ from whale_nebula.ir.program import Program, Split, Stage
 from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.replicas import find_replica_speeds
 from whale_nebula.scopes.frames import Frame
-from whale_nebula.scopes.identity import has_other_processes, worker_speeds, workers_in
+from whale_nebula.scopes.identity import count_workers, get_worker_speeds, has_other_processes
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import drawing, initial_values
 from whale_nebula.tf import private as tf_private
@@ -186,7 +186,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         where = stage.where or next((str(frame.site) for frame in inside), "")
         stages[number] = replace(stage, shards=_count(stage, inside, len(beside)), where=where)
     if any(stage.speeds for stage in stages):
-        found_speeds = find_replica_speeds(stages, worker_speeds())
+        found_speeds = find_replica_speeds(stages, get_worker_speeds())
         stages = [replace(stage, speeds=each) for stage, each in zip(stages, found_speeds, strict=True)]
     for frame in split_frames:
         if all(frame is not each for each in caught):
@@ -230,7 +230,7 @@ def _count(stage: Stage, frames: Sequence[Frame], among: int) -> int:
     """The number of devices of a stage's shards: the scope's or, by default, the cluster's workers divided `among` its
     split stages and their replicas.
     """
-    usual = max(1, workers_in(stage.cluster) // max(1, among) // stage.replicas)
+    usual = max(1, count_workers(stage.cluster) // max(1, among) // stage.replicas)
     counts = {frame.options["count"] or usual: frame for frame in frames}
     if len(counts) > 1:
         (one, first), (other, second) = list(counts.items())[:2]

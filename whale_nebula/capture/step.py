@@ -29,7 +29,7 @@ from whale_nebula.capture.splits import add_splits
 from whale_nebula.capture.tracing import LiveRequest, Tracing, check_context, stamp_step_options
 from whale_nebula.codec.encoding import derive_encodings
 from whale_nebula.errors import UnsupportedError
-from whale_nebula.feed.checks import absent_in
+from whale_nebula.feed.checks import find_absent
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import (
@@ -47,8 +47,8 @@ from whale_nebula.ir.program import (
 from whale_nebula.passes.branches import Aliases, remove_bundles
 from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label_ops
-from whale_nebula.scopes.auto import current_limits
-from whale_nebula.scopes.frames import begin_step, watched_anew
+from whale_nebula.scopes.auto import get_current_limits
+from whale_nebula.scopes.frames import begin_step, rewatch_frames
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import initial_values
@@ -75,7 +75,7 @@ def warn_if_stageless(trace: Tracing) -> None:
     entered_scopes = trace.entered_scopes
     if (
         entered_scopes.stages
-        or current_limits() is not None
+        or get_current_limits() is not None
         or entered_scopes.replicas.entered
         or entered_scopes.replicas.around
         or entered_scopes.splits
@@ -201,7 +201,7 @@ def signature(
     names, specs, batched = zip(*inputs, strict=True) if inputs else ((), (), ())
     marks = [tf.nest.map_structure(lambda _: None, argument) for argument in structure]
     key = (tuple(name for name, _ in arguments), specs, str(marks), tuple(map(make_key, plain)))
-    return Signature(structure, names, specs, batched, tuple(plain), key, tuple(given), absent_in(tensors)), tensors
+    return Signature(structure, names, specs, batched, tuple(plain), key, tuple(given), find_absent(tensors)), tensors
 
 
 def _to_tensor(path: str, leaf: Any) -> Any:
@@ -314,7 +314,7 @@ def _begin_trace(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator
     places = Places() if list_placed_models() else None
     graph = tf.compat.v1.get_default_graph()
     trace = Tracing(graph, tensors, bottlenecks=Bottlenecks(owner), places=places, **options)
-    with tracing.tracing(trace), begin_step(), watched_anew(), stamp_step_options(trace):
+    with tracing.tracing(trace), begin_step(), rewatch_frames(), stamp_step_options(trace):
         if isinstance(owner, keras.Model):
             trace.entered_scopes.add_model(list_stages(owner))
         if trace.assignment is not None:

@@ -20,7 +20,7 @@ from whale_nebula.capture.mirror import COMPRESS, COPIED, SPLIT, STAGE
 from whale_nebula.capture.splits import mark_variables
 from whale_nebula.errors import BoundaryInBodyError, OptionError, StateError, UnsupportedError
 from whale_nebula.ir.program import Assignment
-from whale_nebula.scopes.compressing import learned_rank
+from whale_nebula.scopes.compress_options import find_learned_rank
 from whale_nebula.scopes.frames import Frame, open_frames
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
@@ -270,7 +270,7 @@ def _record_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
 
 def check_replaceable(frame: Frame, replacement: Frame) -> None:
     """Refuse to replace the codec of a compress scope by that of `replacement` if its basis is a part of the model."""
-    if learned_rank(frame) is not None:
+    if find_learned_rank(frame) is not None:
         raise OptionError(
             "a curriculum has codecs by length, and nb.compress here has a basis that is learned",
             where=str(frame.site),

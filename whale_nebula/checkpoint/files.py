@@ -116,12 +116,12 @@ def _sync(path: str, flags: int) -> None:
         os.close(opened)
 
 
-def move(path: str, to: str) -> None:
+def move(path: str, target: str) -> None:
     """Rename a file or folder."""
     if is_local(path):
-        os.replace(path, to)
+        os.replace(path, target)
     else:
-        _remote().rename(path, to, overwrite=True)
+        _remote().rename(path, target, overwrite=True)
 
 
 def remove(path: str) -> None:
@@ -135,14 +135,14 @@ def remove(path: str) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def size(path: str) -> int | None:
+def get_size(path: str) -> int | None:
     """The size of a file in bytes; None if it does not exist."""
     if is_local(path):
         return os.path.getsize(path) if os.path.isfile(path) else None
     return int(_remote().stat(path).length) if _remote().exists(path) else None
 
 
-def digest(path: str) -> str:
+def compute_digest(path: str) -> str:
     """The SHA-256 of a file."""
     found = hashlib.sha256()
     for block in read_blocks(path, _BLOCK):

@@ -30,7 +30,7 @@ _TRIES, _TURN_SECONDS = 20, 0.05
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint in a folder: its manifests by group, and the faults of those that cannot be read."""
 
     step: int
@@ -39,16 +39,16 @@ class Found:
     problems: tuple[str, ...] = ()
 
     @property
-    def committed(self) -> bool:
+    def is_committed(self) -> bool:
         """Whether it was written completely here."""
         return bool(self.manifests) and not self.problems
 
     @property
-    def by_hand(self) -> bool:
+    def is_manual(self) -> bool:
         """Whether it was written by `nb.save`, and not by a run."""
-        return any(manifest.by_hand for manifest in self.manifests.values())
+        return any(manifest.is_manual for manifest in self.manifests.values())
 
-    def check_name(self) -> Found:
+    def check_name(self) -> FoundCheckpoint:
         """Return it, with a fault if the step in its folder's name differs from that of a manifest."""
         steps = {manifest.position.step for manifest in self.manifests.values()} - {self.step}
         problems = [
@@ -71,12 +71,12 @@ def _check_files(path: str, manifest: Manifest, digests: bool) -> Iterator[str]:
         yield f"the manifest lists no file of its bundle {manifest.bundle!r}"
     for file in manifest.files:
         place = files.join(path, file.name)
-        size = files.size(place)
+        size = files.get_size(place)
         if size is None:
             yield f"{file.name} is missing"
         elif size != file.size:
             yield f"{file.name} has {size} bytes, but {file.size} were written"
-        elif digests and files.digest(place) != file.sha256:
+        elif digests and files.compute_digest(place) != file.sha256:
             yield f"{file.name} is damaged: its digest differs from the manifest"
 
 
@@ -103,24 +103,24 @@ class Folder:
     def name_bundle(self, step: int) -> str:
         """A name for the bundle of this group that no manifest uses, as a step may be saved again."""
         base = f"state.{self.group}" if self.group else "state"
-        taken = {manifest.bundle for manifest in self._look(step, self.step_path(step)).manifests.values()}
+        taken = {manifest.bundle for manifest in self._read_step(step, self.step_path(step)).manifests.values()}
         return next(name for n in range(len(taken) + 1) if (name := f"{base}-{n}" if n else base) not in taken)
 
     def worker_path(self, step: int, worker: str) -> str:
         """The path of a worker's part, until all parts are written."""
         return files.join(self.step_path(step), f".{worker.replace('/', '-')}")
 
-    def scan(self) -> list[Found]:
+    def scan(self) -> list[FoundCheckpoint]:
         """All checkpoints, also incomplete ones, the newest first."""
         steps = [(int(match[1]), name) for name in files.list_names(self.path) if (match := _STEP.fullmatch(name))]
-        several = [self._look(step, files.join(self.path, name)) for step, name in sorted(steps, reverse=True)]
-        return [each if each.by_hand else each.check_name() for each in several]
+        several = [self._read_step(step, files.join(self.path, name)) for step, name in sorted(steps, reverse=True)]
+        return [each if each.is_manual else each.check_name() for each in several]
 
-    def look(self) -> Found:
+    def read_single(self) -> FoundCheckpoint:
         """The single checkpoint of this folder, if it exists."""
-        return self._look(0, self.path)
+        return self._read_step(0, self.path)
 
-    def _look(self, step: int, path: str) -> Found:
+    def _read_step(self, step: int, path: str) -> FoundCheckpoint:
         manifests, problems = {}, []
         for name in files.list_names(path):
             if match := _MANIFEST.fullmatch(name):
@@ -131,7 +131,7 @@ class Folder:
                     problems.append(f"{name}: {error.why}")
                 except OSError as error:
                     problems.append(f"{name}: {error.strerror or error}")
-        return Found(step, path, manifests, tuple(problems))
+        return FoundCheckpoint(step, path, manifests, tuple(problems))
 
     def manifest_path(self, step: int, group: str) -> str:
         """The path of the manifest of a group of a step."""
@@ -143,7 +143,9 @@ class Folder:
         files.sync_folder(path)
         files.write(self.manifest_path(manifest.position.step, self.group), manifest.encode())
         files.sync_folder(os.path.dirname(path) or "." if files.is_local(path) else path)
-        _remove_strangers(self._look(manifest.position.step, path), f"state.{self.group}" if self.group else "state")
+        _remove_unlisted_files(
+            self._read_step(manifest.position.step, path), f"state.{self.group}" if self.group else "state"
+        )
 
     def prune(self, keep: int, *, digests: bool = False) -> list[int]:
         """Remove all checkpoints older than the newest `keep` complete ones; returns the removed steps. A checkpoint is
@@ -153,9 +155,9 @@ class Folder:
         """
         whole, gone = 0, []
         for found in self.scan():
-            if found.committed and whole == keep:
+            if found.is_committed and whole == keep:
                 gone.append(found)
-            elif found.committed and not found.check(digests=digests):
+            elif found.is_committed and not found.check(digests=digests):
                 whole += 1
         for found in gone:
             remove_checkpoint(found)
@@ -167,8 +169,8 @@ class Folder:
         """
         aside = []
         for found in self.scan():
-            if resumed is not None and found.step <= resumed and found.committed:
-                _remove_strangers(found)
+            if resumed is not None and found.step <= resumed and found.is_committed:
+                _remove_unlisted_files(found)
                 continue
             if not found.manifests and not found.problems:
                 remove_checkpoint(found)
@@ -231,13 +233,13 @@ _LOCKED: set[int] = set()
 """The lock files that this process has open."""
 
 
-def _let_go() -> None:
+def _close_locks() -> None:
     """Close the locks in a forked process: they belong to the run, which it may outlive."""
     while _LOCKED:
         os.close(_LOCKED.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_locks)
 
 
 def _share_lock(opened: int, run: bytes) -> None:
@@ -257,7 +259,7 @@ def _share_lock(opened: int, run: bytes) -> None:
     raise BlockingIOError
 
 
-def _remove_strangers(found: Found, start: str = "") -> None:
+def _remove_unlisted_files(found: FoundCheckpoint, start: str = "") -> None:
     """Remove files of a checkpoint's folder that have this prefix and are in none of its manifests."""
     known = {file.name for manifest in found.manifests.values() for file in manifest.files}
     own = re.compile(rf"{re.escape(start)}(-\d+)?\." if start else "")
@@ -266,7 +268,7 @@ def _remove_strangers(found: Found, start: str = "") -> None:
             files.remove(files.join(found.path, name))
 
 
-def remove_checkpoint(found: Found) -> None:
+def remove_checkpoint(found: FoundCheckpoint) -> None:
     """Remove a checkpoint, complete or not."""
     for name in files.list_names(found.path):
         if _MANIFEST.fullmatch(name):
@@ -278,7 +280,7 @@ Offer = Mapping[str, Any]
 """A host's description of its checkpoint: step, identity, the workers whose parts are available, and all workers."""
 
 
-def offer_checkpoints(several: Iterable[Found]) -> list[dict[str, Any]]:
+def offer_checkpoints(several: Iterable[FoundCheckpoint]) -> list[dict[str, Any]]:
     """The valid checkpoints of a folder, as offered to other processes."""
     found = []
     for each in several:
@@ -310,7 +312,7 @@ def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | No
     return max(whole, default=None)
 
 
-def check_whole(found: Found, report: Callable[[str], None]) -> bool:
+def check_whole(found: FoundCheckpoint, report: Callable[[str], None]) -> bool:
     """Whether a checkpoint is complete; each fault is reported."""
     problems = found.check()
     for problem in problems:
@@ -333,13 +335,15 @@ class Origin:
     keep: int
 
 
-def note_origin(memory: Folder, origin: Origin) -> None:
+def write_origin(memory: Folder, origin: Origin) -> None:
     """Record where a folder in memory belongs."""
     files.make_folder(memory.path)
     files.write(files.join(memory.path, _NAME), json.dumps(asdict(origin)).encode())
 
 
-def save_memory(memory: str, check_room: Callable[[str, int], None] = lambda folder, need: None) -> Iterator[str]:
+def save_memory_to_disk(
+    memory: str, check_room: Callable[[str, int], None] = lambda folder, need: None
+) -> Iterator[str]:
     """Save the newest checkpoint of each folder within `memory` to the disk, if it is newer than all checkpoints there.
     Yields a line for each. `check_room` raises if that many bytes must not be written to a folder.
     """
@@ -365,14 +369,14 @@ def save_memory(memory: str, check_room: Callable[[str, int], None] = lambda fol
             disk.unlock()
 
 
-def _find_newest(memory: Folder, disk: Folder) -> Found | None:
+def _find_newest(memory: Folder, disk: Folder) -> FoundCheckpoint | None:
     """The newest complete checkpoint of a group in memory, unless the disk has one that is as new, damaged or not."""
     newest = max((each.step for each in disk.scan() if each.manifests or each.problems), default=-1)
     newer = (each for each in memory.scan() if each.step > newest and memory.group in each.manifests)
     return next((each for each in newer if not each.check()), None)
 
 
-def _copy(found: Found, disk: Folder) -> None:
+def _copy(found: FoundCheckpoint, disk: Folder) -> None:
     """Copy this group's part of a checkpoint, its manifest last."""
     manifest = found.manifests[disk.group]
     path = disk.step_path(found.step)

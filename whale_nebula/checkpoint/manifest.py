@@ -116,7 +116,7 @@ class Manifest:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     @property
-    def by_hand(self) -> bool:
+    def is_manual(self) -> bool:
         """Whether it was written by `nb.save`, and not by a run."""
         return self.position == Position()
 

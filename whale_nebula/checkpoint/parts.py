@@ -34,7 +34,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPart:
     """A worker's written part, the dtypes and shapes of its tensors, the manifest without parts, and the start that
     wrote it.
 
@@ -59,21 +59,21 @@ class Written:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def write_document(path: str, written: Written) -> None:
+def write_document(path: str, written: WrittenPart) -> None:
     """Write the document of a part to the part's folder, last of all its files."""
     files.write(files.join(path, _PART), json.dumps(to_plain(written)).encode())
 
 
-def read_document(path: str) -> Written:
+def read_document(path: str) -> WrittenPart:
     """Read the document of a part in this folder."""
     try:
-        found: Written = from_plain(Written, json.loads(files.read(files.join(path, _PART))))
+        found: WrittenPart = from_plain(WrittenPart, json.loads(files.read(files.join(path, _PART))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError("the part of a worker is missing", where=path) from None
     return found
 
 
-def list_written(path: str) -> dict[str, Written]:
+def list_written(path: str) -> dict[str, WrittenPart]:
     """The written parts that the next start of a run may commit, in the folder of a step, by worker."""
     found = {}
     for name in files.list_names(path):
@@ -84,7 +84,7 @@ def list_written(path: str) -> dict[str, Written]:
     return found
 
 
-def list_uncommitted(folder: Folder, workers: Collection[str]) -> dict[int, dict[str, Written]]:
+def list_uncommitted(folder: Folder, workers: Collection[str]) -> dict[int, dict[str, WrittenPart]]:
     """The written parts of these workers, by step, of steps that are not committed here."""
     steps = [each for each in folder.scan() if not (each.manifests or each.problems)]
     found = {each.step: list_written(each.path) for each in steps}
@@ -108,7 +108,7 @@ shared variables, and the workers of that start.
 """
 
 
-def describe_parts(several: Mapping[int, Mapping[str, Written]]) -> list[list[Any]]:
+def describe_parts(several: Mapping[int, Mapping[str, WrittenPart]]) -> list[list[Any]]:
     """The written parts as sent to other processes."""
     return [
         [step, worker, each.moment, each.part.digest, each.exact, to_plain(each.shared), list(each.start.workers)]
@@ -118,7 +118,7 @@ def describe_parts(several: Mapping[int, Mapping[str, Written]]) -> list[list[An
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedStep:
     """A step with written parts: the digests of all parts, or `why` they do not form a checkpoint."""
 
     step: int
@@ -126,7 +126,7 @@ class Joined:
     why: str = ""
 
 
-def join_parts(descriptions: Iterable[Sequence[PartDescription]], workers: Sequence[str]) -> list[Joined]:
+def join_parts(descriptions: Iterable[Sequence[PartDescription]], workers: Sequence[str]) -> list[JoinedStep]:
     """Decide on the steps with written parts of a run of these `workers`, the newest first. All processes decide the
     same.
 
@@ -156,22 +156,22 @@ class _Part(NamedTuple):
     workers: frozenset[str]
 
 
-def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> Joined:
+def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> JoinedStep:
     one, first = next(iter(parts.items()))
     lacking = next((worker for worker in sorted(first.workers) if worker not in parts), "")
     elsewhere = next((worker for worker, each in parts.items() if each.moment != first.moment), "")
     if elsewhere:
-        return Joined(step, why=f"{one} and {elsewhere} saved at different points of the script")
+        return JoinedStep(step, why=f"{one} and {elsewhere} saved at different points of the script")
     if lacking:
-        return Joined(step, why=f"{escape_foreign_text(lacking)} has no part of it")
+        return JoinedStep(step, why=f"{escape_foreign_text(lacking)} has no part of it")
     if first.workers != set(workers):
-        return Joined(step, why="it was written by other workers")
+        return JoinedStep(step, why="it was written by other workers")
     known: dict[str, tuple[str, Any]] = {}
     for worker, each in parts.items() if not all(each.exact for each in parts.values()) else ():
         if each.shared is None:
-            return Joined(step, why=f"the variables that {worker} shares with others could not be compared")
+            return JoinedStep(step, why=f"the variables that {worker} shares with others could not be compared")
         for holders, digest in each.shared.items():
             other, same = known.setdefault(holders, (worker, digest))
             if digest != same:
-                return Joined(step, why=f"variables that {other} and {worker} share had changed in one of them")
-    return Joined(step, {worker: each.digest for worker, each in parts.items()})
+                return JoinedStep(step, why=f"variables that {other} and {worker} share had changed in one of them")
+    return JoinedStep(step, {worker: each.digest for worker, each in parts.items()})

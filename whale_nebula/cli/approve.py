@@ -186,10 +186,10 @@ def _load_signer(folder: Path, config: Config, days: float) -> Authority:
 
 def _plan_script(path: str, words: Words, args: argparse.Namespace) -> Program | int:
     """Run the script in this process; returns the program, or the exit status if it runs no step."""
-    from whale_nebula.cli.show_script import Onlooker, collect_plans, report_nothing
+    from whale_nebula.cli.show_script import PlanCollector, collect_plans, report_nothing
     from whale_nebula.security import code
 
-    onlooker = Onlooker(math.inf if args.steps is None else int(args.steps), args.config, None)
+    onlooker = PlanCollector(math.inf if args.steps is None else int(args.steps), args.config, None)
     ending = collect_plans(path, words.arguments, onlooker)
     if not onlooker.plans or ending.error is not None:
         return report_nothing(path, ending, onlooker, args.json, "approve")

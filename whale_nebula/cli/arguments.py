@@ -43,12 +43,12 @@ def split(argv: Sequence[str], known: Options) -> Words:
     script: str | None = None
     waiting = iter(argv)
     for word in waiting:
-        name, given, _ = word.partition("=")
+        name, value, _ = word.partition("=")
         if word == "--":
             arguments += waiting
         elif name in known or name in ("-h", "--help"):
             options.append(word)
-            if not given and known.get(name, (None,))[0] is not None:
+            if not value and known.get(name, (None,))[0] is not None:
                 options += itertools.islice(waiting, 1)
         elif script is None and word.startswith("-"):
             options.append(word)
@@ -61,23 +61,23 @@ def split(argv: Sequence[str], known: Options) -> Words:
     return Words(options, script, arguments)
 
 
-def read_script(made: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, Words]:
+def read_script(parser: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, Words]:
     """Parse the options of a command that runs a script; returns the script's part, too."""
     words = split(argv, options)
-    return made.read(words.options), words
+    return parser.read(words.options), words
 
 
 def choose_command(
-    argv: Sequence[str], commands: Collection[str], parser: Callable[[str], Parser]
+    argv: Sequence[str], commands: Collection[str], make_parser: Callable[[str], Parser]
 ) -> tuple[str, Parser]:
     """The command at the beginning of a line, and its parser; any other word is a usage error."""
     command = argv[0] if argv else ""
-    made = parser(command if command in commands else "")
+    parser = make_parser(command if command in commands else "")
     if command not in commands:
-        made.read([word for word in argv if word.startswith("-")])
+        parser.read([word for word in argv if word.startswith("-")])
         meant = f"unknown command {command!r}: {did_you_mean(command, commands)}"
-        made.error(meant if command else f"missing command: one of {', '.join(commands)}")
-    return command, made
+        parser.error(meant if command else f"missing command: one of {', '.join(commands)}")
+    return command, parser
 
 
 class Parser(argparse.ArgumentParser):
@@ -181,12 +181,12 @@ Codes = Mapping[type[NebulaError], int]
 
 
 def answer(
-    given: argparse.Namespace, run: Callable[[], int | Answer], codes: Codes = MappingProxyType({ConfigError: CONFIG})
+    args: argparse.Namespace, run: Callable[[], int | Answer], codes: Codes = MappingProxyType({ConfigError: CONFIG})
 ) -> int:
     """Run a command and print its answer or its error; returns the exit status. A command that prints its own output
     returns the status. Errors that `codes` does not list result in `FAILED`.
     """
-    as_json = getattr(given, "json", False)
+    as_json = getattr(args, "json", False)
     try:
         found = run()
     except NebulaError as error:

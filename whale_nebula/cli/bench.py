@@ -14,11 +14,11 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import attach, gateways
-from whale_nebula.launch.link_advice import LineFound, advise, path_of, save
+from whale_nebula.launch.link_advice import LinkMeasurement, advise, path_of, save
 from whale_nebula.launch.link_measurement import list_far_ends, measure, table
-from whale_nebula.launch.placed import Echoed, identities, start_placed
-from whale_nebula.launch.placement import Asked, Placement, everything, is_local, settle_ports
+from whale_nebula.launch.placement import Placement, PlacementRequest, assign_ports, is_local, place_all_workers
 from whale_nebula.launch.resolve import resolve
+from whale_nebula.launch.worker_processes import EchoedOutput, create_identities, start_workers
 from whale_nebula.security import Credentials, Identity
 from whale_nebula.transport.grpc.links import Place
 
@@ -56,7 +56,7 @@ _OPTIONS: Options = {
 }
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula bench link --config FILE --cluster NAME [options]"
     return Parser("bench", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
@@ -64,64 +64,64 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
+    parser = make_parser()
     words = list(argv)
     if not words or words[0].startswith("-"):
-        made.read(words)
-        made.error("missing command: whale-nebula bench link")
+        parser.read(words)
+        parser.error("missing command: whale-nebula bench link")
     if words[0] != "link":
-        made.error(f"unknown command {words[0]!r}: {did_you_mean(words[0], ['link'])}")
-    given = made.read(words[1:])
-    if not given.attached:
-        _check(made, given)
-    return answer(given, lambda: _be_end(float(given.seconds)) if given.attached else _run(given), CODES)
+        parser.error(f"unknown command {words[0]!r}: {did_you_mean(words[0], ['link'])}")
+    args = parser.read(words[1:])
+    if not args.attached:
+        _check(parser, args)
+    return answer(args, lambda: _run_end(float(args.seconds)) if args.attached else _run(args), CODES)
 
 
-def _check(made: Parser, given: argparse.Namespace) -> None:
-    if given.all and (given.cluster is not None or given.to is not None):
-        made.error("--all measures on this machine, and cannot be combined with --cluster or --to")
-    if given.clusters is not None and (not given.all or given.config is not None):
-        made.error("--clusters needs --all and replaces --config: --all --clusters gpu,npu")
-    if not given.all and (given.config is None or given.cluster is None):
-        made.error("missing config or cluster: --config clusters.yaml --cluster gpu")
+def _check(parser: Parser, args: argparse.Namespace) -> None:
+    if args.all and (args.cluster is not None or args.to is not None):
+        parser.error("--all measures on this machine, and cannot be combined with --cluster or --to")
+    if args.clusters is not None and (not args.all or args.config is not None):
+        parser.error("--clusters needs --all and replaces --config: --all --clusters gpu,npu")
+    if not args.all and (args.config is None or args.cluster is None):
+        parser.error("missing config or cluster: --config clusters.yaml --cluster gpu")
     try:
-        if not 0 < float(given.seconds or _SECONDS) <= 600:
+        if not 0 < float(args.seconds or _SECONDS) <= 600:
             raise ValueError
     except ValueError:
-        made.error(f"--seconds needs a number greater than 0 and at most 600, not {given.seconds!r}")
+        parser.error(f"--seconds needs a number greater than 0 and at most 600, not {args.seconds!r}")
 
 
-def _run(given: argparse.Namespace) -> int:
-    config, seconds = load(given.config), float(given.seconds or _SECONDS)
+def _run(args: argparse.Namespace) -> int:
+    config, seconds = load(args.config), float(args.seconds or _SECONDS)
     if config.security.insecure:
-        remark(f"insecure: true in {given.config}: connections are neither encrypted nor authenticated, as in a run")
-    if given.all:
-        names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
-        found = measure_here(config, names, seconds)
+        remark(f"insecure: true in {args.config}: connections are neither encrypted nor authenticated, as in a run")
+    if args.all:
+        names = [name.strip() for name in (args.clusters or "").split(",") if name.strip()]
+        found = measure_on_this_machine(config, names, seconds)
         why = "both ends are on this machine: this is its own limit, not the rate of a link"
-        print(_json(found, None) if given.json else "\n\n".join(f"{table(each)}\n  {why}" for each in found))
+        print(_to_json(found, None) if args.json else "\n\n".join(f"{table(each)}\n  {why}" for each in found))
         return arguments.DONE
-    found, place = [], find_origin(config, given.config, given.cluster, given.to)
+    found, place = [], find_place(config, args.config, args.cluster, args.to)
     addresses = ", ".join(f"{there} at {place.gateway or where}" for there, where in place.peers.items())
     remark(f"{place.here} measures the link to {addresses}; start the command there, too")
     for each in measure(place, seconds=seconds, patience=config.patience, report=remark):
         found.append(each)
-        path = path_of(given.config, *each.clusters)
+        path = path_of(args.config, *each.clusters)
         try:
             save(each, path)  # for `doctor`
         except TransportError as error:  # the measurement is valid nevertheless
             remark(f"{error.what} in {error.where}: {error.why}")
         else:
             remark(f"saved in {os.path.relpath(path)}")
-        if not given.json:
-            print("\n" + _text(each, config), flush=True)
-    if given.json:
-        print(_json(found, config))
+        if not args.json:
+            print("\n" + _to_text(each, config), flush=True)
+    if args.json:
+        print(_to_json(found, config))
     return arguments.DONE
 
 
 # ---------------------------------------------------------------------- places and results
-def _json(found: Sequence[LineFound], config: Config | None) -> str:
+def _to_json(found: Sequence[LinkMeasurement], config: Config | None) -> str:
     lines = []
     for each in found:
         advice = None if config is None else advise(each, config.links.between(*each.clusters))._asdict()
@@ -129,7 +129,7 @@ def _json(found: Sequence[LineFound], config: Config | None) -> str:
     return json.dumps({"lines": lines}, indent=1)
 
 
-def _text(found: LineFound, config: Config) -> str:
+def _to_text(found: LinkMeasurement, config: Config) -> str:
     advice = advise(found, config.links.between(*found.clusters))
     lines = [advice.why, advice.write and f"write: {advice.write}"]
     return "\n".join([table(found), *(f"  {each}" for each in lines if each)])
@@ -139,9 +139,9 @@ _HERE_PATIENCE = 60.0
 _COMMAND = ("-m", "whale_nebula.cli.main", "bench", "link", "--attached")
 
 
-def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Place:
+def find_place(config: Config, path: str, cluster: str, to: str | None) -> Place:
     """The place of this end, and those of the others."""
-    placement = resolve(config, os.environ, Asked(cluster, 0, local=is_local)).placement
+    placement = resolve(config, os.environ, PlacementRequest(cluster, 0, local=is_local)).placement
     here, gateway = f"{cluster}/0", config.clusters[cluster].gateway if cluster in config.clusters else None
     peers = {there: placement.addresses[there] for there in list_far_ends(list(placement.addresses), cluster, to)}
     if not peers:
@@ -150,32 +150,36 @@ def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Plac
         raise ConfigError(
             "the link has no other end", where=path, why=f"no other cluster than {cluster} has workers", mend=mend
         )
-    gateways.check(config, cluster)
+    gateways.check_gateways(config, cluster)
     files = gateways.configured_files(config, [here], path).get(here)
     credentials = None if files is None else Credentials.load(files)
     if credentials is not None:
         credentials.check_identity(Identity.of_worker(config.run_name, here))
     alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
-    listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # with a gateway both ends dial
+    listen = (
+        None if gateway else gateways.choose_listen_addresses(config, alone, remark)[here]
+    )  # with a gateway both ends dial
     return Place(config.run_name, here, peers, listen, gateway, credentials, all_workers=everyone)
 
 
 # ---------------------------------------------------------------------- both ends on this machine
-def measure_here(config: Config, clusters: Sequence[str], seconds: float) -> list[LineFound]:
+def measure_on_this_machine(config: Config, clusters: Sequence[str], seconds: float) -> list[LinkMeasurement]:
     """Start one process for each cluster; returns the measurement of each pair."""
     known = list(config.clusters) or list(clusters)
     if len(known) < 2:
         why, mend = "a link connects two clusters", "bench link --all --clusters gpu,npu"
         raise ConfigError(f"{len(known) or 'no'} cluster is named", why=why, mend=mend)
     workers = tuple(f"{cluster}/0" for cluster in known)
-    complete = everything(config, clusters, is_local)
-    placement = settle_ports(Placement(workers, {each: complete.addresses[each] for each in workers}))
+    complete = place_all_workers(config, clusters, is_local)
+    placement = assign_ports(Placement(workers, {each: complete.addresses[each] for each in workers}))
     limit = _HERE_PATIENCE + len(workers) ** 2 * (30 * seconds + 10)
     with gateways.issue_for_run(config, workers) as files:
-        ends = identities(placement, config, files, gateways=False, everywhere=True)
-        with start_placed([*_COMMAND, "--seconds", f"{seconds}"], ends, output=Echoed(echo=_echo)) as job:
+        ends = create_identities(placement, config, files, gateways=False, everywhere=True)
+        with start_workers([*_COMMAND, "--seconds", f"{seconds}"], ends, output=EchoedOutput(echo=_echo)) as job:
             result = job.wait(limit).check()
-    lines = [LineFound.from_json(text) for outcome in result.outcomes.values() for text in json.loads(outcome.out)]
+    lines = [
+        LinkMeasurement.from_json(text) for outcome in result.outcomes.values() for text in json.loads(outcome.out)
+    ]
     found = {(each.first, each.second): each for each in lines}  # both ends report the same
     return [found[pair] for pair in sorted(found)]
 
@@ -185,8 +189,8 @@ def _echo(worker: str, name: str, line: str) -> None:
         print(line, end="", file=sys.stderr)
 
 
-def _be_end(seconds: float) -> int:
-    """Run as one of the ends that `measure_here` has started; the first of them reports progress."""
+def _run_end(seconds: float) -> int:
+    """Run as one of the ends that `measure_on_this_machine` has started; the first of them reports progress."""
     own = attach()
     if own is None or own.listen is None:
         raise ConfigError("no launcher has started this end", mend="whale-nebula bench link --all --clusters gpu,npu")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.checkpoint.files import is_local
-from whale_nebula.checkpoint.folder import Folder, Found
+from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint
 from whale_nebula.checkpoint.manifest import Manifest
 from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli import arguments
@@ -62,7 +62,7 @@ _OPTIONS: Options = {
 _WORDS = ("list", "show", "verify", "prune", "export")
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula checkpoints {list,show,verify,prune,export} FOLDER [options]"
     return Parser("checkpoints", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
@@ -70,36 +70,36 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
+    parser = make_parser()
     words = split(argv, _OPTIONS)
-    given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
+    args = parser.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
     what, folders = words.script, [word for word in words.arguments if not word.startswith("-")]
     if what not in _WORDS:
         problem = f"unknown command {what!r}; {did_you_mean(what, _WORDS)}" if what else "missing command"
-        made.error(f"{problem}: whale-nebula checkpoints list FOLDER")
+        parser.error(f"{problem}: whale-nebula checkpoints list FOLDER")
     if len(folders) != 1:
-        made.error(f"whale-nebula checkpoints {what} FOLDER")
-    actions: Mapping[str, Callable[[list[Found], argparse.Namespace, Parser], int | Answer]] = {
+        parser.error(f"whale-nebula checkpoints {what} FOLDER")
+    actions: Mapping[str, Callable[[list[FoundCheckpoint], argparse.Namespace, Parser], int | Answer]] = {
         "list": _list, "show": _show, "verify": _verify, "prune": _prune, "export": _export,
     }  # fmt: skip
 
     def act() -> int | Answer:
-        _check_own(folders[0], given)
-        return actions[what](_find(folders[0]), given, made)
+        _check_account(folders[0], args)
+        return actions[what](_find(folders[0]), args, parser)
 
-    return answer(given, act, {AccountError: arguments.FAILED, NebulaError: arguments.NO_FILE})
+    return answer(args, act, {AccountError: arguments.FAILED, NebulaError: arguments.NO_FILE})
 
 
-def _check_own(path: str, given: argparse.Namespace) -> None:
+def _check_account(path: str, args: argparse.Namespace) -> None:
     """Refuse the folder of an account, and to write into one, unless this user has logged in as that account."""
-    for each in (path, given.to):
+    for each in (path, args.to):
         if each is not None and is_local(each):
-            check_login(Path(each), Path(given.certs or "certs"))
+            check_login(Path(each), Path(args.certs or "certs"))
 
 
-def _find(path: str) -> list[Found]:
+def _find(path: str) -> list[FoundCheckpoint]:
     """The checkpoints in a run's folder, the newest first, or the single one of a checkpoint's folder."""
-    here = Folder(path.rstrip("/"), single=True).look()
+    here = Folder(path.rstrip("/"), single=True).read_single()
     found = [here] if here.manifests or here.problems else Folder(path.rstrip("/")).scan()
     if not found:
         why = "without every:, a run saves its first checkpoint after 30 s of training"
@@ -108,7 +108,7 @@ def _find(path: str) -> list[Found]:
     return found
 
 
-def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
+def _list(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser) -> Answer:
     rows, lines = [_summarize(each) for each in found], []
     for row in rows:
         details = row["problem"] or f"{size(row['bytes'])}  {row['time']}  {row['where']}"
@@ -116,7 +116,7 @@ def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer
     return {"checkpoints": rows}, "\n".join(lines)
 
 
-def _summarize(found: Found) -> dict[str, Any]:
+def _summarize(found: FoundCheckpoint) -> dict[str, Any]:
     problems = found.check(digests=False)
     manifests = list(found.manifests.values())
     first = manifests[0] if manifests else None
@@ -132,7 +132,7 @@ def _summarize(found: Found) -> dict[str, Any]:
 
 def _describe_position(manifest: Manifest) -> str:
     position = manifest.position
-    if manifest.by_hand:
+    if manifest.is_manual:
         return "saved by nb.save"
     if not position.fit:
         return ""
@@ -142,13 +142,13 @@ def _describe_position(manifest: Manifest) -> str:
     return f"epoch {position.epoch + 1}, batch {position.batch}{fit}"
 
 
-def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
+def _show(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser) -> Answer:
     chosen = _choose(found, lambda each: each.problems)
     if chosen is None:
         raise CheckpointError("there is no complete checkpoint", where=found[0].path)
     damage = chosen.check(digests=False)
     manifests = list(chosen.manifests.values())
-    names = [name for name in sorted({n for m in manifests for n in m.tensors}) if _is_wanted(name, given, made)]
+    names = [name for name in sorted({n for m in manifests for n in m.tensors}) if _is_wanted(name, args, parser)]
     forms = {name: form for manifest in manifests for name, form in manifest.tensors.items()}
     document = {group: to_plain(manifest) for group, manifest in chosen.manifests.items()}
     first = manifests[0]
@@ -172,12 +172,14 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer
     return {"folder": chosen.path, "manifests": document}, "\n".join(lines)
 
 
-def _choose(found: list[Found], find_faults: Callable[[Found], Sequence[str]]) -> Found | None:
+def _choose(
+    found: list[FoundCheckpoint], find_faults: Callable[[FoundCheckpoint], Sequence[str]]
+) -> FoundCheckpoint | None:
     """The newest checkpoint without faults; skipped ones are reported on stderr, with their first fault."""
-    skipped: list[tuple[Found, Sequence[str]]] = []
+    skipped: list[tuple[FoundCheckpoint, Sequence[str]]] = []
     for each in found:
         faults = find_faults(each)
-        if each.committed and not faults:
+        if each.is_committed and not faults:
             for other, why in skipped:
                 print(f"skipping {other.path}: {why[0]}", file=sys.stderr)
             return each
@@ -185,18 +187,18 @@ def _choose(found: list[Found], find_faults: Callable[[Found], Sequence[str]]) -
     return None
 
 
-def _is_wanted(name: str, given: argparse.Namespace, made: Parser) -> bool:
+def _is_wanted(name: str, args: argparse.Namespace, parser: Parser) -> bool:
     try:
-        return given.only is None or re.fullmatch(given.only, name) is not None
+        return args.only is None or re.fullmatch(args.only, name) is not None
     except re.error as error:
-        made.error(f"--only {given.only}: {error}")
+        parser.error(f"--only {args.only}: {error}")
         return False
 
 
-def _verify(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+def _verify(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser) -> int:
     problems = {each.path: each.check() for each in found}
     complete = not any(problems.values())
-    if given.json:
+    if args.json:
         checkpoints = {path: list(each) for path, each in problems.items()}
         print(json.dumps({"ok": complete, "checkpoints": checkpoints}, indent=1))
     else:
@@ -205,46 +207,46 @@ def _verify(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     return arguments.DONE if complete else arguments.FAILED
 
 
-def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
-    if given.keep is None or not given.keep.isdecimal() or int(given.keep) < 1:
-        made.error("--keep needs a number of at least 1: --keep 3")
+def _prune(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser) -> Answer:
+    if args.keep is None or not args.keep.isdecimal() or int(args.keep) < 1:
+        parser.error("--keep needs a number of at least 1: --keep 3")
     if len(found) == 1 and not re.search(r"step-\d+/?$", found[0].path):
         raise CheckpointError("the folder is a single checkpoint, not the folder of a run", where=found[0].path)
     folder = Folder(found[0].path.rpartition("/")[0])
     folder.lock()
-    gone = folder.prune(int(given.keep), digests=True)
+    gone = folder.prune(int(args.keep), digests=True)
     folder.unlock()
     removed = ", ".join(f"step {step}" for step in gone) or "nothing"
     return {"removed": gone}, f"removed: {removed}"
 
 
-def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int | Answer:
-    if given.to is None or not given.to.endswith((".npz", ".safetensors")):
-        made.error("--to needs a file name: --to weights.npz, or --to weights.safetensors")
-    chosen = _choose(found, Found.check)
+def _export(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser) -> int | Answer:
+    if args.to is None or not args.to.endswith((".npz", ".safetensors")):
+        parser.error("--to needs a file name: --to weights.npz, or --to weights.safetensors")
+    chosen = _choose(found, FoundCheckpoint.check)
     if chosen is None:
         raise CheckpointError("there is no complete checkpoint", where=found[0].path)
     from whale_nebula.runtime.checkpoint.slices import Source
 
     source = Source(chosen, next(iter(chosen.manifests.values())).identity)
-    arrays = dict(_read(source, given, made))
+    arrays = dict(_read(source, args, parser))
     if not arrays:
-        what, mend = f"no tensor matches {given.only}", "pass a regular expression for full names: --only 'dense.*'"
+        what, mend = f"no tensor matches {args.only}", "pass a regular expression for full names: --only 'dense.*'"
         failure = CheckpointError(what, where=chosen.path, mend=mend)
-        return print_error(failure, as_json=given.json, code=arguments.FAILED)
+        return print_error(failure, as_json=args.json, code=arguments.FAILED)
     try:
-        _write_npz(arrays, given.to) if given.to.endswith(".npz") else _write_safetensors(arrays, given.to)
+        _write_npz(arrays, args.to) if args.to.endswith(".npz") else _write_safetensors(arrays, args.to)
     except Exception as error:  # safetensors raises its own errors
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        failure = CheckpointError("cannot write the tensors", where=given.to, why=why, mend="--to another/file")
-        return print_error(failure, as_json=given.json, code=arguments.FAILED)
-    document = {"file": given.to, "tensors": len(arrays), "step": chosen.step}
-    return document, f"{given.to}: {len(arrays)} tensors of {chosen.path}"
+        failure = CheckpointError("cannot write the tensors", where=args.to, why=why, mend="--to another/file")
+        return print_error(failure, as_json=args.json, code=arguments.FAILED)
+    document = {"file": args.to, "tensors": len(arrays), "step": chosen.step}
+    return document, f"{args.to}: {len(arrays)} tensors of {chosen.path}"
 
 
-def _read(source: Any, given: argparse.Namespace, made: Parser) -> Iterator[tuple[str, Any]]:
+def _read(source: Any, args: argparse.Namespace, parser: Parser) -> Iterator[tuple[str, Any]]:
     for name in sorted(source.tensors):
-        if not name.startswith("memory/") and _is_wanted(name, given, made):
+        if not name.startswith("memory/") and _is_wanted(name, args, parser):
             yield name, source.read(name).numpy()
 
 

@@ -68,46 +68,44 @@ _OPTIONS: Options = {
 _NETWORK_NEEDS = ("grpcio", "cryptography", "numpy", "google-crc32c")
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     return Parser("doctor", _DESCRIPTION, _OPTIONS, epilog=_EPILOG)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
-    given = made.read(argv)
-    if given.cluster is not None and given.config is None:
-        made.error("--cluster needs --config clusters.yaml")
-    if given.worker is not None and (given.cluster is None or given.gateway):
-        made.error("--worker needs --cluster, and cannot be combined with --gateway")
-    given.worker = made.number("--worker", given.worker)
-    return answer(given, lambda: _report(given), {NebulaError: arguments.CONFIG})
+    parser = make_parser()
+    args = parser.read(argv)
+    if args.cluster is not None and args.config is None:
+        parser.error("--cluster needs --config clusters.yaml")
+    if args.worker is not None and (args.cluster is None or args.gateway):
+        parser.error("--worker needs --cluster, and cannot be combined with --gateway")
+    args.worker = parser.number("--worker", args.worker)
+    return answer(args, lambda: _report(args), {NebulaError: arguments.CONFIG})
 
 
-def _report(given: argparse.Namespace) -> int:
-    checks = _check(given)
+def _report(args: argparse.Namespace) -> int:
+    checks = _check(args)
     ok = all(check.state != "bad" for check in checks)
-    print(
-        json.dumps({"ok": ok, "checks": [asdict(each) for each in checks]}, indent=1) if given.json else _text(checks)
-    )
+    print(json.dumps({"ok": ok, "checks": [asdict(each) for each in checks]}, indent=1) if args.json else _text(checks))
     return arguments.DONE if ok else arguments.FAILED
 
 
-def _check(given: argparse.Namespace) -> list[Check]:
-    if given.config is None:
-        return machine_checks(training=not given.gateway)
-    checks = config_checks(given.config)
+def _check(args: argparse.Namespace) -> list[Check]:
+    if args.config is None:
+        return check_machine(training=not args.gateway)
+    checks = check_config(args.config)
     missing = [name for name in _NETWORK_NEEDS if find_version(name) is None]
-    if given.cluster is None or missing:
-        if given.cluster is not None:
+    if args.cluster is None or missing:
+        if args.cluster is not None:
             why = f"not checked without {', '.join(missing)}"
-            checks.append(Check("cluster", "bad", given.cluster, why, f"pip install {' '.join(missing)}"))
-        return [*machine_checks(training=not given.gateway), *checks]
-    from whale_nebula.cli.doctor_cluster import cluster_checks, host
+            checks.append(Check("cluster", "bad", args.cluster, why, f"pip install {' '.join(missing)}"))
+        return [*check_machine(training=not args.gateway), *checks]
+    from whale_nebula.cli.doctor_cluster import check_cluster, find_host
 
-    here = host(load(given.config), given.config, given.cluster, worker=given.worker, gateway=given.gateway)
-    return [*machine_checks(training=here.trains), *checks, *cluster_checks(here)]
+    here = find_host(load(args.config), args.config, args.cluster, worker=args.worker, gateway=args.gateway)
+    return [*check_machine(training=here.trains), *checks, *check_cluster(here)]
 
 
 _MARKS = {"ok": "ok  ", "note": "note", "warning": "WARN", "bad": "BAD "}
@@ -130,7 +128,7 @@ def _text(checks: Sequence[Check]) -> str:
 
 
 # ---------------------------------------------------------------------- the config
-def config_checks(path: str) -> list[Check]:
+def check_config(path: str) -> list[Check]:
     """Check a clusters.yaml: raises if it is invalid, otherwise counts its contents."""
     config = load(path)
     if find_spec("cryptography") is not None:  # another check reports a missing one
@@ -139,14 +137,14 @@ def config_checks(path: str) -> list[Check]:
         check_names(config, [f"{cluster}/0" for cluster in config.clusters])
     workers = sum(len(cluster.workers) for cluster in config.clusters.values())
     names = ", ".join(config.clusters) or "no cluster"
-    counted = f"{path}: {names}; {_count_of(workers, 'worker')}, {_count_of(len(config.links.pairs), 'link')}"
-    checks = [Check("config", "ok", _count_of(len(config.clusters), "cluster"), counted)]
+    counted = f"{path}: {names}; {_format_count(workers, 'worker')}, {_format_count(len(config.links.pairs), 'link')}"
+    checks = [Check("config", "ok", _format_count(len(config.clusters), "cluster"), counted)]
     if config.security.insecure:
         checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "remove it"))
-    return [*checks, *_certificates(config, path), *_checkpoints(config)]
+    return [*checks, *_check_certificates(config, path), *_check_checkpoints(config)]
 
 
-def _checkpoints(config: Config) -> Iterator[Check]:
+def _check_checkpoints(config: Config) -> Iterator[Check]:
     """Check whether the checkpoint folder is writable, and the checkpoints in it, by the sizes of their files."""
     if config.checkpoint is None:
         return
@@ -176,10 +174,10 @@ def _checkpoints(config: Config) -> Iterator[Check]:
     if largest and free < 2 * largest:
         why = f"{size(free)} are free there, but a checkpoint takes {size(largest)}"
         yield Check("checkpoints", "warning", path, why, f"whale-nebula checkpoints prune {path} --keep 1")
-    yield Check("checkpoints", "ok", path, f"{_count_of(len(complete), 'checkpoint')}; {newest}")
+    yield Check("checkpoints", "ok", path, f"{_format_count(len(complete), 'checkpoint')}; {newest}")
 
 
-def _certificates(config: Config, path: str) -> Iterator[Check]:
+def _check_certificates(config: Config, path: str) -> Iterator[Check]:
     """Check whether the authority's certificate, which every process reads, exists at its configured path."""
     if config.security.insecure or find_spec("cryptography") is None or len(config.clusters) < 2:
         return
@@ -193,10 +191,10 @@ def _certificates(config: Config, path: str) -> Iterator[Check]:
         yield Check("certificates", "note", "none here", why, mend)
 
 
-def _count_of(number: int, what: str) -> str:
+def _format_count(number: int, what: str) -> str:
     """A count with its noun.
 
-    >>> _count_of(1, "link"), _count_of(2, "link")
+    >>> _format_count(1, "link"), _format_count(2, "link")
     ('1 link', '2 links')
     """
     return f"{number} {what}{'s' * (number != 1)}"
@@ -206,7 +204,7 @@ def _count_of(number: int, what: str) -> str:
 _LITTLE = 2 * 2**30
 
 
-def backend_check() -> Check:
+def check_backend() -> Check:
     """Check Keras's backend."""
     home, written = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras"), None
     with suppress(OSError, ValueError, AttributeError):
@@ -218,7 +216,7 @@ def backend_check() -> Check:
     return Check("Keras backend", "bad", found, why, "KERAS_BACKEND=tensorflow")
 
 
-def threads_check() -> Check:
+def check_threads() -> Check:
     """Check cores, and the environment variables for TensorFlow's threads."""
     cores = f"{len(os.sched_getaffinity(0))} cores"
     settings = ", ".join(f"{name}={value}" for name in _THREADS if (value := os.environ.get(name)))
@@ -229,7 +227,7 @@ def threads_check() -> Check:
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 
 
-def onednn_check() -> Check:
+def check_onednn() -> Check:
     """Check TensorFlow's oneDNN ops, which change the last bits of results."""
     value = os.environ.get("TF_ENABLE_ONEDNN_OPTS")
     why = "bit-identical results need the same setting in every cluster"
@@ -238,16 +236,16 @@ def onednn_check() -> Check:
     return Check("oneDNN", "note", "off" if value == "0" else "on", f"TF_ENABLE_ONEDNN_OPTS={value}; {why}")
 
 
-def memory_check() -> Check:
+def check_memory() -> Check:
     """Check free memory, within the container's limit."""
-    free = free_memory()
+    free = read_free_memory()
     if free < _LITTLE:
         why = "TensorFlow alone needs about 600 MiB in each process"
         return Check("free memory", "note", size(free), why, "use fewer processes on this machine, or a smaller model")
     return Check("free memory", "ok", size(free))
 
 
-def free_memory() -> float:
+def read_free_memory() -> float:
     """Bytes that are free, within the container's limit; infinite if unknown."""
     group, known = Path("/sys/fs/cgroup"), [float("inf")]
     with suppress(OSError):
@@ -276,13 +274,13 @@ FOR_TRAINING = ("tensorflow", "keras", "tensorflow-text")
 """Packages that the host of a gateway does not need."""
 
 
-def within(version: str, wanted: str) -> bool:
+def satisfies(version: str, wanted: str) -> bool:
     """Whether a version satisfies a specifier such as ">=2.21,<2.22"; a pre-release counts as the release.
 
-    >>> within("2.21.0", ">=2.21,<2.22"), within("2.22.0rc1", ">=2.21,<2.22"), within("3.14.2", "<3.14,>=3.11")
+    >>> satisfies("2.21.0", ">=2.21,<2.22"), satisfies("2.22.0rc1", ">=2.21,<2.22"), satisfies("3.14.2", "<3.14,>=3.11")
     (True, False, False)
     """
-    return all(_SIGNS[sign](_numbers(version), _numbers(limit)) for sign, limit in _LIMIT.findall(wanted))
+    return all(_SIGNS[sign](_parse_release(version), _parse_release(limit)) for sign, limit in _LIMIT.findall(wanted))
 
 
 _LIMIT = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
@@ -291,7 +289,7 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def _numbers(version: str) -> list[int]:
+def _parse_release(version: str) -> list[int]:
     """The numbers of a release, without trailing zeros."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(number) for number in release[0].split(".")] if release else []
@@ -301,7 +299,7 @@ def _numbers(version: str) -> list[int]:
 
 
 @cache
-def requirements() -> dict[str, str]:
+def read_requirements() -> dict[str, str]:
     """The required versions by package, from this package's metadata."""
     try:
         lines = metadata.requires(OURS) or []
@@ -331,7 +329,7 @@ def find_version(package: str) -> str | None:
         return None
 
 
-def python_check() -> Check:
+def check_python() -> Check:
     """Check the version of Python."""
     found = platform.python_version()
     try:
@@ -339,7 +337,7 @@ def python_check() -> Check:
     except metadata.PackageNotFoundError:
         why = f"{OURS} is not installed, so its requirements are unknown"
         return Check("Python", "note", found, why, "pip install -e .")
-    if within(found, wanted):
+    if satisfies(found, wanted):
         return Check("Python", "ok", found, f"supported: {wanted}")
     return Check(
         "Python", "bad", found, f"supported: {wanted}", "make PYTHON=python3.12 install, or use a venv with it"
@@ -369,18 +367,18 @@ def _find_folder(module: str) -> Path | None:
     return package if module == "whale_nebula" else package.parent
 
 
-def package_check(package: str, *, training: bool = True) -> Check:
+def check_package(package: str, *, training: bool = True) -> Check:
     """Check a required package; without `training` those that only training needs may be missing."""
-    name, wanted, found = NEEDED[package], requirements().get(package, ""), find_version(package)
+    name, wanted, found = NEEDED[package], read_requirements().get(package, ""), find_version(package)
     supported = f"supported: {wanted}" if wanted else ""
     if found is None and package in FOR_TRAINING and not training:
         return Check(name, "ok", "not installed", "not needed by a gateway")
-    if found is None or not within(found, wanted):
+    if found is None or not satisfies(found, wanted):
         return Check(name, "bad", found or "not installed", supported, f'pip install "{package}{wanted}"')
     return Check(name, "ok", found, supported)
 
 
-def tensorboard_check() -> Check:
+def check_tensorboard() -> Check:
     """Check TensorBoard, which is only needed to write its files."""
     found = find_version("tensorboard")
     if found is not None:
@@ -389,8 +387,8 @@ def tensorboard_check() -> Check:
     return Check("TensorBoard", "note", "not installed", why, "pip install tensorboard")
 
 
-def machine_checks(*, training: bool = True) -> list[Check]:
+def check_machine(*, training: bool = True) -> list[Check]:
     """All checks of this machine and its packages; without `training` those of a gateway only."""
-    packages = [package_check(package, training=training) for package in NEEDED]
-    settings = [tensorboard_check(), backend_check(), threads_check(), onednn_check(), memory_check()]
-    return [python_check(), check_own_package(), *packages, *settings]
+    packages = [check_package(package, training=training) for package in NEEDED]
+    settings = [check_tensorboard(), check_backend(), check_threads(), check_onednn(), check_memory()]
+    return [check_python(), check_own_package(), *packages, *settings]

@@ -23,15 +23,15 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, IdentityError
 from whale_nebula.launch import gateways
 from whale_nebula.launch.link_advice import (
-    LineFound,
+    LinkMeasurement,
     advise,
-    delay_text,
+    format_link_delay,
+    format_link_rate,
     load_measurement,
     path_of,
-    rate_text,
 )
 from whale_nebula.launch.link_measurement import find_differences, versions
-from whale_nebula.launch.placement import Asked, Placement, host_of, is_local, listening
+from whale_nebula.launch.placement import Placement, PlacementRequest, find_listen_addresses, host_of, is_local
 from whale_nebula.launch.resolve import resolve
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.authority import KEY as AUTHORITY_KEY
@@ -119,14 +119,14 @@ class Host:
                     yield Target(name, there, address, dials=name > there)
 
 
-def host(config: Config, path: str, cluster: str, *, worker: int | None = None, gateway: bool = False) -> Host:
+def find_host(config: Config, path: str, cluster: str, *, worker: int | None = None, gateway: bool = False) -> Host:
     """Determine which host of the config this is, by `worker` or `gateway`, otherwise by its network addresses."""
     if config.clusters and cluster not in config.clusters:
-        resolve(config, os.environ, Asked(cluster))  # its error suggests a cluster
+        resolve(config, os.environ, PlacementRequest(cluster))  # its error suggests a cluster
     own = config.clusters[cluster].gateway if cluster in config.clusters else None
     has_gateway = gateway or (worker is None and own is not None and is_local(host_of(own)))
     try:
-        found = resolve(config, os.environ, Asked(cluster, worker, local=is_local)).placement
+        found = resolve(config, os.environ, PlacementRequest(cluster, worker, local=is_local)).placement
         here, workers = found.here, found.addresses
     except ConfigError:
         if not has_gateway:
@@ -143,7 +143,7 @@ def host(config: Config, path: str, cluster: str, *, worker: int | None = None, 
 _SOON = timedelta(days=2)
 
 
-def certificate_checks(host: Host) -> Iterator[Check]:
+def check_certificates(host: Host) -> Iterator[Check]:
     """Checks of certificates: two for each identity of this host, and those of the authority."""
     authority: list[Check] = []
     for name in host.here:
@@ -160,15 +160,15 @@ def certificate_checks(host: Host) -> Iterator[Check]:
         identity, ends = credentials.identity, credentials.not_after
         who = f"--cluster {identity.cluster} --role {identity.role} --index {identity.index}"
         mend = f"whale-nebula certs renew {who}, and copy its .pem here; a run can continue"
-        yield _time_left(f"certificate of {name}", ends, identity.uri, mend)
+        yield _check_time_left(f"certificate of {name}", ends, identity.uri, mend)
         mode = stat.S_IMODE(os.stat(files.key).st_mode)  # readable by the owner only, as its credentials were loaded
         yield Check(f"key of {name}", "ok", f"{mode:04o}", str(files.key))
         yield from _check_other_keys(host, name, files)
-        authority = list(_authority(credentials))
+        authority = list(_check_authority(credentials))
     yield from authority
 
 
-def _time_left(label: str, ends: datetime, what: str, mend: str) -> Check:
+def _check_time_left(label: str, ends: datetime, what: str, mend: str) -> Check:
     left = ends - now()
     found, why = f"{describe_time(left)} left", f"until {ends:%Y-%m-%d %H:%M} UTC; {what}"
     return Check(label, "warning", found, why, mend) if left < _SOON else Check(label, "ok", found, why)
@@ -183,13 +183,13 @@ def _check_other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
         yield Check(f"keys next to {name}", "warning", f"{len(others)} of others", why, "remove them from this host")
 
 
-def _authority(credentials: Credentials) -> Iterator[Check]:
+def _check_authority(credentials: Credentials) -> Iterator[Check]:
     """Checks of the authority: its dates; its key, which must be only on the host that issues certificates; and its
     deny list, whose number is the same on all up-to-date hosts.
     """
     ca = credentials.files.ca
     ends = max(each.not_valid_after_utc for each in credentials.trust.authorities)
-    yield _time_left("authority", ends, str(ca), "whale-nebula certs renew --ca, and copy ca.pem to all hosts")
+    yield _check_time_left("authority", ends, str(ca), "whale-nebula certs renew --ca, and copy ca.pem to all hosts")
     if ca.with_name(AUTHORITY_KEY).exists():
         why = f"{ca.with_name(AUTHORITY_KEY)}: whoever has it can impersonate any process of this run"
         mend = "if certificates are issued on another host, remove it from this one"
@@ -205,7 +205,7 @@ _OLD = timedelta(days=7)
 _APART_NOTE, _APART_BAD = 1.0, 60.0
 
 
-def line_checks(host: Host) -> Iterator[Check]:
+def check_links(host: Host) -> Iterator[Check]:
     """Checks for each other cluster: rate and delay, clocks, and versions."""
     ours = versions()
     code = f"whale_nebula {ours['whale_nebula']}, TensorFlow {ours['tensorflow'] or 'not installed'}"
@@ -221,15 +221,15 @@ def line_checks(host: Host) -> Iterator[Check]:
             continue
         age = timedelta(seconds=max(1.0, time.time() - found.when))
         ago = f"measured {describe_time(age)} ago"
-        yield _line(host, cluster, found, ago, again=command if age > _OLD else "")
-        yield clocks(found, cluster, ago)
+        yield _check_link(host, cluster, found, ago, again=command if age > _OLD else "")
+        yield check_clock(found, cluster, ago)
         theirs = found.sheets.get(found.second if found.clusters[1] == cluster else found.first, {})
         yield check_versions(cluster, ours, theirs, ago)
 
 
-def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -> Check:
+def _check_link(host: Host, cluster: str, found: LinkMeasurement, ago: str, *, again: str) -> Check:
     advice = advise(found, host.config.links.between(*found.clusters))
-    text, label = f"{rate_text(found.bits)}, {delay_text(found.delay)}", f"link to {cluster}"
+    text, label = f"{format_link_rate(found.bits)}, {format_link_delay(found.delay)}", f"link to {cluster}"
     if not advice.agrees:
         return Check(label, "warning", text, f"{advice.why}; {ago}", advice.write)
     if again:
@@ -237,7 +237,7 @@ def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -
     return Check(label, "ok", text, f"{advice.why}; {ago}")
 
 
-def clocks(found: LineFound, cluster: str, ago: str) -> Check:
+def check_clock(found: LinkMeasurement, cluster: str, ago: str) -> Check:
     """Check the difference between the clocks of the two ends."""
     apart, label = abs(found.clock), f"clock of {cluster}"
     if apart < _APART_NOTE:
@@ -266,15 +266,15 @@ _FILES_LEAST = 256  # a worker's own and its libraries'
 _FILES_EACH = 8  # connections to another worker, and spare ones to reconnect
 
 
-def network_checks(host: Host) -> Iterator[Check]:
+def check_network(host: Host) -> Iterator[Check]:
     """All checks of this host's network."""
-    yield congestion_check(read_congestion_control())
+    yield check_congestion_control(read_congestion_control())
     used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    yield files_check(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used, len(host.workers))
+    yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used, len(host.workers))
 
 
 # ---------------------------------------------------------------------- this host
-def congestion_check(control: str) -> Check:
+def check_congestion_control(control: str) -> Check:
     """Check TCP's congestion control: all but BBR treat each loss as a sign of a congested link."""
     if control.startswith("bbr"):
         return Check("congestion control", "ok", control, "one connection to each peer")
@@ -288,10 +288,10 @@ def congestion_check(control: str) -> Check:
     return Check("congestion control", "warning", control, why, mend)
 
 
-def files_check(limit: int, used: int, workers: int) -> Check:
+def check_open_files(limit: int, used: int, workers: int) -> Check:
     """Check how many more files a process may open, as each connection is one.
 
-    >>> files_check(1024, 24, 4).state, files_check(64, 24, 4).mend
+    >>> check_open_files(1024, 24, 4).state, check_open_files(64, 24, 4).mend
     ('ok', 'ulimit -n 1024')
     """
     if limit == resource.RLIM_INFINITY:
@@ -308,7 +308,7 @@ _AT_ONCE = 16
 
 
 # ---------------------------------------------------------------------- names
-def name_checks(host: Host) -> Iterator[Check]:
+def check_host_names(host: Host) -> Iterator[Check]:
     """Check whether the host names in the config resolve."""
     named = {host_of(each) for each in (*host.workers.values(), *(t.address for t in host.targets()))}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -330,11 +330,11 @@ def _resolve_name(name: str) -> tuple[bool, str]:
 
 
 # ---------------------------------------------------------------------- own ports
-def _port(host: Host, name: str, address: str) -> Check:
+def _check_port(host: Host, name: str, address: str) -> Check:
     """Check whether an identity of this host can listen at its configured address."""
     label = f"port of {name}"
     try:
-        found = listening(Placement((name,), {name: address}), written=True)[name]
+        found = find_listen_addresses(Placement((name,), {name: address}), is_configured=True)[name]
     except ConfigError as error:  # the port is in use, which is right if this worker itself listens there
         own = host.credentials(name)
         if own is not None and probe_tls(address, own, host.identity(name), timeout=_SECONDS) is None:
@@ -351,20 +351,20 @@ def _port(host: Host, name: str, address: str) -> Check:
 
 
 # ---------------------------------------------------------------------- others
-def reach_checks(host: Host) -> list[Check]:
+def check_reachability(host: Host) -> list[Check]:
     """Check whether all targets of this host are reachable, and would accept its certificates."""
     targets = list(host.targets())
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda target: _reached_check(host, target), targets))
+        return list(pool.map(lambda target: _check_target(host, target), targets))
 
 
-def _reached_check(host: Host, target: Target) -> Check:
+def _check_target(host: Host, target: Target) -> Check:
     label = f"{target.here} to {target.there}"
     started = time.monotonic()
     probe = probe_tcp(target.address, _SECONDS)
     took = f"{1e3 * (time.monotonic() - started):.0f} ms to connect"
     if probe.outcome != "open":
-        return _closed_check(label, target, probe.outcome, probe.why)
+        return _describe_closed(label, target, probe.outcome, probe.why)
     credentials = host.credentials(target.here)
     if credentials is None and not host.config.security.insecure:
         return Check(
@@ -380,7 +380,7 @@ def _reached_check(host: Host, target: Target) -> Check:
     return Check(label, state, f"{target.address}: {wrong.kind}, {side}", why, error.mend)
 
 
-def _closed_check(label: str, target: Target, found: str, why: str) -> Check:
+def _describe_closed(label: str, target: Target, found: str, why: str) -> Check:
     """The check of a target that does not listen yet; one that does not answer at all is behind a firewall."""
     if found == "refused":
         command = "gateway" if target.there.endswith("gateway") else "run"
@@ -394,25 +394,25 @@ def _closed_check(label: str, target: Target, found: str, why: str) -> Check:
     return Check(label, "bad", f"{target.address} is unreachable", why, mend)
 
 
-def cluster_checks(host: Host) -> list[Check]:
+def check_cluster(host: Host) -> list[Check]:
     """All checks of a cluster's host: local ones first, then reachability, then the links."""
     names = ", ".join(host.here)
     return [
         Check("this host", "ok", names, f"cluster {host.cluster}, run {host.config.run_name}"),
-        *gateway_checks(host),
-        *certificate_checks(host),
-        *name_checks(host),
-        *(_port(host, name, host.address(name)) for name in host.here),
-        *reach_checks(host),
-        *network_checks(host),
-        *line_checks(host),
+        *check_gateway_config(host),
+        *check_certificates(host),
+        *check_host_names(host),
+        *(_check_port(host, name, host.address(name)) for name in host.here),
+        *check_reachability(host),
+        *check_network(host),
+        *check_links(host),
     ]
 
 
-def gateway_checks(host: Host) -> Iterator[Check]:
+def check_gateway_config(host: Host) -> Iterator[Check]:
     """Check whether every cluster has a gateway or none: this one by the config, the others as far as it lists them."""
     try:
-        gateways.check(host.config, host.cluster)
+        gateways.check_gateways(host.config, host.cluster)
     except ConfigError as error:
         yield Check("gateways", "bad", error.what, error.why, error.mend)
     silent = [name for name in host.others if host.config.gateway_of(name) is None]

@@ -76,7 +76,7 @@ _OPTIONS: Options = {
 }
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula gateway --config FILE --cluster NAME [options]"
     return Parser("gateway", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
@@ -84,39 +84,41 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
-    given = made.read(argv)
-    if not given.stdin and (given.config is None or given.cluster is None):
-        made.error("missing config or cluster: --config clusters.yaml --cluster gpu")
-    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+    parser = make_parser()
+    args = parser.read(argv)
+    if not args.stdin and (args.config is None or args.cluster is None):
+        parser.error("missing config or cluster: --config clusters.yaml --cluster gpu")
+    stop_reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     raise_file_limit()
-    return answer(given, lambda: _run(given, asked), {ConfigError: arguments.CONFIG, IdentityError: arguments.CONFIG})
+    return answer(
+        args, lambda: _run(args, stop_reasons), {ConfigError: arguments.CONFIG, IdentityError: arguments.CONFIG}
+    )
 
 
-def _run(given: argparse.Namespace, asked: queue.SimpleQueue[str]) -> int:
-    gateways = start_together([_read_site(asked)] if given.stdin else _find_sites(given))
+def _run(args: argparse.Namespace, stop_reasons: queue.SimpleQueue[str]) -> int:
+    gateways = start_gateways([_read_site(stop_reasons)] if args.stdin else _find_sites(args))
     for number in _SIGNALS:
-        signal.signal(number, lambda signum, _: asked.put(signal.Signals(signum).name))
+        signal.signal(number, lambda signum, _: stop_reasons.put(signal.Signals(signum).name))
     keep_freed_memory()
     for gateway in gateways:
-        _introduce(gateway, as_json=given.json)
-    why = _wait(asked)
-    if not given.stdin:
+        _print_introduction(gateway, as_json=args.json)
+    why = _await_stop(stop_reasons)
+    if not args.stdin:
         remark(f"{why}: the gateway stops")
     for gateway in gateways:
         gateway.stop(why)
     return arguments.DONE
 
 
-def _find_sites(given: argparse.Namespace) -> list[GatewaySettings]:
+def _find_sites(args: argparse.Namespace) -> list[GatewaySettings]:
     """The cluster's gateway sites in all runs of the given configs."""
-    first = GatewaySettings.from_config(load(given.config), given.cluster, given.config, given.listen)
-    first = first if given.audit is None else replace(first, audit=Path(os.path.abspath(given.audit)))
-    if given.services is not None:
-        first = replace(first, services=_find_services(given.services, first))
-    paths = [path for path in (given.also or "").split(",") if path]
-    return [first, *(GatewaySettings.from_config(load(path), given.cluster, path) for path in paths)]
+    first = GatewaySettings.from_config(load(args.config), args.cluster, args.config, args.listen)
+    first = first if args.audit is None else replace(first, audit=Path(os.path.abspath(args.audit)))
+    if args.services is not None:
+        first = replace(first, services=_find_services(args.services, first))
+    paths = [path for path in (args.also or "").split(",") if path]
+    return [first, *(GatewaySettings.from_config(load(path), args.cluster, path) for path in paths)]
 
 
 def _find_services(folder: str, site: GatewaySettings) -> Path:
@@ -129,7 +131,7 @@ def _find_services(folder: str, site: GatewaySettings) -> Path:
     return Path(os.path.abspath(folder))
 
 
-def start_together(sites: Sequence[GatewaySettings]) -> list[Gateway]:
+def start_gateways(sites: Sequence[GatewaySettings]) -> list[Gateway]:
     """Start the gateways of several runs in this process, all or none; their frames share each link fairly."""
     seen: dict[Path, GatewaySettings] = {}
     for site in sites:
@@ -150,27 +152,27 @@ def start_together(sites: Sequence[GatewaySettings]) -> list[Gateway]:
     return gateways
 
 
-def _wait(asked: queue.SimpleQueue[str]) -> str:
+def _await_stop(stop_reasons: queue.SimpleQueue[str]) -> str:
     """Wait for the reason to stop the gateway. A signal delivered to another thread is handled when this one wakes."""
     while True:
         with contextlib.suppress(queue.Empty):
-            return asked.get(timeout=_LOOK_SECONDS)
+            return stop_reasons.get(timeout=_LOOK_SECONDS)
 
 
-def _read_site(asked: queue.SimpleQueue[str]) -> GatewaySettings:
+def _read_site(stop_reasons: queue.SimpleQueue[str]) -> GatewaySettings:
     """Read the gateway's settings from a launcher, which holds the pipe open as long as it needs the gateway."""
     site = GatewaySettings.from_json(sys.stdin.readline())
 
     def wait() -> None:
         while sys.stdin.read(1):
             pass
-        asked.put("stopped by its launcher")
+        stop_reasons.put("stopped by its launcher")
 
     threading.Thread(target=wait, name="nebula-leash", daemon=True).start()
     return site
 
 
-def _introduce(gateway: Gateway, *, as_json: bool) -> None:
+def _print_introduction(gateway: Gateway, *, as_json: bool) -> None:
     """A line with the gateway's identity, address, and trusted authorities."""
     site, trusts = gateway.settings, gateway.trusts
     if site.files is None:

@@ -33,19 +33,19 @@ COMMANDS = {  # commands with their modules in this package
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """The commands and their help."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="whale-nebula",
         description="Train one TensorFlow model across clusters that are connected by a slow link.",
         epilog="A script with scopes needs none of these: python train.py runs all clusters in one process. "
         "whale-nebula COMMAND --help describes each command.",
     )
-    made.add_argument("--version", action="version", version=f"whale-nebula {__version__}")
-    commands = made.add_subparsers(metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"whale-nebula {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND")
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text)
-    return made
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,11 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         return _run_command(words[0], words[1:])
-    made = parser()
+    parser = make_parser()
     if words and not words[0].startswith("-"):
-        made.error(f"unknown command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}")
-    made.parse_args(words)
-    made.print_help()
+        parser.error(f"unknown command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}")
+    parser.parse_args(words)
+    parser.print_help()
     return DONE
 
 

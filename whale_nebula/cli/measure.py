@@ -15,7 +15,7 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, RunError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.hardware import Clusters, Provenance
-from whale_nebula.hardware.measured import Measurement, cache_path, fingerprint, keep, read_kept
+from whale_nebula.hardware.measurements import Measurement, cache_path, fingerprint, read_measurement, save_measurement
 from whale_nebula.launch import link_advice, link_measurement
 from whale_nebula.launch.placement import is_local
 
@@ -56,52 +56,52 @@ _OPTIONS: Options = {
 _LINE_SECONDS, _LINE_PATIENCE = 1.0, 5.0
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     return Parser("measure", _DESCRIPTION, _OPTIONS, epilog=_EPILOG)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
-    given = made.read(list(argv))
-    if given.cluster is not None and given.config is None:
-        made.error("--cluster needs --config: --config clusters.yaml --cluster gpu")
-    return answer(given, lambda: _run(given), bench.CODES)
+    parser = make_parser()
+    args = parser.read(list(argv))
+    if args.cluster is not None and args.config is None:
+        parser.error("--cluster needs --config: --config clusters.yaml --cluster gpu")
+    return answer(args, lambda: _run(args), bench.CODES)
 
 
-def _run(given: argparse.Namespace) -> int:
-    config = load(given.config)
-    if given.cluster is not None and given.cluster not in config.clusters:
+def _run(args: argparse.Namespace) -> int:
+    config = load(args.config)
+    if args.cluster is not None and args.cluster not in config.clusters:
         raise ConfigError(
-            f"unknown cluster {given.cluster!r}",
-            where=given.config,
-            mend=f"--cluster: {did_you_mean(given.cluster, config.clusters)}",
+            f"unknown cluster {args.cluster!r}",
+            where=args.config,
+            mend=f"--cluster: {did_you_mean(args.cluster, config.clusters)}",
         )
     clusters = Clusters.of(config) if config.clusters else Clusters.of(config, sizes={"local": 1})
-    found = _measure(clusters, again=given.again, quick=given.quick)
-    if given.cluster is not None:
-        _measure_lines(config, given.config, given.cluster, again=given.again)
+    found = _measure(clusters, again=args.again, quick=args.quick)
+    if args.cluster is not None:
+        _measure_links(config, args.config, args.cluster, again=args.again)
     from whale_nebula.runtime.clusters import add_stored_measurements
 
     completed = found.complete(clusters, is_local)
-    if given.config is not None:
-        completed = add_stored_measurements(completed, given.config)
-    if given.save is not None:
-        completed.save(given.save)
-        remark(f"saved in {given.save}")
-    print(completed.to_json() if given.json else completed)
+    if args.config is not None:
+        completed = add_stored_measurements(completed, args.config)
+    if args.save is not None:
+        completed.save(args.save)
+        remark(f"saved in {args.save}")
+    print(completed.to_json() if args.json else completed)
     return arguments.DONE
 
 
 # ---------------------------------------------------------------------- this machine
 def _measure(clusters: Clusters, *, again: bool, quick: bool) -> Measurement:
     """The stored measurements of this machine, completed by new ones that these clusters need."""
-    known, why = (None, "") if again or quick else read_kept()
+    known, why = (None, "") if again or quick else read_measurement()
     if why:
         remark(f"{why}; measuring again")
     found = known or Measurement(fingerprint())
-    for part, measure in _missing(clusters, found):
+    for part, measure in _list_missing(clusters, found):
         remark(f"measuring {part} ...")
         found = measure(found, quick)
     if found is known:
@@ -111,17 +111,17 @@ def _measure(clusters: Clusters, *, again: bool, quick: bool) -> Measurement:
         )
     elif not quick:
         try:
-            remark(f"saved in {keep(found)}")
+            remark(f"saved in {save_measurement(found)}")
         except OSError as error:
             remark(f"cannot save in {cache_path()}: {error.strerror}")
-    _remark_unsteady(found)
+    _report_unsteady(found)
     return found
 
 
 _UNSTEADY = 0.3
 
 
-def _remark_unsteady(found: Measurement) -> None:
+def _report_unsteady(found: Measurement) -> None:
     """Report the number that differed most between its runs, if that is a lot: something else was running."""
     spreads = {name: each.spread for name, each in found.sources.items() if each.spread is not None}
     many = [name for name, spread in spreads.items() if spread > _UNSTEADY]
@@ -136,7 +136,7 @@ def _remark_unsteady(found: Measurement) -> None:
 _Measure = Callable[[Measurement, bool], Measurement]
 
 
-def _missing(clusters: Clusters, found: Measurement) -> Iterator[tuple[str, _Measure]]:
+def _list_missing(clusters: Clusters, found: Measurement) -> Iterator[tuple[str, _Measure]]:
     """The measurements of this machine that these clusters need and that are unknown."""
     local = [worker for worker in clusters.workers if is_local(worker.machine)]
     if not local:
@@ -161,22 +161,22 @@ def _missing(clusters: Clusters, found: Measurement) -> Iterator[tuple[str, _Mea
 def _measure_device(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import device
 
-    made = device.measure_device(device.QUICK if quick else device.FULL, remark)
-    return _add_sources(replace(found, device=made.device), "device", made.spreads)
+    parser = device.measure_device(device.QUICK if quick else device.FULL, remark)
+    return _add_sources(replace(found, device=parser.device), "device", parser.spreads)
 
 
 def _measure_codecs(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import device
 
-    made = device.measure_codecs(device.QUICK if quick else device.FULL, remark)
-    return _add_sources(replace(found, codecs=made.seconds_per_byte), "codecs", made.spreads)
+    parser = device.measure_codecs(device.QUICK if quick else device.FULL, remark)
+    return _add_sources(replace(found, codecs=parser.seconds_per_byte), "codecs", parser.spreads)
 
 
 def _measure_collectives(found: Measurement, quick: bool) -> Measurement:
-    from whale_nebula.measure import between
+    from whale_nebula.measure import collectives
 
-    made = between.measure_collectives(between.QUICK if quick else between.FULL, remark)
-    return _add_sources(replace(found, collectives=made.collectives), "collectives", made.spreads)
+    parser = collectives.measure_collectives(collectives.QUICK if quick else collectives.FULL, remark)
+    return _add_sources(replace(found, collectives=parser.collectives), "collectives", parser.spreads)
 
 
 def _add_sources(found: Measurement, part: str, spreads: Mapping[str, float]) -> Measurement:
@@ -186,7 +186,7 @@ def _add_sources(found: Measurement, part: str, spreads: Mapping[str, float]) ->
 
 
 # ---------------------------------------------------------------------- links
-def _measure_lines(config: Config, path: str, cluster: str, *, again: bool) -> None:
+def _measure_links(config: Config, path: str, cluster: str, *, again: bool) -> None:
     """Measure each link of a cluster without a configured rate, and store the result next to the config."""
     for other in config.clusters:
         kept = link_advice.path_of(path, cluster, other)
@@ -197,15 +197,15 @@ def _measure_lines(config: Config, path: str, cluster: str, *, again: bool) -> N
         elif link_advice.load_measurement(kept) is not None and not again:
             remark(f"the rate of the link to {other} is already known: {os.path.relpath(kept)}")
         else:
-            _measure_line(config, path, cluster, other, kept)
+            _measure_link(config, path, cluster, other, kept)
 
 
-def _measure_line(config: Config, path: str, cluster: str, other: str, kept: Path) -> None:
+def _measure_link(config: Config, path: str, cluster: str, other: str, kept: Path) -> None:
     if not (config.clusters[cluster].workers and config.clusters[other].workers):
         remark(f"the link to {other} is not measured: the config must have addresses of workers at both ends")
         return
     remark(f"measuring the link to {other} ...")
-    place = bench.find_origin(config, path, cluster, other)
+    place = bench.find_place(config, path, cluster, other)
     patience = min(config.patience, _LINE_PATIENCE)
     try:
         for found in link_measurement.measure(place, seconds=_LINE_SECONDS, patience=patience, report=remark):

@@ -56,7 +56,7 @@ _OPTIONS: Options = {
 }
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula plan [options] SCRIPT [arguments of the script]"
     return Parser("plan", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
@@ -64,25 +64,25 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
-    given, words = read_script(made, argv, _OPTIONS)
+    parser = make_parser()
+    args, words = read_script(parser, argv, _OPTIONS)
     if words.script is None:
-        made.error("missing script: whale-nebula plan train.py")
+        parser.error("missing script: whale-nebula plan train.py")
     if words.script.endswith(".json"):
-        made.error(f"{words.script} is not a script: whale-nebula show {words.script} prints a saved plan")
-    vars(given).update(text=False, mermaid=False, all=False, steps=None, after=None)
+        parser.error(f"{words.script} is not a script: whale-nebula show {words.script} prints a saved plan")
+    vars(args).update(text=False, mermaid=False, all=False, steps=None, after=None)
     from whale_nebula.cli.show_script import show_script  # not needed for --help
-    from whale_nebula.scopes.auto import check_limits, standing_limits
+    from whale_nebula.scopes.auto import check_limits, use_base_limits
     from whale_nebula.site import Site
 
     try:
         limits = check_limits(
             Site(words.script, 1),
-            clusters=None if given.clusters is None else given.clusters.split(","),
-            memory=given.memory,
-            micro_batch=made.number("--micro-batch", given.micro_batch),
+            clusters=None if args.clusters is None else args.clusters.split(","),
+            memory=args.memory,
+            micro_batch=parser.number("--micro-batch", args.micro_batch),
         )
     except (OptionError, ConfigError) as error:
-        made.error(f"{error.what}; {error.mend}")
-    with standing_limits(limits):
-        return answer(given, lambda: show_script(given, words, "plan"), CODES)
+        parser.error(f"{error.what}; {error.mend}")
+    with use_base_limits(limits):
+        return answer(args, lambda: show_script(args, words, "plan"), CODES)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from whale_nebula.checkpoint.folder import save_memory
+from whale_nebula.checkpoint.folder import save_memory_to_disk
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import SIGNALLED, Answer, Options, Parser, answer, print_error, remark
 from whale_nebula.config import Config, load
@@ -27,25 +27,33 @@ from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch import Job, Result, gateways
 from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.control import Answer as Reply
-from whale_nebula.launch.control import listen_locally, read_sizes
+from whale_nebula.launch.control import parse_counts, serve_control_socket
 from whale_nebula.launch.elastic import Sizes
-from whale_nebula.launch.ending import is_same_cause, last_sentence, last_word
-from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
-from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports, wait_free
-from whale_nebula.launch.processes import Board, Sink
+from whale_nebula.launch.placement import (
+    PORT,
+    Placement,
+    PlacementRequest,
+    assign_ports,
+    await_free_ports,
+    is_local,
+    place_all_workers,
+)
 from whale_nebula.launch.resolve import Resolved, resolve
-from whale_nebula.launch.restarts import Attempts, Ended, Rule, describe, find_first
+from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy, describe_exit, find_first_failed
 from whale_nebula.launch.tenancy import open_tenancy
+from whale_nebula.launch.worker_exit import find_last_error_line, find_last_message, is_same_cause
+from whale_nebula.launch.worker_output import Sink, TerminalScreen
+from whale_nebula.launch.worker_processes import Output, create_identities, derive_seed, start_workers
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, find_terminal
 from whale_nebula.security.approval import check_script
 from whale_nebula.security.tenant import Tenant, check_disk_limit
 
 
-def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
+def report_end(ended: Ended, signal_handler: SignalHandler, *, as_json: bool) -> int:
     """Report how a run ended, if it failed; returns the exit status."""
     result = ended.result
-    code, worker, why = _ending(ended, asking)
+    code, worker, why = _describe_end(ended, signal_handler)
     for line in _describe_others(result, worker):
         remark(line)
     if ended.why:
@@ -71,7 +79,7 @@ def _describe_others(result: Result, first: str | None) -> Iterator[str]:
     for name, outcome in result.outcomes.items():
         if name == first or outcome.code in (0, arguments.LEFT) or (outcome.code < 0 and name not in result.frozen):
             continue
-        how = describe(result, outcome)
+        how = describe_exit(result, outcome)
         same = outcome.code > 0 and is_same_cause(cause, outcome.err)
         reason = f"exit code {outcome.code}, for the same reason" if same else _complete_error(how, outcome.err)
         yield f"worker {name} failed{', too' if first is not None else ''}: {reason}"
@@ -79,15 +87,15 @@ def _describe_others(result: Result, first: str | None) -> Iterator[str]:
 
 def _complete_error(why: str, errors: str) -> str:
     """The full text of an error of this library, as tracebacks may separate it from the summary."""
-    word = last_word(errors)
-    return why.removesuffix(word) + last_sentence(errors) if word and why.endswith(word) else why
+    word = find_last_error_line(errors)
+    return why.removesuffix(word) + find_last_message(errors) if word and why.endswith(word) else why
 
 
-def _ending(ended: Ended, asking: Asking) -> tuple[int, str | None, str]:
+def _describe_end(ended: Ended, signal_handler: SignalHandler) -> tuple[int, str | None, str]:
     result = ended.result
-    if asking.second is not None:
-        return arguments.SIGNALLED + asking.second, None, "the workers were killed"
-    if asking.rested and result.culprit is not None:
+    if signal_handler.second_signal is not None:
+        return arguments.SIGNALLED + signal_handler.second_signal, None, "the workers were killed"
+    if signal_handler.restart_cancelled and result.culprit is not None:
         return arguments.LEFT, None, "no worker was running, and none is restarted; the run can be started again"
     if result.late:
         left = [name for name, code in result.codes.items() if code == -signal.SIGKILL]
@@ -96,16 +104,16 @@ def _ending(ended: Ended, asking: Asking) -> tuple[int, str | None, str]:
             None,
             f"killed, because they did not exit in time: {', '.join(left)}",
         )
-    first = find_first(result)
+    first = find_first_failed(result)
     if first is None:
         return arguments.DONE, None, ""
     if first.code == arguments.LEFT:
         return arguments.LEFT, None, "the workers exited on request; the run can be started again"
     code = arguments.USED_UP if ended.used_up else arguments.shell_code(first.code)
-    return code, first.worker, f"failed first: {describe(result, first)}"
+    return code, first.worker, f"failed first: {describe_exit(result, first)}"
 
 
-def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> Answer:
+def _describe_start(args: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> Answer:
     """Describe what would be started."""
     workers = []
     for worker, address in found.placement.addresses.items():
@@ -115,9 +123,9 @@ def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, 
     document = {
         "run": config.run_name,
         "answered": found.source,
-        "config": given.config,
+        "config": args.config,
         "insecure": config.security.insecure,
-        "seed": seed_of(config),
+        "seed": derive_seed(config),
         "patience": config.patience,
         "restarts": config.restarts.most,
         "script": list(script),
@@ -128,9 +136,9 @@ def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, 
         state = "starts here" if each["here"] else "elsewhere"
         behind = f", behind gateway {each['gateway']}" if each["gateway"] else ""
         lines.append(f"  {each['worker']:<{width}}  {state:<12}  {each['address']}{behind}")
-    secured = "certificates for this run only" if given.all else "certificates of the config"
+    secured = "certificates for this run only" if args.all else "certificates of the config"
     secured = "insecure: links are not encrypted" if config.security.insecure else secured
-    first = f"run {config.run_name!r} of {' '.join(script)}, seed {seed_of(config)}"
+    first = f"run {config.run_name!r} of {' '.join(script)}, seed {derive_seed(config)}"
     if config.restarts.most:
         first += f", {config.restarts.most} restart{'s' * (config.restarts.most > 1)}"
     return document, "\n".join([first, *lines, f"{secured}; addresses of the workers from {found.source}"])
@@ -189,16 +197,16 @@ _OPTIONS: Options = {
 }
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula run [options] SCRIPT [arguments of the script]"
     return Parser("run", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
-def words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Our options, and the script with its arguments.
 
-    >>> words(["--config", "c.yaml", "--all", "train.py", "--all", "x"])
+    >>> split_arguments(["--config", "c.yaml", "--all", "train.py", "--all", "x"])
     (['--config', 'c.yaml', '--all'], ['train.py', '--all', 'x'])
     """
     at = 0
@@ -210,128 +218,130 @@ def words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
-    options, script = words(argv)
-    given = made.read(options)
-    _check(made, given, script)
+    parser = make_parser()
+    options, script = split_arguments(argv)
+    args = parser.read(options)
+    _check(parser, args, script)
     if script and not os.path.isfile(script[0]):
         error = ConfigError(f"script {script[0]!r} does not exist", mend="whale-nebula run [options] path/to/train.py")
-        return print_error(error, as_json=given.json, code=arguments.NO_FILE)
-    return answer(given, lambda: _run(given, script), {NebulaError: arguments.CONFIG})
+        return print_error(error, as_json=args.json, code=arguments.NO_FILE)
+    return answer(args, lambda: _run(args, script), {NebulaError: arguments.CONFIG})
 
 
-def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> None:
-    if not script and not given.explain:
-        made.error("missing script: whale-nebula run [options] train.py")
-    if given.all and (given.cluster is not None or given.worker is not None):
-        made.error("--all starts all workers of all clusters, and cannot be combined with --cluster or --worker")
-    if given.clusters is not None and (not given.all or given.config is not None):
-        made.error("--clusters needs --all and replaces --config: --all --clusters gpu,npu")
-    given.worker, given.port = made.number("--worker", given.worker), made.number("--port", given.port)
-    given.restarts = made.number("--restarts", given.restarts)
+def _check(parser: Parser, args: argparse.Namespace, script: Sequence[str]) -> None:
+    if not script and not args.explain:
+        parser.error("missing script: whale-nebula run [options] train.py")
+    if args.all and (args.cluster is not None or args.worker is not None):
+        parser.error("--all starts all workers of all clusters, and cannot be combined with --cluster or --worker")
+    if args.clusters is not None and (not args.all or args.config is not None):
+        parser.error("--clusters needs --all and replaces --config: --all --clusters gpu,npu")
+    args.worker, args.port = parser.number("--worker", args.worker), parser.number("--port", args.port)
+    args.restarts = parser.number("--restarts", args.restarts)
 
 
-def _run(given: argparse.Namespace, script: Sequence[str]) -> int | Answer:
-    written = config = load(given.config)
-    if given.restarts is not None:
-        written = config = replace(config, restarts=replace(config.restarts, most=given.restarts))
-    config = gateways.place_gateways(config, is_local) if given.all else config
-    found = _place_workers(given, config)
-    if given.explain:
+def _run(args: argparse.Namespace, script: Sequence[str]) -> int | Answer:
+    written = config = load(args.config)
+    if args.restarts is not None:
+        written = config = replace(config, restarts=replace(config.restarts, most=args.restarts))
+    config = gateways.place_gateways(config, is_local) if args.all else config
+    found = _place_workers(args, config)
+    if args.explain:
         return {"answered": found.source, "declined": dict(found.declined)}, found.explain()
     gateways.check_names(config, found.placement.addresses)
-    if not given.all:
-        gateways.check(config, cluster_of(found.placement.here[0]))
-    elif gateways.names(written) and not gateways.names(config):
+    if not args.all:
+        gateways.check_gateways(config, cluster_of(found.placement.here[0]))
+    elif gateways.list_gateway_names(written) and not gateways.list_gateway_names(config):
         remark("no gateway is started, because not every cluster of the config has one")
-    if given.dry_run:
-        return _describe_start(given, config, found, script)
+    if args.dry_run:
+        return _describe_start(args, config, found, script)
     if config.security.insecure:
-        remark(f"insecure: true in {given.config}: connections are neither encrypted nor authenticated")
-    asking = Asking(config.patience)
-    with handle_signals(asking), contextlib.ExitStack() as others:
-        ended = _start(given, config, found.placement, script, asking, others)
-    return report_end(ended, asking, as_json=given.json)
+        remark(f"insecure: true in {args.config}: connections are neither encrypted nor authenticated")
+    signal_handler = SignalHandler(config.patience)
+    with handle_signals(signal_handler), contextlib.ExitStack() as others:
+        ended = _start(args, config, found.placement, script, signal_handler, others)
+    return report_end(ended, signal_handler, as_json=args.json)
 
 
-def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
-    if given.all:
-        names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
-        return Resolved(settle_ports(everything(config, names, is_local)), "--all", {})
-    found = resolve(config, os.environ, Asked(given.cluster, given.worker, given.port or PORT, is_local))
-    return found._replace(placement=settle_ports(found.placement))
+def _place_workers(args: argparse.Namespace, config: Config) -> Resolved:
+    if args.all:
+        names = [name.strip() for name in (args.clusters or "").split(",") if name.strip()]
+        return Resolved(assign_ports(place_all_workers(config, names, is_local)), "--all", {})
+    found = resolve(config, os.environ, PlacementRequest(args.cluster, args.worker, args.port or PORT, is_local))
+    return found._replace(placement=assign_ports(found.placement))
 
 
 def _start(
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     config: Config,
     placement: Placement,
     script: Sequence[str],
-    asking: Asking,
+    signal_handler: SignalHandler,
     others: contextlib.ExitStack,
 ) -> Ended:
     """Check certificates, start the workers of this host, and wait until they have ended without a further restart."""
-    if given.all or len(placement.addresses) == 1:
-        owners = [*placement.here, *gateways.names(config)]
+    if args.all or len(placement.addresses) == 1:
+        owners = [*placement.here, *gateways.list_gateway_names(config)]
         security, tenant = others.enter_context(gateways.issue_for_run(config, owners)), None
     else:
-        security = gateways.configured_files(config, placement.here, given.config)
+        security = gateways.configured_files(config, placement.here, args.config)
         tenant = gateways.check_files(security, config.run_name)
-    tenancy = others.enter_context(open_tenancy(tenant, gateways.find_base(given.config), security, remark))
+    tenancy = others.enter_context(open_tenancy(tenant, gateways.find_config_folder(args.config), security, remark))
     home = None if tenancy is None else str(tenancy.home)
-    listen = gateways.listen_here(config, placement, remark)
-    memory = others.enter_context(gateways.open_memory()) if config.restarts.most or config.elastic else None
+    listen = gateways.choose_listen_addresses(config, placement, remark)
+    memory = others.enter_context(gateways.open_memory_folder()) if config.restarts.most or config.elastic else None
     folder = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
     sizes = Sizes(config, placement, None if folder is None else os.path.join(folder, "asked.json"))
 
-    shown = given.control is not None or given.metrics is not None
+    shown = args.control is not None or args.metrics is not None
     reports = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
 
     def list_workers() -> dict[str, Identity]:
-        return identities(
-            sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
-            absent=sizes.find_absent(), asked=sizes.path, ended=asking.ended, reports=reports, tenant=tenant, home=home,
+        return create_identities(
+            sizes.select_placement(), config, security, listen=listen, path=args.config, everywhere=args.all,
+            memory=memory, absent=sizes.find_absent(), asked=sizes.path, ended=signal_handler.ended_at, reports=reports,
+            tenant=tenant, home=home,
         )  # fmt: skip
 
     sys.stdout.flush()
-    output = others.enter_context(_output())
-    if given.all:
-        watching = gateways.running(config, placement, security, restarts=config.restarts, report=remark)
+    output = others.enter_context(_open_output())
+    if args.all:
+        watching = gateways.run_gateways(config, placement, security, restarts=config.restarts, report=remark)
         others.enter_context(watching)
-        if names := " and ".join(gateways.names(config)):
+        if names := " and ".join(gateways.list_gateway_names(config)):
             remark(f"{names} run here, too; their audit logs are deleted after the run (between hosts they are kept)")
     argv = ["-m", "whale_nebula.launch.child", *script]
 
     @contextlib.contextmanager
     def start(epoch: int) -> Iterator[Job]:
         if epoch:
-            wait_free(listen, config.patience)
+            await_free_ports(listen, config.patience)
         for cluster in dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ():
-            check_script(config, given.config, cluster, script[0])
-        workers, keeper = list_workers(), None if tenancy is None else tenancy.limits
+            check_script(config, args.config, cluster, script[0])
+        workers, enforcer = list_workers(), None if tenancy is None else tenancy.limits
         if tenancy is not None:
             tenancy.note_start(list(workers), script[0], epoch)
-        with start_placed(argv, workers, output=output, notice=remark, epoch=epoch, keeper=keeper) as job:
-            asking.job, asking.starts = job, asking.starts + 1
+        with start_workers(argv, workers, output=output, notice=remark, epoch=epoch, enforcer=enforcer) as job:
+            signal_handler.job, signal_handler.starts = job, signal_handler.starts + 1
             try:
                 yield job
             finally:
-                asking.job, asking.ended = None, time.time()
+                signal_handler.job, signal_handler.ended_at = None, time.time()
 
-    rule, is_stopped = Rule(config.restarts, config.patience), lambda: asking.first is not None
+    rule, is_stopped = RestartPolicy(config.restarts, config.patience), lambda: signal_handler.first_signal is not None
 
     attempts = Attempts(
-        rule, start, rest=asking.rest, is_stopped=is_stopped, report=remark, changes=sizes.adopt,
-        is_left=lambda: not any(sizes.asked[cluster] for cluster in sizes.own), note_failure=sizes.note_failure,
+        rule, start, rest=signal_handler.rest, is_stopped=is_stopped, report=remark, changes=sizes.adopt_counts,
+        is_left=lambda: not any(sizes.requested_counts[cluster] for cluster in sizes.own_clusters),
+        note_failure=sizes.note_failure,
     )  # fmt: skip
-    metrics = partial(_render_metrics, reports, sizes, asking)
-    if given.control is not None:
-        others.enter_context(_listen(given.control, sizes, asking, metrics))
-    if given.metrics is not None:
-        port = others.enter_context(serve_metrics(given.metrics, metrics))
-        remark(f"metrics are at http://{given.metrics.rpartition(':')[0] or 'localhost'}:{port}/metrics")
+    metrics = partial(_render_metrics, reports, sizes, signal_handler)
+    if args.control is not None:
+        others.enter_context(_serve_control(args.control, sizes, signal_handler, metrics))
+    if args.metrics is not None:
+        port = others.enter_context(serve_metrics(args.metrics, metrics))
+        remark(f"metrics are at http://{args.metrics.rpartition(':')[0] or 'localhost'}:{port}/metrics")
     ended = attempts.run(config.patience)
-    for line in () if memory is None else save_memory(memory, partial(_check_room, tenant, home)):
+    for line in () if memory is None else save_memory_to_disk(memory, partial(_check_room, tenant, home)):
         remark(line)
     if tenancy is not None:
         tenancy.note_end(ended.result.codes, ended.result.excess, ended.epoch)
@@ -348,42 +358,42 @@ _WORKERS = Metric("workers", "gauge", "Running workers of the launcher.", lambda
 _STARTS = Metric("starts_total", "counter", "How often the launcher has started its workers.", lambda report: ())
 
 
-def _render_metrics(reports: str | None, sizes: Sizes, asking: Asking) -> str:
+def _render_metrics(reports: str | None, sizes: Sizes, signal_handler: SignalHandler) -> str:
     """The metrics for Prometheus: those of the launcher, and of its workers' last reports."""
-    running = Counter(map(cluster_of, () if asking.job is None else asking.job.pids))
-    workers = [Sample(running[cluster], {"cluster": cluster}) for cluster in sizes.now]
-    own = [(_WORKERS, workers), (_STARTS, [Sample(asking.starts, {})])]
+    running = Counter(map(cluster_of, () if signal_handler.job is None else signal_handler.job.pids))
+    workers = [Sample(running[cluster], {"cluster": cluster}) for cluster in sizes.current_counts]
+    own = [(_WORKERS, workers), (_STARTS, [Sample(signal_handler.starts, {})])]
     return render_metrics([] if reports is None else read_reports(reports), own)
 
 
-def _listen(
-    path: str, sizes: Sizes, asking: Asking, metrics: Callable[[], str]
+def _serve_control(
+    path: str, sizes: Sizes, signal_handler: SignalHandler, metrics: Callable[[], str]
 ) -> contextlib.AbstractContextManager[None]:
     """Serve the launcher's control socket: status, resize, preempt, metrics."""
 
-    def status(given: Mapping[str, str]) -> Reply:
-        running = {} if asking.job is None else asking.job.pids
+    def status(args: Mapping[str, str]) -> Reply:
+        running = {} if signal_handler.job is None else signal_handler.job.pids
         return {**sizes.describe(), "running": running}
 
-    def resize(given: Mapping[str, str]) -> Reply:
-        if sizes.ask(read_sizes(given)):
-            asking.change()
+    def resize(args: Mapping[str, str]) -> Reply:
+        if sizes.request_counts(parse_counts(args)):
+            signal_handler.apply_resize()
         return sizes.describe()
 
-    def preempt(given: Mapping[str, str]) -> Reply:
+    def preempt(args: Mapping[str, str]) -> Reply:
         os.kill(os.getpid(), signal.SIGTERM)
         return {"leaving": True}
 
-    def answer_metrics(given: Mapping[str, str]) -> Reply:
+    def answer_metrics(args: Mapping[str, str]) -> Reply:
         return metrics()
 
-    return listen_locally(
+    return serve_control_socket(
         path, {"/status": status, "/metrics": answer_metrics}, {"/resize": resize, "/preempt": preempt}
     )
 
 
 @contextlib.contextmanager
-def _output() -> Iterator[Output]:
+def _open_output() -> Iterator[Output]:
     """The destination of the workers' output. On a terminal lines are prefixed with names, and a table may be drawn
     below.
     """
@@ -396,7 +406,7 @@ def _output() -> Iterator[Output]:
     screen.open()
     try:
         sinks = {name: Sink(fd, screen if name in named else None) for name, fd in (("out", 1), ("err", 2))}
-        yield Output(sinks, named, Board(stream.fileno(), screen))
+        yield Output(sinks, named, TerminalScreen(stream.fileno(), screen))
     finally:
         screen.close()
 
@@ -405,71 +415,71 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass
-class Asking:
+class SignalHandler:
     """The signals received so far. Before workers are started, a signal ends the command; between two starts, it
-    prevents the next one (`rested`).
+    prevents the next one (`restart_cancelled`).
     """
 
     patience: float
     job: Job | None = None
-    first: int | None = None
-    second: int | None = None
-    rested: bool = False
-    ended: float | None = None
+    first_signal: int | None = None
+    second_signal: int | None = None
+    restart_cancelled: bool = False
+    ended_at: float | None = None
     starts: int = 0
-    _resting: queue.SimpleQueue[int] | None = None
+    _rest_queue: queue.SimpleQueue[int] | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal, which may arrive in the middle of a print: writes to the descriptor directly."""
         name = signal.Signals(number).name
-        between = self.job is None and self.ended is not None  # between two starts, or after the last one
+        between = self.job is None and self.ended_at is not None  # between two starts, or after the last one
         if self.job is None and not between:
             sys.exit(SIGNALLED + number)
-        first, text = self.first is None, f"{name} again: killing the workers"
+        first, text = self.first_signal is None, f"{name} again: killing the workers"
         if first:
             text = f"{name}: the workers exit after their next step, within {self.patience:g} s; repeat it to kill them"
         if between:
             text = f"{name}: no restart"
         with contextlib.suppress(OSError):
             os.write(2, f"whale-nebula: {text}\n".encode())
-        self.first = number if first else self.first
+        self.first_signal = number if first else self.first_signal
         if between:
-            self.rested = True
-            if self._resting is not None:
-                self._resting.put(number)
+            self.restart_cancelled = True
+            if self._rest_queue is not None:
+                self._rest_queue.put(number)
         elif self.job is not None and first:
-            self.job.ask(number, self.patience)
+            self.job.request_exit(number, self.patience)
         elif self.job is not None:
-            self.second = number
+            self.second_signal = number
             self.job.kill_now()
 
-    def change(self) -> None:
+    def apply_resize(self) -> None:
         """Let workers that have taken no step exit at once, to be restarted in different numbers; others announce the
         request with a step.
         """
         if self.job is not None and not self.job.stepped:
-            self.job.ask(signal.SIGTERM, self.patience)
+            self.job.request_exit(signal.SIGTERM, self.patience)
 
     def rest(self, seconds: float) -> bool:
         """Wait for some seconds, or until a signal arrives; returns whether none did."""
-        self._resting = queue.SimpleQueue()
+        self._rest_queue = queue.SimpleQueue()
         try:
-            if not self.rested:
-                self._resting.get(timeout=seconds)
+            if not self.restart_cancelled:
+                self._rest_queue.get(timeout=seconds)
         except queue.Empty:
-            return not self.rested
+            return not self.restart_cancelled
         finally:
-            self._resting = None
+            self._rest_queue = None
         return False
 
 
 @contextlib.contextmanager
-def handle_signals(asking: Asking) -> Iterator[None]:
+def handle_signals(signal_handler: SignalHandler) -> Iterator[None]:
     """Handle signals while the context is open, except those that the parent process set to be ignored (nohup)."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handled = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]
     for number in handled:
-        signal.signal(number, asking.handle)
+        signal.signal(number, signal_handler.handle)
     try:
         yield
     finally:

@@ -63,7 +63,7 @@ CODES: Codes = {
 }
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """The options of the command."""
     usage = "whale-nebula show [options] SCRIPT [arguments of the script] | PLAN.json | --report FILE"
     return Parser("show", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
@@ -71,22 +71,22 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    made = parser()
-    given, words = read_script(made, argv, _OPTIONS)
-    _check(made, given, words)
+    parser = make_parser()
+    args, words = read_script(parser, argv, _OPTIONS)
+    _check(parser, args, words)
     from whale_nebula.cli.show_script import show_report, show_script  # plans and reports are not needed for --help
 
-    if given.report is not None:
-        return answer(given, lambda: show_report(given.report, as_json=given.json), CODES)
-    return answer(given, lambda: show_script(given, words), CODES)
+    if args.report is not None:
+        return answer(args, lambda: show_report(args.report, as_json=args.json), CODES)
+    return answer(args, lambda: show_script(args, words), CODES)
 
 
-def _check(made: Parser, given: argparse.Namespace, words: Words) -> None:
-    if sum([given.json, given.mermaid, given.text, given.after is not None]) > 1:
-        made.error("--text, --json, --mermaid and --after cannot be combined: choose one")
-    if given.report is None and words.script is None:
-        made.error("missing script: whale-nebula show train.py")
-    if given.report is not None and (words.script is not None or given.mermaid or given.html or given.save):
-        made.error("--report shows a file of a run, and can be combined only with --json")
-    if given.steps is not None and (given.all or not given.steps.isdigit() or int(given.steps) < 1):
-        made.error("--steps needs a number of at least 1, and cannot be combined with --all")
+def _check(parser: Parser, args: argparse.Namespace, words: Words) -> None:
+    if sum([args.json, args.mermaid, args.text, args.after is not None]) > 1:
+        parser.error("--text, --json, --mermaid and --after cannot be combined: choose one")
+    if args.report is None and words.script is None:
+        parser.error("missing script: whale-nebula show train.py")
+    if args.report is not None and (words.script is not None or args.mermaid or args.html or args.save):
+        parser.error("--report shows a file of a run, and can be combined only with --json")
+    if args.steps is not None and (args.all or not args.steps.isdigit() or int(args.steps) < 1):
+        parser.error("--steps needs a number of at least 1, and cannot be combined with --all")

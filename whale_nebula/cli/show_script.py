@@ -19,12 +19,12 @@ from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.arguments import Words, print_error, remark
 from whale_nebula.config import load, parse_links
 from whale_nebula.errors import NebulaError, PlanError, StateError
-from whale_nebula.launch.ending import select_own_lines
+from whale_nebula.launch.worker_exit import select_own_lines
 from whale_nebula.plan.plan import Plan
 from whale_nebula.report.records import LinkReport, StageReport
 from whale_nebula.report.report import Report, read
 from whale_nebula.report.saved import summary_document, summary_text
-from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
+from whale_nebula.scopes.observer import Observer, PlanShown, use_observer
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.show import ShownPlans
@@ -35,7 +35,7 @@ PLANS = "whale_nebula shown plans 1"
 def show_report(path: str, *, as_json: bool) -> int:
     """Show the reports in a file of a run."""
     if not os.path.exists(path):
-        return _no_file(path, as_json, _NO_REPORT)
+        return _report_missing_file(path, as_json, _NO_REPORT)
     reports, broken = read(path)
     if as_json:
         print(json.dumps(summary_document(reports, broken), allow_nan=False))
@@ -44,37 +44,37 @@ def show_report(path: str, *, as_json: bool) -> int:
     return exits.DONE
 
 
-def show_script(given: argparse.Namespace, words: Words, command: str = "show") -> int:
+def show_script(args: argparse.Namespace, words: Words, command: str = "show") -> int:
     """Show the plan of a script, or of a saved plan, for `whale-nebula show` or `whale-nebula plan`."""
     path = words.script or ""
     if not os.path.isfile(path):
-        return _no_file(path, given.json, f"whale-nebula {command} path/to/train.py")
+        return _report_missing_file(path, args.json, f"whale-nebula {command} path/to/train.py")
     if path.endswith(".json"):
-        _print([Plan.load(path)], given)
+        _print([Plan.load(path)], args)
         return exits.DONE
-    onlooker = Onlooker(math.inf if given.all else int(given.steps or 1), given.config, given.links)
-    ending = collect_plans(path, words.arguments, onlooker)
-    if onlooker.plans:
-        _print(onlooker.plans, given, explained=command == "plan")
+    collector = PlanCollector(math.inf if args.all else int(args.steps or 1), args.config, args.links)
+    ending = collect_plans(path, words.arguments, collector)
+    if collector.plans:
+        _print(collector.plans, args, explained=command == "plan")
         return exits.DONE
-    return report_nothing(path, ending, onlooker, given.json, command)
+    return report_nothing(path, ending, collector, args.json, command)
 
 
-def collect_plans(path: str, arguments: Sequence[str], onlooker: Onlooker) -> Ending:
+def collect_plans(path: str, arguments: Sequence[str], collector: PlanCollector) -> ScriptEnd:
     """Run a script, whose steps the onlooker plans."""
     check_script(path)
-    if onlooker.config is not None:  # report its faults before a long run of the script
-        load(onlooker.config)
-    if onlooker.links is not None:
-        parse_links(onlooker.links)
-    with contextlib.closing(onlooker):
-        ending = _run_script(path, arguments, onlooker)
-    if onlooker.plans and onlooker.ended:
-        remark(f"{onlooker.ended}: stopped here")
+    if collector.config is not None:  # report its faults before a long run of the script
+        load(collector.config)
+    if collector.links is not None:
+        parse_links(collector.links)
+    with contextlib.closing(collector):
+        ending = _run_script(path, arguments, collector)
+    if collector.plans and collector.ended:
+        remark(f"{collector.ended}: stopped here")
     return ending
 
 
-def report_nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool, command: str) -> int:
+def report_nothing(path: str, ending: ScriptEnd, collector: PlanCollector, as_json: bool, command: str) -> int:
     """Report that the script ended without a plan."""
     kind = "step with scopes" if command == "show" else "step"
     if isinstance(ending.error, KeyboardInterrupt):
@@ -83,13 +83,13 @@ def report_nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool,
         _report_failed(path, ending, as_json, kind)
         return exits.FAILED
     what = f"{path} ran no {kind}, so there is nothing to {command}"
-    why = onlooker.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
+    why = collector.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
     mend = 'put "with nb.cluster(), nb.stage(cluster=...):" around the layers of each stage'
     mend = mend if command == "show" else "call model.fit(x, y) in it, or decorate your own step with @nb.function"
     return print_error(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
 
 
-def _report_failed(path: str, ending: Ending, as_json: bool, kind: str) -> None:
+def _report_failed(path: str, ending: ScriptEnd, as_json: bool, kind: str) -> None:
     """Report that the script failed; its traceback or message is on stderr already."""
     how = f"exited with status {ending.status}" if ending.error is None else f"raised {type(ending.error).__name__}"
     what = f"{path} {how} before its first {kind}"
@@ -102,7 +102,7 @@ def _report_failed(path: str, ending: Ending, as_json: bool, kind: str) -> None:
         print_error(PlanError(what, where=path, why=why, mend="see its messages on stderr"), as_json=True)
 
 
-def _no_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
+def _report_missing_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
     kind = StateError if mend == _NO_REPORT else PlanError
     return print_error(kind(f"file {path!r} does not exist", mend=mend), as_json=as_json, code=exits.NO_FILE)
 
@@ -114,28 +114,28 @@ _NO_REPORT = (
 
 
 # ---------------------------------------------------------------------- output
-def _print(plans: Sequence[Plan], given: argparse.Namespace, *, explained: bool = False) -> None:
+def _print(plans: Sequence[Plan], args: argparse.Namespace, *, explained: bool = False) -> None:
     for number, plan in enumerate(plans):
-        if given.html is not None:
-            path, text = _numbered_path(given.html, number), plan.to_html()
+        if args.html is not None:
+            path, text = _numbered_path(args.html, number), plan.to_html()
             try:
                 Path(path).write_text(text, "utf-8")
             except OSError as error:
                 raise PlanError(f"{path} cannot be written", why=error.strerror, mend="--html plan.html") from None
             remark(f"wrote {path} ({len(text.encode()) / 1024:.0f} KiB)")
-        if given.save is not None:
-            plan.save(_numbered_path(given.save, number))
-            remark(f"saved {_numbered_path(given.save, number)}")
-    silent = given.html is not None or given.save is not None
-    if given.json and (given.all or int(given.steps or 1) > 1):
+        if args.save is not None:
+            plan.save(_numbered_path(args.save, number))
+            remark(f"saved {_numbered_path(args.save, number)}")
+    silent = args.html is not None or args.save is not None
+    if args.json and (args.all or int(args.steps or 1) > 1):
         print(json.dumps({"format": PLANS, "plans": [json.loads(plan.to_json()) for plan in plans]}, indent=1))
-    elif given.json:
+    elif args.json:
         print(plans[0].to_json())
-    elif given.after is not None:
-        print("\n\n".join(plan.text_after(given.after) for plan in plans))
-    elif given.mermaid:
+    elif args.after is not None:
+        print("\n\n".join(plan.text_after(args.after) for plan in plans))
+    elif args.mermaid:
         print("\n".join(plan.to_mermaid() for plan in plans))
-    elif given.text or not silent:
+    elif args.text or not silent:
         why = [plan.explain() for plan in plans if plan.decision is not None] if explained else []
         print("\n\n".join([*why, *(plan.to_text() for plan in plans)]))
 
@@ -152,14 +152,14 @@ def _numbered_path(path: str, number: int) -> str:
 
 # ---------------------------------------------------------------------- running the script up to its steps
 @dataclass
-class Onlooker:
-    """Plans the first `wanted` distinct steps; `config` and `links` replace those of the script's `init`.
+class PlanCollector:
+    """Plans the first `most_plans` distinct steps; `config` and `links` replace those of the script's `init`.
 
     Steps return zeros, so that later ones are reached; a script that is about to save the untrained model is therefore
     stopped. `ended` is the reason if not all steps were reached.
     """
 
-    wanted: float = 1
+    most_plans: float = 1
     config: str | None = None
     links: str | None = None
     ended: str = ""
@@ -173,7 +173,7 @@ class Onlooker:
             self.ended = f"the script was about to save with {what}, although nothing is trained"
             raise PlanShown
 
-        return ShownPlans(self.wanted > 1, stop)
+        return ShownPlans(self.most_plans > 1, stop)
 
     @property
     def plans(self) -> list[Plan]:
@@ -185,34 +185,34 @@ class Onlooker:
         if "shown" in self.__dict__:
             self.shown.open_patches.close()
 
-    def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
+    def replace_config(self, config: Any, links: Any) -> tuple[Any, Any]:
         """The configuration and links: the command line overrides the script."""
         if self.config is not None:
             return self.config, self.links
         return config, links if self.links is None else self.links
 
-    def begins(self) -> None:
+    def begin_training(self) -> None:
         """Drop the script's callbacks, which would write files although nothing is trained."""
         self.shown.suppress_callbacks()
 
-    def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
+    def observe_step(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
         """Plan a step, and return zeros as its results."""
-        found = self.shown.look(step, layout, tensors, unpack)
+        found = self.shown.observe_step(step, layout, tensors, unpack)
         if found is None:
             return None
         if not found.scoped:
             if found.trains:
-                self.plain(step.name, "train")
+                self.observe_unscoped(step.name, "train")
             return None
-        if len(self.plans) >= self.wanted:
+        if len(self.plans) >= self.most_plans:
             raise PlanShown
         return (self.shown.make_zeros(found, tensors),)
 
-    def report(self) -> Any:
+    def create_report(self) -> Any:
         """A placeholder for the report of a step that was not run."""
-        return unrun(self.plans)
+        return create_unrun_report(self.plans)
 
-    def plain(self, name: str, kind: str) -> None:
+    def observe_unscoped(self, name: str, kind: str) -> None:
         """Let a model without scopes predict, but refuse to train it, as that would not be simulated."""
         if kind == "train":
             self.ended = f"{name} has no scopes and was about to be trained"
@@ -222,7 +222,7 @@ class Onlooker:
 _SCRIPTS = (".py", ".pyc", ".pyz")
 
 
-_INSTEAD = {
+_SUGGESTED_COMMANDS = {
     ".html": "whale-nebula show train.py --html {path} creates such a page; open it in a browser",
     ".jsonl": "whale-nebula show --report {path}",
     ".ipynb": "jupyter nbconvert --to script {path}, then whale-nebula show with the resulting script",
@@ -231,7 +231,7 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True)
-class Ending:
+class ScriptEnd:
     """How a script ended: the error it raised, or its exit status."""
 
     error: BaseException | None = None
@@ -243,38 +243,38 @@ def check_script(path: str) -> None:
     if path.endswith(_SCRIPTS):
         return
     ending = os.path.splitext(path)[1]
-    if ending not in _INSTEAD:
+    if ending not in _SUGGESTED_COMMANDS:
         with contextlib.suppress(SyntaxError, ValueError):
             compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
             return
-    mend = _INSTEAD.get(ending, "whale-nebula show train.py").format(path=path)
+    mend = _SUGGESTED_COMMANDS.get(ending, "whale-nebula show train.py").format(path=path)
     raise PlanError(f"{path} is not a script: it contains no Python code", mend=mend)
 
 
-def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Ending:
+def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> ScriptEnd:
     """Run a script with its output redirected to stderr, as stdout is for the answer."""
     argv, first = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
-    with _output_aside(), observed_by(observer):
+    with _redirect_output(), use_observer(observer):
         try:
             runpy.run_path(path, run_name="__main__")
         except PlanShown:
             pass
         except SystemExit as end:
             if end.code is None or isinstance(end.code, int):
-                return Ending(status=end.code or 0)
+                return ScriptEnd(status=end.code or 0)
             print(end.code, file=sys.stderr)
-            return Ending(status=1)
+            return ScriptEnd(status=1)
         except BaseException as error:
             print(select_own_lines(error, path), end="", file=sys.stderr)
-            return Ending(error=error)
+            return ScriptEnd(error=error)
         finally:
             sys.argv, sys.path[0] = argv, first
-    return Ending()
+    return ScriptEnd()
 
 
 @contextlib.contextmanager
-def _output_aside() -> Iterator[None]:
+def _redirect_output() -> Iterator[None]:
     """Redirect stdout to stderr, for Python, TensorFlow and child processes."""
     sys.stdout.flush()
     kept = os.dup(1)
@@ -301,10 +301,10 @@ class UnrunReport(Report):
         return "no report: the script is only shown, and no step was run"
 
 
-def unrun(plans: Sequence[Plan]) -> UnrunReport:
+def create_unrun_report(plans: Sequence[Plan]) -> UnrunReport:
     """The report of the last of these plans.
 
-    >>> print(unrun([]))
+    >>> print(create_unrun_report([]))
     no report: the script is only shown, and no step was run
     """
     plan = plans[-1] if plans else None

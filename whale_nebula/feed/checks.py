@@ -25,7 +25,7 @@ def absent_error(name: str, reader: str, where: str) -> AbsentInputError:
     return AbsentInputError(what, where=where or name, why=why, mend=mend)
 
 
-def no_rows(leaves: Sequence[Leaf]) -> AbsentInputError:
+def no_rows_error(leaves: Sequence[Leaf]) -> AbsentInputError:
     """The error for a step that has none of its inputs in this process."""
     names = ", ".join(repr(leaf.name) for leaf in leaves)
     what = f"all inputs of this step are None in this process: {names}"
@@ -35,10 +35,10 @@ def no_rows(leaves: Sequence[Leaf]) -> AbsentInputError:
 
 
 @dataclass(frozen=True, eq=False)
-class Missing:
+class MissingInput:
     """A substitute for the tensor of an input that is absent in this process. Every read of it raises.
 
-    >>> Missing("y", tf.TensorSpec([None, 4], tf.int32)).in_rows(2).shape.as_list()
+    >>> MissingInput("y", tf.TensorSpec([None, 4], tf.int32)).fill_rows(2).shape.as_list()
     [2, 4]
     """
 
@@ -55,7 +55,7 @@ class Missing:
         """The shape, by the config."""
         return self.spec.shape
 
-    def in_rows(self, rows: int) -> Any:
+    def fill_rows(self, rows: int) -> Any:
         """Zeros with this number of rows, for ops that only read the number of rows."""
         shape = [rows, *self.spec.shape[1:]] if self.spec.shape.rank else []
         return tf.zeros([1 if size is None else size for size in shape], self.spec.dtype)
@@ -67,25 +67,25 @@ class Missing:
     __tf_tensor__ = _refuse
 
 
-def absent_in(tensors: Sequence[Any]) -> tuple[int, ...]:
+def find_absent(tensors: Sequence[Any]) -> tuple[int, ...]:
     """The numbers of the inputs that are absent in this process."""
-    return tuple(number for number, tensor in enumerate(tensors) if isinstance(tensor, Missing))
+    return tuple(number for number, tensor in enumerate(tensors) if isinstance(tensor, MissingInput))
 
 
-def compared_by(ids: str | Sequence[str] | None) -> tuple[str, ...]:
+def parse_ids(ids: str | Sequence[str] | None) -> tuple[str, ...]:
     """The names that `ids` lists.
 
-    >>> compared_by("x/id"), compared_by(["x/id", "y"]), compared_by(None)
+    >>> parse_ids("x/id"), parse_ids(["x/id", "y"]), parse_ids(None)
     (('x/id',), ('x/id', 'y'), ())
     """
     return (ids,) if isinstance(ids, str) else tuple(ids or ())
 
 
-def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
+def check_named_inputs(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
     """Whether a step has an input that `ids` names. Raises if it has only other inputs, as then no row would be
     compared.
 
-    >>> names_any(["x/id"], ["x/id", "y"], "train.py:3"), names_any(["x/id"], [], "train.py:3")
+    >>> check_named_inputs(["x/id"], ["x/id", "y"], "train.py:3"), check_named_inputs(["x/id"], [], "train.py:3")
     (True, False)
     """
     if not ids or set(ids) & set(inputs):
@@ -99,10 +99,12 @@ def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
     raise OptionError(f"nb.init(ids={given}) names no input of this step", where=where, why=why, mend=mend)
 
 
-def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]], clusters: Mapping[str, str]) -> None:
+def refuse_unshared_ids(
+    ids: Collection[str], readers: Mapping[str, Collection[str]], clusters: Mapping[str, str]
+) -> None:
     """Refuse ids that no two clusters would compare: only the `readers` of an input receive its checksum.
 
-    >>> refuse_unshared(["id"], {"id": ["gpu/0", "npu/0"], "x": ["gpu/0"]}, {"gpu/0": "gpu", "npu/0": "npu"})
+    >>> refuse_unshared_ids(["id"], {"id": ["gpu/0", "npu/0"], "x": ["gpu/0"]}, {"gpu/0": "gpu", "npu/0": "npu"})
     """
     for name in sorted(readers.keys() & set(ids)):
         if len({clusters[worker] for worker in readers[name]}) < 2 <= len(set(clusters.values())):
@@ -133,7 +135,7 @@ def is_same(own: Fingerprint, theirs: Fingerprint) -> bool:
     return len(own) == len(theirs) and all(known)
 
 
-def fingerprints(
+def compute_fingerprints(
     leaves: Sequence[Leaf],
     tensors: Sequence[Any],
     only: Collection[str] = (),
@@ -145,15 +147,15 @@ def fingerprints(
     An input some of whose `rows` may be absent has one for each micro-batch of `counts` rows.
 
     >>> leaf = Leaf(0, "x", None)
-    >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.zeros(2)])
+    >>> compute_fingerprints([leaf], [np.zeros(2)]) == compute_fingerprints([leaf], [np.zeros(2)])
     True
-    >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.ones(2)])
+    >>> compute_fingerprints([leaf], [np.zeros(2)]) == compute_fingerprints([leaf], [np.ones(2)])
     False
     """
     parts = [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     found: dict[str, Fingerprint] = {}
     for number, (leaf, tensor) in enumerate(zip(leaves, tensors, strict=True)):
-        if isinstance(tensor, Missing) or leaf.name in secret or (only and leaf.name not in only):
+        if isinstance(tensor, MissingInput) or leaf.name in secret or (only and leaf.name not in only):
             continue
         array, known = np.asarray(tensor), (rows or {}).get(number)
         if known is None or not leaf.batched:

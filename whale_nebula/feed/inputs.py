@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import AbsentInputError, BatchAxisError
-from whale_nebula.feed.checks import Missing, no_rows
-from whale_nebula.feed.rows import AllRows, Mask, Reads, Rows, Takes, Within, rows_of, sizes, tag_rows
+from whale_nebula.feed.checks import MissingInput, no_rows_error
+from whale_nebula.feed.rows import AllRows, Mask, RowReceiver, RowRule, Rows, Within, divide_rows, rows_of, tag_rows
 from whale_nebula.ir.program import Leaf
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
@@ -84,13 +84,13 @@ tf_private.dispatch_to(tf.shape, Partial, _shape)
 
 
 @dataclass(frozen=True)
-class Given:
+class StepInputs:
     """The tensors of a step, and the known rows of some inputs by number."""
 
     tensors: Sequence[Any]
     rows: Mapping[int, Rows] = field(default_factory=dict)
 
-    def here(self, number: int) -> Mask | None:
+    def present_rows(self, number: int) -> Mask | None:
         """Which rows of an input are in this process; None if it is not from `nb.shard`."""
         return self.rows[number].here if number in self.rows else None
 
@@ -103,7 +103,7 @@ class Given:
         return int(google_crc32c.value(b"".join(rows.marks.tobytes() for rows in batches.values())))
 
 
-def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[Reads]) -> Given:
+def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[RowRule]) -> StepInputs:
     """Unwrap the tensors of a step, and notify their datasets of the rows that it reads. A row that is read must be in
     this process.
     """
@@ -111,10 +111,10 @@ def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[
     for number, rows in known.items():
         rows.feed.take(reads[number], leaves[number].name)
     for number, rows in known.items():
-        wanted = reads[number].of(len(rows.here))
+        wanted = reads[number].select(len(rows.here))
         if not rows.whole and bool((wanted & ~rows.here).any()):
-            raise _not_here(leaves[number].name, wanted, rows.here)
-    return Given([each.tensor if isinstance(each, Partial) else each for each in tensors], known)
+            raise _absent_rows_error(leaves[number].name, wanted, rows.here)
+    return StepInputs([each.tensor if isinstance(each, Partial) else each for each in tensors], known)
 
 
 def take_whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
@@ -122,7 +122,7 @@ def take_whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
     return take_inputs(leaves, tensors, [AllRows()] * len(leaves)).tensors
 
 
-def _not_here(name: str, wanted: Mask, here: Mask) -> AbsentInputError:
+def _absent_rows_error(name: str, wanted: Mask, here: Mask) -> AbsentInputError:
     missing = np.flatnonzero(wanted & ~here)
     return AbsentInputError(
         f"this step reads {len(missing)} rows of input {name!r} that this process lacks, first row {missing[0]}",
@@ -140,11 +140,11 @@ Span = Callable[[str, int], tuple[int, int]]
 class _Part:
     """The feed of a batch's part: reads of the part count as reads of the whole batch at an offset."""
 
-    feed: Takes
+    feed: RowReceiver
     span: Span
     name: str
 
-    def take(self, read: Reads, name: str = "") -> None:
+    def take(self, read: RowRule, name: str = "") -> None:
         """Record that a step takes a part, and which rows it reads."""
         self.feed.take(Within(read, self.span, self.name), name)
 
@@ -170,13 +170,13 @@ class Batch:
     grows: Sequence[Any]
     rows: Sequence[int] = ()
 
-    def in_rows(self) -> Batch:
+    def fill_rows(self) -> Batch:
         """Zeros for the inputs that are not in this process; the plan reads only their number of rows."""
-        if not any(isinstance(leaf, Missing) for leaf in self.whole):
+        if not any(isinstance(leaf, MissingInput) for leaf in self.whole):
             return self
 
         def fill(tensors: Sequence[Any], rows: int) -> list[Any]:
-            return [each.in_rows(rows) if isinstance(each, Missing) else each for each in tensors]
+            return [each.fill_rows(rows) if isinstance(each, MissingInput) else each for each in tensors]
 
         slices = [fill(each, rows) for each, rows in zip(self.slices, self.rows, strict=True)]
         return replace(self, whole=fill(self.whole, sum(self.rows)), slices=slices)
@@ -204,7 +204,7 @@ def cut(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -
     """Divide a batch into micro-batches of `counts` rows; works on tensors of a step and inside a trace."""
     rows, slices = sum(counts), []
     for leaf, tensor in zip(leaves, tensors, strict=True):
-        uncut = not leaf.batched or len(counts) == 1 or isinstance(tensor, Missing)
+        uncut = not leaf.batched or len(counts) == 1 or isinstance(tensor, MissingInput)
         slices.append([tensor] * len(counts) if uncut else list(tf.split(tensor, list(counts))))
     return Batch(
         whole=tensors,
@@ -215,12 +215,12 @@ def cut(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -
     )
 
 
-def micro_batches(leaves: Sequence[Leaf], tensors: Sequence[Any], count: int) -> list[int]:
+def count_micro_batch_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], count: int) -> list[int]:
     """The number of rows of each micro-batch of a step. With a single micro-batch, inputs may differ in their number of
     rows.
     """
     if count > 1:
-        return sizes(count_rows(leaves, tensors), count)
+        return divide_rows(count_rows(leaves, tensors), count)
     found = _rows(leaves, tensors)
     return [found[0][1] if found else 1]
 
@@ -228,7 +228,7 @@ def micro_batches(leaves: Sequence[Leaf], tensors: Sequence[Any], count: int) ->
 def _rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> list[tuple[Leaf, int]]:
     """The split leaves in this process, each with its number of rows."""
     split = [(leaf, tensor) for leaf, tensor in zip(leaves, tensors, strict=True) if leaf.batched]
-    found = [(leaf, int(tensor.shape[0])) for leaf, tensor in split if not isinstance(tensor, Missing)]
+    found = [(leaf, int(tensor.shape[0])) for leaf, tensor in split if not isinstance(tensor, MissingInput)]
     if split and not found:
-        raise no_rows([leaf for leaf, _ in split])
+        raise no_rows_error([leaf for leaf, _ in split])
     return found

@@ -14,14 +14,14 @@ from whale_nebula.errors import BatchAxisError
 from whale_nebula.ir.routing import Routing
 
 
-def sizes(rows: int, count: int) -> list[int]:
+def divide_rows(rows: int, count: int) -> list[int]:
     """Split `rows` into at most `count` micro-batches whose sizes differ by at most one row, the larger first.
 
-    >>> sizes(10, 4)
+    >>> divide_rows(10, 4)
     [3, 3, 2, 2]
-    >>> sizes(2, 4)
+    >>> divide_rows(2, 4)
     [1, 1]
-    >>> sizes(0, 4)
+    >>> divide_rows(0, 4)
     [0]
     """
     used = max(1, min(count, rows))
@@ -32,10 +32,10 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 """For each row of a batch, whether it is selected."""
 
 
-class Reads(Protocol):
+class RowRule(Protocol):
     """A rule for which rows of a batch are read. Equal rules select the same rows."""
 
-    def of(self, count: int) -> Mask:
+    def select(self, count: int) -> Mask:
         """Which rows of a batch of `count` these are."""
 
 
@@ -43,7 +43,7 @@ class Reads(Protocol):
 class AllRows:
     """Every row."""
 
-    def of(self, count: int) -> Mask:
+    def select(self, count: int) -> Mask:
         """All of `count` rows."""
         return np.ones(count, np.bool_)
 
@@ -53,30 +53,30 @@ class Within:
     """The rows that are read from the part of each batch that belongs to `name`: `span` returns its first and last row.
 
     >>> halves = lambda name, count: (0, count // 2) if name == "gpu" else (count // 2, count)
-    >>> Within(AllRows(), halves, "npu").of(4)
+    >>> Within(AllRows(), halves, "npu").select(4)
     array([False, False,  True,  True])
     """
 
-    inner: Reads
+    inner: RowRule
     span: Callable[[str, int], tuple[int, int]]
     name: str
 
-    def of(self, count: int) -> Mask:
+    def select(self, count: int) -> Mask:
         """Which rows of a batch of `count` these are."""
         begin, end = self.span(self.name, count)
         found = np.zeros(count, np.bool_)
-        found[begin:end] = self.inner.of(end - begin)
+        found[begin:end] = self.inner.select(end - begin)
         return found
 
 
 @dataclass(frozen=True)
-class RowsRead:
+class WorkerRows:
     """The rows of an input that a worker reads in a step: those of its micro-batches for some stages, or `all_rows`.
 
     >>> routing = Routing((("gpu/0", "gpu/1"),))
-    >>> RowsRead(4, routing, "gpu/1", frozenset({0})).of(6)  # micro-batches of 2, 2, 1 and 1 rows
+    >>> WorkerRows(4, routing, "gpu/1", frozenset({0})).select(6)  # micro-batches of 2, 2, 1 and 1 rows
     array([False, False,  True,  True, False,  True])
-    >>> int(RowsRead(4, routing, "gpu/1", all_rows=True).of(6).sum())
+    >>> int(WorkerRows(4, routing, "gpu/1", all_rows=True).select(6).sum())
     6
     """
 
@@ -86,21 +86,21 @@ class RowsRead:
     stages: frozenset[int] = frozenset()
     all_rows: bool = False
 
-    def of(self, count: int) -> Mask:
+    def select(self, count: int) -> Mask:
         """Which rows of a batch of `count` these are."""
-        counts = sizes(count, self.micro_batch)
+        counts = divide_rows(count, self.micro_batch)
         own = {m for stage in self.stages for m in self.routing.turns(stage, self.worker, len(counts))}
         return np.repeat([self.all_rows or m in own for m in range(len(counts))], counts)
 
 
-def select_own_rows(reads: Iterable[Reads], count: int) -> Mask:
+def select_own_rows(reads: Iterable[RowRule], count: int) -> Mask:
     """Mask of the rows of a batch of `count` rows that this process reads; all if that is unknown."""
-    masks = [each.of(count) for each in reads]
+    masks = [each.select(count) for each in reads]
     found: Mask = np.any(masks, axis=0) if masks else np.ones(count, np.bool_)
     return found
 
 
-_MANY = 840
+_SAMPLE_ROWS = 840
 """A number of rows that is divisible by many numbers of micro-batches."""
 
 _LOG = logging.getLogger("whale_nebula.feed")
@@ -111,33 +111,35 @@ class Feed:
     """A dataset's record of the rows of its batches that steps read. A step is recorded when it takes a batch. Rows
     that no step reads are omitted from the next requested batch on: by then all steps that took this one are recorded.
 
-    >>> from whale_nebula.feed.rows import RowsRead
+    >>> from whale_nebula.feed.rows import WorkerRows
     >>> from whale_nebula.ir.routing import Routing
     >>> feed = Feed()
-    >>> feed.take(RowsRead(2, Routing((("gpu/0", "gpu/1"),)), "gpu/0", frozenset({0})))
-    >>> feed.own(4).tolist()
+    >>> feed.take(WorkerRows(2, Routing((("gpu/0", "gpu/1"),)), "gpu/0", frozenset({0})))
+    >>> feed.select_rows(4).tolist()
     [True, True, True, True]
-    >>> feed.settle()
-    >>> feed.own(4).tolist()
+    >>> feed.conclude_batch()
+    >>> feed.select_rows(4).tolist()
     [True, True, False, False]
     """
 
-    reads: frozenset[Reads] = frozenset()
-    taking: frozenset[Reads] = frozenset()
+    reads: frozenset[RowRule] = frozenset()
+    new_reads: frozenset[RowRule] = frozenset()
 
-    def take(self, read: Reads, name: str = "") -> None:
+    def take(self, read: RowRule, name: str = "") -> None:
         """Record that a step takes a batch, and which rows it reads of its input `name`."""
-        if read not in self.taking and read.of(_MANY).all():
+        if read not in self.new_reads and read.select(_SAMPLE_ROWS).all():
             _LOG.info("nb.shard: a step needs all rows of input %r, so this process reads all of them", name)
-        self.taking |= {read}
+        self.new_reads |= {read}
 
-    def settle(self) -> None:
+    def conclude_batch(self) -> None:
         """Conclude a batch, as the next one is requested."""
-        if not self.taking <= self.reads:
-            self.reads |= self.taking
-            _LOG.info("nb.shard: this process reads about %.0f%% of the rows", 100 * self.own(_MANY).mean())
+        if not self.new_reads <= self.reads:
+            self.reads |= self.new_reads
+            _LOG.info(
+                "nb.shard: this process reads about %.0f%% of the rows", 100 * self.select_rows(_SAMPLE_ROWS).mean()
+            )
 
-    def own(self, count: int) -> Mask:
+    def select_rows(self, count: int) -> Mask:
         """Mask of the rows of a batch of `count` rows that must be in this process; all if the batch cannot be divided,
         which the step reports.
         """
@@ -147,10 +149,10 @@ class Feed:
             return select_own_rows((), count)
 
 
-class Takes(Protocol):
+class RowReceiver(Protocol):
     """Receiver of the rows of a batch that a step reads."""
 
-    def take(self, read: Reads, name: str = "") -> None:
+    def take(self, read: RowRule, name: str = "") -> None:
         """Record that a step takes a batch, and which rows it reads of its input `name`."""
 
 
@@ -160,7 +162,7 @@ class Rows:
     row, including absent ones.
     """
 
-    feed: Takes
+    feed: RowReceiver
     here: Mask
     marks: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 

@@ -20,7 +20,7 @@ from whale_nebula.errors import OptionError, UnsupportedError
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.feed.rows import Feed, Mask, Rows, tag_rows
 from whale_nebula.launch.attach import attach
-from whale_nebula.scopes.options import check_signature, refuse
+from whale_nebula.scopes.options import check_signature, option_error
 from whale_nebula.site import calling_site
 from whale_nebula.tf import datasets as tf_datasets
 
@@ -53,8 +53,8 @@ def shard_rows(dataset: tf.data.Dataset, before: Sharded | None = None) -> tf.da
     last transformation.
     """
     try:
-        return Sharded(dataset, take_apart(dataset), before)
-    except NotUnderstoodError as found:
+        return Sharded(dataset, decompose(dataset), before)
+    except UnsupportedPipelineError as found:
         _LOG.warning("nb.shard reads whole batches: %s\n  mend: %s", found.why, found.mend)
         return dataset
 
@@ -65,9 +65,9 @@ class Sharded(tf_datasets.IdentityDataset):
     def __init__(self, dataset: tf.data.Dataset, pipeline: Pipeline, before: Sharded | None = None) -> None:
         super().__init__(dataset)
         self.feed: Feed = Feed() if before is None else before.feed
-        self._made: Made = {} if before is None else before._made
+        self._cache: DatasetCache = {} if before is None else before._cache
         self._dataset = dataset
-        self._rows = pipeline.rebuild(self.feed.own, self._made)
+        self._rows = pipeline.rebuild(self.feed.select_rows, self._cache)
 
     def __getattr__(self, name: str) -> Any:
         """Attributes that were set on the dataset, such as class names by Keras."""
@@ -121,7 +121,7 @@ class Batches(tf.data.Iterator):
         if self._whole is not None:
             raise _mixed_error("is read in Python after it was passed to a TensorFlow function")
         self._begun = True
-        self._feed.settle()
+        self._feed.conclude_batch()
         *tensors, marks, here = next(self._inner)
         rows = Rows(self._feed, here.numpy(), marks.numpy())
         found = iter(tag_rows(tensor, rows) if rows.whole else Partial(tensor, rows) for tensor in tensors)
@@ -182,22 +182,22 @@ def _no_dataset(given: Any) -> OptionError:
         why = "with arrays nothing is saved: each process slices the arrays that it already has"
         mend = "remove nb.shard, or use nb.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(32))"
     article = "an" if name[:1].lower() in "aeiou" else "a"
-    return refuse(f"nb.shard takes a tf.data.Dataset of batches, not {article} {name}", why=why, mend=mend)
+    return option_error(f"nb.shard takes a tf.data.Dataset of batches, not {article} {name}", why=why, mend=mend)
 
 
 # ---------------------------------------------------------------------- pipelines, rebuilt
-Wanted: TypeAlias = Callable[[int], Mask]
+RowSelector: TypeAlias = Callable[[int], Mask]
 """A function from the number of rows in a batch to the mask of the wanted ones."""
-Made: TypeAlias = MutableMapping[Any, Any]
+DatasetCache: TypeAlias = MutableMapping[Any, Any]
 """The rebuilt datasets by the steps of a pipeline. A dataset that is reshuffled in each epoch counts epochs, so one
 rebuilt dataset is shared by all iterators.
 """
-_MADE: Made = WeakKeyDictionary()
+_CACHE: DatasetCache = WeakKeyDictionary()
 _OF_ROWS = frozenset({"map", "prefetch", "options"})
 _SAMPLE = 256
 
 
-class NotUnderstoodError(Exception):
+class UnsupportedPipelineError(Exception):
     """The reason why a pipeline is left unchanged, and how to change it."""
 
     def __init__(self, why: str, mend: str) -> None:
@@ -217,21 +217,21 @@ class Pipeline:
     before: Sequence[Any]
     source: Any
 
-    def rebuild(self, wanted: Wanted, made: Made) -> tf.data.Dataset:
+    def rebuild(self, wanted: RowSelector, cache: DatasetCache) -> tf.data.Dataset:
         """The pipeline restricted to `wanted` rows. It yields the tensors of each batch, a mark of each row, and a mask
-        of the rows that are here. Datasets in `made` are reused.
+        of the rows that are here. Datasets in `cache` are reused.
         """
-        if self.batches not in made:
-            made[self.batches] = self._rebuild_batches(wanted)
-        found = made[self.batches]
+        if self.batches not in cache:
+            cache[self.batches] = self._rebuild_batches(wanted)
+        found = cache[self.batches]
         for step in reversed(self.after):
-            found = _repeat_step(step, found, made)
+            found = _repeat_step(step, found, cache)
         return found
 
-    def _rebuild_batches(self, wanted: Wanted) -> tf.data.Dataset:
+    def _rebuild_batches(self, wanted: RowSelector) -> tf.data.Dataset:
         rows = self.source
         for step in reversed(self.before):
-            rows = rows if tf_datasets.find_kind(step) in _OF_ROWS else _repeat_step(step, rows, _MADE)
+            rows = rows if tf_datasets.find_kind(step) in _OF_ROWS else _repeat_step(step, rows, _CACHE)
         batching = tf_datasets.read_batching(self.batches)
         rows = _flag_wanted_rows(rows.map(_mark_element), batching, wanted)
         for step in reversed(self.before):
@@ -245,21 +245,21 @@ class Pipeline:
         return rows.padded_batch(batching.size, (*batching.shapes, [], []), values, **batching.options)
 
 
-def _repeat_step(step: Any, source: Any, made: Made) -> Any:
-    if step not in made or tf_datasets.find_input(made[step]) is not source:
-        made[step] = tf_datasets.reapply(step, source)
-    return made[step]
+def _repeat_step(step: Any, source: Any, cache: DatasetCache) -> Any:
+    if step not in cache or tf_datasets.find_input(cache[step]) is not source:
+        cache[step] = tf_datasets.reapply(step, source)
+    return cache[step]
 
 
 # ---------------------------------------------------------------------- supported pipelines
-def take_apart(dataset: tf.data.Dataset) -> Pipeline:
+def decompose(dataset: tf.data.Dataset) -> Pipeline:
     """Decompose a pipeline; None if it cannot be rebuilt."""
     after, batches = [], dataset
     while tf_datasets.find_kind(batches) in tf_datasets.CONTENT_INDEPENDENT_KINDS:
         after.append(batches)
         batches = tf_datasets.find_input(batches)
     if tf_datasets.find_kind(batches) not in ("batch", "padded_batch"):
-        raise NotUnderstoodError(
+        raise UnsupportedPipelineError(
             f"the dataset ends in {_name_of_op(batches)}, not in .batch(...)",
             "end it with .map(parse).batch(size); apply ops that change rows before .batch",
         )
@@ -272,7 +272,7 @@ def take_apart(dataset: tf.data.Dataset) -> Pipeline:
     while before and tf_datasets.find_kind(before[-1]) != "map":
         source = before.pop()
     if not before:
-        raise refused or NotUnderstoodError(
+        raise refused or UnsupportedPipelineError(
             "there is no .map(...) directly before .batch(...), so reading fewer rows saves nothing",
             "do the expensive reads in .map(parse), and start from the names or indices of rows",
         )
@@ -282,8 +282,8 @@ def take_apart(dataset: tf.data.Dataset) -> Pipeline:
 
 def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], source: Any) -> None:
     """Raise if rows cannot be skipped in a pipeline with these transformations."""
-    if not all(map(can_be_blank, _tensors(source.element_spec))):
-        raise NotUnderstoodError(
+    if not all(map(has_blank, _tensors(source.element_spec))):
+        raise UnsupportedPipelineError(
             f"{_name_of_op(source)} yields tensors that are not dense", "apply .map before .batch to dense tensors"
         )
     maps = [step for step in before if tf_datasets.find_kind(step) == "map"]
@@ -291,27 +291,27 @@ def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], s
         mapping.options.get("deterministic") for step in maps if (mapping := tf_datasets.read_mapping(step)) is not None
     }
     if False in deterministic or (None in deterministic and dataset.options().deterministic is False):
-        raise NotUnderstoodError(
+        raise UnsupportedPipelineError(
             "deterministic=False: each process would read the rows in a different order", "remove deterministic=False"
         )
     parts = _tensors(maps[0].element_spec)
     shapes = tf_datasets.read_batching(batches).shapes or [None] * len(parts)
     if not all(_is_fixed_shape(part.shape, padded) for part, padded in zip(parts, shapes, strict=True)):
-        raise NotUnderstoodError(
+        raise UnsupportedPipelineError(
             f"the shape of a row is not known before it is read: {maps[0].element_spec}",
             "use tf.ensure_shape(...) in the function of .map, or .padded_batch(padded_shapes=...) with fixed sizes",
         )
 
 
-def _refuse_map(dataset: Any) -> NotUnderstoodError | None:
+def _refuse_map(dataset: Any) -> UnsupportedPipelineError | None:
     """The reason why the function of a map cannot be skipped for some rows, if any."""
     mapping = tf_datasets.read_mapping(dataset)
-    if mapping is None or not all(map(can_be_blank, _tensors(mapping.output_spec))):
+    if mapping is None or not all(map(has_blank, _tensors(mapping.output_spec))):
         why = "the function of .map returns tensors that are not dense"
-        return NotUnderstoodError(why, "use .to_tensor() or tf.sparse.to_dense")
+        return UnsupportedPipelineError(why, "use .to_tensor() or tf.sparse.to_dense")
     lasting = tf_datasets.find_lasting_op(mapping.function)
     if lasting:
-        return NotUnderstoodError(
+        return UnsupportedPipelineError(
             f"the function of .map draws random numbers or writes state ({lasting}), so calls depend on earlier ones",
             "use tf.random.stateless_uniform(..., seed=[row, epoch]) or similar, with a seed computed from the row",
         )
@@ -340,12 +340,12 @@ def _name_of_op(dataset: Any) -> str:
 
 
 # ---------------------------------------------------------------------- rows: their tensors, a mark, and whether wanted
-def blank(spec: tf.TensorSpec) -> tf.Tensor:
+def create_blank(spec: tf.TensorSpec) -> tf.Tensor:
     """A tensor of a spec with a placeholder value: NaN, the most extreme integer, "" or False. Unknown sizes are 0.
 
-    >>> blank(tf.TensorSpec([2], tf.float32)).numpy().tolist(), int(blank(tf.TensorSpec([], tf.int32)))
+    >>> create_blank(tf.TensorSpec([2], tf.float32)).numpy().tolist(), int(create_blank(tf.TensorSpec([], tf.int32)))
     ([nan, nan], -2147483648)
-    >>> blank(tf.TensorSpec([None, 3], tf.string)).shape.as_list()
+    >>> create_blank(tf.TensorSpec([None, 3], tf.string)).shape.as_list()
     [0, 3]
     """
     dtype = spec.dtype
@@ -358,10 +358,10 @@ def blank(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.fill(shape, tf.constant(value, dtype))
 
 
-def can_be_blank(spec: Any) -> bool:
+def has_blank(spec: Any) -> bool:
     """Whether a spec has such a placeholder.
 
-    >>> can_be_blank(tf.TensorSpec([], tf.bool)), can_be_blank(tf.RaggedTensorSpec([None, None], tf.int32))
+    >>> has_blank(tf.TensorSpec([], tf.bool)), has_blank(tf.RaggedTensorSpec([None, None], tf.int32))
     (True, False)
     """
     if not isinstance(spec, tf.TensorSpec):
@@ -386,7 +386,7 @@ def _sample(tensor: Any) -> Any:
     return flat[:: tf.maximum(1, tf.size(flat) // _SAMPLE)]
 
 
-def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, wanted: Wanted) -> tf.data.Dataset:
+def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, wanted: RowSelector) -> tf.data.Dataset:
     """Pair each row with a flag for whether it is wanted, which depends on the number of rows of its batch."""
 
     @tf.autograph.experimental.do_not_convert
@@ -408,7 +408,7 @@ def _map_wanted_rows(step: Any, rows: tf.data.Dataset) -> tf.data.Dataset:
     @tf.autograph.experimental.do_not_convert
     def apply(*row: Any) -> tuple[Any, ...]:
         *tensors, mark, here = row
-        found = tf.cond(here, lambda: list(function(*tensors)), lambda: [blank(spec) for spec in specs])
+        found = tf.cond(here, lambda: list(function(*tensors)), lambda: [create_blank(spec) for spec in specs])
         return (*(tf.ensure_shape(each, spec.shape) for each, spec in zip(found, specs, strict=True)), mark, here)
 
     return rows.map(apply, **mapping.options)

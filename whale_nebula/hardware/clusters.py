@@ -138,7 +138,7 @@ class Collective:
         return Collective(self.kind, self.alpha_s * rounds, beta, workers)
 
     def __str__(self) -> str:
-        rest = f"{add_prefix(self.alpha_s, 's')} + {add_prefix(self.beta_s_per_byte * 1e6, 's')} for each MB"
+        rest = f"{format_quantity(self.alpha_s, 's')} + {format_quantity(self.beta_s_per_byte * 1e6, 's')} for each MB"
         return f"{self.kind} of {self.workers}: {rest}"
 
 
@@ -224,7 +224,7 @@ class Clusters:
         names = dict(sizes) if sizes is not None else dict.fromkeys(config.clusters or joined.names, 1)
         configured = {name: config.clusters.get(name, Cluster(name)) for name in names}
         made = tuple(
-            _cluster(configured[name], max(size, len(configured[name].workers))) for name, size in names.items()
+            _create_cluster(configured[name], max(size, len(configured[name].workers))) for name, size in names.items()
         )
         pairs = permutations(names, 2)
         return cls(made, {(a, b): LinkRate.of(joined.between(a, b)) for a, b in pairs})
@@ -334,14 +334,14 @@ class Clusters:
         return table(self)
 
 
-def _cluster(cluster: Cluster, size: int) -> ClusterInfo:
+def _create_cluster(cluster: Cluster, size: int) -> ClusterInfo:
     """A cluster of a config, with this number of workers."""
     specs = [*cluster.workers, *[None] * (size - len(cluster.workers))]
-    workers = tuple(_worker(f"{cluster.name}/{number}", spec, cluster) for number, spec in enumerate(specs))
+    workers = tuple(_create_worker(f"{cluster.name}/{number}", spec, cluster) for number, spec in enumerate(specs))
     return ClusterInfo(cluster.name, workers, LinkRate.of(cluster.inside))
 
 
-def _worker(name: str, spec: WorkerSpec | None, cluster: Cluster) -> WorkerInfo:
+def _create_worker(name: str, spec: WorkerSpec | None, cluster: Cluster) -> WorkerInfo:
     speed = 1.0 if spec is None else spec.speed
 
     def find(key: str) -> Any:
@@ -381,7 +381,7 @@ def _check(found: Clusters) -> None:
     for pair in found.links:
         if unknown := [name for name in pair if name not in found.names]:
             raise ValueError(f"a link ends at {unknown[0]!r}, which is not one of the clusters")
-    for path, number in _numbers(to_plain(found), ""):
+    for path, number in _list_numbers(to_plain(found), ""):
         if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
             raise ValueError(f"{path.lstrip('.')} is {number!r}, not a number >= 0")
 
@@ -389,12 +389,12 @@ def _check(found: Clusters) -> None:
 _WORDS = frozenset({"name", "machine", "kind", "date", "cores_said"})
 
 
-def _numbers(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _list_numbers(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values of numeric fields, each with its path of keys; None is omitted."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in items:
         if isinstance(each, dict | list):
-            yield from _numbers(each, f"{path}.{key}")
+            yield from _list_numbers(each, f"{path}.{key}")
         elif each is not None and key not in _WORDS:
             yield f"{path}.{key}", each
 
@@ -402,11 +402,13 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 _UNKNOWN = "?"
 
 
-def add_prefix(number: float | None, unit: str, step: float = 1000.0) -> str:
+def format_quantity(number: float | None, unit: str, step: float = 1000.0) -> str:
     """A number with a prefix of its unit, to three digits.
 
-    >>> add_prefix(9.42e10, "FLOP/s"), add_prefix(2**34, "B", 1024.0), add_prefix(76e-6, "s"), add_prefix(None, "s")
-    ('94.2 GFLOP/s', '16 GiB', '76 µs', '?')
+    >>> format_quantity(9.42e10, "FLOP/s"), format_quantity(2**34, "B", 1024.0)
+    ('94.2 GFLOP/s', '16 GiB')
+    >>> format_quantity(76e-6, "s"), format_quantity(None, "s")
+    ('76 µs', '?')
     """
     if number is None:
         return _UNKNOWN
@@ -427,10 +429,10 @@ def table(clusters: Clusters) -> str:
     for worker in clusters.workers:
         device = worker.device
         cores = f"{device.kind}, {device.cores} core{'s' * (device.cores != 1)}"
-        memory, call = add_prefix(device.memory_bytes, "B", 1024.0), add_prefix(device.call_seconds, "s")
+        memory, call = format_quantity(device.memory_bytes, "B", 1024.0), format_quantity(device.call_seconds, "s")
         if device.memory_bytes_per_s is not None:
-            memory += f", {add_prefix(device.memory_bytes_per_s, 'B/s')}"
-        rows.append([worker.name, worker.machine, cores, memory, _rates(device), call])
+            memory += f", {format_quantity(device.memory_bytes_per_s, 'B/s')}"
+        rows.append([worker.name, worker.machine, cores, memory, _format_rates(device), call])
         if priced:
             price = device.price_per_hour
             rows[-1].append(_UNKNOWN if price is None else f"{price:g}")
@@ -441,16 +443,16 @@ def table(clusters: Clusters) -> str:
         lines += [f"inside {each.name}: {one}" for one in each.collectives]
     lines += [f"{a} -> {b}: {link}" for (a, b), link in clusters.links.items()]
     if clusters.codecs:
-        durations = (f"{name} {add_prefix(seconds * 1e6, 's')}" for name, seconds in clusters.codecs.items())
+        durations = (f"{name} {format_quantity(seconds * 1e6, 's')}" for name, seconds in clusters.codecs.items())
         lines.append(f"codecs, per MB: {', '.join(durations)}")
     dates = sorted(each.date for each in clusters.measured.values())
     return "\n".join([*lines, *([f"measured {dates[0][:10]}"] if dates else [])])
 
 
-def _rates(device: Device) -> str:
+def _format_rates(device: Device) -> str:
     if not device.rates:
-        return add_prefix(device.flops_per_s, "")
-    return ", ".join(f"{kernel} {add_prefix(rate, '')}" for kernel, rate in device.rates.items())
+        return format_quantity(device.flops_per_s, "")
+    return ", ".join(f"{kernel} {format_quantity(rate, '')}" for kernel, rate in device.rates.items())
 
 
 def mermaid(clusters: Clusters) -> str:
@@ -461,8 +463,8 @@ def mermaid(clusters: Clusters) -> str:
     for number, cluster in enumerate(clusters.clusters):
         lines.append(f'    subgraph c{number}["{cluster.name}"]')
         for index, worker in enumerate(cluster.workers):
-            rate = add_prefix(worker.device.rate_of("matmul"), "FLOP/s")
-            memory = add_prefix(worker.device.memory_bytes, "B", 1024.0)
+            rate = format_quantity(worker.device.rate_of("matmul"), "FLOP/s")
+            memory = format_quantity(worker.device.memory_bytes, "B", 1024.0)
             said = [worker.name, worker.device.kind, *(each for each in (rate, memory) if each != _UNKNOWN)]
             lines.append(f'        w{number}_{index}["{"<br>".join(said)}"]')
         lines.append("    end")

@@ -2,6 +2,6 @@
 
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.job import Job, Outcome, Result
-from whale_nebula.launch.placed import spawn
+from whale_nebula.launch.worker_processes import spawn
 
 __all__ = ["Attachment", "Job", "Outcome", "Result", "attach", "spawn"]

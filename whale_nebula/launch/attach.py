@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 
 from whale_nebula.config.schema import PATIENCE_SECONDS, cluster_of
 from whale_nebula.errors import ConfigError, CredentialsError
+from whale_nebula.launch.heartbeat import HeartbeatSender
 from whale_nebula.launch.job import end_descendants
-from whale_nebula.launch.processes import Picture
-from whale_nebula.launch.pulse import Heart
+from whale_nebula.launch.worker_output import PictureWriter
 from whale_nebula.plain import from_plain
 from whale_nebula.security.files import Files
 from whale_nebula.security.tenant import Tenant
@@ -127,7 +127,7 @@ class Identity:
         running = Counter(map(cluster_of, self.workers))
         return {cluster: running[cluster] for cluster in map(cluster_of, self.everyone)}
 
-    def read_asked(self) -> dict[str, int]:
+    def read_requested_counts(self) -> dict[str, int]:
         """The numbers of workers by cluster that the launcher requests for the next start."""
         if self.asked is None or not os.path.exists(self.asked):
             return {}
@@ -146,12 +146,12 @@ EXIT_ORPHANED = 71
 
 @dataclass(frozen=True)
 class Attachment(Identity):
-    """The identity of this process, with `heart`, which sends heartbeats to the launcher, and `picture`, which draws on
-    its terminal, if it has one.
+    """The identity of this process, with `heartbeat_sender`, which sends heartbeats to the launcher, and `picture`,
+    which draws on its terminal, if it has one.
     """
 
-    heart: Heart | None = field(default=None, compare=False, repr=False)
-    picture: Picture | None = field(default=None, compare=False, repr=False)
+    heartbeat_sender: HeartbeatSender | None = field(default=None, compare=False, repr=False)
+    picture: PictureWriter | None = field(default=None, compare=False, repr=False)
 
 
 @functools.cache
@@ -173,14 +173,14 @@ def attach() -> Attachment | None:
             why="that worker, or its launcher, has ended, or this process was started by the worker",
             mend=f"remove {VARIABLE} from the environment of processes that you start",
         )
-    heart = None if identity.pulse is None else Heart(identity.pulse)
+    heartbeat_sender = None if identity.pulse is None else HeartbeatSender(identity.pulse)
     os.set_inheritable(identity.leash, False)
     threading.Thread(target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True).start()
-    if heart is not None:
-        atexit.register(heart.end)  # what is registered first is called last
+    if heartbeat_sender is not None:
+        atexit.register(heartbeat_sender.announce_exit)  # what is registered first is called last
     fd, terminal = identity.drawing, identity.terminal
-    picture = None if fd is None or terminal is None else Picture(fd, terminal)
-    return Attachment(**vars(identity), heart=heart, picture=picture)
+    picture = None if fd is None or terminal is None else PictureWriter(fd, terminal)
+    return Attachment(**vars(identity), heartbeat_sender=heartbeat_sender, picture=picture)
 
 
 def _end_with_launcher(leash: int) -> None:

@@ -15,8 +15,14 @@ from functools import partial
 
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.launch.ending import Leaving, departure, ends_by, leave_on_signals, select_own_lines
 from whale_nebula.launch.seeding import call_when_loaded, seed_all
+from whale_nebula.launch.worker_exit import (
+    WorkerExit,
+    exit_agreement,
+    format_failure_line,
+    request_exit_on_signals,
+    select_own_lines,
+)
 
 
 def main(argv: list[str]) -> None:
@@ -29,19 +35,19 @@ def main(argv: list[str]) -> None:
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except BaseException as failure:
-        _note_code(attachment, exit_code(failure), failure)
+        _send_exit_code(attachment, exit_code(failure), failure)
         _report(failure, attachment)
         if attachment is not None and sys.excepthook is sys.__excepthook__:
-            sys.excepthook = partial(_say, attachment.worker, argv[0])
+            sys.excepthook = partial(_write_failure, attachment.worker, argv[0])
         raise
-    _note_code(attachment, 0)
+    _send_exit_code(attachment, 0)
 
 
 def _prepare(attachment: Attachment) -> None:
-    leave_on_signals()
-    departure.find_counts = attachment.read_asked
-    if attachment.heart is not None:
-        departure.on_stepped = partial(attachment.heart.send, stepped=True)
+    request_exit_on_signals()
+    exit_agreement.read_requested_counts = attachment.read_requested_counts
+    if attachment.heartbeat_sender is not None:
+        exit_agreement.on_first_step = partial(attachment.heartbeat_sender.send, stepped=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a pipe to the launcher, which shows lines as they come
     if attachment.seed is not None:
@@ -51,21 +57,25 @@ def _prepare(attachment: Attachment) -> None:
         call_when_loaded("keras", lambda: importlib.import_module(task).prepare(attachment))
 
 
-def _say(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:
+def _write_failure(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:
     """Write the reason of a script's end to standard error, unbuffered, with the worker's name."""
-    sys.stderr.write(f"{ends_by(worker)}\n{select_own_lines(failure, path)}")
+    sys.stderr.write(f"{format_failure_line(worker)}\n{select_own_lines(failure, path)}")
     sys.stderr.flush()
 
 
-def _note_code(attachment: Attachment | None, code: int | None, failure: BaseException | None = None) -> None:
+def _send_exit_code(attachment: Attachment | None, code: int | None, failure: BaseException | None = None) -> None:
     """Send the launcher the exit code and the error's code beforehand, in case it must kill this process."""
-    heart = None if attachment is None else attachment.heart
-    if heart is not None:
-        heart.code = code
+    heartbeat_sender = None if attachment is None else attachment.heartbeat_sender
+    if heartbeat_sender is not None:
+        heartbeat_sender.code = code
         if isinstance(failure, NebulaError):
-            heart.error, heart.cause, heart.lost = failure.code, getattr(failure, "cause", ""), failure.peer
-        if isinstance(failure, Leaving) and departure.counts:
-            heart.send(counts=departure.counts)
+            heartbeat_sender.error, heartbeat_sender.cause, heartbeat_sender.lost = (
+                failure.code,
+                getattr(failure, "cause", ""),
+                failure.peer,
+            )
+        if isinstance(failure, WorkerExit) and exit_agreement.counts:
+            heartbeat_sender.send(counts=exit_agreement.counts)
 
 
 def exit_code(failure: BaseException) -> int | None:
@@ -82,9 +92,9 @@ def exit_code(failure: BaseException) -> int | None:
 
 def _report(failure: BaseException, attachment: Attachment | None) -> None:
     """Report to other processes that this one has failed, unless they leave together with it."""
-    if isinstance(failure, Leaving) and attachment is not None:
+    if isinstance(failure, WorkerExit) and attachment is not None:
         sys.stderr.write(f"whale-nebula: worker {attachment.worker} leaves: {failure}\n")
-        if departure.agreed:
+        if exit_agreement.is_agreed:
             return
     if not (isinstance(failure, SystemExit) and failure.code in (None, 0)):
         importlib.import_module("whale_nebula.runtime.run").report_failure(failure)

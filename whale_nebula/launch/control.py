@@ -63,7 +63,7 @@ class _Handler(Handler):
 
 
 @contextlib.contextmanager
-def listen_locally(path: str, get: Mapping[str, Action], post: Mapping[str, Action]) -> Iterator[None]:
+def serve_control_socket(path: str, get: Mapping[str, Action], post: Mapping[str, Action]) -> Iterator[None]:
     """Answer requests at a socket file while the context is open; the file is removed at its end."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -85,7 +85,7 @@ def listen_locally(path: str, get: Mapping[str, Action], post: Mapping[str, Acti
             os.unlink(path)
 
 
-def read_sizes(given: Mapping[str, str]) -> dict[str, int]:
+def parse_counts(given: Mapping[str, str]) -> dict[str, int]:
     """The numbers of workers in a request: `npu=1&gpu=2`."""
     if not given or not all(count.isdecimal() for count in given.values()):
         raise OptionError("resize needs clusters and their numbers of workers", mend="POST /resize?npu=1")

@@ -21,34 +21,35 @@ from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.restarts import Failure
 from whale_nebula.plain import write_json
 
-_LOST = 2
+_MOST_FAILURES = 2
 """The number of consecutive starts in which a worker may fail first before it is excluded."""
 
 
 @dataclass
 class Sizes:
-    """The number of workers of each cluster: `now`, and as requested (`asked`), which applies from the next start on.
+    """The number of workers of each cluster: `current_counts`, and as requested (`requested_counts`), which applies
+    from the next start on.
 
-    `listed` are the numbers in the config, `needed` the clusters with state that no other has. The request made here
-    (`wished`) applies once workers have announced it to those of other launchers: it is written to the file `path`,
-    which workers read and announce with a step, until all have agreed on it.
+    `configured_counts` are the numbers in the config, `needed_clusters` the clusters with state that no other has. The
+    request made here (`pending_counts`) applies once workers have announced it to those of other launchers: it is
+    written to the file `path`, which workers read and announce with a step, until all have agreed on it.
     """
 
     config: Config
     placement: Placement
     path: str | None = None
-    listed: dict[str, int] = field(default_factory=dict)
-    needed: set[str] = field(default_factory=set)
-    asked: dict[str, int] = field(default_factory=dict)
-    wished: dict[str, int] = field(default_factory=dict)
-    now: dict[str, int] = field(default_factory=dict)
-    _failed: list[str] = field(default_factory=list)
+    configured_counts: dict[str, int] = field(default_factory=dict)
+    needed_clusters: set[str] = field(default_factory=set)
+    requested_counts: dict[str, int] = field(default_factory=dict)
+    pending_counts: dict[str, int] = field(default_factory=dict)
+    current_counts: dict[str, int] = field(default_factory=dict)
+    _failed_names: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.listed = dict(Counter(map(cluster_of, self.placement.addresses)))
-        self.now, self.asked = dict(self.listed), dict(self.listed)
-        self.own = set(map(cluster_of, self.placement.here))
+        self.configured_counts = dict(Counter(map(cluster_of, self.placement.addresses)))
+        self.current_counts, self.requested_counts = dict(self.configured_counts), dict(self.configured_counts)
+        self.own_clusters = set(map(cluster_of, self.placement.here))
         self._check_launchers()
         leaving = next((name for name, limits in self.config.elastic.items() if not limits.least), None)
         if leaving is not None and self.config.private:
@@ -59,7 +60,7 @@ class Sizes:
                 mend=f"elastic: {{{leaving}: {{min: 1}}}}, or remove 'inputs', 'results' and 'weights'",
             )
         for name, limits in self.config.elastic.items():
-            listed = self.listed.get(name, 0)
+            listed = self.configured_counts.get(name, 0)
             if limits.most > listed:
                 raise ConfigError(
                     f"elastic cluster {name!r} has max: {limits.most}, but {listed} workers are listed",
@@ -70,7 +71,9 @@ class Sizes:
 
     def _check_launchers(self) -> None:
         """Refuse options that are not supported if several launchers start workers."""
-        torn = next((c for c in self.config.elastic if 0 < self._count_here(c) < self.listed.get(c, 0)), None)
+        torn = next(
+            (c for c in self.config.elastic if 0 < self._count_here(c) < self.configured_counts.get(c, 0)), None
+        )
         if torn is not None:
             raise NotYetError(
                 f"elastic cluster {torn!r} with workers of several launchers",
@@ -79,9 +82,9 @@ class Sizes:
                 mend=f"start all workers of {torn!r} with one command, or remove it from 'elastic'",
             )
         limits = self.config.elastic
-        has_others = self.own != self.listed.keys()
-        if limits and has_others and not any(c not in limits or limits[c].least for c in self.listed):
-            first = next(iter(self.listed))
+        has_others = self.own_clusters != self.configured_counts.keys()
+        if limits and has_others and not any(c not in limits or limits[c].least for c in self.configured_counts):
+            first = next(iter(self.configured_counts))
             raise ConfigError(
                 "all clusters have min: 0 in a run with several launchers",
                 where="elastic",
@@ -92,54 +95,64 @@ class Sizes:
     def _count_here(self, cluster: str) -> int:
         return sum(cluster_of(worker) == cluster for worker in self.placement.here)
 
-    def ask(self, counts: Mapping[str, int]) -> bool:
+    def request_counts(self, counts: Mapping[str, int]) -> bool:
         """Request numbers of workers of clusters; returns whether they differ from the running ones."""
         for cluster, count in counts.items():
-            self._check_asked(cluster, count)
+            self._check_count(cluster, count)
         with self._lock:
-            if not any({**self.asked, **self.wished, **counts}.values()):
+            if not any({**self.requested_counts, **self.pending_counts, **counts}.values()):
                 raise OptionError("the request leaves no worker in any cluster", mend=f"{next(iter(counts))}=1")
-            self.wished = {**self.wished, **counts}
-            if self.own == self.listed.keys():
-                self.asked = {**self.asked, **counts}
-            self._write()
-            return any(count != self.now[cluster] for cluster, count in self.wished.items())
+            self.pending_counts = {**self.pending_counts, **counts}
+            if self.own_clusters == self.configured_counts.keys():
+                self.requested_counts = {**self.requested_counts, **counts}
+            self._write_request()
+            return any(count != self.current_counts[cluster] for cluster, count in self.pending_counts.items())
 
-    def _write(self) -> None:
+    def _write_request(self) -> None:
         """Write the request to a file, which workers read and announce with their next step."""
         if self.path is not None:
-            write_json(self.path, {name: count for name, count in self.wished.items() if count != self.now[name]})
+            write_json(
+                self.path,
+                {name: count for name, count in self.pending_counts.items() if count != self.current_counts[name]},
+            )
 
-    def adopt(self, result: Result) -> str:
+    def adopt_counts(self, result: Result) -> str:
         """Adopt the numbers of workers that workers have announced and, if they took no step to announce it, the
         request made here; returns a sentence if something changes.
         """
         announced: dict[str, int] = {}
         for outcome in result.outcomes.values():
             needs = self.config.elastic.keys() & set(outcome.status.needs or ())
-            self.needed |= needs
-            announced.update({**(outcome.status.counts or {}), **{name: self.listed[name] for name in needs}})
+            self.needed_clusters |= needs
+            announced.update(
+                {**(outcome.status.counts or {}), **{name: self.configured_counts[name] for name in needs}}
+            )
         with self._lock:
             if result.trained is None and result.culprit is not None:
-                announced = {**self.wished, **announced}
+                announced = {**self.pending_counts, **announced}
             for cluster, count in announced.items():
                 limits = self.config.elastic.get(cluster)
                 if limits is not None:
-                    self.asked[cluster] = min(max(count, limits.least), limits.most)
+                    self.requested_counts[cluster] = min(max(count, limits.least), limits.most)
             return self.describe_change() if announced else ""
 
     def describe_change(self) -> str:
         """A sentence on the numbers of workers of the next start, if they change."""
-        return "" if self.asked == self.now else f"the run continues with {list_counts(self.asked)}"
+        return (
+            ""
+            if self.requested_counts == self.current_counts
+            else f"the run continues with {list_counts(self.requested_counts)}"
+        )
 
-    def _check_asked(self, cluster: str, count: int) -> None:
+    def _check_count(self, cluster: str, count: int) -> None:
         limits = self.config.elastic.get(cluster)
         if limits is None:
             known = list_names(self.config.elastic) if self.config.elastic else "none"
+            most = max(1, self.current_counts.get(cluster, 1))
             raise OptionError(
                 f"the number of workers of {cluster!r} cannot change",
                 why=f"clusters whose number may change: {known}",
-                mend=f"elastic: {{{cluster}: {{min: 1, max: {max(1, self.now.get(cluster, 1))}}}}} in the config",
+                mend=f"elastic: {{{cluster}: {{min: 1, max: {most}}}}} in the config",
             )
         if not limits.least <= count <= limits.most:
             raise OptionError(
@@ -147,47 +160,61 @@ class Sizes:
                 mend=f"{cluster}={min(max(count, limits.least), limits.most)}",
             )
 
-    def note_failure(self, failure: Failure, further: bool = False) -> str:
-        """Record the first worker that failed in a start, which got `further` than those before or not. A worker that
-        fails repeatedly without progress is excluded from the next start, if its cluster may run without it; so is the
-        whole cluster of a worker that another launcher should have started. Returns a sentence on it.
+    def note_failure(self, failure: Failure, progressed: bool = False) -> str:
+        """Record the first worker that failed in a start, which got further than those before (`progressed`) or not. A
+        worker that fails repeatedly without progress is excluded from the next start, if its cluster may run without
+        it; so is the whole cluster of a worker that another launcher should have started. Returns a sentence on it.
         """
         missed = cluster_of(failure.lost) if failure.lost else ""
-        away = missed in self.listed and missed not in self.own
+        away = missed in self.configured_counts and missed not in self.own_clusters
         worker = failure.lost if away else failure.worker
-        self.needed = set() if further else self.needed
+        self.needed_clusters = set() if progressed else self.needed_clusters
         who = missed if away else worker  # of a lost site any worker may be missed first
-        before = [] if further else self._failed[-1:]
-        self._failed = [*self._failed, who] if who in before else [who]
+        before = [] if progressed else self._failed_names[-1:]
+        self._failed_names = [*self._failed_names, who] if who in before else [who]
         cluster = cluster_of(worker)
         limits = self.config.elastic.get(cluster)
-        left = 0 if away else self.asked[cluster] - 1
-        last = sum(self.asked.values()) == 1 or cluster in self.needed
-        if len(self._failed) < _LOST or limits is None or left < limits.least or self.asked[cluster] == 0 or last:
+        left = 0 if away else self.requested_counts[cluster] - 1
+        last = sum(self.requested_counts.values()) == 1 or cluster in self.needed_clusters
+        if (
+            len(self._failed_names) < _MOST_FAILURES
+            or limits is None
+            or left < limits.least
+            or self.requested_counts[cluster] == 0
+            or last
+        ):
             return ""
-        self._failed = []
+        self._failed_names = []
         with self._lock:
-            self.asked[cluster] = left
+            self.requested_counts[cluster] = left
         words = f"{cluster} continues with {left}" if left else f"the run continues without {cluster}"
         return f"{worker} did not recover: {words}"
 
-    def select(self) -> Placement:
+    def select_placement(self) -> Placement:
         """The workers of the next start: of each cluster the first ones."""
         with self._lock:
-            self.now = dict(self.asked)
-            self.wished = {cluster: count for cluster, count in self.wished.items() if count != self.now[cluster]}
-            self._write()
-        kept = {worker: address for worker, address in self.placement.addresses.items() if self._runs(worker)}
+            self.current_counts = dict(self.requested_counts)
+            self.pending_counts = {
+                cluster: count
+                for cluster, count in self.pending_counts.items()
+                if count != self.current_counts[cluster]
+            }
+            self._write_request()
+        kept = {worker: address for worker, address in self.placement.addresses.items() if self._is_running(worker)}
         return Placement(tuple(worker for worker in self.placement.here if worker in kept), kept)
 
     def find_absent(self) -> dict[str, str]:
         """The addresses of absent workers, without which the run continues."""
-        return {worker: address for worker, address in self.placement.addresses.items() if not self._runs(worker)}
+        return {worker: address for worker, address in self.placement.addresses.items() if not self._is_running(worker)}
 
-    def _runs(self, worker: str) -> bool:
-        return int(worker.rpartition("/")[2]) < self.now[cluster_of(worker)]
+    def _is_running(self, worker: str) -> bool:
+        return int(worker.rpartition("/")[2]) < self.current_counts[cluster_of(worker)]
 
     def describe(self) -> Mapping[str, object]:
         """The state as JSON."""
         limits = {name: [each.least, each.most] for name, each in self.config.elastic.items()}
-        return {"workers": dict(self.now), "asked": {**self.asked, **self.wished}, "limits": limits}
+        return {
+            "workers": dict(self.current_counts),
+            "asked": {**self.requested_counts, **self.pending_counts},
+            "limits": limits,
+        }

@@ -20,7 +20,7 @@ from whale_nebula.config import Config
 from whale_nebula.config.schema import Restarts, cluster_of
 from whale_nebula.errors import AccountError, ConfigError, TransportError
 from whale_nebula.gateway.settings import GatewaySettings
-from whale_nebula.launch.placement import ANY, Placement, host_of, listening, settle_ports
+from whale_nebula.launch.placement import ANY, Placement, assign_ports, find_listen_addresses, host_of
 from whale_nebula.security import Credentials, Files, Identity, issue_ephemeral
 from whale_nebula.security.identity import name
 from whale_nebula.security.tenant import Tenant
@@ -58,7 +58,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - a folder is made in it that no other u
 
 
 @contextlib.contextmanager
-def open_memory(home: Path = MEMORY) -> Iterator[str | None]:
+def open_memory_folder(home: Path = MEMORY) -> Iterator[str | None]:
     """A folder in an in-memory file system, which exists while the launcher runs and so outlives workers. None if this
     host has no such file system.
     """
@@ -87,11 +87,11 @@ def configured_files(config: Config, workers: Iterable[str], path: str | None) -
     """The certificate files in the config for each worker, or the default ones next to it; none if it is insecure."""
     if config.security.insecure:
         return {}
-    run, base = config.run_name, find_base(path)
+    run, base = config.run_name, find_config_folder(path)
     return {worker: Files.from_config(config.security, Identity.of_worker(run, worker), base) for worker in workers}
 
 
-def find_base(path: str | None) -> Path:
+def find_config_folder(path: str | None) -> Path:
     """The folder of a config's file; the current one if it has none."""
     return Path.cwd() if path is None else Path(os.path.abspath(path)).parent
 
@@ -115,12 +115,12 @@ def check_files(files: Mapping[str, Files], run: str) -> Tenant | None:
     return next(iter(tenants), None)
 
 
-def listen_here(config: Config, placement: Placement, report: Callable[[str], None]) -> dict[str, str]:
+def choose_listen_addresses(config: Config, placement: Placement, report: Callable[[str], None]) -> dict[str, str]:
     """The addresses at which workers of this host listen. Only secured workers may listen on more interfaces than the
     config names.
     """
     own = config.clusters.get(cluster_of(placement.here[0]))
-    found = listening(placement, written=own is not None and bool(own.workers))
+    found = find_listen_addresses(placement, is_configured=own is not None and bool(own.workers))
     for worker, listen in found.items():
         address = placement.addresses[worker]
         if listen != address and config.security.insecure:
@@ -161,12 +161,12 @@ _MOST_WAIT_SECONDS = 8.0  # workers retry a gateway that refuses connections for
 _COMMAND = (sys.executable, "-m", "whale_nebula.cli.main", "gateway", "--stdin")
 
 
-def names(config: Config) -> list[str]:
+def list_gateway_names(config: Config) -> list[str]:
     """The names of a config's gateways."""
     return [f"{cluster.name}/gateway" for cluster in config.clusters.values() if cluster.gateway is not None]
 
 
-def check(config: Config, cluster: str) -> None:
+def check_gateways(config: Config, cluster: str) -> None:
     """Refuse a run in which a cluster without a gateway meets one with a gateway, which would reject its workers."""
     own = config.clusters.get(cluster)
     others = [each.name for each in config.clusters.values() if each.gateway is not None]
@@ -189,17 +189,17 @@ def place_gateways(config: Config, local: Callable[[str], bool]) -> Config:
     """
     given = {name: cluster.gateway for name, cluster in config.clusters.items()}
     addresses = {name: each if local(host_of(each)) else ANY for name, each in given.items() if each is not None}
-    found = settle_ports(Placement((), addresses)).addresses if len(addresses) == len(given) else {}
+    found = assign_ports(Placement((), addresses)).addresses if len(addresses) == len(given) else {}
     return replace(
         config, clusters={name: replace(each, gateway=found.get(name)) for name, each in config.clusters.items()}
     )
 
 
-def sites(
+def create_sites(
     config: Config, placement: Placement, security: Mapping[str, Files], folder: Path
 ) -> dict[str, GatewaySettings]:
     """The configuration of each gateway by name; audit logs are written to `folder`."""
-    identities = {name: Identity.of_worker(config.run_name, name) for name in names(config)}
+    identities = {name: Identity.of_worker(config.run_name, name) for name in list_gateway_names(config)}
     listens = {name: str(config.clusters[cluster_of(name)].gateway) for name in identities}
     workers = dict(placement.addresses)
     return {
@@ -208,7 +208,7 @@ def sites(
     }
 
 
-def start(site: GatewaySettings) -> subprocess.Popen[bytes]:
+def start_gateway(site: GatewaySettings) -> subprocess.Popen[bytes]:
     """Start a gateway process. It ends when its standard input closes, so it never outlives its parent."""
     process = subprocess.Popen(
         _COMMAND,
@@ -223,7 +223,7 @@ def start(site: GatewaySettings) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def running(
+def run_gateways(
     config: Config,
     placement: Placement,
     security: Mapping[str, Files],
@@ -235,32 +235,32 @@ def running(
     is restarted, as often as `restarts` allow.
     """
     with make_private_folder() as folder:
-        watched: list[Watched] = []
+        watched: list[GatewayProcess] = []
         try:
-            for name, site in sites(config, placement, security, folder).items():
-                watched.append(Watched(name, site, restarts or Restarts(), report))
+            for name, site in create_sites(config, placement, security, folder).items():
+                watched.append(GatewayProcess(name, site, restarts or Restarts(), report))
             for each in watched:
                 each.await_start()
             yield {each.name: each.process for each in watched}
         finally:
             for each in watched:
                 each.stop_watching()
-            _end([each.process for each in watched])
+            _end_processes([each.process for each in watched])
 
 
-class Watched:
+class GatewayProcess:
     """A gateway process that is restarted when it ends, until `stop_watching`."""
 
     def __init__(self, name: str, site: GatewaySettings, restarts: Restarts, report: Callable[[str], None]) -> None:
         self.name = name
-        self.process = start(site)
+        self.process = start_gateway(site)
         self._site, self._restarts, self._report = site, restarts, report
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"nebula-watch-{name}", daemon=True)
 
     def await_start(self) -> None:
         """Wait until it listens; from then on it is watched."""
-        _await(self.name, self.process)
+        _await_listening(self.name, self.process)
         if self._restarts.most:
             self._thread.start()
 
@@ -280,14 +280,14 @@ class Watched:
             _close_pipes(self.process)
             if self._over.wait(min(self._restarts.wait * 2.0**number, _MOST_WAIT_SECONDS)):
                 return
-            self.process = start(self._site)
+            self.process = start_gateway(self._site)
             try:
-                _await(self.name, self.process)
+                _await_listening(self.name, self.process)
             except TransportError as error:
                 self._report(f"{error.what}: {error.why}")
 
 
-def _await(name: str, process: subprocess.Popen[bytes]) -> None:
+def _await_listening(name: str, process: subprocess.Popen[bytes]) -> None:
     """Wait for the line that a gateway prints once it listens."""
     output = process.stdout
     if output is None:
@@ -301,7 +301,7 @@ def _await(name: str, process: subprocess.Popen[bytes]) -> None:
         raise TransportError(f"the gateway '{name}' did not start", why=why, mend=mend)
 
 
-def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
+def _end_processes(processes: Collection[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.terminate()
     limit = time.monotonic() + _END_SECONDS

@@ -16,14 +16,14 @@ from types import TracebackType
 from typing import Protocol
 
 from whale_nebula.errors import DeadlineError, RemoteFailureError
-from whale_nebula.launch.ending import EXIT_LEFT
-from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward, WorkerStatus, read_stat
+from whale_nebula.launch.heartbeat import ENDING_SECONDS, SILENCE_SECONDS, HeartbeatMonitor, WorkerStatus, read_stat
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 
 GRACE_SECONDS = 5.0
 _TERM_SECONDS = 1.0
 _KILLED_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
-_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
+_LAUNCHER_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 class Reader(Protocol):
@@ -33,7 +33,7 @@ class Reader(Protocol):
         """Called when the process has ended: returns the retained output and errors."""
 
 
-class Keeper(Protocol):
+class LimitEnforcer(Protocol):
     """Enforces resource limits on processes."""
 
     def admit(self, process: int) -> None:
@@ -97,7 +97,7 @@ class Job:
 
     `leash` is the launcher's end of the pipe by which workers detect its end; each of the `readers` consumes the output
     of one worker; `pulses` are the pipes of their heartbeats: a frozen worker is reported to `notice`, and killed. If
-    the `keeper` finds a limit exceeded, all are killed.
+    the `enforcer` finds a limit exceeded, all are killed.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Job:
         silence: float = SILENCE_SECONDS,
         ending: float = ENDING_SECONDS,
         notice: Callable[[str], None] = lambda text: None,
-        keeper: Keeper | None = None,
+        enforcer: LimitEnforcer | None = None,
     ) -> None:
         self._processes = dict(processes)
         self._leash: int | None = leash
@@ -120,10 +120,10 @@ class Job:
         self._limit = float("inf")
         self._notice = notice
         self._silence, self._ending = silence, ending
-        self._ward = Ward(pulses or {}, self.pids, self._kill_frozen, silence, ending)
-        self._keeper, self._excess, self._over = keeper, "", threading.Event()
-        if keeper is not None:
-            threading.Thread(target=self._keep, args=(keeper,), name="nebula-limits", daemon=True).start()
+        self._ward = HeartbeatMonitor(pulses or {}, self.pids, self._kill_frozen, silence, ending)
+        self._keeper, self._excess, self._over = enforcer, "", threading.Event()
+        if enforcer is not None:
+            threading.Thread(target=self._enforce_limits, args=(enforcer,), name="nebula-limits", daemon=True).start()
         for name, process in processes.items():
             threading.Thread(target=self._watch, args=(name, process), name=f"nebula-watch-{name}", daemon=True).start()
 
@@ -138,7 +138,7 @@ class Job:
         return any(each.stepped is not None for each in self._ward.statuses.values())
 
     @property
-    def _saves(self) -> bool:
+    def _is_saving(self) -> bool:
         """Whether a worker that has not ended is saving."""
         return any(self._processes[name].poll() is None and each.saving for name, each in self._ward.statuses.items())
 
@@ -146,7 +146,7 @@ class Job:
         """Send a signal to one worker, but not to its children."""
         self._processes[worker].send_signal(number)
 
-    def ask(self, number: int, seconds: float) -> None:
+    def request_exit(self, number: int, seconds: float) -> None:
         """Ask all workers to leave by a signal, with a deadline. Safe to call in a signal handler."""
         self._limit = min(self._limit, time.monotonic() + seconds)
         for worker in self._processes:
@@ -169,19 +169,19 @@ class Job:
             self._frozen.add(worker)
         self._signal([self._processes[worker]], signal.SIGKILL)
 
-    def _keep(self, keeper: Keeper) -> None:
+    def _enforce_limits(self, enforcer: LimitEnforcer) -> None:
         """Kill all workers and their descendants when they exceed a limit."""
         while not self._over.wait(_LOOK_SECONDS):
             workers = [process.pid for process in self._processes.values() if process.poll() is None]
             excess = ""
             with contextlib.suppress(OSError):  # no file descriptor or no disk space left: the next check may succeed
-                excess = keeper.find_excess(workers) if workers else ""
+                excess = enforcer.find_excess(workers) if workers else ""
             if excess:
                 self._excess = excess
                 self._notice(f"{excess}: killing them")
-                started = [each for worker in workers for each in descendants(worker)]
+                started = [each for worker in workers for each in list_descendants(worker)]
                 self.kill_now()
-                kill_each(started)
+                kill_processes(started)
                 return
 
     def wait(self, deadline: float, *, grace: float = GRACE_SECONDS, patience: float | None = None) -> Result:
@@ -194,23 +194,23 @@ class Job:
         order: list[str] = []
         over: float | None = None
         while len(order) < len(self._processes):
-            name = self._next()
-            if name is None and over is not None and self._saves and time.monotonic() < over + (patience or grace):
+            name = self._await_next()
+            if name is None and over is not None and self._is_saving and time.monotonic() < over + (patience or grace):
                 self._limit = time.monotonic() + _LOOK_SECONDS
                 continue
             if name is None:
                 break
             if name:
                 order.append(name)
-                seconds = {0: None, EXIT_LEFT: patience or grace}.get(self._code(name), grace)
+                seconds = {0: None, EXIT_TEMPFAIL: patience or grace}.get(self._exit_code(name), grace)
                 if seconds is not None:
                     over = time.monotonic() if over is None else over
                     self._limit = min(self._limit, time.monotonic() + seconds)
-        culprit = self._culprit(order)
+        culprit = self._find_culprit(order)
         late = culprit is None and len(order) < len(self._processes)
         self.kill(gently=not late)
         read = {name: reader.close() for name, reader in self._readers.items()}
-        outcomes = {name: Outcome(name, self._code(name), *read[name], self._ward.statuses[name]) for name in read}
+        outcomes = {name: Outcome(name, self._exit_code(name), *read[name], self._ward.statuses[name]) for name in read}
         steps = [each.stepped for each in self._ward.statuses.values() if each.stepped is not None]
         trained = max(0.0, (over or time.monotonic()) - min(steps)) if steps else None
         saved = max((each.saved for each in self._ward.statuses.values() if each.saved is not None), default=None)
@@ -218,7 +218,7 @@ class Job:
             self._excess = self._excess or self._keeper.explain_kill()
         return Result(outcomes, culprit, late, frozenset(self._frozen), trained, saved, self._excess)
 
-    def _next(self) -> str | None:
+    def _await_next(self) -> str | None:
         """The next worker that has ended; "" to check the deadline again, None if it has passed."""
         left = self._limit - time.monotonic()
         try:
@@ -226,17 +226,17 @@ class Job:
         except queue.Empty:
             return "" if left > 3600.0 else None
 
-    def _culprit(self, order: Iterable[str]) -> str | None:
+    def _find_culprit(self, order: Iterable[str]) -> str | None:
         """The worker that failed first; one that merely left only if none failed."""
-        bad = [name for name in order if self._code(name) != 0]
-        failed = [name for name in bad if self._code(name) != EXIT_LEFT]
+        bad = [name for name in order if self._exit_code(name) != 0]
+        failed = [name for name in bad if self._exit_code(name) != EXIT_TEMPFAIL]
         return next(iter(failed or bad), None)
 
-    def _code(self, name: str) -> int:
+    def _exit_code(self, name: str) -> int:
         """The exit code of a worker; the one that it announced, if it was killed afterwards."""
         code = self._processes[name].returncode
         code = -signal.SIGKILL if code is None else code
-        announced = self._ward.statuses[name].code if code in _BY_US else None
+        announced = self._ward.statuses[name].code if code in _LAUNCHER_SIGNALS else None
         return code if announced is None else announced
 
     def kill(self, *, gently: bool = False) -> None:
@@ -292,10 +292,10 @@ def signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def members(group: int) -> list[int]:
+def list_group_members(group: int) -> list[int]:
     """The processes of a group that are alive.
 
-    >>> os.getpid() in members(os.getpgrp())
+    >>> os.getpid() in list_group_members(os.getpgrp())
     True
     """
     return [process for process, _, found in list_alive() if found == group]
@@ -311,10 +311,10 @@ def list_alive() -> Iterator[tuple[int, int, int]]:
                     yield int(each.name), int(parent), int(group)
 
 
-def descendants(process: int) -> list[int]:
+def list_descendants(process: int) -> list[int]:
     """All descendants of a process, in any group or session.
 
-    >>> os.getpid() in descendants(os.getppid())
+    >>> os.getpid() in list_descendants(os.getppid())
     True
     """
     children: dict[int, list[int]] = {}
@@ -331,12 +331,12 @@ def end_descendants(process: int) -> None:
     ended is not found.
     """
     limit = time.monotonic() + LINGER_SECONDS
-    while (found := descendants(process)) and time.monotonic() < limit:
-        kill_each(found)
+    while (found := list_descendants(process)) and time.monotonic() < limit:
+        kill_processes(found)
         time.sleep(0.01)  # they may have started others meanwhile
 
 
-def kill_each(processes: Iterable[int]) -> None:
+def kill_processes(processes: Iterable[int]) -> None:
     """Kill processes that still exist."""
     for one in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -348,10 +348,10 @@ def end_group(group: int, linger: float = LINGER_SECONDS) -> None:
 
     Its leader must be a zombie, ended but not yet reaped: until then the group's number is not reused.
     """
-    if not members(group):
+    if not list_group_members(group):
         return
     signal_group(group, signal.SIGTERM)
     limit = time.monotonic() + linger
-    while members(group) and time.monotonic() < limit:
+    while list_group_members(group) and time.monotonic() < limit:
         time.sleep(0.02)
     signal_group(group, signal.SIGKILL)

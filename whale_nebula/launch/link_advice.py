@@ -18,7 +18,7 @@ DIRECT, THROUGH = "direct", "through the gateways"
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class LinkThroughput:
     """Throughput of a link for tensors of one size: bytes per second from the first worker to the second (`there`) and
     `back`, each alone and then both ways at once.
     """
@@ -31,13 +31,13 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class LineFound:
+class LinkMeasurement:
     """Measurement of the link between two workers. Times are in seconds; `clock` is the offset of the second worker's
     clock, `sheets` describe both ends, `broken` counts reconnections; `when` is the local time.
 
-    >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 7.0e6)
-    >>> found = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 1, 0, 0.0)
-    >>> found.bits, found.delay, LineFound.from_json(found.to_json()) == found
+    >>> one = LinkThroughput(1 << 20, 7.2e6, 7.1e6, 7.0e6, 7.0e6)
+    >>> found = LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 1, 0, 0.0)
+    >>> found.bits, found.delay, LinkMeasurement.from_json(found.to_json()) == found
     (56800000.0, 0.0202, True)
     """
 
@@ -47,7 +47,7 @@ class LineFound:
     round_trip: float
     least_round_trip: float
     clock: float
-    crossings: tuple[Crossing, ...]
+    crossings: tuple[LinkThroughput, ...]
     sheets: Mapping[str, Mapping[str, Any]]
     connections: int
     broken: int
@@ -76,11 +76,11 @@ class LineFound:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> LineFound:
+    def from_json(cls, text: str) -> LinkMeasurement:
         """Parse JSON of `to_json`; ValueError for anything else."""
         try:
             fields = json.loads(text)
-            return cls(**{**fields, "crossings": tuple(Crossing(**each) for each in fields["crossings"])})
+            return cls(**{**fields, "crossings": tuple(LinkThroughput(**each) for each in fields["crossings"])})
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is not a link measurement: {error!r}") from None
 
@@ -99,16 +99,16 @@ def path_of(config: str | os.PathLike[str], a: str, b: str) -> Path:
     return Path(os.path.abspath(config)).parent / FOLDER / f"{name}.json"
 
 
-def path_inside(config: str | os.PathLike[str], cluster: str) -> Path:
+def find_collectives_path(config: str | os.PathLike[str], cluster: str) -> Path:
     """The file of the last measurement of a cluster's collectives, in the same folder.
 
-    >>> path_inside("/srv/clusters.yaml", "gpu").as_posix()
+    >>> find_collectives_path("/srv/clusters.yaml", "gpu").as_posix()
     '/srv/line/gpu.collectives.json'
     """
     return Path(os.path.abspath(config)).parent / FOLDER / f"{cluster.replace('/', '_')}.collectives.json"
 
 
-def save(found: LineFound, path: Path) -> None:
+def save(found: LinkMeasurement, path: Path) -> None:
     """Save a measurement, which `doctor` compares with the config."""
     try:
         path.parent.mkdir(exist_ok=True)
@@ -119,10 +119,10 @@ def save(found: LineFound, path: Path) -> None:
         ) from None
 
 
-def load_measurement(path: Path) -> LineFound | None:
+def load_measurement(path: Path) -> LinkMeasurement | None:
     """Read a measurement from a file; None if it is missing or invalid."""
     try:
-        return LineFound.from_json(path.read_text("utf-8"))
+        return LinkMeasurement.from_json(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
 
@@ -140,7 +140,7 @@ class Advice(NamedTuple):
     write: str = ""
 
 
-def advise(found: LineFound, line: Line) -> Advice:
+def advise(found: LinkMeasurement, line: Line) -> Advice:
     """Compare a measurement between two clusters with the config.
 
     A rate in the config also paces the gateways, so a faster link cannot be measured through them. A correct value is
@@ -149,20 +149,20 @@ def advise(found: LineFound, line: Line) -> Advice:
     why, rate, delay = [], str(Line(line.rate)), str(Line(delay=line.delay))
     near = line.rate is not None and abs(found.bits - line.rate) <= _RATE_TOLERANCE * line.rate
     if line.rate is None or not (near or _is_paced(found, line.rate)):
-        configured, rate = rate if line.rate is not None else "no rate", rate_text(found.bits)
+        configured, rate = rate if line.rate is not None else "no rate", format_link_rate(found.bits)
         why.append(f"the config has {configured}, but the measured rate is {rate}")
     if abs(found.delay - line.delay) > max(_DELAY_SLACK, _DELAY_TOLERANCE * line.delay):
-        configured, delay = delay if line.delay else "no delay", delay_text(found.delay)
+        configured, delay = delay if line.delay else "no delay", format_link_delay(found.delay)
         why.append(f"the config has {configured}, but the measured delay is {delay}")
     if not why:
         paced = "; a faster link would not show, because the gateways limit the rate" if found.path == THROUGH else ""
         return Advice(True, f"the config has {line}, which matches the measurement{paced}")
-    delay = delay if delay != str(Line()) else delay_text(found.delay)
+    delay = delay if delay != str(Line()) else format_link_delay(found.delay)
     a, b = found.clusters
     return Advice(False, "; ".join(why), f"links: [{{between: [{a}, {b}], rate: {rate}, delay: {delay}}}]")
 
 
-def _is_paced(found: LineFound, rate: float) -> bool:
+def _is_paced(found: LinkMeasurement, rate: float) -> bool:
     """Whether the measured rate reached the gateways' limit, at least once in each direction: then the link has that
     rate.
     """
@@ -171,10 +171,10 @@ def _is_paced(found: LineFound, rate: float) -> bool:
     return found.path == THROUGH and 8 * min(there, back) >= (1 - _RATE_TOLERANCE) * rate
 
 
-def rate_text(bits: float) -> str:
+def format_link_rate(bits: float) -> str:
     """A rate in the config's syntax, rounded down so that a paced sender does not overflow the link.
 
-    >>> rate_text(57.38e6), rate_text(3_456e6), rate_text(940e3)
+    >>> format_link_rate(57.38e6), format_link_rate(3_456e6), format_link_rate(940e3)
     ('57mbit', '3450mbit', '0.94mbit')
     """
     mbit = bits / 1e6
@@ -183,10 +183,10 @@ def rate_text(bits: float) -> str:
     return f"{math.floor(mbit / unit * 10**digits + 1e-9) / 10**digits * unit:g}mbit"
 
 
-def delay_text(seconds: float) -> str:
+def format_link_delay(seconds: float) -> str:
     """A delay in the config's syntax, to a tenth of a millisecond.
 
-    >>> delay_text(0.02013), delay_text(0.00052), delay_text(0.1234)
+    >>> format_link_delay(0.02013), format_link_delay(0.00052), format_link_delay(0.1234)
     ('20ms', '0.5ms', '123ms')
     """
     milliseconds = 1e3 * seconds

@@ -18,7 +18,7 @@ import whale_nebula
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.errors.text import align_columns, escape_foreign_text
-from whale_nebula.launch.link_advice import DIRECT, THROUGH, Crossing, LineFound
+from whale_nebula.launch.link_advice import DIRECT, THROUGH, LinkMeasurement, LinkThroughput
 from whale_nebula.report.records import size
 from whale_nebula.security.code import code_digest
 from whale_nebula.transport import Key, Link
@@ -48,10 +48,10 @@ def rate(arrivals: Sequence[float], size: int) -> float:
     return (len(arrivals) - 1 - first) * size / max(seconds, 1e-9)
 
 
-def full_count(found: float, size: int, seconds: float) -> int:
+def choose_count(found: float, size: int, seconds: float) -> int:
     """The number of tensors that take about `seconds` at a measured rate in bytes per second.
 
-    >>> full_count(7.5e6, 1 << 20, seconds=4.0), full_count(100e3, 1 << 20, seconds=4.0)
+    >>> choose_count(7.5e6, 1 << 20, seconds=4.0), choose_count(100e3, 1 << 20, seconds=4.0)
     (28, 4)
     """
     return max(LEAST_TENSORS, min(int(found * seconds), MOST_BYTES) // size)
@@ -74,7 +74,7 @@ def expect_tensor(key: Key) -> Bound | None:
     return _TENSOR if known and key.slot < MOST_BYTES // min(SIZES) else None
 
 
-def _refuse(there: str, why: str) -> RemoteProtocolError:
+def _protocol_error(there: str, why: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"worker '{there}' does not follow the measurement protocol", why=why)
 
 
@@ -93,7 +93,7 @@ class RoundTrips(NamedTuple):
     clock: float
 
 
-class End:
+class MeasurementEnd:
     """One end of the measurement. The end that `leads` goes first in everything that the two do not do at once.
 
     `seconds` is the approximate duration of each burst, `patience` the timeout of each message of the other end.
@@ -129,7 +129,7 @@ class End:
         """
         for_a_script = {"results": _BENCH, "seed": None}  # so that it ends at once with a reason
         self._link.post(build_message(SESSION, "HELLO", bench=_BENCH, **for_a_script, **sheet))
-        theirs = self._take_first_word()
+        theirs = self._take_greeting()
         if theirs.get("bench") != _BENCH:
             why = "both ends must measure, and no run may be active at the same time"
             mend = "wait until the run has ended, then start bench link at both ends"
@@ -137,7 +137,7 @@ class End:
         self.met = True
         return theirs
 
-    def _take_first_word(self) -> Mapping[str, Any]:
+    def _take_greeting(self) -> Mapping[str, Any]:
         limit, started = 2 * self._patience + 20 * self._seconds, time.monotonic()
         while True:
             asked, seconds = time.monotonic(), min(_AGAIN_SECONDS, limit)
@@ -150,20 +150,20 @@ class End:
                 why = "it is connected, but still busy, for example with another measurement"
                 self._report(str(Wait(f"worker '{self._link.there}'", "", why, waited, limit)))
 
-    def measure(self, sheet: Mapping[str, Any], path: str, when: float) -> LineFound:
+    def measure(self, sheet: Mapping[str, Any], path: str, when: float) -> LinkMeasurement:
         """Run the whole measurement, from the greeting to the result."""
         theirs = self.meet(sheet)
         trips = self._round_trips()
         self._report(f"{self._link.there}: round trip {1e3 * trips.median:.1f} ms, at least {1e3 * trips.least:.1f} ms")
-        crossings = tuple(self._cross(size) for size in SIZES)
+        crossings = tuple(self._measure_size(size) for size in SIZES)
         here, there = self._link.here, self._link.there
         ends = (here, there) if self._leads else (there, here)
         sheets = {here: dict(sheet), there: {name: theirs.get(name) for name in sheet}}
         count = theirs.get("connections")
         connections = max(int(sheet["connections"]), count if type(count) is int and count <= _MOST_CONNECTIONS else 1)
-        return LineFound(*ends, path, *trips, crossings, sheets, connections, 0, when)
+        return LinkMeasurement(*ends, path, *trips, crossings, sheets, connections, 0, when)
 
-    def probe(self, path: str, when: float) -> LineFound:
+    def probe(self, path: str, when: float) -> LinkMeasurement:
         """Measure round trips and each direction alone, after the ends have met; with large tensors on a fast link."""
         trips, found = self._round_trips(), []
         for turn in (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send):
@@ -171,7 +171,7 @@ class End:
             found.append(slow.rate if slow.rate < _FAST else turn(SIZES[1]).rate)
         here, there = self._link.here, self._link.there
         ends = (here, there) if self._leads else (there, here)
-        return LineFound(*ends, path, *trips, (Crossing(SIZES[1], *found, *found),), {}, 1, 0, when)
+        return LinkMeasurement(*ends, path, *trips, (LinkThroughput(SIZES[1], *found, *found),), {}, 1, 0, when)
 
     # ------------------------------------------------------------------ round trips
     def _round_trips(self) -> RoundTrips:
@@ -180,7 +180,7 @@ class End:
                 if (asked := self._link.take("PING", self._patience))["last"]:
                     return RoundTrips(*map(float, self._take_found(asked.get("found", ()))))
                 self._link.post(build_message("PONG", clock=time.time()))
-            raise _refuse(self._link.there, f"it requests more than {_ROUNDS} round trips")
+            raise _protocol_error(self._link.there, f"it requests more than {_ROUNDS} round trips")
         seen = [self._ping() for _ in range(_ROUNDS)]
         took = [each[0] for each in seen]
         found = RoundTrips(statistics.median(took), min(took), min(seen)[1])
@@ -189,7 +189,7 @@ class End:
 
     def _take_found(self, found: Sequence[float]) -> Sequence[float]:
         if len(found) != len(RoundTrips._fields):
-            raise _refuse(self._link.there, f"it sent {len(found)} numbers for a round trip")
+            raise _protocol_error(self._link.there, f"it sent {len(found)} numbers for a round trip")
         return found
 
     def _ping(self) -> tuple[float, float]:
@@ -201,17 +201,17 @@ class End:
         return took, their_clock - (asked + took / 2)
 
     # ------------------------------------------------------------------ tensors of one size
-    def _cross(self, size: int) -> Crossing:
+    def _measure_size(self, size: int) -> LinkThroughput:
         """Each way alone, then both at once."""
         turns = (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send)
         there, back = (turn(size) for turn in turns)
         ours = there if self._leads else back
         with ThreadPoolExecutor(1, "nebula-link") as pool:
             receiving = pool.submit(self._receive_burst, size)
-            sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
+            sent = self._burst(size, choose_count(ours.rate, size, self._seconds), last=True)
             both = (sent, receiving.result()[1]) if self._leads else (receiving.result()[1], sent)
-        self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
-        return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate)
+        self._report_rate(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
+        return LinkThroughput(size, there.rate, back.rate, both[0].rate, both[1].rate)
 
     def _send(self, size: int) -> Way:
         """Probe the link with bursts of growing size, then send for the requested time."""
@@ -220,17 +220,17 @@ class End:
         while seen.seconds < _WORTH * self._seconds and _GROWTH * count * size <= MOST_BYTES:
             count *= _GROWTH
             seen = self._burst(size, count, last=False)
-        found = self._burst(size, full_count(seen.rate, size, self._seconds), last=True)
-        self._show(size, f"{self._link.here} -> {self._link.there}", _format_rate(found.rate))
+        found = self._burst(size, choose_count(seen.rate, size, self._seconds), last=True)
+        self._report_rate(size, f"{self._link.here} -> {self._link.there}", _format_rate(found.rate))
         return found
 
     def _receive_bursts(self, size: int) -> Way:
         for _ in range(_MOST_BURSTS):
             last, found = self._receive_burst(size)
             if last:
-                self._show(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
+                self._report_rate(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
                 return found
-        raise _refuse(self._link.there, f"it sends more than {_MOST_BURSTS} bursts of one size")
+        raise _protocol_error(self._link.there, f"it sends more than {_MOST_BURSTS} bursts of one size")
 
     def _burst(self, size: int, count: int, *, last: bool) -> Way:
         """Announce `count` tensors, send them, and receive the times of their arrival."""
@@ -250,7 +250,7 @@ class End:
         announced = self._link.take("BURST", self._patience + 2 * self._seconds)
         count, step = int(announced["count"]), int(announced["step"])
         if announced["size"] != size or not 2 <= count <= MOST_BYTES // size:
-            raise _refuse(self._link.there, f"it announced {count} tensors of {announced['size']} bytes")
+            raise _protocol_error(self._link.there, f"it announced {count} tensors of {announced['size']} bytes")
         arrivals: list[float] = []
         limit = time.monotonic() + LEAST_TENSORS * self._patience + 2 * self._seconds
         for slot in range(count):
@@ -264,7 +264,7 @@ class End:
     def _key(self, step: int, slot: int, source: str, destination: str) -> Key:
         return Key(self._kind, self._program, step, 0, -1, slot, source, destination)
 
-    def _show(self, size: int, what: str, found: str) -> None:
+    def _report_rate(self, size: int, what: str, found: str) -> None:
         self._report(f"{what}, tensors of {size >> 10} KiB: {found}")
 
 
@@ -277,7 +277,7 @@ def _format_rate(rate: float) -> str:
     return f"{8 * rate / 1e6:.3g} Mbit/s" if 8 * rate < 1e9 else f"{8 * rate / 1e6:.0f} Mbit/s"
 
 
-ALIKE = ("whale_nebula", "code", "tensorflow", "keras", "python")
+COMPARED_VERSIONS = ("whale_nebula", "code", "tensorflow", "keras", "python")
 """Versions that must be identical at both ends of a run; of Python only the minor version."""
 
 
@@ -304,7 +304,7 @@ def find_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict
     >>> find_differences({"tensorflow": "2.21.0", "keras": None}, {"tensorflow": "2.21.1", "keras": "3.15.0"})
     {'tensorflow': ('2.21.0', '2.21.1')}
     """
-    pairs = {name: (ours.get(name), theirs.get(name)) for name in ALIKE}
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in COMPARED_VERSIONS}
     return {name: both for name, both in pairs.items() if None not in both and both[0] != both[1]}
 
 
@@ -315,7 +315,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def measure(place: Place, *, seconds: float, patience: float, report: Callable[[str], None]) -> Iterator[LineFound]:
+def measure(
+    place: Place, *, seconds: float, patience: float, report: Callable[[str], None]
+) -> Iterator[LinkMeasurement]:
     """Measure the links to all peers of a place, one after the other in an order that is the same at all ends.
 
     `report` is also called with the peer that is waited for; no wait is longer than `patience`.
@@ -332,8 +334,8 @@ def measure(place: Place, *, seconds: float, patience: float, report: Callable[[
 
 def _measure_link(
     place: Place, link: PeerLink, seconds: float, patience: float, report: Callable[[str], None]
-) -> LineFound:
-    end = End(link, leads=place.here < link.there, seconds=seconds, patience=patience, report=report)
+) -> LinkMeasurement:
+    end = MeasurementEnd(link, leads=place.here < link.there, seconds=seconds, patience=patience, report=report)
     path = THROUGH if place.uses_gateway(link.there) else DIRECT
     try:
         found = end.measure(sheet(), path, time.time())
@@ -366,11 +368,11 @@ def list_far_ends(everyone: Sequence[str], cluster: str, only: str | None = None
 _CLOCK_SECONDS = 1.0
 
 
-def table(found: LineFound) -> str:
+def table(found: LinkMeasurement) -> str:
     """The measurement as lines of text.
 
-    >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 6.9e6)
-    >>> print(table(LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 4, 0, 0.0)))
+    >>> one = LinkThroughput(1 << 20, 7.2e6, 7.1e6, 7.0e6, 6.9e6)
+    >>> print(table(LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 4, 0, 0.0)))
     gpu/0 - npu/0, direct
       round trip 41.0 ms, at least 40.4 ms; 4 connections
       tensors     gpu -> npu   npu -> gpu      both ways at once
@@ -392,7 +394,7 @@ def table(found: LineFound) -> str:
     return "\n".join([*first, *lines, *(f"  {note}" for note in notes(found))])
 
 
-def notes(found: LineFound) -> list[str]:
+def notes(found: LinkMeasurement) -> list[str]:
     """Warnings of a measurement: clock offsets, reconnections, different versions."""
     lines = []
     if abs(found.clock) > _CLOCK_SECONDS:

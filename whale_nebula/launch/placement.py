@@ -28,7 +28,7 @@ ANY = "127.0.0.1:0"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlacementRequest:
     """The command line's request for a placement; `local` returns whether a host is this one."""
 
     cluster: str | None = None
@@ -61,7 +61,7 @@ class Declined(NamedTuple):
     why: str
 
 
-Resolver = Callable[[Config, Mapping[str, str], Asked], Placement | Declined]
+Resolver = Callable[[Config, Mapping[str, str], PlacementRequest], Placement | Declined]
 
 
 def host_of(address: str) -> str:
@@ -73,15 +73,16 @@ def host_of(address: str) -> str:
     return split_address(address)[0]
 
 
-def choose_cluster(config: Config, asked: Asked) -> str:
+def choose_cluster(config: Config, request: PlacementRequest) -> str:
     """The requested cluster, or the only one."""
     names = list(config.clusters)
-    if asked.cluster is not None:
-        if names and asked.cluster not in names:
+    if request.cluster is not None:
+        if names and request.cluster not in names:
             raise ConfigError(
-                f"the config has no cluster {asked.cluster!r}", mend=f"--cluster: {did_you_mean(asked.cluster, names)}"
+                f"the config has no cluster {request.cluster!r}",
+                mend=f"--cluster: {did_you_mean(request.cluster, names)}",
             )
-        return asked.cluster
+        return request.cluster
     if len(names) > 1:
         why = f"the config has several clusters: {', '.join(names)}"
         mend = f"--cluster {names[0]}; or --all, to start all of them on this machine"
@@ -89,14 +90,16 @@ def choose_cluster(config: Config, asked: Asked) -> str:
     return names[0] if names else "local"
 
 
-def one_worker(cluster: str, asked: Asked, count: int, otherwise: int | None, *, variables: str = "") -> int:
+def select_worker(
+    cluster: str, request: PlacementRequest, count: int, otherwise: int | None, *, variables: str = ""
+) -> int:
     """The index of the requested worker in a cluster, otherwise the one of the environment variables in `variables`."""
-    number = asked.worker if asked.worker is not None else otherwise
+    number = request.worker if request.worker is not None else otherwise
     if number is None or not 0 <= number < count:
         what = f"cluster {cluster!r} has no worker {number}"
         what = "cannot determine which worker this is" if number is None else what
         choice = "--worker 0" if count == 1 else f"--worker 0 ... --worker {count - 1}"
-        variables = variables if asked.worker is None else ""
+        variables = variables if request.worker is None else ""
         mend = f"set them as the platform does, or {choice}" if variables else choice
         why = f"cluster {cluster!r} has {count} worker{'s' * (count != 1)}"
         raise ConfigError(what, where=variables, why=why, mend=mend)
@@ -121,12 +124,12 @@ def add_other_clusters(config: Config, cluster: str, own: Mapping[str, str]) -> 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def everything(config: Config, clusters: Sequence[str], local: Callable[[str], bool]) -> Placement:
+def place_all_workers(config: Config, clusters: Sequence[str], local: Callable[[str], bool]) -> Placement:
     """All workers of the config's clusters, or one of each cluster that is named.
 
     An address of another machine is replaced by a local one with a free port.
 
-    >>> everything(Config(), ["gpu", "npu"], lambda host: False).addresses
+    >>> place_all_workers(Config(), ["gpu", "npu"], lambda host: False).addresses
     {'gpu/0': '127.0.0.1:0', 'npu/0': '127.0.0.1:0'}
     """
     _check_names(clusters)
@@ -183,7 +186,7 @@ def is_local(host: str) -> bool:
     return False
 
 
-def settle_ports(placement: Placement) -> Placement:
+def assign_ports(placement: Placement) -> Placement:
     """The placement with a different free port for every address that has none yet."""
     found = {
         worker: f"{_LOOPBACK}:{free_port()}" if address == ANY else address
@@ -192,22 +195,25 @@ def settle_ports(placement: Placement) -> Placement:
     return Placement(placement.here, found)
 
 
-def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:
+def find_listen_addresses(placement: Placement, *, is_configured: bool = False) -> dict[str, str]:
     """The address at which each worker of this host listens: its own, or all interfaces if no interface has it.
 
     All interfaces are needed behind address translation, where a host is reached by an address that it does not have. A
     port in use is reported now; a worker would report it only after loading TensorFlow. A host name that does not
-    resolve is also reported if a user has `written` it; one that a platform provides may resolve seconds later.
+    resolve is also reported if `is_configured`: a user wrote it; one that a platform provides may resolve seconds
+    later.
     """
-    return {worker: _listening(worker, placement.addresses[worker], written) for worker in placement.here}
+    return {
+        worker: _find_listen_address(worker, placement.addresses[worker], is_configured) for worker in placement.here
+    }
 
 
-def _listening(worker: str, address: str, written: bool) -> str:
+def _find_listen_address(worker: str, address: str, is_configured: bool) -> str:
     host, port = split_address(address)
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        if written:
+        if is_configured:
             raise ConfigError(
                 f"worker {worker} cannot listen at {address}: {host!r} does not resolve on this host",
                 why=error.strerror,
@@ -224,7 +230,7 @@ def _listening(worker: str, address: str, written: bool) -> str:
     raise ConfigError(f"worker {worker} cannot listen at {address}: {os.strerror(problem)}", why=why, mend=mend)
 
 
-def wait_free(listen: Mapping[str, str], seconds: float) -> None:
+def await_free_ports(listen: Mapping[str, str], seconds: float) -> None:
     """Wait until these workers can listen, at most so long: the port of a process that has just ended may still be in
     use.
     """
@@ -233,7 +239,7 @@ def wait_free(listen: Mapping[str, str], seconds: float) -> None:
         host, port = split_address(address)
         while _try_to_listen(host, port) == errno.EADDRINUSE and time.monotonic() < limit:
             time.sleep(_LOOK_SECONDS)
-        _listening(worker, address, written=False)
+        _find_listen_address(worker, address, is_configured=False)
 
 
 def _try_to_listen(host: str, port: int) -> int | None:
@@ -252,14 +258,14 @@ def _try_to_listen(host: str, port: int) -> int | None:
 # ---------------------------------------------------------------------- free ports
 _FIRST, _COUNT = 10_000, 20_000  # below the ephemeral ports of outgoing connections
 _TRIES = 1_000
-_HELD: dict[int, socket.socket] = {}
-_HELD_AT_MOST = 128
+_RESERVED: dict[int, socket.socket] = {}
+_MOST_RESERVED = 128
 
 
 @atexit.register
 def _release_all() -> None:
-    for port in list(_HELD):
-        _release(port)
+    for port in list(_RESERVED):
+        _release_port(port)
 
 
 def free_port() -> int:
@@ -270,13 +276,13 @@ def free_port() -> int:
     """
     for _ in range(_TRIES):
         port = _FIRST + secrets.randbelow(_COUNT)
-        sign = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        if _can_bind(sign, "127.0.0.1", port) and _is_free(port):
-            _HELD[port] = sign
-            if len(_HELD) > _HELD_AT_MOST:
-                _release(next(iter(_HELD)))
+        reservation = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if _can_bind(reservation, "127.0.0.1", port) and _is_free(port):
+            _RESERVED[port] = reservation
+            if len(_RESERVED) > _MOST_RESERVED:
+                _release_port(next(iter(_RESERVED)))
             return port
-        sign.close()
+        reservation.close()
     raise ConfigError(
         "this machine has no free port", mend=f"stop programs that use ports {_FIRST} to {_FIRST + _COUNT - 1}"
     )
@@ -290,12 +296,12 @@ def free_ports(count: int) -> Iterator[list[int]]:
         yield ports
     finally:
         for port in ports:
-            _release(port)
+            _release_port(port)
 
 
-def _release(port: int) -> None:
-    if (sign := _HELD.pop(port, None)) is not None:
-        sign.close()
+def _release_port(port: int) -> None:
+    if (reservation := _RESERVED.pop(port, None)) is not None:
+        reservation.close()
 
 
 def _is_free(port: int) -> bool:

@@ -25,8 +25,8 @@ from whale_nebula.errors import (
     RemoteFailureError,
     StaleWorkerError,
 )
-from whale_nebula.launch.ending import EXIT_LEFT, last_word
 from whale_nebula.launch.job import Job, Outcome, Result
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL, find_last_error_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,41 +56,41 @@ class Failure:
 
 def find_failure(result: Result) -> Failure | None:
     """The failure of a job; None if no worker failed, also if all were asked to leave."""
-    first = find_first(result)
-    if first is None or first.code == EXIT_LEFT:
+    first = find_first_failed(result)
+    if first is None or first.code == EXIT_TEMPFAIL:
         return None
-    failed = [outcome for outcome in result.outcomes.values() if outcome.code not in (0, EXIT_LEFT)]
+    failed = [outcome for outcome in result.outcomes.values() if outcome.code not in (0, EXIT_TEMPFAIL)]
     codes = (code for outcome in failed for code in (outcome.status.error, outcome.status.cause))
     recurring = AccountError.code if result.excess else next((code for code in codes if code in RECURRING), "")
     ways = frozenset(_describe_way(result, each) for each in failed if _fails_itself(result, each, first))
     lost = next((outcome.status.lost for outcome in (first, *failed) if outcome.status.lost), "")
-    return Failure(first.worker, describe(result, first), recurring, ways, result.trained, result.saved, lost)
+    return Failure(first.worker, describe_exit(result, first), recurring, ways, result.trained, result.saved, lost)
 
 
 def _fails_itself(result: Result, outcome: Outcome, first: Outcome) -> bool:
     """Whether a worker has failed by itself: the launcher did not end it, and it did not lose another worker."""
     by_signal = outcome.code < 0 and outcome is not first and outcome.worker not in result.frozen
-    return not by_signal and outcome.status.error not in _AWAY
+    return not by_signal and outcome.status.error not in _LOST_PEER_CODES
 
 
 def _describe_way(result: Result, outcome: Outcome) -> str:
-    return f"{outcome.worker}: {re.sub(r'0x[0-9a-f]+|[0-9]+', '#', describe(result, outcome))}"
+    return f"{outcome.worker}: {re.sub(r'0x[0-9a-f]+|[0-9]+', '#', describe_exit(result, outcome))}"
 
 
-def find_first(result: Result) -> Outcome | None:
+def find_first_failed(result: Result) -> Outcome | None:
     """The outcome of the worker that failed first, otherwise of one that left; None if all ended well.
 
     If the first that ended reports that another one had failed before it, that one failed first.
     """
     if result.culprit is None:
         return None
-    word = last_word(result.outcomes[result.culprit].err)
-    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != EXIT_LEFT]
+    word = find_last_error_line(result.outcomes[result.culprit].err)
+    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != EXIT_TEMPFAIL]
     named = (name for name in failed if word.startswith(f"{RemoteFailureError.code} worker '{name}' failed: "))
     return result.outcomes[next(named, result.culprit)]
 
 
-def describe(result: Result, outcome: Outcome) -> str:
+def describe_exit(result: Result, outcome: Outcome) -> str:
     """How a worker exited, in words."""
     if outcome.worker in result.frozen:
         return "it was frozen, and was killed"
@@ -99,7 +99,7 @@ def describe(result: Result, outcome: Outcome) -> str:
     if outcome.code < 0:
         known = -outcome.code in list(signal.Signals)
         return f"ended by {signal.Signals(-outcome.code).name if known else f'signal {-outcome.code}'}"
-    word = last_word(outcome.err)
+    word = find_last_error_line(outcome.err)
     return f"exit code {outcome.code}" + (f": {word}" if word else "")
 
 
@@ -112,7 +112,7 @@ def _list_recurring(kind: type[NebulaError]) -> Iterator[str]:
 
 RECURRING = frozenset(_list_recurring(NebulaError))
 """The codes of errors that a restart of the same script repeats."""
-_AWAY = frozenset(
+_LOST_PEER_CODES = frozenset(
     kind.code for kind in (LinkClosedError, DeadlineError, PeerRestartedError, EpochOverError, StaleWorkerError)
 )
 
@@ -123,43 +123,43 @@ MOST_WAIT_SECONDS = 60.0
 
 
 class Verdict(NamedTuple):
-    """Decision on a restart: whether to start `again`, then after `wait` seconds as restart `number`; otherwise the
+    """Decision on a restart: `should_restart`, then after `wait` seconds as restart `number`; otherwise the
     reason `why` not, which is empty if no restarts were configured.
     """
 
-    again: bool
+    should_restart: bool
     wait: float = 0.0
     number: int = 0
     why: str = ""
     used_up: bool = False
 
 
-class Rule:
+class RestartPolicy:
     """Restart policy with exponential backoff: at most a minute and half the `patience` of the workers, so that those
     of other launchers still wait. A start with progress resets the count: if a newer step was saved, on a disk or in
     memory.
 
-    >>> rule, killed = Rule(Restarts(most=3)), Failure("npu/0", "ended by SIGKILL", trained=3.0)
-    >>> [rule.judge(killed).wait for _ in range(3)], rule.judge(killed).why
+    >>> rule, killed = RestartPolicy(Restarts(most=3)), Failure("npu/0", "ended by SIGKILL", trained=3.0)
+    >>> [rule.decide(killed).wait for _ in range(3)], rule.decide(killed).why
     ([1.0, 2.0, 4.0], 'no restarts left: 3 of 3 were used')
-    >>> rule.judge(Failure("npu/0", "exit code 1: NB-500 no", recurring="NB-500")).why
+    >>> rule.decide(Failure("npu/0", "exit code 1: NB-500 no", recurring="NB-500")).why
     'not restarted: NB-500 would recur'
     """
 
     def __init__(self, allowed: Restarts, patience: float = PATIENCE_SECONDS) -> None:
         self.allowed = allowed
         self._longest = min(MOST_WAIT_SECONDS, patience / 2)
-        self._made = 0
+        self._restarts_made = 0
         self._saved = -1
         self._early: frozenset[str] = frozenset()
 
-    def judge(self, failure: Failure, *, others: bool = False) -> Verdict:
-        """Decide on a failure and count it; `others` means that the next start has other workers."""
+    def decide(self, failure: Failure, *, has_other_workers: bool = False) -> Verdict:
+        """Decide on a failure and count it; `has_other_workers` means that the next start has other workers."""
         most = self.allowed.most
-        if self.is_further(failure):
-            self._made = 0
+        if self.made_progress(failure):
+            self._restarts_made = 0
         self._saved = max(self._saved, -1 if failure.saved is None else failure.saved)
-        if others:
+        if has_other_workers:
             self._early = frozenset()
         if not most:
             return Verdict(False)
@@ -167,13 +167,13 @@ class Rule:
             return Verdict(False, why=f"not restarted: {failure.recurring} would recur")
         if self._is_repeated(failure):
             return Verdict(False, why="not restarted: the same failure occurred twice before the first step")
-        if self._made >= most:
-            return Verdict(False, why=f"no restarts left: {self._made} of {most} were used", used_up=True)
-        wait = min(self.allowed.wait * 2.0**self._made, self._longest)
-        self._made += 1
-        return Verdict(True, wait, self._made)
+        if self._restarts_made >= most:
+            return Verdict(False, why=f"no restarts left: {self._restarts_made} of {most} were used", used_up=True)
+        wait = min(self.allowed.wait * 2.0**self._restarts_made, self._longest)
+        self._restarts_made += 1
+        return Verdict(True, wait, self._restarts_made)
 
-    def is_further(self, failure: Failure) -> bool:
+    def made_progress(self, failure: Failure) -> bool:
         """Whether a failed start made progress: a newer step was saved, or it trained for long."""
         saved, trained = failure.saved, failure.trained
         return (saved is not None and saved > self._saved) or (trained is not None and trained >= LONG_SECONDS)
@@ -214,7 +214,7 @@ class Attempts:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: RestartPolicy,
         start: Callable[[int], AbstractContextManager[Job]],
         *,
         rest: Callable[[float], bool],
@@ -222,7 +222,7 @@ class Attempts:
         report: Callable[[str], None],
         changes: Callable[[Result], str] = lambda result: "",
         is_left: Callable[[], bool] = lambda: False,
-        note_failure: Callable[[Failure, bool], str] = lambda failure, further: "",
+        note_failure: Callable[[Failure, bool], str] = lambda failure, progressed: "",
     ) -> None:
         self._rule, self._start, self._rest, self._is_stopped, self._report = rule, start, rest, is_stopped, report
         self._changes, self._is_left, self._note_failure = changes, is_left, note_failure
@@ -246,17 +246,21 @@ class Attempts:
                 continue
             if failure is None or self._is_stopped():
                 return Ended(result, epoch)
-            lost = self._note_failure(failure, self._rule.is_further(failure))
-            verdict = self._rule.judge(failure, others=bool(lost))
-            if not verdict.again:
+            lost = self._note_failure(failure, self._rule.made_progress(failure))
+            verdict = self._rule.decide(failure, has_other_workers=bool(lost))
+            if not verdict.should_restart:
                 return Ended(result, epoch, verdict.why, first, verdict.used_up)
             first = first or failure
             epoch += 1
             restart = f"restart {verdict.number} of {self._rule.allowed.most}"
             self._report(f"{failure}; {restart} begins after {verdict.wait:g} s, as epoch {epoch}")
             for other in result.outcomes.values():
-                if other.worker != failure.worker and other.code not in (0, EXIT_LEFT) and last_word(other.err):
-                    self._report(f"worker {other.worker} ended afterwards: {describe(result, other)}")
+                if (
+                    other.worker != failure.worker
+                    and other.code not in (0, EXIT_TEMPFAIL)
+                    and find_last_error_line(other.err)
+                ):
+                    self._report(f"worker {other.worker} ended afterwards: {describe_exit(result, other)}")
             if lost:
                 self._report(lost)
             if not self._rest(verdict.wait):

@@ -66,10 +66,10 @@ def call_when_loaded(name: str, do: Callable[[], object]) -> None:
     if name in sys.modules:
         do()
     else:
-        sys.meta_path.insert(0, _Waiting(name, do))
+        sys.meta_path.insert(0, _LoadHook(name, do))
 
 
-class _Waiting(MetaPathFinder):
+class _LoadHook(MetaPathFinder):
     """An import hook that waits until one module is loaded, and then removes itself. A search for the module's spec
     alone does not load it.
     """
@@ -77,16 +77,16 @@ class _Waiting(MetaPathFinder):
     def __init__(self, name: str, do: Callable[[], object]) -> None:
         self._name = name
         self._do = do
-        self._asking = False
+        self._is_searching = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name or self._asking:
+        if name != self._name or self._is_searching:
             return None
-        self._asking = True
+        self._is_searching = True
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self._asking = False
+            self._is_searching = False
         if spec is not None and spec.loader is not None:
             spec.loader = _NotifyingLoader(spec.loader, self._note_load)
         return spec

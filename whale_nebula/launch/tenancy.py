@@ -24,7 +24,7 @@ from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.tenant import Tenant, check_disk_limit, open_home
 
 
-class Others(NamedTuple):
+class OtherStarts(NamedTuple):
     """The workers of the other starts, and whether one of these began later."""
 
     workers: frozenset[int] = frozenset()
@@ -45,7 +45,7 @@ class Starts:
     >>> found
     (Others(workers=frozenset({8, 7}), later=True), Others(workers=frozenset(), later=False))
     >>> left
-    Others(workers=frozenset(), later=False)
+    OtherStarts(workers=frozenset(), later=False)
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +65,7 @@ class Starts:
             os.pwrite(self._file, text, 0)
             os.ftruncate(self._file, len(text))
 
-    def find_others(self) -> Others:
+    def find_others(self) -> OtherStarts:
         """The account's other running starts; files of killed ones are removed."""
         workers: set[int] = set()
         later = False
@@ -78,7 +78,7 @@ class Starts:
                     except BlockingIOError:
                         workers.update(map(int, file.read().split()))
                         later = later or path.name > self._path.name
-        return Others(frozenset(workers), later)
+        return OtherStarts(frozenset(workers), later)
 
     def close(self) -> None:
         """Remove the record of this start."""
@@ -89,9 +89,9 @@ class Starts:
 PROC = Path("/proc")
 PARENT = "whale-nebula"
 _CONTROLLERS = {"memory": "memory", "cpus": "cpu", "processes": "pids"}
-_LOOKED_AT = ("memory", "processes")
+_POLLED_LIMITS = ("memory", "processes")
 _SCAN_SECONDS, _SCAN_SHARE = 0.5, 0.05  # at most this share of a core is used to look for new processes
-_WAITED = 8  # polls for which a start waits until a later one has ended
+_MOST_WAIT_POLLS = 8  # polls for which a start waits until a later one has ended
 _PERIOD = 100_000  # microseconds, for CPUs
 _LEAST_QUOTA = 1000  # microseconds: the kernel accepts no less
 _TRIES = 3
@@ -117,15 +117,15 @@ class Limits:
 
     def __init__(self, tenant: Tenant, root: Path | None, starts: Starts | None = None) -> None:
         self.tenant = tenant
-        self._root, self._starts, self._waited = root, starts, 0
+        self._root, self._starts, self._wait_polls = root, starts, 0
         self._others: frozenset[int] = frozenset()
-        self._later = False
-        self.wanted = [name for name in _CONTROLLERS if name in tenant.allowance.limits]
+        self._has_later_start = False
+        self.limit_names = [name for name in _CONTROLLERS if name in tenant.allowance.limits]
         self.group: Path | None = None
         self.held: tuple[str, ...] = ()
         self._known: frozenset[int] = frozenset()
         self._next_scan = 0.0
-        if root is not None and self.wanted:
+        if root is not None and self.limit_names:
             self._open_group(root)
         self._kills = self._count_kills()
 
@@ -140,37 +140,37 @@ class Limits:
                 there = (root / "cgroup.controllers").read_text().split()
                 (root / PARENT).mkdir(exist_ok=True)
                 for place in (root, root / PARENT):
-                    for name in self.wanted:
+                    for name in self.limit_names:
                         if _CONTROLLERS[name] in there:
                             with contextlib.suppress(OSError):  # one that cannot be enabled is missing in the group
-                                _write(place / "cgroup.subtree_control", f"+{_CONTROLLERS[name]}")
+                                _write_kernel_file(place / "cgroup.subtree_control", f"+{_CONTROLLERS[name]}")
                 group.mkdir(exist_ok=True)
             except FileNotFoundError:
                 continue
             except OSError:
                 break
-            self.held = tuple(name for name in self.wanted if self._limit(group, name))
+            self.held = tuple(name for name in self.limit_names if self._set_limit(group, name))
             if self.held and group.exists():
                 self.group = group
                 return
         self.group, self.held = None, ()
-        _remove(group)
+        _remove_group(group)
 
     def _group_path(self, root: Path) -> Path:
         tenant = self.tenant
         return root / PARENT / f"{tenant.account}@{tenant.cluster}-{tenant.authority[:8]}"  # no name has an "@" in it
 
-    def _limit(self, group: Path, name: str) -> bool:
+    def _set_limit(self, group: Path, name: str) -> bool:
         value = self.tenant.allowance.limits[name]
         try:
             if name == "memory":
-                _write(group / "memory.max", str(value))
+                _write_kernel_file(group / "memory.max", str(value))
                 with contextlib.suppress(OSError):  # a kernel without swap has none
-                    _write(group / "memory.swap.max", "0")
+                    _write_kernel_file(group / "memory.swap.max", "0")
             elif name == "cpus":
-                _write(group / "cpu.max", f"{max(_LEAST_QUOTA, round(value * _PERIOD))} {_PERIOD}")
+                _write_kernel_file(group / "cpu.max", f"{max(_LEAST_QUOTA, round(value * _PERIOD))} {_PERIOD}")
             else:
-                _write(group / "pids.max", str(value))
+                _write_kernel_file(group / "pids.max", str(value))
         except OSError:
             return False
         return True
@@ -182,12 +182,12 @@ class Limits:
         if self.group is None:
             return
         group, held = self.group, self.held
-        failure = _enter(group, process)
+        failure = _move_process(group, process)
         if failure is not None and self._root is not None and not group.exists():
             self._open_group(self._root)  # another start of the account, which ended, has removed it
             self._kills = self._count_kills()
             if self.group is not None and self.held == held:
-                failure = _enter(self.group, process)
+                failure = _move_process(self.group, process)
         if failure is not None or self.group is None:
             what = f"cannot apply the limits of {self.tenant} to its workers"
             why = None if failure is None else failure.strerror
@@ -196,7 +196,7 @@ class Limits:
         for _ in range(_TRIES):
             found = set(_find_processes([process])) - moved
             for each in found:
-                _enter(group, each)  # or it has ended meanwhile
+                _move_process(group, each)  # or it has ended meanwhile
             moved |= found
 
     def _count_kills(self) -> int:
@@ -215,7 +215,7 @@ class Limits:
     def close(self) -> None:
         """Remove the group, unless another start of the account is in it."""
         if self.group is not None:
-            _remove(self.group)
+            _remove_group(self.group)
         if self._starts is not None:
             self._starts.close()
 
@@ -224,7 +224,7 @@ class Limits:
         """The polled limit that the account exceeds, in words, if these workers must end for it. Where several starts
         exceed one together, the last of them ends, and the others wait for that.
         """
-        looked = [name for name in _LOOKED_AT if name in self.wanted and name not in self.held]
+        looked = [name for name in _POLLED_LIMITS if name in self.limit_names and name not in self.held]
         if not looked:
             return ""
         self._scan(workers)
@@ -233,8 +233,8 @@ class Limits:
         if own or not self._others:
             return own
         found = self._find_excess(looked, statuses)
-        self._waited = self._waited + 1 if found else 0
-        return found if found and (not self._later or self._waited > _WAITED) else ""
+        self._wait_polls = self._wait_polls + 1 if found else 0
+        return found if found and (not self._has_later_start or self._wait_polls > _MOST_WAIT_POLLS) else ""
 
     def _scan(self, workers: Collection[int]) -> None:
         """Look for new processes, at intervals."""
@@ -243,7 +243,7 @@ class Limits:
             return
         if self._starts is not None:
             self._starts.note(workers)
-            others, self._later = self._starts.find_others()
+            others, self._has_later_start = self._starts.find_others()
             self._others = frozenset(_find_processes(others)) if others else others
         self._known = frozenset(_find_processes(workers))
         taken = time.monotonic() - now
@@ -268,10 +268,10 @@ class Limits:
         most = f"{limit:g} processes and threads" if name == "processes" else f"{format_bytes(limit)} of {name}"
         return f"{self.tenant} is limited to {most} per host, and its workers {found}"
 
-    def list_unheld(self) -> Iterator[str]:
+    def list_unenforced(self) -> Iterator[str]:
         """The limits that the kernel does not enforce, in words."""
-        left = [name for name in self.wanted if name not in self.held]
-        looked = [name for name in left if name in _LOOKED_AT]
+        left = [name for name in self.limit_names if name not in self.held]
+        looked = [name for name in left if name in _POLLED_LIMITS]
         if looked:
             yield f"{' and '.join(looked)}: checked four times a second"
         if "cpus" in left:
@@ -287,16 +287,16 @@ def _is_occupied(root: Path) -> bool:
     return False
 
 
-def _enter(group: Path, process: int) -> OSError | None:
+def _move_process(group: Path, process: int) -> OSError | None:
     """Move a process into a group; returns the error if it cannot be moved."""
     try:
-        _write(group / "cgroup.procs", str(process))
+        _write_kernel_file(group / "cgroup.procs", str(process))
     except OSError as error:
         return error
     return None
 
 
-def _write(path: Path, text: str) -> None:
+def _write_kernel_file(path: Path, text: str) -> None:
     """Write a kernel file, which may not exist."""
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -305,7 +305,7 @@ def _write(path: Path, text: str) -> None:
         os.close(file)
 
 
-def _remove(group: Path) -> None:
+def _remove_group(group: Path) -> None:
     for place in (group, group.parent):
         with contextlib.suppress(OSError):  # it is not empty
             place.rmdir()
@@ -403,7 +403,7 @@ def open_tenancy(
 
 def list_unisolated(home: Path, limits: Limits) -> Iterator[str]:
     """Isolation that this account lacks on this host."""
-    unheld = list(limits.list_unheld())
+    unheld = list(limits.list_unenforced())
     if unheld:
         yield f"{'; '.join(unheld)} (this user cannot create a version 2 control group)"
     near = [each for each in home.parent.parent.glob("*/*") if each != home and _is_own(each)]

@@ -16,9 +16,9 @@ from whale_nebula.codec import INT8, SVD, Codec, Precision, Rank, TopK
 from whale_nebula.codec.registry import CODECS
 from whale_nebula.errors import NebulaError
 from whale_nebula.hardware.clusters import Device
-from whale_nebula.hardware.measured import RUNS, Timed, count_cores, fit_line, time_calls
+from whale_nebula.hardware.measurements import RUNS, CallTime, count_cores, fit_line, time_calls
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 _CHANNELS, _IMAGES = 32, 8
 
 
@@ -41,18 +41,18 @@ QUICK = Sizes((32, 64), (8, 16), (1 << 10, 1 << 14), 1 << 16, (64, 64), 3)
 
 
 @dataclass(frozen=True)
-class Found:
+class DeviceMeasurement:
     """A measured device, with the spread of each of its numbers, by "rates.matmul", "call_seconds" ..."""
 
     device: Device
     spreads: Mapping[str, float]
 
 
-def measure_device(sizes: Sizes = FULL, report: Tell = lambda text: None) -> Found:
+def measure_device(sizes: Sizes = FULL, report: Report = lambda text: None) -> DeviceMeasurement:
     """Measure the device that TensorFlow uses in this process."""
     gpus = tf.config.list_physical_devices("GPU")
     spreads, rates = {}, {}
-    for kernel, points in _kernels(sizes).items():
+    for kernel, points in _create_kernels(sizes).items():
         timed = [(flops, _time(run, sizes)) for flops, run in points]
         fitted = fit_line([(flops, each.seconds) for flops, each in timed])
         flops, largest = timed[-1]
@@ -67,12 +67,12 @@ def measure_device(sizes: Sizes = FULL, report: Tell = lambda text: None) -> Fou
     call = _time(_compile(lambda x: x, 1), sizes)
     spreads["call_seconds"] = call.spread
     report(f"empty call: {call.seconds * 1e6:.3g} µs, spread {call.spread:.0%}")
-    kind, held = ("gpu", None) if gpus else ("cpu", total_memory())
+    kind, held = ("gpu", None) if gpus else ("cpu", read_total_memory())
     spreads |= {"memory_bytes": 0.0} if held is not None else {}
-    return Found(Device(kind, count_cores(), rates["matmul"], held, memory, rates, call.seconds), spreads)
+    return DeviceMeasurement(Device(kind, count_cores(), rates["matmul"], held, memory, rates, call.seconds), spreads)
 
 
-def _kernels(sizes: Sizes) -> dict[str, list[tuple[float, Callable[[], Any]]]]:
+def _create_kernels(sizes: Sizes) -> dict[str, list[tuple[float, Callable[[], Any]]]]:
     """By kind of kernel, calls with their floating-point operations."""
     images = [(side, (_IMAGES, side, side, _CHANNELS)) for side in sizes.conv]
     window = tf.constant(_draw(3, 3, _CHANNELS, _CHANNELS))
@@ -99,7 +99,7 @@ def _draw(*form: int) -> Any:
     return np.random.default_rng(1).standard_normal(form, "float32")
 
 
-def _time(call: Callable[[], Any], sizes: Sizes) -> Timed:
+def _time(call: Callable[[], Any], sizes: Sizes) -> CallTime:
     """Time a call until the device has finished it."""
 
     def run() -> None:
@@ -110,7 +110,7 @@ def _time(call: Callable[[], Any], sizes: Sizes) -> Timed:
     return time_calls(run, sizes.runs)
 
 
-def total_memory() -> int | None:
+def read_total_memory() -> int | None:
     """Bytes of memory of this machine, within the container's limit; None if unknown."""
     known = []
     with suppress(OSError):
@@ -123,26 +123,26 @@ def total_memory() -> int | None:
 
 # ---------------------------------------------------------------------- codecs
 @dataclass(frozen=True)
-class Coding:
+class CodecCosts:
     """Costs of codecs: seconds for a byte of a tensor, to encode and to decode it; and the spread of each."""
 
     seconds_per_byte: Mapping[str, float]
     spreads: Mapping[str, float]
 
 
-def measure_codecs(sizes: Sizes = FULL, report: Tell = lambda text: None) -> Coding:
+def measure_codecs(sizes: Sizes = FULL, report: Report = lambda text: None) -> CodecCosts:
     """Measure all codecs of the registry that can be used alone, and need no state of a run other than a basis."""
     x = tf.constant(_draw(*sizes.codec))
     found, spreads = {}, {}
-    for codec in _codecs(sizes.codec[1]):
+    for codec in _list_codecs(sizes.codec[1]):
         timed = _time_codec(codec, x, sizes)
         found[str(codec)] = timed.seconds / (4 * x.shape.num_elements())
         spreads[str(codec)] = timed.spread
     report("codecs, per MB: " + ", ".join(f"{name} {1e9 * each:.3g} ms" for name, each in found.items()))
-    return Coding(found, spreads)
+    return CodecCosts(found, spreads)
 
 
-def _codecs(columns: int) -> Iterator[Codec]:
+def _list_codecs(columns: int) -> Iterator[Codec]:
     """Precisions with their defaults, and structures with a usual size."""
     usual = (SVD(0.6), TopK(0.1), Rank(min(96, columns // 2)) >> INT8())
     for kind in CODECS.values():
@@ -152,7 +152,7 @@ def _codecs(columns: int) -> Iterator[Codec]:
     yield from usual
 
 
-def _time_codec(codec: Codec, x: Any, sizes: Sizes) -> Timed:
+def _time_codec(codec: Codec, x: Any, sizes: Sizes) -> CallTime:
     structure = codec.structure
     state = None if structure is None else structure.init(tuple(x.shape))
     if isinstance(structure, Rank):

@@ -102,7 +102,7 @@ def _name_second(stage: Stage) -> str:
 
 def _describe_layer(origin: str) -> str:
     """The layer of an op, in words."""
-    return origin.said if isinstance(origin, Origin) else ""
+    return origin.layer_description if isinstance(origin, Origin) else ""
 
 
 def _find_placed_layer(graph: Graph, labels: Mapping[int, int], op: int) -> str:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from whale_nebula.feed.checks import absent_error
-from whale_nebula.feed.rows import RowsRead
+from whale_nebula.feed.rows import WorkerRows
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.spec import Value
@@ -130,7 +130,7 @@ def _describe_reader(cut: Cut, fragment: Fragment, worker: str) -> str:
 _FRAGMENT_NAMES = {"whole": "part that is computed from the whole batch", "weight": "weight of a micro-batch"}
 
 
-def find_rows_read(cut: Cut, worker: str) -> tuple[RowsRead, ...]:
+def find_rows_read(cut: Cut, worker: str) -> tuple[WorkerRows, ...]:
     """The rows that a worker reads of each input: those of its micro-batches, if only stages read the input.
 
     Values that are computed once from the whole batch (a denominator from a mask) read all of it.
@@ -146,5 +146,5 @@ def find_rows_read(cut: Cut, worker: str) -> tuple[RowsRead, ...]:
         own = readers.get(number, [])
         all_rows = number in returned or bool(own and not leaf.batched) or any(each.stage is None for each in own)
         stages = frozenset(each.stage for each in own if each.stage is not None)
-        found.append(RowsRead(program.pipeline.micro_batch, cut.routings[worker], worker, stages, all_rows))
+        found.append(WorkerRows(program.pipeline.micro_batch, cut.routings[worker], worker, stages, all_rows))
     return tuple(found)

@@ -183,7 +183,7 @@ def list_batch_sum_notes(program: Program) -> list[str]:
 
 def _batch_sum_error(program: Program, stage: int, op: int, where: Where, why: str) -> BatchCoupledError:
     line, count, own = where(op), program.pipeline.micro_batch, program.stages[stage]
-    layer = line.said if isinstance(line, Origin) else ""
+    layer = line.layer_description if isinstance(line, Origin) else ""
     most = max(each.replicas for each in program.stages)
     as_many = f"use nb.replica({count}) around stage {own.key!r}, so each replica has one micro-batch"
     if own.replicas == most > 1:

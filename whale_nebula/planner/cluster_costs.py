@@ -18,7 +18,7 @@ from whale_nebula.codec.encoding import AUTO, AUTO_LADDER, Encoding, derive_enco
 from whale_nebula.codec.registry import parse
 from whale_nebula.codec.sizes import cost, payload_bytes, used_codec
 from whale_nebula.hardware import ClusterInfo, Clusters, Device, WorkerInfo
-from whale_nebula.hardware.measured import fit_line
+from whale_nebula.hardware.measurements import fit_line
 from whale_nebula.ir.canonical import format_subgraph
 from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.graph import CAPTURE, Op

@@ -11,7 +11,7 @@ from whale_nebula.errors import StateError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.report import Report
-from whale_nebula.scopes.observer import forget_plain, last_plain, observer
+from whale_nebula.scopes.observer import forget_unscoped, get_last_unscoped, observer
 from whale_nebula.site import calling_site
 
 
@@ -106,7 +106,7 @@ def forget() -> None:
     global _published
     with _LOCK:
         _published = _PublishedState()
-        forget_plain()
+        forget_unscoped()
 
 
 def last_report(program: str | None = None) -> Report:
@@ -129,8 +129,8 @@ def last_report(program: str | None = None) -> Report:
     if not kept:
         watching = observer()
         if watching is None:
-            raise _no_report_error(last_plain(), _published.skipped)
-        shown: Report = watching.report()
+            raise _no_report_error(get_last_unscoped(), _published.skipped)
+        shown: Report = watching.create_report()
         return shown
     if program is None:
         return kept[next(reversed(kept))]

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.step import Captured
-from whale_nebula.hardware.measured import BlockTime, Timed, count_cores, keep_blocks, read_blocks, time_calls
+from whale_nebula.hardware.measurements import BlockTime, CallTime, count_cores, read_blocks, save_blocks, time_calls
 from whale_nebula.ir.graph import INPUT
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.planner.chain import Layers
@@ -58,7 +58,7 @@ def measure_blocks(
         bench.measure(_group_by_block(subgraphs), layers, keys)
         if bench.new_times:
             with suppress(OSError):  # a cache that cannot be written is not used
-                keep_blocks(bench.new_times)
+                save_blocks(bench.new_times)
         known = bench.known
     found: dict[str, dict[int, Points]] = {}
     for (kind, block, rows), key in keys.items():
@@ -187,7 +187,7 @@ class _Bench:
         date = datetime.now(UTC).isoformat(timespec="seconds")
         self.known[key] = self.new_times[key] = BlockTime(seconds, spread, date)
 
-    def _time_function(self, function: Function, inputs: Sequence[Any], part: int) -> Timed:
+    def _time_function(self, function: Function, inputs: Sequence[Any], part: int) -> CallTime:
         """Time a call with synchronised devices, using a share of the remaining budget."""
         wait: Callable[[], Any] = tf.test.experimental.sync_devices if _has_gpu() else lambda: None
 

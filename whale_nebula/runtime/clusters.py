@@ -13,8 +13,8 @@ from typing import Any
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
-from whale_nebula.hardware.measured import fingerprint, read_kept
-from whale_nebula.launch.link_advice import LineFound, load_measurement, path_inside, path_of
+from whale_nebula.hardware.measurements import fingerprint, read_measurement
+from whale_nebula.launch.link_advice import LinkMeasurement, find_collectives_path, load_measurement, path_of
 from whale_nebula.launch.placement import is_local
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.schedule.lines import Line
@@ -64,7 +64,7 @@ def config_of(run: Run) -> str | None:
 
 def complete(configured: Clusters, config: str | os.PathLike[str] | None = None) -> Clusters:
     """Complete a cluster object with measurements of this machine and of the config's links."""
-    found, why = read_kept()
+    found, why = read_measurement()
     if why:
         warn_at(calling_site(), "the stored measurements are not used", why=why, mend="whale-nebula measure --again")
     completed = configured if found is None else found.complete(configured, is_local)
@@ -75,7 +75,7 @@ def find_rings(run: Run) -> dict[str, Line]:
     """The lines between neighbours inside clusters, by cluster, if they are configured or were measured on this
     machine.
     """
-    configured, (found, _) = find_configured(run), read_kept()
+    configured, (found, _) = find_configured(run), read_measurement()
     known = configured if found is None else found.complete(configured, is_local)
     rings = {each.name: each.ring for each in known.clusters}
     return {name: Line.from_link(ring) for name, ring in rings.items() if ring.rate_bytes_per_s or ring.delay_s}
@@ -87,7 +87,7 @@ def add_stored_measurements(known: Clusters, config: str | os.PathLike[str]) -> 
     """
     for each in known.clusters:
         with contextlib.suppress(ConfigError):  # it is missing, or invalid
-            kept = Clusters.load(path_inside(config, each.name))
+            kept = Clusters.load(find_collectives_path(config, each.name))
             fits = all(one.workers == len(each.workers) for own in kept.clusters for one in own.collectives)
             if fits and all(source.machine == fingerprint() for source in kept.measured.values()):
                 known = known.complete_from(kept)
@@ -98,7 +98,7 @@ def add_stored_measurements(known: Clusters, config: str | os.PathLike[str]) -> 
     return complete_from_lines(known, found)
 
 
-def complete_from_lines(known: Clusters, found: Sequence[LineFound]) -> Clusters:
+def complete_from_lines(known: Clusters, found: Sequence[LinkMeasurement]) -> Clusters:
     """Complete a cluster object by measured lines: those between clusters, and those inside."""
     links: dict[tuple[str, str], LinkRate] = {}
     inside: dict[str, LinkRate] = {}

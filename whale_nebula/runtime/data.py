@@ -27,7 +27,7 @@ from whale_nebula.datasets.schema import STRING, Column
 from whale_nebula.errors import AuditError, ConfigError, IdentityError, OptionError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.runtime.run import Run, current_run, shut_down_at_exit
-from whale_nebula.scopes.options import check_signature, integer
+from whale_nebula.scopes.options import check_integer, check_signature
 from whale_nebula.security import Credentials, Identity, authority, code, files
 from whale_nebula.security.audit import LOG_IN_USE, AuditLog
 from whale_nebula.site import calling_site, short_traceback
@@ -65,7 +65,7 @@ def data(
         raise OptionError(
             f"nb.data({source!r}) does not name a dataset", where=where, mend='nb.data("gpu://corpus", batch=32)'
         )
-    size, chosen = integer("batch", batch), None if seed is None else integer("seed", seed)
+    size, chosen = check_integer("batch", batch), None if seed is None else check_integer("seed", seed)
     if not 0 < size <= MOST_ROWS:
         raise OptionError(
             f"batch={size} is out of range", where=where, why=f"it must be from 1 to {MOST_ROWS}", mend="batch=256"

@@ -15,9 +15,9 @@ from whale_nebula.capture.mirror import find_origin, order_operations
 from whale_nebula.capture.step import Captured
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaError, NotYetError, OptionError, PlanError
-from whale_nebula.feed.rows import sizes
+from whale_nebula.feed.rows import divide_rows
 from whale_nebula.hardware import Clusters
-from whale_nebula.hardware.measured import read_slowness, slowness_path
+from whale_nebula.hardware.measurements import read_slowness, slowness_path
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.layout import ALL_REDUCE
 from whale_nebula.ir.program import Constraints, Leaf
@@ -39,7 +39,7 @@ from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.variables.attached_memory import Expected, find_expected_memory
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
-from whale_nebula.scopes.identity import running_home
+from whale_nebula.scopes.identity import resolve_cluster
 
 
 def handles_of(captured: Captured) -> dict[int, str]:
@@ -156,7 +156,7 @@ def recount_split_costs(decision: Decision, cut: Cut, shapes: Sequence[tuple[int
     is then faster.
     """
     problem, chosen = decision.problem, decision.chosen
-    rows = sizes(problem.rows, chosen.shape.micro_batches)
+    rows = divide_rows(problem.rows, chosen.shape.micro_batches)
     crossed = CrossingSizes(cut, rows, set_rows(cut.program.leaves, shapes, problem.rows))
     sent = list_collectives(cut, crossed, len(rows))
     more = 0.0
@@ -228,7 +228,7 @@ def decide_after_refusal(before: Decision, limits: Limits, refused: NebulaError)
 
 def find_clusters(limits: Limits, constraints: Constraints, run: Run) -> Clusters:
     """The configured clusters that may take part; without a config, also those that scopes name."""
-    names = list(dict.fromkeys(map(running_home, limits.clusters or run.here().clusters)))
+    names = list(dict.fromkeys(map(resolve_cluster, limits.clusters or run.here().clusters)))
     if limits.clusters is None and run.alone and not run.config.clusters:
         named = [*constraints.clusters, *(name for each in constraints.stages for name in each.clusters)]
         names = list(dict.fromkeys([*(named or names), *run.clusters]))

@@ -103,7 +103,7 @@ def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ())
     if fn is None:
         return functools.partial(function, whole=tuple(whole))
     if not callable(fn):
-        raise values.refuse(
+        raise values.option_error(
             f"nb.function takes a function, not {type(fn).__name__} {fn!r}",
             mend="write @nb.function above the function, or @nb.function(whole=('table',))",
         )
@@ -118,7 +118,7 @@ def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ..
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
         name = getattr(fn, "__name__", type(fn).__name__)
-        raise values.refuse(
+        raise values.option_error(
             f"whole={names!r} names {unknown!r}, but {name} has no such argument",
             why=f"its arguments are {list_names(known)}",
             mend=did_you_mean(unknown, known),

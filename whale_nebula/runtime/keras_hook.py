@@ -21,10 +21,10 @@ from whale_nebula.capture.keras_scopes import has_scopes
 from whale_nebula.capture.layer_placement import count_changes, list_placements
 from whale_nebula.capture.patches import install as install
 from whale_nebula.runtime.run import current_run, find_open_run
-from whale_nebula.scopes.auto import current_limits
+from whale_nebula.scopes.auto import get_current_limits
 from whale_nebula.scopes.frames import open_frames, stage_of
-from whale_nebula.scopes.observer import met_plain, observer
-from whale_nebula.scopes.placing import Placement
+from whale_nebula.scopes.observer import observer, record_unscoped
+from whale_nebula.scopes.placement import Placement
 from whale_nebula.site import script_site, short_traceback, warn_once
 from whale_nebula.tf import private as tf_private
 
@@ -51,7 +51,7 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
     install()
     watcher = observer()
     if watcher is not None and kind != "predict":
-        watcher.begins()
+        watcher.begin_training()
     inside = _is_inside_scopes()
     _drop_outdated_functions(model, inside)
     attribute = f"{kind}_function"
@@ -72,7 +72,7 @@ def _set_function(kind: str, original: Original, model: Any, force: bool, inside
     if _may_have_scopes(model, kind):
         setattr(model, f"{kind}_function", _Probe(model, kind, original))
     else:
-        met_plain(model.name, kind)
+        record_unscoped(model.name, kind)
         original(model, force)
         _watch_plain_model(model, kind)
 
@@ -130,7 +130,7 @@ def _require_variables(model: Any, kind: str) -> None:
 def _is_inside_scopes() -> bool:
     """Whether this is called inside scopes that apply to a whole step, or steps are to be planned."""
     frames = open_frames()
-    if current_limits() is not None:
+    if get_current_limits() is not None:
         return True
     return stage_of(frames) is None and any(frame.kind in _CUTTING for frame in frames)
 
@@ -200,7 +200,7 @@ class _Probe:
         except keras_scopes.ScopeEntered:
             keras_scopes.mark_scoped(self._model)
             return self._capture_step(get_iterator)
-        met_plain(self._model.name, self._kind)
+        record_unscoped(self._model.name, self._kind)
         return results
 
     def _set_final_function(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -16,9 +16,9 @@ import numpy as np
 
 from whale_nebula.errors import NebulaError
 from whale_nebula.hardware import ClusterInfo, Clusters, Provenance
-from whale_nebula.hardware.measured import fingerprint
+from whale_nebula.hardware.measurements import fingerprint
 from whale_nebula.launch import link_advice
-from whale_nebula.launch.link_measurement import SIZES, End
+from whale_nebula.launch.link_measurement import SIZES, MeasurementEnd
 from whale_nebula.runtime.clusters import complete_from_lines, config_of
 from whale_nebula.runtime.local_sgd.topology import PROGRAMS
 from whale_nebula.runtime.replicas.collective_costs import fit_collectives, time_collectives
@@ -63,7 +63,7 @@ def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float,
             clusters = clusters.complete_from(run.collectives[-1])
     config, others = config_of(run), run.hosts.get(first.get(cluster, "")) != run.hosts.get(session.worker)
     if config is not None and found is not None and (leads or others):
-        path = link_advice.path_inside(config, cluster)
+        path = link_advice.find_collectives_path(config, cluster)
         with suppress(NebulaError, OSError):  # a folder that cannot be written is not used
             path.parent.mkdir(exist_ok=True)
             found.save(path)
@@ -117,7 +117,7 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
     own = [_measure_link(ends, clusters, run) for ends in unknown if session.worker in ends]
     part = {"lines": [each.to_json() for each in own if each.first == session.worker]}
     for _, each in sorted(session.share(f"the links for {name!r}", part).items()):
-        run.lines += [link_advice.LineFound.from_json(text) for text in each["lines"]]
+        run.lines += [link_advice.LinkMeasurement.from_json(text) for text in each["lines"]]
     return complete_from_lines(clusters, run.lines)
 
 
@@ -137,13 +137,13 @@ def list_unknown_links(clusters: Clusters, run: Run) -> Sequence[LinkEnds]:
     return found
 
 
-def _measure_link(ends: LinkEnds, clusters: Clusters, run: Run) -> link_advice.LineFound:
+def _measure_link(ends: LinkEnds, clusters: Clusters, run: Run) -> link_advice.LinkMeasurement:
     """Measure one link from this end, and store the result next to the config."""
     session = run.ledger.session
     leads = session.worker == ends.first
     link = session.links[ends.second if leads else ends.first]
     _LOG.info("measuring the link %s - %s, which is not known, for about %g s", *ends, _ABOUT_SECONDS)
-    end = End(
+    end = MeasurementEnd(
         link, leads=leads, seconds=SECONDS, patience=session.patience, report=_LOG.debug, kind="round", program=_PROGRAM
     )  # fmt: skip
     through = run.config.gateway_of(run.workers[ends.first]) is not None

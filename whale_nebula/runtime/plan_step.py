@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import whale_nebula
 from whale_nebula.capture.step import Captured, Signature, capture, pause_garbage_collection
-from whale_nebula.feed.checks import Missing, absent_in
-from whale_nebula.feed.inputs import micro_batches
+from whale_nebula.feed.checks import MissingInput, find_absent
+from whale_nebula.feed.inputs import count_micro_batch_rows
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import LocalSgd, Program
@@ -43,7 +43,7 @@ from whale_nebula.runtime.step.compiled import FunctionBuilder
 from whale_nebula.runtime.step.engine import prepare_compilation
 from whale_nebula.runtime.step.results import list_returned_names
 from whale_nebula.runtime.step.traffic import Traffic, plan_link_reports
-from whale_nebula.scopes.auto import current_limits
+from whale_nebula.scopes.auto import get_current_limits
 
 
 def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
@@ -108,7 +108,7 @@ def capture_step(
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
-    found, limits = capture(call, layout, **options), current_limits()
+    found, limits = capture(call, layout, **options), get_current_limits()
     if limits is not None:
         from whale_nebula.runtime.auto_parallel import (
             capture_planned,  # imports the planner, which other scripts do not need
@@ -132,10 +132,10 @@ def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Se
     run = current_run()
     given = prepare_compilation(captured, run, follows_inputs=True)
     cut: Cut = run_passes(given).require("cut")
-    rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
+    rows = count_micro_batch_rows(captured.program.leaves, example, captured.program.pipeline.micro_batch)
     if not run.alone:
-        check_absent_inputs(cut, run.here().worker, absent_in(example), given.where)
-    example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
+        check_absent_inputs(cut, run.here().worker, find_absent(example), given.where)
+    example = [each.fill_rows(sum(rows)) if isinstance(each, MissingInput) else each for each in example]
     plan = _assemble_plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     plan = replace(plan, passes=functools.partial(text_after, given=given))
     meetings = describe_meetings(captured.program, captured.variables, sum(rows), run)

@@ -22,7 +22,7 @@ from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import find_running_step, make_keras_step, pack_as_fit
 from whale_nebula.runtime.plan_step import capture_step, plan_step
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, find_declared_inputs
-from whale_nebula.scopes.auto import current_limits
+from whale_nebula.scopes.auto import get_current_limits
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.scopes.step_options import current_step_options
 from whale_nebula.site import calling_site, script_site, short_traceback, warn_at
@@ -57,14 +57,14 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     layout, tensors = _make_signature(subject)
     with explain_missing_target("nb.plan", model_or_function, batch):
         step = subject.step
-        running = None if subject.running is None or current_limits() else subject.running.find_capture(layout)
+        running = None if subject.running is None or get_current_limits() else subject.running.find_capture(layout)
         captured = running or capture_step(
             step.name, subject.call, layout, tensors,
             paths=step.paths, metrics=step.metrics, owner=step.owner, data=step.data(subject.unpack),
         )  # fmt: skip
     if not captured.program.stages[0].where:
         raise no_scopes_error(subject.step.name)
-    notes = (*captured.projected, *filter(None, [current_step_options().said]))
+    notes = (*captured.projected, *filter(None, [current_step_options().description]))
     return plan_step(subject.step.name, captured, tensors, notes)
 
 

@@ -12,7 +12,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from whale_nebula.hardware.measured import keep_slowness
+from whale_nebula.hardware.measurements import save_slowness
 from whale_nebula.ir.program import Leaf
 from whale_nebula.planner.decision import Decision, Observation, Offer, correct, find_better_plan, find_slowness
 from whale_nebula.planner.explanation import describe_shape, stage_names
@@ -219,7 +219,7 @@ class PlanWatch:
         if run.writes_files:
             own = {clusters[part.cluster].name for part in candidate.parts} & (found.keys() if run.alone else here)
             shown = {name: found[name] for name in own if name in found}
-            keep_slowness(shown, before.clusters, run.alone, before.measured)
+            save_slowness(shown, before.clusters, run.alone, before.measured)
         return found
 
     def _adopt(self, better: Offer, candidate: Candidate, observed: Observation, slowness: Mapping[str, float]) -> None:

@@ -16,7 +16,7 @@ from whale_nebula.config import Checkpointing, Config, Links, load, parse_checkp
 from whale_nebula.config.place import Place
 from whale_nebula.errors import ConfigError, OptionError, StateError
 from whale_nebula.errors.text import closest, did_you_mean, list_names
-from whale_nebula.feed.checks import compared_by, names_any
+from whale_nebula.feed.checks import check_named_inputs, parse_ids
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import keep_generators, seed_all
 from whale_nebula.plan.pins import Approvals, Pinned, Pins, read_pins
@@ -24,7 +24,7 @@ from whale_nebula.report.published import forget, watch
 from whale_nebula.report.watchers import OUTPUTS, OutputOptions, open_outputs
 from whale_nebula.scopes import options
 from whale_nebula.scopes.auto import set_limits
-from whale_nebula.scopes.identity import LOCAL, deal_to
+from whale_nebula.scopes.identity import LOCAL, set_clusters
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature, scope
 from whale_nebula.security.approval import check_process, read_approvals
@@ -261,7 +261,7 @@ class Run:
 
     def check_ids(self, inputs: Sequence[str]) -> None:
         """Verify at the first step that `ids` names an input by which rows can be compared between processes."""
-        self.compares = self.compares or names_any(compared_by(self.ids), inputs, self.site)
+        self.compares = self.compares or check_named_inputs(parse_ids(self.ids), inputs, self.site)
 
     def _check_links(self) -> None:
         """At the first program of several clusters, refuse links between unknown clusters."""
@@ -334,7 +334,7 @@ def init(
         site = str(calling_site())
         watching = observer()
         if watching is not None:  # no step runs: plans are not compared, and nothing is written
-            (config, links), plan, show = watching.instead(config, links), (), "none"
+            (config, links), plan, show = watching.replace_config(config, links), (), "none"
             metrics = tensorboard = outputs = checkpoint = None
         attachment = attach()
         if config is None and attachment is not None:
@@ -356,7 +356,7 @@ def init(
         seen = OutputOptions(loaded.show if show is None else show, chosen)
         with keep_generators(), _watch_steps(run, seen.validate(site)):
             own = "" if attachment is None else attachment.cluster
-            deal_to(run.cluster_sizes, own, run.cluster_speeds, run.moved)
+            set_clusters(run.cluster_sizes, own, run.cluster_speeds, run.moved)
             if run.attachment is not None:
                 _join_processes(run, run.attachment)
             saves = loaded.checkpoint if checkpoint is None else _parse_checkpointing(checkpoint, site)
@@ -431,7 +431,7 @@ def _check_config(config: Any, site: str) -> Any:
 
 def _parse_seed(seed: Any) -> int | None:
     try:
-        return None if seed is None else options.integer("seed", seed)
+        return None if seed is None else options.check_integer("seed", seed)
     except OptionError as refusal:
         whole = isinstance(seed, str) and seed.strip().isdigit()
         refusal.mend = f"nb.init(seed={int(seed) if whole else 1})"
@@ -441,7 +441,7 @@ def _parse_seed(seed: Any) -> int | None:
 def _check_ids(ids: Any) -> Any:
     names = [ids] if isinstance(ids, str) else ids or []
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in names):
-        raise options.refuse(
+        raise options.option_error(
             f"ids={ids!r} is not the name of an input",
             why="it must be the name of an input, or a list of names",
             mend='ids="x/id"',
@@ -481,7 +481,7 @@ def shutdown() -> None:
         run, _run = _run, None
         for close in reversed(run.closers if run is not None else []):
             close()
-        deal_to({})
+        set_clusters({})
         forget()
         set_limits(None)
 

@@ -64,7 +64,7 @@ class ShownPlans:
             self.are_callbacks_suppressed = True
             self.open_patches.enter_context(_suspend_callbacks())
 
-    def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> PlannedStep:
+    def observe_step(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> PlannedStep:
         """Plan a step, if it is new."""
         key = id(step), layout.key
         if key not in self.steps_by_key:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from whale_nebula.scopes import compressing
+from whale_nebula.scopes import compress_options
 from whale_nebula.scopes import options as values
 from whale_nebula.site import Site
 
@@ -26,7 +26,7 @@ class Limits:
     split: bool | None = None
     replan: bool | None = None
 
-    def words(self) -> list[str]:
+    def list_options(self) -> list[str]:
         """The given options, as in a call."""
         said = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "site")
         return [f"{name}={value!r}" for name, value in said if value is not None]
@@ -53,13 +53,13 @@ def check_limits(
     return Limits(
         site,
         clusters=None if clusters is None else _check_clusters(clusters),
-        memory=None if memory is None else values.memory("memory", memory),
-        micro_batch=None if micro_batch is None else values.count("micro_batch", micro_batch),
-        replica=None if replica is None else values.count("replica", replica),
-        compress=compressing.check_crossing_codec(compress),
-        recompute=None if recompute is None else values.truth("recompute", recompute),
-        split=None if split is None else values.truth("split", split),
-        replan=values.truth("replan", replan) or None,
+        memory=None if memory is None else values.check_memory("memory", memory),
+        micro_batch=None if micro_batch is None else values.check_count("micro_batch", micro_batch),
+        replica=None if replica is None else values.check_count("replica", replica),
+        compress=compress_options.check_crossing_codec(compress),
+        recompute=None if recompute is None else values.check_bool("recompute", recompute),
+        split=None if split is None else values.check_bool("split", split),
+        replan=values.check_bool("replan", replan) or None,
     )
 
 
@@ -69,38 +69,40 @@ def _check_clusters(given: Iterable[str]) -> tuple[str, ...] | None:
         return None
     mend = "clusters=['gpu', 'npu'], or remove clusters= to use all clusters"
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise values.refuse(f"clusters={given!r} is not a list of cluster names", mend=mend)
-    names = tuple(values.cluster_name("clusters", each) for each in given)
+        raise values.option_error(f"clusters={given!r} is not a list of cluster names", mend=mend)
+    names = tuple(values.check_cluster_name("clusters", each) for each in given)
     if not names or len(set(names)) < len(names):
-        raise values.refuse(f"clusters={list(names)!r} {'names a cluster twice' if names else 'is empty'}", mend=mend)
+        raise values.option_error(
+            f"clusters={list(names)!r} {'names a cluster twice' if names else 'is empty'}", mend=mend
+        )
     return tuple(sorted(names)) if isinstance(given, set | frozenset) else names
 
 
 _current: Limits | None = None
-_standing: Limits | None = None
+_base_limits: Limits | None = None
 
 
-def current_limits() -> Limits | None:
+def get_current_limits() -> Limits | None:
     """The limits in effect; None if steps are cut by scopes alone."""
-    if _current is None or _standing is None:
-        return _current or _standing
-    return _current.complete_from(_standing)
+    if _current is None or _base_limits is None:
+        return _current or _base_limits
+    return _current.complete_from(_base_limits)
 
 
-def said_limits() -> Limits | None:
+def get_script_limits() -> Limits | None:
     """The limits of `nb.auto_parallel` that are in effect."""
     return _current
 
 
 @contextlib.contextmanager
-def standing_limits(limits: Limits) -> Iterator[None]:
+def use_base_limits(limits: Limits) -> Iterator[None]:
     """Plan steps without scopes while this context is open; the script's own limits take precedence."""
-    global _standing
-    before, _standing = _standing, limits
+    global _base_limits
+    before, _base_limits = _base_limits, limits
     try:
         yield
     finally:
-        _standing = before
+        _base_limits = before
 
 
 def set_limits(limits: Limits | None) -> Limits | None:
@@ -123,4 +125,4 @@ class AutoParallel:
         set_limits(self._before)
 
     def __repr__(self) -> str:
-        return f"nb.auto_parallel({', '.join(self._limits.words())})"
+        return f"nb.auto_parallel({', '.join(self._limits.list_options())})"

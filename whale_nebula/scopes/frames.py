@@ -17,7 +17,7 @@ from whale_nebula.site import Site
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownStage:
     """A stage entered in a block: its cluster, and where it was entered first."""
 
     cluster: str
@@ -33,7 +33,7 @@ class Block:
 
     open: bool = False
     entries: int = 0
-    stages: dict[str, Known] = field(default_factory=dict)
+    stages: dict[str, KnownStage] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -42,8 +42,8 @@ class Frame:
 
     `touched` is set by watchers when the scope has caught an op or a Keras layer. `closed` is set if an enclosing
     scope ended first, `building` if it was entered in the `build` of a Keras layer. A stage outside any block has a
-    `place` in the order of those; its number is `dealt` when a step that contains it is captured: see
-    `identity.Numbers`.
+    `place` in the order of those; its number is `assigned_number` when a step that contains it is captured: see
+    `identity.StageNumbers`.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Frame:
     closed: bool = False
     building: bool = False
     place: int | None = None
-    dealt: int | None = None
+    assigned_number: int | None = None
 
 
 class Watcher(Protocol):
@@ -69,10 +69,10 @@ class Watcher(Protocol):
 class Recorder(Protocol):
     """Records the scopes and calls of a script, instead of running them."""
 
-    def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
+    def record_scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
         """A scope was entered; `missing` names a feature that is not implemented yet."""
 
-    def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
+    def record_statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
         """A public function other than a scope was called."""
 
 
@@ -111,7 +111,7 @@ def open_frames() -> tuple[Frame, ...]:
 
 
 @contextlib.contextmanager
-def standing(stack: Stack) -> Iterator[None]:
+def use_stack(stack: Stack) -> Iterator[None]:
     """Make `stack` the stack of open scopes; watchers are called for frames that were not open before."""
     before = _STACK.get()
     fresh = [frame for frame in stack.frames if frame not in before.frames]
@@ -139,14 +139,14 @@ def keep_stack() -> Iterator[None]:
 def reenter(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
     """Open exactly these frames, unchanged: without checks, counting or new numbers.
 
-    A scope that is entered inside, in a layer's `call`, overrides them: see `scope.settle`.
+    A scope that is entered inside, in a layer's `call`, overrides them: see `scope.resolve_stack`.
     """
-    return standing(replace(_STACK.get(), frames=tuple(frames), replayed=len(frames)))
+    return use_stack(replace(_STACK.get(), frames=tuple(frames), replayed=len(frames)))
 
 
 def impose_frames(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
     """Open exactly these frames; scopes entered inside are checked against them, as if they were written here."""
-    return standing(replace(_STACK.get(), frames=tuple(frames), replayed=0))
+    return use_stack(replace(_STACK.get(), frames=tuple(frames), replayed=0))
 
 
 def begin_step() -> contextlib.AbstractContextManager[None]:
@@ -154,11 +154,11 @@ def begin_step() -> contextlib.AbstractContextManager[None]:
     block.
     """
     stack = _STACK.get()
-    return standing(replace(stack, block=Block(), around_step=stack.frames))
+    return use_stack(replace(stack, block=Block(), around_step=stack.frames))
 
 
 @contextlib.contextmanager
-def watched_anew() -> Iterator[None]:
+def rewatch_frames() -> Iterator[None]:
     """Call watchers for the scopes around a traced step, except for stages, which must be inside it."""
     with contextlib.ExitStack() as opened:
         for frame in open_frames():
@@ -167,28 +167,30 @@ def watched_anew() -> Iterator[None]:
         yield
 
 
-def hold_something() -> None:
+def mark_open_frames() -> None:
     """Mark the open scopes as used: a step runs inside them."""
     for frame in open_frames():
         frame.touched = True
 
 
-AROUND = ("cluster", "replica", "pipeline", "compress")
+ENCLOSING_KINDS = ("cluster", "replica", "pipeline", "compress")
 """The scopes that may enclose a step, such as a call of `fit`; a stage must be inside the step."""
 
 
 def describe_open_scopes() -> tuple[tuple[str, str], ...]:
     """The open scopes as far as they affect a step that is called in them, in a form that can be compared."""
-    return tuple((frame.kind, repr(sorted(frame.options.items()))) for frame in open_frames() if frame.kind in AROUND)
+    return tuple(
+        (frame.kind, repr(sorted(frame.options.items()))) for frame in open_frames() if frame.kind in ENCLOSING_KINDS
+    )
 
 
-def innermost(kind: str, frames: Sequence[Frame]) -> Frame | None:
+def find_innermost(kind: str, frames: Sequence[Frame]) -> Frame | None:
     """The innermost scope of a kind among these frames."""
     return next((frame for frame in reversed(frames) if frame.kind == kind), None)
 
 
-cluster_block_of = partial(innermost, "cluster")
-replica_of = partial(innermost, "replica")
-stage_of = partial(innermost, "stage")
-compress_of = partial(innermost, "compress")
-split_of = partial(innermost, "split")
+cluster_block_of = partial(find_innermost, "cluster")
+replica_of = partial(find_innermost, "replica")
+stage_of = partial(find_innermost, "stage")
+compress_of = partial(find_innermost, "compress")
+split_of = partial(find_innermost, "split")

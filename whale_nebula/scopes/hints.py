@@ -10,31 +10,31 @@ import sys
 from collections.abc import Iterator
 
 from whale_nebula.scopes import identity
-from whale_nebula.scopes.frames import AROUND, Frame, Stack
+from whale_nebula.scopes.frames import ENCLOSING_KINDS, Frame, Stack
 from whale_nebula.site import Site, calling_site, warn_at
 
-_waiting: dict[Site, str] = {}
+_unentered: dict[Site, str] = {}
 _entered: set[Site] = set()
 _idle: set[Site] = set()
 
 
-def note_made(written: str) -> Site:
+def record_creation(written: str) -> Site:
     """Record that a scope is created here, with its `written` text; returns its place."""
     site = calling_site()
     if site not in _entered:
-        _waiting.setdefault(site, written)
+        _unentered.setdefault(site, written)
     return site
 
 
-def note_entered(site: Site) -> None:
+def record_entry(site: Site) -> None:
     """Record that a scope created at a place was entered; this covers all scopes created there."""
-    _waiting.pop(site, None)
+    _unentered.pop(site, None)
     _entered.add(site)
 
 
 def forget() -> None:
     """Discard all records."""
-    _waiting.clear()
+    _unentered.clear()
     _entered.clear()
     _idle.clear()
 
@@ -44,7 +44,7 @@ def warn_unscoped(model: str) -> None:
     _warn(f"model {model!r} runs uncut")
 
 
-def warn_beside(step: str) -> None:
+def warn_missing_scope(step: str) -> None:
     """Like `warn_unscoped`, for a `step` that is about to run and has other scopes."""
     _warn(f"step {step!r} runs without it")
 
@@ -65,9 +65,11 @@ def warn_idle(frame: Frame, written: str) -> None:
 
 
 def _warn(so: str) -> None:
-    for site, written in list(_waiting.items()):
-        note_entered(site)
-        around = written.startswith(tuple(f"nb.{kind}" for kind in AROUND))  # these may also enclose an entire step
+    for site, written in list(_unentered.items()):
+        record_entry(site)
+        around = written.startswith(
+            tuple(f"nb.{kind}" for kind in ENCLOSING_KINDS)
+        )  # these may also enclose an entire step
         warn_at(
             site,
             f"{written} is never entered",
@@ -81,27 +83,27 @@ _MENDS = {
     "a plain tf.function": "use @nb.function instead of @tf.function, or train the model with fit",
     "the build of a layer": "enter it in call, where layers are called: build only creates their variables",
 }
-_said: set[tuple[Site, str]] = set()
+_warned: set[tuple[Site, str]] = set()
 
 
 @contextlib.contextmanager
 def watch_stage(frame: Frame, around: Stack) -> Iterator[None]:
     """Context around a stage: warn if it ends without having caught any op."""
-    code = "the build of a layer" if frame.building else running()
+    code = "the build of a layer" if frame.building else find_code_kind()
     try:
         yield
     finally:
         if not frame.touched:
-            identity.release(around)
+            identity.release_number(around)
     if code is not None and not frame.touched:
         program = around.frames[0].site if around.frames else frame.site
         mend = _MENDS[code]
         if code == "plain eager code":
-            mend = _CALLED if _method() == "call" else _INSIDE
+            mend = _FIX_IN_CALL if _find_layer_method() == "call" else _FIX_OUTSIDE
         warn_eager(frame, code, "so this scope has no effect", where=frame.site, program=program, mend=mend)
 
 
-def running() -> str | None:
+def find_code_kind() -> str | None:
     """The kind of code that is running, according to TensorFlow; None if it is not loaded."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
@@ -109,12 +111,12 @@ def running() -> str | None:
     return "plain eager code" if tensorflow.executing_eagerly() else "a plain tf.function"
 
 
-def builds() -> bool:
+def is_in_build() -> bool:
     """Whether the innermost running method of a Keras layer is `build` rather than `call`."""
-    return _method() == "build"
+    return _find_layer_method() == "build"
 
 
-def _method() -> str:
+def _find_layer_method() -> str:
     """The innermost running `build` or `call` of a layer, or ""; the `build` of Keras's own layers is ignored."""
     keras = sys.modules.get("keras")
     frame = sys._getframe(1) if keras is not None else None
@@ -128,11 +130,11 @@ def _method() -> str:
     return ""
 
 
-_CALLED = (
+_FIX_IN_CALL = (
     "none needed if the call only created the model's variables (nb.plan(model, x, y) creates them, too);\n"
     "to cut the model, train it with fit, or call it in a function under @nb.function"
 )
-_INSIDE = (
+_FIX_OUTSIDE = (
     "enter it where layers are called: while a functional model is built, in the model's call, "
     "or in a function under @nb.function;\ncreating layers in it, or calling fit, is not enough"
 )
@@ -140,8 +142,8 @@ _INSIDE = (
 
 def warn_eager(stage: Frame, code: str, then: str, *, where: Site, program: Site, mend: str | None = None) -> None:
     """Warn that a stage runs uncut: once for a program and kind of code, not for each of its stages."""
-    if (program, code) in _said:
+    if (program, code) in _warned:
         return
-    _said.add((program, code))
+    _warned.add((program, code))
     why = f"{code} is not captured, {then}; this warning is shown once for this line"
     warn_at(where, f"stage {stage.key!r} runs uncut", why=why, mend=mend or _MENDS[code])

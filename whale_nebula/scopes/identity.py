@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 
 from whale_nebula.errors import StageIdentityError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.scopes.frames import Block, Frame, Known, Stack, cluster_block_of, current_stack
+from whale_nebula.scopes.frames import Block, Frame, KnownStage, Stack, cluster_block_of, current_stack
 from whale_nebula.site import Site
 
 LOCAL = "local"
-_dealt: tuple[str, ...] = ()
+_clusters: tuple[str, ...] = ()
 _workers: Mapping[str, int] = {}
-_own: str = ""
+_own_cluster: str = ""
 _speeds: Mapping[str, Sequence[float]] = {}
-_moved: Mapping[str, str] = {}
+_replacements: Mapping[str, str] = {}
 
 
-def deal_to(
+def set_clusters(
     clusters: Mapping[str, int],
     own: str = "",
     speeds: Mapping[str, Sequence[float]] | None = None,
@@ -33,40 +33,40 @@ def deal_to(
     `own` is the cluster of this process, if there are several processes. `speeds` has the speeds of workers, for
     clusters whose workers differ. `moved` maps each cluster that is away to the one that runs its stages.
     """
-    global _dealt, _workers, _own, _speeds, _moved
-    _dealt, _workers, _own = tuple(clusters), dict(clusters), own
-    _speeds, _moved = dict(speeds or {}), dict(moved or {})
+    global _clusters, _workers, _own_cluster, _speeds, _replacements
+    _clusters, _workers, _own_cluster = tuple(clusters), dict(clusters), own
+    _speeds, _replacements = dict(speeds or {}), dict(moved or {})
 
 
-def running_home(cluster: str) -> str:
+def resolve_cluster(cluster: str) -> str:
     """The cluster that runs the stages of this one: itself, unless it is away.
 
-    >>> running_home("gpu")
+    >>> resolve_cluster("gpu")
     'gpu'
     """
-    return _moved.get(cluster, cluster)
+    return _replacements.get(cluster, cluster)
 
 
-def worker_speeds() -> Mapping[str, Sequence[float]]:
+def get_worker_speeds() -> Mapping[str, Sequence[float]]:
     """The speeds of the workers of each cluster with different configured speeds."""
     return _speeds
 
 
-def find_own_home(frames: Sequence[Frame]) -> str:
+def find_own_cluster(frames: Sequence[Frame]) -> str:
     """The cluster whose copy of a model is trained here under local SGD: this process's, or the first if one process
     runs all clusters.
     """
-    return _own or home_of(frames)
+    return _own_cluster or find_default_cluster(frames)
 
 
-def is_single(clusters: Sequence[str]) -> bool:
+def has_single_cluster(clusters: Sequence[str]) -> bool:
     """Whether a step whose layout lists these clusters, or none, has one cluster. If it lists none, all of the run
     count.
 
-    >>> is_single(["gpu"]), is_single(["gpu", "npu"])
+    >>> has_single_cluster(["gpu"]), has_single_cluster(["gpu", "npu"])
     (True, False)
     """
-    return len(clusters or _dealt) <= 1
+    return len(clusters or _clusters) <= 1
 
 
 def has_other_processes() -> bool:
@@ -75,29 +75,29 @@ def has_other_processes() -> bool:
     >>> has_other_processes()
     False
     """
-    return bool(_own)
+    return bool(_own_cluster)
 
 
-def workers_in(cluster: str) -> int:
+def count_workers(cluster: str) -> int:
     """The number of workers of a cluster; one if it is not configured.
 
-    >>> workers_in("nowhere")
+    >>> count_workers("nowhere")
     1
     """
     return max(1, _workers.get(cluster, 1))
 
 
-def most_workers() -> int:
+def count_most_workers() -> int:
     """The number of workers of the largest cluster."""
-    return max(map(workers_in, _workers), default=1)
+    return max(map(count_workers, _workers), default=1)
 
 
-def home_of(frames: Sequence[Frame]) -> str:
+def find_default_cluster(frames: Sequence[Frame]) -> str:
     """The cluster of ops that are inside these scopes, but in no stage."""
-    return running_home(home_of_number(0, frames))
+    return resolve_cluster(find_cluster_of_number(0, frames))
 
 
-def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
+def identify_stage(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
     """(key, cluster) of a stage that is entered on this stack; it is recorded in its block."""
     block = _block(stack)
     number = block.entries
@@ -114,23 +114,23 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
         why = "a stage with neither a name nor a cluster is named after its number in the block"
         mend = 'give it a name: nb.stage(name="...")'
         raise StageIdentityError(what, where=str(site), why=why, mend=mend)
-    home = cluster or (known.cluster if known is not None else home_of_number(number, stack.frames))
+    home = cluster or (known.cluster if known is not None else find_cluster_of_number(number, stack.frames))
     if known is not None and known.cluster != home:
-        raise two_clusters(key, home, str(site), known.cluster, str(known.site))
+        raise cluster_conflict_error(key, home, str(site), known.cluster, str(known.site))
     check_layout(home, site, around)
     block.entries += 1
     if not block.open:
-        block.stages.setdefault(key, Known(home, site))
+        block.stages.setdefault(key, KnownStage(home, site))
     return key, home
 
 
-def place_in_open(stack: Stack) -> int | None:
+def find_open_place(stack: Stack) -> int | None:
     """The place of the next stage among those outside any block; None inside a block."""
     block = _block(stack)
     return block.entries if block.open else None
 
 
-def release(stack: Stack) -> None:
+def release_number(stack: Stack) -> None:
     """Release the number of a stage that caught nothing and was in no block."""
     block = _block(stack)
     if block.open:
@@ -142,12 +142,12 @@ def _block(stack: Stack) -> Block:
     return next((frame.block for frame in stack.frames if frame.block is not None), stack.block)
 
 
-def home_of_number(number: int, frames: Sequence[Frame]) -> str:
+def find_cluster_of_number(number: int, frames: Sequence[Frame]) -> str:
     """The cluster of the stage with this number, which names none, inside these scopes."""
     around = cluster_block_of(frames)
     if around is not None and around.cluster is not None:
         return around.cluster
-    layout = _layout(around) or _dealt
+    layout = _layout(around) or _clusters
     return layout[number % len(layout)] if layout else LOCAL
 
 
@@ -156,7 +156,7 @@ def clusters_of(stage: Frame, frames: Sequence[Frame]) -> tuple[str, ...]:
     around = cluster_block_of(frames)
     named = stage.options.get("cluster") or (around.cluster if around is not None else None)
     chosen = (str(named),) if named is not None else _layout(around)
-    return tuple(dict.fromkeys(map(running_home, chosen)))
+    return tuple(dict.fromkeys(map(resolve_cluster, chosen)))
 
 
 def _layout(around: Frame | None) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def _layout(around: Frame | None) -> tuple[str, ...]:
     return layout if isinstance(layout, tuple) else ()
 
 
-def two_clusters(key: str, cluster: str, where: str, known: str, there: str) -> StageIdentityError:
+def cluster_conflict_error(key: str, cluster: str, where: str, known: str, there: str) -> StageIdentityError:
     """The error for a stage on one cluster here that is on another where it was entered first."""
     what = f"stage {key!r} is on cluster {cluster!r} at {where}, but on {known!r} at {there}"
     why = "entering a stage again continues it, and a stage runs on a single cluster"
@@ -185,41 +185,49 @@ def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb
 
 
 @dataclass(slots=True)
-class Numbers:
+class StageNumbers:
     """The stages of one step that were built outside any block: the key and the cluster of each."""
 
     homes: dict[Frame, tuple[str, str]] = field(default_factory=dict)
 
-    def meet(self, stages: Iterable[Frame], around: Sequence[Frame]) -> None:
+    def number_stages(self, stages: Iterable[Frame], around: Sequence[Frame]) -> None:
         """Number stages that belong to the step; `around` are the scopes that the step is called in."""
         fresh = {frame for frame in stages if frame.place is not None and frame not in self.homes}
         ordered = sorted(fresh, key=lambda frame: frame.place or 0)
         block = current_stack().block
         for frame in ordered:
-            if _is_unnamed(frame) and frame.dealt is not None and _key(frame.dealt) not in block.stages:
-                self._settle(frame, frame.dealt, block, around)
+            if (
+                _is_unnamed(frame)
+                and frame.assigned_number is not None
+                and _key(frame.assigned_number) not in block.stages
+            ):
+                self._assign(frame, frame.assigned_number, block, around)
         for number, frame in enumerate(ordered, block.entries):
             if frame not in self.homes:
                 while _is_unnamed(frame) and _key(number) in block.stages:
                     number += 1
-                self._settle(frame, number, block, around)
-        last = max((frame.dealt for frame in ordered if frame.dealt is not None), default=-1)
+                self._assign(frame, number, block, around)
+        last = max((frame.assigned_number for frame in ordered if frame.assigned_number is not None), default=-1)
         block.entries = max(block.entries + len(ordered), last + 1)
 
-    def identity(self, frame: Frame, around: Sequence[Frame]) -> tuple[str | None, str | None]:
+    def find_identity(self, frame: Frame, around: Sequence[Frame]) -> tuple[str | None, str | None]:
         """(key, cluster) of a stage in this step."""
-        self.meet([frame], around)
+        self.number_stages([frame], around)
         return self.homes.get(frame, (frame.key, frame.cluster))
 
-    def _settle(self, frame: Frame, number: int, block: Block, around: Sequence[Frame]) -> None:
+    def _assign(self, frame: Frame, number: int, block: Block, around: Sequence[Frame]) -> None:
         key = _key(number) if _is_unnamed(frame) else str(frame.key)
         if frame.options.get("cluster") is not None:
             cluster = str(frame.cluster)
         else:
-            frame.dealt = number if frame.dealt is None else frame.dealt
+            frame.assigned_number = number if frame.assigned_number is None else frame.assigned_number
             known = block.stages.get(key)
-            cluster = known.cluster if known else home_of_number(number if _is_unnamed(frame) else frame.dealt, around)
-        block.stages.setdefault(key, Known(cluster, frame.site))
+            cluster = (
+                known.cluster
+                if known
+                else find_cluster_of_number(number if _is_unnamed(frame) else frame.assigned_number, around)
+            )
+        block.stages.setdefault(key, KnownStage(cluster, frame.site))
         self.homes[frame] = key, cluster
 
 

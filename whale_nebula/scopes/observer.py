@@ -23,19 +23,19 @@ class PlanShown(BaseException):
 class Observer(Protocol):
     """Plans the steps of a script instead of running them."""
 
-    def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
+    def replace_config(self, config: Any, links: Any) -> tuple[Any, Any]:
         """The config and links with which to open a run, instead of the script's."""
 
-    def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
+    def observe_step(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
         """Observe a call of a step; returns (a substitute for its results,), or None if it is to run normally."""
 
-    def begins(self) -> None:
+    def begin_training(self) -> None:
         """A model is about to train or to be evaluated; its callbacks have not run yet."""
 
-    def plain(self, name: str, kind: str) -> None:
+    def observe_unscoped(self, name: str, kind: str) -> None:
         """A model without scopes is about to train, test or predict."""
 
-    def report(self) -> Any:
+    def create_report(self) -> Any:
         """The result of `nb.last_report()` if no step was run."""
 
 
@@ -49,7 +49,7 @@ def observer() -> Observer | None:
 
 
 @contextlib.contextmanager
-def observed_by(given: Observer) -> Iterator[None]:
+def use_observer(given: Observer) -> Iterator[None]:
     """Context in which all steps are passed to an observer."""
     global _observer
     before, _observer = _observer, given
@@ -59,21 +59,21 @@ def observed_by(given: Observer) -> Iterator[None]:
         _observer = before
 
 
-def met_plain(name: str, kind: str) -> None:
+def record_unscoped(name: str, kind: str) -> None:
     """Record, and report to the observer, that a model without scopes is about to run."""
     global _plain
     _plain = f"{name}'s {kind}_step"
     hints.warn_unscoped(name)
     if _observer is not None:
-        _observer.plain(name, kind)
+        _observer.observe_unscoped(name, kind)
 
 
-def last_plain() -> str:
+def get_last_unscoped() -> str:
     """The last step without scopes in this run; "" if there was none."""
     return _plain
 
 
-def forget_plain() -> None:
+def forget_unscoped() -> None:
     """Discard that record: the run is closed."""
     global _plain
     _plain = ""

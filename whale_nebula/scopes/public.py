@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
-from whale_nebula.scopes import compressing
+from whale_nebula.scopes import compress_options
 from whale_nebula.scopes import options as values
-from whale_nebula.scopes.auto import AutoParallel, check_limits, said_limits, set_limits
+from whale_nebula.scopes.auto import AutoParallel, check_limits, get_script_limits, set_limits
 from whale_nebula.scopes.frames import Frame, current_stack
 from whale_nebula.scopes.options import check_signature, scope
 from whale_nebula.scopes.scope import Scope
@@ -30,11 +30,11 @@ def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> 
     ...     frame.options["layout"]
     ('gpu', 'npu')
     """
-    layout = values.layout(layout)
+    layout = values.check_layout(layout)
     if name is not None:
-        values.cluster_name("name", name)
+        values.check_cluster_name("name", name)
         if layout != "all":
-            values.choice("name", name, layout)
+            values.check_choice("name", name, layout)
     return Scope("cluster", {"layout": layout, "name": name})
 
 
@@ -78,10 +78,10 @@ def replica(
     >>> nb.replica(3), nb.replica(sync_every=100).options["mode"]
     (nb.replica(count=3), 'sync')
     """
-    apart = compressing.check_apart_options(dict(locals()))
-    options = {"count": None if count is None else values.count("count", count), **apart}
+    apart = compress_options.check_local_sgd_options(dict(locals()))
+    options = {"count": None if count is None else values.check_count("count", count), **apart}
     if shard is not None:
-        options["shard"] = values.choice("shard", shard, ("optimizer", "gradients"))
+        options["shard"] = values.check_choice("shard", shard, ("optimizer", "gradients"))
     return Scope("replica", options)
 
 
@@ -97,9 +97,9 @@ def stage(*, cluster: str | None = None, name: str | None = None) -> Opens:
     nb.stage(cluster='npu', name='decoder')
     """
     if cluster is not None:
-        values.cluster_name("cluster", cluster)
+        values.check_cluster_name("cluster", cluster)
     if name is not None:
-        values.name("name", name)
+        values.check_name("name", name)
     return Scope("stage", {"cluster": cluster, "name": name})
 
 
@@ -125,11 +125,11 @@ def pipeline(
     4
     """
     options = {
-        "micro_batch": None if micro_batch is None else values.count("micro_batch", micro_batch),
-        "schedule": values.choice("schedule", schedule, SCHEDULES),
-        "in_flight": None if in_flight is None else values.count("in_flight", in_flight),
-        "recompute": values.truth("recompute", recompute),
-        "coupled": values.choice("coupled", coupled, ("error", "allow")),
+        "micro_batch": None if micro_batch is None else values.check_count("micro_batch", micro_batch),
+        "schedule": values.check_choice("schedule", schedule, SCHEDULES),
+        "in_flight": None if in_flight is None else values.check_count("in_flight", in_flight),
+        "recompute": values.check_bool("recompute", recompute),
+        "coupled": values.check_choice("coupled", coupled, ("error", "allow")),
     }
     return Scope("pipeline", options)
 
@@ -146,7 +146,10 @@ def split(count: int | None = None, *, axis: int = -1) -> Opens:
     >>> nb.split(2, axis=0)
     nb.split(count=2, axis=0)
     """
-    options = {"count": None if count is None else values.count("count", count), "axis": values.integer("axis", axis)}
+    options = {
+        "count": None if count is None else values.check_count("count", count),
+        "axis": values.check_integer("axis", axis),
+    }
     return Scope("split", options)
 
 
@@ -189,7 +192,7 @@ def compress(
     ...     frame.options["codec"]
     FP16()
     """
-    return Scope("compress", compressing.check_compress_options(dict(locals())))
+    return Scope("compress", compress_options.check_compress_options(dict(locals())))
 
 
 @check_signature
@@ -237,6 +240,6 @@ def auto_parallel(
     )
     stack = current_stack()
     if stack.recorder is not None:
-        stack.recorder.statement(" ".join(["auto_parallel", *limits.words()]), stack.frames, None)
-        return AutoParallel(limits, said_limits())
+        stack.recorder.record_statement(" ".join(["auto_parallel", *limits.list_options()]), stack.frames, None)
+        return AutoParallel(limits, get_script_limits())
     return AutoParallel(limits, set_limits(limits))

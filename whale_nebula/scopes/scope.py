@@ -10,20 +10,20 @@ from typing import NamedTuple, NoReturn
 
 from whale_nebula.errors import NestingError, NotYetError
 from whale_nebula.scopes import hints, identity
-from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, keep_stack, open_frames, standing
-from whale_nebula.scopes.options import no_decorator
-from whale_nebula.site import Site, calling_site, runs_now, script_site, short_traceback
+from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, keep_stack, open_frames, use_stack
+from whale_nebula.scopes.options import decorator_error
+from whale_nebula.site import Site, calling_site, is_running, script_site, short_traceback
 
 LEVELS = ("cluster", "replica", "pipeline", "stage", "split")
 
-_TWICE = {
+_REPEATED_WHY = {
     "cluster": "a cluster block starts a program, and cannot be nested in another one",
     "replica": "replicas are copies of everything inside, and cannot be nested",
     "pipeline": "a batch is divided into micro-batches once",
     "stage": "stages follow one another, and cannot be nested",
     "split": "an operator can be sharded only once",
 }
-_INSTEAD = {
+_REPEATED_FIX = {
     "cluster": "end the outer block first (dedent this line), or remove this one",
     "replica": "a single nb.replica(count) around both",
     "pipeline": "a single nb.pipeline(micro_batch=...) around all stages",
@@ -32,7 +32,7 @@ _INSTEAD = {
 }
 
 
-def settle(kind: str, site: Site, stack: Stack) -> Stack:
+def resolve_stack(kind: str, site: Site, stack: Stack) -> Stack:
     """The stack on which a new scope opens; raises if it may not open here.
 
     Replayed frames are dropped: a scope entered in a layer's `call` overrides those in which the layer was built.
@@ -74,12 +74,12 @@ def _nesting_error(kind: str, site: Site, outer: Frame, *, around_step: bool) ->
         why = f"nb.{outer.kind} contains a part of a step, and cannot enclose a whole step"
         mend = f"end nb.{outer.kind} before the step is called: dedent the call of fit, or of the function"
         site = script_site()
-    elif not runs_now(outer.site):
+    elif not is_running(outer.site):
         what = f"nb.{kind} is entered while nb.{outer.kind} at {outer.site} is still open"
         why = "the code that opened it (a suspended generator, a call of __enter__) has not closed it"
         mend = f"use with nb.{outer.kind}(...): directly around the lines of the stage, without yield inside"
     elif kind == outer.kind:
-        why, mend = _TWICE[kind], _INSTEAD[kind]
+        why, mend = _REPEATED_WHY[kind], _REPEATED_FIX[kind]
     elif outer.kind == "compress":
         why = "nb.compress must be inside a cluster block, not around it"
     return NestingError(what, where=str(site), why=why, mend=mend)
@@ -104,7 +104,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         self.options: Mapping[str, object] = MappingProxyType(dict(options))
         self._missing = missing
         self._open: dict[Frame, contextlib.ExitStack] = {}
-        self._made = hints.note_made(repr(self))
+        self._site = hints.record_creation(repr(self))
 
     def __repr__(self) -> str:
         said = (f"{name}={value!r}" for name, value in self.options.items() if value is not None)
@@ -112,27 +112,27 @@ class Scope(contextlib.AbstractContextManager[Frame]):
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise: a scope is not a decorator, but applies to the code inside its block."""
-        hints.note_entered(self._made)  # this error replaces the warning that it was never entered
-        raise no_decorator(self.kind)
+        hints.record_entry(self._site)  # this error replaces the warning that it was never entered
+        raise decorator_error(self.kind)
 
-    def note_placed(self) -> None:
+    def record_placement(self) -> None:
         """Record that it is used in a map of places instead of being entered."""
-        hints.note_entered(self._made)
+        hints.record_entry(self._site)
 
     @short_traceback
     def __enter__(self) -> Frame:
-        hints.note_entered(self._made)
+        hints.record_entry(self._site)
         site = calling_site()
-        around = settle(self.kind, site, current_stack())
-        frame = self._frame(site, around)
+        around = resolve_stack(self.kind, site, current_stack())
+        frame = self._create_frame(site, around)
         if around.recorder is not None:  # scopes are only parsed
-            around.recorder.scope(frame, around.frames, self._missing.feature if self._missing else None)
+            around.recorder.record_scope(frame, around.frames, self._missing.feature if self._missing else None)
         elif self._missing is not None:
             raise self._missing.error(site)
         with contextlib.ExitStack() as opening:
             if self.kind == "stage" and around.recorder is None:
                 opening.enter_context(hints.watch_stage(frame, around))
-            opening.enter_context(standing(replace(around, frames=(*around.frames, frame))))
+            opening.enter_context(use_stack(replace(around, frames=(*around.frames, frame))))
             self._open[frame] = opening.pop_all()
         return frame
 
@@ -173,12 +173,14 @@ class Scope(contextlib.AbstractContextManager[Frame]):
             mend = f"use with nb.{self.kind}(...): without yield or a change of threads inside"
             raise NestingError(what, where=str(calling_site()), why=why, mend=mend)
 
-    def _frame(self, site: Site, around: Stack) -> Frame:
+    def _create_frame(self, site: Site, around: Stack) -> Frame:
         cluster, name = _text(self.options.get("cluster")), _text(self.options.get("name"))
         if self.kind == "stage":
-            place = identity.place_in_open(around)
-            key, home = identity.identify(name, cluster, site, around)
-            return Frame(self.kind, self.options, site, key=key, cluster=home, building=hints.builds(), place=place)
+            place = identity.find_open_place(around)
+            key, home = identity.identify_stage(name, cluster, site, around)
+            return Frame(
+                self.kind, self.options, site, key=key, cluster=home, building=hints.is_in_build(), place=place
+            )
         in_block = any(frame.block is not None for frame in around.frames)
         block = Block() if self.kind in ("cluster", "replica", "pipeline") and not in_block else None
         return Frame(self.kind, self.options, site, cluster=name if self.kind == "cluster" else None, block=block)

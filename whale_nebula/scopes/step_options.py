@@ -14,7 +14,7 @@ from whale_nebula.scopes.frames import Frame, describe_open_scopes
 class StepOptions:
     """The number of micro-batches of a step, and the codec of all tensors that cross in it, as the frame of an
     `nb.compress`. None leaves either to the step's scopes. Under `nb.auto_parallel` a step is planned anew for each
-    `plan`, which names what it is planned for. `said` is a sentence on them for plans and reports.
+    `plan`, which names what it is planned for. `description` is a sentence on them for plans and reports.
 
     >>> StepOptions(micro_batch=2).text
     'micro_batch=2'
@@ -23,7 +23,7 @@ class StepOptions:
     micro_batch: int | None = None
     compress: Frame | None = None
     plan: str = ""
-    said: str = ""
+    description: str = ""
 
     @property
     def text(self) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 import whale_nebula as nb
 from tests.processes.worker_reports import report_value
-from whale_nebula.launch.ending import departure
+from whale_nebula.launch.worker_exit import exit_agreement
 
 ROWS, BATCH, STEPS = 48, 8, 6
 
@@ -45,7 +45,7 @@ class ResizeRequester(keras.callbacks.Callback):
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)  # until it is ended with its launcher
         limit = time.monotonic() + 60
-        while done == self._requests.get("waits") and "npu" not in _clusters() and departure.word is None:
+        while done == self._requests.get("waits") and "npu" not in _clusters() and exit_agreement.announcement is None:
             if time.monotonic() > limit:
                 raise RuntimeError("npu does not come")
             time.sleep(0.05)

@@ -12,8 +12,8 @@ from whale_nebula.scopes import hints
 
 @pytest.fixture(autouse=True)
 def isolated_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(hints, "_said", set())
-    monkeypatch.setattr(site, "_said", set())
+    monkeypatch.setattr(hints, "_warned", set())
+    monkeypatch.setattr(site, "_warned", set())
     monkeypatch.setattr(keras_scopes, "_scoped", set())
     monkeypatch.setattr(keras_scopes, "_cloned", set())
     nb.shutdown()

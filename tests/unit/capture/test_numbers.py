@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import record_scopes
 
 Dense = keras.layers.Dense
 X, Y = np.ones((4, 8), "float32"), np.ones((4, 1), "float32")
@@ -116,9 +116,9 @@ def test_retracing_for_new_variables_keeps_stage_numbers() -> None:
 
 
 def test_stage_inside_a_cluster_scope_has_no_place() -> None:
-    with parsing(), nb.cluster(), nb.stage() as inside:
+    with record_scopes(), nb.cluster(), nb.stage() as inside:
         pass
-    with parsing(), nb.stage() as outside:
+    with record_scopes(), nb.stage() as outside:
         pass
     assert inside.place is None and outside.place == 0
 

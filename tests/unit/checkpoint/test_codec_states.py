@@ -32,7 +32,7 @@ def save_and_restore(structure: Any) -> Any:
 
 
 @pytest.mark.parametrize("structure", [Rank(2), Axes()], ids=str)
-def test_it_goes_on_as_if_it_had_not_been_saved(structure: Structure) -> None:
+def test_restored_codec_state_continues_like_the_original(structure: Structure) -> None:
     draw = np.random.default_rng(0)
     rows = [tf.constant(draw.normal(size=DIMS), tf.float32) for _ in range(RENEWAL_STEPS + 2)]
     whole = broken = structure.init(DIMS)

@@ -17,12 +17,12 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import (
     Folder,
-    Found,
+    FoundCheckpoint,
     Origin,
     choose_checkpoint,
-    note_origin,
     offer_checkpoints,
-    save_memory,
+    save_memory_to_disk,
+    write_origin,
 )
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
 from whale_nebula.cli.checkpoints import main
@@ -36,7 +36,7 @@ from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts, write
 WORKERS = ("gpu/0", "npu/0")
 
 
-def save(folder: Folder, step: int, keep: int = 3, value: float = 0.0) -> Manifest:
+def save_checkpoint(folder: Folder, step: int, keep: int = 3, value: float = 0.0) -> Manifest:
     """Write a checkpoint of two workers, each of which has a half of one tensor and a tensor of its own."""
     manifest, digests = Manifest(Position(step)), {}
     for number, worker in enumerate(WORKERS):
@@ -51,7 +51,7 @@ def save(folder: Folder, step: int, keep: int = 3, value: float = 0.0) -> Manife
     return manifest
 
 
-def read(found: Found) -> tuple[list[float], float]:
+def read_tensors(found: FoundCheckpoint) -> tuple[list[float], float]:
     source = Source(found, next(iter(found.manifests.values())).identity)
     return source.read("shared").numpy()[:, 0].tolist(), float(source.read("own1"))
 
@@ -61,68 +61,66 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(str(tmp_path / "run"))
 
 
-def test_the_newest_are_kept_and_read(folder: Folder) -> None:
+def test_newest_checkpoints_are_kept_and_read(folder: Folder) -> None:
     for step in (3, 6, 9, 12):
-        save(folder, step, keep=2)
+        save_checkpoint(folder, step, keep=2)
     found = folder.scan()
-    assert [(each.step, each.committed, each.check()) for each in found] == [(12, True, ()), (9, True, ())]
-    assert read(found[0]) == ([12, 12, 13, 13], 12) and read(found[1]) == ([9, 9, 10, 10], 9)
+    assert [(each.step, each.is_committed, each.check()) for each in found] == [(12, True, ()), (9, True, ())]
+    assert read_tensors(found[0]) == ([12, 12, 13, 13], 12) and read_tensors(found[1]) == ([9, 9, 10, 10], 9)
 
 
-def test_a_step_that_is_saved_again_replaces_what_was_saved(folder: Folder) -> None:
-    save(folder, 3)
-    save(folder, 3, value=0.5)
+def test_step_saved_again_replaces_the_earlier_checkpoint(folder: Folder) -> None:
+    save_checkpoint(folder, 3)
+    save_checkpoint(folder, 3, value=0.5)
     (found,) = folder.scan()
-    assert read(found) == ([3.5, 3.5, 4.5, 4.5], 3) and found.check() == ()
+    assert read_tensors(found) == ([3.5, 3.5, 4.5, 4.5], 3) and found.check() == ()
     assert sorted(os.listdir(found.path)) == sorted(
         ["manifest.json", *(file.name for file in found.manifests[""].files)]
     )
 
 
-def _cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def _flip(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(bytes(content))
 
 
-def _grow(path: Path) -> None:
+def append_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
-DAMAGES = [_cut, _flip, _grow, os.unlink]
+DAMAGES = [truncate, flip_bit, append_byte, os.unlink]
 FILES = ["manifest.json", "state.index", "state.data-00000-of-00002", "state.data-00001-of-00002"]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__.strip("_"))
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_damaged_is_not_taken_for_a_checkpoint(
-    folder: Folder, name: str, damage: Callable[[Path], None]
-) -> None:
-    save(folder, 3)
-    save(folder, 6)
+def test_damaged_checkpoint_is_detected(folder: Folder, name: str, damage: Callable[[Path], None]) -> None:
+    save_checkpoint(folder, 3)
+    save_checkpoint(folder, 6)
     damage(Path(folder.step_path(6)) / name)
     newest, before = folder.scan()
     assert newest.check() and before.check() == ()
-    assert not newest.committed or name in newest.check()[0]
+    assert not newest.is_committed or name in newest.check()[0]
 
 
-def test_no_whole_checkpoint_goes_for_one_that_is_damaged(folder: Folder) -> None:
+def test_prune_does_not_count_damaged_checkpoints(folder: Folder) -> None:
     for step in (3, 6, 9):
-        save(folder, step)
+        save_checkpoint(folder, step)
     newest = Path(folder.step_path(9))
     next(newest.glob("*.index")).unlink()
     assert folder.prune(1) == [3] and [each.step for each in folder.scan()] == [9, 6]
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
-def test_all_tensors_are_exported_and_what_is_damaged_is_named(
+def test_export_writes_all_tensors_and_skips_damaged_checkpoints(
     kind: str, folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(folder, 3)
+    save_checkpoint(folder, 3)
     short, exported = tf.constant([0.1, 2.0], tf.bfloat16), str(tmp_path / f"weights.{kind}")
     entry = Entry("short", Tensor("bfloat16", (2,)), Slice((0,), (2,)), short)
     part = write_part(folder, Snapshot(Manifest(Position(6)), "gpu/0", [entry], {}))
@@ -139,8 +137,8 @@ def test_all_tensors_are_exported_and_what_is_damaged_is_named(
     assert main(["export", folder.path, "--to", exported, "--only", "alien"]) == 1 and not Path(exported).exists()
 
 
-def test_a_folder_with_the_name_of_another_step_is_named(folder: Folder) -> None:
-    save(folder, 3)
+def test_folder_named_after_another_step_is_reported(folder: Folder) -> None:
+    save_checkpoint(folder, 3)
     shutil.copytree(folder.step_path(3), folder.step_path(9))
     assert [each.check() for each in folder.scan()] == [
         ("it was saved after step 3, but its folder is named for step 9",),
@@ -148,9 +146,9 @@ def test_a_folder_with_the_name_of_another_step_is_named(folder: Folder) -> None
     ]
 
 
-def test_files_of_two_checkpoints_that_are_swapped_are_found(folder: Folder) -> None:
-    save(folder, 3)
-    save(folder, 6)
+def test_swapped_checkpoint_files_are_detected(folder: Folder) -> None:
+    save_checkpoint(folder, 3)
+    save_checkpoint(folder, 6)
     one, other = (Path(folder.step_path(step)) / FILES[2] for step in (3, 6))
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
@@ -158,10 +156,10 @@ def test_files_of_two_checkpoints_that_are_swapped_are_found(folder: Folder) -> 
     assert all("digest" in each.check()[0] for each in folder.scan())
 
 
-def test_a_run_that_goes_on_puts_aside_what_is_newer_and_removes_what_was_not_finished(folder: Folder) -> None:
+def test_clean_renames_newer_and_removes_incomplete_checkpoints(folder: Folder) -> None:
     for step in (3, 6, 9):
-        save(folder, step)
-    _cut(Path(folder.step_path(9)) / "state.index")
+        save_checkpoint(folder, step)
+    truncate(Path(folder.step_path(9)) / "state.index")
     write_part(folder, Snapshot(Manifest(Position(12)), "gpu/0", (), {}))
     write_part(folder, Snapshot(Manifest(Position(6)), "gpu/0", (), {}))  # it was to be saved again
     assert folder.clean(6) == ["skipped-step-00000009.0"]
@@ -169,7 +167,7 @@ def test_a_run_that_goes_on_puts_aside_what_is_newer_and_removes_what_was_not_fi
     assert folder.scan()[0].check() == () and ".gpu-0" not in os.listdir(folder.step_path(6))
 
 
-def test_a_second_run_in_the_same_folder_is_refused(folder: Folder) -> None:
+def test_second_run_in_a_folder_is_refused(folder: Folder) -> None:
     hosts = [Folder(folder.path, group) for group in ("gpu-0", "npu-0")]
     folder.lock()
     for other in (Folder(folder.path), hosts[0]):
@@ -183,7 +181,7 @@ def test_a_second_run_in_the_same_folder_is_refused(folder: Folder) -> None:
             other.lock()
 
 
-def test_a_process_that_was_forked_holds_no_lock(folder: Folder) -> None:
+def test_forked_process_holds_no_lock(folder: Folder) -> None:
     """It may outlive the run, as those of a `multiprocessing.Pool` do whose parent is killed."""
     folder.lock()
     (reads, writes), (begun, begins) = os.pipe(), os.pipe()
@@ -205,25 +203,25 @@ def test_a_process_that_was_forked_holds_no_lock(folder: Folder) -> None:
             os.close(each)
 
 
-def test_a_folder_that_cannot_be_made_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_unwritable_folder_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     for path in (tmp_path / "runs", tmp_path / "runs" / "a"):
         with pytest.raises(ConfigError, match=f"checkpoints cannot be written to '{path}'"):
             Folder(str(path)).lock()
 
 
-def test_a_part_that_is_not_what_its_worker_said_is_no_part(folder: Folder) -> None:
+def test_part_with_another_digest_is_not_committed(folder: Folder) -> None:
     snapshot = Snapshot(
         Manifest(Position(3)), "gpu/0", [Entry("a", Tensor("int32", ()), Slice((), ()), tf.constant(1))], {}
     )
     write_part(folder, snapshot)
     with pytest.raises(CheckpointError, match="differs from the one that it wrote"):
         commit_parts(folder, snapshot.manifest, {"gpu/0": "another"}, ["gpu/0"], 1)
-    assert not folder.scan()[0].committed
+    assert not folder.scan()[0].is_committed
 
 
 # ------------------------------------------------------------------ what a loss of power leaves
-class Power:
+class PowerLoss:
     """What is on the disk if the power goes: of files and of folders what they held when they were synced."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +258,10 @@ class Power:
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_loss_of_power_at_any_point_leaves_a_checkpoint(
+def test_power_loss_at_any_point_leaves_a_checkpoint(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
 ) -> None:
-    power, safe, seen = Power(monkeypatch), [0], []
+    power, safe, seen = PowerLoss(monkeypatch), [0], []
 
     def watch() -> None:
         target = tmp_path / f"after{power.events}"
@@ -275,27 +273,31 @@ def test_a_loss_of_power_at_any_point_leaves_a_checkpoint(
 
     power.watch = watch
     for step in (3, 6, 6, 9):
-        save(folder, step, keep)
+        save_checkpoint(folder, step, keep)
         safe.append(step)
     assert sorted(set(seen)) == [0, 3, 6, 9] and seen == sorted(seen) and len(seen) > 40
 
 
 # ------------------------------------------------------------------ several hosts
-def _offers(step: int, groups: dict[str, tuple[str, ...]], identity: str = "a") -> Iterator[list[dict[str, object]]]:
+def create_offers(
+    step: int, groups: dict[str, tuple[str, ...]], identity: str = "a"
+) -> Iterator[list[dict[str, object]]]:
     workers = sorted(worker for parts in groups.values() for worker in parts)
     for parts in groups.values():
         yield [{"step": step, "identity": identity, "parts": list(parts), "workers": workers}]
 
 
-def test_a_step_that_one_host_has_not_is_not_chosen() -> None:
+def test_checkpoint_missing_on_a_host_is_not_chosen() -> None:
     both = {"a": ("gpu/0", "gpu/1"), "b": ("npu/0",)}
-    gpu, npu = ([*older, *newer] for older, newer in zip(_offers(3, both), _offers(6, both, "b"), strict=True))
+    gpu, npu = (
+        [*older, *newer] for older, newer in zip(create_offers(3, both), create_offers(6, both, "b"), strict=True)
+    )
     assert choose_checkpoint([gpu, npu]) == (6, "b")
     assert choose_checkpoint([gpu, npu[:1]]) == (3, "a")
     assert choose_checkpoint([gpu, []]) is None and choose_checkpoint([]) is None
 
 
-def test_hosts_with_a_folder_each_have_a_manifest_each(tmp_path: Path) -> None:
+def test_each_host_of_a_folder_has_a_manifest(tmp_path: Path) -> None:
     digests, folders = {}, {}
     manifest = Manifest(Position(3))
     for worker in WORKERS:
@@ -313,7 +315,7 @@ def test_hosts_with_a_folder_each_have_a_manifest_each(tmp_path: Path) -> None:
     assert [source.read(worker).numpy().tolist() for worker in WORKERS] == [[1, 2], [1, 2]]
 
 
-def test_a_manifest_says_what_it_was_given_and_nothing_else_is_one() -> None:
+def test_manifest_round_trips_and_invalid_content_is_refused() -> None:
     given = Manifest(Position(7, 1, 2, 3, programs={"a": 7}, logs={"loss": 0.5}), {"gpu/0": "x"}, seed=5)
     assert decode_manifest(given.encode(), "m") == given
     assert replace(given, time="later").identity == given.identity != replace(given, attempt=1).identity
@@ -329,68 +331,68 @@ def test_a_manifest_says_what_it_was_given_and_nothing_else_is_one() -> None:
         assert why in caught.value.why
 
 
-def test_the_newest_counts_whichever_folder_it_is_in(tmp_path: Path) -> None:
+def test_newest_checkpoint_of_disk_and_memory_is_chosen(tmp_path: Path) -> None:
     """A run goes on from the newest of what is on the disk and in memory."""
     disk, memory = Folder(str(tmp_path / "disk")), Folder(str(tmp_path / "memory"))
     for step in (3, 6):
-        save(disk, step)
-    save(memory, 8)
+        save_checkpoint(disk, step)
+    save_checkpoint(memory, 8)
     group = Group(nb.Run(Config(), Links()))
-    for damage, step in ((None, 8), (_cut, 6)):
+    for damage, step in ((None, 8), (truncate, 6)):
         if damage is not None:
             damage(Path(memory.step_path(8)) / "state.index")
         source = choose_source(group, lambda: [*disk.scan(), *memory.scan()])
         assert source is not None and source.manifest.position.step == step
 
 
-class _Beside(Group):
+class _TwoHostGroup(Group):
     """A host beside another one, which has the same checkpoint on its disk and nothing in its memory."""
 
-    def exchange(self, doing: str, said: Any) -> dict[str, Any]:
-        offered = [each for each in said if each["step"] == 3] if doing.startswith("the checkpoints") else said
-        return {self.worker: said, "tpu/0": offered}
+    def exchange(self, doing: str, offer: Any) -> dict[str, Any]:
+        offered = [each for each in offer if each["step"] == 3] if doing.startswith("the checkpoints") else offer
+        return {self.worker: offer, "tpu/0": offered}
 
 
-def test_what_is_newer_in_one_memory_does_not_hide_what_all_have_on_the_disk(tmp_path: Path) -> None:
+def test_incomplete_newer_memory_checkpoint_does_not_hide_the_disks(tmp_path: Path) -> None:
     disk, memory = Folder(str(tmp_path / "disk")), Folder(str(tmp_path / "memory"))
-    save(disk, 3)
+    save_checkpoint(disk, 3)
     for step in (5, 6, 7):
-        save(memory, step)
+        save_checkpoint(memory, step)
     for step in (5, 6, 7):  # those are parts of what the other host has lost
         path = Path(memory.manifest_path(step, ""))
         manifest = decode_manifest(path.read_bytes(), "m")
         path.write_bytes(replace(manifest, workers={**manifest.workers, "tpu/0": "x"}).encode())
-    source = choose_source(_Beside(nb.Run(Config(), Links())), lambda: [*memory.scan(), *disk.scan()])
+    source = choose_source(_TwoHostGroup(nb.Run(Config(), Links())), lambda: [*memory.scan(), *disk.scan()])
     assert source is not None and source.manifest.position.step == 3
 
 
-def test_what_is_newer_in_memory_is_saved_as_the_run_ends(folder: Folder, tmp_path: Path) -> None:
+def test_newer_checkpoint_in_memory_is_saved_to_disk(folder: Folder, tmp_path: Path) -> None:
     """What is older, or damaged, is not; what a worker has written by half is replaced."""
     memory = Folder(str(tmp_path / "memory" / "0123"))
-    note_origin(memory, Origin(folder.path, "", "run", keep=1))
+    write_origin(memory, Origin(folder.path, "", "run", keep=1))
     for step in (3, 6):
-        save(folder, step)
-    save(memory, 6)
-    assert list(save_memory(str(tmp_path / "memory"))) == []
-    save(memory, 8)
-    save(memory, 9)
-    _cut(Path(memory.step_path(9)) / "state.index")
+        save_checkpoint(folder, step)
+    save_checkpoint(memory, 6)
+    assert list(save_memory_to_disk(str(tmp_path / "memory"))) == []
+    save_checkpoint(memory, 8)
+    save_checkpoint(memory, 9)
+    truncate(Path(memory.step_path(9)) / "state.index")
     Path(folder.worker_path(8, "gpu/0")).mkdir(parents=True)
-    assert list(save_memory(str(tmp_path / "memory"))) == [
+    assert list(save_memory_to_disk(str(tmp_path / "memory"))) == [
         f"step 8, which was saved in memory, is saved in {folder.path}"
     ]
     assert [(each.step, each.check()) for each in folder.scan()] == [(8, ()), (6, ())]
-    assert read(folder.scan()[0]) == ([8, 8, 9, 9], 8)
-    save(memory, 10)
+    assert read_tensors(folder.scan()[0]) == ([8, 8, 9, 9], 8)
+    save_checkpoint(memory, 10)
     folder.lock()
-    (told,) = save_memory(str(tmp_path / "memory"))
+    (line,) = save_memory_to_disk(str(tmp_path / "memory"))
     assert (
-        told.startswith("step 10, which was saved in memory, could not be saved") and "another run is writing" in told
+        line.startswith("step 10, which was saved in memory, could not be saved") and "another run is writing" in line
     )
     folder.unlock()
 
 
-def test_workers_of_one_host_save_to_one_folder() -> None:
+def test_workers_with_different_folders_on_a_host_are_refused() -> None:
     _check_folders({"gpu/0": "/a", "gpu/1": "/a"})
     with pytest.raises(CheckpointError, match="gpu/0 saves to '/a', and gpu/1 to '/b'"):
         _check_folders({"gpu/0": "/a", "gpu/1": "/b"})

@@ -12,7 +12,7 @@ from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.manifest import Manifest, Part, Position
 from whale_nebula.checkpoint.parts import (
     Start,
-    Written,
+    WrittenPart,
     describe_parts,
     describe_waiting,
     join_parts,
@@ -23,98 +23,109 @@ from whale_nebula.errors import RemoteProtocolError
 
 WORKERS = ("c0/0", "c0/1", "c1/0")
 START = Start("token", WORKERS)
-STANDS = Position(7, 1, 0, 7, program="model.train_step", logs={"loss": 0.5})
-BOTH, OTHER = "c0/0 c0/1", "its digest"
+POSITION = Position(7, 1, 0, 7, program="model.train_step", logs={"loss": 0.5})
+SHARED_WORKERS, OTHER_DIGEST = "c0/0 c0/1", "its digest"
 
 
-def written(worker: str, position: Position = STANDS, start: Start = START, attempt: int = 0, **more: Any) -> Written:
-    return Written(Part(worker, {}), {}, Manifest(position, attempt=attempt), start, **more)
+def create_part(
+    worker: str, position: Position = POSITION, start: Start = START, attempt: int = 0, **more: Any
+) -> WrittenPart:
+    return WrittenPart(Part(worker, {}), {}, Manifest(position, attempt=attempt), start, **more)
 
 
-def changed(worker: str, **change: Any) -> dict[str, Written]:
+def create_parts_with_change(worker: str, **change: Any) -> dict[str, WrittenPart]:
     """The parts of all workers, one of which differs."""
-    return {**{each: written(each) for each in WORKERS}, worker: written(worker, **change)}
+    return {**{each: create_part(each) for each in WORKERS}, worker: create_part(worker, **change)}
 
 
-def beside(of: str, *shared: str, exact: bool = False) -> dict[str, Written]:
+def create_inexact_parts(of: str, *shared: str, exact: bool = False) -> dict[str, WrittenPart]:
     """Parts that were not taken at one line, with digests of what is shared; None is none."""
     return {
-        worker: written(worker, exact=exact and worker != of, shared={BOTH: each} if each else None)
+        worker: create_part(worker, exact=exact and worker != of, shared={SHARED_WORKERS: each} if each else None)
         for worker, each in zip(WORKERS, shared, strict=True)
     }
 
 
 CASES = {
-    "all": (changed("c0/0"), ""),
-    "results that are read elsewhere": (changed("c1/0", position=replace(STANDS, logs={})), ""),
-    "none of one": ({each: written(each) for each in WORKERS[:2]}, "c1/0 has no part of it"),
-    "another batch": (changed("c0/1", position=replace(STANDS, batch=6)), "c0/0 and c0/1 saved at different points"),
+    "all": (create_parts_with_change("c0/0"), ""),
+    "results that are read elsewhere": (create_parts_with_change("c1/0", position=replace(POSITION, logs={})), ""),
+    "none of one": ({each: create_part(each) for each in WORKERS[:2]}, "c1/0 has no part of it"),
+    "another batch": (
+        create_parts_with_change("c0/1", position=replace(POSITION, batch=6)),
+        "c0/0 and c0/1 saved at different points",
+    ),
     "another epoch": (
-        changed("c1/0", position=replace(STANDS, epoch=1, batch=0)),
+        create_parts_with_change("c1/0", position=replace(POSITION, epoch=1, batch=0)),
         "c0/0 and c1/0 saved at different points",
     ),
-    "another start": (changed("c1/0", start=Start("earlier", WORKERS)), "c0/0 and c1/0 saved at different points"),
-    "another attempt": (changed("c1/0", attempt=1), "c0/0 and c1/0 saved at different points"),
+    "another start": (
+        create_parts_with_change("c1/0", start=Start("earlier", WORKERS)),
+        "c0/0 and c1/0 saved at different points",
+    ),
+    "another attempt": (create_parts_with_change("c1/0", attempt=1), "c0/0 and c1/0 saved at different points"),
     "more workers before": (
-        {each: written(each, start=Start("token", (*WORKERS, "c1/1"))) for each in WORKERS},
+        {each: create_part(each, start=Start("token", (*WORKERS, "c1/1"))) for each in WORKERS},
         "c1/1 has no part of it",
     ),
     "fewer workers before": (
-        {each: written(each, start=Start("token", WORKERS[:2])) for each in WORKERS[:2]},
+        {each: create_part(each, start=Start("token", WORKERS[:2])) for each in WORKERS[:2]},
         "it was written by other workers",
     ),
-    "the same shared variables": (beside("c0/0", "d", "d", "d"), ""),
-    "some at another line": (beside("c0/0", "d", "d", "d", exact=True), ""),
-    "other shared variables": (beside("c0/0", "d", OTHER, "d"), "variables that c0/0 and c0/1 share had changed"),
+    "the same shared variables": (create_inexact_parts("c0/0", "d", "d", "d"), ""),
+    "some at another line": (create_inexact_parts("c0/0", "d", "d", "d", exact=True), ""),
+    "other shared variables": (
+        create_inexact_parts("c0/0", "d", OTHER_DIGEST, "d"),
+        "variables that c0/0 and c0/1 share had changed",
+    ),
     "unknown shared variables": (
-        beside("c0/0", "d", "", "d", exact=True),
+        create_inexact_parts("c0/0", "d", "", "d", exact=True),
         "the variables that c0/1 shares with others could not",
     ),
-    "one line": (beside("", "", "", "", exact=True), ""),
+    "one line": (create_inexact_parts("", "", "", "", exact=True), ""),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_are_joined_if_all_are_of_one_moment(name: str) -> None:
+def test_parts_are_joined_only_if_all_are_of_one_moment(name: str) -> None:
     parts, why = CASES[name]
     hosts = [{7: {w: each for w, each in parts.items() if w.startswith(host)}} for host in ("c0", "c1")]
-    told = [describe_parts(each) for each in hosts]
-    (found,) = join_parts(told, WORKERS)
-    assert found == join_parts(reversed(told), WORKERS)[0]
+    descriptions = [describe_parts(each) for each in hosts]
+    (found,) = join_parts(descriptions, WORKERS)
+    assert found == join_parts(reversed(descriptions), WORKERS)[0]
     assert found.why.startswith(why) and bool(found.why) == bool(why)
     assert found.digests == ({} if why else {worker: each.part.digest for worker, each in parts.items()})
 
 
-def test_the_newest_step_comes_first_and_one_before_it_may_be_whole() -> None:
-    half = {worker: written(worker, replace(STANDS, step=8)) for worker in WORKERS[:2]}
-    found = join_parts([describe_parts({7: changed("c0/0"), 8: half})], WORKERS)
+def test_join_lists_the_newest_step_first() -> None:
+    half = {worker: create_part(worker, replace(POSITION, step=8)) for worker in WORKERS[:2]}
+    found = join_parts([describe_parts({7: create_parts_with_change("c0/0"), 8: half})], WORKERS)
     assert [(each.step, bool(each.why)) for each in found] == [(8, True), (7, False)]
     assert join_parts([[], []], WORKERS) == []
     with pytest.raises(RemoteProtocolError, match="in an unknown format"):
         join_parts([[[7, "c0/0"]]], WORKERS)
 
 
-def test_parts_of_steps_that_are_not_committed_are_found_and_told(tmp_path: Path) -> None:
+def test_uncommitted_parts_are_listed_and_described(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     for step, workers in {6: WORKERS, 7: WORKERS, 8: WORKERS[:1]}.items():
         for worker in workers:
             path = Path(folder.worker_path(step, worker))
             path.mkdir(parents=True)
-            write_document(str(path), written(worker, replace(STANDS, step=step)))
-    folder.commit(Manifest(replace(STANDS, step=6)))
+            write_document(str(path), create_part(worker, replace(POSITION, step=step)))
+    folder.commit(Manifest(replace(POSITION, step=6)))
     (tmp_path / "step-00000008" / ".c0-1").mkdir()  # a part that was not finished
     assert {step: sorted(parts) for step, parts in list_uncommitted(folder, WORKERS[:2]).items()} == {
         8: ["c0/0"],
         7: ["c0/0", "c0/1"],
     }
-    told = [describe_waiting(folder.step_path(step)) for step in (7, 8, 9)]
-    assert told == [
+    texts = [describe_waiting(folder.step_path(step)) for step in (7, 8, 9)]
+    assert texts == [
         "parts of c0/0, c0/1, c1/0: the next start of the run uses them",
         "parts of c0/0: the next start of the run uses them, if it also finds that of c0/1",
         "",
     ]
 
 
-def test_a_part_of_no_start_has_no_moment() -> None:
+def test_part_without_a_start_has_no_moment() -> None:
     """As those that `nb.save` writes."""
-    assert written("c0/0", start=Start()).moment == "" and replace(written("c0/0"), manifest=None).moment == ""
+    assert create_part("c0/0", start=Start()).moment == "" and replace(create_part("c0/0"), manifest=None).moment == ""

@@ -83,7 +83,7 @@ clusters:
         return str(tmp_path / "c.yaml")
 
     def test_origin_uses_the_gateway(self, path: str) -> None:
-        place = bench_ends.find_origin(load(path), path, "gpu", None)
+        place = bench_ends.find_place(load(path), path, "gpu", None)
         assert (place.here, place.gateway, place.listen) == ("gpu/0", "127.0.0.1:27100", None)
         assert list(place.peers) == ["npu/0", "tpu/0"]
         assert place.workers == (
@@ -94,25 +94,25 @@ clusters:
         )  # gateways use these positions
 
     def test_origin_is_limited_to_the_chosen_peer(self, path: str) -> None:
-        assert list(bench_ends.find_origin(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]
+        assert list(bench_ends.find_place(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]
         with pytest.raises(ConfigError, match="the link has no other end") as caught:
-            bench_ends.find_origin(load(path), path, "gpu", "npuu")
+            bench_ends.find_place(load(path), path, "gpu", "npuu")
         assert "did you mean 'npu'" in caught.value.mend
 
     def test_insecure_listener_needs_an_address_of_this_host(self, path: str) -> None:
         Path(path).write_text(re.sub(r', gateway: "[^"]*"', "", Path(path).read_text()))
         with pytest.raises(ConfigError, match="is not an address of this host"):
-            bench_ends.find_origin(load(path), path, "tpu", None)
+            bench_ends.find_place(load(path), path, "tpu", None)
 
     def test_cluster_without_gateway_among_gateways_is_refused(self, path: str) -> None:
         Path(path).write_text(Path(path).read_text().replace(', gateway: "192.0.2.4:27300"', ""))
         with pytest.raises(ConfigError, match="cluster 'tpu' has no gateway, but 'gpu' and 'npu' have one"):
-            bench_ends.find_origin(load(path), path, "tpu", None)
+            bench_ends.find_place(load(path), path, "tpu", None)
 
     def test_missing_certificates_are_reported(self, path: str) -> None:
         Path(path).write_text(self.CLUSTERS)
         with pytest.raises(CredentialsError):
-            bench_ends.find_origin(load(path), path, "gpu", None)
+            bench_ends.find_place(load(path), path, "gpu", None)
         assert bench.main(["link", "--config", path, "--cluster", "gpu"]) == arguments.CONFIG
 
 

@@ -17,7 +17,7 @@ from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.manifest import File, Manifest, Part, Position
 from whale_nebula.checkpoint.parts import Start, Written, write_document
 from whale_nebula.cli import doctor
-from whale_nebula.cli.doctor import config_checks, requirements, within
+from whale_nebula.cli.doctor import check_config, read_requirements, satisfies
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.placement import Placement
 
@@ -57,8 +57,8 @@ def test_doctor_reports_package_location_and_mixed_copies(tmp_path: Path) -> Non
 def test_version_ranges_match_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = {line.split(";")[0] for line in project["dependencies"]}
-    assert {name + range_ for name, range_ in requirements().items()} == wanted
-    assert doctor.python_check().why == f"supported: {project['requires-python']}"
+    assert {name + range_ for name, range_ in read_requirements().items()} == wanted
+    assert doctor.check_python().why == f"supported: {project['requires-python']}"
 
 
 VERSIONS = {
@@ -69,11 +69,11 @@ VERSIONS = {
 
 
 def test_within_compares_versions() -> None:
-    assert {(version, wanted): within(version, wanted) for version, wanted in VERSIONS} == VERSIONS
+    assert {(version, wanted): satisfies(version, wanted) for version, wanted in VERSIONS} == VERSIONS
 
 
 def test_version_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(doctor, "requirements", lambda: {"keras": ">=4.0"})
+    monkeypatch.setattr(doctor, "read_requirements", lambda: {"keras": ">=4.0"})
     assert doctor.main([]) == 1
     out = capsys.readouterr().out
     assert "BAD   Keras" in out and 'mend: pip install "keras>=4.0"' in out
@@ -83,7 +83,7 @@ def test_version_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch, capsy
 def test_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "NEEDED", {"no-such-package": "It"})
     assert doctor.main(["--json"]) == 1
-    assert doctor.package_check("no-such-package").found == "not installed"
+    assert doctor.check_package("no-such-package").found == "not installed"
 
 
 def test_gateway_host_needs_no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,21 +96,21 @@ def test_gateway_host_needs_no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_other_keras_backend_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    assert doctor.backend_check().state == "bad"
+    assert doctor.check_backend().state == "bad"
     monkeypatch.delenv("KERAS_BACKEND")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    assert doctor.backend_check().found == "tensorflow"
+    assert doctor.check_backend().found == "tensorflow"
     (tmp_path / "keras.json").write_text('{"backend": "torch"}')
-    assert (doctor.backend_check().state, doctor.backend_check().found) == ("bad", "torch")
+    assert (doctor.check_backend().state, doctor.check_backend().found) == ("bad", "torch")
     (tmp_path / "keras.json").write_text("[")
-    assert doctor.backend_check().state == "ok"
+    assert doctor.check_backend().state == "ok"
 
 
 def test_environment_settings_and_low_memory_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(doctor, "free_memory", lambda: 2.0**29)
-    checks = [doctor.onednn_check(), doctor.threads_check(), doctor.memory_check()]
+    monkeypatch.setattr(doctor, "read_free_memory", lambda: 2.0**29)
+    checks = [doctor.check_onednn(), doctor.check_threads(), doctor.check_memory()]
     assert {check.state for check in checks} == {"note"}
     assert checks[0].found == "off" and "OMP_NUM_THREADS=1" in checks[1].why and checks[2].found == "512.0 MiB"
 
@@ -132,7 +132,7 @@ def test_workers_with_the_same_address_are_refused(tmp_path: Path) -> None:
     path.write_text("clusters: {gpu: {workers: ['a:1', 'a:2']}, npu: {workers: ['a:2']}}\nsecurity: {insecure: true}\n")
     message = "gpu/1 and npu/0 have the same address, a:2"
     with pytest.raises(ConfigError, match=message):
-        config_checks(str(path))
+        check_config(str(path))
     with pytest.raises(ConfigError, match=message):
         Placement(("npu/0",), {"gpu/0": "a:1", "gpu/1": "a:2", "npu/0": "a:2"})
 
@@ -156,24 +156,24 @@ def test_incomplete_command_line_is_refused(line: str) -> None:
 def test_doctor_reports_the_checkpoint_to_resume_from(tmp_path: Path) -> None:
     config, saved = tmp_path / "clusters.yaml", tmp_path / "saved"
     config.write_text(f"checkpoint: {saved}\n")
-    assert [(each.state, each.why) for each in config_checks(str(config))[1:]] == [
+    assert [(each.state, each.why) for each in check_config(str(config))[1:]] == [
         ("ok", "0 checkpoints; a run starts from the beginning")
     ]
     folder = Folder(str(saved))
     for step in (4, 8):
         os.makedirs(folder.step_path(step))
         folder.commit(Manifest(Position(step), {"local/0": "x"}))
-    assert config_checks(str(config))[1].why == "2 checkpoints; a run resumes from step 8"
+    assert check_config(str(config))[1].why == "2 checkpoints; a run resumes from step 8"
     start = Start("token", ("gpu/0", "npu/0"))
     os.makedirs(folder.worker_path(9, "gpu/0"))
     write_document(folder.worker_path(9, "gpu/0"), Written(Part("gpu/0", {}), {}, Manifest(Position(9)), start))
-    noted, _ = config_checks(str(config))[1:]
+    noted, _ = check_config(str(config))[1:]
     assert (noted.state, noted.found) == ("note", folder.step_path(9)) and "if it also finds that of npu/0" in noted.why
     folder.clean(8)
     (Path(folder.step_path(8)) / "manifest.json").write_text("{}")
     (Path(folder.step_path(4)) / "manifest.json").unlink()
     folder.commit(Manifest(Position(4), {"local/0": "x"}, files=(File("state.index", 4, "x"),)))
-    found = config_checks(str(config))[1:]
+    found = check_config(str(config))[1:]
     assert [each.state for each in found] == ["warning", "ok"] and "state.index is missing" in found[0].why
     config.write_text(f"checkpoint: {config}/saved\n")
-    assert config_checks(str(config))[1].state == "bad"
+    assert check_config(str(config))[1].state == "bad"

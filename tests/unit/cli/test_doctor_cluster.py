@@ -20,10 +20,10 @@ from tests.unit.transport.grpc_workers import SHORT_DEADLINES, find_free_address
 from whale_nebula.cli import doctor
 from whale_nebula.cli import doctor_cluster as network
 from whale_nebula.cli.doctor import Check
-from whale_nebula.cli.doctor_cluster import Host, Target, host, name_checks
+from whale_nebula.cli.doctor_cluster import Host, Target, check_host_names, find_host
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save
+from whale_nebula.launch.link_advice import LinkMeasurement, LinkThroughput, path_of, save
 from whale_nebula.launch.link_measurement import sheet
 from whale_nebula.security import Credentials, Files, Identity, files
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -261,7 +261,7 @@ CLUSTERS = {
 
 class TestHost:
     def make_host(self, cluster: str, **more: object) -> Host:
-        return host(load(CLUSTERS), "clusters.yaml", cluster, **more)  # type: ignore[arg-type]
+        return find_host(load(CLUSTERS), "clusters.yaml", cluster, **more)  # type: ignore[arg-type]
 
     def test_host_has_processes_at_its_addresses(self) -> None:
         assert self.make_host("gpu").here == ("gpu/1", "gpu/gateway")
@@ -294,29 +294,29 @@ class TestHost:
 
     def test_unresolvable_worker_name_is_bad(self) -> None:
         config = load({"clusters": {"gpu": {"workers": ["gpu.invalid:7101"]}, "npu": {"workers": ["localhost:7101"]}}})
-        checks = list(name_checks(host(config, "clusters.yaml", "npu")))
+        checks = list(check_host_names(find_host(config, "clusters.yaml", "npu")))
         assert [(each.state, each.found) for each in checks] == [("bad", "gpu.invalid does not resolve")]
 
 
 class TestCongestionControl:
     def test_congestion_check_recommends_bbr(self) -> None:
-        cubic = network.congestion_check("cubic")
+        cubic = network.check_congestion_control("cubic")
         assert cubic.state == "warning" and "4 connections" in cubic.why
         assert "net.ipv4.tcp_congestion_control=bbr" in cubic.mend
-        assert [network.congestion_check(control).state for control in ("bbr", "")] == ["ok", "note"]
+        assert [network.check_congestion_control(control).state for control in ("bbr", "")] == ["ok", "note"]
 
 
 class TestLink:
-    LARGE = Crossing(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6)
+    LARGE = LinkThroughput(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6)
 
     def save_measurement(self, site: Site, **parts: object) -> None:
         sheets = {"gpu/0": sheet(), "npu/0": sheet()}
-        measurement = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time())
+        measurement = LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time())
         save(replace(measurement, **parts), path_of(site.config, "gpu", "npu"))  # type: ignore[arg-type]
 
     def read_checks(self, site: Site) -> dict[str, Check]:
-        this_host = host(load(site.config), str(site.config), "npu")
-        return {check.name: check for check in network.line_checks(this_host)}
+        this_host = find_host(load(site.config), str(site.config), "npu")
+        return {check.name: check for check in network.check_links(this_host)}
 
     def test_measured_link_is_compared_with_the_config(self, site: Site) -> None:
         check = self.read_checks(site)["link to gpu"]

@@ -16,8 +16,8 @@ from tests.unit.report.sample_reports import make_full_report
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, split
 from whale_nebula.cli.main import COMMANDS, main
-from whale_nebula.cli.run import parser
-from whale_nebula.launch.ending import EXIT_LEFT
+from whale_nebula.cli.run import make_parser
+from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
 
@@ -135,10 +135,10 @@ def test_operating_page_lists_the_exit_codes_of_run() -> None:
 
 
 def test_help_of_run_lists_its_exit_codes() -> None:
-    listed = {int(code) for code in re.findall(r"\b\d+\b", parser().epilog.partition("exit status:")[2])}
+    listed = {int(code) for code in re.findall(r"\b\d+\b", make_parser().epilog.partition("exit status:")[2])}
     assert listed >= {arguments.DONE, arguments.USAGE, arguments.NO_FILE, arguments.LEFT, arguments.CONFIG, *SIGNALLED}
 
 
 def test_workers_and_launcher_use_the_same_exit_codes() -> None:
-    assert (EXIT_LEFT, SIGNALLED[1]) == (arguments.LEFT, arguments.INTERRUPTED)
+    assert (EXIT_TEMPFAIL, SIGNALLED[1]) == (arguments.LEFT, arguments.INTERRUPTED)
     assert [arguments.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]

@@ -17,7 +17,7 @@ import whale_nebula as nb
 from tests.unit.ir.test_plan_text import Page
 from whale_nebula.cli import arguments, plan, show
 from whale_nebula.errors import StateError
-from whale_nebula.scopes.auto import Limits, current_limits, standing_limits
+from whale_nebula.scopes.auto import Limits, get_current_limits, use_base_limits
 from whale_nebula.site import Site
 
 CONFIG = """
@@ -63,7 +63,7 @@ def run_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[
 
     yield run
     nb.shutdown()
-    assert current_limits() is None
+    assert get_current_limits() is None
 
 
 def test_script_without_scopes_is_planned_and_explained(run_command: Call, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_plan_not_chosen_by_planner_has_no_candidates(chosen_plan: nb.Plan) -> N
 
 def test_limits_are_completed_from_standing_limits() -> None:
     limits, standing = Limits(Site("a.py", 1), memory=5), Limits(Site("b.py", 2), memory=7, micro_batch=3)
-    with standing_limits(standing):
-        assert current_limits() == standing
+    with use_base_limits(standing):
+        assert get_current_limits() == standing
     assert limits.complete_from(standing) == Limits(Site("a.py", 1), memory=5, micro_batch=3)
-    assert current_limits() is None
+    assert get_current_limits() is None

@@ -22,13 +22,13 @@ BOTH = ["--all", "--clusters", "gpu,npu"]
 START = """
 import os, signal, sys, time
 from whale_nebula.launch import attach
-from whale_nebula.launch.ending import departure
+from whale_nebula.launch.worker_exit import exit_agreement
 me = attach()
 print(me.worker, "begins epoch", me.epoch, flush=True)
 def train():
     for step in range(3):
-        departure.begin()
-        departure.settle({})
+        exit_agreement.begin_step()
+        exit_agreement.conclude_step({})
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -24,7 +24,7 @@ import pytest
 
 from whale_nebula.cli import arguments
 from whale_nebula.cli.main import main
-from whale_nebula.cli.run import Asking, report_end
+from whale_nebula.cli.run import SignalHandler, report_end
 from whale_nebula.launch import Outcome, Result
 from whale_nebula.launch.restarts import Ended
 
@@ -301,18 +301,18 @@ ENDS: dict[str, tuple[dict[str, tuple[int, str]], str, list[str]]] = {
 def test_end_of_run_is_reported(case: str, capsys: Capture) -> None:
     outcomes, first, lines = ENDS[case]
     result = Result({name: Outcome(name, code, "", err) for name, (code, err) in outcomes.items()}, first, late=False)
-    assert report_end(Ended(result), Asking(1.0), as_json=False) == arguments.shell_code(outcomes["gpu/0"][0])
+    assert report_end(Ended(result), SignalHandler(1.0), as_json=False) == arguments.shell_code(outcomes["gpu/0"][0])
     assert capsys.readouterr().err.splitlines() == lines
 
 
 class TestSignals:
     STEPS = """
-from whale_nebula.launch.ending import departure
+from whale_nebula.launch.worker_exit import exit_agreement
 for step in range(10**6):
-    departure.begin()
+    exit_agreement.begin_step()
     if step == 3: print("stepping", flush=True)
     time.sleep(0.01)
-    departure.settle({me.worker: departure.asked})
+    exit_agreement.conclude_step({me.worker: exit_agreement.exit_reason})
 """
     DEAF = "for each in (signal.SIGTERM, signal.SIGINT): signal.signal(each, signal.SIG_IGN)\n"
 

@@ -15,8 +15,8 @@ from whale_nebula.config import Cluster, Config, InputSpec, Line, Security, Work
 from whale_nebula.config.schema import Restarts
 from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch.attach import Identity
-from whale_nebula.launch.placed import identities
 from whale_nebula.launch.placement import Placement
+from whale_nebula.launch.worker_processes import identities
 
 COMPLETE_CONFIG = """\
 run: bert

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import AbsentInputError, BatchAxisError
-from whale_nebula.feed.checks import Missing, fingerprints
-from whale_nebula.feed.inputs import count_rows, cut, micro_batches
-from whale_nebula.feed.rows import AllRows, Feed, RowsRead, Within, select_own_rows, sizes
+from whale_nebula.feed.checks import MissingInput, compute_fingerprints
+from whale_nebula.feed.inputs import count_micro_batch_rows, count_rows, cut
+from whale_nebula.feed.rows import AllRows, Feed, Within, WorkerRows, divide_rows, select_own_rows
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
 from whale_nebula.spec import Spec
@@ -23,15 +23,15 @@ TABLE = Leaf(1, "table", Spec("float32", (5,)), batched=False)
 
 
 @given(st.integers(1, 500), st.integers(1, 64))
-def test_sizes_cover_all_rows_and_differ_by_one(rows: int, count: int) -> None:
-    found = sizes(rows, count)
+def test_micro_batch_sizes_cover_all_rows_and_differ_by_one(rows: int, count: int) -> None:
+    found = divide_rows(rows, count)
     assert sum(found) == rows
     assert len(found) == min(rows, count)
     assert max(found) - min(found) <= 1
     assert found == sorted(found, reverse=True)
 
 
-def test_slices_are_the_batch_in_order() -> None:
+def test_micro_batches_are_slices_in_order() -> None:
     x = tf.reshape(tf.range(14.0), [7, 2])
     batch = cut([X, TABLE], [x, tf.zeros(5)], [3, 2, 2])
     assert np.array_equal(np.concatenate([piece[0] for piece in batch.slices]), x)
@@ -40,82 +40,82 @@ def test_slices_are_the_batch_in_order() -> None:
     assert [float(s * g) for s, g in zip(batch.shares, batch.grows, strict=True)] == pytest.approx([1.0] * 3)
 
 
-def test_a_leaf_that_is_no_batch_is_named_with_the_mend() -> None:
+def test_input_with_other_rows_is_refused_with_a_fix() -> None:
     other = Leaf(1, "table", Spec("float32", (None,)))
     with pytest.raises(BatchAxisError, match="'table' has 5 rows, and 'x' has 7") as caught:
         count_rows([X, other], [tf.zeros([7, 2]), tf.zeros(5)])
     assert "whole=('table',)" in caught.value.mend
 
 
-def test_one_micro_batch_asks_nothing_of_the_leaves() -> None:
+def test_single_micro_batch_allows_different_rows() -> None:
     other = Leaf(1, "table", Spec("float32", (None,)))
-    assert micro_batches([X, other], [tf.zeros([7, 2]), tf.zeros(5)], 1) == [7]
+    assert count_micro_batch_rows([X, other], [tf.zeros([7, 2]), tf.zeros(5)], 1) == [7]
 
 
-def test_fewer_rows_than_micro_batches() -> None:
-    assert micro_batches([X], [tf.zeros([2, 2])], 5) == [1, 1]
+def test_fewer_rows_than_micro_batches_reduce_their_number() -> None:
+    assert count_micro_batch_rows([X], [tf.zeros([2, 2])], 5) == [1, 1]
 
 
 @given(st.integers(0, 13), st.floats(allow_nan=False, width=32))
-def test_one_changed_number_changes_the_fingerprint(at: int, value: float) -> None:
+def test_changed_number_changes_the_fingerprint(at: int, value: float) -> None:
     x = np.arange(14, dtype="float32")
     y = x.copy()
     y[at] = value
     same = x.tobytes() == y.tobytes()
-    assert (fingerprints([X], [x]) == fingerprints([X], [y])) is same
+    assert (compute_fingerprints([X], [x]) == compute_fingerprints([X], [y])) is same
 
 
-def test_strings_have_a_fingerprint_too() -> None:
+def test_strings_have_fingerprints() -> None:
     texts = [np.array(["a", "b"], dtype=object), np.array(["a", "c"], dtype=object)]
-    assert fingerprints([X], [texts[0]]) != fingerprints([X], [texts[1]])
+    assert compute_fingerprints([X], [texts[0]]) != compute_fingerprints([X], [texts[1]])
 
 
-def reads(workers: int, micro_batch: int, order: tuple[int, ...] = ()) -> list[RowsRead]:
+def create_row_rules(workers: int, micro_batch: int, order: tuple[int, ...] = ()) -> list[WorkerRows]:
     """What each worker of a cluster reads for its one stage."""
     names = tuple(f"gpu/{number}" for number in range(workers))
     routing = Routing((names,), (order,) if order else ())
-    return [RowsRead(micro_batch, routing, name, frozenset({0})) for name in names]
+    return [WorkerRows(micro_batch, routing, name, frozenset({0})) for name in names]
 
 
 @given(st.integers(0, 70), st.integers(1, 12), st.integers(1, 5))
-def test_every_row_is_one_workers(rows: int, micro_batch: int, workers: int) -> None:
-    found = np.array([each.of(rows) for each in reads(workers, micro_batch)])
+def test_row_is_read_by_exactly_one_worker(rows: int, micro_batch: int, workers: int) -> None:
+    found = np.array([each.select(rows) for each in create_row_rules(workers, micro_batch)])
     assert found.shape == (workers, rows) and (found.sum(axis=0) == 1).all()
 
 
 @given(st.integers(1, 70), st.integers(1, 12), st.lists(st.integers(0, 2), min_size=1, max_size=6))
-def test_shares_by_speed_are_those_of_the_routing(rows: int, micro_batch: int, order: list[int]) -> None:
-    counts = sizes(rows, micro_batch)
-    for number, each in enumerate(reads(3, micro_batch, tuple(order))):
+def test_shares_of_workers_follow_the_routing(rows: int, micro_batch: int, order: list[int]) -> None:
+    counts = divide_rows(rows, micro_batch)
+    for number, each in enumerate(create_row_rules(3, micro_batch, tuple(order))):
         own = sum(count for m, count in enumerate(counts) if order[m % len(order)] == number)
-        assert int(each.of(rows).sum()) == own
+        assert int(each.select(rows).sum()) == own
 
 
-def test_two_stages_read_what_either_does() -> None:
+def test_worker_reads_the_rows_of_all_its_stages() -> None:
     routing = Routing((("a/0", "a/1"), ("a/1",)))
-    both = RowsRead(4, routing, "a/1", frozenset({0, 1}))
-    assert both.of(4).all()
-    assert not RowsRead(4, routing, "a/0", frozenset({1})).of(4).any()
+    both = WorkerRows(4, routing, "a/1", frozenset({0, 1}))
+    assert both.select(4).all()
+    assert not WorkerRows(4, routing, "a/0", frozenset({1})).select(4).any()
 
 
-def test_several_steps_read_what_any_of_them_does() -> None:
-    first, second = reads(2, 2)
+def test_rows_of_several_steps_are_combined() -> None:
+    first, second = create_row_rules(2, 2)
     assert select_own_rows([first, second], 6).all() and select_own_rows([], 6).all()
     assert select_own_rows([first], 6).tolist() == [True] * 3 + [False] * 3
     assert select_own_rows([first, AllRows()], 6).all()
 
 
-def test_a_batch_that_cannot_be_shared_out_is_left_to_the_step() -> None:
+def test_indivisible_batch_is_read_whole() -> None:
     def span(name: str, count: int) -> tuple[int, int]:
         raise BatchAxisError("too few")
 
     feed = Feed(frozenset({Within(AllRows(), span, "gpu")}))
-    assert feed.own(1).tolist() == [True]
+    assert feed.select_rows(1).tolist() == [True]
 
 
 LEAVES = [Leaf(0, "x/source", Spec("float32", (None, 2))), Leaf(1, "x/target", Spec("int32", (None, None)))]
-GONE = Missing("x/target", tf.TensorSpec([None, None], tf.int32))
-TENSORS = [tf.reshape(tf.range(10.0), [5, 2]), GONE]
+ABSENT = MissingInput("x/target", tf.TensorSpec([None, None], tf.int32))
+TENSORS = [tf.reshape(tf.range(10.0), [5, 2]), ABSENT]
 READS = {
     "numpy": np.asarray,
     "tensor": tf.convert_to_tensor,
@@ -126,34 +126,34 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_whatever_reads_it_raises(read: Any) -> None:
+def test_reading_an_absent_input_raises(read: Any) -> None:
     with pytest.raises(AbsentInputError, match="'x/target' is None in this process"):
-        read(GONE)
+        read(ABSENT)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_rows_are_those_of_what_is_here(count: int) -> None:
-    counts = micro_batches(LEAVES, TENSORS, count)
+def test_row_count_comes_from_present_inputs(count: int) -> None:
+    counts = count_micro_batch_rows(LEAVES, TENSORS, count)
     batch = cut(LEAVES, TENSORS, counts)
     assert counts == {1: [5], 2: [3, 2]}[count]
-    assert all(each[1] is GONE for each in batch.slices)
-    assert batch.in_rows().whole[1].shape[0] == 5
-    assert [each[1].shape[0] for each in batch.in_rows().slices] == counts
-    assert all(each[0] is again[0] for each, again in zip(batch.slices, batch.in_rows().slices, strict=True))
+    assert all(each[1] is ABSENT for each in batch.slices)
+    assert batch.fill_rows().whole[1].shape[0] == 5
+    assert [each[1].shape[0] for each in batch.fill_rows().slices] == counts
+    assert all(each[0] is again[0] for each, again in zip(batch.slices, batch.fill_rows().slices, strict=True))
 
 
-def test_a_whole_batch_is_left_as_it_is() -> None:
+def test_batch_without_absent_inputs_is_unchanged() -> None:
     batch = cut(LEAVES[:1], TENSORS[:1], [5])
-    assert batch.in_rows() is batch
+    assert batch.fill_rows() is batch
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_something_must_be_here(count: int) -> None:
+def test_step_without_any_input_is_refused(count: int) -> None:
     with pytest.raises(AbsentInputError, match="all inputs of this step are None in this process: 'x/target'"):
-        micro_batches(LEAVES[1:], TENSORS[1:], count)
+        count_micro_batch_rows(LEAVES[1:], TENSORS[1:], count)
 
 
-def test_what_is_not_here_and_what_is_secret_have_no_fingerprint() -> None:
-    assert set(fingerprints(LEAVES, TENSORS)) == {"x/source"}
-    assert set(fingerprints(LEAVES, TENSORS, secret=["x/source"])) == set()
-    assert set(fingerprints(LEAVES, TENSORS, only=["x/target"])) == set()
+def test_absent_and_secret_inputs_have_no_fingerprint() -> None:
+    assert set(compute_fingerprints(LEAVES, TENSORS)) == {"x/source"}
+    assert set(compute_fingerprints(LEAVES, TENSORS, secret=["x/source"])) == set()
+    assert set(compute_fingerprints(LEAVES, TENSORS, only=["x/target"])) == set()

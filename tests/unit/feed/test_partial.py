@@ -10,16 +10,16 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError
-from whale_nebula.feed.checks import fingerprints, is_same
+from whale_nebula.feed.checks import compute_fingerprints, is_same
 from whale_nebula.feed.inputs import Partial, slice_rows, take_inputs, take_whole
-from whale_nebula.feed.rows import AllRows, Feed, Rows, RowsRead, Within, rows_of, tag_rows
-from whale_nebula.feed.shard import blank
+from whale_nebula.feed.rows import AllRows, Feed, Rows, Within, WorkerRows, rows_of, tag_rows
+from whale_nebula.feed.shard import create_blank
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
 from whale_nebula.spec import Spec
 
 LEAF = Leaf(0, "x", Spec("float32", (None, 2)))
-READ = RowsRead(2, Routing((("a/0", "a/1"),)), "a/1", frozenset({0}))
+READ = WorkerRows(2, Routing((("a/0", "a/1"),)), "a/1", frozenset({0}))
 """The second half."""
 READS = {
     "numpy": np.asarray,
@@ -39,75 +39,75 @@ READS = {
 }
 
 
-def rows(here: list[int], feed: Feed | None = None) -> Rows:
+def create_rows(here: list[int], feed: Feed | None = None) -> Rows:
     return Rows(feed or Feed(), np.array(here, bool), np.arange(len(here)))
 
 
-def part(here: list[int], feed: Feed | None = None) -> Partial:
-    return Partial(tf.reshape(tf.range(2.0 * len(here)), [-1, 2]), rows(here, feed))
+def create_partial(here: list[int], feed: Feed | None = None) -> Partial:
+    return Partial(tf.reshape(tf.range(2.0 * len(here)), [-1, 2]), create_rows(here, feed))
 
 
 @pytest.mark.parametrize("read", READS)
-def test_whatever_reads_it_raises(read: str) -> None:
+def test_reading_a_partial_tensor_raises(read: str) -> None:
     with pytest.raises((AbsentInputError, TypeError), match="2 of 4 rows of float32"):
-        READS[read](part([1, 1, 0, 0]))
+        READS[read](create_partial([1, 1, 0, 0]))
 
 
-def test_how_many_rows_there_are_can_be_asked() -> None:
-    tensor = part([1, 1, 0, 0])
+def test_partial_tensor_has_length_shape_and_dtype() -> None:
+    tensor = create_partial([1, 1, 0, 0])
     assert (len(tensor), tensor.shape.as_list(), tensor.dtype) == (4, [4, 2], tf.float32)
     assert tf.shape(tensor).numpy().tolist() == [4, 2]
     assert tf.shape(tensor, tf.int64).dtype == tf.int64
 
 
-def test_as_an_argument_of_a_step_it_stays_what_it_is() -> None:
-    tensor = part([1, 1, 0, 0])
+def test_signature_keeps_partial_tensors() -> None:
+    tensor = create_partial([1, 1, 0, 0])
     layout, tensors = signature([("x", {"a": tensor})])
     assert tensors[0] is tensor
     assert layout.specs == (tf.TensorSpec([None, 2], tf.float32),) and layout.names == ("x/a",)
 
 
-def test_a_step_that_reads_what_is_here_gets_it_and_is_counted_in() -> None:
+def test_step_that_reads_present_rows_is_recorded() -> None:
     feed = Feed()
-    found = take_inputs([LEAF], [part([0, 0, 1, 1], feed)], [READ])
-    assert isinstance(found.tensors[0], tf.Tensor) and found.here(0).tolist() == [False, False, True, True]
-    assert feed.taking == {READ} and feed.own(4).all()
-    feed.settle()
-    assert feed.own(4).tolist() == [False, False, True, True]
+    found = take_inputs([LEAF], [create_partial([0, 0, 1, 1], feed)], [READ])
+    assert isinstance(found.tensors[0], tf.Tensor) and found.present_rows(0).tolist() == [False, False, True, True]
+    assert feed.new_reads == {READ} and feed.select_rows(4).all()
+    feed.conclude_batch()
+    assert feed.select_rows(4).tolist() == [False, False, True, True]
 
 
-def test_a_step_that_reads_more_is_refused_and_counted_in_from_then_on() -> None:
+def test_step_that_reads_absent_rows_is_refused_and_recorded() -> None:
     feed = Feed()
     with pytest.raises(AbsentInputError, match="reads 1 rows of input 'x' that this process lacks, first row 2"):
-        take_inputs([LEAF], [part([1, 1, 0, 1], feed)], [READ])
+        take_inputs([LEAF], [create_partial([1, 1, 0, 1], feed)], [READ])
     with pytest.raises(AbsentInputError, match="reads 2 rows"):
-        take_whole([LEAF], [part([0, 0, 1, 1], feed)])
-    assert feed.taking == {READ, AllRows()}
+        take_whole([LEAF], [create_partial([0, 0, 1, 1], feed)])
+    assert feed.new_reads == {READ, AllRows()}
 
 
-def test_a_whole_tensor_is_counted_in_as_well() -> None:
+def test_read_of_a_whole_tensor_is_recorded() -> None:
     feed = Feed()
-    tensor = tag_rows(tf.zeros([4, 2]), rows([1, 1, 1, 1], feed))
+    tensor = tag_rows(tf.zeros([4, 2]), create_rows([1, 1, 1, 1], feed))
     assert take_inputs([LEAF], [tensor], [READ]).tensors[0] is tensor
-    assert feed.taking == {READ}
+    assert feed.new_reads == {READ}
 
 
-def test_tensors_of_elsewhere_are_left_as_they_are() -> None:
+def test_untagged_tensors_are_unchanged() -> None:
     tensor = tf.zeros([4, 2])
     found = take_inputs([LEAF], [tensor], [READ])
-    assert found.tensors[0] is tensor and found.rows == {} and found.here(0) is None and found.mark == 0
+    assert found.tensors[0] is tensor and found.rows == {} and found.present_rows(0) is None and found.mark == 0
 
 
-def test_the_mark_is_that_of_the_rows_whether_they_are_here_or_not() -> None:
-    one, other = part([1, 1, 1, 1]), part([0, 0, 1, 1])
+def test_mark_of_rows_is_independent_of_their_presence() -> None:
+    one, other = create_partial([1, 1, 1, 1]), create_partial([0, 0, 1, 1])
     assert take_inputs([LEAF], [one], [READ]).mark == take_inputs([LEAF], [other], [READ]).mark != 0
     moved = Partial(other.tensor, Rows(Feed(), rows_of(other).here, np.array([1, 0, 2, 3])))
     assert take_inputs([LEAF], [moved], [READ]).mark != take_inputs([LEAF], [other], [READ]).mark
 
 
-def test_a_fingerprint_is_of_the_micro_batches_that_are_here() -> None:
+def test_fingerprint_covers_present_micro_batches() -> None:
     def of(here: list[int], tensor: Any) -> Any:
-        return fingerprints([LEAF], [tensor], rows={0: rows(here)}, counts=[2, 1, 1])["x"]
+        return compute_fingerprints([LEAF], [tensor], rows={0: create_rows(here)}, counts=[2, 1, 1])["x"]
 
     tensor = np.arange(8.0, dtype="float32").reshape(4, 2)
     spoilt = np.where([[False], [False], [True], [True]], np.nan, tensor).astype("float32")
@@ -117,41 +117,41 @@ def test_a_fingerprint_is_of_the_micro_batches_that_are_here() -> None:
     assert not is_same(whole_of, of([1, 1, 1, 1], tensor + 1)) and not is_same(half, of([1, 1, 1, 1], tensor + 1))
 
 
-def test_an_input_that_is_not_cut_has_one_fingerprint() -> None:
+def test_unbatched_input_has_a_single_fingerprint() -> None:
     uncut = Leaf(0, "table", Spec("float32", (4, 2)), batched=False)
     tensor = np.ones((4, 2), "float32")
-    found = fingerprints([uncut], [tensor], rows={0: rows([1, 1, 1, 1])}, counts=[1, 1])
-    assert found == fingerprints([uncut], [tensor])
+    found = compute_fingerprints([uncut], [tensor], rows={0: create_rows([1, 1, 1, 1])}, counts=[1, 1])
+    assert found == compute_fingerprints([uncut], [tensor])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64", "int8", "uint16", "bool", "string"])
-def test_what_is_not_here_shows_where_it_is_computed_with(dtype: str) -> None:
-    value = blank(tf.TensorSpec([2, None], dtype))
+def test_blank_rows_have_nan_or_extreme_values(dtype: str) -> None:
+    value = create_blank(tf.TensorSpec([2, None], dtype))
     assert (value.shape.as_list(), value.dtype.name) == ([2, 0], dtype)
-    number = blank(tf.TensorSpec([], dtype)).numpy()
+    number = create_blank(tf.TensorSpec([], dtype)).numpy()
     expected = {"int8": -128, "uint16": 65535, "bool": False, "string": b""}
     assert number == expected[dtype] if dtype in expected else np.isnan(number.astype("complex64"))
 
 
-class TestAPartOfABatch:
+class TestSliceRows:
     @staticmethod
-    def halves(name: str, count: int) -> tuple[int, int]:
+    def select_half(name: str, count: int) -> tuple[int, int]:
         return (0, count // 2) if name == "first" else (count // 2, count)
 
-    def test_a_plain_tensor_is_sliced(self) -> None:
-        assert slice_rows(tf.range(4), self.halves, "second").numpy().tolist() == [2, 3]
+    def test_untagged_tensor_is_sliced(self) -> None:
+        assert slice_rows(tf.range(4), self.select_half, "second").numpy().tolist() == [2, 3]
 
-    def test_what_is_read_of_it_is_told_in_rows_of_the_batch(self) -> None:
+    def test_reads_of_a_slice_are_recorded_for_the_batch(self) -> None:
         feed = Feed()
-        found = slice_rows(part([0, 0, 0, 1], feed), self.halves, "second")
+        found = slice_rows(create_partial([0, 0, 0, 1], feed), self.select_half, "second")
         assert isinstance(found, Partial) and rows_of(found).here.tolist() == [False, True]
         take_inputs([LEAF], [found], [READ])
-        assert feed.taking == {Within(READ, self.halves, "second")}
-        feed.settle()
-        assert feed.own(8).astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+        assert feed.new_reads == {Within(READ, self.select_half, "second")}
+        feed.conclude_batch()
+        assert feed.select_rows(8).astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
 
-    def test_one_whose_rows_are_all_here_is_a_tensor(self) -> None:
-        found = slice_rows(part([0, 0, 1, 1]), self.halves, "second")
+    def test_slice_with_all_rows_is_a_tensor(self) -> None:
+        found = slice_rows(create_partial([0, 0, 1, 1]), self.select_half, "second")
         assert isinstance(found, tf.Tensor) and rows_of(found).whole and found.numpy().tolist() == [[4, 5], [6, 7]]
-        again = slice_rows(tag_rows(tf.range(4), rows([1, 1, 1, 1])), self.halves, "first")
+        again = slice_rows(tag_rows(tf.range(4), create_rows([1, 1, 1, 1])), self.select_half, "first")
         assert again.numpy().tolist() == [0, 1] and rows_of(again).marks.tolist() == [0, 1]

@@ -15,13 +15,13 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import AbsentInputError, OptionError, UnsupportedError
 from whale_nebula.feed.inputs import Partial
-from whale_nebula.feed.rows import RowsRead, rows_of
+from whale_nebula.feed.rows import WorkerRows, rows_of
 from whale_nebula.feed.shard import Sharded, shard_rows
 from whale_nebula.ir.routing import Routing
 
 ROWS, WIDE = 22, 3
 TWO = Routing((("gpu/0", "gpu/1"),))
-SECOND = RowsRead(4, TWO, "gpu/1", frozenset({0}))
+SECOND = WorkerRows(4, TWO, "gpu/1", frozenset({0}))
 HERE = {8: [0, 0, 1, 1, 0, 0, 1, 1], 6: [0, 0, 1, 1, 0, 1]}
 """The rows of its two micro-batches, in a batch of so many."""
 parsed: list[int] = []
@@ -30,14 +30,14 @@ Row = Callable[[Any], Any]
 Chain = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 
-def _read(number: Any) -> Any:
+def read_row(number: Any) -> Any:
     parsed.append(int(number))
     return np.full(WIDE, number, np.float32)
 
 
 def parse(number: Any) -> Any:
     """What is dear to read."""
-    return tf.ensure_shape(tf.numpy_function(_read, [number], tf.float32), [WIDE])
+    return tf.ensure_shape(tf.numpy_function(read_row, [number], tf.float32), [WIDE])
 
 
 def pair(number: Any) -> Any:
@@ -78,7 +78,7 @@ CHAINS: dict[str, Chain] = {
 RARE = {"two maps", "no remainder", "batches shuffled", "repeated", "zipped", "interleaved"}
 """Chains of the grid: what is in them, others have, too."""
 
-WHOLE: dict[str, tuple[Chain, str]] = {
+UNSUPPORTED: dict[str, tuple[Chain, str]] = {
     "no map": (lambda rows: rows.batch(8), "no .map"),
     "mapped after": (lambda rows: rows.map(parse).batch(8).map(lambda x: x * 2.0), r"the dataset ends in .map\(...\)"),
     "cached": (lambda rows: rows.map(parse).batch(8).cache(), "the dataset ends in Cache"),
@@ -91,33 +91,33 @@ WHOLE: dict[str, tuple[Chain, str]] = {
     "ragged": (lambda rows: rows.map(lambda n: tf.ragged.constant([[1], []])).batch(8), "not dense"),
     "ragged source": (lambda rows: rows.map(ragged).ragged_batch(2).map(lambda x: 1).batch(8), "not dense"),
     "any order": (lambda rows: rows.map(parse, num_parallel_calls=2, deterministic=False).batch(8), "different order"),
-    "any order at all": (lambda rows: _unordered(rows.map(parse, num_parallel_calls=2).batch(8)), "different order"),
+    "any order at all": (lambda rows: unordered(rows.map(parse, num_parallel_calls=2).batch(8)), "different order"),
 }
 
 
-def _unordered(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def unordered(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = False
     return dataset.with_options(options)
 
 
-def made(chain: str) -> tf.data.Dataset:
+def create_dataset(chain: str) -> tf.data.Dataset:
     tf.random.set_seed(7)
     return CHAINS[chain](tf.data.Dataset.range(ROWS))
 
 
-def flat(batch: Any) -> list[Any]:
+def flatten(batch: Any) -> list[Any]:
     return [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
 
 
 @pytest.fixture(autouse=True)
-def nothing_parsed() -> Iterator[None]:
+def clear_parsed() -> Iterator[None]:
     parsed.clear()
     yield
 
 
 @pytest.fixture
-def bound() -> Callable[[tf.data.Dataset], Sharded]:
+def bind_dataset() -> Callable[[tf.data.Dataset], Sharded]:
     """A dataset by rows of which a step has taken a batch."""
 
     def bind(dataset: tf.data.Dataset) -> Sharded:
@@ -129,52 +129,56 @@ def bound() -> Callable[[tf.data.Dataset], Sharded]:
     return bind
 
 
-class TestWhatIsUnderstood:
+class TestSupportedPipelines:
     @pytest.mark.parametrize(
         "chain", [pytest.param(name, marks=pytest.mark.grid if name in RARE else ()) for name in CHAINS]
     )
-    def test_rows_are_the_same_all_of_them_or_those_that_are_here(
-        self, chain: str, bound: Callable[..., Sharded]
+    def test_batches_equal_the_unsharded_ones_in_present_rows(
+        self, chain: str, bind_dataset: Callable[..., Sharded]
     ) -> None:
         """All, as long as nothing is known of a step."""
-        dataset, all_rows, some = made(chain), shard_rows(made(chain)), bound(made(chain))
+        dataset, all_rows, some = (
+            create_dataset(chain),
+            shard_rows(create_dataset(chain)),
+            bind_dataset(create_dataset(chain)),
+        )
         assert isinstance(all_rows, Sharded) and all_rows.element_spec == dataset.element_spec
         for _ in range(2):
-            epoch, batches = [flat(batch) for batch in dataset], list(all_rows)
+            epoch, batches = [flatten(batch) for batch in dataset], list(all_rows)
             tf.nest.assert_same_structure(batches[0], all_rows.element_spec)
-            _same([flat(batch) for batch in batches], epoch)
+            assert_same_batches([flatten(batch) for batch in batches], epoch)
             for batch, expected in zip(some, epoch, strict=True):
-                for part, whole in zip(flat(batch), expected, strict=True):
+                for part, whole in zip(flatten(batch), expected, strict=True):
                     rows = rows_of(part)
                     assert rows is not None and isinstance(part, Partial)
-                    assert rows.here.astype(int).tolist() == _here(len(whole))
+                    assert rows.here.astype(int).tolist() == expected_rows(len(whole))
                     np.testing.assert_array_equal(part.tensor.numpy()[rows.here], whole.numpy()[rows.here])
 
     @pytest.mark.parametrize("chain", ["plain", "parallel", "shuffled after", "two maps", "numbered"])
-    def test_no_other_row_is_parsed(self, chain: str, bound: Callable[..., Sharded]) -> None:
-        here = [rows_of(flat(batch)[-1]).here for batch in bound(made(chain))]
+    def test_only_wanted_rows_are_parsed(self, chain: str, bind_dataset: Callable[..., Sharded]) -> None:
+        here = [rows_of(flatten(batch)[-1]).here for batch in bind_dataset(create_dataset(chain))]
         assert len(parsed) == sum(int(each.sum()) for each in here) == 4 + 4 + 3
 
-    def test_marks_tell_rows_apart_whether_they_are_here_or_not(self, bound: Callable[..., Sharded]) -> None:
-        own, all_rows = bound(made("shuffled before")), shard_rows(made("shuffled before"))
+    def test_marks_identify_present_and_absent_rows(self, bind_dataset: Callable[..., Sharded]) -> None:
+        own, all_rows = bind_dataset(create_dataset("shuffled before")), shard_rows(create_dataset("shuffled before"))
         marks = [[rows_of(batch).marks.tolist() for batch in dataset] for dataset in (own, all_rows)]
         assert marks[0] == marks[1]
         assert len({mark for batch in marks[0] for mark in batch}) == ROWS
 
-    def test_marks_of_large_elements_are_of_some_of_their_numbers(self) -> None:
+    def test_marks_of_large_elements_are_distinct(self) -> None:
         rows = np.random.default_rng(0).normal(size=(6, 40, 40)).astype("float32")
         found = shard_rows(tf.data.Dataset.from_tensor_slices(rows).map(tf.reduce_sum).batch(6))
         assert len(set(rows_of(next(iter(found))).marks.tolist())) == 6
 
-    def test_options_stay(self) -> None:
+    def test_dataset_options_are_kept(self) -> None:
         options = tf.data.Options()
         options.threading.private_threadpool_size = 3
-        found = shard_rows(made("plain").with_options(options))
+        found = shard_rows(create_dataset("plain").with_options(options))
         assert isinstance(found, Sharded)
         assert found.options().threading.private_threadpool_size == 3
         assert found._rows.options().threading.private_threadpool_size == 3
 
-    def test_no_random_number_is_drawn_for_it(self) -> None:
+    def test_sharding_draws_no_random_numbers(self) -> None:
         def drawn(make: Callable[[tf.data.Dataset], tf.data.Dataset]) -> Any:
             tf.random.set_seed(1)
             list(make(tf.data.Dataset.range(9).map(parse).shuffle(9).batch(4)))
@@ -183,10 +187,12 @@ class TestWhatIsUnderstood:
         assert drawn(shard_rows) == drawn(lambda dataset: dataset)
 
 
-class TestWhatIsNot:
-    @pytest.mark.parametrize("name", WHOLE)
-    def test_it_is_read_whole_and_the_log_says_why(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
-        chain, why = WHOLE[name]
+class TestUnsupportedInputs:
+    @pytest.mark.parametrize("name", UNSUPPORTED)
+    def test_unsupported_pipeline_is_read_whole_with_a_logged_reason(
+        self, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        chain, why = UNSUPPORTED[name]
         dataset = chain(tf.data.Dataset.range(ROWS))
         with caplog.at_level(logging.WARNING, "whale_nebula.feed"):
             assert shard_rows(dataset) is dataset
@@ -194,11 +200,11 @@ class TestWhatIsNot:
         assert re.search(why, caplog.text)
 
     @pytest.mark.parametrize("given", [np.zeros(4), (np.zeros(4), np.zeros(4)), {"x": [1]}, iter([1])])
-    def test_anything_else_is_refused_with_what_to_write(self, given: Any) -> None:
+    def test_arrays_and_iterators_are_refused_with_a_fix(self, given: Any) -> None:
         with pytest.raises(OptionError, match=r"takes a tf.data.Dataset of batches(.|\n)*nb.shard\(tf.data.Dataset"):
             nb.shard(given)
 
-    def test_a_dataset_of_keras_is_refused(self) -> None:
+    def test_keras_dataset_is_refused(self) -> None:
         class Rows(keras.utils.PyDataset):
             def __len__(self) -> int:
                 return 1
@@ -206,47 +212,49 @@ class TestWhatIsNot:
         with pytest.raises(OptionError, match="not a Rows"):
             nb.shard(Rows())
 
-    def test_in_one_process_it_is_the_dataset_itself(self) -> None:
-        dataset = made("plain")
+    def test_dataset_is_unchanged_in_one_process(self) -> None:
+        dataset = create_dataset("plain")
         assert nb.shard(dataset) is dataset
 
 
-class TestWhatComesAfterIt:
+class TestLaterTransformations:
     @pytest.mark.parametrize(
-        "more",
+        "transform",
         [
             lambda dataset: dataset.prefetch(1).repeat(2).take(5).skip(1),
             lambda dataset: dataset.shuffle(3, seed=1),
             lambda dataset: dataset.with_options(tf.data.Options()),
         ],
     )
-    def test_what_does_not_mind_the_rows_goes_on_by_rows(self, more: Chain, bound: Callable[..., Sharded]) -> None:
-        own, whole = bound(made("shuffled after")), made("shuffled after")
+    def test_row_independent_transformations_stay_sharded(
+        self, transform: Chain, bind_dataset: Callable[..., Sharded]
+    ) -> None:
+        own, whole = bind_dataset(create_dataset("shuffled after")), create_dataset("shuffled after")
         list(own), list(whole)  # an epoch: the next one is shuffled otherwise
-        found = more(own)
+        found = transform(own)
         assert isinstance(found, Sharded) and found.feed is own.feed
-        for batch, expected in zip(found, more(whole), strict=True):
+        for batch, expected in zip(found, transform(whole), strict=True):
             here = rows_of(batch).here
             np.testing.assert_array_equal(batch.tensor.numpy()[here], expected.numpy()[here])
 
-    def test_what_was_put_on_the_dataset_is_on_it_too(self) -> None:
-        dataset = made("plain")
+    def test_attributes_of_the_dataset_are_kept(self) -> None:
+        dataset = create_dataset("plain")
         dataset.class_names = ["a", "b"]  # type: ignore[attr-defined]
         found = shard_rows(dataset)
         assert isinstance(found, Sharded) and found.class_names == ["a", "b"]
         with pytest.raises(AttributeError):
             _ = found.no_such_thing
 
-    def test_all_else_has_all_rows_and_says_so(
-        self, bound: Callable[..., Sharded], caplog: pytest.LogCaptureFixture
+    def test_other_transformations_read_all_rows_and_log_it(
+        self, bind_dataset: Callable[..., Sharded], caplog: pytest.LogCaptureFixture
     ) -> None:
-        found = bound(made("plain"))
+        found = bind_dataset(create_dataset("plain"))
         with caplog.at_level(logging.WARNING, "whale_nebula.feed"):
             sums = [float(batch) for batch in found.map(tf.reduce_sum)]
-        assert sums == [float(tf.reduce_sum(batch)) for batch in made("plain")]
+        assert sums == [float(tf.reduce_sum(batch)) for batch in create_dataset("plain")]
         assert ".map(...) follows it" in caplog.text
 
-    def test_inside_a_function_of_tensorflows_all_rows_are_there(self, bound: Callable[..., Sharded]) -> None:
+    def test_tf_function_reads_all_rows(self, bind_dataset: Callable[..., Sharded]) -> None:
         @tf.function
         def total(rows: Any) -> Any:
             found = tf.zeros([])
@@ -254,25 +262,25 @@ class TestWhatComesAfterIt:
                 found += tf.reduce_sum(batch)
             return found
 
-        expected = float(sum(tf.reduce_sum(batch) for batch in made("plain")))
-        assert float(total(bound(made("plain")))) == expected
-        assert float(total(iter(bound(made("plain"))))) == expected
+        expected = float(sum(tf.reduce_sum(batch) for batch in create_dataset("plain")))
+        assert float(total(bind_dataset(create_dataset("plain")))) == expected
+        assert float(total(iter(bind_dataset(create_dataset("plain"))))) == expected
 
-    def test_one_iterator_is_not_read_both_inside_and_outside(self, bound: Callable[..., Sharded]) -> None:
+    def test_iterator_read_in_python_and_tf_function_is_refused(self, bind_dataset: Callable[..., Sharded]) -> None:
         @tf.function
         def first(batches: Any) -> Any:
             return tf.reduce_sum(next(batches))
 
-        read = iter(bound(made("plain")))
+        read = iter(bind_dataset(create_dataset("plain")))
         next(read)
         with pytest.raises(nb.errors.UnsupportedError, match="is passed to a TensorFlow function after it was read"):
             first(read)
-        given = iter(bound(made("plain")))
+        given = iter(bind_dataset(create_dataset("plain")))
         first(given)
         with pytest.raises(nb.errors.UnsupportedError, match="is read in Python after it was passed"):
             next(given)
 
-    def test_keras_trains_a_model_without_scopes_on_all_rows(self, bound: Callable[..., Sharded]) -> None:
+    def test_unscoped_keras_model_trains_on_all_rows(self, bind_dataset: Callable[..., Sharded]) -> None:
         def trained(dataset: tf.data.Dataset) -> list[float]:
             keras.utils.set_random_seed(1)
             model = keras.Sequential([keras.layers.Dense(1)])
@@ -282,34 +290,34 @@ class TestWhatComesAfterIt:
         def rows() -> tf.data.Dataset:
             return tf.data.Dataset.range(ROWS).map(lambda n: (parse(n) / 22.0, tf.ones([1]))).batch(8)
 
-        assert trained(bound(rows())) == trained(rows())
+        assert trained(bind_dataset(rows())) == trained(rows())
 
 
-class TestAnIterator:
-    def test_it_ends_as_others_do(self) -> None:
-        batches = iter(shard_rows(made("plain")))
+class TestIterator:
+    def test_iterator_ends_with_out_of_range(self) -> None:
+        batches = iter(shard_rows(create_dataset("plain")))
         assert isinstance(batches, tf.data.Iterator) and iter(batches) is batches
         assert [batches.get_next().shape[0] for _ in range(3)] == [8, 8, 6]
         with pytest.raises(tf.errors.OutOfRangeError):
             batches.get_next()
         assert not bool(batches.get_next_as_optional().has_value())
 
-    def test_as_optional_it_gives_whole_batches_only(self, bound: Callable[..., Sharded]) -> None:
-        whole = iter(shard_rows(made("plain"))).get_next_as_optional()
+    def test_get_next_as_optional_requires_whole_batches(self, bind_dataset: Callable[..., Sharded]) -> None:
+        whole = iter(shard_rows(create_dataset("plain"))).get_next_as_optional()
         assert bool(whole.has_value()) and whole.get_value().shape[0] == 8
         with pytest.raises(AbsentInputError):
-            iter(bound(made("plain"))).get_next_as_optional()
+            iter(bind_dataset(create_dataset("plain"))).get_next_as_optional()
 
-    def test_it_is_not_saved_in_silence(self, tmp_path: Any) -> None:
+    def test_saving_an_iterator_is_refused(self, tmp_path: Any) -> None:
         with pytest.raises(UnsupportedError, match="cannot be saved in a checkpoint"):
-            tf.train.Checkpoint(batches=iter(shard_rows(made("plain")))).save(str(tmp_path / "checkpoint"))
+            tf.train.Checkpoint(batches=iter(shard_rows(create_dataset("plain")))).save(str(tmp_path / "checkpoint"))
 
 
-def _here(rows: int) -> list[int]:
-    return HERE[rows] if rows in HERE else SECOND.of(rows).astype(int).tolist()
+def expected_rows(rows: int) -> list[int]:
+    return HERE[rows] if rows in HERE else SECOND.select(rows).astype(int).tolist()
 
 
-def _same(found: list[list[Any]], expected: list[list[Any]]) -> None:
+def assert_same_batches(found: list[list[Any]], expected: list[list[Any]]) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(one.numpy(), other.numpy())

@@ -48,7 +48,7 @@ from whale_nebula.errors import AccountError, LoginError, NebulaError, Transport
 from whale_nebula.gateway import front
 from whale_nebula.gateway.front import MAX_HELLO_BYTES, read_hello
 from whale_nebula.gateway.settings import GatewaySettings
-from whale_nebula.launch.gateways import start
+from whale_nebula.launch.gateways import start_gateway
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.transport.grpc import options
@@ -306,7 +306,7 @@ def test_password_guesses_are_limited_by_source_address(service_gateway: Service
 
 @contextlib.contextmanager
 def run_gateway(settings: GatewaySettings) -> Iterator[subprocess.Popen[bytes]]:
-    process = start(settings)
+    process = start_gateway(settings)
     with kill_at_exit(process):
         yield process
 

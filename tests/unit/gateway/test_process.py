@@ -27,12 +27,12 @@ from tests.unit.gateway.networks import (
     read_log,
 )
 from whale_nebula.cli import arguments
-from whale_nebula.cli.gateway import start_together
+from whale_nebula.cli.gateway import start_gateways
 from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.gateway.settings import GatewaySettings
-from whale_nebula.launch.gateways import place_gateways, sites, start
+from whale_nebula.launch.gateways import create_sites, place_gateways, start_gateway
 from whale_nebula.launch.placement import Placement
 from whale_nebula.security import Files
 from whale_nebula.security.audit import read_heads
@@ -80,7 +80,7 @@ class TestRestart:
             started: dict[str, Process] = {}
 
             def begin(cluster: str) -> None:
-                started[cluster] = start(network.settings_by_cluster[cluster])
+                started[cluster] = start_gateway(network.settings_by_cluster[cluster])
                 processes.enter_context(kill_at_exit(started[cluster]))
                 assert f"gateway of cluster {cluster}" in read_listening_line(started[cluster])
 
@@ -138,7 +138,7 @@ class TestGatewayCommand:
             path.parent.mkdir()
             path.write_text(self.CONFIG.replace("run: mt", f"run: {path.parent.name}"))
         sites = [replace(GatewaySettings.from_config(load(path), "gpu", path), listen="127.0.0.1:0") for path in paths]
-        found = start_together(sites)
+        found = start_gateways(sites)
         try:
             assert {each.settings.run for each in found} == {"a", "b"} and found[0].address != found[1].address
             assert found[0]._routes["npu"].pacer is found[1]._routes["npu"].pacer
@@ -146,9 +146,9 @@ class TestGatewayCommand:
             for each in found:
                 each.stop("a test")
         with pytest.raises(ConfigError, match="different rates of the link from gpu to npu: no rate and 8mbit"):
-            start_together([sites[0], replace(sites[1], rates={"npu": 1e6})])
+            start_gateways([sites[0], replace(sites[1], rates={"npu": 1e6})])
         with pytest.raises(ConfigError, match="would write the same audit log"):
-            start_together([sites[0], replace(sites[1], audit=sites[0].audit)])
+            start_gateways([sites[0], replace(sites[1], audit=sites[0].audit)])
         assert [each["action"] for each in read_log(sites[0].audit)][-1] == "end"  # the first gateway was stopped
 
     def test_private_keys_of_others_cause_a_warning(self, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ class TestGatewayCommand:
 
 class TestLauncher:
     def test_gateway_stops_with_its_launcher(self, tmp_path: Path) -> None:
-        process = start(GatewaySettings("mt", "gpu", "127.0.0.1:0", {}, {"npu": None}, audit=tmp_path / "audit.jsonl"))
+        process = start_gateway(GatewaySettings("mt", "gpu", "127.0.0.1:0", {}, {"npu": None}, audit=tmp_path / "audit.jsonl"))
         with kill_at_exit(process):
             assert "listens on 127.0.0.1:" in read_listening_line(process)
             assert process.stdin is not None
@@ -212,7 +212,7 @@ class TestLauncher:
         found = place_gateways(config, lambda host: host.startswith("127."))
         assert found.clusters["npu"].gateway == "127.0.0.1:7100"
         where = Placement(("gpu/0", "npu/0"), {"gpu/0": "127.0.0.1:1", "npu/0": "127.0.0.1:2"})
-        network = sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
+        network = create_sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
         gpu, npu = network["gpu/gateway"], network["npu/gateway"]
         assert gpu.listen.startswith("127.0.0.1:") and npu.listen == "127.0.0.1:7100"
         assert (gpu.gateways, gpu.rates, gpu.roster) == ({"npu": npu.listen}, {"npu": 7.5e6}, ("gpu/0", "npu/0"))

@@ -32,16 +32,16 @@ CONFIG = {
     },
     "links": [{"between": ["gpu", "npu"], "rate": "60mbit", "delay": "20ms", "loss": "1%", "cost": 0.08}],
 }
-SAID: dict[str, Any] = {"price_per_hour": 2.5, "cores_said": True}
+CONFIGURED: dict[str, Any] = {"price_per_hour": 2.5, "cores_said": True}
 FREE = {"price_per_hour": 0.0}
-MADE = Clusters(
+CLUSTERS = Clusters(
     (
         ClusterInfo(
             "gpu",
             (
-                WorkerInfo("gpu/0", "10.0.0.1", Device("any", 8, 5e12, 2**34, 2e10, **SAID)),
-                WorkerInfo("gpu/1", "10.0.0.1", Device("gpu", 8, 1e13, 2**34, 4e10, **SAID), 2.0),
-                WorkerInfo("gpu/2", "localhost", Device("cpu", 1, 9e9, 10**9, 9e9, **SAID | FREE), 3.0),
+                WorkerInfo("gpu/0", "10.0.0.1", Device("any", 8, 5e12, 2**34, 2e10, **CONFIGURED)),
+                WorkerInfo("gpu/1", "10.0.0.1", Device("gpu", 8, 1e13, 2**34, 4e10, **CONFIGURED), 2.0),
+                WorkerInfo("gpu/2", "localhost", Device("cpu", 1, 9e9, 10**9, 9e9, **CONFIGURED | FREE), 3.0),
             ),
             LinkRate(1.25e9, 50e-6),
         ),
@@ -51,22 +51,22 @@ MADE = Clusters(
 )
 
 
-def test_a_config_in_bytes_and_seconds() -> None:
-    assert Clusters.of(load(CONFIG)) == MADE
-    assert MADE.between("gpu", "gpu") == LinkRate(1.25e9, 50e-6)
+def test_clusters_of_a_config_are_in_bytes_and_seconds() -> None:
+    assert Clusters.of(load(CONFIG)) == CLUSTERS
+    assert CLUSTERS.between("gpu", "gpu") == LinkRate(1.25e9, 50e-6)
 
 
-def test_what_a_config_says_of_a_device_stays() -> None:
+def test_configured_device_values_are_kept() -> None:
     found = Device("cpu", 16, 1e12, 2**33, 5e10, call_seconds=1e-5)
-    said = load({"clusters": {"gpu": {"cores": 1, "memory_rate": "9GB/s"}, "npu": {"kind": "gpu"}, "tpu": {}}})
-    known = Clusters(tuple(ClusterInfo(name, (WorkerInfo(f"{name}/0", device=found),)) for name in said.clusters))
-    gpu, npu, tpu = (worker.device for worker in Clusters.of(said).complete_from(known).workers)
+    config = load({"clusters": {"gpu": {"cores": 1, "memory_rate": "9GB/s"}, "npu": {"kind": "gpu"}, "tpu": {}}})
+    known = Clusters(tuple(ClusterInfo(name, (WorkerInfo(f"{name}/0", device=found),)) for name in config.clusters))
+    gpu, npu, tpu = (worker.device for worker in Clusters.of(config).complete_from(known).workers)
     assert gpu == Device("cpu", 1, 1e12, 2**33, 9e9, call_seconds=1e-5, cores_said=True)
     assert (npu, tpu) == (Device("gpu"), found)  # of another kind than the one that was measured
-    assert Device("cpu", 16).complete_from(gpu)[0].cores == 1  # as another process was told
+    assert Device("cpu", 16).complete_from(gpu)[0].cores == 1  # as configured in another process
 
 
-def test_clusters_that_only_have_names() -> None:
+def test_clusters_without_a_config_are_created_by_name() -> None:
     links = parse_links({("a", "b"): "8mbit", ("b", "a"): "16mbit"})
     found = Clusters.of(load(None), links, {"a": 1, "b": 2})
     assert [worker.name for worker in found.workers] == ["a/0", "b/0", "b/1"]
@@ -85,7 +85,7 @@ DEVICES = st.builds(
 
 
 @st.composite
-def made(draw: st.DrawFn) -> Clusters:
+def draw_clusters(draw: st.DrawFn) -> Clusters:
     names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
     found = tuple(
         ClusterInfo(
@@ -97,30 +97,30 @@ def made(draw: st.DrawFn) -> Clusters:
         for name in names
     )
     pairs = draw(st.sets(st.tuples(st.sampled_from(names), st.sampled_from(names)), max_size=4))
-    told = st.dictionaries(NAMES, st.builds(Provenance, NAMES, MAYBE, NAMES), max_size=2)
-    return Clusters(found, {pair: draw(LINKS) for pair in pairs}, draw(st.dictionaries(NAMES, AMOUNTS)), draw(told))
+    sources = st.dictionaries(NAMES, st.builds(Provenance, NAMES, MAYBE, NAMES), max_size=2)
+    return Clusters(found, {pair: draw(LINKS) for pair in pairs}, draw(st.dictionaries(NAMES, AMOUNTS)), draw(sources))
 
 
 COUNTS = st.integers(1, 3)
 
 
-@given(made())
-def test_json_gives_the_same_again(clusters: Clusters) -> None:
+@given(draw_clusters())
+def test_clusters_round_trip_through_json(clusters: Clusters) -> None:
     assert Clusters.from_json(clusters.to_json()) == clusters
     assert Clusters.from_json(json.loads(clusters.to_json())) == clusters
 
 
-def test_a_file_gives_the_same_again(tmp_path: Path) -> None:
-    MADE.save(tmp_path / "clusters.json")
-    assert Clusters.load(tmp_path / "clusters.json") == MADE
+def test_clusters_round_trip_through_a_file(tmp_path: Path) -> None:
+    CLUSTERS.save(tmp_path / "clusters.json")
+    assert Clusters.load(tmp_path / "clusters.json") == CLUSTERS
     with pytest.raises(ConfigError, match="cannot write"):
-        MADE.save(tmp_path / "none" / "clusters.json")
+        CLUSTERS.save(tmp_path / "none" / "clusters.json")
     with pytest.raises(ConfigError, match="cannot read"):
         Clusters.load(tmp_path / "none.json")
 
 
 WORKER = {"name": "a/0", "device": {"flops_per_s": "fast"}}
-WRONG: list[tuple[Any, str]] = [
+INVALID_DOCUMENTS: list[tuple[Any, str]] = [
     ("{", "Expecting property name"),
     ([], "no attribute"),
     ({"format": "plan 1"}, "its format is 'plan 1'"),
@@ -132,21 +132,27 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("document", "why"), WRONG)
-def test_what_is_no_cluster_object_is_refused(document: Any, why: str) -> None:
+@pytest.mark.parametrize(("document", "why"), INVALID_DOCUMENTS)
+def test_invalid_cluster_object_is_refused(document: Any, why: str) -> None:
     with pytest.raises(ConfigError, match="not a cluster object") as caught:
         Clusters.from_json(document)
     assert why in str(caught.value)
 
 
-def test_a_cluster_that_there_is_not() -> None:
+def test_unknown_cluster_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="did you mean 'gpu'"):
-        MADE.cluster("gpuu")
+        CLUSTERS.cluster("gpuu")
 
 
-def test_the_table_and_the_picture_say_what_joins_what() -> None:
-    assert [line.split()[0] for line in str(MADE).splitlines()[:5]] == ["worker", "gpu/0", "gpu/1", "gpu/2", "npu/0"]
-    assert "cpu, 1 core   954 MiB, 9 GB/s" in str(MADE)
-    assert "gpu -> npu: 60mbit, 20ms, 1%, 0.08 per GB" in str(MADE)
-    assert 'c0 <-->|"60mbit, 20ms, 1%, 0.08 per GB"| c1' in MADE.to_mermaid()
-    assert 'w0_1["gpu/1<br>gpu<br>10 TFLOP/s<br>16 GiB"]' in MADE.to_mermaid()
+def test_table_and_diagram_show_workers_and_links() -> None:
+    assert [line.split()[0] for line in str(CLUSTERS).splitlines()[:5]] == [
+        "worker",
+        "gpu/0",
+        "gpu/1",
+        "gpu/2",
+        "npu/0",
+    ]
+    assert "cpu, 1 core   954 MiB, 9 GB/s" in str(CLUSTERS)
+    assert "gpu -> npu: 60mbit, 20ms, 1%, 0.08 per GB" in str(CLUSTERS)
+    assert 'c0 <-->|"60mbit, 20ms, 1%, 0.08 per GB"| c1' in CLUSTERS.to_mermaid()
+    assert 'w0_1["gpu/1<br>gpu<br>10 TFLOP/s<br>16 GiB"]' in CLUSTERS.to_mermaid()

@@ -34,16 +34,16 @@ IDENTITY = Identity("gpu/0", "gpu", {}, {}, "run-1", None, leash=6, launcher=1)
 @pytest.mark.parametrize(
     "identity", [IDENTITY, ADDRESSED, replace(ADDRESSED, security=None, insecure=True, gateway=None, pulse=None)]
 )
-def test_an_identity_comes_back(identity: Identity) -> None:
+def test_identity_round_trips_through_json(identity: Identity) -> None:
     assert Identity.from_json(identity.to_json()) == identity
 
 
-def test_the_descriptors_that_a_worker_gets() -> None:
+def test_descriptors_lists_inherited_file_descriptors() -> None:
     assert IDENTITY.descriptors == (6,)
     assert ADDRESSED.descriptors == (6, 7)
 
 
-WRONG: list[tuple[str, dict[str, Any], str]] = [
+INVALID_CHANGES: list[tuple[str, dict[str, Any], str]] = [
     ("an unknown key", {"listens": "a:1"}, "unexpected keyword argument 'listens'"),
     ("peers in a list", {"peers": []}, "has no attribute 'keys'"),
     ("a peer without an address", {"addresses": {"npu/0": "a:1"}}, "peers and addresses name different workers"),
@@ -56,8 +56,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "why"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_does_not_fit_together_is_refused(change: dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"), [case[1:] for case in INVALID_CHANGES], ids=[case[0] for case in INVALID_CHANGES]
+)
+def test_inconsistent_identity_is_refused(change: dict[str, Any], why: str) -> None:
     text = json.dumps({**json.loads(ADDRESSED.to_json()), **change})
     with pytest.raises(ConfigError, match=VARIABLE) as refused:
         Identity.from_json(text)
@@ -68,18 +70,18 @@ def test_what_does_not_fit_together_is_refused(change: dict[str, Any], why: str)
     "text",
     ["", "gpu/0", "[]", "{}", '{"peers": {}}', '{"peers": 3}', IDENTITY.to_json().replace('"peers"', '"others"')],
 )
-def test_what_no_launcher_wrote_is_refused(text: str) -> None:
+def test_invalid_variable_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=VARIABLE):
         Identity.from_json(text)
 
 
-def test_a_process_that_no_launcher_started_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attach_returns_none_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     attach.cache_clear()
     assert attach() is None
 
 
-def test_the_identity_of_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_of_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's own children inherit the variable, but they are not that worker."""
     monkeypatch.setenv(VARIABLE, IDENTITY.to_json())
     attach.cache_clear()

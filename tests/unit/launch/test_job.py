@@ -18,10 +18,10 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, DeadlineError, RemoteFailureError
 from whale_nebula.launch import Job, Result, spawn
 from whale_nebula.launch.attach import Identity
-from whale_nebula.launch.job import end_group, members
-from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
+from whale_nebula.launch.job import end_group, list_group_members
 from whale_nebula.launch.placement import Placement
-from whale_nebula.launch.processes import Sink
+from whale_nebula.launch.worker_output import Sink
+from whale_nebula.launch.worker_processes import Output, create_identities, derive_seed, start_workers
 from whale_nebula.security import Files
 from whale_nebula.security.tenant import Tenant
 
@@ -41,7 +41,7 @@ def run(code: str, workers: dict[str, str] = TWO, deadline: float = SOON, **opti
         return job.wait(deadline)
 
 
-def test_every_worker_is_told_who_it_is() -> None:
+def test_workers_receive_their_identity() -> None:
     code = "print(me.worker, me.cluster, sorted(me.peers.items()), me.run_id, me.seed, attach() is me)"
     result = run(code, THREE, run_id="r7", seed=11).check()
     assert {name: outcome.out for name, outcome in result.outcomes.items()} == {
@@ -51,7 +51,7 @@ def test_every_worker_is_told_who_it_is() -> None:
     }
 
 
-def test_a_killed_worker_is_named_and_the_others_may_report() -> None:
+def test_killed_worker_is_the_culprit_and_others_exit_by_themselves() -> None:
     code = """
 import signal
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
@@ -72,7 +72,7 @@ time.sleep(300)
         result.check()
 
 
-def test_one_failure_ends_all_after_the_grace_even_who_ignores_it(tmp_path: Path) -> None:
+def test_failure_kills_remaining_workers_after_the_grace_period(tmp_path: Path) -> None:
     code = f"""
 import os
 import signal
@@ -95,7 +95,7 @@ time.sleep(300)
         result.check()
 
 
-def test_at_the_deadline_all_are_killed() -> None:
+def test_workers_are_killed_at_the_deadline() -> None:
     start = time.monotonic()
     result = run("time.sleep(300)", deadline=0.5)
     assert time.monotonic() - start < SOON / 2
@@ -105,7 +105,7 @@ def test_at_the_deadline_all_are_killed() -> None:
         result.check()
 
 
-def test_neither_workers_nor_what_they_start_in_sessions_of_their_own_outlive_the_launcher() -> None:
+def test_workers_and_their_descendants_end_with_the_launcher() -> None:
     started = "subprocess.Popen(['sleep', '300'], start_new_session=True).pid"
     child = f"import subprocess, time; print({started}, flush=True); time.sleep(300)"
     code = f"""
@@ -119,39 +119,39 @@ time.sleep(300)
     launcher = f"""
 import time
 from whale_nebula.launch import spawn
-with spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *told: print(told[2], flush=True)):
+with spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *event: print(event[2], flush=True)):
     time.sleep(300)
 """
     process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 4 and all(alive(pid) for pid in pids)
+    assert len(pids) == 4 and all(is_alive(pid) for pid in pids)
     process.kill()
     process.wait(SOON)
     process.stdout.close()
     try:
-        wait_until(lambda: not any(alive(pid) for pid in pids))
+        wait_until(lambda: not any(is_alive(pid) for pid in pids))
     finally:
-        for pid in filter(alive, pids):
+        for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_output_is_kept_apart_and_echoed_by_line() -> None:
+def test_output_is_captured_per_stream_and_echoed_by_line() -> None:
     code = "import os; print('out', flush=True); print('err', file=sys.stderr); print(os.environ['EXTRA'], end='')"
-    told: list[tuple[str, str, str]] = []
+    lines: list[tuple[str, str, str]] = []
     environment = {"EXTRA": "no newline"}
-    result = run(code, {"gpu/0": "gpu"}, echo=lambda *each: told.append(each), env=environment).check()
+    result = run(code, {"gpu/0": "gpu"}, echo=lambda *each: lines.append(each), env=environment).check()
     assert (result.outcomes["gpu/0"].out, result.outcomes["gpu/0"].err) == ("out\nno newline", "err\n")
     assert "EXTRA" not in os.environ
-    assert sorted(told) == [("gpu/0", "err", "err\n"), ("gpu/0", "out", "no newline"), ("gpu/0", "out", "out\n")]
+    assert sorted(lines) == [("gpu/0", "err", "err\n"), ("gpu/0", "out", "no newline"), ("gpu/0", "out", "out\n")]
 
 
-def test_a_job_of_nobody_is_refused() -> None:
+def test_job_without_workers_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one worker"), spawn(["-c", ""], {}):
         pass
 
 
-def test_a_job_that_ended_or_cannot_start_leaves_nothing_open() -> None:
+def test_ended_or_failed_job_leaks_no_file_descriptors() -> None:
     run("pass").check()
     before = psutil.Process().num_fds()
     run("pass").check()
@@ -172,35 +172,36 @@ CONFIG = load(
 )
 
 
-def started(code: str, output: Path, workers: Mapping[str, Identity] | None = None, **options: object) -> Job:
+def start_job(code: str, output: Path, workers: Mapping[str, Identity] | None = None, **options: object) -> Job:
     with (output / "out").open("wb") as out, (output / "err").open("wb") as err:
         sinks = {"out": Sink(os.dup(out.fileno())), "err": Sink(os.dup(err.fileno()))}
-    told = workers or identities(PLACEMENT, CONFIG, {})
-    return start_placed(["-c", "import os" + START + code], told, output=Output(sinks), **options)  # type: ignore[arg-type]
+    identities = workers or create_identities(PLACEMENT, CONFIG, {})
+    return start_workers(["-c", "import os" + START + code], identities, output=Output(sinks), **options)  # type: ignore[arg-type]
 
 
-def test_what_a_run_of_an_account_writes_is_for_its_user_alone(tmp_path: Path) -> None:
+def test_files_of_an_account_are_readable_by_its_user_only(tmp_path: Path) -> None:
     alone = Placement(("gpu/0",), {"gpu/0": "127.0.0.1:7101"})
     tenant, code = Tenant("ana", "gpu", "aa"), "print(me.tenant.account)\nopen('weights', 'w')\nos.mkdir('runs')"
-    told = {
-        name: replace(each, tenant=tenant, home=str(tmp_path)) for name, each in identities(alone, CONFIG, {}).items()
+    identities = {
+        name: replace(each, tenant=tenant, home=str(tmp_path))
+        for name, each in create_identities(alone, CONFIG, {}).items()
     }
-    with started(code, tmp_path, told, cwd=tmp_path) as job:
+    with start_job(code, tmp_path, identities, cwd=tmp_path) as job:
         job.wait(SOON).check()
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("weights", "runs")]
     assert modes == [0o600, 0o700] and (tmp_path / "out").read_text() == "ana\n"
 
 
-class TestWhatTheyAreTold:
-    def test_all_of_it(self) -> None:
-        found = identities(PLACEMENT, CONFIG, {}, path="clusters.yaml")["gpu/0"]
+class TestIdentities:
+    def test_identity_has_all_fields_of_the_config(self) -> None:
+        found = create_identities(PLACEMENT, CONFIG, {}, path="clusters.yaml")["gpu/0"]
         assert found == Identity(
             worker="gpu/0",
             cluster="gpu",
             peers={"npu/0": "npu"},
             addresses={"npu/0": "127.0.0.1:7102"},
             run_id="mt",
-            seed=seed_of(CONFIG),
+            seed=derive_seed(CONFIG),
             listen="127.0.0.1:7101",
             insecure=True,
             gateway="10.0.0.9:7100",
@@ -208,82 +209,82 @@ class TestWhatTheyAreTold:
             config=str(Path("clusters.yaml").absolute()),
         )
 
-    def test_certificates_another_place_to_listen_and_no_gateway(self) -> None:
+    def test_identity_with_certificates_other_address_and_no_gateway(self) -> None:
         config = Config(run="mt", clusters=CONFIG.clusters)
         files = dict.fromkeys(PLACEMENT.here, FILES)
         listen = {"gpu/0": "0.0.0.0:7101", "npu/0": "0.0.0.0:7102"}
-        found = identities(PLACEMENT, config, files, listen=listen, gateways=False)
+        found = create_identities(PLACEMENT, config, files, listen=listen, gateways=False)
         assert (found["gpu/0"].security, found["gpu/0"].listen, found["gpu/0"].gateway) == (FILES, "0.0.0.0:7101", None)
         assert found["gpu/0"].addresses["npu/0"] == "127.0.0.1:7102"
 
-    def test_only_those_of_this_host_are_started(self) -> None:
+    def test_identities_are_of_workers_on_this_host(self) -> None:
         here = Placement(("npu/0",), PLACEMENT.addresses)
-        assert list(identities(here, CONFIG, {})) == ["npu/0"]
+        assert list(create_identities(here, CONFIG, {})) == ["npu/0"]
 
 
-def test_a_worker_that_is_stopped_is_found_frozen_and_killed(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_stopped_worker_is_reported_frozen_and_killed(tmp_path: Path) -> None:
+    notices: list[str] = []
     code = "print('ready', flush=True); time.sleep(300)"
-    with started(code, tmp_path, silence=2.0, notice=told.append) as job:
+    with start_job(code, tmp_path, silence=2.0, notice=notices.append) as job:
         wait_until(lambda: (tmp_path / "out").read_text().count("ready") == 2)
         time.sleep(1.2)  # a beat at least
         os.kill(job.pids["npu/0"], signal.SIGSTOP)
         result = job.wait(SOON, grace=0.1)
     assert (result.culprit, result.frozen, result.late) == ("npu/0", {"npu/0"}, False)
     assert result.codes["npu/0"] == -signal.SIGKILL
-    assert told == ["worker npu/0 is frozen (no heartbeat for 2 s): killing it"]
+    assert notices == ["worker npu/0 is frozen (no heartbeat for 2 s): killing it"]
 
 
-def test_a_worker_that_has_ended_and_does_not_go_is_not_frozen_and_keeps_its_exit_code(tmp_path: Path) -> None:
+def test_worker_that_hangs_at_exit_keeps_its_exit_code(tmp_path: Path) -> None:
     """As a library may hold it up that gives back its connections when no thread of Python is left."""
-    told: list[str] = []
+    notices: list[str] = []
     code = """
 class Library:
     def __del__(self, sleep=time.sleep): sleep(300)
 if me.cluster == "npu": sys.modules["library"] = Library()
-me.heart.code = 1
+me.heartbeat_sender.code = 1
 sys.exit("NB-402 no message from worker 'gpu/0'")
 """
-    with started(code, tmp_path, silence=2.0, ending=2.5, notice=told.append) as job:
+    with start_job(code, tmp_path, silence=2.0, ending=2.5, notice=notices.append) as job:
         result = job.wait(SOON, grace=SOON)
     assert (result.codes, result.frozen, result.late) == ({"gpu/0": 1, "npu/0": 1}, frozenset(), False)
-    assert told == ["worker npu/0 has ended, but its process has not exited for 2.5 s: killing it"]
+    assert notices == ["worker npu/0 has ended, but its process has not exited for 2.5 s: killing it"]
 
 
-def test_who_leaves_is_waited_for_with_patience_and_is_nobodys_fault(tmp_path: Path) -> None:
+def test_leaving_workers_are_awaited_with_patience(tmp_path: Path) -> None:
     code = "if me.cluster == 'npu': time.sleep(0.3)\nsys.exit(75)"
-    with started(code, tmp_path) as job:
+    with start_job(code, tmp_path) as job:
         result = job.wait(SOON, grace=0.0, patience=SOON)
     assert result.codes == {"gpu/0": 75, "npu/0": 75}
     assert result.culprit in result.codes
 
 
-def test_who_saves_after_a_failure_is_waited_for_with_patience(tmp_path: Path) -> None:
+def test_worker_that_saves_after_a_failure_is_awaited_with_patience(tmp_path: Path) -> None:
     code = f"""
 saves = pathlib.Path({str(tmp_path / "saves")!r})
 if me.cluster == "gpu":
     while not saves.exists(): time.sleep(0.01)
     sys.exit(3)
-me.heart.send(saving=True)
+me.heartbeat_sender.send(saving=True)
 saves.touch()
 time.sleep(0.8)
-me.heart.send(saving=False)
+me.heartbeat_sender.send(saving=False)
 sys.exit(4)
 """
-    with started(code, tmp_path) as job:
+    with start_job(code, tmp_path) as job:
         result = job.wait(SOON, grace=0.2, patience=SOON)
     assert (result.culprit, result.codes) == ("gpu/0", {"gpu/0": 3, "npu/0": 4})
 
 
-def test_who_fails_is_the_culprit_and_not_who_left_before(tmp_path: Path) -> None:
-    steps = "me.heart.send(saved=7) if me.cluster == 'gpu' else me.heart.send(saved=9)\n"
+def test_failed_worker_is_the_culprit_not_one_that_left_before(tmp_path: Path) -> None:
+    steps = "me.heartbeat_sender.send(saved=7) if me.cluster == 'gpu' else me.heartbeat_sender.send(saved=9)\n"
     code = steps + "if me.cluster == 'gpu': sys.exit(75)\ntime.sleep(0.3); sys.exit(3)"
-    with started(code, tmp_path) as job:
+    with start_job(code, tmp_path) as job:
         result = job.wait(SOON, patience=SOON)
     assert (result.culprit, result.codes["npu/0"], result.saved) == ("npu/0", 3, 9)
 
 
-def test_what_a_worker_has_started_ends_with_it_though_others_go_on(tmp_path: Path) -> None:
+def test_descendants_of_an_ended_worker_are_killed(tmp_path: Path) -> None:
     code = """
 import subprocess
 if me.cluster == "gpu":
@@ -291,11 +292,11 @@ if me.cluster == "gpu":
 else:
     time.sleep(300)
 """
-    with started(code, tmp_path) as job:
+    with start_job(code, tmp_path) as job:
         wait_until(lambda: (tmp_path / "out").read_text().endswith("\n"))
         pid = int((tmp_path / "out").read_text())
-        wait_until(lambda: not alive(pid))
-        assert alive(job.pids["npu/0"])
+        wait_until(lambda: not is_alive(pid))
+        assert is_alive(job.pids["npu/0"])
 
 
 STUBBORN = """
@@ -312,24 +313,24 @@ stubborn.stdout.readline()
 """
 
 
-def test_the_rest_of_a_group_is_ended_while_its_dead_leader_holds_the_number() -> None:
+def test_end_group_kills_the_members_of_a_zombie_leader() -> None:
     leader = subprocess.Popen([sys.executable, "-c", LEADER], process_group=0)
     os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOWAIT)
-    assert len(members(leader.pid)) == 2
+    assert len(list_group_members(leader.pid)) == 2
     end_group(leader.pid, linger=0.1)
     assert leader.wait(60) == 0
-    assert gone(leader.pid)
+    assert group_ends(leader.pid)
 
 
-def gone(number: int) -> bool:
+def group_ends(number: int) -> bool:
     for _ in range(3000):
-        if not members(number):
+        if not list_group_members(number):
             return True
         os.sched_yield()
     return False
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

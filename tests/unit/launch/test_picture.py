@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.unit.report.terminal import Terminal
-from whale_nebula.launch.processes import Picture, Shown, Sink
+from whale_nebula.launch.worker_output import PictureReader, PictureWriter, Sink
 from whale_nebula.report.screen import Screen
 
-NOWHERE = os.open(os.devnull, os.O_RDONLY)
+NULL_DEVICE = os.open(os.devnull, os.O_RDONLY)
 
 
 @dataclass
-class Silent:
+class EmptyReader:
     """Reads nothing, and says that it was closed."""
 
     closed: list[bool] = field(default_factory=list)
@@ -40,13 +40,13 @@ def pipe() -> Iterator[tuple[int, int]]:
             continue
 
 
-def shown(drawn: list[str], *, leave: bool) -> Terminal:
+def draw_through_pipe(drawn: list[str], *, leave: bool) -> Terminal:
     """What stands on a terminal after so many pictures and a line from somebody else."""
     ours, theirs = os.pipe()
-    seen, silent = Terminal(), Silent()
+    seen, silent = Terminal(), EmptyReader()
     screen = Screen(seen)
-    follower = Shown("gpu/0", silent, ours, screen)
-    picture = Picture(theirs, NOWHERE)
+    follower = PictureReader("gpu/0", silent, ours, screen)
+    picture = PictureWriter(theirs, NULL_DEVICE)
     for text in drawn:
         assert picture.draw(text)
     if leave:
@@ -57,30 +57,30 @@ def shown(drawn: list[str], *, leave: bool) -> Terminal:
     return seen
 
 
-def test_each_takes_the_place_of_the_one_before_and_the_last_is_left() -> None:
-    assert shown(["one\ntwo\n", "three\n"], leave=True).shown == ["three", "a line"]
+def test_picture_replaces_the_previous_one_and_the_last_stays() -> None:
+    assert draw_through_pipe(["one\ntwo\n", "three\n"], leave=True).shown == ["three", "a line"]
 
 
-def test_who_drew_nothing_leaves_the_picture_of_another_where_it_is() -> None:
+def test_writer_without_a_picture_leaves_the_screen_unchanged() -> None:
     seen = Terminal()
     screen = Screen(seen)
     screen.draw("a table\n")
     ours, theirs = os.pipe()
-    follower = Shown("gpu/1", Silent(), ours, screen)
-    Picture(theirs, NOWHERE).close()
+    follower = PictureReader("gpu/1", EmptyReader(), ours, screen)
+    PictureWriter(theirs, NULL_DEVICE).close()
     os.close(theirs)
     follower.close()
     screen.draw("the next\n")
     assert seen.shown == ["the next"]
 
 
-def test_of_a_worker_that_died_nothing_stays() -> None:
-    assert shown(["one\ntwo\n"], leave=False).shown == ["a line"]
+def test_picture_of_a_dead_worker_is_removed() -> None:
+    assert draw_through_pipe(["one\ntwo\n"], leave=False).shown == ["a line"]
 
 
-def test_a_full_pipe_is_not_waited_for_and_no_picture_is_torn(pipe: tuple[int, int]) -> None:
+def test_full_pipe_skips_pictures_without_blocking(pipe: tuple[int, int]) -> None:
     ours, theirs = pipe
-    picture = Picture(theirs, NOWHERE)
+    picture = PictureWriter(theirs, NULL_DEVICE)
     large = "x" * (1 << 20) + "\n"
     assert picture.draw(large)
     assert not picture.draw("left out\n")  # the large one has not gone out yet
@@ -95,15 +95,15 @@ def test_a_full_pipe_is_not_waited_for_and_no_picture_is_torn(pipe: tuple[int, i
     assert found[0] == large and set(found[1:-2]) <= {"late\n"} and found[-2:] == ["", ""]
 
 
-def test_nobody_looks_any_more(pipe: tuple[int, int]) -> None:
+def test_drawing_after_the_reader_closed_does_not_raise(pipe: tuple[int, int]) -> None:
     ours, theirs = pipe
-    picture = Picture(theirs, NOWHERE)
+    picture = PictureWriter(theirs, NULL_DEVICE)
     os.close(ours)
     assert picture.draw("one\n")
     picture.close()
 
 
-def test_lines_of_workers_stand_above() -> None:
+def test_lines_of_workers_appear_above_the_picture() -> None:
     ours, theirs = os.pipe()
     seen = Terminal()
     screen = Screen(seen)
@@ -117,12 +117,12 @@ def test_lines_of_workers_stand_above() -> None:
     os.close(theirs)
 
 
-def test_it_is_as_large_as_the_launchers_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_has_the_size_of_the_launchers_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     leader, follower = os.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 31, 117, 0, 0))
-    picture = Picture(os.dup(NOWHERE), follower)
+    picture = PictureWriter(os.dup(NULL_DEVICE), follower)
     assert picture.size() == os.terminal_size((117, 31))
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 90, 0, 0))
     assert picture.size() == os.terminal_size((90, 20))

@@ -10,39 +10,39 @@ import yaml
 
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.placement import ANY, Asked, Placement, everything
-from whale_nebula.launch.resolve import CHAIN, nodes, resolve, tasks
+from whale_nebula.launch.placement import ANY, Placement, PlacementRequest, place_all_workers
+from whale_nebula.launch.resolve import CHAIN, expand_node_list, parse_task_counts, resolve
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "placements.yaml").read_text())
 
 
-def asked(case: dict[str, Any]) -> Asked:
-    return Asked(**case.get("asked", {}), local=lambda host: host in case.get("local", ()))
+def create_request(case: dict[str, Any]) -> PlacementRequest:
+    return PlacementRequest(**case.get("asked", {}), local=lambda host: host in case.get("local", ()))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
-def test_placements(case: dict[str, Any]) -> None:
+def test_resolver_finds_the_placement(case: dict[str, Any]) -> None:
     config = load(case.get("config"))
     if "error" in case:
         with pytest.raises(ConfigError) as refused:
-            resolve(config, case.get("environ", {}), asked(case))
+            resolve(config, case.get("environ", {}), create_request(case))
         assert case["error"] in refused.value.what
         assert case.get("mend", "") in refused.value.mend
         assert case.get("where", "") in refused.value.where
         return
-    found = resolve(config, case.get("environ", {}), asked(case))
+    found = resolve(config, case.get("environ", {}), create_request(case))
     assert found.source == case["expect"]["source"]
     assert list(found.placement.here) == case["expect"]["here"]
     assert found.placement.addresses == case["expect"]["addresses"]
 
 
-def test_every_resolver_is_in_the_golden_cases() -> None:
+def test_golden_cases_cover_all_resolvers() -> None:
     assert {case["expect"]["source"] for case in CASES if "expect" in case} == set(CHAIN)
 
 
-def test_who_was_asked_before_says_why_not() -> None:
+def test_declined_resolvers_give_their_reasons() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
-    found = resolve(load({"clusters": {"gpu": {}}}), environ, Asked())
+    found = resolve(load({"clusters": {"gpu": {}}}), environ, PlacementRequest())
     assert dict(found.declined) == {
         "config": "the config lists no workers",
         "TF_CONFIG": "TF_CONFIG is not set",
@@ -50,9 +50,9 @@ def test_who_was_asked_before_says_why_not() -> None:
     assert found.explain().splitlines()[-1] == "Slurm: yes, it provides the addresses of the workers"
 
 
-def test_when_nobody_knows_all_reasons_are_told() -> None:
+def test_unresolved_placement_lists_all_reasons() -> None:
     with pytest.raises(ConfigError) as refused:
-        resolve(load({"clusters": {"gpu": {}, "npu": {}}}), {}, Asked("gpu"))
+        resolve(load({"clusters": {"gpu": {}, "npu": {}}}), {}, PlacementRequest("gpu"))
     assert [line.partition(":")[0] for line in refused.value.why.splitlines()] == list(CHAIN)
 
 
@@ -65,7 +65,7 @@ NODES = {
     "r[0-1]n[1-2]": ["r0n1", "r0n2", "r1n1", "r1n2"],
     "a.b-c[8,9-10].site": ["a.b-c8.site", "a.b-c9.site", "a.b-c10.site"],
 }
-NO_NODES = [
+INVALID_NODES = [
     "",
     ",",
     "n1,",
@@ -80,33 +80,36 @@ NO_NODES = [
     "n[0-99999999]",
     "n[0-999][0-999]",
 ]
-NO_TASKS = ["", "2(3)", "x2", "2,,1", "2(x9999999)"]
+INVALID_TASKS = ["", "2(3)", "x2", "2,,1", "2(x9999999)"]
 
 
-def test_node_lists_and_tasks() -> None:
-    assert {text: nodes(text) for text in NODES} == NODES
-    assert (tasks("2"), tasks("2(x3),1,4(x2)")) == ([2], [2, 2, 2, 1, 4, 4])
+def test_node_lists_and_task_counts_are_parsed() -> None:
+    assert {text: expand_node_list(text) for text in NODES} == NODES
+    assert (parse_task_counts("2"), parse_task_counts("2(x3),1,4(x2)")) == ([2], [2, 2, 2, 1, 4, 4])
 
 
-@pytest.mark.parametrize(("read", "text"), [(nodes, each) for each in NO_NODES] + [(tasks, each) for each in NO_TASKS])
-def test_what_is_none_is_refused_and_takes_no_memory(read: Any, text: str) -> None:
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [(expand_node_list, each) for each in INVALID_NODES] + [(parse_task_counts, each) for each in INVALID_TASKS],
+)
+def test_invalid_slurm_text_is_refused(read: Any, text: str) -> None:
     with pytest.raises(ConfigError, match="cannot parse"):
         read(text)
 
 
-class TestEverything:
+class TestAllWorkers:
     """`--all`."""
 
     CONFIG = load({"clusters": {"gpu": {"workers": ["127.0.0.1:7101", "10.77.0.9:7101"]}, "npu": {}}})
 
-    def test_all_workers_are_here_and_strange_addresses_are_replaced(self) -> None:
-        placement = everything(self.CONFIG, [], lambda host: host == "127.0.0.1")
+    def test_all_workers_are_local_and_foreign_addresses_replaced(self) -> None:
+        placement = place_all_workers(self.CONFIG, [], lambda host: host == "127.0.0.1")
         assert placement == Placement(
             ("gpu/0", "gpu/1", "npu/0"), {"gpu/0": "127.0.0.1:7101", "gpu/1": ANY, "npu/0": ANY}
         )
         assert placement.clusters == ("gpu", "npu")
 
-    def test_without_a_config_clusters_must_be_named(self) -> None:
+    def test_no_config_and_no_cluster_names_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="no clusters are specified") as refused:
-            everything(Config(), [], lambda host: True)
+            place_all_workers(Config(), [], lambda host: True)
         assert "--clusters gpu,npu" in refused.value.mend

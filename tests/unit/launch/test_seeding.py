@@ -25,7 +25,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "nebula_drawing"
 
 
-def test_it_is_done_once_when_the_module_is_loaded_and_not_when_it_is_only_looked_for(module: str) -> None:
+def test_callback_runs_once_when_the_module_is_loaded(module: str) -> None:
     done: list[str] = []
     before = list(sys.meta_path)
     call_when_loaded(module, lambda: done.append(module))
@@ -39,7 +39,7 @@ def test_it_is_done_once_when_the_module_is_loaded_and_not_when_it_is_only_looke
     assert done == [module, "again"]
 
 
-def test_numbers_that_loading_draws_are_not_missed(module: str) -> None:
+def test_random_state_is_unaffected_by_loading(module: str) -> None:
     random.seed(3)
     expected = random.random()
     random.seed(3)
@@ -48,7 +48,7 @@ def test_numbers_that_loading_draws_are_not_missed(module: str) -> None:
     assert random.random() == expected
 
 
-def test_a_module_that_there_is_not_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_module_still_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(sys.meta_path)
     monkeypatch.setattr(sys, "meta_path", before.copy())
     call_when_loaded("nebula_nowhere", pytest.fail)
@@ -56,7 +56,7 @@ def test_a_module_that_there_is_not_stays_so(monkeypatch: pytest.MonkeyPatch) ->
         importlib.import_module("nebula_nowhere")
 
 
-def test_seeding_loads_nothing() -> None:
+def test_seeding_loads_no_libraries() -> None:
     code = (
         "import sys, random; from whale_nebula.launch.seeding import seed_all; seed_all(7); a = random.random();"
         "print(sorted({'numpy', 'tensorflow', 'keras'} & set(sys.modules)), a);"
@@ -67,7 +67,7 @@ def test_seeding_loads_nothing() -> None:
 
 
 @pytest.mark.parametrize("first", ["keras", "tensorflow", "numpy"])
-def test_keras_own_function_is_called_once_when_it_and_tensorflow_are_there(first: str, tmp_path: Path) -> None:
+def test_keras_seed_function_is_called_once_after_loading(first: str, tmp_path: Path) -> None:
     """The libraries here are small ones of the same names; what the real ones draw, tests of processes compare."""
     (tmp_path / "numpy.py").write_text(NUMPY)
     (tmp_path / "tensorflow.py").write_text("import importlib.util as u; u.find_spec('keras'); READY = True")
@@ -101,7 +101,7 @@ class utils:
 """
 
 
-def test_nothing_but_the_seeding_draws_from_the_numbers_of_the_script() -> None:
+def test_library_never_draws_from_the_global_random_state() -> None:
     """A line that waits with `random.random()` in one process only gives it other weights than the next one has."""
     package = Path(seeding.__file__).parents[1]
     own = {"Random", "SystemRandom"}
@@ -117,7 +117,7 @@ def test_nothing_but_the_seeding_draws_from_the_numbers_of_the_script() -> None:
     }
 
 
-def test_what_joining_draws_is_not_missed() -> None:
+def test_keep_generators_restores_the_random_states() -> None:
     random.seed(3)
     np.random.seed(3)
     expected = random.Random(3).random(), np.random.RandomState(3).rand()

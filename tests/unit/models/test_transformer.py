@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import record_scopes
 from whale_nebula.errors import OptionError
 from whale_nebula.models import Sizes, transformer
 
@@ -57,7 +57,7 @@ def test_around_scopes_cover_the_blocks() -> None:
     def around(block: int) -> contextlib.AbstractContextManager:
         return nb.stage(cluster="gpu" if block < 2 else "npu")
 
-    with parsing() as tree, nb.cluster():
+    with record_scopes() as tree, nb.cluster():
         transformer(SMALL, around=around)
     stages = str(tree).splitlines()[1:]
     # the embedding and two blocks; the third block, and norm and output

@@ -18,7 +18,7 @@ import whale_nebula as nb
 from tests.parity_harness import data
 from tests.unit.planner.problems import draw_problem
 from whale_nebula.codec.packing import PREFIX
-from whale_nebula.hardware.measured import BlockTime, blocks_path, keep_blocks, read_blocks
+from whale_nebula.hardware.measurements import BlockTime, blocks_path, read_blocks, save_blocks
 from whale_nebula.planner.cluster_costs import Tensor, code_crossings
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision
@@ -218,14 +218,14 @@ def test_equal_blocks_are_measured_once_and_read_from_the_cache(monkeypatch: pyt
 
 
 def test_block_times_of_another_machine_are_ignored() -> None:
-    keep_blocks({"a": BlockTime(1.0, 0.1, "2026-01-02")})
-    keep_blocks({"b": BlockTime(2.0, 0.1, "2026-01-03")})
+    save_blocks({"a": BlockTime(1.0, 0.1, "2026-01-02")})
+    save_blocks({"b": BlockTime(2.0, 0.1, "2026-01-03")})
     assert sorted(read_blocks()) == ["a", "b"]
     document = json.loads(blocks_path().read_text())
     for text in (json.dumps({**document, "machine": "another"}), json.dumps({**document, "format": "0"}), "{", "[]"):
         blocks_path().write_text(text)
         assert read_blocks() == {}
-    keep_blocks({"c": BlockTime(3.0, 0.1, "2026-01-04")})
+    save_blocks({"c": BlockTime(3.0, 0.1, "2026-01-04")})
     assert read_blocks() == {"c": BlockTime(3.0, 0.1, "2026-01-04")}
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.passes.examples import DESCENT, EXAMPLES, GLOBAL_NORM, TWO_STAGES
 from tests.unit.passes.programs import assign_worker_per_stage, compile_text
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.feed.checks import Missing
+from whale_nebula.feed.checks import MissingInput
 from whale_nebula.ir.program import Leaf
 from whale_nebula.runtime.exchange.admission import ANY_SIZE, Admission, count_known_rows, slots
 from whale_nebula.spec import Spec
@@ -62,10 +62,10 @@ X, Y, TABLE = (
     ("tensors", "counts", "known"),
     [
         ((np.zeros(7), np.zeros(7), np.zeros(9)), [4, 3], [4, 3]),
-        ((np.zeros(7), Missing("y", None), np.zeros(9)), [4, 3], [4, 3]),
+        ((np.zeros(7), MissingInput("y", None), np.zeros(9)), [4, 3], [4, 3]),
         ((np.zeros(7), np.zeros(7), np.zeros(9)), [7], [7]),
         ((np.zeros(7), np.zeros(8), np.zeros(9)), [7], []),
-        ((np.zeros(7), Missing("y", None), np.zeros(9)), [7], []),
+        ((np.zeros(7), MissingInput("y", None), np.zeros(9)), [7], []),
     ],
 )
 def test_rows_are_unknown_when_inputs_of_one_micro_batch_differ(

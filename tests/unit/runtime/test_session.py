@@ -25,7 +25,7 @@ from whale_nebula.errors import (
     PlanMismatchError,
     RemoteFailureError,
 )
-from whale_nebula.feed.checks import refuse_unshared
+from whale_nebula.feed.checks import refuse_unshared_ids
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.rendezvous import (
@@ -312,4 +312,4 @@ def test_ids_are_refused_when_no_two_clusters_compare_them(
         if refused
         else contextlib.nullcontext()
     ):
-        refuse_unshared(["id"], {"id": readers, "x": {"a/0"}}, clusters)
+        refuse_unshared_ids(["id"], {"id": readers, "x": {"a/0"}}, clusters)

@@ -11,16 +11,16 @@ import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes import hints
 from whale_nebula.scopes.frames import open_frames
-from whale_nebula.scopes.placing import placement
+from whale_nebula.scopes.placement import parse_placement
 from whale_nebula.site import Site
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hints, "_said", set())
+def forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "_warned", set())
 
 
-def test_a_stage_in_eager_code_warns_once_for_its_line() -> None:
+def test_stage_in_eager_code_warns_once_per_line() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -32,7 +32,7 @@ def test_a_stage_in_eager_code_warns_once_for_its_line() -> None:
     assert "fit" in str(caught[0].message)
 
 
-def test_each_program_warns_for_its_first_stage() -> None:
+def test_program_warns_for_its_first_stage_only() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with nb.cluster():
@@ -45,7 +45,7 @@ def test_each_program_warns_for_its_first_stage() -> None:
     assert [warning.lineno for warning in caught] == [first.site.line, other.site.line]
 
 
-def test_other_scopes_and_a_stage_that_caught_something_do_not_warn() -> None:
+def test_used_stages_and_other_scopes_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with nb.cluster(), nb.replica(), nb.pipeline(2), nb.compress(fp16=True):
@@ -54,7 +54,7 @@ def test_other_scopes_and_a_stage_that_caught_something_do_not_warn() -> None:
             frame.touched = True
 
 
-def test_an_exception_is_not_hidden_by_a_warning_and_no_scope_stays_open() -> None:
+def test_exception_in_a_stage_is_raised_and_closes_all_scopes() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(KeyError), nb.stage():
@@ -64,7 +64,7 @@ def test_an_exception_is_not_hidden_by_a_warning_and_no_scope_stays_open() -> No
     assert open_frames() == ()
 
 
-def test_a_stage_in_a_plain_tf_function_warns_once_with_its_own_mend() -> None:
+def test_stage_in_a_plain_tf_function_warns_once_with_its_fix() -> None:
     sites: list[Site] = []
 
     @tf.function
@@ -81,7 +81,7 @@ def test_a_stage_in_a_plain_tf_function_warns_once_with_its_own_mend() -> None:
     assert "use @nb.function instead of @tf.function" in str(caught[0].message)
 
 
-def test_a_place_that_ran_eagerly_warns_again_in_a_tf_function() -> None:
+def test_eager_stage_warns_again_in_a_tf_function() -> None:
     def forward(x: tf.Tensor) -> tf.Tensor:
         with nb.cluster(), nb.stage():
             return x + 1.0
@@ -92,7 +92,7 @@ def test_a_place_that_ran_eagerly_warns_again_in_a_tf_function() -> None:
         tf.function(forward)(tf.constant(1.0))
 
 
-def test_what_is_captured_does_not_warn_nor_what_is_uncut_on_purpose() -> None:
+def test_captured_and_verified_steps_do_not_warn() -> None:
     @nb.function
     def step(x: tf.Tensor) -> tf.Tensor:
         with nb.cluster(), nb.stage(cluster="a"):
@@ -106,7 +106,7 @@ def test_what_is_captured_does_not_warn_nor_what_is_uncut_on_purpose() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::whale_nebula.errors.NebulaWarning")
-def test_rewritten_code_is_named_as_it_was_written() -> None:
+def test_site_of_autograph_code_is_the_original_line() -> None:
     sites: list[Site] = []
 
     @tf.function
@@ -122,29 +122,29 @@ def test_rewritten_code_is_named_as_it_was_written() -> None:
     assert sites == [Site(__file__, first + 4)]
 
 
-def told() -> list[str]:
+def collect_warnings() -> list[str]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", NebulaWarning)
         hints.warn_unscoped("small")
     return [str(each.message) for each in found]
 
 
-def test_a_stage_without_with_is_told_once_with_the_line_that_was_meant() -> None:
+def test_stage_without_with_warns_once_with_the_fix() -> None:
     nb.stage(cluster="gpu")
-    (message,) = told()
+    (message,) = collect_warnings()
     assert message.startswith("NB-900 nb.stage(cluster='gpu') is never entered")
     assert "model 'small' runs uncut" in message
     assert "with nb.stage(cluster='gpu'):" in message
-    assert told() == []
+    assert collect_warnings() == []
 
 
-def entered_later() -> None:
+def enter_scope_later() -> None:
     made = nb.pipeline(2)
     with nb.cluster(), made:
         pass
 
 
-def entered_sometimes() -> None:
+def enter_scope_conditionally() -> None:
     for used in (True, False):
         scope: Any = nb.cluster()
         if used:
@@ -152,21 +152,23 @@ def entered_sometimes() -> None:
                 pass
 
 
-def refused() -> None:
+def use_scope_as_decorator() -> None:
     with pytest.raises(nb.errors.ScopeError, match="is not a decorator"):
         nb.stage(cluster="gpu")(lambda x: x)
 
 
-def given_to_a_map_of_places() -> None:
-    placement({"a": nb.stage(cluster="gpu", name="head")})
+def use_stage_in_placement() -> None:
+    parse_placement({"a": nb.stage(cluster="gpu", name="head")})
 
 
-@pytest.mark.parametrize("write", [entered_later, entered_sometimes, refused, given_to_a_map_of_places])
-def test_what_is_entered_or_told_in_another_way_is_not_told(write: Callable[[], None]) -> None:
+@pytest.mark.parametrize(
+    "write", [enter_scope_later, enter_scope_conditionally, use_scope_as_decorator, use_stage_in_placement]
+)
+def test_entered_placed_or_refused_scopes_do_not_warn(write: Callable[[], None]) -> None:
     write()
-    assert told() == []
+    assert collect_warnings() == []
 
 
 @pytest.mark.filterwarnings("error")
-def test_without_any_nothing_is_said() -> None:
+def test_model_without_scopes_does_not_warn() -> None:
     hints.warn_unscoped("small")

@@ -19,8 +19,8 @@ from whale_nebula.scopes.frames import (
 )
 
 
-class Diary:
-    """A watcher that writes down what it is told."""
+class RecordingWatcher:
+    """A watcher that records the scopes that open and close."""
 
     def __init__(self, refuses: str = "") -> None:
         self.lines: list[str] = []
@@ -39,77 +39,77 @@ class Diary:
 
 
 @pytest.fixture(autouse=True)
-def own_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
+def isolate_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes.frames, "watchers", [])
-    monkeypatch.setattr("whale_nebula.scopes.hints.running", lambda: None)
+    monkeypatch.setattr("whale_nebula.scopes.hints.find_code_kind", lambda: None)
 
 
 @pytest.fixture
-def diary() -> Diary:
-    made = Diary()
+def recorder() -> RecordingWatcher:
+    made = RecordingWatcher()
     add_watcher(made)
     return made
 
 
-def test_frames_stand_from_the_outermost_to_the_innermost() -> None:
+def test_open_frames_are_ordered_from_outermost_to_innermost() -> None:
     with nb.cluster() as a, nb.pipeline(2) as b, nb.stage() as c, nb.compress(fp16=True) as d:
         assert open_frames() == (a, b, c, d)
     assert open_frames() == ()
 
 
-def test_watchers_see_scopes_open_and_close(diary: Diary) -> None:
+def test_watchers_are_called_when_scopes_open_and_close(recorder: RecordingWatcher) -> None:
     with nb.cluster():
         with nb.stage():
             pass
         with nb.stage():
             pass
-    assert diary.lines == ["+cluster", "+stage", "-stage", "+stage", "-stage", "-cluster"]
+    assert recorder.lines == ["+cluster", "+stage", "-stage", "+stage", "-stage", "-cluster"]
 
 
-def test_everything_closes_when_the_body_raises(diary: Diary) -> None:
+def test_all_scopes_close_when_the_body_raises(recorder: RecordingWatcher) -> None:
     with pytest.raises(KeyError), nb.cluster(), nb.stage():
         raise KeyError
-    assert diary.lines[2:] == ["-stage", "-cluster"]
+    assert recorder.lines[2:] == ["-stage", "-cluster"]
     assert open_frames() == ()
 
 
-def test_a_watcher_that_raises_leaves_the_scope_closed(diary: Diary) -> None:
-    add_watcher(Diary(refuses="stage"))
+def test_failing_watcher_leaves_the_scope_closed(recorder: RecordingWatcher) -> None:
+    add_watcher(RecordingWatcher(refuses="stage"))
     with nb.cluster() as cluster:
         with pytest.raises(ValueError, match="stage"), nb.stage():
             pass
         assert open_frames() == (cluster,)
-    assert diary.lines == ["+cluster", "+stage", "-stage", "-cluster"]
+    assert recorder.lines == ["+cluster", "+stage", "-stage", "-cluster"]
 
 
-def built() -> tuple[Frame, ...]:
+def open_and_close_scopes() -> tuple[Frame, ...]:
     with nb.cluster(), nb.stage(cluster="gpu"), nb.compress(fp16=True):
         return open_frames()
 
 
-def test_reenter_opens_exactly_these_frames(diary: Diary) -> None:
-    frames = built()
-    diary.lines.clear()
+def test_reenter_opens_exactly_the_given_frames(recorder: RecordingWatcher) -> None:
+    frames = open_and_close_scopes()
+    recorder.lines.clear()
     with nb.cluster(name="other"):
         with reenter(frames):
             assert open_frames() == frames
         assert [frame.cluster for frame in open_frames()] == ["other"]
     opened = ["+cluster", "+stage", "+compress", "-compress", "-stage", "-cluster"]
-    assert diary.lines == ["+cluster", *opened, "-cluster"]
+    assert recorder.lines == ["+cluster", *opened, "-cluster"]
 
 
-def test_reenter_tells_nothing_of_frames_that_are_open_already(diary: Diary) -> None:
+def test_reenter_does_not_notify_watchers_of_open_frames(recorder: RecordingWatcher) -> None:
     with nb.cluster(), nb.stage():
         frames = open_frames()
-        diary.lines.clear()
+        recorder.lines.clear()
         with reenter(frames):
-            assert diary.lines == []
+            assert recorder.lines == []
         with reenter(frames[:1]):
             assert open_frames() == frames[:1]
         assert open_frames() == frames
 
 
-def test_reenter_counts_nothing() -> None:
+def test_reenter_does_not_change_stage_numbers() -> None:
     with nb.cluster():
         with nb.stage() as first:
             frames = open_frames()
@@ -120,8 +120,8 @@ def test_reenter_counts_nothing() -> None:
     assert second.key == "stage1"
 
 
-def test_a_scope_in_a_layers_call_beats_those_it_was_built_in() -> None:
-    cluster, _, compress = frames = built()
+def test_scope_in_a_layers_call_overrides_reentered_ones() -> None:
+    cluster, _, compress = frames = open_and_close_scopes()
     with reenter(frames):
         with nb.stage(cluster="npu") as inner:
             assert open_frames() == (cluster, compress, inner)
@@ -136,7 +136,7 @@ def test_a_scope_in_a_layers_call_beats_those_it_was_built_in() -> None:
         assert open_frames() == frames
 
 
-def test_one_scope_object_may_be_open_in_two_threads() -> None:
+def test_scope_object_can_be_open_in_two_threads() -> None:
     scope, errors = nb.cluster(), []
     both = threading.Barrier(2, timeout=10)
 
@@ -157,7 +157,7 @@ def test_one_scope_object_may_be_open_in_two_threads() -> None:
     assert errors == []
 
 
-def test_what_is_found_among_frames() -> None:
+def test_innermost_frames_are_found_by_kind() -> None:
     outer = nb.compress(fp16=True)
     with (
         nb.cluster() as cluster,
@@ -173,7 +173,7 @@ def test_what_is_found_among_frames() -> None:
     assert stage_of(()) is None
 
 
-def test_a_touched_scope_touches_those_around_it() -> None:
+def test_touched_scope_touches_enclosing_scopes() -> None:
     with nb.cluster() as cluster:
         with nb.stage() as still:
             pass
@@ -183,8 +183,8 @@ def test_a_touched_scope_touches_those_around_it() -> None:
     assert (cluster.touched, stage.touched, still.touched) == (True, True, False)
 
 
-def test_a_stage_that_caught_nothing_gives_its_number_back_outside_a_block() -> None:
-    with scopes.frames.standing(scopes.frames.Stack()):
+def test_unused_stage_releases_its_number_outside_a_block() -> None:
+    with scopes.frames.use_stack(scopes.frames.Stack()):
         with nb.stage() as passed_by:
             pass
         with nb.stage() as caught:
@@ -194,6 +194,6 @@ def test_a_stage_that_caught_nothing_gives_its_number_back_outside_a_block() -> 
     assert (passed_by.key, caught.key, after.key) == ("stage0", "stage0", "stage1")
 
 
-def test_options_of_a_frame_cannot_be_changed() -> None:
+def test_frame_options_are_immutable() -> None:
     with nb.pipeline(2) as frame, pytest.raises(TypeError):
         frame.options["micro_batch"] = 3  # type: ignore[index]

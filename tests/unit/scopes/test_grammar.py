@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import record_scopes
 from whale_nebula.errors import NestingError
 from whale_nebula.scopes.frames import open_frames
 
-MAKE: dict[str, Callable[[], Any]] = {
+SCOPES: dict[str, Callable[[], Any]] = {
     "cluster": nb.cluster,
     "replica": nb.replica,
     "pipeline": nb.pipeline,
@@ -22,10 +22,10 @@ MAKE: dict[str, Callable[[], Any]] = {
     "compress": lambda: nb.compress(fp16=True),
 }
 LEVELS = ["cluster", "replica", "pipeline", "stage", "split"]
-PAIRS = list(itertools.product(MAKE, MAKE))
+PAIRS = list(itertools.product(SCOPES, SCOPES))
 
 
-def allowed(outer: str, inner: str) -> bool:
+def is_allowed(outer: str, inner: str) -> bool:
     """The rule as DESIGN says it, written another way than in the code."""
     if inner == "compress":
         return True
@@ -37,42 +37,47 @@ def allowed(outer: str, inner: str) -> bool:
 
 
 @pytest.mark.parametrize(("outer", "inner"), PAIRS)
-def test_every_pair_of_scopes(outer: str, inner: str) -> None:
-    with parsing(), MAKE[outer]():
-        if allowed(outer, inner):
-            with MAKE[inner]() as frame:
+def test_nesting_of_each_pair_of_scopes(outer: str, inner: str) -> None:
+    with record_scopes(), SCOPES[outer]():
+        if is_allowed(outer, inner):
+            with SCOPES[inner]() as frame:
                 assert frame.kind == inner
         else:
             with pytest.raises(NestingError):
-                MAKE[inner]().__enter__()
+                SCOPES[inner]().__enter__()
 
 
 @pytest.mark.parametrize("between", [[], ["compress"], ["pipeline", "stage", "compress"]])
-def test_a_violation_is_seen_over_what_lies_between(between: list[str]) -> None:
-    with parsing(), nb.replica(), contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(MAKE[kind]()) for kind in between]
+def test_violation_is_detected_across_scopes_in_between(between: list[str]) -> None:
+    with record_scopes(), nb.replica(), contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(SCOPES[kind]()) for kind in between]
         assert open_frames()[1:] == tuple(opened)
         with pytest.raises(NestingError, match=r"nb\.replica inside nb\.replica"):
             nb.replica().__enter__()
 
 
 @pytest.mark.parametrize("order", [["replica", "pipeline", "replica"], ["pipeline", "replica", "pipeline"]])
-def test_replica_and_pipeline_stand_once_on_a_path_in_either_order(order: list[str]) -> None:
-    with parsing(), MAKE[order[0]](), MAKE[order[1]](), pytest.raises(NestingError, match=f"inside nb.{order[2]}"):
-        MAKE[order[2]]().__enter__()
+def test_replica_and_pipeline_occur_once_in_either_order(order: list[str]) -> None:
+    with (
+        record_scopes(),
+        SCOPES[order[0]](),
+        SCOPES[order[1]](),
+        pytest.raises(NestingError, match=f"inside nb.{order[2]}"),
+    ):
+        SCOPES[order[2]]().__enter__()
 
 
-def line() -> int:
+def current_line() -> int:
     caller = inspect.currentframe().f_back  # type: ignore[union-attr]
     return caller.f_lineno  # type: ignore[union-attr]
 
 
-def test_a_violation_names_both_scopes_the_rule_and_the_mend() -> None:
-    with parsing(), nb.stage(name="encoder"):
-        outer = line() - 1
+def test_nesting_error_names_both_scopes_rule_and_fix() -> None:
+    with record_scopes(), nb.stage(name="encoder"):
+        outer = current_line() - 1
         with pytest.raises(NestingError) as caught, nb.pipeline(4):
             pass
-        inner = line() - 2
+        inner = current_line() - 2
     assert str(caught.value) == (
         f"NB-101 nb.pipeline inside nb.stage at {__file__}:{outer} ({__file__}:{inner})\n"
         "  why: the order from outside to inside is cluster > replica > pipeline > stage > split\n"
@@ -86,14 +91,14 @@ def test_a_violation_names_both_scopes_the_rule_and_the_mend() -> None:
     ("outer", "inner", "part"),
     [("stage", "stage", "stages follow one another, and cannot be nested"), ("compress", "cluster", "swap them")],
 )
-def test_other_violations_have_words_of_their_own(outer: str, inner: str, part: str) -> None:
-    with parsing(), MAKE[outer](), pytest.raises(NestingError, match=part), MAKE[inner]():
+def test_nesting_error_text_depends_on_the_scopes(outer: str, inner: str, part: str) -> None:
+    with record_scopes(), SCOPES[outer](), pytest.raises(NestingError, match=part), SCOPES[inner]():
         pass
 
 
-def test_a_scope_can_be_entered_again_when_it_is_closed() -> None:
+def test_closed_scope_can_be_entered_again() -> None:
     cluster = nb.cluster()
-    with parsing() as tree:
+    with record_scopes() as tree:
         with cluster as first:
             pass
         with cluster as second, pytest.raises(NestingError), cluster:
@@ -102,10 +107,10 @@ def test_a_scope_can_be_entered_again_when_it_is_closed() -> None:
     assert str(tree) == "cluster\ncluster\n"
 
 
-def test_a_scope_that_is_not_open_cannot_be_closed() -> None:
+def test_closing_an_unopened_scope_is_refused() -> None:
     with pytest.raises(NestingError):
         nb.cluster().__exit__(None, None, None)
 
 
-def test_a_scope_prints_as_it_may_be_written() -> None:
+def test_repr_of_a_scope_is_its_call() -> None:
     assert repr(nb.cluster(["gpu"], name="gpu")) == "nb.cluster(layout=('gpu',), name='gpu')"

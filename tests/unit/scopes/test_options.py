@@ -8,31 +8,31 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import record_scopes
 from whale_nebula.codec import BF16, FP16, INT8, SVD, TopK
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes.compressing import find_apart
+from whale_nebula.scopes.compress_options import find_local_sgd_options
 from whale_nebula.scopes.frames import open_frames
 
 
-def options(scope: Any) -> dict[str, Any]:
-    with parsing(), scope as frame:
+def read_options(scope: Any) -> dict[str, Any]:
+    with record_scopes(), scope as frame:
         return dict(frame.options)
 
 
-def test_a_pipelines_options_are_those_of_a_program() -> None:
+def test_pipeline_options_match_the_programs_pipeline() -> None:
     from dataclasses import asdict
 
     from whale_nebula.ir.program import Pipeline
 
-    assert options(nb.pipeline())["micro_batch"] is None  # whole, or as many as a planner chooses
-    assert Pipeline(**{**options(nb.pipeline()), "micro_batch": 1}) == Pipeline()
+    assert read_options(nb.pipeline())["micro_batch"] is None  # whole, or as many as a planner chooses
+    assert Pipeline(**{**read_options(nb.pipeline()), "micro_batch": 1}) == Pipeline()
     chosen = nb.pipeline(4, schedule="gpipe", in_flight=2, recompute=True, coupled="allow")
-    assert asdict(Pipeline(**options(chosen))) == options(chosen)
+    assert asdict(Pipeline(**read_options(chosen))) == read_options(chosen)
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    assert options(nb.pipeline(np.int64(3)))["micro_batch"] == 3
+def test_numpy_integers_are_accepted() -> None:
+    assert read_options(nb.pipeline(np.int64(3)))["micro_batch"] == 3
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (frozenset({"gpu"}), ("gpu",)),
     ],
 )
-def test_layouts(written: Any, layout: object) -> None:
-    assert options(nb.cluster(written))["layout"] == layout
+def test_cluster_layout_is_normalised(written: Any, layout: object) -> None:
+    assert read_options(nb.cluster(written))["layout"] == layout
 
 
-BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+INVALID_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("pipeline", (), {"shedule": "gpipe"}, "no option 'shedule'"),
     ("pipeline", (0,), {}, "is not a valid count"),
     ("pipeline", (-1,), {}, "is not a valid count"),
@@ -126,11 +126,11 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("scope", "args", "words", "said"), BAD)
-def test_what_does_not_exist_is_refused_where_it_is_written(
-    scope: str, args: tuple[Any, ...], words: dict[str, Any], said: str
+@pytest.mark.parametrize(("scope", "args", "words", "message"), INVALID_CALLS)
+def test_invalid_option_is_refused_at_the_users_line(
+    scope: str, args: tuple[Any, ...], words: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(OptionError, match=said) as caught:
+    with pytest.raises(OptionError, match=message) as caught:
         getattr(nb, scope)(*args, **words)
     assert caught.value.where.startswith(f"{__file__}:")
     assert caught.value.mend
@@ -148,16 +148,16 @@ def test_what_does_not_exist_is_refused_where_it_is_written(
         (lambda: nb.compress(mask="tokens"), None),
     ],
 )
-def test_flags_objects_and_texts_become_one_codec(scope: Any, codec: object) -> None:
-    assert options(scope())["codec"] == codec
+def test_codec_from_flags_objects_and_text(scope: Any, codec: object) -> None:
+    assert read_options(scope())["codec"] == codec
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*contains no step")
 
 
-def said(**options: Any) -> str:
+def describe_local_sgd(**options: Any) -> str:
     with nb.cluster(["gpu", "npu"]), nb.compress(int4=True), nb.replica(**options):
-        apart = find_apart(open_frames())
+        apart = find_local_sgd_options(open_frames())
         return str(apart)
 
 
@@ -174,8 +174,8 @@ def said(**options: Any) -> str:
         ({"sync_every": 8, "mode": "async", "staleness": 3}, "at most 3 rounds ahead, int4, average"),
     ],
 )  # fmt: skip
-def test_what_is_said_and_what_it_comes_to(options: dict[str, Any], text: str) -> None:
-    assert text in said(**options)
+def test_local_sgd_options_are_described(options: dict[str, Any], text: str) -> None:
+    assert text in describe_local_sgd(**options)
 
 
 @pytest.mark.parametrize(
@@ -199,24 +199,24 @@ def test_what_is_said_and_what_it_comes_to(options: dict[str, Any], text: str) -
         ({"sync_every": 4, "mode": "async", "outer": nb.outer.Nesterov(rate=1.0)}, 'outer="average"'),
     ],
 )
-def test_what_is_refused_names_the_line_to_write(options: dict[str, Any], mend: str) -> None:
+def test_invalid_local_sgd_option_has_a_fix(options: dict[str, Any], mend: str) -> None:
     with pytest.raises(OptionError) as refused:
         nb.replica(**options)
     assert mend in str(refused.value)
 
 
 @pytest.mark.parametrize("compress", [{"svd": 0.5}, {"codec": "auto"}, {"rank": 4}, {"int8": True, "delta": "ids"}])
-def test_codecs_of_samples_are_none_for_weights(compress: dict[str, Any]) -> None:
+def test_sample_codecs_are_refused_for_weight_differences(compress: dict[str, Any]) -> None:
     with (
         pytest.raises(OptionError, match="cannot be encoded"),
         nb.cluster(),
         nb.compress(**compress),
         nb.replica(sync_every=4),
     ):
-        find_apart(open_frames())
+        find_local_sgd_options(open_frames())
 
 
-def test_it_is_drawn_with_what_is_unusual() -> None:
-    with parsing() as tree, nb.cluster(), nb.replica(2, sync_every=10):
+def test_replica_is_described_with_non_default_options() -> None:
+    with record_scopes() as tree, nb.cluster(), nb.replica(2, sync_every=10):
         pass
     assert str(tree) == "cluster\n  replica count=2 sync_every=10\n"

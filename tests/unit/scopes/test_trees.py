@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import record_scopes
 from whale_nebula.scopes.frames import open_frames
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "scopes"
@@ -92,7 +92,7 @@ def place() -> None:
         nb.place("model", {"encoder/.*": "gpu", "decoder/.*": "npu"})
 
 
-RUN = [
+RUNNABLE = [
     whale_case_1_data_parallel,
     whale_case_2_large_classification,
     whale_case_3_model_parallel,
@@ -102,37 +102,37 @@ RUN = [
     nebula_one_line,
     everything,
 ]
-PARSED = [place]  # it needs a model to run
+RECORDED_ONLY = [place]  # it needs a model to run
 
 
 @pytest.fixture(autouse=True)
-def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def isolate_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensors here: whether another test has loaded TensorFlow must make no difference."""
-    monkeypatch.setattr("whale_nebula.scopes.hints.running", lambda: None)
+    monkeypatch.setattr("whale_nebula.scopes.hints.find_code_kind", lambda: None)
     monkeypatch.setattr("whale_nebula.scopes.auto._current", None)
 
 
-@pytest.mark.parametrize("program", [*RUN, *PARSED], ids=lambda program: program.__name__)
-def test_a_program_parses_to_its_tree(program: Program) -> None:
-    with parsing() as tree:
+@pytest.mark.parametrize("program", [*RUNNABLE, *RECORDED_ONLY], ids=lambda program: program.__name__)
+def test_program_is_recorded_as_its_golden_tree(program: Program) -> None:
+    with record_scopes() as tree:
         program()
     assert str(tree) == (GOLDEN / f"{program.__name__}.txt").read_text("utf-8")
 
 
-def test_no_golden_tree_is_left_over() -> None:
-    names = {program.__name__ for program in (*RUN, *PARSED)}
+def test_golden_trees_have_programs() -> None:
+    names = {program.__name__ for program in (*RUNNABLE, *RECORDED_ONLY)}
     assert {path.stem for path in GOLDEN.glob("*.txt")} == names
 
 
-@pytest.mark.parametrize("program", RUN, ids=lambda program: program.__name__)
-def test_what_needs_no_later_engine_runs(program: Program) -> None:
+@pytest.mark.parametrize("program", RUNNABLE, ids=lambda program: program.__name__)
+def test_scopes_of_program_run(program: Program) -> None:
     program()
 
 
-def test_parsing_starts_anew_and_leaves_nothing_behind() -> None:
+def test_recording_does_not_affect_open_scopes() -> None:
     with nb.cluster(), nb.stage():
         outside = open_frames()
-        with parsing() as tree:
+        with record_scopes() as tree:
             whale_case_3_model_parallel()
         assert open_frames() == outside
     assert str(tree).count("stage") == 4

@@ -226,7 +226,7 @@ def verdict(
         return static
     op = graph.ops[fold.blame] if 0 <= fold.blame < len(graph) else None
     origin = "" if op is None else where(op.index)
-    layer = origin.said if isinstance(origin, Origin) else ""
+    layer = origin.layer_description if isinstance(origin, Origin) else ""
     named = "" if op is None else f"{op.name} ({op.type})"
     return BatchCoupledError(
         _headline(fold, layer, what),
@@ -267,7 +267,7 @@ def _list_fixes(op: Op | None, what: str, origin: str, fold: Fold, lines: BatchF
     weighs = scalar and what == LOSS and not isinstance(origin, Origin)  # a layer's output is not a loss
     found = [lines.alone, *([weight] if weighs else []), _AS_MANY if fails else allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
-        found.append(f"{_BY_ROW[origin.kind]} instead of {origin.said}")
+        found.append(f"{_BY_ROW[origin.kind]} instead of {origin.layer_description}")
         if lines.shared and op is not None and "/moments/" in op.name:
             found.append(f"{origin.kind}(synchronized=True), which computes moments over all replicas")
     if SAME_SEED in fold.reason:

@@ -29,7 +29,7 @@ from whale_nebula.checkpoint.manifest import Position, Shapes
 from whale_nebula.checkpoint.parts import Start
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
-from whale_nebula.launch.ending import departure, heed_signal, stop_heeding
+from whale_nebula.launch.worker_exit import exit_agreement, handle_signal, restore_signal
 from whale_nebula.passes.effects import STATEFUL_DRAWS
 from whale_nebula.report.records import Goodput, TimeAccount
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
@@ -263,10 +263,10 @@ class Checkpoints:
             return
         self.extra_state.restore_late()
         self.script_state.whole, self.script_state.held = True, None
-        if departure.agreed or self._interrupted:
+        if exit_agreement.is_agreed or self._interrupted:
             self.finish(ended=False)
         self._end_if_interrupted()
-        departure.begin()
+        exit_agreement.begin_step()
         due = (
             [level for level in self.levels if level.due] if self.notices is None else self._receive_apart(self.notices)
         )
@@ -329,7 +329,7 @@ class Checkpoints:
         """Record a finished step of this number of batches; `logs` gives its results."""
         if not engine.trains:
             return
-        self.extra_state.read_objects(spread=departure.agreed or any(level.due for level in self.levels))
+        self.extra_state.read_objects(spread=exit_agreement.is_agreed or any(level.due for level in self.levels))
         title = self._find_title(engine)
         programs = {**self.position.programs, title: engine.steps}
         self.position = replace(self.position, programs=programs)
@@ -382,8 +382,8 @@ class Checkpoints:
         self.finish()
         self.script_state.held = None
         self._end_if_interrupted()
-        if departure.agreed:
-            departure.begin()
+        if exit_agreement.is_agreed:
+            exit_agreement.begin_step()
 
     def hold_epoch(self) -> None:
         """Keep the state after an epoch's last batch, until the next step begins: an error may come before it."""
@@ -460,8 +460,8 @@ class Checkpoints:
             self._drain()
         if busy:
             self.group.exchange("the end of a checkpoint", None)
-        if self.group.label and self.saved.step and 0 in departure.counts.values():
-            hand_over_parts(self.group, self.levels[0].folder, self.saved.step, departure.counts)
+        if self.group.label and self.saved.step and 0 in exit_agreement.counts.values():
+            hand_over_parts(self.group, self.levels[0].folder, self.saved.step, exit_agreement.counts)
         if apart is not None:
             apart.poll()
             apart.due.clear()
@@ -503,12 +503,12 @@ class Checkpoints:
         """
         if self.run.alone:
             asked = {signal.SIGTERM: self._leave, signal.SIGINT: self._interrupt}
-            self._handled_signals = tuple(number for number, ask in asked.items() if heed_signal(number, ask))
+            self._handled_signals = tuple(number for number, ask in asked.items() if handle_signal(number, ask))
 
     def _leave(self, name: str) -> None:
-        departure.settle({self.group.worker: name})
+        exit_agreement.conclude_step({self.group.worker: name})
         if not self._trains:
-            departure.begin()
+            exit_agreement.begin_step()
 
     def _interrupt(self, name: str) -> None:
         """Handle Ctrl-C. It may interrupt a print, so this writes to the descriptor directly."""
@@ -529,7 +529,7 @@ class Checkpoints:
     def close(self) -> None:
         """Release all resources at the end of the run."""
         for number in self._handled_signals:
-            stop_heeding(number)
+            restore_signal(number)
         for level in self.levels:
             level.close()
 

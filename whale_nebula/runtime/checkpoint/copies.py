@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whale_nebula.checkpoint import files
-from whale_nebula.checkpoint.folder import Folder, Found
+from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CheckpointError, NebulaError, RemoteProtocolError
 from whale_nebula.runtime.checkpoint.writer import Writer
@@ -74,12 +74,12 @@ class CopyChannel:
         return Key("round", _PROGRAM, self.number, self.phase + 1, -1, slot, self.destination, self.source)
 
 
-def send_part(channel: CopyChannel, found: Found | None, group: str) -> None:
+def send_part(channel: CopyChannel, found: FoundCheckpoint | None, group: str) -> None:
     """Send a group's part of a checkpoint, or a message that there is none."""
     channel.send(_read_part(found, group))
 
 
-def _read_part(found: Found | None, group: str) -> Iterator[bytes]:
+def _read_part(found: FoundCheckpoint | None, group: str) -> Iterator[bytes]:
     if found is None or group not in found.manifests:
         yield json.dumps({}).encode()
         return
@@ -184,7 +184,7 @@ def find_ring(labels: Mapping[str, str], clusters: Mapping[str, str], worker: st
     return ring[(place + 1) % len(ring)], ring[place - 1]
 
 
-def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder) -> bool:
+def fetch_parts(group: Group, identity: str, found: FoundCheckpoint | None, folder: Folder) -> bool:
     """Send their parts to hosts that lack them; returns whether any was sent. All processes call it at the same point;
     `found` is the local part, and `folder` is where this host stores received parts.
     """

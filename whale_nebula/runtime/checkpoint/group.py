@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula import __version__
-from whale_nebula.checkpoint.folder import Folder, Found, check_whole, choose_checkpoint, offer_checkpoints
+from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint, check_whole, choose_checkpoint, offer_checkpoints
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CheckpointError, RemoteProtocolError
@@ -89,9 +89,9 @@ class Group:
         self._report(saving=saving)
 
     def _report(self, **words: Any) -> None:
-        heart = None if self._run.attachment is None else self._run.attachment.heart
-        if heart is not None:
-            heart.send(**words)
+        heartbeat_sender = None if self._run.attachment is None else self._run.attachment.heartbeat_sender
+        if heartbeat_sender is not None:
+            heartbeat_sender.send(**words)
 
     def exchange(self, doing: str, value: Any) -> dict[str, Any]:
         """Exchange a value with all processes; the result includes this one's."""
@@ -250,15 +250,15 @@ def _parse_slice_key(description: Any) -> tuple[Any, ...]:
 
 def choose_source(
     group: Group,
-    list_found: Callable[[], Sequence[Found]],
+    list_found: Callable[[], Sequence[FoundCheckpoint]],
     folder: Folder | None = None,
-    list_durable: Callable[[], Sequence[Found]] = list,
+    list_durable: Callable[[], Sequence[FoundCheckpoint]] = list,
 ) -> Source | None:
     """The newest checkpoint with all its parts, the same in all processes; None if there is none. Damaged ones are
     reported and skipped. A host without its part receives it into this `folder`. If the run continues without a
     cluster, `list_durable` returns the checkpoints on the disk, which may lack parts.
     """
-    whole: dict[str, list[Found]] = {}  # by folder: a checkpoint in memory may be newer than all others
+    whole: dict[str, list[FoundCheckpoint]] = {}  # by folder: a checkpoint in memory may be newer than all others
     for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():
         beside = whole.setdefault(os.path.dirname(each.path), [])
         if (each.manifests or each.problems) and len(beside) < _OFFERED and check_whole(each, _LOG.warning):
@@ -274,7 +274,7 @@ def choose_source(
     return None if found is None else Source(found, chosen[1])
 
 
-def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str] | None) -> None:
+def _check_missed(group: Group, several: Sequence[FoundCheckpoint], chosen: tuple[int, str] | None) -> None:
     """Refuse to continue without clusters that have parts of newer checkpoints: of more than one step, or of all."""
     absent = group.absent_clusters
     if not absent:
@@ -291,10 +291,10 @@ def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str
         )
 
 
-def _find_checkpoint(several: Sequence[Found], identity: str) -> Found | None:
+def _find_checkpoint(several: Sequence[FoundCheckpoint], identity: str) -> FoundCheckpoint | None:
     """The local checkpoint of this identity with the most parts."""
 
-    def count(found: Found) -> int:
+    def count(found: FoundCheckpoint) -> int:
         return [manifest.identity for manifest in found.manifests.values()].count(identity)
 
     best = max(several, key=count, default=None)

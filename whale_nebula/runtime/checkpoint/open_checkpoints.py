@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whale_nebula.checkpoint import files
-from whale_nebula.checkpoint.folder import Folder, Origin, note_origin
+from whale_nebula.checkpoint.folder import Folder, Origin, write_origin
 from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError
 from whale_nebula.launch.attach import Attachment
@@ -51,11 +51,11 @@ def check_account_room(attachment: Attachment | None, path: str, need: int) -> N
 
 def _check_no_other(folder: Folder) -> None:
     """Verify that a run's folder has no checkpoint of `nb.save`, and is not a single checkpoint of a run."""
-    here, several = folder.look(), folder.scan()
-    found = here if here.manifests else next((each for each in several if each.by_hand), None)
+    here, several = folder.read_single(), folder.scan()
+    found = here if here.manifests else next((each for each in several if each.is_manual), None)
     if found is None:
         return
-    if found.by_hand:
+    if found.is_manual:
         what, mend = "a model that nb.save wrote", 'nb.init(checkpoint="another/folder")\n'
         mend += f"or nb.restore({found.path!r}, model) before training, to start with that model"
     else:
@@ -107,7 +107,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
         levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
         if group.commits:
-            note_origin(levels[-1].folder, Origin(fixed, group.label, folder.run, keep_count))
+            write_origin(levels[-1].folder, Origin(fixed, group.label, folder.run, keep_count))
         ring = find_ring({worker: label for worker, (_, label, _) in places.items()}, run.workers, group.worker)
         if ring is not None:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)

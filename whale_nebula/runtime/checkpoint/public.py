@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from whale_nebula.checkpoint.folder import Folder, Found
+from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.errors import AccountError, CheckpointError, OptionError, StateError
 from whale_nebula.runtime.checkpoint.fit_position import program_of, variables_of
@@ -119,8 +119,8 @@ def _check_no_run(folder: Folder) -> None:
     """Refuse to save a model to a folder with checkpoints of a run, because `nb.restore` could read only one of the
     two.
     """
-    here = folder.look()
-    found = next((each for each in [here, *Folder(folder.path).scan()] if each.manifests and not each.by_hand), None)
+    here = folder.read_single()
+    found = next((each for each in [here, *Folder(folder.path).scan()] if each.manifests and not each.is_manual), None)
     if found is not None:
         raise CheckpointError(
             "a model cannot be saved to the checkpoint folder of a run",
@@ -193,8 +193,8 @@ def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
 def _find_source(group: Group, path: str) -> Source:
     """The checkpoint at a path, or the newest one in it."""
 
-    def list_found() -> list[Found]:
-        here = Folder(path, single=True).look()
+    def list_found() -> list[FoundCheckpoint]:
+        here = Folder(path, single=True).read_single()
         return [here] if here.manifests or here.problems else Folder(path).scan()
 
     source = choose_source(group, list_found)

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.parts import (
-    Written,
+    WrittenPart,
     describe_parts,
     join_parts,
     list_uncommitted,
@@ -120,7 +120,7 @@ def commit_written(group: Group, folder: Folder) -> None:
             return
 
 
-def _commit(group: Group, folder: Folder, written: Mapping[str, Written], digests: Mapping[str, str]) -> None:
+def _commit(group: Group, folder: Folder, written: Mapping[str, WrittenPart], digests: Mapping[str, str]) -> None:
     found = [each.manifest for each in written.values() if each.manifest is not None]
     manifest = replace(found[0], at_error=any(each.at_error for each in found))
     try:
@@ -132,7 +132,7 @@ def _commit(group: Group, folder: Folder, written: Mapping[str, Written], digest
 
 def _find_newest(level: Level) -> int:
     """The newest step that is saved; 0 if there is none."""
-    return max((found.step for found in level.folder.scan() if found.committed), default=0)
+    return max((found.step for found in level.folder.scan() if found.is_committed), default=0)
 
 
 def _save(checkpoints: Checkpoints) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from whale_nebula.checkpoint import files
-from whale_nebula.checkpoint.folder import Found
+from whale_nebula.checkpoint.folder import FoundCheckpoint
 from whale_nebula.checkpoint.manifest import Manifest, Part, Tensor
 from whale_nebula.errors import CheckpointError
 from whale_nebula.ir.layout import Layout, divide
@@ -145,7 +145,7 @@ def count_overlap(one: Slice, other: Slice) -> int:
 class Source:
     """The tensors of a checkpoint that can be read locally, from the bundles of one or more hosts."""
 
-    def __init__(self, found: Found, identity: str) -> None:
+    def __init__(self, found: FoundCheckpoint, identity: str) -> None:
         self.path = found.path
         self.manifests: Sequence[Manifest] = [m for m in found.manifests.values() if m.identity == identity]
         self.tensors: Mapping[str, Tensor] = {n: t for m in self.manifests for n, t in m.tensors.items()}

@@ -19,7 +19,7 @@ import tensorflow as tf
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.manifest import File, Manifest, Part
-from whale_nebula.checkpoint.parts import Start, Written, read_document, write_document
+from whale_nebula.checkpoint.parts import Start, WrittenPart, read_document, write_document
 from whale_nebula.errors import CheckpointError
 from whale_nebula.faults import failpoint
 from whale_nebula.runtime.checkpoint.extra_state import make_put
@@ -67,7 +67,7 @@ class Writer:
 class Snapshot:
     """The entries of one worker for a step, and their manifest. Its states may be encoded `late`, in the writing
     thread, if encoding has to wait. `start`, `exact` and `shared` are for the next start of the run, which may find the
-    part (`Written`).
+    part (`WrittenPart`).
     """
 
     manifest: Manifest
@@ -101,12 +101,12 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
         slices |= write_entries(prefix, entries)
         data = f"{prefix}.data-00000-of-00001"
         files.sync(data)
-        written.append(File(os.path.basename(prefix), files.size(data) or 0, files.digest(data)))
+        written.append(File(os.path.basename(prefix), files.get_size(data) or 0, files.compute_digest(data)))
     files.sync_folder(path)
     failpoint("checkpoint.written")
     part = Part(snapshot.worker, slices, tuple(written), memory, snapshot.batch)
     tensors = {entry.name: entry.tensor for entry in every}
-    document = Written(part, tensors, snapshot.manifest, snapshot.start, snapshot.exact, snapshot.shared)
+    document = WrittenPart(part, tensors, snapshot.manifest, snapshot.start, snapshot.exact, snapshot.shared)
     write_document(path, document)
     return part
 
@@ -152,7 +152,7 @@ def commit_parts(
         joined.append(replace(file, name=f"{bundle}.data-{number:05d}-of-{len(bundles):05d}"))
     index = f"{target}.index"
     files.sync(index)
-    joined.append(File(f"{bundle}.index", files.size(index) or 0, files.digest(index)))
+    joined.append(File(f"{bundle}.index", files.get_size(index) or 0, files.compute_digest(index)))
     tensors = {name: form for found in written.values() for name, form in found.tensors.items()}
     folder.commit(
         replace(

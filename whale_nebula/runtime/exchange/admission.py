@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from whale_nebula.codec.encoding import Encoding
 from whale_nebula.codec.sizes import extra_bytes
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.feed.checks import Missing
+from whale_nebula.feed.checks import MissingInput
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Leaf
 from whale_nebula.passes.batch import count_entries_per_row
@@ -54,7 +54,7 @@ def count_known_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Seq
     if len(counts) > 1:
         return counts
     batched = [tensor for leaf, tensor in zip(leaves, tensors, strict=True) if leaf.batched]
-    alike = not any(isinstance(each, Missing) for each in batched) and {int(each.shape[0]) for each in batched}
+    alike = not any(isinstance(each, MissingInput) for each in batched) and {int(each.shape[0]) for each in batched}
     return counts if alike == set(counts) else ()
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import DeadlineError
-from whale_nebula.feed.checks import Missing
+from whale_nebula.feed.checks import MissingInput
 from whale_nebula.feed.inputs import count_rows, slice_rows, take_whole
 from whale_nebula.ir.program import Leaf
-from whale_nebula.launch.ending import Leaving, departure
+from whale_nebula.launch.worker_exit import WorkerExit, exit_agreement
 from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.topology import ClusterSync, Participants, find_seeds, offset_seeds
 from whale_nebula.runtime.session.session import Session
@@ -61,7 +61,7 @@ class LeaveRequests:
         different program are discarded, because some workers have not received them yet.
         """
         last = program, self._last_steps[program]
-        departure.settle(
+        exit_agreement.conclude_step(
             {worker_name: why for worker_name, (*said, why) in self._reasons.items() if tuple(said) == last}
         )
 
@@ -88,8 +88,8 @@ class LeaveAgreement:
         """Before a step, after `steps` earlier ones: announce if this worker was asked to leave, and collect
         announcements. Raises if a peer has stopped, and when all have agreed to leave.
         """
-        departure.begin()
-        if (word := departure.word) is not None:
+        exit_agreement.begin_step()
+        if (word := exit_agreement.announcement) is not None:
             self.leave_requests.announce(self.program, steps + self.count_to_common(steps), word)
         self.leave_requests.receive()
 
@@ -172,7 +172,7 @@ class OwnClusterRunner(LocalSgdRunner):
         """Run one step; a failure is announced to all workers."""
         try:
             return self._run(tensors)
-        except Leaving:  # all other processes do the same
+        except WorkerExit:  # all other processes do the same
             raise
         except BaseException as failure:
             self.session.fail(failure)
@@ -200,7 +200,7 @@ def select_own_rows(
     if not any(leaf.batched for leaf in leaves):
         return list(tensors)
     participants.rows(cluster, count_rows(leaves, tensors))  # refuses too few rows, or different numbers in inputs
-    cut = (leaf.batched and not isinstance(each, Missing) for leaf, each in zip(leaves, tensors, strict=True))
+    cut = (leaf.batched and not isinstance(each, MissingInput) for leaf, each in zip(leaves, tensors, strict=True))
     return [
         slice_rows(each, participants.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)
     ]

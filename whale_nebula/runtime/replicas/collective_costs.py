@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.hardware.clusters import Collective
-from whale_nebula.hardware.measured import WARM_UP, fit_line, summarise
+from whale_nebula.hardware.measurements import WARM_UP, fit_line, summarise
 from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 from whale_nebula.tf import collectives as tf_collectives
 

@@ -20,8 +20,8 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, OtherWorkersError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.launch.placement import free_port
+from whale_nebula.launch.worker_exit import WorkerExit, exit_agreement
 from whale_nebula.runtime.exchange.admission import Admission
 from whale_nebula.runtime.replicas.collectives import Collectives, can_open, find_listening_port, open_collectives
 from whale_nebula.runtime.session.session import Session
@@ -66,7 +66,7 @@ def join_links(attachment: Attachment, expected: Admission, config: Config) -> J
         expect=expected,
         deadlines=Deadlines(patience=config.patience, gateway_grace=config.gateway_grace),
         versions={"whale_nebula": __version__},
-        arrive=lambda error: departure.note_arrival(error.counts),
+        arrive=lambda error: exit_agreement.note_available_workers(error.counts),
     )
     return JoinedLinks(joined.links, joined.close)
 
@@ -114,10 +114,12 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     try:
         greetings = session.hello(sheet)
     except OtherWorkersError as error:
-        departure.settle({here: " ".join(["", *(f"{cluster}={count}" for cluster, count in error.counts.items())])})
-        raise Leaving(error.what) from None
-    if attachment.heart is not None:
-        attachment.heart.send(epoch=session.epoch)
+        exit_agreement.conclude_step(
+            {here: " ".join(["", *(f"{cluster}={count}" for cluster, count in error.counts.items())])}
+        )
+        raise WorkerExit(error.what) from None
+    if attachment.heartbeat_sender is not None:
+        attachment.heartbeat_sender.send(epoch=session.epoch)
     _agree_on_seed(attachment.worker, seed, greetings)
     _agree_on_config(attachment.worker, sheet, greetings)
     hosts = {

@@ -14,10 +14,10 @@ from typing import Any
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
-from whale_nebula.feed.checks import absent_in, fingerprints
-from whale_nebula.feed.inputs import Batch, Given, cut, micro_batches, take_inputs
+from whale_nebula.feed.checks import compute_fingerprints, find_absent
+from whale_nebula.feed.inputs import Batch, StepInputs, count_micro_batch_rows, cut, take_inputs
 from whale_nebula.ir.cut import Cut
-from whale_nebula.launch.ending import departure
+from whale_nebula.launch.worker_exit import exit_agreement
 from whale_nebula.passes.readings import check_absent_inputs, find_rows_read
 from whale_nebula.passes.replicas import find_replica_sums
 from whale_nebula.report.records import LinkReport, RemoteMeasurements, StageReport, WorkerReport
@@ -177,7 +177,7 @@ class DistributedStep(ActorStep):
         checkpoints are written, after everything is saved and before a step that they count.
         """
         if current_run().checkpoints is None:
-            departure.begin()
+            exit_agreement.begin_step()
         self._running_step = None
         try:
             outcome = self._run(tensors)
@@ -202,8 +202,8 @@ class DistributedStep(ActorStep):
 
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         program = self.compiled.cut.program
-        self._check_absent_inputs(absent_in(tensors))
-        counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
+        self._check_absent_inputs(find_absent(tensors))
+        counts = count_micro_batch_rows(program.leaves, tensors, program.pipeline.micro_batch)
         rows = count_known_rows(program.leaves, tensors, counts)
         self.session.expected.begin_step(self.program, self.steps, rows)
         inputs = take_inputs(program.leaves, tensors, self.reads)
@@ -212,12 +212,12 @@ class DistributedStep(ActorStep):
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         clocks, before = self._start_clocks(), self._read_totals()
         self.is_sampled = self.samples_speeds and is_sampled(self.steps)
-        departure_word, speeds = departure.word if self.leaves else None, dict(self.speed_sampler.seconds)
+        departure_word, speeds = exit_agreement.announcement if self.leaves else None, dict(self.speed_sampler.seconds)
         announcements = self._announce(inputs, counts, medians, departure_word)
-        step = self._make_step(cut(program.leaves, inputs.tensors, counts).in_rows(), rows, clocks, announcements)
+        step = self._make_step(cut(program.leaves, inputs.tensors, counts).fill_rows(), rows, clocks, announcements)
         results = self.run_stages(step)
         leaving = {peer: sheet.get("leaving") for peer, sheet in announcements.result().items()}
-        departure.settle({self.session.worker: departure_word, **leaving})
+        exit_agreement.conclude_step({self.session.worker: departure_word, **leaving})
         seconds = clocks.seconds()
         if self.samples_speeds:
             self.speed_sampler.add(self.steps, clocks)
@@ -287,7 +287,7 @@ class DistributedStep(ActorStep):
             self.checked_absences.add(absent)
 
     def _announce(
-        self, inputs: Given, counts: Sequence[int], medians: Medians, departure_word: str | None
+        self, inputs: StepInputs, counts: Sequence[int], medians: Medians, departure_word: str | None
     ) -> Announcements:
         """Announce the step, and verify concurrently that all processes run the same one. Each also reports its pace,
         which predictions need for all stages, its last step, and whether it has to leave.
@@ -300,7 +300,7 @@ class DistributedStep(ActorStep):
             "name": self.name,
             "step": self.steps,
             "rows": sum(counts),
-            "inputs": fingerprints(leaves, inputs.tensors, self.ids, secret, inputs.rows, counts),
+            "inputs": compute_fingerprints(leaves, inputs.tensors, self.ids, secret, inputs.rows, counts),
             "pace": medians,
             "speeds": dict(self.speed_sampler.seconds),
             "stays": self.has_fixed_shares,

@@ -19,8 +19,8 @@ from whale_nebula.capture.mirror import find_origin, order_operations
 from whale_nebula.capture.step import Captured, Signature, fill_layout
 from whale_nebula.errors import GradientError, StageFailedError
 from whale_nebula.errors.text import escape_foreign_text
-from whale_nebula.feed.checks import compared_by, refuse_unshared
-from whale_nebula.feed.inputs import micro_batches, take_whole
+from whale_nebula.feed.checks import parse_ids, refuse_unshared_ids
+from whale_nebula.feed.inputs import count_micro_batch_rows, take_whole
 from whale_nebula.ir.canonical import canonical_lines, describe_first_difference, digest_lines
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.layout import Layout
@@ -240,7 +240,7 @@ class Engine:
             return None
         links = {**outcome.elsewhere.links, **outcome.links}
         whole = self.runner.innermost.plain  # an uncut step does not count its rows
-        counts = micro_batches(self.cut.program.leaves, tensors, 1) if whole else outcome.counts
+        counts = count_micro_batch_rows(self.cut.program.leaves, tensors, 1) if whole else outcome.counts
         return self._prices.price_step(outcome.seconds, links, sum(counts))
 
     @cached_property
@@ -452,10 +452,10 @@ def _make_distributed(
     session.expected.add(run.programs, cut)
     leaves = [leaf.name for leaf in captured.program.leaves]
     secret = {*run.config.inputs, *forbidden_inputs(run.config.forbid, leaves)}
-    ids, readers = frozenset(compared_by(run.ids)), find_readers(cut, secret)
+    ids, readers = frozenset(parse_ids(run.ids)), find_readers(cut, secret)
     try:
         clusters = {worker.name: worker.cluster for worker in cut.workers}
-        refuse_unshared(ids, readers, clusters)
+        refuse_unshared_ids(ids, readers, clusters)
         states = _make_states(run, captured)
         ends = Crossings(cut, cut.routing, clusters).list_ends(session.worker.__eq__)  # the channels with a local end
         new_shards = NewShards.of(cut, captured.variables, run.ledger)

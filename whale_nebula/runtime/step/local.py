@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import pause_garbage_collection
 from whale_nebula.codec.sizes import payload_bytes
-from whale_nebula.feed.inputs import Batch, cut, micro_batches
+from whale_nebula.feed.inputs import Batch, count_micro_batch_rows, cut
 from whale_nebula.ir.cut import Cut, Exchange, PhasePlan
 from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.program import Leaf
@@ -100,7 +100,7 @@ class EmulatedStep(ActorStep):
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step. A failed step leaves nothing on the links."""
         plan = self.compiled.cut
-        counts = micro_batches(plan.program.leaves, tensors, count_local_micro_batches(plan.program))
+        counts = count_micro_batch_rows(plan.program.leaves, tensors, count_local_micro_batches(plan.program))
         batch = cut(plan.program.leaves, tensors, counts)
         medians = self.measured.medians()
         clocks, before = self._start_clocks(), self._read_totals()
@@ -275,7 +275,7 @@ class LocalStep(Runner):
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         program = self.compiled.cut.program
-        counts = tuple(micro_batches(program.leaves, tensors, count_local_micro_batches(program)))
+        counts = tuple(count_micro_batch_rows(program.leaves, tensors, count_local_micro_batches(program)))
         function = self._find_function(counts)
         current_run().step_now.micro_batches = len(counts)
         plan = self.compiled.cut

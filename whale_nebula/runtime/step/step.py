@@ -20,13 +20,13 @@ from whale_nebula.capture.layer_placement import count_changes
 from whale_nebula.capture.step import Captured, Signature, signature
 from whale_nebula.capture.tracing import check_context
 from whale_nebula.errors import CaptureError, StageFailedError
-from whale_nebula.feed.inputs import micro_batches
+from whale_nebula.feed.inputs import count_micro_batch_rows
 from whale_nebula.runtime.plan_step import capture_step, check_pinned
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import Engine, engine, forget_states
 from whale_nebula.runtime.variables.reads import make_all_collective
 from whale_nebula.scopes import hints
-from whale_nebula.scopes.frames import hold_something
+from whale_nebula.scopes.frames import mark_open_frames
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.step_options import current_step_options, describe_surroundings
 from whale_nebula.spec import Spec
@@ -221,15 +221,15 @@ class Step:
     def run(self, arguments: Arguments, unpack: Unpack = unpack_positional) -> Any:
         """Run one step on the given arguments (name and value each)."""
         check_context()
-        hold_something()
+        mark_open_frames()
         with self._lock:
             layout, tensors = signature(arguments, self.whole, find_declared_inputs())
             watching = observer()
-            shown = None if watching is None else watching.look(self, layout, tensors, unpack)
+            shown = None if watching is None else watching.observe_step(self, layout, tensors, unpack)
             if shown is not None:
                 return shown[0]
             self.last = self._find_engine(layout, unpack, tensors)
-            hints.warn_beside(self.name)
+            hints.warn_missing_scope(self.name)
             return self._run(self.last, layout, tensors)
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
@@ -266,7 +266,7 @@ class Step:
         with self._lock:
             layout, tensors = signature(arguments, self.whole, find_declared_inputs())
             if (watching := observer()) is not None:
-                watching.look(self, layout, tensors, unpack)
+                watching.observe_step(self, layout, tensors, unpack)
             return self._find_engine(layout, unpack, tensors, checked=False)
 
     def _find_engine(
@@ -343,9 +343,9 @@ class Step:
             leaves = captured.program.leaves
             run.check_ids([leaf.name for leaf in leaves])
             if tensors is not None and checked:
-                micro_batches(leaves, tensors, captured.program.pipeline.micro_batch)
+                count_micro_batch_rows(leaves, tensors, captured.program.pipeline.micro_batch)
             check_pinned(self.name, captured, layout)
-            notes = (*self.notes, *captured.projected, *filter(None, [current_step_options().said]))
+            notes = (*self.notes, *captured.projected, *filter(None, [current_step_options().description]))
             models = [*met, *find_models(self.fn)]
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
         finally:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from whale_nebula.capture.keras_scopes import has_scopes
 from whale_nebula.runtime.run import Run, current_run, find_open_run
 from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, name_own_path, save_own
-from whale_nebula.scopes.compressing import find_apart
+from whale_nebula.scopes.compress_options import find_local_sgd_options
 from whale_nebula.scopes.frames import open_frames
 from whale_nebula.tf import keras_training
 
@@ -88,7 +88,9 @@ def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> A
     restart. Has no effect in a closed run. Inside the scopes, the step itself synchronises. A model that was built
     inside scopes is never outside them.
     """
-    inside = name in _TRAINS and (find_apart(open_frames()) or has_scopes(getattr(plain, "__self__", None)))
+    inside = name in _TRAINS and (
+        find_local_sgd_options(open_frames()) or has_scopes(getattr(plain, "__self__", None))
+    )
     run = None if inside else find_open_run()
     if run is not None:
         run.settle()

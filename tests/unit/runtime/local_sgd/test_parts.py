@@ -17,7 +17,7 @@ from tests.unit.runtime.sessions import sessions
 from whale_nebula.codec.encoding import parse_encoding
 from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
-from whale_nebula.launch.ending import Departure
+from whale_nebula.launch.worker_exit import ExitAgreement
 from whale_nebula.runtime.local_sgd.async_mode import Server
 from whale_nebula.runtime.local_sgd.step import LeaveRequests
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
@@ -312,7 +312,7 @@ def test_departures_are_those_that_all_workers_know(monkeypatch: pytest.MonkeyPa
     asked["npu/0"].announce(1, 12, "SIGTERM npu=0")
     for each in asked.values():
         assert each.is_last_step(1, 8) and not each.is_last_step(1, 7)
-        departure = Departure()
-        monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.departure", departure)
+        exit_agreement = ExitAgreement()
+        monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.exit_agreement", exit_agreement)
         each.leave(1)
-        assert departure.counts == {"npu": 1}
+        assert exit_agreement.counts == {"npu": 1}

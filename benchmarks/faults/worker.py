@@ -21,7 +21,7 @@ from whale_nebula.wire.frame import HEADER_BYTES, unpack_header
 ROWS = 8
 
 
-class Told(keras.callbacks.Callback):
+class ProgressCallback(keras.callbacks.Callback):
     """Callback that prints the progress and slows steps down."""
 
     def __init__(self, pause: float) -> None:
@@ -33,15 +33,15 @@ class Told(keras.callbacks.Callback):
         time.sleep(self._pause)
 
 
-class BadEars:
+class FaultyReceiver:
     """A faulty carrier: one of every so many frames is damaged, lost, or repeated."""
 
     def __init__(self, ill: str, every: int) -> None:
         self._ill, self._every = ill, every
         self._draw = random.Random(1)
         self._count = 0
-        self._struck = 0
-        self._earlier: list[bytes] = []
+        self._damaged_count = 0
+        self._recorded_frames: list[bytes] = []
         self._receive = GrpcCarrier._receive
 
     def __call__(self, carrier: Any, connection: Any, frame: bytes) -> None:
@@ -50,13 +50,13 @@ class BadEars:
         if not plain or self._count % self._every:
             self._receive(carrier, connection, frame)
         else:
-            self._struck += 1
-            report_value("struck", self._struck)
-            self._happen(carrier, connection, frame)
-        if plain and len(self._earlier) < 100:
-            self._earlier.append(frame)
+            self._damaged_count += 1
+            report_value("struck", self._damaged_count)
+            self._receive_damaged(carrier, connection, frame)
+        if plain and len(self._recorded_frames) < 100:
+            self._recorded_frames.append(frame)
 
-    def _happen(self, carrier: Any, connection: Any, frame: bytes) -> None:
+    def _receive_damaged(self, carrier: Any, connection: Any, frame: bytes) -> None:
         if self._ill == "reorder":
             threading.Timer(0.02, self._receive, (carrier, connection, frame)).start()
             return
@@ -66,7 +66,7 @@ class BadEars:
             "corrupt": (bytes(data),),
             "truncate": (frame[: self._draw.randrange(len(frame))],),
             "duplicate": (frame, frame),
-            "replay": (*self._draw.sample(self._earlier, min(2, len(self._earlier))), frame),
+            "replay": (*self._draw.sample(self._recorded_frames, min(2, len(self._recorded_frames))), frame),
         }
         for each in heard[self._ill]:
             self._receive(carrier, connection, each)
@@ -95,14 +95,16 @@ def main() -> None:
     parser.add_argument("--mark", help="by which its processes are found")
     given = parser.parse_args()
     if given.ill:
-        ears = BadEars(given.ill, given.every)
+        ears = FaultyReceiver(given.ill, given.every)
         GrpcCarrier._receive = lambda *heard: ears(*heard)  # type: ignore[method-assign]
     trained = model(given.wide)
     trained.compile(keras.optimizers.Adam(0.01), "mse")
     rows = ROWS * given.steps
     x, y = data(rows, 64), data(rows, 16, seed=1)
     try:
-        history = trained.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[Told(given.pause)])
+        history = trained.fit(
+            x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[ProgressCallback(given.pause)]
+        )
         report_value("loss", [float(loss).hex() for loss in history.history["loss"]])
         report_value("weights", digest_tensors(trained.get_weights()))
         ledger = current_run().ledger

@@ -18,48 +18,43 @@ from whale_nebula.site import calling_site
 
 FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "basis")
 """The options of `nb.compress` that define one codec."""
-_OTHERS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("none",), "compress": ("auto", "none")}
+_KEYWORDS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("none",), "compress": ("auto", "none")}
 """The words that an option accepts instead of a codec."""
-_CHANGES = ("ramp", "delta", "mask", "forward", "zstd")
+_OTHER_OPTIONS = ("ramp", "delta", "mask", "forward", "zstd")
 
 
 def check_compress_options(given: Mapping[str, Any]) -> dict[str, object]:
     """Validate the given arguments of `nb.compress` and return a frame's options: flags become a codec."""
     try:
-        codec = _codec_or_text(given["codec"], codecs.from_flags(**{name: given[name] for name in FLAGS}))
+        codec = _choose_codec(given["codec"], codecs.from_flags(**{name: given[name] for name in FLAGS}))
         options = {
             "codec": codec,
             "backward": _check_backward(given["backward"]),
-            "start_step": _check_step(given["start_step"]),
+            "start_step": _check_non_negative("start_step", given["start_step"]),
             "ramp": _check_ramp(given["ramp"]),
-            "delta": None if given["delta"] is None else values.name("delta", given["delta"]),
+            "delta": None if given["delta"] is None else values.check_name("delta", given["delta"]),
             "mask": _check_mask(given["mask"]),
-            "forward": given["forward"] if given["forward"] in (None, "none") else _codec("forward", given["forward"]),
-            "zstd": values.truth("zstd", given["zstd"]),
-            "nonfinite": values.choice("nonfinite", given["nonfinite"], NONFINITE),
+            "forward": given["forward"]
+            if given["forward"] in (None, "none")
+            else _check_codec("forward", given["forward"]),
+            "zstd": values.check_bool("zstd", given["zstd"]),
+            "nonfinite": values.check_choice("nonfinite", given["nonfinite"], NONFINITE),
         }
         derive_encodings(options)
     except OptionError as error:  # also raised by codecs, without the user's line
         raise OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend) from None
-    if codec is None and not any(options[name] for name in _CHANGES):
+    if codec is None and not any(options[name] for name in _OTHER_OPTIONS):
         back = "" if given["backward"] == "default" else f"backward={given['backward']!r}"
         mend = f"nb.compress(fp16=True{', ' * bool(back)}{back})"
-        raise values.refuse(f"nb.compress({back}) specifies no codec", mend=mend)
+        raise values.option_error(f"nb.compress({back}) specifies no codec", mend=mend)
     return options
 
 
 def _check_backward(value: Any) -> Any:
     """Validate `backward`: None, "default", a precision's name, or a codec that replaces the whole backward codec."""
     if value is not None and value not in ("default", "none") and not isinstance(value, Codec):
-        _codec("backward", value)
+        _check_codec("backward", value)
     return value
-
-
-def _check_step(value: Any) -> int:
-    number = values.integer("start_step", value)
-    if number < 0:
-        raise values.refuse(f"start_step={value!r} is negative", mend="start_step=0")
-    return number
 
 
 def _check_ramp(value: Any) -> Any:
@@ -85,19 +80,21 @@ def _check_mask(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return values.name("mask", value)
+        return values.check_name("mask", value)
     why = "mask= names the input that marks the rows to send, or is True for Keras's own mask"
     raise OptionError(f"mask={type(value).__name__} is neither True nor a name", why=why, mend="mask=True")
 
 
-def _codec_or_text(codec: Any, made: Codec | None) -> Codec | str | None:
+def _choose_codec(codec: Any, made: Codec | None) -> Codec | str | None:
     if codec is None:
         return made
     if made is not None:
         why = "flags define a codec, and a boundary has only one"
         mend = f"nb.compress({codec!r}) or nb.compress({str(made)!r})"
-        raise values.refuse(f"nb.compress({codec!r}) also has flags, which define {str(made)!r}", why=why, mend=mend)
-    return "auto" if codec == "auto" else _codec("codec", codec)
+        raise values.option_error(
+            f"nb.compress({codec!r}) also has flags, which define {str(made)!r}", why=why, mend=mend
+        )
+    return "auto" if codec == "auto" else _check_codec("codec", codec)
 
 
 def check_crossing_codec(value: Any) -> str | None:
@@ -105,35 +102,35 @@ def check_crossing_codec(value: Any) -> str | None:
     if value is None or value == "none":
         return None
     try:
-        return "auto" if value == "auto" else str(_codec("compress", value))
+        return "auto" if value == "auto" else str(_check_codec("compress", value))
     except OptionError as error:
         raise OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend) from None
 
 
-def _codec(option: str, value: Any) -> Codec:
+def _check_codec(option: str, value: Any) -> Codec:
     try:
-        codec = codecs.parse(value, _OTHERS[option]) if isinstance(value, str) else value
+        codec = codecs.parse(value, _KEYWORDS[option]) if isinstance(value, str) else value
     except OptionError as error:  # a text's error names the option that was written
         raise OptionError(f"{option}={value!r}: {error.what}", why=error.why, mend=error.mend) from None
     if not isinstance(codec, Codec):
-        raise values.refuse(f"{option}={value!r} is not a codec", mend=f"{option}=nb.codec.FP16()")
+        raise values.option_error(f"{option}={value!r} is not a codec", mend=f"{option}=nb.codec.FP16()")
     if codec.lossless:
         why = "integers are always packed into as few bits as they need"
-        raise values.refuse(f"{option}={value!r} cannot be chosen", why=why, mend=f"remove {option}=")
+        raise values.option_error(f"{option}={value!r} cannot be chosen", why=why, mend=f"remove {option}=")
     if not codecs.is_built(codec):
         why = f"other processes find codecs by name, and {str(codec)!r} is not registered"
-        raise values.refuse(
+        raise values.option_error(
             f"{option}={value!r} is not registered", why=why, mend="decorate its class with @nb.codec.register"
         )
     return codec
 
 
-def learned_rank(frame: Frame) -> Rank | None:
+def find_learned_rank(frame: Frame) -> Rank | None:
     """The trained basis that a compress scope requests ("learned" or "svd"); None if it requests none.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(), nb.compress(rank=4) as frame:
-    ...     learned_rank(frame)
+    ...     find_learned_rank(frame)
     """
     codec = frame.options.get("codec")
     members = codec.members if isinstance(codec, Codec) else ()
@@ -141,35 +138,43 @@ def learned_rank(frame: Frame) -> Rank | None:
 
 
 ONE_BIT = "1bit"
-_ALONE = {"outer": "average", "mode": SYNC, "fragments": None, "delay": None, "staleness": None}
+_LOCAL_SGD_DEFAULTS = {"outer": "average", "mode": SYNC, "fragments": None, "delay": None, "staleness": None}
 """The defaults of the options that require `sync_every`."""
-_KINDS = ("TopK", "FP16", "BF16", "INT8", "INT4")
+_DIFFERENCE_CODECS = ("TopK", "FP16", "BF16", "INT8", "INT4")
 
 
-def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
+def check_local_sgd_options(given: Mapping[str, Any]) -> dict[str, object]:
     """Validate the local SGD options of `nb.replica` and return a frame's options; none without `sync_every`."""
     if given["exchange"] is not None:
         return _check_exchange(given)
     if given["sync_every"] is None:
-        idle = [name for name in ("mode", "fragments", "delay", "staleness", "outer") if given[name] != _ALONE[name]]
+        idle = [
+            name
+            for name in ("mode", "fragments", "delay", "staleness", "outer")
+            if given[name] != _LOCAL_SGD_DEFAULTS[name]
+        ]
         if idle:
             said = f"{idle[0]}={given[idle[0]]!r}"
-            raise values.refuse(
+            raise values.option_error(
                 f"{said} has no effect without sync_every",
                 why="replicas of one cluster are identical after every step",
                 mend=f"nb.replica(sync_every=100, {said})",
             )
         return {}
-    every = given["sync_every"] if given["sync_every"] == AUTO else values.count("sync_every", given["sync_every"])
-    mode = values.choice("mode", given["mode"], (SYNC, ASYNC))
+    every = (
+        given["sync_every"] if given["sync_every"] == AUTO else values.check_count("sync_every", given["sync_every"])
+    )
+    mode = values.check_choice("mode", given["mode"], (SYNC, ASYNC))
     fragments, delay, staleness = given["fragments"], given["delay"], given["staleness"]
     if mode == ASYNC and (fragments, delay) != (None, None):
         name = "fragments" if fragments is not None else "delay"
         why = "a server receives each difference as a whole, as soon as it arrives"
-        raise values.refuse(f"{name}= cannot be combined with mode='async'", why=why, mend=f"remove {name}=")
+        raise values.option_error(f"{name}= cannot be combined with mode='async'", why=why, mend=f"remove {name}=")
     if mode == SYNC and staleness is not None:
         why = "in mode='sync' all clusters wait for each other"
-        raise values.refuse(f"staleness={staleness!r} has no effect without mode='async'", why=why, mend='mode="async"')
+        raise values.option_error(
+            f"staleness={staleness!r} has no effect without mode='async'", why=why, mend='mode="async"'
+        )
     most = MAX_INTERVAL if every == AUTO else every
     return {
         "sync_every": every,
@@ -177,54 +182,60 @@ def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
         "mode": mode,
         "fragments": None
         if fragments is None
-        else _check_most("fragments", values.count("fragments", fragments), most),
-        "delay": None if delay is None else _check_most("delay", _steps("delay", delay), most - 1),
-        "staleness": None if staleness is None else _steps("staleness", staleness),
+        else _check_maximum("fragments", values.check_count("fragments", fragments), most),
+        "delay": None if delay is None else _check_maximum("delay", _check_non_negative("delay", delay), most - 1),
+        "staleness": None if staleness is None else _check_non_negative("staleness", staleness),
     }
 
 
 def _check_exchange(given: Mapping[str, Any]) -> dict[str, object]:
     """Validate `exchange="1bit"`: momenta are exchanged after each step, so it excludes the other options."""
-    values.choice("exchange", given["exchange"], (ONE_BIT,))
-    said = {name: given[name] for name in ("sync_every", *_ALONE, "shard") if given[name] != _ALONE.get(name)}
+    values.check_choice("exchange", given["exchange"], (ONE_BIT,))
+    said = {
+        name: given[name]
+        for name in ("sync_every", *_LOCAL_SGD_DEFAULTS, "shard")
+        if given[name] != _LOCAL_SGD_DEFAULTS.get(name)
+    }
     for name, value in said.items():
-        raise values.refuse(
+        raise values.option_error(
             f"{name}={value!r} cannot be combined with exchange={ONE_BIT!r}",
             why="the copies exchange momenta after each step, and are identical then",
             mend=f"remove {name}=",
         )
-    return {**_ALONE, "sync_every": 1, "exchange": ONE_BIT}
+    return {**_LOCAL_SGD_DEFAULTS, "sync_every": 1, "exchange": ONE_BIT}
 
 
-def _steps(option: str, value: Any) -> int:
-    number = values.integer(option, value)
+def _check_non_negative(option: str, value: Any) -> int:
+    number = values.check_integer(option, value)
     if number < 0:
-        raise values.refuse(f"{option}={value!r} is negative", mend=f"{option}=0")
+        raise values.option_error(f"{option}={value!r} is negative", mend=f"{option}=0")
     return number
 
 
-def _check_most(option: str, value: int, most: int) -> int:
+def _check_maximum(option: str, value: int, most: int) -> int:
     if value > most:
         why = "a fragment is sent once every sync_every steps, and must arrive before it is sent again"
-        raise values.refuse(f"{option}={value} is greater than {most}", why=why, mend=f"{option}={most}")
+        raise values.option_error(f"{option}={value} is greater than {most}", why=why, mend=f"{option}={most}")
     return value
 
 
 def _check_outer(value: Any, mode: str) -> Outer | str:
     """Validate `outer`: a known name, or an object of `nb.outer`."""
     if isinstance(value, str):
-        values.choice("outer", value, OUTER_BY_NAME)
+        values.check_choice("outer", value, OUTER_BY_NAME)
     elif not isinstance(value, Outer):
-        raise values.refuse(
+        raise values.option_error(
             f"outer={value!r} is not an outer optimizer", mend='outer="nesterov", or nb.outer.Nesterov()'
         )
     if mode == ASYNC and value not in ("average", Average()):
         why = "a server adds each cluster's difference when it arrives, and never has their mean"
-        raise values.refuse(f"outer={value!r} cannot be combined with mode='async'", why=why, mend='outer="average"')
+        raise values.option_error(
+            f"outer={value!r} cannot be combined with mode='async'", why=why, mend='outer="average"'
+        )
     return value
 
 
-def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> LocalSgd | None:
+def find_local_sgd_options(frames: Sequence[Frame], frame: Frame | None = None) -> LocalSgd | None:
     """The local SGD options in effect inside these scopes, if any; `frame` is the replica scope, if known."""
     frame = frame or replica_of(frames)
     if frame is None or frame.options.get("sync_every") is None:
@@ -235,14 +246,14 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> LocalSgd 
     every = UNDECIDED if every == AUTO else every
     shared: dict[str, Any] = {
         "every": every,
-        "codec": str(_way(squeeze)) if squeeze is not None else "none",
+        "codec": str(_read_way(squeeze)) if squeeze is not None else "none",
         "clusters": layout if isinstance(layout, tuple) else (),
         "mode": options["mode"],
         "where": str(frame.site),
     }
     if options.get("exchange") is not None:
         if squeeze is not None:
-            what = f"nb.compress ({_way(squeeze)}) around momenta that cross as one bit per number"
+            what = f"nb.compress ({_read_way(squeeze)}) around momenta that cross as one bit per number"
             raise OptionError(
                 what, where=shared["where"], why='exchange="1bit" is a codec itself', mend="remove nb.compress"
             )
@@ -259,11 +270,11 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> LocalSgd 
     )
 
 
-def _way(frame: Frame) -> Encoding:
+def _read_way(frame: Frame) -> Encoding:
     """The codec options of weight differences under an `nb.compress`."""
     way = derive_encodings(frame.options)[0]
     parts = () if way.codec is None else way.codec.members
-    odd = [name for part in parts if (name := type(part).__name__) not in _KINDS]
+    odd = [name for part in parts if (name := type(part).__name__) not in _DIFFERENCE_CODECS]
     unfit = {"auto": way.auto, "ramp": way.ladder, "delta": way.delta, "mask": way.mask is not None}
     odd += [name for name, value in unfit.items() if value]
     if odd:

@@ -26,11 +26,11 @@ X, Y = draws.normal(size=(20, 4)).astype("float32"), draws.normal(size=(20, 1)).
 """Five batches."""
 
 
-class Broken(Exception):
+class ScriptError(Exception):
     """The error of a script."""
 
 
-def build(cut: bool = False) -> keras.Model:
+def build_model(cut: bool = False) -> keras.Model:
     inputs = keras.Input((4,))
     hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(8, activation="relu")(inputs))
     if cut:
@@ -45,24 +45,24 @@ def build(cut: bool = False) -> keras.Model:
     return model
 
 
-class Breaks:
-    """Calls a function when it is told of a place for the n-th time."""
+class Interruption:
+    """Calls a function when a place is reached for the n-th time."""
 
     def __init__(self, place: str = "", count: int = 0, act: Callable[[], None] | None = None) -> None:
-        self.act, self.scale, self.told = act, 1.0, Counter[str]()
+        self.act, self.scale, self.hits = act, 1.0, Counter[str]()
         self._place, self._count = place, count
 
     def at(self, place: str) -> None:
-        """Tell of a place."""
-        self.told[place] += 1
-        if place == self._place and self.told[place] == self._count and self.act is not None:
+        """Record that a place is reached."""
+        self.hits[place] += 1
+        if place == self._place and self.hits[place] == self._count and self.act is not None:
             self.act()
 
 
-class Told(keras.callbacks.Callback):
-    """Tells of the places of a `fit`; changes variables at the end of an epoch, before it does."""
+class InterruptionCallback(keras.callbacks.Callback):
+    """Reports the places of a `fit` to an `Interruption`; changes variables at the end of an epoch, before it does."""
 
-    def __init__(self, breaks: Breaks) -> None:
+    def __init__(self, breaks: Interruption) -> None:
         super().__init__()
         self._breaks = breaks
 
@@ -83,7 +83,7 @@ class Told(keras.callbacks.Callback):
         self._breaks.at("end")
 
 
-class Counts(keras.callbacks.Callback):
+class BatchCounter(keras.callbacks.Callback):
     """Counts batches, and remembers how many there were."""
 
     batches = 0
@@ -98,20 +98,24 @@ class Counts(keras.callbacks.Callback):
         self.batches += 1
 
 
-def fit(breaks: Breaks, cut: bool = False, early: bool = False) -> list[np.ndarray]:
+def train_with_fit(breaks: Interruption, cut: bool = False, early: bool = False) -> list[np.ndarray]:
     """A callback that saves is called before the error, if it is `early`, or after it."""
-    model = build(cut)
+    model = build_model(cut)
 
     def read(batch: Any) -> Any:
         breaks.at("reading")
         return batch
 
-    data = tf.data.Dataset.range(len(X) // BATCH).map(lambda n: tf.py_function(read, [n], tf.int64)).map(_take)
+    data = tf.data.Dataset.range(len(X) // BATCH).map(lambda n: tf.py_function(read, [n], tf.int64)).map(take_batch)
     stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9, min_delta=9.0)
     path = Path(current_run().checkpoints.levels[0].folder.path) / "{epoch}-{batch}.weights.h5"
     saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=3)
-    counts = Counts()
-    callbacks = [*([saving, Told(breaks)] if early else [Told(breaks), saving]), counts, stopping]
+    counts = BatchCounter()
+    callbacks = [
+        *([saving, InterruptionCallback(breaks)] if early else [InterruptionCallback(breaks), saving]),
+        counts,
+        stopping,
+    ]
     model.fit(data, epochs=EPOCHS, validation_data=(X, Y), validation_batch_size=20, verbose=0, callbacks=callbacks)
     return [
         *model.get_weights(),
@@ -120,13 +124,15 @@ def fit(breaks: Breaks, cut: bool = False, early: bool = False) -> list[np.ndarr
     ]
 
 
-def _take(number: Any) -> Any:
+def take_batch(number: Any) -> Any:
     rows = tf.range(BATCH) + BATCH * tf.cast(tf.ensure_shape(number, ()), tf.int32)
     return tf.gather(X, rows), tf.gather(Y, rows)
 
 
-def loop(breaks: Breaks, keeps: bool = False, several: bool = False, cut: bool = False) -> list[np.ndarray]:
-    model, rng, mean = build(cut), np.random.default_rng(1), tf.Variable(0.0)
+def train_in_loop(
+    breaks: Interruption, keeps: bool = False, several: bool = False, cut: bool = False
+) -> list[np.ndarray]:
+    model, rng, mean = build_model(cut), np.random.default_rng(1), tf.Variable(0.0)
     nb.state(rng=rng, **({"mean": mean} if keeps else {}))
 
     def train(x: Any) -> Any:
@@ -145,8 +151,8 @@ def loop(breaks: Breaks, keeps: bool = False, several: bool = False, cut: bool =
     return [*model.get_weights(), *map(np.asarray, model.optimizer.variables), *([mean.numpy()] if keeps else [])]
 
 
-def run(
-    script: Callable[[Breaks], list[np.ndarray]], folder: Path, breaks: Breaks | None = None, **options: Any
+def run_script(
+    script: Callable[[Interruption], list[np.ndarray]], folder: Path, breaks: Interruption | None = None, **options: Any
 ) -> Any:
     """Run a script by itself; returns its result as bytes, or the error by which it ended."""
     nb.shutdown()
@@ -154,61 +160,75 @@ def run(
     keras.utils.set_random_seed(3)
     try:
         with nb.init(checkpoint={"folder": str(folder), "every": 1000, **options}):
-            return [each.tobytes() for each in script(breaks or Breaks())]
-    except (Broken, KeyboardInterrupt, tf.errors.OpError, StageFailedError) as error:
+            return [each.tobytes() for each in script(breaks or Interruption())]
+    except (ScriptError, KeyboardInterrupt, tf.errors.OpError, StageFailedError) as error:
         return error
 
 
 def raise_error() -> None:
-    raise Broken
+    raise ScriptError
 
 
 def list_steps(folder: Path) -> list[int]:
     return [found.step for found in Folder(str(folder)).scan() if not found.check()]
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def list_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         each.message for each in caplog.records if "could be saved" in each.message or "last completed" in each.message
     ]
 
 
 # ------------------------------------------------------------------ a fit
-DEATHS = [("batch", 3, 3), ("batch", 3, 3), ("validation", 1, 5), ("batch", 7, 7), ("end", 1, 10)]
+INTERRUPTIONS = [("batch", 3, 3), ("batch", 3, 3), ("validation", 1, 5), ("batch", 7, 7), ("end", 1, 10)]
 """Where it ends, at which time in that start, and the step that is saved then. Skipped batches count, too: the same
 error may come again, and no step was taken.
 """
-MORE_DEATHS = [("batch begins", 2, 1), ("batch", 3, 3), ("epoch", 1, 5), ("batch begins", 7, 6), ("epoch", 1, 10)]
+MORE_INTERRUPTIONS = [
+    ("batch begins", 2, 1),
+    ("batch", 3, 3),
+    ("epoch", 1, 5),
+    ("batch begins", 7, 6),
+    ("epoch", 1, 10),
+]
 
 
-@pytest.mark.parametrize("deaths", [DEATHS, pytest.param(MORE_DEATHS, marks=pytest.mark.grid)], ids=len)
-def test_a_fit_that_ends_by_errors_ends_as_one_without(
-    deaths: list[tuple[str, int, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "interruptions", [INTERRUPTIONS, pytest.param(MORE_INTERRUPTIONS, marks=pytest.mark.grid)], ids=len
+)
+def test_interrupted_fit_ends_like_an_uninterrupted_one(
+    interruptions: list[tuple[str, int, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    script = partial(fit, early=deaths is MORE_DEATHS)
-    expected = run(script, tmp_path / "undisturbed")
+    script = partial(train_with_fit, early=interruptions is MORE_INTERRUPTIONS)
+    expected = run_script(script, tmp_path / "undisturbed")
     last = 0
-    for place, count, step in deaths:
+    for place, count, step in interruptions:
         caplog.clear()
-        assert isinstance(run(script, tmp_path / "run", Breaks(place, count, raise_error)), Broken)
+        assert isinstance(run_script(script, tmp_path / "run", Interruption(place, count, raise_error)), ScriptError)
         assert list_steps(tmp_path / "run")[0] == step
-        told = [f"the last completed step, {step}, is saved in {tmp_path}/run"]
-        assert said(caplog) == ([] if step == last else told)
+        messages = [f"the last completed step, {step}, is saved in {tmp_path}/run"]
+        assert list_messages(caplog) == ([] if step == last else messages)
         last = step
-    assert run(script, tmp_path / "run") == expected
+    assert run_script(script, tmp_path / "run") == expected
     assert read_saved(tmp_path / "run") == read_saved(tmp_path / "undisturbed")
 
 
-def test_data_that_cannot_be_read_costs_no_step(tmp_path: Path) -> None:
+def test_unreadable_data_loses_no_step(tmp_path: Path) -> None:
     """With scopes a batch is read before its step begins. No checkpoint of before is let go for the one of an error."""
-    assert isinstance(run(partial(fit, cut=True), tmp_path, Breaks("reading", 4, raise_error)), tf.errors.OpError)
-    assert isinstance(run(partial(fit, cut=True), tmp_path, Breaks("reading", 6, raise_error), keep=1), Exception)
+    assert isinstance(
+        run_script(partial(train_with_fit, cut=True), tmp_path, Interruption("reading", 4, raise_error)),
+        tf.errors.OpError,
+    )
+    assert isinstance(
+        run_script(partial(train_with_fit, cut=True), tmp_path, Interruption("reading", 6, raise_error), keep=1),
+        Exception,
+    )
     assert list_steps(tmp_path) == [5, 3]
 
 
 def read_saved(folder: Path) -> dict[str, list[bytes]]:
     """What `ModelCheckpoint` has saved every three batches, of ten."""
-    built, found = build(), {}
+    built, found = build_model(), {}
     model = keras.Model(built.inputs, built.outputs)
     for path in sorted(folder.glob("*.weights.h5")):
         model.load_weights(path)
@@ -218,7 +238,7 @@ def read_saved(folder: Path) -> dict[str, list[bytes]]:
 
 
 # ------------------------------------------------------------------ Ctrl-C
-def press(times: int) -> Callable[[], None]:
+def press_ctrl_c(times: int) -> Callable[[], None]:
     def act() -> None:
         for _ in range(times):
             os.kill(os.getpid(), signal.SIGINT)
@@ -227,12 +247,12 @@ def press(times: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(("times", "begun"), [(1, 4), (2, 3)])
-def test_ctrl_c_ends_a_fit_before_its_next_step_and_again_at_once(
+def test_ctrl_c_ends_fit_before_the_next_step_and_twice_at_once(
     times: int, begun: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    breaks = Breaks("batch", 3, press(times))
-    assert isinstance(run(fit, tmp_path, breaks), KeyboardInterrupt)
-    assert list_steps(tmp_path) == [3] and breaks.told["batch begins"] == begun
+    breaks = Interruption("batch", 3, press_ctrl_c(times))
+    assert isinstance(run_script(train_with_fit, tmp_path, breaks), KeyboardInterrupt)
+    assert list_steps(tmp_path) == [3] and breaks.hits["batch begins"] == begun
     assert (
         capfd.readouterr().err.count("SIGINT: saves, then stops before the next step; send it again to stop now") == 1
     )
@@ -240,7 +260,7 @@ def test_ctrl_c_ends_a_fit_before_its_next_step_and_again_at_once(
 
 
 # ------------------------------------------------------------------ a loop
-def spoil(breaks: Breaks, scale: float) -> Callable[[], None]:
+def set_scale(breaks: Interruption, scale: float) -> Callable[[], None]:
     def act() -> None:
         breaks.scale = scale
 
@@ -248,12 +268,16 @@ def spoil(breaks: Breaks, scale: float) -> Callable[[], None]:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs uncut")
-@pytest.mark.parametrize("act", [press(1), pytest.param(raise_error, marks=pytest.mark.grid)], ids=["Ctrl-C", "error"])
-def test_a_loop_that_ends_by_an_error_ends_as_one_without(act: Callable[[], None], tmp_path: Path) -> None:
-    expected = run(loop, tmp_path / "undisturbed")
-    assert isinstance(run(loop, tmp_path / "run", Breaks("turn", 3, act)), Broken | KeyboardInterrupt)
+@pytest.mark.parametrize(
+    "act", [press_ctrl_c(1), pytest.param(raise_error, marks=pytest.mark.grid)], ids=["Ctrl-C", "error"]
+)
+def test_interrupted_loop_ends_like_an_uninterrupted_one(act: Callable[[], None], tmp_path: Path) -> None:
+    expected = run_script(train_in_loop, tmp_path / "undisturbed")
+    assert isinstance(
+        run_script(train_in_loop, tmp_path / "run", Interruption("turn", 3, act)), ScriptError | KeyboardInterrupt
+    )
     assert list_steps(tmp_path / "run") == [3]
-    assert run(loop, tmp_path / "run") == expected
+    assert run_script(train_in_loop, tmp_path / "run") == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*runs uncut")
@@ -272,22 +296,22 @@ def test_a_loop_that_ends_by_an_error_ends_as_one_without(act: Callable[[], None
     ],
     ids=["objects", "several steps", "a step fails", "NaN"],
 )
-def test_a_state_that_may_not_be_whole_is_not_saved(
+def test_inconsistent_state_is_not_saved(
     options: dict[str, Any], scale: float, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    breaks = Breaks("turn begins" if scale > 1 else "turn", 3)
-    breaks.act = spoil(breaks, scale) if scale > 1 else raise_error
+    breaks = Interruption("turn begins" if scale > 1 else "turn", 3)
+    breaks.act = set_scale(breaks, scale) if scale > 1 else raise_error
     breaks.scale = min(scale, 1.0)
-    assert isinstance(run(partial(loop, **options), tmp_path, breaks), Exception)
-    assert list_steps(tmp_path) == [] and said(caplog)[0].endswith(why)
+    assert isinstance(run_script(partial(train_in_loop, **options), tmp_path, breaks), Exception)
+    assert list_steps(tmp_path) == [] and list_messages(caplog)[0].endswith(why)
 
 
-def test_a_step_that_has_changed_nothing_leaves_the_state_before_it(tmp_path: Path) -> None:
+def test_failed_step_without_changes_saves_the_state_before_it(tmp_path: Path) -> None:
     """All of the turn before it was done."""
-    breaks = Breaks("turn begins", 3)
-    breaks.act = spoil(breaks, 1e9)
-    script = partial(loop, keeps=True, cut=True)
-    expected = run(script, tmp_path / "undisturbed")
-    assert isinstance(run(script, tmp_path / "run", breaks), StageFailedError)
+    breaks = Interruption("turn begins", 3)
+    breaks.act = set_scale(breaks, 1e9)
+    script = partial(train_in_loop, keeps=True, cut=True)
+    expected = run_script(script, tmp_path / "undisturbed")
+    assert isinstance(run_script(script, tmp_path / "run", breaks), StageFailedError)
     assert list_steps(tmp_path / "run") == [2]
-    assert run(script, tmp_path / "run") == expected
+    assert run_script(script, tmp_path / "run") == expected

@@ -1,6 +1,6 @@
 """Measure TensorFlow's collectives between two processes of this machine.
 
-`python -m whale_nebula.measure.between SIZE... RUNS` is one of the two processes; the launcher assigns its rank.
+`python -m whale_nebula.measure.collectives SIZE... RUNS` is one of the two processes; the launcher assigns its rank.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.errors import StateError
-from whale_nebula.hardware.measured import RUNS
+from whale_nebula.hardware.measurements import RUNS
 from whale_nebula.launch import attach, spawn
 
 if TYPE_CHECKING:

@@ -77,8 +77,8 @@ def fingerprint() -> str:
     gpus = len(glob.glob("/dev/nvidia[0-9]*"))
     threads = [f"{name}={value}" for name in _THREADS if (value := os.environ.get(name))]
     cores = count_cores()
-    parts = [_processor(), f"{cores} core{'s' * (cores != 1)}", *[f"{gpus} GPUs"] * bool(gpus)]
-    return ", ".join([*parts, f"TensorFlow {_tensorflow()}", *threads])
+    parts = [_read_processor(), f"{cores} core{'s' * (cores != 1)}", *[f"{gpus} GPUs"] * bool(gpus)]
+    return ", ".join([*parts, f"TensorFlow {_read_tensorflow_version()}", *threads])
 
 
 _THREADS = (
@@ -92,7 +92,7 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -101,7 +101,7 @@ def _processor() -> str:
     return named[0] if named else platform.machine()
 
 
-def _tensorflow() -> str:
+def _read_tensorflow_version() -> str:
     try:
         return metadata.version("tensorflow")
     except metadata.PackageNotFoundError:
@@ -117,12 +117,12 @@ def cache_path() -> Path:
 
 
 _Kept = TypeVar("_Kept")
-_BROKEN = (OSError, ValueError, TypeError, KeyError, AttributeError)
+_READ_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError)
 """The exceptions of reading a missing or invalid file."""
 
 
 def _read(kind: type[_Kept], path: Path, written_as: str) -> _Kept:
-    """Read a file by the fields of its kind; raises one of `_BROKEN`."""
+    """Read a file by the fields of its kind; raises one of `_READ_ERRORS`."""
     document = json.loads(path.read_text("utf-8"))
     if document["format"] != written_as:
         raise ValueError(f"its format is {document['format']!r}, not {written_as!r}")
@@ -135,14 +135,14 @@ def _write(found: object, path: Path, written_as: str) -> None:
     write_json(path, {"format": written_as, **to_plain(found)})
 
 
-def keep(found: Measurement, path: Path | None = None) -> Path:
+def save_measurement(found: Measurement, path: Path | None = None) -> Path:
     """Write a measurement to its file; returns the path."""
     target = path or cache_path()
     _write(found, target, FORMAT)
     return target
 
 
-def read_kept() -> tuple[Measurement | None, str]:
+def read_measurement() -> tuple[Measurement | None, str]:
     """The measurement in the file and ""; if it is not of this machine, None and the reason; without a file, None and
     "".
     """
@@ -151,7 +151,7 @@ def read_kept() -> tuple[Measurement | None, str]:
         found = _read(Measurement, source, FORMAT)
     except FileNotFoundError:
         return None, ""
-    except _BROKEN as error:
+    except _READ_ERRORS as error:
         return None, f"{source} contains no valid measurement ({type(error).__name__}: {error})"
     if found.machine != fingerprint():
         return None, f"{source} was measured on a different machine: {found.machine}; this one is {fingerprint()}"
@@ -169,7 +169,7 @@ class BlockTime:
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class _BlocksFile:
     machine: str
     blocks: Mapping[str, BlockTime]
 
@@ -185,17 +185,17 @@ def read_blocks() -> dict[str, BlockTime]:
     invalid: they are measured again.
     """
     try:
-        found = _read(_Blocks, blocks_path(), BLOCKS)
-    except _BROKEN:
+        found = _read(_BlocksFile, blocks_path(), BLOCKS)
+    except _READ_ERRORS:
         return {}
     return dict(found.blocks) if found.machine == fingerprint() else {}
 
 
-def keep_blocks(found: Mapping[str, BlockTime]) -> None:
+def save_blocks(found: Mapping[str, BlockTime]) -> None:
     """Add measured subgraphs to the file."""
     every = {**read_blocks(), **found}
     newest = dict(sorted(every.items(), key=lambda item: item[1].date)[-MOST_BLOCKS:])
-    _write(_Blocks(fingerprint(), newest), blocks_path(), BLOCKS)
+    _write(_BlocksFile(fingerprint(), newest), blocks_path(), BLOCKS)
 
 
 # ---------------------------------------------------------------------- slowdowns
@@ -221,7 +221,7 @@ class Slowness:
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _SlownessFile:
     found: tuple[Slowness, ...]
 
 
@@ -232,8 +232,8 @@ def slowness_path() -> Path:
 
 def _load_slowness() -> dict[tuple[object, ...], Slowness]:
     try:
-        return {each.key: each for each in _read(_Shown, slowness_path(), SLOWNESS).found}
-    except _BROKEN:
+        return {each.key: each for each in _read(_SlownessFile, slowness_path(), SLOWNESS).found}
+    except _READ_ERRORS:
         return {}
 
 
@@ -246,7 +246,7 @@ def read_slowness(clusters: Clusters, together: bool, measured: Collection[str])
     return {each.cluster: known[each.key].factor for each in made if each.key in known}
 
 
-def keep_slowness(found: Mapping[str, float], clusters: Clusters, together: bool, measured: Collection[str]) -> None:
+def save_slowness(found: Mapping[str, float], clusters: Clusters, together: bool, measured: Collection[str]) -> None:
     """Store the slowdowns of a run; if they cannot be written, the next run plans without them."""
     date, known = datetime.now(UTC).isoformat(timespec="seconds"), _load_slowness()
     for each in clusters.clusters:
@@ -255,7 +255,7 @@ def keep_slowness(found: Mapping[str, float], clusters: Clusters, together: bool
             own = Slowness(fingerprint(), each.name, each.workers, *how, found[each.name], date)
             known[own.key] = own
     with contextlib.suppress(OSError):
-        _write(_Shown(tuple(known.values())), slowness_path(), SLOWNESS)
+        _write(_SlownessFile(tuple(known.values())), slowness_path(), SLOWNESS)
 
 
 RUNS, _FEWEST = 10, 3
@@ -268,14 +268,14 @@ _LEAST_SECONDS = 2e-3
 """The least duration of a run of calls, so that clock resolution and interruptions matter little."""
 
 
-class Timed(NamedTuple):
+class CallTime(NamedTuple):
     """The median seconds of a call over some runs, and their interquartile range as a share of it."""
 
     seconds: float
     spread: float
 
 
-def time_calls(call: Callable[[], Any], runs: int = RUNS, most: float = _MOST_SECONDS) -> Timed:
+def time_calls(call: Callable[[], Any], runs: int = RUNS, most: float = _MOST_SECONDS) -> CallTime:
     """Time a call after a warm-up, in `runs` runs; in fewer, but at least three, if they exceed `most` seconds."""
     call()
     started = time.perf_counter()
@@ -291,29 +291,29 @@ def time_calls(call: Callable[[], Any], runs: int = RUNS, most: float = _MOST_SE
     return summarise(found)
 
 
-def summarise(seconds: Sequence[float]) -> Timed:
+def summarise(seconds: Sequence[float]) -> CallTime:
     """The median of some runs, and their spread.
 
     >>> summarise([1.0, 2.0, 2.0, 2.0, 9.0])
-    Timed(seconds=2.0, spread=0.0)
+    CallTime(seconds=2.0, spread=0.0)
     """
     median = statistics.median(seconds)
     low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Timed(median, (high - low) / median if median else 0.0)
+    return CallTime(median, (high - low) / median if median else 0.0)
 
 
-class Fitted(NamedTuple):
+class LinearFit(NamedTuple):
     """Seconds as a line over an amount of work: `alpha` for each call, and `beta` for each unit of work."""
 
     alpha: float
     beta: float
 
 
-def fit_line(points: Sequence[tuple[float, float]]) -> Fitted:
+def fit_line(points: Sequence[tuple[float, float]]) -> LinearFit:
     """Least-squares line through (work, seconds) by relative errors, with coefficients of at least 0.
 
     >>> fit_line([(0.0, 2.0), (10.0, 7.0), (20.0, 12.0)])
-    Fitted(alpha=2.0, beta=0.5)
+    LinearFit(alpha=2.0, beta=0.5)
     >>> fit_line([(1.0, 1.0), (10.0, 100.0)]).alpha
     0.0
     """
@@ -327,7 +327,7 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Fitted:
     if determinant > 1e-12 * one * two:
         alpha, beta = (left * two - right * both) / determinant, (right * one - left * both) / determinant
         if alpha >= 0 and beta >= 0:
-            return Fitted(alpha, beta)
+            return LinearFit(alpha, beta)
         if beta < 0:  # no measurable effect of the work
-            return Fitted(left / one, 0.0)
-    return Fitted(0.0, right / two)
+            return LinearFit(left / one, 0.0)
+    return LinearFit(0.0, right / two)

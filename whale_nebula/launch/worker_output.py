@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO
 
-from whale_nebula.launch.ending import Kept
 from whale_nebula.launch.job import Reader
+from whale_nebula.launch.worker_exit import LastErrorFilter
 from whale_nebula.report.screen import Screen, read_terminal_size
 from whale_nebula.security.diagnose import read_refusal
 
@@ -40,7 +40,7 @@ class Streams:
             thread.join(REST_SECONDS)
 
 
-class KeptOutput:
+class CapturedOutput:
     """Retains the output of a process, and echoes it line by line."""
 
     def __init__(self, worker: str, process: subprocess.Popen[bytes], echo: Echo | None) -> None:
@@ -120,7 +120,7 @@ class Relay:
     ) -> None:
         self._sinks, self._prefixes = sinks, prefixes
         self._tail = b""
-        self._last_error = Kept(worker)
+        self._last_error = LastErrorFilter(worker)
         self._explained: set[str] = set()
         self._worker = worker
         self._streams = Streams(worker, process, self._pump)
@@ -136,7 +136,7 @@ class Relay:
             while line := stream.readline(_LONGEST_LINE):
                 if name == "err":
                     self._tail = (self._tail + line)[-_TAIL:]
-                    if self._last_error.keeps(line.decode(errors="replace")) or is_start_up_line(line):
+                    if self._last_error.holds_back(line.decode(errors="replace")) or is_start_up_line(line):
                         continue
                 sink.write(line if started else prefix + (line.lstrip(_BACK) if prefix else line))
                 started = not line.endswith(b"\n")
@@ -156,7 +156,7 @@ _END = b"\0"
 _CHUNK = 1 << 16
 
 
-class Picture:
+class PictureWriter:
     """The worker's end: draws into the pipe `fd`, in the current size of the launcher's `terminal`.
 
     It never blocks. The rest of an incompletely written picture is written at the next call; the picture of that call
@@ -199,14 +199,14 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Board:
+class TerminalScreen:
     """The descriptor of the launcher's terminal, and the screen that draws on it."""
 
     fd: int
     screen: Screen
 
 
-class Shown:
+class PictureReader:
     """A reader that also draws a worker's pictures on the launcher's screen."""
 
     def __init__(self, worker: str, reader: Reader, fd: int, screen: Screen) -> None:

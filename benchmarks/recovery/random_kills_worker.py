@@ -1,4 +1,4 @@
-"""Train in two clusters under `ten.py`, with prolonged steps, and print the digest of the weights."""
+"""Train in two clusters under `random_kills.py`, with prolonged steps, and print the digest of the weights."""
 
 import hashlib
 import sys
@@ -10,7 +10,7 @@ import numpy as np
 import whale_nebula as nb
 
 
-class Rests(keras.callbacks.Callback):
+class PauseCallback(keras.callbacks.Callback):
     """Callback that prolongs each step and prints the progress."""
 
     def __init__(self, rest: float) -> None:
@@ -38,7 +38,7 @@ def main(folder: str, steps: str, rest: str) -> None:
     model.compile(keras.optimizers.Adam(0.01), "mse")
     draw = np.random.default_rng(0)
     x, y = (draw.normal(size=(16 * int(steps), width)).astype("float32") for width in (16, 1))
-    model.fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[Rests(float(rest))])
+    model.fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[PauseCallback(float(rest))])
     weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
     print(f"weights {hashlib.sha256(weights).hexdigest()[:16]}", flush=True)
 

@@ -25,102 +25,102 @@ from typing import Any
 from whale_nebula.errors import NebulaError
 from whale_nebula.errors.text import LIMIT, list_counts, remove_folders
 
-EXIT_LEFT = 75
+EXIT_TEMPFAIL = 75
 """EX_TEMPFAIL of sysexits.h: the run can be started again."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Leaving(SystemExit):
+class WorkerExit(SystemExit):
     """Exit of a worker on request, or together with another one.
 
-    >>> str(Leaving("SIGTERM")), Leaving("SIGTERM").code
+    >>> str(WorkerExit("SIGTERM")), WorkerExit("SIGTERM").code
     ('SIGTERM', 75)
     """
 
     def __init__(self, why: str) -> None:
-        super().__init__(EXIT_LEFT)
+        super().__init__(EXIT_TEMPFAIL)
         self.why = why
 
     def __str__(self) -> str:
         return self.why
 
 
-_OTHERS = "OTHERS"
+_RESIZE = "OTHERS"
 _LONGEST_WORD = 4096
 _COUNT = re.compile(r"([A-Za-z0-9][\w.-]*)=(\d{1,9})")
 
 
-class Departure:
+class ExitAgreement:
     """Agreement of the workers on leaving: whether this process was asked to, whether all have agreed, and the numbers
-    of workers with which the run continues (`counts`). `find_counts` reads those that the launcher requests.
+    of workers with which the run continues (`counts`). `read_requested_counts` reads those that the launcher requests.
 
-    >>> departure = Departure()
-    >>> departure.begin()  # a step
-    >>> departure.ask("SIGTERM")
-    >>> departure.settle({"gpu/0": departure.asked, "npu/0": None})
-    >>> departure.begin()  # the next one
+    >>> exit_agreement = ExitAgreement()
+    >>> exit_agreement.begin_step()  # a step
+    >>> exit_agreement.request_exit("SIGTERM")
+    >>> exit_agreement.conclude_step({"gpu/0": exit_agreement.exit_reason, "npu/0": None})
+    >>> exit_agreement.begin_step()  # the next one
     Traceback (most recent call last):
     ...
-    whale_nebula.launch.ending.Leaving: gpu/0 was asked to stop: SIGTERM
+    whale_nebula.launch.worker_exit.WorkerExit: gpu/0 was asked to stop: SIGTERM
     """
 
     def __init__(self) -> None:
-        self.asked: str | None = None
-        self.on_stepped: Callable[[], None] | None = None  # called once the first step is over
+        self.exit_reason: str | None = None
+        self.on_first_step: Callable[[], None] | None = None  # called once the first step is over
         self.counts: dict[str, int] = {}
-        self.find_counts: Callable[[], Mapping[str, int]] = dict
-        self._arrived: dict[str, int] = {}
+        self.read_requested_counts: Callable[[], Mapping[str, int]] = dict
+        self._available_counts: dict[str, int] = {}
         self._stepping = False
-        self._settled = ""
+        self._agreed_reason = ""
 
     @property
-    def agreed(self) -> bool:
+    def is_agreed(self) -> bool:
         """Whether all leave."""
-        return bool(self._settled)
+        return bool(self._agreed_reason)
 
-    def ask(self, why: str) -> None:
+    def request_exit(self, why: str) -> None:
         """Leave after the next step that all take; before the first step, leave at once. Safe in a signal handler."""
-        self.asked = why
+        self.exit_reason = why
         if not self._stepping:
-            raise Leaving(f"it was asked to stop before its first step: {why}")
+            raise WorkerExit(f"it was asked to stop before its first step: {why}")
 
-    def note_arrival(self, counts: Mapping[str, int]) -> None:
+    def note_available_workers(self, counts: Mapping[str, int]) -> None:
         """Record that absent workers are available again: leave after a step, to be restarted with them."""
-        self._arrived.update(counts)
+        self._available_counts.update(counts)
 
     @property
-    def word(self) -> str | None:
+    def announcement(self) -> str | None:
         """The announcement to the other workers: why this one was asked to leave, and the numbers of workers with which
         the run is to continue.
 
-        >>> departure = Departure()
-        >>> departure.note_arrival({"npu": 1})
-        >>> departure.word
+        >>> exit_agreement = ExitAgreement()
+        >>> exit_agreement.note_available_workers({"npu": 1})
+        >>> exit_agreement.announcement
         'OTHERS npu=1'
         """
-        counts = {**self._arrived, **self.find_counts()}
-        why = self.asked or (_OTHERS if counts else None)
+        counts = {**self._available_counts, **self.read_requested_counts()}
+        why = self.exit_reason or (_RESIZE if counts else None)
         return why and " ".join([why, *(f"{cluster}={count}" for cluster, count in counts.items())])
 
-    def begin(self) -> None:
-        """Called before each step; raises `Leaving` if this process is to leave."""
-        if self._settled:
-            raise Leaving(self._settled)
-        if self._stepping and self.on_stepped is not None:
-            self.on_stepped()
-            self.on_stepped = None
+    def begin_step(self) -> None:
+        """Called before each step; raises `WorkerExit` if this process is to leave."""
+        if self._agreed_reason:
+            raise WorkerExit(self._agreed_reason)
+        if self._stepping and self.on_first_step is not None:
+            self.on_first_step()
+            self.on_first_step = None
         self._stepping = True
 
-    def settle(self, asked: Mapping[str, object]) -> None:
-        """Conclude a step in which every worker announced its `word`: all workers now have the same state.
+    def conclude_step(self, announcements: Mapping[str, object]) -> None:
+        """Conclude a step in which every worker announced its `announcement`: all workers now have the same state.
 
-        >>> departure = Departure()
-        >>> departure.settle({"gpu/0": "SIGTERM npu=1", "npu/0": None})
-        >>> departure.counts
+        >>> exit_agreement = ExitAgreement()
+        >>> exit_agreement.conclude_step({"gpu/0": "SIGTERM npu=1", "npu/0": None})
+        >>> exit_agreement.counts
         {'npu': 1}
         """
         reasons = []
-        for worker, text in sorted((worker, str(text)) for worker, text in asked.items() if text):
+        for worker, text in sorted((worker, str(text)) for worker, text in announcements.items() if text):
             words = (_COUNT.fullmatch(word) for word in text[:_LONGEST_WORD].split(" "))
             counts = {found[1]: int(found[2]) for found in words if found is not None}
             if counts:
@@ -129,14 +129,14 @@ class Departure:
             else:  # a peer's word is printed on a terminal: only these are accepted
                 why = next((number.name for number in _SIGNALS if text == number.name), "a signal")
                 reasons.append(f"{worker} was asked to stop: {why}")
-        self._settled = self._settled or "; ".join(reasons)
+        self._agreed_reason = self._agreed_reason or "; ".join(reasons)
 
 
-departure = Departure()
+exit_agreement = ExitAgreement()
 """The agreement of this process."""
 
 
-def leave_on_signals() -> None:
+def request_exit_on_signals() -> None:
     """Let SIGTERM and SIGINT, and SIGHUP unless it is ignored (nohup), request this process to leave; repeated signals
     have no effect.
 
@@ -146,139 +146,141 @@ def leave_on_signals() -> None:
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handled = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]
 
-    def ask_to_leave(number: int, frame: FrameType | None) -> None:
-        if departure.asked is None:
-            departure.ask(signal.Signals(number).name)
+    def request_exit(number: int, frame: FrameType | None) -> None:
+        if exit_agreement.exit_reason is None:
+            exit_agreement.request_exit(signal.Signals(number).name)
 
-    forks = _Forks({number: signal.signal(number, ask_to_leave) for number in handled})
-    os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=forks.restore)
+    forks = _ForkHooks({number: signal.signal(number, request_exit) for number in handled})
+    os.register_at_fork(
+        before=forks.block_signals, after_in_parent=forks.unblock_signals, after_in_child=forks.restore_handlers
+    )
 
 
-_USUAL: Mapping[signal.Signals, Any] = {
+_DEFAULT_HANDLERS: Mapping[signal.Signals, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,
 }
 """Python's handlers of the signals that may be heeded."""
 
 
-def heed_signal(number: signal.Signals, ask: Callable[[str], None]) -> bool:
-    """Let SIGTERM or SIGINT call `ask` with its name, in this process; returns whether it does. A handler that the user
-    has set is kept.
-    A forked process, such as one of a process pool, is ended by the signal.
+def handle_signal(number: signal.Signals, request: Callable[[str], None]) -> bool:
+    """Let SIGTERM or SIGINT call `request` with its name, in this process; returns whether it does. A handler that the
+    user has set is kept. A forked process, such as one of a process pool, is ended by the signal.
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(number) is not _USUAL[number]:
+    if not main or signal.getsignal(number) is not _DEFAULT_HANDLERS[number]:
         return False
-    _end_forks_as_usual()
-    signal.signal(number, _Heeding(ask))
+    _restore_handlers_in_forks()
+    signal.signal(number, _SignalHandler(request))
     return True
 
 
-def stop_heeding(number: signal.Signals) -> None:
-    """Undo `heed_signal`, unless another handler was set since."""
-    if isinstance(signal.getsignal(number), _Heeding):
-        signal.signal(number, _USUAL[number])
+def restore_signal(number: signal.Signals) -> None:
+    """Undo `handle_signal`, unless another handler was set since."""
+    if isinstance(signal.getsignal(number), _SignalHandler):
+        signal.signal(number, _DEFAULT_HANDLERS[number])
 
 
-class _Heeding:
-    """A handler of a signal that calls `ask` with its name."""
+class _SignalHandler:
+    """A handler of a signal that calls `request` with its name."""
 
-    def __init__(self, ask: Callable[[str], None]) -> None:
-        self._ask = ask
+    def __init__(self, request: Callable[[str], None]) -> None:
+        self._request = request
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._ask(signal.Signals(number).name)
+        self._request(signal.Signals(number).name)
 
 
 @cache
-def _end_forks_as_usual() -> None:
+def _restore_handlers_in_forks() -> None:
     """Register, once, that forked processes do not inherit our handlers of signals."""
-    forks = _Forks({})
+    forks = _ForkHooks({})
 
     def restore() -> None:
-        for number in _USUAL:
-            stop_heeding(number)
-        forks.free()
+        for number in _DEFAULT_HANDLERS:
+            restore_signal(number)
+        forks.unblock_signals()
 
-    os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=restore)
+    os.register_at_fork(before=forks.block_signals, after_in_parent=forks.unblock_signals, after_in_child=restore)
 
 
-class _Forks:
+class _ForkHooks:
     """Restores the previous handlers in forked processes. Signals are blocked meanwhile, so none is lost."""
 
     def __init__(self, handlers: Mapping[signal.Signals, Any]) -> None:
         self._handlers = handlers
         self._thread = threading.local()
 
-    def hold(self) -> None:
+    def block_signals(self) -> None:
         self._thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
-    def free(self) -> None:
+    def unblock_signals(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._thread.mask)
 
-    def restore(self) -> None:
+    def restore_handlers(self) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self.free()
+        self.unblock_signals()
 
 
-_UNDER = re.compile(r"  (why|mend): |   {5,}")
+_CONTINUATION = re.compile(r"  (why|mend): |   {5,}")
 _OUR_ERRORS = re.compile(r"whale_nebula\.errors\.\w+: NB-\d{3} ")
 _COMPARED = LIMIT // 2
 _CODE = re.compile(r"NB-\d{3} ")
 
 
-def ends_by(worker: str) -> str:
+def format_failure_line(worker: str) -> str:
     """The line above the traceback of the error with which a worker fails.
 
-    >>> ends_by("gpu/0")
+    >>> format_failure_line("gpu/0")
     'whale-nebula: worker gpu/0 failed with an error'
     """
     return f"whale-nebula: worker {worker} failed with an error"
 
 
-class Kept:
+class LastErrorFilter:
     r"""Filter of the lines that a launcher holds back: the error of this library with which the worker fails.
 
-    >>> kept = Kept("gpu/0")
-    >>> lines = [ends_by("gpu/0"), "Traceback", "whale_nebula.errors.StateError: NB-305 no", "  mend: x", "after"]
-    >>> [line for line in lines if kept.keeps(line)]
-    ['whale_nebula.errors.StateError: NB-305 no', '  mend: x']
+    >>> error = ["whale_nebula.errors.StateError: NB-305 no", "  mend: x"]
+    >>> lines = [format_failure_line("gpu/0"), "Traceback", *error, "after"]
+    >>> error_filter = LastErrorFilter("gpu/0")
+    >>> [line for line in lines if error_filter.holds_back(line)] == error
+    True
     """
 
     def __init__(self, worker: str) -> None:
-        self._head = ends_by(worker)
+        self._head = format_failure_line(worker)
         self._ends = self._within = False
 
-    def keeps(self, line: str) -> bool:
+    def holds_back(self, line: str) -> bool:
         """Whether the next line of the worker's standard error is held back."""
         line = line.rstrip("\r\n")
-        self._within = self._ends and bool(_OUR_ERRORS.match(line) or (self._within and _UNDER.match(line)))
+        self._within = self._ends and bool(_OUR_ERRORS.match(line) or (self._within and _CONTINUATION.match(line)))
         self._ends = self._ends or line == self._head
         return self._within
 
 
-def last_sentence(errors: str) -> str:
+def find_last_message(errors: str) -> str:
     r"""The last message of a process with its reason and fix, which are the indented lines below it.
 
-    >>> print(last_sentence("Traceback ...\nConfigError: NB-500 no\n  why: so\n       it is\n  mend: look\ngone\n"))
+    >>> print(find_last_message("Traceback ...\nConfigError: NB-500 no\n  why: so\n       it is\n  mend: look\ngone\n"))
     NB-500 no
       why: so
            it is
       mend: look
     """
-    word = last_word(errors)
+    word = find_last_error_line(errors)
     lines = errors.splitlines()
     at = max((number for number, line in enumerate(lines) if line.strip().endswith(word)), default=len(lines))
-    return "\n".join([word, *takewhile(_UNDER.match, lines[at + 1 :])])
+    return "\n".join([word, *takewhile(_CONTINUATION.match, lines[at + 1 :])])
 
 
-def last_word(errors: str) -> str:
+def find_last_error_line(errors: str) -> str:
     r"""The line that most likely explains why a process ended: the last with an error's code, otherwise the last line.
 
-    >>> last_word("Traceback ...\nwhale_nebula.errors.LinkClosedError: NB-401 worker 'npu/0' is gone\n  mend: look\n")
+    >>> find_last_error_line("Traceback ...\nwhale_nebula.errors.LinkClosedError: NB-401 worker 'npu/0' is gone\n")
     "NB-401 worker 'npu/0' is gone"
-    >>> last_word("Traceback ...\n  File x\nValueError: no\n\n"), last_word("")
+    >>> find_last_error_line("Traceback ...\n  File x\nValueError: no\n\n"), find_last_error_line("")
     ('ValueError: no', '')
     """
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
@@ -300,7 +302,9 @@ def is_same_cause(errors: str, other: str) -> bool:
     >>> is_same_cause("DataError: NB-220 /srv/es.txt is empty\n", "NB-302 worker 'gpu/0' failed: es.txt is empty\n")
     True
     """
-    words = [last_word(each) for each in (errors, other)]  # without code, location and folders; "" if it is not ours
+    words = [
+        find_last_error_line(each) for each in (errors, other)
+    ]  # without code, location and folders; "" if it is not ours
     parts = [re.sub(r" \([^()]*\)$", "", word.partition(" ")[2]) if _CODE.match(word) else "" for word in words]
     cause, other_cause = map(remove_folders, parts)
     return bool(cause) and (cause[:_COMPARED] in other_cause or sorted(cause.split()) == sorted(other_cause.split()))

@@ -25,15 +25,15 @@ from tests.processes.sites import ROOT, Line, Site, Sites, insert_line, prepare_
 from tests.processes.worker_reports import REPORT_PREFIX, parse_reports
 from whale_nebula.faults import VARIABLE
 
-COURSE = ROOT / "benchmarks" / "faults" / "course.py"
-SCRIPT = os.path.relpath(COURSE.with_suffix(""), ROOT / "tests" / "processes" / "workers")
+WORKER = ROOT / "benchmarks" / "faults" / "worker.py"
+SCRIPT = os.path.relpath(WORKER.with_suffix(""), ROOT / "tests" / "processes" / "workers")
 WAN = ROOT / "tools" / "wan.py"
 CLUSTERS = ("gpu", "npu")
 DEADLINE, GRACE = 150.0, 3.0
 
 
 @dataclass(slots=True)
-class Ended:
+class RunResult:
     """How a run ended: exit codes by cluster, the workers' output, when a death was noticed, remaining processes."""
 
     codes: dict[str, int | None] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Ended:
         return None in self.codes.values()
 
     @property
-    def went_on(self) -> bool:
+    def completed(self) -> bool:
         """Whether all workers finished."""
         return all(code == 0 for code in self.codes.values())
 
@@ -59,7 +59,7 @@ class Ended:
         return {cluster: str(about["error"]) for cluster, about in self.told.items() if "error" in about}
 
 
-class Ways(Line):
+class ResettableLine(Line):
     """A line whose connections can be reset."""
 
     def reset(self) -> None:
@@ -71,13 +71,13 @@ class Ways(Line):
                 each.shutdown(socket.SHUT_RDWR)
 
 
-Meanwhile = Callable[["Course"], None]
+Meanwhile = Callable[["RunningTrial"], None]
 
 
-class Course:
+class RunningTrial:
     """A run in progress, as cases control it."""
 
-    def __init__(self, found: Sites, line: Ways | None, mark: str) -> None:
+    def __init__(self, found: Sites, line: ResettableLine | None, mark: str) -> None:
         self.found = found
         self.line = line
         self.mark = mark
@@ -92,39 +92,39 @@ class Course:
         return any(site.process.poll() is not None for site in self.found.sites.values())
 
 
-def on_this_host(
+def run_on_this_host(
     *arguments: object,
     faults: str = "",
     meanwhile: Meanwhile | None = None,
     line: bool = False,
     patience: str = "60s",
     deadline: float = DEADLINE,
-) -> Ended:
+) -> RunResult:
     """Run over loopback; `line` adds a line between the clusters that can be interrupted."""
-    mark, ended = f"mark-{uuid.uuid4().hex}", Ended()
+    mark, ended = f"mark-{uuid.uuid4().hex}", RunResult()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
         with contextlib.redirect_stdout(None):
             found = stack.enter_context(prepare_sites(folder, CLUSTERS, patience=patience))
         ways, configs = stack.enter_context(insert_line(found, "gpu")) if line else (None, None)
         if ways is not None:
-            ways.__class__ = Ways  # the line of the tests, with `reset`
+            ways.__class__ = ResettableLine  # the line of the tests, with `reset`
         begin = time.monotonic()
-        with _variable(faults):
+        with _set_faults(faults):
             found.start(SCRIPT, *arguments, "--mark", mark, configs=configs)
-        deaths = Deaths(found)
+        deaths = DeathRecorder(found)
         if meanwhile is not None:
-            meanwhile(Course(found, ways, mark))
-        ended.codes = {cluster: _code(site, begin + deadline) for cluster, site in found.sites.items()}
+            meanwhile(RunningTrial(found, ways, mark))
+        ended.codes = {cluster: _await_exit_code(site, begin + deadline) for cluster, site in found.sites.items()}
         ended.seconds = round(time.monotonic() - begin, 1)
         ended.notice = deaths.notice()
-        ended.orphans = _left(mark)
+        ended.orphans = _find_leftover_processes(mark)
         ended.told = {cluster: dict(site.reports) for cluster, site in found.sites.items()}
         ended.said = {cluster: site.said for cluster, site in found.sites.items()}
     return ended
 
 
-def _code(site: Site, until: float) -> int | None:
+def _await_exit_code(site: Site, until: float) -> int | None:
     try:
         return site.process.wait(max(0.1, until - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -132,7 +132,7 @@ def _code(site: Site, until: float) -> int | None:
 
 
 @contextlib.contextmanager
-def _variable(faults: str) -> Iterator[None]:
+def _set_faults(faults: str) -> Iterator[None]:
     if faults:
         os.environ[VARIABLE] = faults
     try:
@@ -141,7 +141,7 @@ def _variable(faults: str) -> Iterator[None]:
         os.environ.pop(VARIABLE, None)
 
 
-class Deaths:
+class DeathRecorder:
     """Records the time when a worker's process ended, and when the other one reported an error."""
 
     def __init__(self, found: Sites) -> None:
@@ -176,7 +176,7 @@ class Deaths:
         return round(max(0.0, said[0] - self._died[first]), 2) if said else None
 
 
-def _left(mark: str) -> list[str]:
+def _find_leftover_processes(mark: str) -> list[str]:
     """The processes of a run that remain after it."""
     deadline = time.monotonic() + GRACE
     while (found := list(_processes(mark))) and time.monotonic() < deadline:
@@ -190,9 +190,9 @@ def _processes(mark: str) -> Iterator[psutil.Process]:
             yield process
 
 
-def over_a_line(*arguments: object, wan: str, after: int | None = None, patience: str = "60s") -> Ended:
+def run_over_emulated_line(*arguments: object, wan: str, after: int | None = None, patience: str = "60s") -> RunResult:
     """Run over tools/wan.py; with `after`, cuts and changes count from that step on."""
-    mark, ended = f"mark-{uuid.uuid4().hex}", Ended()
+    mark, ended = f"mark-{uuid.uuid4().hex}", RunResult()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
         addresses = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(CLUSTERS, start=1)}
@@ -200,7 +200,7 @@ def over_a_line(*arguments: object, wan: str, after: int | None = None, patience
             found = stack.enter_context(prepare_sites(folder, CLUSTERS, patience=patience))
         found.config["clusters"] = addresses  # certificates have names
         go = folder / "go"
-        commands = [_site(found, cluster, [*map(str, arguments), "--mark", mark]) for cluster in CLUSTERS]
+        commands = [_build_site_command(found, cluster, [*map(str, arguments), "--mark", mark]) for cluster in CLUSTERS]
         words = [*shlex.split(wan), *(["--go", str(go)] if after is not None else [])]
         begin = time.monotonic()
         process = subprocess.Popen(
@@ -212,7 +212,7 @@ def over_a_line(*arguments: object, wan: str, after: int | None = None, patience
         )
         try:
             if after is not None:
-                _await(folder / "npu.out", f'"step {after}"', process)
+                _await_output(folder / "npu.out", f'"step {after}"', process)
                 go.touch()
             process.communicate(timeout=DEADLINE + 10.0)
         except subprocess.TimeoutExpired:
@@ -227,20 +227,20 @@ def over_a_line(*arguments: object, wan: str, after: int | None = None, patience
             *_, code = ["", *(line for line in text.splitlines() if line.startswith("code: "))]
             ended.codes[cluster] = int(code.removeprefix("code: ")) if code else None
             ended.told[cluster], ended.said[cluster] = parse_reports(text), text[-3000:]
-        ended.orphans = _left(mark)
+        ended.orphans = _find_leftover_processes(mark)
     return ended
 
 
-def _site(found: Sites, cluster: str, arguments: list[str]) -> list[str]:
+def _build_site_command(found: Sites, cluster: str, arguments: list[str]) -> list[str]:
     config, out = found.written(cluster), found.folder / f"{cluster}.out"
     command = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--config", config, "--cluster", cluster]
-    text = shlex.join([*command, str(COURSE), *arguments])
+    text = shlex.join([*command, str(WORKER), *arguments])
     environment = f"PYTHONPATH={shlex.quote(str(ROOT))} TF_CPP_MIN_LOG_LEVEL=2"
     file = shlex.quote(str(out))
     return ["sh", "-c", f"{environment} {text} > {file} 2>&1; code=$?; echo code: $code >> {file}; exit $code"]
 
 
-def _await(path: Path, part: str, process: subprocess.Popen[str]) -> None:
+def _await_output(path: Path, part: str, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline and process.poll() is None:
         if path.exists() and part in path.read_text():

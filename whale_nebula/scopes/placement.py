@@ -55,21 +55,21 @@ class Placement:
         return Frame("stage", options, self.site, key=rule.key, cluster=rule.cluster)
 
 
-def placement(mapping: Any) -> Placement:
+def parse_placement(mapping: Any) -> Placement:
     """Validate every entry of the map and return the placement."""
     if not isinstance(mapping, Mapping):
         why = "it maps layer paths (regex) to clusters"
-        raise values.refuse(f"nb.place takes a dict, not {mapping!r}", why=why, mend=_MEND)
-    stack = _stack()
+        raise values.option_error(f"nb.place takes a dict, not {mapping!r}", why=why, mend=_MEND)
+    stack = _check_stack()
     divided = {p: home for p, home in mapping.items() if isinstance(home, Scope) and home.kind == "split"}
-    rules = tuple(_rule(pattern, home, stack) for pattern, home in mapping.items() if pattern not in divided)
-    splits = tuple(_split_rule(pattern, home) for pattern, home in divided.items())
+    rules = tuple(_create_rule(pattern, home, stack) for pattern, home in mapping.items() if pattern not in divided)
+    splits = tuple(_create_split_rule(pattern, home) for pattern, home in divided.items())
     for frame in stack.frames:
         frame.touched = True
     return Placement(rules, stack.frames, calling_site(), splits)
 
 
-def _stack() -> Stack:
+def _check_stack() -> Stack:
     """The open scopes; outside any block, the entries of the map form one."""
     stack = current_stack()
     for frame in stack.frames:
@@ -82,33 +82,33 @@ def _stack() -> Stack:
     return stack if blocks else replace(stack, block=Block())
 
 
-def _rule(pattern: Any, home: Any, stack: Stack) -> Rule:
-    cluster, name = _home(pattern, home)
+def _create_rule(pattern: Any, home: Any, stack: Stack) -> Rule:
+    cluster, name = _parse_home(pattern, home)
     if isinstance(home, Scope):
-        home.note_placed()
-    key, found = identity.identify(name, cluster, calling_site(), stack)
+        home.record_placement()
+    key, found = identity.identify_stage(name, cluster, calling_site(), stack)
     return Rule(_compile_pattern(pattern), key, found)
 
 
-def _split_rule(pattern: Any, home: Scope) -> SplitRule:
-    home.note_placed()
+def _create_split_rule(pattern: Any, home: Scope) -> SplitRule:
+    home.record_placement()
     return SplitRule(_compile_pattern(pattern), Frame("split", home.options, calling_site()))
 
 
 def _compile_pattern(pattern: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str):
-        raise values.refuse(
+        raise values.option_error(
             f"{pattern!r} is not a pattern", why="layer paths are matched by regular expressions", mend=_MEND
         )
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise values.refuse(
+        raise values.option_error(
             f"{pattern!r} is not a valid regular expression", why=str(error), mend="'.*dense.*'"
         ) from None
 
 
-def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
+def _parse_home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
     """(cluster, name) of an entry: a cluster's name, or `nb.stage(...)` if a cluster has several stages."""
     if isinstance(home, Scope) and home.kind == "stage" and any(home.options.values()):
         cluster, name = (home.options[option] for option in ("cluster", "name"))
@@ -116,5 +116,5 @@ def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
     if not isinstance(home, str):
         why = "layers are assigned to a cluster, or to a stage with a cluster or a name"
         mend = f'{{{pattern!r}: "gpu"}}, or {{{pattern!r}: nb.stage(cluster="gpu", name="encoder")}}'
-        raise values.refuse(f"{pattern!r} is assigned to {home!r}", why=why, mend=mend)
-    return values.cluster_name("cluster", home), None
+        raise values.option_error(f"{pattern!r} is assigned to {home!r}", why=why, mend=mend)
+    return values.check_cluster_name("cluster", home), None

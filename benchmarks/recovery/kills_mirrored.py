@@ -1,5 +1,5 @@
-"""Train under TensorFlow's MultiWorkerMirroredStrategy, the counterpart of `killed.py`: the same layers, saved every
-two steps by `tf.train.CheckpointManager`; prints the times of events, and worker 1 dies after the given step.
+"""Train under TensorFlow's MultiWorkerMirroredStrategy, the counterpart of `kills_worker.py`: the same layers, saved
+every two steps by `tf.train.CheckpointManager`; prints the times of events, and worker 1 dies after the given step.
 
 Keras 3 does not train under this strategy, so its `fit` and `BackupAndRestore` are not available: the loop is
 TensorFlow's.
@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from started import find_start
+from process_start import find_start
 
 STARTED, IMPORTED = find_start(), time.time()
 STEPS, WIDTH, ROWS = 40, 256, 32

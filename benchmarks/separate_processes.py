@@ -20,7 +20,7 @@ def one_thread() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def script(words: Sequence[object], **pipes: Any) -> Process:
+def start_script(words: Sequence[object], **pipes: Any) -> Process:
     """Start a Python script with one thread."""
     command = [sys.executable, *map(str, words)]
     return subprocess.Popen(
@@ -31,7 +31,7 @@ def script(words: Sequence[object], **pipes: Any) -> Process:
 def run_all(
     wanted: Iterable[Key],
     start: Callable[[Key], Process | None],
-    taken_down: Callable[[Key, Process], None],
+    on_result: Callable[[Key, Process], None],
     *,
     jobs: int,
     limit: float,
@@ -50,7 +50,7 @@ def run_all(
                 if (process := start(key)) is not None:
                     running[key], began[key] = process, time.monotonic()
             for key in [each for each in running if _over(running[each], began[each], limit)]:
-                taken_down(key, running.pop(key))
+                on_result(key, running.pop(key))
             time.sleep(0.5)
     finally:
         for process in running.values():

@@ -7,7 +7,7 @@ import time
 
 import keras
 import numpy as np
-from started import find_start
+from process_start import find_start
 
 import whale_nebula as nb
 
@@ -15,7 +15,7 @@ STARTED, IMPORTED = find_start(), time.time()
 STEPS = 40
 
 
-class Says(keras.callbacks.Callback):
+class EventCallback(keras.callbacks.Callback):
     """Callback that prints when each step ends, and when the first one was requested."""
 
     def __init__(self, dies: int) -> None:
@@ -55,7 +55,7 @@ def main(folder: str, dies: str) -> None:
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(32 * STEPS, 256)).astype("float32"), draw.normal(size=(32 * STEPS, 1)).astype("float32")
     try:
-        model.fit(x, y, batch_size=32, epochs=1, verbose=0, callbacks=[Says(int(dies))])
+        model.fit(x, y, batch_size=32, epochs=1, verbose=0, callbacks=[EventCallback(int(dies))])
     except nb.errors.NebulaError:
         print(f"EVENT hears {time.time():.3f}", flush=True)
         raise

@@ -23,7 +23,7 @@ from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant, measure_disk_usage, open_home
 
 
-def test_it_is_in_its_folder_unless_the_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_checkpoint_path_is_in_the_accounts_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     homes = {name: open_home(tmp_path, Tenant(name, "gpu", "aa")) for name in ("ana", "bob")}
     ana = Attachment("gpu/0", "gpu", {}, tenant=Tenant("ana", "gpu", "aa"), home=str(homes["ana"]))
@@ -39,12 +39,12 @@ def test_it_is_in_its_folder_unless_the_path_is_absolute(tmp_path: Path, monkeyp
         resolve_folder("accounts/gpu/ana/runs/a", None)
 
 
-def test_no_more_is_written_than_the_account_may_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_limit_of_the_account_is_enforced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of about 5 KiB: the first one fits, and the one that does not is left out, with a warning."""
     tenant = Tenant("ana", "gpu", "aa", Allowance(disk=1 << 20))
     home = open_home(tmp_path, tenant)
-    told = Attachment("gpu/0", "gpu", {}, tenant=tenant, home=str(home))
-    monkeypatch.setattr("whale_nebula.runtime.run.attach", lambda: told)
+    attachment = Attachment("gpu/0", "gpu", {}, tenant=tenant, home=str(home))
+    monkeypatch.setattr("whale_nebula.runtime.run.attach", lambda: attachment)
     monkeypatch.chdir(tmp_path)
     nb.shutdown()
     with nb.init(checkpoint={"folder": "runs/a", "every": 1}):
@@ -66,7 +66,7 @@ def test_no_more_is_written_than_the_account_may_keep(tmp_path: Path, monkeypatc
     assert not [*tmp_path.glob("runs")] and not (home / "by-hand-2").exists()
 
 
-def test_a_folder_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
+def test_refused_folder_is_unlocked_and_has_no_thread(tmp_path: Path) -> None:
     """No thread goes on, and the folder is locked by nobody."""
     nb.save(tmp_path, keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
     nb.shutdown()
@@ -76,7 +76,7 @@ def test_a_folder_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
     Folder(str(tmp_path)).lock()
 
 
-def test_what_is_kept_is_counted_once_and_not_by_its_length(tmp_path: Path) -> None:
+def test_disk_use_counts_hard_links_once_and_ignores_holes(tmp_path: Path) -> None:
     (tmp_path / "block").write_bytes(os.urandom(256 << 10))
     os.link(tmp_path / "block", tmp_path / "again")
     (tmp_path / "holes").touch()
@@ -112,5 +112,5 @@ def count_steps(programs: str) -> tuple[str, int]:
         ("abbb", ("a", 1)),  # one step alone: whether the other trains in turn with it is not known yet
     ],
 )
-def test_steps_are_those_of_the_program_that_leads(programs: str, expected: tuple[str, int]) -> None:
+def test_steps_are_counted_by_the_leading_program(programs: str, expected: tuple[str, int]) -> None:
     assert count_steps(programs) == expected

@@ -1,7 +1,7 @@
 """Ten random kills in a run of some ten minutes: two sites behind gateways, over a line of 60 Mbit/s and 20 ms.
 
-    python benchmarks/recovery/ten.py             # some twelve minutes, root (tools/wan.py)
-    python benchmarks/recovery/ten.py --kills 2   # fewer; writes nothing
+    python benchmarks/recovery/random_kills.py             # some twelve minutes, root (tools/wan.py)
+    python benchmarks/recovery/random_kills.py --kills 2   # fewer; writes nothing
 
 Each site is a network namespace. A supervisor (`--site`) starts a gateway and `whale-nebula run`, and restarts each
 whenever it ends early. Victims and times are random: a worker, both workers at once, a gateway, a launcher, or all of a
@@ -26,23 +26,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 import yaml
-from common import machine, write
+from common import describe_machine, write
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
 CLI = [sys.executable, "-m", "whale_nebula.cli.main"]
 SITES = ("gpu", "npu")
-STEPS, REST, KILLS, APART, DEADLINE = 1100, 0.25, 10, (25.0, 55.0), 1500.0
-WHAT = ("a worker", "both workers", "a gateway", "a launcher", "a whole site")
+STEPS, STEP_PAUSE, KILLS, PAUSE_RANGE, DEADLINE = 1100, 0.25, 10, (25.0, 55.0), 1500.0
+VICTIMS = ("a worker", "both workers", "a gateway", "a launcher", "a whole site")
 
 
 # ---------------------------------------------------------------------- what stands at a site
-def stand_by(cluster: str, folder: str) -> int:
+def supervise_site(cluster: str, folder: str) -> int:
     """Keep a gateway and a launcher running until the launcher succeeds; runs in a process of the site."""
     named = ["--config", f"{folder}/clusters.yaml", "--cluster", cluster]
     commands = {
         "gateway": [*CLI, "gateway", *named],
-        "run": [*CLI, "run", *named, str(HERE.with_name("trained.py")), "saved", str(STEPS), str(REST)],
+        "run": [
+            *CLI,
+            "run",
+            *named,
+            str(HERE.with_name("random_kills_worker.py")),
+            "saved",
+            str(STEPS),
+            str(STEP_PAUSE),
+        ],
     }
     home = Path(folder, cluster)  # as on a separate host
     home.mkdir()
@@ -79,7 +87,7 @@ def find(folder: str, cluster: str) -> dict[str, list[psutil.Process]]:
 
 def kill(draw: random.Random, folder: str) -> str:
     """Kill a random victim; returns its name, or "" if it did not exist at the moment."""
-    what, site = draw.choice(WHAT), draw.choice(SITES)
+    what, site = draw.choice(VICTIMS), draw.choice(SITES)
     there = {name: find(folder, name) for name in SITES}
     chosen = {
         "a worker": there[site]["worker"],
@@ -94,7 +102,7 @@ def kill(draw: random.Random, folder: str) -> str:
     return f"{what}{'' if what == 'both workers' else f' ({site})'}" if chosen else ""
 
 
-def last_line(path: Path, word: str) -> str:
+def find_last_line(path: Path, word: str) -> str:
     """The last line of a site's output with this word."""
     lines = [line for line in path.read_text("utf-8", "replace").splitlines() if word in line] if path.exists() else []
     return lines[-1].strip() if lines else ""
@@ -118,18 +126,18 @@ def run(kills: int, seed: int) -> dict[str, Any]:
         began = time.monotonic()
         with open(f"{folder}/wan.txt", "wb") as log:
             process = subprocess.Popen([*wan, *sites[0], "---", *sites[1]], stdout=log, stderr=log)
-        due = began + draw.uniform(*APART)
+        due = began + draw.uniform(*PAUSE_RANGE)
         while process.poll() is None and time.monotonic() < began + DEADLINE:
             if len(killed) < kills and time.monotonic() >= due:
                 what = kill(draw, folder)
                 if what:
                     killed.append(what)
-                    at = last_line(Path(folder, "gpu.run.txt"), "at step ")
+                    at = find_last_line(Path(folder, "gpu.run.txt"), "at step ")
                     print(f"{time.monotonic() - began:.0f} s, {at}: {what} is killed", flush=True)
-                due = time.monotonic() + draw.uniform(*APART)
+                due = time.monotonic() + draw.uniform(*PAUSE_RANGE)
             time.sleep(0.2)
         seconds, ended = time.monotonic() - began, process.poll()
-        digests = {last_line(Path(folder, f"{name}.run.txt"), "weights ").split("weights ")[-1] for name in SITES}
+        digests = {find_last_line(Path(folder, f"{name}.run.txt"), "weights ").split("weights ")[-1] for name in SITES}
         if ended != 0 or len(digests) != 1:
             process.kill()
             raise SystemExit(f"ended with {ended}: {digests}\n" + Path(folder, "gpu.run.txt").read_text()[-3000:])
@@ -145,9 +153,9 @@ def main() -> int:
     arguments.add_argument("--folder", help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.site:
-        return stand_by(given.site, given.folder)
+        return supervise_site(given.site, given.folder)
     found = run(given.kills, given.seed)
-    command = [sys.executable, str(HERE.with_name("trained.py")), "-", str(STEPS), "0"]
+    command = [sys.executable, str(HERE.with_name("random_kills_worker.py")), "-", str(STEPS), "0"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     expected = next(line.split("weights ")[-1].strip() for line in said.splitlines() if "weights " in line)
     same = "the same" if expected == found["digest"] else "ANOTHER"
@@ -157,7 +165,7 @@ def main() -> int:
             ["killed, in this order", "seconds", "steps", "weights, beside one process that nobody disturbed"],
             [", ".join(found["killed"]), f"{found['seconds']:.0f}", STEPS, f"{same} bits"],
         ]
-        write(__file__, {"machine": machine(), **found, "expected": expected}, rows, part="ten")
+        write(__file__, {"machine": describe_machine(), **found, "expected": expected}, rows, part="random_kills")
     return 0 if expected == found["digest"] else 1
 
 

@@ -13,8 +13,8 @@ from whale_nebula.report.records import Goodput, TimeAccount
 from whale_nebula.runtime.checkpoint.level import Pace, choose_interval
 
 
-class Clock:
-    """A clock that goes when it is told to."""
+class SimulatedClock:
+    """A clock that advances only by `pass_seconds`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -25,8 +25,8 @@ class Clock:
         self.now += seconds
 
 
-def test_every_second_of_a_run_with_failures_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, saved, ended = Clock(monkeypatch), Manifest(Position()), None
+def test_goodput_counts_each_second_once_across_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, saved, ended = SimulatedClock(monkeypatch), Manifest(Position()), None
     first_step = None
     for steps_after_saving in (3, 5, 0):
         spent = TimeAccount(ended)
@@ -52,22 +52,25 @@ def test_every_second_of_a_run_with_failures_is_counted_once(monkeypatch: pytest
     assert found.other == pytest.approx(13.0) and found.share == pytest.approx(1 - 41.0 / found.total)
 
 
-def lost(interval: float, cost: float, between: float) -> float:
+def lost_share(interval: float, cost: float, between: float) -> float:
     """The share of time that is lost: to savings, and to what a failure undoes."""
     return cost / interval + interval / (2 * between)
 
 
 @pytest.mark.parametrize(("cost", "between"), list(itertools.product([0.05, 0.2, 2.0], [600.0, 3600.0, 86400.0])))
-def test_no_other_interval_loses_less(cost: float, between: float) -> None:
+def test_chosen_interval_loses_least_time(cost: float, between: float) -> None:
     chosen = choose_interval(cost, between, overhead=1.0)
-    assert all(lost(chosen, cost, between) <= lost(chosen * factor, cost, between) for factor in (0.5, 0.9, 1.1, 2.0))
+    assert all(
+        lost_share(chosen, cost, between) <= lost_share(chosen * factor, cost, between)
+        for factor in (0.5, 0.9, 1.1, 2.0)
+    )
 
 
-def test_saving_takes_no_more_than_its_share() -> None:
+def test_saving_overhead_is_limited() -> None:
     assert choose_interval(20.0, 600.0, overhead=0.035) == pytest.approx(20.0 / 0.035)
 
 
-def test_the_interval_follows_what_savings_cost() -> None:
+def test_interval_grows_with_the_cost_of_saving() -> None:
     pace = Pace()
     intervals = [pace.interval]
     for cost in (1.0, 1.0, 9.0, 9.0):
@@ -76,7 +79,7 @@ def test_the_interval_follows_what_savings_cost() -> None:
     assert intervals[0] == 30.0 and intervals[1] == intervals[2] < intervals[3] < intervals[4]
 
 
-def test_nothing_is_due_where_no_step_was_done_since() -> None:
+def test_saving_is_due_only_after_a_new_step() -> None:
     pace = Pace(seconds=10.0)
     pace.record_saving(4, 100.0)
     assert not pace.is_due(4, 200.0) and not pace.is_due(5, 109.0) and pace.is_due(5, 110.0)

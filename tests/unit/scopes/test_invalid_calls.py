@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.unit.scopes.parsing import parsing
+from tests.unit.scopes.scope_trees import record_scopes
 from whale_nebula.errors import NebulaError, OptionError, ScopeError
 from whale_nebula.scopes import options
 
@@ -16,22 +16,22 @@ SCOPES = ("cluster", "replica", "pipeline", "stage", "split", "compress", "gathe
 
 
 @pytest.mark.parametrize("name", SCOPES)
-def test_a_scope_without_parentheses(name: str) -> None:
+def test_scope_without_parentheses_is_refused(name: str) -> None:
     with pytest.raises(ScopeError, match=f"nb.{name} is used without parentheses") as caught, getattr(nb, name):
         pass
     assert caught.value.mend.startswith(f"with nb.{name}(")
-    assert "test_words.py" in caught.value.where
+    assert "test_invalid_calls.py" in caught.value.where
 
 
 @pytest.mark.parametrize("name", SCOPES[:-1])
-def test_a_scope_over_a_function(name: str) -> None:
+def test_scope_as_decorator_is_refused(name: str) -> None:
     with pytest.raises(ScopeError, match="is not a decorator"):
         getattr(nb, name)(lambda x: x)
     with pytest.raises(ScopeError, match="is not a decorator"):
         nb.stage(cluster="gpu")(lambda x: x)  # type: ignore[operator]
 
 
-WRONG: list[tuple[Callable[[], Any], str, str]] = [
+INVALID_CALLS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: nb.init(link="60mbit"), "no option 'link'", "did you mean 'links'? nb.init(links='60mbit')"),
     (lambda: nb.stage(clutser="gpu"), "no option", "did you mean 'cluster'? nb.stage(cluster='gpu')"),
     (lambda: nb.stage("gpu"), "takes keyword arguments only", "nb.stage(cluster='gpu')"),
@@ -62,24 +62,24 @@ WRONG: list[tuple[Callable[[], Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "what", "mend"), WRONG)
-def test_what_is_said_of_a_wrong_call(call: Callable[[], Any], what: str, mend: str) -> None:
+@pytest.mark.parametrize(("call", "what", "mend"), INVALID_CALLS)
+def test_invalid_call_is_refused_with_the_correct_call(call: Callable[[], Any], what: str, mend: str) -> None:
     with pytest.raises(OptionError) as caught:
         call()
     assert what in caught.value.what
     assert mend in caught.value.mend
-    assert "test_words.py" in caught.value.where
+    assert "test_invalid_calls.py" in caught.value.where
 
 
-def test_a_wrapper_may_hand_on_that_nothing_was_said() -> None:
+def test_wrapper_can_pass_default_options() -> None:
     def stage(cluster: str | None = None, name: str | None = None) -> Any:
         return nb.stage(cluster=cluster, name=name)
 
-    with parsing(), nb.cluster(), stage() as frame:
+    with record_scopes(), nb.cluster(), stage() as frame:
         assert frame.key == "stage0"
 
 
-def test_a_wrong_call_in_a_rewritten_function_is_told_at_the_users_line() -> None:
+def test_invalid_call_in_autograph_code_has_the_users_line() -> None:
     import tensorflow as tf
 
     @nb.function
@@ -89,10 +89,10 @@ def test_a_wrong_call_in_a_rewritten_function_is_told_at_the_users_line() -> Non
 
     with pytest.raises(NebulaError, match="takes keyword arguments only") as caught:
         step(tf.ones([2]))
-    assert "test_words.py" in caught.value.where
+    assert "test_invalid_calls.py" in caught.value.where
 
 
-def test_what_collects_its_arguments_takes_any_number() -> None:
+def test_check_signature_accepts_variadic_functions() -> None:
     @options.check_signature
     def gather(*given: int, **others: int) -> int:
         return len(given) + len(others)

@@ -30,7 +30,7 @@ _BEAT, _END = b".", b"\n"
 
 
 # ---------------------------------------------------------------------- the worker's side
-class Heart:
+class HeartbeatSender:
     """Thread that writes a heartbeat into a pipe until the reader closes it.
 
     `code` is the exit code of this process, once it is known, `error` the code of the error by which it ends, if it is
@@ -44,23 +44,23 @@ class Heart:
         self.code: int | None = None
         self.error = self.cause = self.lost = ""
         self._fd, self._every, self._owner = fd, every, os.getpid()
-        self.thread = threading.Thread(target=self._beat, name="nebula-pulse", daemon=True)
+        self.thread = threading.Thread(target=self._send_heartbeats, name="nebula-pulse", daemon=True)
         self.thread.start()
 
-    def send(self, **words: Any) -> None:
+    def send(self, **fields: Any) -> None:
         """Send the launcher a field of `WorkerStatus`."""
         if os.getpid() == self._owner:
             with suppress(OSError):
-                os.write(self._fd, encode_words(**words))
+                os.write(self._fd, encode_status(**fields))
 
-    def end(self) -> None:
+    def announce_exit(self) -> None:
         """Announce the end of this process, whose threads are about to end. A forked process announces nothing.
 
         To be called by the last of Python's exit handlers.
         """
         self.send(ends=True, code=self.code, error=self.error, cause=self.cause, lost=self.lost)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         with suppress(BrokenPipeError):
             while True:
                 with suppress(BlockingIOError):  # a stopped launcher reads nothing, and the pipe is full
@@ -89,20 +89,20 @@ class WorkerStatus:
     needs: list[str] | None = None
 
 
-def encode_words(**words: Any) -> bytes:
+def encode_status(**fields: Any) -> bytes:
     r"""Encode a status message as a line of JSON.
 
-    >>> encode_words(ends=True, code=1)
+    >>> encode_status(ends=True, code=1)
     b'{"ends":true,"code":1}\n'
     """
-    return json.dumps(words, separators=(",", ":")).encode() + _END
+    return json.dumps(fields, separators=(",", ":")).encode() + _END
 
 
-def read_words(received: bytes, status: WorkerStatus, now: float) -> bytes:
+def parse_status(received: bytes, status: WorkerStatus, now: float) -> bytes:
     r"""Parse complete status messages into `status`; returns the incomplete rest.
 
     >>> status = WorkerStatus()
-    >>> read_words(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', status, now=7.0)
+    >>> parse_status(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', status, now=7.0)
     b'..{"ends":tr'
     >>> status.ends, status.epoch, status.stepped
     (False, 2, 7.0)
@@ -110,16 +110,16 @@ def read_words(received: bytes, status: WorkerStatus, now: float) -> bytes:
     *lines, rest = received.split(_END)
     for line in lines:
         with suppress(ValueError, TypeError, AttributeError):  # not a message of our workers
-            words = json.loads(line.lstrip(_BEAT))
-            if words.pop("stepped", False):
+            fields = json.loads(line.lstrip(_BEAT))
+            if fields.pop("stepped", False):
                 status.stepped = now
-            for name in words.keys() & WorkerStatus.__slots__:
-                setattr(status, name, words[name])
+            for name in fields.keys() & WorkerStatus.__slots__:
+                setattr(status, name, fields[name])
     return rest
 
 
 # ---------------------------------------------------------------------- the rule
-class Vitals(NamedTuple):
+class ProcessState(NamedTuple):
     """A process as the kernel sees it: its state, and its CPU time in ticks."""
 
     state: str
@@ -133,14 +133,16 @@ class HeartbeatState(NamedTuple):
     cpu: int
 
 
-def listen(before: HeartbeatState | None, passed: float, beat: bool, now: Vitals) -> HeartbeatState | None:
+def update_heartbeat(
+    before: HeartbeatState | None, passed: float, beat: bool, now: ProcessState
+) -> HeartbeatState | None:
     """Update the heartbeat's state after an interval; None before the first beat.
 
     An increase of CPU time counts as a beat, unless the process is stopped.
 
-    >>> heartbeat = listen(None, 0.5, True, Vitals("S", 10))
-    >>> listen(heartbeat, 0.5, False, Vitals("S", 10)), listen(heartbeat, 0.5, False, Vitals("S", 12))
-    (HeartbeatState(silent=0.5, cpu=10), HeartbeatState(silent=0.0, cpu=12))
+    >>> heartbeat = update_heartbeat(None, 0.5, True, ProcessState("S", 10))
+    >>> [update_heartbeat(heartbeat, 0.5, False, ProcessState("S", cpu)) for cpu in (10, 12)]
+    [HeartbeatState(silent=0.5, cpu=10), HeartbeatState(silent=0.0, cpu=12)]
     """
     if beat:
         return HeartbeatState(0.0, now.cpu)
@@ -151,25 +153,27 @@ def listen(before: HeartbeatState | None, passed: float, beat: bool, now: Vitals
     return HeartbeatState(before.silent + passed, now.cpu)
 
 
-def is_frozen(heartbeat: HeartbeatState | None, runnable: Callable[[], bool], silence: float = SILENCE_SECONDS) -> bool:
+def is_frozen(
+    heartbeat: HeartbeatState | None, has_runnable_thread: Callable[[], bool], silence: float = SILENCE_SECONDS
+) -> bool:
     """Whether a worker is frozen: silent for too long, without a thread that is runnable.
 
     >>> is_frozen(HeartbeatState(6.0, 10), lambda: False), is_frozen(HeartbeatState(6.0, 10), lambda: True)
     (True, False)
     """
-    return heartbeat is not None and heartbeat.silent >= silence and not runnable()
+    return heartbeat is not None and heartbeat.silent >= silence and not has_runnable_thread()
 
 
 # ---------------------------------------------------------------------- the launcher's side
-def vitals(pid: int) -> Vitals | None:
-    """Read a process's vitals; None if it has ended."""
+def read_process_state(pid: int) -> ProcessState | None:
+    """Read a process's state; None if it has ended."""
     with suppress(OSError):
         parts = read_stat(Path(f"/proc/{pid}"))
-        return Vitals(parts[0], int(parts[11]) + int(parts[12]))
+        return ProcessState(parts[0], int(parts[11]) + int(parts[12]))
     return None
 
 
-def runnable(pid: int) -> bool:
+def has_runnable_thread(pid: int) -> bool:
     """Whether a thread of a process is running or runnable."""
     states = []
     with suppress(OSError):
@@ -184,7 +188,7 @@ def read_stat(process: Path) -> list[str]:
     return (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
-class Ward:
+class HeartbeatMonitor:
     """Thread that monitors all workers' heartbeats, and calls `report` once for each frozen worker.
 
     `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. The
@@ -209,7 +213,7 @@ class Ward:
         self._silence, self._ending = silence, max(silence, ending)
         self._heartbeats: dict[str, HeartbeatState | None] = dict.fromkeys(pulses)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="nebula-ward", daemon=True)
+        self._thread = threading.Thread(target=self._monitor_workers, name="nebula-ward", daemon=True)
         if pulses:
             self._thread.start()
 
@@ -224,26 +228,26 @@ class Ward:
             os.close(fd)
         self._pulses.clear()
 
-    def _listen(self) -> None:
+    def _monitor_workers(self) -> None:
         tick = self._silence / 20
         last, watched = time.monotonic(), set(self._pulses)
         while not self._closed.wait(tick):
             now = time.monotonic()
             passed, last = min(now - last, 2 * tick), now  # time in which this process was frozen is not counted
             for worker in sorted(watched):
-                if self._look(worker, passed):
+                if self._check_worker(worker, passed):
                     watched.discard(worker)
                     self._report(worker)
 
-    def _look(self, worker: str, passed: float) -> bool:
+    def _check_worker(self, worker: str, passed: float) -> bool:
         pid = self._pids[worker]
-        now = vitals(pid)
+        now = read_process_state(pid)
         if now is None:
             return False
         beat = self._read(worker)
-        self._heartbeats[worker] = heartbeat = listen(self._heartbeats[worker], passed, beat, now)
+        self._heartbeats[worker] = heartbeat = update_heartbeat(self._heartbeats[worker], passed, beat, now)
         return is_frozen(
-            heartbeat, partial(runnable, pid), self._ending if self.statuses[worker].ends else self._silence
+            heartbeat, partial(has_runnable_thread, pid), self._ending if self.statuses[worker].ends else self._silence
         )
 
     def _read(self, worker: str) -> bool:
@@ -252,5 +256,5 @@ class Ward:
         with suppress(BlockingIOError):
             while some := os.read(self._pulses[worker], 4096):
                 received += some
-        self._rest[worker] = read_words(self._rest[worker] + received, self.statuses[worker], time.monotonic())
+        self._rest[worker] = parse_status(self._rest[worker] + received, self.statuses[worker], time.monotonic())
         return bool(received)

@@ -30,7 +30,7 @@ CONFIG = load({"run": "mt", "clusters": {"gpu": {}, "npu": {}}})
 INSECURE = load({"security": {"insecure": True}})
 
 
-def test_a_run_of_one_machine_has_an_authority_that_is_gone_with_it() -> None:
+def test_temporary_authority_is_removed_with_the_run() -> None:
     with issue_for_run(CONFIG, WORKERS) as files:
         assert list(files) == list(WORKERS)
         check(files, "mt")
@@ -40,18 +40,18 @@ def test_a_run_of_one_machine_has_an_authority_that_is_gone_with_it() -> None:
     assert not folder.exists()
 
 
-def test_the_files_of_a_config_lie_beside_it(tmp_path: Path) -> None:
+def test_configured_files_are_relative_to_the_config(tmp_path: Path) -> None:
     found = configured_files(CONFIG, WORKERS, str(tmp_path / "clusters.yaml"))["npu/0"]
     assert (found.ca, found.cert) == (tmp_path / "certs/ca.pem", tmp_path / "certs/npu-worker-0.pem")
 
 
-def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
+def test_missing_files_are_refused_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(NebulaError) as refused:
         check(configured_files(CONFIG, WORKERS, str(tmp_path / "clusters.yaml")), "mt")
     assert refused.value.mend
 
 
-def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
+def test_missing_deny_list_is_refused_before_the_start() -> None:
     with issue_for_run(CONFIG, WORKERS) as files:
         files["gpu/0"].ca.with_name("revoked.json").unlink()
         with pytest.raises(CredentialsError, match="the deny list is missing"):
@@ -71,14 +71,14 @@ def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
         ("gpu/0", "other", "this run is named 'other', but the certificate is for run 'mt'", "run: mt in every config"),
     ],
 )
-def test_files_of_somebody_else_are_told_before_anything_starts(worker: str, run: str, what: str, mend: str) -> None:
+def test_certificate_of_another_worker_is_refused_before_the_start(worker: str, run: str, what: str, mend: str) -> None:
     with issue_for_run(CONFIG, WORKERS) as files, pytest.raises(WrongNameError) as refused:
         check({worker: files["gpu/0"]}, run)
     assert refused.value.what == what
     assert mend in refused.value.mend
 
 
-def test_one_start_is_of_one_account(owner: Owner, tmp_path: Path) -> None:  # noqa: F811
+def test_start_with_two_accounts_is_refused(owner: Owner, tmp_path: Path) -> None:  # noqa: F811
     found = {f"gpu/{n}": certify(owner, who, tmp_path / who, index=n) for n, who in enumerate(("ana", "ana", "bob"))}
     for each in found.values():
         shutil.copy(owner.home / "certs/revoked.json", each.ca.parent)
@@ -93,20 +93,20 @@ def test_one_start_is_of_one_account(owner: Owner, tmp_path: Path) -> None:  # n
 @pytest.mark.parametrize(
     ("run", "worker", "mend"), [("lo op", "gpu/0", "run: lo-op"), ("mt", "n/pu/0", "cluster: n-pu")]
 )
-def test_names_that_no_certificate_can_hold_are_told_before_anything_starts(run: str, worker: str, mend: str) -> None:
+def test_names_unfit_for_a_certificate_are_refused_before_the_start(run: str, worker: str, mend: str) -> None:
     with pytest.raises(IdentityError, match="name in a certificate") as refused:
         check_names(load({"run": run}), ["tpu/0", worker])
     assert refused.value.mend == mend
     check_names(load({"run": run, "security": {"insecure": True}}), [worker])
 
 
-def test_insecure_is_without_files() -> None:
+def test_insecure_config_has_no_files() -> None:
     assert configured_files(INSECURE, WORKERS, None) == {}
     with issue_for_run(INSECURE, WORKERS) as files:
         assert files == {}
 
 
-HOLDS = """
+HOLD_PRIVATE_FOLDER = """
 import signal, sys
 from whale_nebula.launch.gateways import make_private_folder
 with make_private_folder(sys.argv[1]) as folder:
@@ -116,7 +116,7 @@ with make_private_folder(sys.argv[1]) as folder:
 """
 
 
-def test_it_is_this_users_alone_and_gone_at_the_end(tmp_path: Path) -> None:
+def test_private_folder_is_private_and_removed_at_the_end(tmp_path: Path) -> None:
     with make_private_folder(tmp_path) as folder:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         (folder / "deep").mkdir()
@@ -124,8 +124,10 @@ def test_it_is_this_users_alone_and_gone_at_the_end(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_run_has_left_goes_with_the_next_and_what_lives_stays(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+def test_folder_of_a_killed_run_is_removed_by_the_next_run(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_PRIVATE_FOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         left = Path(other.stdout.readline().strip())
         with make_private_folder(tmp_path):
@@ -137,7 +139,7 @@ def test_what_a_killed_run_has_left_goes_with_the_next_and_what_lives_stays(tmp_
         assert list(tmp_path.iterdir()) == [fresh]
 
 
-def test_nothing_else_is_touched(tmp_path: Path) -> None:
+def test_other_folders_are_not_removed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "in-use").touch()

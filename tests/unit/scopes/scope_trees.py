@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.scopes import public
-from whale_nebula.scopes.frames import Frame, Stack, standing
+from whale_nebula.scopes.frames import Frame, Stack, use_stack
 
 
 @dataclass
@@ -16,12 +16,12 @@ class Node:
     """One line of the tree and what stands inside it."""
 
     text: str
-    inside: list[Node] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
 
     def lines(self, indent: str = "") -> Iterator[str]:
         """The line and, further in, those inside."""
         yield indent + self.text
-        for node in self.inside:
+        for node in self.children:
             yield from node.lines(indent + "  ")
 
 
@@ -32,30 +32,30 @@ class Tree:
     roots: list[Node] = field(default_factory=list)
     _nodes: dict[Frame, Node] = field(default_factory=dict, repr=False)
 
-    def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
+    def record_scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
         """Take down a scope."""
         frame.touched = True
-        self._nodes[frame] = node = Node(_line(describe_scope(frame), missing))
+        self._nodes[frame] = node = Node(format_line(describe_scope(frame), missing))
         self._place(around).append(node)
 
-    def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
+    def record_statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
         """Take down a call that is not a scope."""
-        self._place(around).append(Node(_line(text, missing)))
+        self._place(around).append(Node(format_line(text, missing)))
 
     def _place(self, around: Sequence[Frame]) -> list[Node]:
         known = [self._nodes[frame] for frame in around if frame in self._nodes]
-        return known[-1].inside if known else self.roots
+        return known[-1].children if known else self.roots
 
     def __str__(self) -> str:
         return "".join(f"{line}\n" for root in self.roots for line in root.lines())
 
 
 @contextlib.contextmanager
-def parsing() -> Iterator[Tree]:
+def record_scopes() -> Iterator[Tree]:
     """Take scopes down instead of asking for their engines.
 
     >>> import whale_nebula as nb
-    >>> with parsing() as tree:
+    >>> with record_scopes() as tree:
     ...     with nb.cluster(), nb.split():
     ...         pass
     >>> print(tree, end="")
@@ -63,7 +63,7 @@ def parsing() -> Iterator[Tree]:
       split
     """
     tree = Tree()
-    with standing(Stack(recorder=tree)):
+    with use_stack(Stack(recorder=tree)):
         yield tree
 
 
@@ -82,5 +82,5 @@ def describe_scope(frame: Frame) -> str:
     return " ".join([frame.kind, *(f"{name}={text}" for name, text in texts.items())])
 
 
-def _line(text: str, missing: str | None) -> str:
+def format_line(text: str, missing: str | None) -> str:
     return f"{text}  [not yet: {missing}]" if missing else text

@@ -16,10 +16,10 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch import gateways as gateway_processes
 from whale_nebula.launch.attach import VARIABLE, Identity
-from whale_nebula.launch.job import Job, Keeper, Reader
+from whale_nebula.launch.heartbeat import ENDING_SECONDS, SILENCE_SECONDS
+from whale_nebula.launch.job import Job, LimitEnforcer, Reader
 from whale_nebula.launch.placement import Placement, free_ports
-from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink
-from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
+from whale_nebula.launch.worker_output import CapturedOutput, Echo, PictureReader, Relay, Sink, TerminalScreen
 from whale_nebula.security.files import Files
 
 
@@ -31,26 +31,26 @@ class Output:
 
     sinks: Mapping[str, Sink] = field(default_factory=lambda: {"out": Sink(1), "err": Sink(2)})
     named: frozenset[str] = frozenset()
-    board: Board | None = None
+    board: TerminalScreen | None = None
 
-    def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
+    def create_reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
         """A reader that forwards a worker's output and, from the pipe `picture`, its drawings."""
         relay = Relay(worker, process, self.sinks, dict.fromkeys(self.named, f"[{worker}] "))
         if picture is None or self.board is None:
             return relay
-        return Shown(worker, relay, picture, self.board.screen)
+        return PictureReader(worker, relay, picture, self.board.screen)
 
 
-def seed_of(config: Config) -> int:
+def derive_seed(config: Config) -> int:
     """The seed of every process, derived from the run's name, as hosts cannot communicate yet.
 
-    >>> seed_of(Config(seed=7)), seed_of(Config(run="mt")) == seed_of(Config(run="mt"))
+    >>> derive_seed(Config(seed=7)), derive_seed(Config(run="mt")) == derive_seed(Config(run="mt"))
     (7, True)
     """
     return zlib.crc32(config.run_name.encode()) if config.seed is None else config.seed
 
 
-def identities(
+def create_identities(
     placement: Placement,
     config: Config,
     security: Mapping[str, Files],
@@ -72,7 +72,7 @@ def identities(
             peers={name: cluster_of(name) for name in placement.addresses if name != worker},
             addresses={name: each for name, each in placement.addresses.items() if name != worker},
             run_id=config.run_name,
-            seed=seed_of(config),
+            seed=derive_seed(config),
             listen=(listen or placement.addresses)[worker],
             security=security.get(worker),
             insecure=config.security.insecure,
@@ -116,7 +116,7 @@ def start(
     )
 
 
-def start_placed(
+def start_workers(
     argv: Sequence[str],
     workers: Mapping[str, Identity],
     *,
@@ -127,10 +127,10 @@ def start_placed(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     epoch: int = 0,
-    keeper: Keeper | None = None,
+    enforcer: LimitEnforcer | None = None,
 ) -> Job:
     """Start a process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`; `epoch` counts earlier
-    starts; the `keeper` enforces limits.
+    starts; the `enforcer` enforces limits.
     """
     output = output or Output()
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -140,16 +140,18 @@ def start_placed(
     leash, hold = os.pipe()
     try:
         for worker, identity in workers.items():
-            drawn = contextlib.nullcontext() if terminal is None else _pipe_to(worker, pictures)
-            with _pipe_to(worker, pulses) as pulse, drawn as picture:
+            drawn = contextlib.nullcontext() if terminal is None else _open_pipe(worker, pictures)
+            with _open_pipe(worker, pulses) as pulse, drawn as picture:
                 attached = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse, epoch=epoch)
                 attached = replace(attached, drawing=picture, terminal=terminal)
                 processes[worker] = start(argv, attached, env, cwd)
-                if keeper is not None:
-                    keeper.admit(processes[worker].pid)
-        readers = {each: output.reader(each, process, pictures.pop(each, None)) for each, process in processes.items()}
+                if enforcer is not None:
+                    enforcer.admit(processes[worker].pid)
+        readers = {
+            each: output.create_reader(each, process, pictures.pop(each, None)) for each, process in processes.items()
+        }
         return Job(
-            processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice, keeper=keeper
+            processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice, enforcer=enforcer
         )
     except BaseException:
         for fd in (hold, *pulses.values(), *pictures.values()):
@@ -163,7 +165,7 @@ def start_placed(
 
 
 @contextlib.contextmanager
-def _pipe_to(worker: str, ends: dict[str, int]) -> Iterator[int]:
+def _open_pipe(worker: str, ends: dict[str, int]) -> Iterator[int]:
     """The worker's end of a new pipe, closed here once the worker has inherited it; our end is kept."""
     ends[worker], theirs = os.pipe()
     try:
@@ -173,14 +175,14 @@ def _pipe_to(worker: str, ends: dict[str, int]) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Echoed(Output):
+class EchoedOutput(Output):
     """Output that is kept for the job's result, and echoed line by line."""
 
     echo: Echo | None = None
 
-    def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
+    def create_reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
         """A reader that retains a worker's output."""
-        return KeptOutput(worker, process, self.echo)
+        return CapturedOutput(worker, process, self.echo)
 
 
 @contextlib.contextmanager
@@ -220,11 +222,11 @@ def spawn(
         if gateways:
             clusters = {name: {**each, "gateway": next(addresses)} for name, each in clusters.items()}
         config = load({"run": run_id, "clusters": clusters, **({} if seed is None else {"seed": seed})})
-        owners = [*workers, *gateway_processes.names(config)]
+        owners = [*workers, *gateway_processes.list_gateway_names(config)]
         security = stack.enter_context(gateway_processes.issue_for_run(config, owners))
         if gateways:
-            stack.enter_context(gateway_processes.running(config, placement, security))
-        worker_identities = identities(placement, config, security, everywhere=True)
+            stack.enter_context(gateway_processes.run_gateways(config, placement, security))
+        worker_identities = create_identities(placement, config, security, everywhere=True)
         yield stack.enter_context(
-            start_placed(argv, worker_identities, output=Echoed(echo=echo), silence=silence, env=env, cwd=cwd)
+            start_workers(argv, worker_identities, output=EchoedOutput(echo=echo), silence=silence, env=env, cwd=cwd)
         )
