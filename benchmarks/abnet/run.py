@@ -24,6 +24,7 @@ import experiment
 from common import describe_machine, read_finished_runs, write
 from one import options
 from rows import ROWS
+from separate_processes import one_thread, run_all, start_script
 from tables import differences, plot, table
 from two_sites import FREE, run
 

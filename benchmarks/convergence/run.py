@@ -26,8 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from boundaries import CODECS, SAID
-from common import picture, LABELS
+from boundaries import CODECS, LABELS
+from common import picture, read_finished_runs, write
 from separate_processes import run_all, start_script
 
 HERE = Path(__file__).resolve().parent

@@ -120,7 +120,7 @@ def run_on_this_host(
         ended.notice = deaths.notice()
         ended.orphans = _find_leftover_processes(mark)
         ended.told = {cluster: dict(site.reports) for cluster, site in found.sites.items()}
-        ended.said = {cluster: site.said for cluster, site in found.sites.items()}
+        ended.said = {cluster: site.last_output for cluster, site in found.sites.items()}
     return ended
 
 
@@ -232,7 +232,7 @@ def run_over_emulated_line(*arguments: object, wan: str, after: int | None = Non
 
 
 def _build_site_command(found: Sites, cluster: str, arguments: list[str]) -> list[str]:
-    config, out = found.written(cluster), found.folder / f"{cluster}.out"
+    config, out = found.write_config(cluster), found.folder / f"{cluster}.out"
     command = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--config", config, "--cluster", cluster]
     text = shlex.join([*command, str(WORKER), *arguments])
     environment = f"PYTHONPATH={shlex.quote(str(ROOT))} TF_CPP_MIN_LOG_LEVEL=2"

@@ -153,7 +153,11 @@ def main() -> int:
     if not quick:
         keys = ("ops", "micro_batch", "trace_s", "plan_s", "ratio")
         plot(rows, Path(__file__).with_name("planning.png"))
-        write(__file__, {"machine": describe_machine(), "rows": rows, "exponents": found}, [keys, *_format_table(rows, keys)])
+        write(
+            __file__,
+            {"machine": describe_machine(), "rows": rows, "exponents": found},
+            [keys, *_format_table(rows, keys)],
+        )
     return 0
 
 

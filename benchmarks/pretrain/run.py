@@ -148,7 +148,9 @@ def main() -> None:
         print(measure_over_line(LINES[-1], quick=True), measure_routing(ROUTED[2], quick=True), sep="\n")
         return
     for case in () if chosen.table else (*LINES, *ROUTED):
-        if chosen.only in (None, case["kind"]) and not any(matches_case(each, case) for each in read_finished_runs(RESULTS)):
+        if chosen.only in (None, case["kind"]) and not any(
+            matches_case(each, case) for each in read_finished_runs(RESULTS)
+        ):
             row = measure[case["kind"]](case, quick=False)
             with RESULTS.open("a") as file:
                 file.write(json.dumps(row) + "\n")

@@ -41,4 +41,6 @@ def measure_peak_mib() -> float:
 
 def serve(door: str, name: str, step: Callable[[], object], before: float) -> None:
     """Run every requested block; `before` is the peak of memory before the model was created."""
-    step_server.serve(door, name, step, lambda seconds: {"seconds": seconds, "peak": measure_peak_mib(), "before": before})
+    step_server.serve(
+        door, name, step, lambda seconds: {"seconds": seconds, "peak": measure_peak_mib(), "before": before}
+    )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from whale_nebula.errors import NebulaError, RemoteProtocolError
-from whale_nebula.runtime.local_sgd.step import Asked
+from whale_nebula.runtime.local_sgd.step import LeaveRequests
 from whale_nebula.runtime.session.rendezvous import _agree_on_config, _agree_on_seed
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.distributed import parse_reports
@@ -84,7 +84,7 @@ def list_receivers(session: Session) -> list[Callable[[], object]]:
         lambda: session.vote("fit", 3, 0, ""),
         lambda: session.meet("a read"),
         lambda: session.exchange("step 3 of 'fit'", {"able": True, "address": None}, session.links),
-        lambda: Asked(session.worker, session.links).receive(),
+        lambda: LeaveRequests(session.worker, session.links).receive(),
     ]
 
 

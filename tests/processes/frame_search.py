@@ -33,14 +33,14 @@ _RANDOM = re.compile(r"[A-Za-z0-9+/=]{24,}")
 def record_frames() -> list[bytes]:
     """Record every frame that gRPC takes from this process from now on, before TLS."""
     taken: list[bytes] = []
-    outgoing = Lane.outgoing
+    outgoing = Lane.yield_frames
 
     def record(lane: Lane) -> Iterator[bytes]:
         for frame in outgoing(lane):
             taken.append(frame)
             yield frame
 
-    Lane.outgoing = record  # type: ignore[method-assign]
+    Lane.yield_frames = record  # type: ignore[method-assign]
     return taken
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.processes.frame_search import Checksums, TextPatterns
 from tests.processes.worker_runs import run_workers
+from whale_nebula.wire.frame import Header, Kind, compute_checksum, pack_header, split_payload
 from whale_nebula.wire.message import encode_message
-from whale_nebula.wire.pack_frame import Header, Kind, compute_checksum, pack_header, split_payload
 from whale_nebula.wire.tensor import encode_array, find_dtype_code
 
 DEADLINE = 240.0

@@ -85,7 +85,7 @@ def start_run(folder: Path, found: Sites) -> None:
     for cluster in SITES:
         found.start_gateway(cluster)
     (folder / "saved").mkdir()
-    found.start_run("resume", folder / "saved", "-", EPOCHS, "piped", PAUSE)
+    found.start("resume", folder / "saved", "-", EPOCHS, "piped", PAUSE)
 
 
 def make_options() -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_outage_and_renewed_certificate_do_not_change_the_result(tmp_path: Path,
         time.sleep(5.0)  # the outage itself
         line.restore()
         found["npu"].await_line('"steps", 35')
-        found.run_certs("renew")
+        found.certs("renew")
         assert found.wait_for_exit_codes() == {"gpu": 0, "npu": 0}, found["npu"].last_output
         weights, loss = found.get_common("weights"), found.get_common("loss")
         assert found["npu"].reports["connections"]["gpu/0"] > 1, "the new certificate was not taken up"

@@ -30,7 +30,7 @@ def run_reference() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def four_workers() -> RunAndReference:
     return run_workers_and_reference(
-        "train", WORKERS, "train_uneven_replicas", CASE, deadline=DEADLINE, run_reference=run_reference
+        "train", WORKERS, "train_uneven_replicas", CASE, deadline=DEADLINE, alone=run_reference
     )
 
 

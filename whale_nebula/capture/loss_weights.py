@@ -135,7 +135,8 @@ def check_overwritten(trace: Tracing, sources: Sequence[Any]) -> None:
             where=str(script_site()),
             why="the gradients of micro-batches are added up, and this one is no gradient but the variable's next "
             "value, which its layer makes of the rows of a batch (overwrite_with_gradient=True, as float8 has)",
-            mends=(list_batch_fixes(
+            mends=(
+                list_batch_fixes(
                     trace.entered_scopes.pipeline.micro_batch, copied=trace.entered_scopes.replicas.has_several
                 ).alone,
             ),
@@ -160,7 +161,9 @@ def _classify_targets(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
             tf_private.set_input(operations[consumer], position, grown)
         folding, graph, operations, values = _fold_targets(trace, targets)
     kinds: list[str] = []
-    lines = list_batch_fixes(trace.entered_scopes.pipeline.micro_batch, copied=trace.entered_scopes.replicas.has_several)
+    lines = list_batch_fixes(
+        trace.entered_scopes.pipeline.micro_batch, copied=trace.entered_scopes.replicas.has_several
+    )
     for value in values:
         state = folding.fold_of(value)
         one = Fold(AFTER, blame=value.op, reason=_MIXED) if state.kind == SHAPE else state

@@ -242,7 +242,9 @@ def _list_codecs(
         coded = code_crossings(AUTO, chain.tensors, chain.rows, clusters.codecs)
         return coded, [tuple(replace(part, codec=number) for part in parts) for number in range(len(coded))]
     if length in open_choices.compress:
-        return (code("given", *map(_find_sized, derive_encodings(open_choices.compress[length].options))),), [tuple(parts)]
+        return (code("given", *map(_find_sized, derive_encodings(open_choices.compress[length].options))),), [
+            tuple(parts)
+        ]
     scoped = [tuple(_find_sized(parse_encoding(text)) for text in pair) for pair in program.compressions]
     coded = tuple(code(str(n), there, back) for n, (there, back) in enumerate([(Encoding(), Encoding()), *scoped]))
     own = {key: op.compress for key in keys for op in program.graph.ops if op.stage == key and op.compress is not None}

@@ -228,7 +228,8 @@ class PlanWatch:
         reason = f"planned again after {self.counted_steps} steps: {self.offer}"
         after = replace(
             before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
-            measured_shapes={**before.measured_shapes, candidate.shape: observed.seconds}, reasons=(*before.reasons, reason),
+            measured_shapes={**before.measured_shapes, candidate.shape: observed.seconds},
+            reasons=(*before.reasons, reason),
         )  # fmt: skip
         run.decisions[:] = [after if each is before else each for each in run.decisions]
         _LOG.info("%s is %s", self.name, reason)

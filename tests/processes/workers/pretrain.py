@@ -78,11 +78,11 @@ def train_large_step() -> None:
     found = step(numbers, {"all": rows if nb.here().runs("all") else None})
     report_value("loss", float(found["discriminator"]).hex())
     nb.shutdown()
-    frames = [(Frame.select_own_texts(each), each) for each in recorded_frames if each]
-    crossing = [(select_own_texts, each) for select_own_texts, each in frames if select_own_texts.kind == Kind.BOUNDARY]
+    frames = [(Frame.read(each), each) for each in recorded_frames if each]
+    crossing = [(frame, each) for frame, each in frames if frame.kind == Kind.BOUNDARY]
     report_value(
         "frames",
-        Counter(f"{select_own_texts.description} {list(select_own_texts.dims)}" for select_own_texts, _ in crossing),
+        Counter(f"{frame.description} {list(frame.dims)}" for frame, _ in crossing),
     )
     report_value("bytes", sum(len(each) for _, each in crossing))
     inner = [row[1:-1].tolist() for row in rows[:SEARCHED_ROWS]]

@@ -311,7 +311,9 @@ class TestLink:
 
     def save_measurement(self, site: Site, **parts: object) -> None:
         sheets = {"gpu/0": sheet(), "npu/0": sheet()}
-        measurement = LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time())
+        measurement = LinkMeasurement(
+            "gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time()
+        )
         save(replace(measurement, **parts), path_of(site.config, "gpu", "npu"))  # type: ignore[arg-type]
 
     def read_checks(self, site: Site) -> dict[str, Check]:

@@ -16,7 +16,7 @@ from whale_nebula.config.schema import Restarts
 from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.placement import Placement
-from whale_nebula.launch.worker_processes import identities
+from whale_nebula.launch.worker_processes import create_identities
 
 COMPLETE_CONFIG = """\
 run: bert
@@ -371,7 +371,7 @@ def test_invalid_device_is_refused(device: str) -> None:
 def test_worker_identity_contains_its_device() -> None:
     loaded = load(make_worker_config("GPU:1", None, "CPU"))
     addresses = {f"gpu/{n}": worker.address for n, worker in enumerate(loaded.clusters["gpu"].workers)}
-    worker_identities = identities(Placement(tuple(addresses), addresses), loaded, {})
+    worker_identities = create_identities(Placement(tuple(addresses), addresses), loaded, {})
     assert [each.device for each in worker_identities.values()] == ["GPU:1", None, "CPU"]
     assert Identity.from_json(worker_identities["gpu/0"].to_json()).device == "GPU:1"
 

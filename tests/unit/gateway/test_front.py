@@ -264,7 +264,9 @@ def test_replayed_login_is_refused(service_gateway: ServiceGateway) -> None:
 
         thread = threading.Thread(target=relay)
         thread.start()
-        service_gateway.login._replace(port=listening.getsockname()[1]).log_in(LoginRequest("ana", PASSWORD, PASSPHRASE, []))
+        service_gateway.login._replace(port=listening.getsockname()[1]).log_in(
+            LoginRequest("ana", PASSWORD, PASSPHRASE, [])
+        )
         thread.join(TIMEOUT_SECONDS)
     assert len(service_gateway.list_logins()) == 1
     whole = b"".join(recorded_parts)
@@ -301,7 +303,9 @@ def test_password_guesses_are_limited_by_source_address(service_gateway: Service
     found = [guess_password(service_gateway, "127.0.0.2") for _ in range(service._ADDRESS_BURST + 2)]
     assert found == [b"401"] * service._ADDRESS_BURST + [b"429"] * 2
     assert guess_password(service_gateway, "127.0.0.3") == b"401"
-    assert [each["source"] for each in service_gateway.list_logins()] == ["127.0.0.2"] * service._ADDRESS_BURST + ["127.0.0.3"]
+    assert [each["source"] for each in service_gateway.list_logins()] == ["127.0.0.2"] * service._ADDRESS_BURST + [
+        "127.0.0.3"
+    ]
 
 
 @contextlib.contextmanager

@@ -310,7 +310,9 @@ class TestRefusals:
         home = Certificates(tmp_path / "home")
         home.issue(GPU, "gpu/7", "gpu/gateway", "npu/gateway")
         names = (GPU, "gpu/7", *ALL[2:])
-        network = start_network(files={name: Files.in_folder(home.folder, home.identity(name)) for name in names}, dials=())
+        network = start_network(
+            files={name: Files.in_folder(home.folder, home.identity(name)) for name in names}, dials=()
+        )
         revoked_credentials = home.of("gpu/7")
         revoke(home.folder, home.authority, [revoked_credentials.serial], "a test")
         for number in range(30):

@@ -193,7 +193,9 @@ class TestGatewayCommand:
 
 class TestLauncher:
     def test_gateway_stops_with_its_launcher(self, tmp_path: Path) -> None:
-        process = start_gateway(GatewaySettings("mt", "gpu", "127.0.0.1:0", {}, {"npu": None}, audit=tmp_path / "audit.jsonl"))
+        process = start_gateway(
+            GatewaySettings("mt", "gpu", "127.0.0.1:0", {}, {"npu": None}, audit=tmp_path / "audit.jsonl")
+        )
         with kill_at_exit(process):
             assert "listens on 127.0.0.1:" in read_listening_line(process)
             assert process.stdin is not None

@@ -155,5 +155,8 @@ def test_codec_seconds_are_part_of_drawing_and_step() -> None:
     assert after.timeline.busy(1) == pytest.approx(before.timeline.busy(1) + 4 * (0.05 + 0.025))
     assert predict_times(add_codec_seconds(slow)).seconds > predict_times(slow).seconds
     assert " with codecs, " in step_text(add_codec_seconds(slow)) and "codecs" not in step_text(slow)
-    assert predict_times(add_codec_seconds(free)).seconds == predict_times(free).seconds and not find_assumptions(free).timed
+    assert (
+        predict_times(add_codec_seconds(free)).seconds == predict_times(free).seconds
+        and not find_assumptions(free).timed
+    )
     assert " with codecs, " in step_text(replace(add_codec_seconds(slow), exchange_seconds=0.1))

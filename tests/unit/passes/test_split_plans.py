@@ -28,7 +28,7 @@ from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.rules import fold
 from whale_nebula.passes.split import check_devices
 from whale_nebula.runtime.split.groups import LocalGroup
-from whale_nebula.runtime.split.lowering import Part
+from whale_nebula.runtime.split.lowering import StageLowering
 from whale_nebula.spec import Value
 
 ROWS, CLASSES, WIDTH, COUNT = 12, 1000, 6, 3
@@ -141,7 +141,7 @@ def sent_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     """A function that returns the bytes that each device has sent in steps."""
     CountingGroup.sent = 0.0
     monkeypatch.setattr("whale_nebula.runtime.step.compiled.LocalGroup", CountingGroup)
-    monkeypatch.setattr(Part, "assign", pause_counting(Part.assign))
+    monkeypatch.setattr(StageLowering, "assign", pause_counting(StageLowering.assign))
     return lambda: CountingGroup.sent
 
 

@@ -66,7 +66,9 @@ class TestThreeWorkers:
         assert 3.0 <= drawn[0] <= 3.3
 
     def test_killed_mate_ends_the_wait_with_a_link_closed_error(self, three_workers: FinishedRun) -> None:
-        message = [three_workers.reports[worker][name] for worker in ("c/0", "c/1") for name in ("failed", "failed again")]
+        message = [
+            three_workers.reports[worker][name] for worker in ("c/0", "c/1") for name in ("failed", "failed again")
+        ]
         assert {text.partition(":")[0] for text in message} == {"LinkClosedError"}, message
         assert any("'c/2' is gone" in text for text in message), message
         assert "failed" not in three_workers.reports["c/2"]

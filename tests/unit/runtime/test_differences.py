@@ -300,7 +300,9 @@ MICRO_BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), ma
 
 @settings(deadline=None, max_examples=25)
 @given(MICRO_BATCHES, st.integers(0, 5), st.sampled_from(EVERY_WAY), st.booleans())
-def test_caches_of_both_ends_stay_identical(batches: list[list[int]], held_rows: int, way: Encoding, masked: bool) -> None:
+def test_caches_of_both_ends_stay_identical(
+    batches: list[list[int]], held_rows: int, way: Encoding, masked: bool
+) -> None:
     ends, draw = Ends(way, limit=held_rows * (2 * 64 * 2 + 160)), np.random.default_rng(0)
     for ids in batches:
         x = draw.standard_normal((len(ids), 2, 64)).astype(np.float32)

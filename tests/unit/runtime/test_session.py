@@ -100,7 +100,9 @@ def test_tasks_are_the_workers_of_the_own_cluster_in_order() -> None:
 
 def test_worker_without_mates_is_not_prepared_as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     task_counts: list[int] = []
-    monkeypatch.setattr(tf_collectives, "prepare_task", lambda index, addresses, started: task_counts.append(len(addresses)))
+    monkeypatch.setattr(
+        tf_collectives, "prepare_task", lambda index, addresses, started: task_counts.append(len(addresses))
+    )
     for peers in ({"a/0": "a"}, {"a/0": "a", "b/1": "b", "b/2": "b"}):
         prepare_task(Attachment("b/0", "b", peers, {}, "run", None))
     assert task_counts == [3]

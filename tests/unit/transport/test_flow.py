@@ -226,9 +226,9 @@ def open_links(carrier_name: str, due: DueLimit) -> Iterator[tuple[PeerLink, Pee
             pair = stack.enter_context(open_workers(None, **options))
             here, there = pair.gpu, pair.npu
         else:
-            pair = LinkPair(**options)
-            stack.callback(pair.close)
-            here, there = pair.here, pair.there
+            links = LinkPair(**options)
+            stack.callback(links.close)
+            here, there = links.here, links.there
         for link in (here, there):
             link.post(build_step_message(0))
         for link in (here, there):

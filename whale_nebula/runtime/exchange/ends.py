@@ -132,7 +132,11 @@ class Outgoing(_ChannelEnd):
         way, dims = self.way, tuple(x.shape)
         kept = x if residue.rows is None else _select_rows(x, residue.rows)
         exact = way.lossless or way.cast is not None
-        codec = requested if exact else choose_codec(requested, x.dtype.name, tuple(kept.shape), taken=residue.has_structure)
+        codec = (
+            requested
+            if exact
+            else choose_codec(requested, x.dtype.name, tuple(kept.shape), taken=residue.has_structure)
+        )
         structure, differs = None if codec is None else codec.structure, codec is not None and way.delta is not None
         remembers = differs or (structure is not None and structure.remembers(dims))
         if (remembers or (at.training and way.nonfinite == SKIP)) and not is_all_finite(kept):

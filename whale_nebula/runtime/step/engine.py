@@ -478,7 +478,7 @@ def _make_distributed(
         session.fail(failure)
         raise
     sums = (
-        replica_sums(cut, session.worker, run.ledger.collectives, run.programs)
+        make_replica_sums(cut, session.worker, run.ledger.collectives, run.programs)
         if find_replica_sums(cut.program)
         else None
     )

@@ -129,7 +129,11 @@ class WorkerPeers(Peers):
         """Whether all replicas already have a value: TensorFlow has reduced it, or everything that it depends on."""
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"
-            return same and run.stage in find_replica_sums(self.compiled.cut.program) and all(self._list_turns(run).values())
+            return (
+                same
+                and run.stage in find_replica_sums(self.compiled.cut.program)
+                and all(self._list_turns(run).values())
+            )
         return self.allreduce is not None and self.allreduce.can_sum(each)
 
     # ------------------------------------------------------------------ the values that are sent

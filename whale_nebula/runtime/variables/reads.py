@@ -88,9 +88,7 @@ def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> A
     restart. Has no effect in a closed run. Inside the scopes, the step itself synchronises. A model that was built
     inside scopes is never outside them.
     """
-    inside = name in _TRAINS and (
-        find_local_sgd_options(open_frames()) or has_scopes(getattr(plain, "__self__", None))
-    )
+    inside = name in _TRAINS and (find_local_sgd_options(open_frames()) or has_scopes(getattr(plain, "__self__", None)))
     run = None if inside else find_open_run()
     if run is not None:
         run.settle()
