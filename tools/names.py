@@ -1,7 +1,8 @@
 """Checks that names of functions are a verb with an object.
 
 A name must not be a bare participle (`made`, `told`, `encoded`), or start with a preposition, an adverb or a
-pronoun (`without_rows`, `again`, `what`).
+pronoun (`without_rows`, `again`, `what`). A test is named after its subject and what that does: `test_late_ack_is_resent`,
+not `test_what_comes_late_is_told`.
 
 `python tools/names.py` lists violations; `make lint` runs it. Names that start with a verb pass (`describe_sent`), and
 so do properties, which are values, and functions that create an error (`late_error`). Methods that a protocol calls on
@@ -30,6 +31,12 @@ NO_VERB = re.compile(
 RULES = "whale_nebula/passes/rules/"
 PUBLIC = {"gathered", "here", "resumed", "what_if"}  # names of the public interface
 EVENTS = {"broken", "carried", "connected", "disconnected", "ended", "entered", "gone", "lost", "opened", "refused"}
+TESTS = PACKAGE.parent / "tests"
+NO_SUBJECT = re.compile(
+    r"test_(it|its|itself|this|that|these|those|they|them|their|who|whose|whoever|what|whatever|which|one_that|ones|"
+    r"nothing|nobody|none|something|somebody|anything|everything|others|there|where|why|so|such|and|but|only_what)(_|$)"
+)
+NO_WORD = re.compile(r"_(told|tells|said|says|nobody|somebody|whoever|whatever|stranger|strangers|mend|mends|mended)(_|$)")
 MOST_METHODS = 55
 """Number of methods that still violate the rule. It may only decrease."""
 
@@ -65,6 +72,23 @@ def lacks_verb(place: str, name: str, method: bool) -> bool:
     return checked and NO_VERB.match(name) is not None and name not in PUBLIC
 
 
+def unclear_tests() -> Iterator[str]:
+    """Yield the tests whose names do not begin with a subject, or use words that say neither what happens nor to what."""
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and is_unclear(node.name):
+                yield f"{path.relative_to(TESTS.parent)}:{node.lineno} {node.name}"
+
+
+def is_unclear(name: str) -> bool:
+    """Whether the name of a test has a pronoun for its subject, or words such as "told".
+
+    >>> [name for name in ("test_it_is_sent", "test_errors_are_told", "test_late_ack_is_resent") if is_unclear(name)]
+    ['test_it_is_sent', 'test_errors_are_told']
+    """
+    return NO_SUBJECT.match(name) is not None or NO_WORD.search(name) is not None
+
+
 def main() -> int:
     """Print the names to change; return 1 if there are any."""
     every = list(functions())
@@ -76,7 +100,10 @@ def main() -> int:
     plain += [f"{place} {name}" for place, name, method in every if lacks_verb(place, name, method)]
     for line in plain:
         print(f"{line}: a function's name must be a verb with an object", file=sys.stderr)
-    return 1 if plain else 0
+    unclear = list(unclear_tests())
+    for line in unclear:
+        print(f"{line}: a test's name must begin with its subject and say what is checked", file=sys.stderr)
+    return 1 if plain or unclear else 0
 
 
 if __name__ == "__main__":

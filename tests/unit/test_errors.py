@@ -69,7 +69,7 @@ def test_batch_coupled_error_has_op_line_and_all_fixes() -> None:
     assert BatchCoupledError("coupled", mend="a").mends == ("a",)
 
 
-def test_stage_failed_error_tells_whether_the_step_is_torn() -> None:
+def test_stage_failed_error_has_torn_flag() -> None:
     whole = StageFailedError("x", stage="encoder", phase=1, micro_batch=0)
     torn = StageFailedError("x", stage="encoder", torn=True)
     assert whole.where == "stage 'encoder', phase 1, micro-batch 0"

@@ -198,7 +198,7 @@ class TestCertificates:
         assert found["certificate of npu/0"]["state"] == "bad"
         assert "certs issue" in found["certificate of npu/0"]["mend"]
 
-    def test_missing_deny_list_is_bad_unless_config_says_none(self, site: Site) -> None:
+    def test_missing_deny_list_is_bad_unless_configured_as_none(self, site: Site) -> None:
         site.issue(NPU)
         found = site.doctor()[1]["deny list"]
         assert (found["state"], found["found"]) == ("ok", "number 1")

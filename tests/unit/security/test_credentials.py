@@ -21,7 +21,7 @@ def home(tmp_path: Path) -> Home:
     return Home.at(tmp_path / "certs")
 
 
-def test_credentials_need_a_deny_list_unless_config_says_none(home: Home) -> None:
+def test_credentials_need_a_deny_list_unless_configured_as_none(home: Home) -> None:
     """A missing list may have been lost; only `revoked: none` disables it."""
     paths = home.files(GPU)
     (home.folder / "revoked.json").unlink()
