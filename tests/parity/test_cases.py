@@ -86,7 +86,7 @@ def test_cut_case_trains_as_the_uncut_one(
     name: str, cut: Cut, line: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cut.stages % 2 == 0:
-        monkeypatch.setattr(compiled, "LEAST_ORDERED", 1)  # every variable counts as a large one
+        monkeypatch.setattr(compiled, "MIN_ORDERED_BYTES", 1)  # every variable counts as a large one
     whole = pytestconfig.getoption("--grid")
     case, expected = find_case(name, whole), run_uncut_case(name, whole)
     nb.shutdown()  # a read of a whole model opens a run

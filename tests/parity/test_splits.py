@@ -49,7 +49,7 @@ def list_cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "count", "cut"), list(list_cases()))
 def test_split_model_trains_as_the_whole_one(name: str, count: int, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     if count % 2 == 0:
-        monkeypatch.setattr(compiled, "LEAST_ORDERED", 1)  # every variable counts as a large one
+        monkeypatch.setattr(compiled, "MIN_ORDERED_BYTES", 1)  # every variable counts as a large one
     expected = run_uncut_case(name)
     nb.shutdown()
     assert_same(expected, MODELS[name](Split(cut, count)), "sums", LENGTH)

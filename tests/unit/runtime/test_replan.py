@@ -88,7 +88,7 @@ def test_better_plan_is_taken_only_if_unpinned_and_agreed(
         return {"c0/0": value, "c1/0": value if others == "the same" else {"plan": "npu alone"}}
 
     session = SimpleNamespace(share=share)
-    pins = SimpleNamespace(pin_of=lambda name: pinned_plan)
+    pins = SimpleNamespace(find_pin=lambda name: pinned_plan)
     run = SimpleNamespace(pins=pins, alone=others is None, ledger=SimpleNamespace(session=session))
     problem = make_problem()
     better = Offer(problem, search(problem).candidates)
