@@ -12,7 +12,7 @@ from whale_nebula.capture.mirror import mirror, order_operations
 from whale_nebula.capture.step import capture, fill_layout, signature
 from whale_nebula.config import InputSpec
 from whale_nebula.errors import AbsentInputError, InputMismatchError, PlanError, UnsupportedError
-from whale_nebula.feed.checks import Missing
+from whale_nebula.feed.checks import MissingInput
 
 
 def test_names_specs_and_what_is_split() -> None:
@@ -107,7 +107,7 @@ def test_every_process_has_the_same_signature(here: str) -> None:
     assert layout.names == ("x/source", "x/target", "y")
     assert [spec.shape.as_list() for spec in layout.specs] == [[None, None], [None, 3], [None]]
     assert layout.absent == ABSENT[here]
-    assert [isinstance(tensor, Missing) for tensor in tensors] == [n in ABSENT[here] for n in range(3)]
+    assert [isinstance(tensor, MissingInput) for tensor in tensors] == [n in ABSENT[here] for n in range(3)]
 
 
 def test_a_none_that_the_config_does_not_name_is_a_none() -> None:

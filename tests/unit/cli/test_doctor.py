@@ -15,7 +15,7 @@ import pytest
 import whale_nebula
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.manifest import File, Manifest, Part, Position
-from whale_nebula.checkpoint.parts import Start, Written, write_document
+from whale_nebula.checkpoint.parts import Start, WrittenPart, write_document
 from whale_nebula.cli import doctor
 from whale_nebula.cli.doctor import check_config, read_requirements, satisfies
 from whale_nebula.errors import ConfigError
@@ -166,7 +166,7 @@ def test_it_knows_what_a_run_would_go_on_from(tmp_path: Path) -> None:
     assert check_config(str(config))[1].why == "2 checkpoints; a run resumes from step 8"
     start = Start("token", ("gpu/0", "npu/0"))
     os.makedirs(folder.worker_path(9, "gpu/0"))
-    write_document(folder.worker_path(9, "gpu/0"), Written(Part("gpu/0", {}), {}, Manifest(Position(9)), start))
+    write_document(folder.worker_path(9, "gpu/0"), WrittenPart(Part("gpu/0", {}), {}, Manifest(Position(9)), start))
     noted, _ = check_config(str(config))[1:]
     assert (noted.state, noted.found) == ("note", folder.step_path(9)) and "if it also finds that of npu/0" in noted.why
     folder.clean(8)

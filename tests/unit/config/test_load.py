@@ -16,7 +16,7 @@ from whale_nebula.config.schema import Restarts
 from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.placement import Placement
-from whale_nebula.launch.worker_processes import identities
+from whale_nebula.launch.worker_processes import create_identities
 
 WHOLE = """\
 run: bert
@@ -365,7 +365,7 @@ def test_what_is_no_device_is_refused(written: str) -> None:
 def test_each_worker_is_told_its_own() -> None:
     loaded = load(config("GPU:1", None, "CPU"))
     addresses = {f"gpu/{n}": worker.address for n, worker in enumerate(loaded.clusters["gpu"].workers)}
-    told = identities(Placement(tuple(addresses), addresses), loaded, {})
+    told = create_identities(Placement(tuple(addresses), addresses), loaded, {})
     assert [each.device for each in told.values()] == ["GPU:1", None, "CPU"]
     assert Identity.from_json(told["gpu/0"].to_json()).device == "GPU:1"
 
