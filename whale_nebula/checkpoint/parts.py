@@ -133,9 +133,9 @@ def join_parts(descriptions: Iterable[Sequence[PartDescription]], workers: Seque
     >>> both = ["a/0", "b/0"]
     >>> parts = [[7, "a/0", "m", "d0", True, None, both], [7, "b/0", "m", "d1", True, None, both]]
     >>> join_parts([parts], ["a/0", "b/0"])
-    [Joined(step=7, digests={'a/0': 'd0', 'b/0': 'd1'}, why='')]
+    [JoinedStep(step=7, digests={'a/0': 'd0', 'b/0': 'd1'}, why='')]
     >>> join_parts([parts[:1]], ["a/0", "b/0"])
-    [Joined(step=7, digests={}, why='b/0 has no part of it')]
+    [JoinedStep(step=7, digests={}, why='b/0 has no part of it')]
     """
     by_step: dict[int, dict[str, _Part]] = {}
     try:

@@ -375,8 +375,8 @@ def table(found: LinkMeasurement) -> str:
     >>> print(table(LinkMeasurement("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 4, 0, 0.0)))
     gpu/0 - npu/0, direct
       round trip 41.0 ms, at least 40.4 ms; 4 connections
-      tensors     gpu -> npu   npu -> gpu      both ways at once
-      1.0 MiB    57.6 Mbit/s  56.8 Mbit/s  56.0 and 55.2 Mbit/s
+      tensors   gpu -> npu   npu -> gpu     both ways at once
+      1.0 MiB  57.6 Mbit/s  56.8 Mbit/s  56.0 and 55.2 Mbit/s
     """
     (a, b), times = found.clusters, (1e3 * found.round_trip, 1e3 * found.least_round_trip)
     trip = "round trip {:.1f} ms, at least {:.1f} ms".format(*times)

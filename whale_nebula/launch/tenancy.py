@@ -43,7 +43,7 @@ class Starts:
     ...     left = one.find_others()
     ...     one.close()
     >>> found
-    (Others(workers=frozenset({8, 7}), later=True), Others(workers=frozenset(), later=False))
+    (OtherStarts(workers=frozenset({8, 7}), later=True), OtherStarts(workers=frozenset(), later=False))
     >>> left
     OtherStarts(workers=frozenset(), later=False)
     """
