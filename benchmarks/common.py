@@ -47,7 +47,7 @@ def describe_machine() -> dict[str, Any]:
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.describe_machine()
+    return named[0] if named else platform.machine()
 
 
 def write(script: str, result: dict[str, Any], table: Sequence[Sequence[object]], part: str = "") -> None:

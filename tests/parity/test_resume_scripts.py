@@ -345,7 +345,7 @@ def test_variables_not_read_by_the_step_are_saved(tmp_path: Path) -> None:
     """Counters of a LossScaleOptimizer, and a weight that only inference uses."""
 
     class Measured(keras.layers.Dense):
-        def build_model(self, shape: Any) -> None:
+        def build(self, shape: Any) -> None:
             super().build(shape)
             self.other = self.add_weight(shape=(), name="other", trainable=False)
 

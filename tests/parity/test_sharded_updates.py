@@ -67,7 +67,7 @@ def build_model(name: str, replicas: int, shard: str) -> tuple[keras.Model, Any]
     model = GradientNormModel(inputs, hidden)
     model.compile(OPTIMIZERS[{"rows": "adam", "stages": "adamw"}.get(name, name)](), "mse")
     if not replicas:
-        model.optimizer.build_model(model.trainable_variables)  # otherwise TensorFlow traces the step twice
+        model.optimizer.build(model.trainable_variables)  # otherwise TensorFlow traces the step twice
     return model, np.random.default_rng(2).integers(0, 11, (17, 7)) if name == "rows" else data(17, 7)
 
 

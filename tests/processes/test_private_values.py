@@ -47,7 +47,7 @@ def own(runs_by_scenario: Mapping[str, FinishedRun]) -> FinishedRun:
 
 @pytest.fixture(scope="module")
 def owner(runs_by_scenario: Mapping[str, FinishedRun]) -> FinishedRun:
-    return runs_by_scenario["keep_results"]
+    return runs_by_scenario["owner"]
 
 
 @pytest.fixture(scope="module")
