@@ -37,7 +37,7 @@ layers = keras.layers
 @pytest.fixture(autouse=True)
 def clean_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever a test did, no scope is open after it, and nothing of Keras is hooked."""
-    monkeypatch.setattr(hints, "running", lambda: None)  # that eager code runs uncut is another story
+    monkeypatch.setattr(hints, "find_code_kind", lambda: None)  # that eager code runs uncut is another story
     hooked = tf_private.KerasNode.__init__
     yield
     assert open_frames() == ()
