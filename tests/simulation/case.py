@@ -256,7 +256,7 @@ def _list_seconds(kind: LineFaultKind) -> tuple[float, ...]:
 def make_random_case(seed: int) -> Case:
     """A case with one to three faults of both kinds, which depends only on the seed.
 
-    >>> random_case(7) == random_case(7)
+    >>> make_random_case(7) == make_random_case(7)
     True
     """
     draw = random.Random(seed)

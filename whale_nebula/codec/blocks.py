@@ -40,7 +40,7 @@ def random_bits(key: Any, places: Any) -> Any:
 def random_uniform(key: Any, places: Any) -> Any:
     """A number in [0, 1) for each place: the upper 24 bits, which float32 holds exactly.
 
-    >>> float(draw_uniform(tf.constant([1, 2], tf.uint32), tf.constant(0, tf.uint32)))
+    >>> float(random_uniform(tf.constant([1, 2], tf.uint32), tf.constant(0, tf.uint32)))
     0.7344...
     """
     upper = tf.bitwise.right_shift(random_bits(key, places), tf.constant(8, tf.uint32))

@@ -135,7 +135,7 @@ def write_entries(prefix: str, entries: Sequence[Entry]) -> dict[str, tuple[str,
 def count_overlap(one: Slice, other: Slice) -> int:
     """The number of elements that two slices of a tensor have in common.
 
-    >>> overlap(Slice((0, 0), (2, 8)), Slice((1, 4), (3, 2)))
+    >>> count_overlap(Slice((0, 0), (2, 8)), Slice((1, 4), (3, 2)))
     2
     """
     sides = zip(one.starts, one.sizes, other.starts, other.sizes, strict=True)

@@ -147,9 +147,9 @@ def _note_unmeasured(direction: Direction, estimate: StepEstimate, tally: Tally)
 def find_mildest(transfer_seconds: Sequence[float], compute: float, now: int) -> int:
     """The least lossy rung whose transfer time is hidden by computation, otherwise the last one.
 
-    >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=0), mildest([9.0, 5.0, 3.0, 2.0], compute=1.1, now=0)
+    >>> find_mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=0), find_mildest([9.0, 5.0, 3.0, 2.0], compute=1.1, now=0)
     (2, 3)
-    >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=3), mildest([4.0, 2.0, 1.0, 0.5], compute=1.3, now=3)
+    >>> find_mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=3), find_mildest([4.0, 2.0, 1.0, 0.5], compute=1.3, now=3)
     (3, 2)
     """
     for rung, seconds in enumerate(transfer_seconds):

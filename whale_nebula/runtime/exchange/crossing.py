@@ -203,7 +203,7 @@ def _leave_sizes_open(spec: Spec) -> Spec:
 def _name_structure(way: Encoding) -> str:
     """The part of a state's key that separates steps without a gradient, whose structure may have its own state.
 
-    >>> _remembering(parse_encoding("rank(4) >> int8")), _remembering(parse_encoding("int8"))
+    >>> _name_structure(parse_encoding("rank(4) >> int8")), _name_structure(parse_encoding("int8"))
     (' on rank(4)', '')
     """
     return f" on {way.structure}" if way.structure is not None else ""

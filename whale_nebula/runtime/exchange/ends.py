@@ -352,7 +352,7 @@ def measure_distance(x: Any, decoded: Any) -> float:
 def is_all_finite(x: Any) -> bool:
     """Whether all numbers of a tensor are finite.
 
-    >>> is_whole(tf.constant([1.0, 2.0])), is_whole(tf.constant([1.0, float("inf")])), is_whole(tf.zeros([0]))
+    >>> is_all_finite(tf.constant([1.0, 2.0])), is_all_finite(tf.constant([1.0, float("inf")])), is_all_finite(tf.zeros([0]))
     (True, False, True)
     """
     return not x.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(x)))
@@ -361,7 +361,7 @@ def is_all_finite(x: Any) -> bool:
 def make_rounding_key(name: str, at: TensorPosition) -> np.ndarray:
     """Two 32-bit numbers from the run's seed, the boundary, the step and the micro-batch.
 
-    >>> a, b = rounding_key("b0", At(1, 0, True)), rounding_key("b0", At(1, 1, True))
+    >>> a, b = make_rounding_key("b0", TensorPosition(1, 0, True)), make_rounding_key("b0", TensorPosition(1, 1, True))
     >>> a.dtype.name, bool((a != b).any())
     ('uint32', True)
     """

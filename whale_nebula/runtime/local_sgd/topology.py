@@ -348,7 +348,7 @@ class FlatVariables:
     """A flat view of variables, one after another.
 
     >>> one, two = tf.Variable([[1.0, 2.0]]), tf.Variable([3.0, 4.0])
-    >>> flat = Flat((one, two))
+    >>> flat = FlatVariables((one, two))
     >>> flat.write((1, 3), np.float32([7.0, 8.0]))
     >>> flat.read((0, flat.total)).tolist(), one.numpy().tolist()
     ([1.0, 7.0, 8.0, 4.0], [[1.0, 7.0]])

@@ -41,9 +41,9 @@ BUCKET_BYTES = 1 << 21
 def group_into_buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
     """Group tensors into buckets by index: neighbours of the same dtype up to `limit` bytes, larger ones alone.
 
-    >>> buckets(["float32", "int32", "float32"], [8, 4, 8], limit=16)
+    >>> group_into_buckets(["float32", "int32", "float32"], [8, 4, 8], limit=16)
     [[0, 2], [1]]
-    >>> buckets(["float32"] * 4, [8, 8, 8, 64], limit=16)
+    >>> group_into_buckets(["float32"] * 4, [8, 8, 8, 64], limit=16)
     [[0, 1], [2], [3]]
     """
     found: list[list[int]] = []

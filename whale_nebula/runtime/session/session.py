@@ -73,7 +73,7 @@ def describe_failure(failure: BaseException, *, private: bool = False) -> dict[s
     In a `private` run, only the type and code are sent of an error that may contain values: one from outside this
     library, one raised from such an error, or one about data or weights.
 
-    >>> failure_fields(ValueError("row 7 is 'Ana'"), private=True)
+    >>> describe_failure(ValueError("row 7 is 'Ana'"), private=True)
     {'what': 'ValueError (its text stays where it was raised)'}
     """
     if private and not _is_free_of_values(failure):

@@ -152,7 +152,7 @@ def _is_listening(found: socket.socket) -> bool:
 def find_local_address(host: str) -> str:
     """The local address of connections to another host, found without sending anything.
 
-    >>> comes_from("127.0.0.1")
+    >>> find_local_address("127.0.0.1")
     '127.0.0.1'
     """
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

@@ -247,7 +247,7 @@ class LineRates:
 
     >>> seen = LineRates(("gpu->npu",), Links(), exact=True)
     >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
-    >>> seen.outlook([8, 8], {"0.0.forward": 0.25}).rates
+    >>> seen.make_estimate([8, 8], {"0.0.forward": 0.25}).rates
     {'gpu->npu': 6000000.0}
     """
 
@@ -313,7 +313,7 @@ def _add_spans(spans: Iterable[Span]) -> Span:
 def find_slowest_seconds(medians: Medians, micro_batches: int) -> float | None:
     """Seconds that the slowest stage computes in a step; None before anything was measured.
 
-    >>> slowest({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, micro_batches=4)
+    >>> find_slowest_seconds({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, micro_batches=4)
     3.0
     """
     found: defaultdict[str, float] = defaultdict(float)
@@ -339,7 +339,7 @@ Speeds = Mapping[int, Mapping[str, float]]
 def is_sampled(steps: int) -> bool:
     """Whether a step, by its number, is part of a measurement of replicas' speeds, or its warm-up.
 
-    >>> [step for step in range(150) if looked_at(step)]
+    >>> [step for step in range(150) if is_sampled(step)]
     [0, 1, 2, 3, 100, 101, 102, 103]
     """
     return steps % SAMPLE_EVERY <= _SAMPLE_STEPS

@@ -36,7 +36,7 @@ def find_scalar_results(structure: Any) -> ScalarResults:
     """The scalar results of a traced step, by name.
 
     >>> with tf.Graph().as_default():
-    ...     found = scalar_results({"loss": tf.constant(1.0), "logits": tf.zeros([2, 2]), "rows": tf.constant(3)})
+    ...     found = find_scalar_results({"loss": tf.constant(1.0), "logits": tf.zeros([2, 2]), "rows": tf.constant(3)})
     >>> found.names
     ('loss', 'rows')
     """
@@ -49,7 +49,7 @@ def list_returned_names(structure: Any) -> tuple[str, ...]:
     """The name of each tensor that the traced step returns: its key, its index, or "" for a single one.
 
     >>> with tf.Graph().as_default():
-    ...     returned_names({"rec": tf.constant(1.0), "more": (tf.constant(2.0), tf.constant(3))})
+    ...     list_returned_names({"rec": tf.constant(1.0), "more": (tf.constant(2.0), tf.constant(3))})
     ('more/0', 'more/1', 'rec')
     """
     return tuple(name for name, _, _ in _name_leaves(structure))
@@ -97,7 +97,7 @@ class PendingResult(_Result):
 
     >>> promise = Future()
     >>> promise.set_result([tf.constant(2.0)])
-    >>> loss = Later(promise, 0, Spec("float32", ()))
+    >>> loss = PendingResult(promise, 0, Spec("float32", ()))
     >>> float(loss), f"{loss:.2f}", (loss + 1.0).numpy(), bool(loss > 1), tf.sqrt(2.0 * loss).numpy()
     (2.0, '2.00', np.float32(3.0), True, np.float32(2.0))
     """
@@ -145,7 +145,7 @@ class _AbsentReadError(CollectiveReadError, TypeError):
 class AbsentResult(_Result):
     """Placeholder of a tensor in a process that does not receive it. Keras may collect it over batches.
 
-    >>> Absent("npu/0", Spec("float32", (None, 10)))
+    >>> AbsentResult("npu/0", Spec("float32", (None, 10)))
     <float32[?,10] on npu/0>
     """
 

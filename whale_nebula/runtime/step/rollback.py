@@ -86,7 +86,7 @@ def roll_back(variables: Sequence[Any]) -> Iterator[None]:
 
     >>> import tensorflow as tf
     >>> weight = tf.Variable(1.0)
-    >>> with taken_back([weight]):
+    >>> with roll_back([weight]):
     ...     shown = float(weight.assign(float("nan")))
     >>> float(weight)
     1.0

@@ -141,7 +141,7 @@ def find_models(fn: Callable[..., Any]) -> list[Any]:
     """The models that a function refers to by name, or that the object of a method holds.
 
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    >>> [found is model for found in models_of(lambda x: model(x))]
+    >>> [found is model for found in find_models(lambda x: model(x))]
     [True]
     """
     owner = getattr(fn, "__self__", None)
