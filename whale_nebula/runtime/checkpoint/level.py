@@ -55,8 +55,8 @@ def choose_interval(cost: float, between_failures: float = BETWEEN_FAILURES, ove
 def estimate_between_failures(seconds: float, failures: int) -> float:
     """Estimate of the seconds between two failures of a run; the prior is one failure after an hour.
 
-    >>> estimate_between_failures(0.0, 0), estimate_between_failures(23 * 3600.0, 0), estimate_between_failures(7200.0, 2)
-    (3600.0, 86400.0, 3600.0)
+    >>> [estimate_between_failures(seconds, count) for seconds, count in ((0.0, 0), (82800.0, 0), (7200.0, 2))]
+    [3600.0, 86400.0, 3600.0]
     """
     return (BETWEEN_FAILURES + seconds) / (1 + failures)
 

@@ -352,8 +352,8 @@ def measure_distance(x: Any, decoded: Any) -> float:
 def is_all_finite(x: Any) -> bool:
     """Whether all numbers of a tensor are finite.
 
-    >>> is_all_finite(tf.constant([1.0, 2.0])), is_all_finite(tf.constant([1.0, float("inf")])), is_all_finite(tf.zeros([0]))
-    (True, False, True)
+    >>> [is_all_finite(tf.constant(numbers, tf.float32)) for numbers in ([1, 2], [1, float("inf")], [])]
+    [True, False, True]
     """
     return not x.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(x)))
 
