@@ -30,20 +30,9 @@ from whale_nebula.errors import (
 )
 from whale_nebula.faults import chunk_failpoint, failpoint
 from whale_nebula.transport.base import (
-    BYE,
-    FAIL,
-    Carrier,
-    CarrierState,
-    FaultPolicy,
-    Link,
-    absent_error,
-    closed_by_error,
-    closed_here_error,
-    failed_error,
-    lost_error,
-    refuse_reserved,
-    silent_error,
-)
+    BYE, FAIL, Carrier, CarrierState, FaultPolicy, Link, absent_error, closed_by_error, closed_here_error, failed_error,
+    lost_error, refuse_reserved, silent_error,
+)  # fmt: skip
 from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, WaitAnnouncer, log_wait
 from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_item_error
 from whale_nebula.transport.outbox import Outbox, OutgoingFrame, OutgoingItem
@@ -104,22 +93,13 @@ class PeerLink(Link):
         self._budget = budget
         self._deadlines = deadlines or Deadlines()
         self._conversation = Conversation(
-            *self._numbers,
-            greeting,
-            expect=self._find_bound,
-            budget=budget,
-            window=window,
-            accepts_data=lambda: self._inbox.accepts_data,
-            prover=prover,
-            sealed=sealed,
-        )
+            *self._numbers, greeting, expect=self._find_bound, budget=budget, window=window,
+            accepts_data=lambda: self._inbox.accepts_data, prover=prover, sealed=sealed,
+        )  # fmt: skip
         self._outbox = Outbox(
-            self._conversation,
-            budget,
-            heartbeat_interval=self._deadlines.heartbeat_interval,
-            now=now,
+            self._conversation, budget, heartbeat_interval=self._deadlines.heartbeat_interval, now=now,
             enter_wait=waiters.enter_wait,
-        )
+        )  # fmt: skip
         self._changed = self._outbox.changed
         self._farewell = self._build_item({"kind": BYE})
         self._carrier = carrier
