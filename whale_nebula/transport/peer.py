@@ -30,8 +30,19 @@ from whale_nebula.errors import (
 )
 from whale_nebula.faults import chunk_failpoint, failpoint
 from whale_nebula.transport.base import (
-    BYE, FAIL, Carrier, CarrierState, FaultPolicy, Link, absent_error, closed_by_error, closed_here_error, failed_error,
-    lost_error, refuse_reserved, silent_error,
+    BYE,
+    FAIL,
+    Carrier,
+    CarrierState,
+    FaultPolicy,
+    Link,
+    absent_error,
+    closed_by_error,
+    closed_here_error,
+    failed_error,
+    lost_error,
+    refuse_reserved,
+    silent_error,
 )  # fmt: skip
 from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, WaitAnnouncer, log_wait
 from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_item_error
@@ -264,11 +275,8 @@ class PeerLink(Link):
             return self._conversation.ready and not self._outbox.has_urgent
         if self._fail_received:
             return self._outbox.is_finishing and (self._fail_answered or not self._conversation.ready)
-        return (
-            (self._bye_received or self._failed)
-            and self._outbox.is_drained
-            and self._conversation.unacknowledged_bytes == 0
-        )
+        is_ended = self._bye_received or self._failed
+        return is_ended and self._outbox.is_drained and self._conversation.unacknowledged_bytes == 0
 
     def _stop(self) -> None:
         self._outbox.stop()
@@ -378,10 +386,8 @@ class PeerLink(Link):
             opened, beyond_tensors, error = self._process_frame(data)
             if greeted or opened:  # frames count only after the greeting
                 self._received_at = self._now()
-            if (
-                beyond_tensors or error is not None or self._conversation.has_due_acknowledgement
-            ):  # the writer has something to do
-                self._changed.notify_all()
+            if beyond_tensors or error is not None or self._conversation.has_due_acknowledgement:
+                self._changed.notify_all()  # the writer has something to do
         if opened:
             self._carrier.opened()
         if error is not None:
@@ -402,9 +408,8 @@ class PeerLink(Link):
                 elif isinstance(event, Answer):
                     self._outbox.answer(event.packets)
                 elif isinstance(event, Acknowledged):
-                    self._meter.count_arrived(
-                        event.bytes, self._now(), more=self._conversation.unacknowledged_bytes > 0
-                    )
+                    has_more = self._conversation.unacknowledged_bytes > 0
+                    self._meter.count_arrived(event.bytes, self._now(), more=has_more)
                 else:
                     self._resume(event)
         except NebulaError as error:
@@ -480,9 +485,7 @@ class PeerLink(Link):
             self._carrier.drop(error.what)
             return
         is_silent = self._now() - self._received_at >= self._deadlines.silence
-        if (
-            is_silent and isinstance(error, StaleWorkerError) and error.fresh
-        ):  # the previous process is dead, and so its launcher
+        if is_silent and isinstance(error, StaleWorkerError) and error.fresh:  # the previous process and launcher are dead
             what = f"worker '{self.there}' was restarted by a new launcher"
             error = PeerRestartedError(what, why=error.what)
         if isinstance(error, OtherWorkersError):
@@ -493,9 +496,8 @@ class PeerLink(Link):
             with self._changed:
                 self._transient_refusal, self._stale_since = error, self._now()
             return
-        is_recoverable = isinstance(error, RemoteProtocolError) and not isinstance(
-            error, PeerRestartedError | EpochOverError
-        )
+        has_restarted = isinstance(error, PeerRestartedError | EpochOverError)
+        is_recoverable = isinstance(error, RemoteProtocolError) and not has_restarted
         faults = self._faults if greeted else self._greeting_faults
         is_final = not is_recoverable or faults.should_give_up(error, self._conversation.expected_number)
         if is_final:
