@@ -485,7 +485,7 @@ class PeerLink(Link):
             self._carrier.drop(error.what)
             return
         is_silent = self._now() - self._received_at >= self._deadlines.silence
-        if is_silent and isinstance(error, StaleWorkerError) and error.fresh:  # the previous process and launcher are dead
+        if is_silent and isinstance(error, StaleWorkerError) and error.fresh:  # its launcher died, too
             what = f"worker '{self.there}' was restarted by a new launcher"
             error = PeerRestartedError(what, why=error.what)
         if isinstance(error, OtherWorkersError):
