@@ -338,7 +338,8 @@ class _ChainBuilder:
             returned = sum(known[path].spec.nbytes() for path, own in trained.items() if own)
             back[cut] = back[cut - 1] + returned / self.rows
             more = [
-                Tensor(known[path].spec.dtype, tuple(known[path].spec.sized(1)), own) for path, own in trained.items()
+                Tensor(known[path].spec.dtype, tuple(known[path].spec.fill_shape(1)), own)
+                for path, own in trained.items()
             ]
             tensors[cut] = (*tensors[cut - 1], *more)
 

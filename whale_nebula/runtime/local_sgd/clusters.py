@@ -151,7 +151,7 @@ class OpenRounds:
                 each.send_remaining()
             for each in rounds.values():
                 each.receive_remaining()
-            self.copies.left(self._variables.values())
+            self.copies.record_values(self._variables.values())
 
     def _compare_weights(self, rounds: ClusterSync) -> None:
         """Synchronise all processes, and verify that their shared weights were bit-identical."""
@@ -173,7 +173,7 @@ class OpenRounds:
         for rounds in self._known.values():
             first = next(iter(rounds.values()))
             self.copies.reset_copies(first.flat.variables)
-        self.copies.left(self._variables.values())
+        self.copies.record_values(self._variables.values())
         for rounds in self._known.values():
             for each in rounds.values():
                 each.restart()
