@@ -60,8 +60,8 @@ def _list_header(program: Program) -> Iterator[str]:
         shards += " shared_slots" * stage.shared_slots + " shared_gradients" * stage.shared_gradients
         coded = "" if stage.compress is None else f" compress={stage.compress}"
         yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}{speeds}{shards}{coded}"
-    if program.apart is not None:
-        yield f"apart {program.apart}"
+    if program.local_sgd is not None:
+        yield f"apart {program.local_sgd}"
     for number, (forward, backward) in enumerate(program.compressions):
         yield f"compress {number} {forward}, backward {backward}"
     for split in program.splits:

@@ -97,11 +97,11 @@ _ASSERT_GUARD = "AssertGuard"
 
 
 class AssertionSplit(NamedTuple):
-    """Assertions of a forward: `once` are those that wait for merged values; `refused` has the reasons against the
-    others.
+    """Assertions of a forward: `deferred_ops` are those that wait for merged values; `refused` has the reasons against
+    the others.
     """
 
-    once: frozenset[int]
+    deferred_ops: frozenset[int]
     refused: tuple[Fold, ...]
 
 
@@ -201,15 +201,15 @@ DRAWS_NOTE = (
 
 @dataclass
 class BatchFolds:
-    """`once` are ops that wait for merged values, `wholes` values of the inputs computed on the whole batch.
+    """`deferred_ops` are ops that wait for merged values, `wholes` values of the inputs computed on the whole batch.
 
-    `checks` are assertions; they recompute their inputs in `once` for their own micro-batch. `added` are ops with
-    coupled values that each micro-batch computes, and whose sum is added to a variable once.
+    `checks` are assertions; they recompute their inputs in `deferred_ops` for their own micro-batch. `added` are ops
+    with coupled values that each micro-batch computes, and whose sum is added to a variable once.
     """
 
     program: Program
     folding: Folding | None = None
-    once: frozenset[int] = frozenset()
+    deferred_ops: frozenset[int] = frozenset()
     checks: frozenset[int] = frozenset()
     wholes: frozenset[Value] = frozenset()
     where: Where = lambda op: ""
@@ -307,23 +307,23 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
     found.notes += [DRAWS_NOTE] * any(is_stateful_draw(op) or is_seeded_draw(op) for op in graph.with_bodies(forward))
     each = graph.ascend(value.op for value in targets)
-    found.once = frozenset(op.index for op in own if op.index not in each and _must_wait(op, program, folding))
+    found.deferred_ops = frozenset(op.index for op in own if op.index not in each and _must_wait(op, program, folding))
     about_all = split_assertions(graph, checks, folding)
     for state in about_all.refused:
         found.refuse(state, "an assertion", ("return the numbers from the step and check them outside",))
-    found.once, found.checks = found.once | about_all.once, checks - about_all.once
-    for refusal in _find_refusals(own, found.once, program, folding):
+    found.deferred_ops, found.checks = found.deferred_ops | about_all.deferred_ops, checks - about_all.deferred_ops
+    for refusal in _find_refusals(own, found.deferred_ops, program, folding):
         found.refuse(*refusal)
-    found.once -= _find_writes_of_coupled_means(own, found.once, graph, folding)
+    found.deferred_ops -= _find_writes_of_coupled_means(own, found.deferred_ops, graph, folding)
     # Writes that each micro-batch reads after its own write.
-    run = ({op.index for op in own if op.index in program.of_batch} - found.once) | {
+    run = ({op.index for op in own if op.index in program.of_batch} - found.deferred_ops) | {
         op for request in program.requests for op in request.backward
     }
-    again = list(find_rereads(graph, own, run, found.once, folding))
+    again = list(find_rereads(graph, own, run, found.deferred_ops, folding))
     for write, read in again:
         state = Fold(COUPLED, blame=read.index, reason=f"{_describe_resource(write, read, program)} {_REREAD_REASON}")
-        found.refuse(state, "a result of the step", (_REREAD_FIX,) if write.index in found.once else ())
-    found.once -= graph.ascend(write.index for write, _ in again)
+        found.refuse(state, "a result of the step", (_REREAD_FIX,) if write.index in found.deferred_ops else ())
+    found.deferred_ops -= graph.ascend(write.index for write, _ in again)
     return found
 
 
@@ -491,7 +491,7 @@ def _find_refusals(own: list[Op], once: Collection[int], program: Program, foldi
         if is_effect(graph.ops[number], graph) and list_resources(graph.ops[number], graph):
             state = Fold(COUPLED, blame=number, reason="the backward writes a variable, once for each micro-batch")
             yield state, "a variable that the step writes", ()
-    for value in (value for request in program.requests for value in request.given):
+    for value in (value for request in program.requests for value in request.output_gradients):
         state = folding.fold_of(value)
         if state.kind == WHOLE or (state.kind == ROWS and not state.order_problem):
             continue

@@ -148,7 +148,7 @@ def list_scope_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterat
                 f"b{each.slot}: nb.compress at {site} is ignored: the tensor is produced in nb.compress at {here}"
             )
     yield from overruled.values()
-    for site in dict.fromkeys(program.sites) if program.apart is None else ():  # else for weights
+    for site in dict.fromkeys(program.sites) if program.local_sgd is None else ():  # else for weights
         if site not in used and site not in overruled:
             yield f"nb.compress at {site} has no effect: it contains no tensor that crosses"
 

@@ -81,10 +81,10 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             count=count,
             variables=own,
             parts={} if shared else sums,
-            given=given,
+            outside_layouts=given,
             wholes=wholes,
             settled=frozenset(settled | held.keys()),
-            kept_whole=frozenset().union(*(layouts.touched for layouts in found.values())),
+            kept_whole=frozenset().union(*(layouts.split_ops for layouts in found.values())),
             folds=folds,
             where=where,
         )
@@ -104,7 +104,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             others = {op: layout for op, layout in own.items() if op not in vectors}
             other = complete_layouts(replace(question, variables=others))
             layouts = other if other.nbytes <= layouts.nbytes else layouts
-        kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
+        kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.by_value} - wholes
         kept |= {holder for holder, part in sums.items() if part in kept}
         kept |= given.keys() if len(cut.workers) > 1 else set()  # in one process accumulated gradients are whole
         found[number] = replace(
@@ -143,9 +143,9 @@ def _complete_consistently(
     """
     graph, whole = cut.program.graph, set[Value]()
     while True:
-        given = {each: lies for each, lies in question.given.items() if each not in whole}
+        given = {each: lies for each, lies in question.outside_layouts.items() if each not in whole}
         own = {op: lies for op, lies in question.variables.items() if Value(op) not in whole}
-        layouts = complete_layouts(replace(question, given=given, variables=own))
+        layouts = complete_layouts(replace(question, outside_layouts=given, variables=own))
         runs = [set(_list_runs(cut, worker, layouts)) for worker in cut.workers_of(stage)]
         unlike = {run[-1] for run in frozenset().union(*runs).difference(frozenset(runs[0]).intersection(*runs))}
         slots = own if cut.program.stages[stage].shared_slots else {}
@@ -160,8 +160,8 @@ def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, i
     """The ops on pieces that a worker runs in its updates, and those whose results it passes on."""
     for phase in cut.phases:
         for fragment in phase.updates.get(worker, ()):
-            yield from ((phase.index, fragment.round, False, op) for op in fragment.ops if op in layouts.touched)
-            given = (value.op for value in fragment.fetches if value in layouts.of)
+            yield from ((phase.index, fragment.round, False, op) for op in fragment.ops if op in layouts.split_ops)
+            given = (value.op for value in fragment.fetches if value in layouts.by_value)
             yield from ((phase.index, fragment.round, True, op) for op in given)
 
 
@@ -275,7 +275,7 @@ def _find_whole_reader(cut: Cut, variable: int) -> str:
 
 def _is_of_stage(cut: Cut, stage: int, variable: int) -> bool:
     """Whether only the workers of a stage hold a variable."""
-    return set(cut.held[cut.program.variable_ops[variable].path]) <= set(cut.workers_of(stage))
+    return set(cut.variable_workers[cut.program.variable_ops[variable].path]) <= set(cut.workers_of(stage))
 
 
 def list_split_workers(cut: Cut) -> frozenset[str]:
@@ -313,7 +313,7 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
         built = {
             "nb.split of layers with synchronized moments, in nb.replica between processes": summed,
             "nb.split inside nb.replica(shard=) between processes": stage.shards > 1 and stage.shared_slots,
-            "nb.split, or nb.replica(shard=), of a model that every cluster trains a copy of": cut.program.apart
+            "nb.split, or nb.replica(shard=), of a model that every cluster trains a copy of": cut.program.local_sgd
             is not None,
         }
         missing = next((feature for feature, asked in built.items() if asked), None)

@@ -289,7 +289,7 @@ class Overview:
 
     def list_once_parts(self) -> tuple[PlanOnce, ...]:
         """The parts that run once per step, in order."""
-        found = [self._describe_once([fragment]) for fragment in self.cut.whole.values()]
+        found = [self._describe_once([fragment]) for fragment in self.cut.batch_fragments.values()]
         for phase in self.cut.phases:
             found += [self._describe_once([fragment]) for fragment in phase.prologue.values()]
             found += [self._describe_once(fragments) for fragments in phase.updates.values()]

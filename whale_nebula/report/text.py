@@ -237,8 +237,8 @@ class Rate:
     program ran: a validation is not part of training.
     """
 
-    _taken: dict[str, deque[float]] = field(default_factory=dict)
-    _before: Report | None = None
+    _step_seconds: dict[str, deque[float]] = field(default_factory=dict)
+    _last_report: Report | None = None
 
     def add(self, report: Report) -> float | None:
         """Add a step; returns the rate, or None before two consecutive steps of its program.
@@ -248,8 +248,8 @@ class Rate:
         >>> [rate.add(Report(name, 1, 0.1, 1, {}, {}, time=time)) for name, time in steps]
         [None, 2.0, None, 2.0, 2.0]
         """
-        taken = self._taken.setdefault(report.program, deque(maxlen=_RECENT))
-        passed, self._before = gap(self._before, report), report
+        taken = self._step_seconds.setdefault(report.program, deque(maxlen=_RECENT))
+        passed, self._last_report = gap(self._last_report, report), report
         if passed is not None:
             taken.append(passed)
         return len(taken) / sum(taken) if taken else None

@@ -61,23 +61,23 @@ class WatcherThread:
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = list(watchers)
-        self._queued: queue.Queue[Report | None] = queue.Queue(_MAX_QUEUED)
+        self._queue: queue.Queue[Report | None] = queue.Queue(_MAX_QUEUED)
         self._thread = threading.Thread(target=self._work, name="nebula-report", daemon=True)
         self._thread.start()
 
     def publish(self, report: Report) -> None:
         """Pass on a finished step."""
-        self._queued.put(report)
+        self._queue.put(report)
 
     def close(self) -> None:
         """Pass on all queued reports, and stop."""
-        self._queued.put(None)
+        self._queue.put(None)
         self._thread.join(_PATIENCE)
 
     def _work(self) -> None:
         while True:
             try:
-                report = self._queued.get(timeout=TICK_SECONDS)
+                report = self._queue.get(timeout=TICK_SECONDS)
             except queue.Empty:
                 self._call_each(methodcaller("tick"))
                 continue

@@ -338,7 +338,7 @@ class ClusterCopy:
         weights = find_weights(self.captured.program, self.captured.variables, self.models)
         self._check_weights(weights)
         for path in weights if self.captured.program.requests else ():
-            lacking = next((worker for worker in own if worker not in cut.held[path]), None)
+            lacking = next((worker for worker in own if worker not in cut.variable_workers[path]), None)
             if lacking is not None:
                 raise NotYetError(
                     "sync_every in a cluster where a worker does not have a complete copy of the model",
