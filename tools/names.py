@@ -1,8 +1,8 @@
 """Checks that names of functions are a verb with an object.
 
 A name must not be a bare participle (`made`, `told`, `encoded`), or start with a preposition, an adverb or a
-pronoun (`without_rows`, `again`, `what`). A test is named after its subject and what that does: `test_late_ack_is_resent`,
-not `test_what_comes_late_is_told`.
+pronoun (`without_rows`, `again`, `what`). A test is named after its subject and what that does:
+`test_late_ack_is_resent`, not `test_what_comes_late_is_told`.
 
 `python tools/names.py` lists violations; `make lint` runs it. Names that start with a verb pass (`describe_sent`), and
 so do properties, which are values, and functions that create an error (`late_error`). Methods that a protocol calls on
@@ -73,7 +73,7 @@ def lacks_verb(place: str, name: str, method: bool) -> bool:
 
 
 def unclear_tests() -> Iterator[str]:
-    """Yield the tests whose names do not begin with a subject, or use words that say neither what happens nor to what."""
+    """Yield the tests whose names do not begin with a subject, or use words that do not say what happens."""
     for path in sorted(TESTS.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and is_unclear(node.name):

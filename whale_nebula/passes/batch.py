@@ -168,20 +168,20 @@ _ROWS_REASON = "it checks all rows at once and reports values of each row, which
 
 
 def find_rereads(
-    graph: Graph, own: Sequence[Op], each: Collection[int], once: Collection[int], folding: Folding
+    graph: Graph, user_ops: Sequence[Op], each: Collection[int], deferred_ops: Collection[int], folding: Folding
 ) -> Iterator[tuple[Op, Op]]:
     """Every write whose value depends on the batch, with the first op that reads its variable afterwards in `each`
     micro-batch.
 
     `each` are the ops that run for every micro-batch, with its rows, or in the backward; reads for no such op can be
-    deferred. A write that does not run `once` precedes the reads of the next micro-batch, at any place in the trace.
+    deferred. A write that does not run `deferred_ops` precedes the reads of the next micro-batch, at any place in the trace.
     """
-    for write in own:
+    for write in user_ops:
         if is_effect(write, graph) and any(folding.fold_of(value).kind != WHOLE for value in write.inputs):
             handles = set(find_written_handles(write, graph))
             touching = (op for op in graph.ops if op.outputs and op is not write)
             readers = [op for op in touching if handles.intersection(list_resources(op, graph))]
-            after = graph.descend([write.index], control=True) if readers and write.index in once else None
+            after = graph.descend([write.index], control=True) if readers and write.index in deferred_ops else None
             due = (op for op in readers if after is None or op.index in after)
             later = (op for op in due if not graph.descend([op.index]).isdisjoint(each))
             read = next(later, None)
@@ -425,14 +425,18 @@ def _list_input_folds(op: Op, folding: Folding) -> list[Fold]:
     return [folding.fold_of(value) for value in op.inputs]
 
 
-def _find_writes_of_coupled_means(own: list[Op], once: Collection[int], graph: Graph, folding: Folding) -> set[int]:
+def _find_writes_of_coupled_means(
+    user_ops: list[Op], deferred_ops: Collection[int], graph: Graph, folding: Folding
+) -> set[int]:
     """Writes of a mean on which a coupled write depends, too: like that one they run for each micro-batch.
 
     BatchNormalization's variance is coupled, and its mean is not; averages of both are updated equally often.
     """
-    writes = [op for op in own if is_effect(op, graph) and list_resources(op, graph)]
+    writes = [op for op in user_ops if is_effect(op, graph) and list_resources(op, graph)]
     coupled = [
-        op for op in writes if op.index not in once and not all(s.is_mergeable for s in _list_input_folds(op, folding))
+        op
+        for op in writes
+        if op.index not in deferred_ops and not all(s.is_mergeable for s in _list_input_folds(op, folding))
     ]
 
     def other(op: int) -> bool:
@@ -477,11 +481,13 @@ Refusal = tuple[Fold, str, tuple[str, ...]]
 """A refused value: its state, its description, and its specific fixes."""
 
 
-def _find_refusals(own: list[Op], once: Collection[int], program: Program, folding: Folding) -> Iterator[Refusal]:
+def _find_refusals(
+    user_ops: list[Op], deferred_ops: Collection[int], program: Program, folding: Folding
+) -> Iterator[Refusal]:
     """Reasons to refuse: writes of values that a micro-batch has alone, and `output_gradients` that are not by rows."""
     graph = program.graph
-    for op in own:
-        if is_effect(op, graph) and list_resources(op, graph) and op.index not in once:
+    for op in user_ops:
+        if is_effect(op, graph) and list_resources(op, graph) and op.index not in deferred_ops:
             what, ways = _describe_write(op, program)
             given = _list_input_folds(op, folding)
             reason = _explain_write(op, given)

@@ -38,9 +38,9 @@ from whale_nebula.passes.rules import Fold, fold
 from whale_nebula.spec import Spec, Value
 
 
-def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, Layout]) -> Mapping[int, Layouts]:
+def complete_stages(cut: Cut, where: Callable[[int], str], held_layouts: Mapping[int, Layout]) -> Mapping[int, Layouts]:
     """By the number of a stage, the layouts of its values, or only notes why there are none. An update that several
-    stages share is completed with the first of them that has pieces in it. A variable that is `held` keeps its layout.
+    stages share is completed with the first of them that has pieces in it. A variable in `held_layouts` keeps its layout.
     A vector among variables of more axes, such as a bias next to the kernel, is in pieces if its readers use pieces,
     unless the requested layout saves bytes.
     """
@@ -66,7 +66,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             own = {op: layout for op, layout in slots.items() if op not in readers}
             given, why = _find_gradients(cut, number, count, own)
             notes, settled = [*notes, *why], settled | program.variable_ops.keys()
-        own |= {op: layout for op, layout in held.items() if op in own or count > 1}
+        own |= {op: layout for op, layout in held_layouts.items() if op in own or count > 1}
         if count < 2 or all(layout.kind != SPLIT for layout in (*own.values(), *given.values())):
             found |= {number: Layouts(count, {}, notes=tuple(notes))} if shared and count > 1 and notes else {}
             continue
@@ -83,7 +83,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             parts={} if shared else sums,
             outside_layouts=given,
             wholes=wholes,
-            settled=frozenset(settled | held.keys()),
+            settled=frozenset(settled | held_layouts.keys()),
             kept_whole=frozenset().union(*(layouts.split_ops for layouts in found.values())),
             folds=folds,
             where=where,
@@ -98,7 +98,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
         question = replace(question, variables=own)
         layouts, given, unlike = _complete_consistently(cut, number, question)
         notes += [_DIFFERENT_UPDATES.format(len(unlike), stage.key)] * bool(unlike)
-        vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held.keys()
+        vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held_layouts.keys()
         vectors -= program.graph.ascend(program.graph.ops[op].inputs[-2].op for op in question.row_calls)
         if vectors and vectors < own.keys() and stage.shards > 1:
             others = {op: layout for op, layout in own.items() if op not in vectors}
@@ -211,12 +211,12 @@ def _list_parts(cut: Cut, stage: int) -> Iterator[tuple[Request, GradientPart]]:
                 yield request, part
 
 
-def _list_replica_sums(cut: Cut, stage: int, count: int, given: Mapping[Value, Layout]) -> Iterator[Reshard]:
+def _list_replica_sums(cut: Cut, stage: int, count: int, outside_layouts: Mapping[Value, Layout]) -> Iterator[Reshard]:
     """The collectives that add up the dense gradients of a stage over its replicas."""
     places = {part: holder for holder, part in list_sums(cut.program)}
     for request, part in _list_parts(cut, stage):
         if not part.sparse:
-            target = given.get(places.get(part.values[0], part.values[0]), WHOLE_LAYOUT)
+            target = outside_layouts.get(places.get(part.values[0], part.values[0]), WHOLE_LAYOUT)
             kind = choose_collective(PARTIAL_LAYOUT, target) or ""
             nbytes = count_bytes(kind, cut.program.variable_ops[request.origins[part.source]].spec.nbytes(), count)
             yield Reshard(part.values[0], PARTIAL_LAYOUT, target, kind, nbytes)
@@ -283,11 +283,11 @@ def list_split_workers(cut: Cut) -> frozenset[str]:
     return frozenset(worker for stage in cut.layouts for worker in cut.workers_of(stage))
 
 
-def check_held_layouts(cut: Cut, held: Mapping[int, Layout]) -> None:
+def check_held_layouts(cut: Cut, held_layouts: Mapping[int, Layout]) -> None:
     """Refuse a program that would read variables whole that an earlier one has left in pieces."""
     program = cut.program
     known = {op for layouts in cut.layouts.values() for op in layouts.variables}
-    for op, layout in held.items():
+    for op, layout in held_layouts.items():
         if layout.kind == SPLIT and op not in known:
             path = program.variable_ops[op].path
             raise PlanError(

@@ -212,12 +212,14 @@ class _Search:
             {way: self.costs.seconds(cluster, way.shards) for way in self.ways[cluster]} for cluster in clusters
         ]
         self.trips = {(a, b): self._compute_trips(a, b) for a in clusters for b in clusters}
-        self.once = [self._count_updates(cluster) for cluster in clusters]
+        self.update_counts = [self._count_updates(cluster) for cluster in clusters]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
         for limit in reversed(self._list_limits()):
             if self._is_hopeless(self.costs.micro_batches / limit * single / pieces):
                 continue
-            self.bands = {(s, how): self._compute_band(s, how, limit) for s in clusters for how in self.once[s]}
+            self.bands = {
+                (s, how): self._compute_band(s, how, limit) for s in clusters for how in self.update_counts[s]
+            }
             self._extend(orders, limit, memory)
 
     def _is_hopeless(self, seconds: float) -> bool:
@@ -301,7 +303,7 @@ class _Search:
         rows, places = np.arange(shape[0])[:, None], np.arange(shape[1])
         best, alone, took = np.full(shape, math.inf), np.full(shape, 1e30), np.full(shape, -1)
         ways_there, choices = list[np.ndarray](), list[tuple[Way, int]]()
-        for how, once in self.once[cluster].items():
+        for how, once in self.update_counts[cluster].items():
             own, times, held = self.bands[cluster, how]
             after, way = step, single
             depth = min(max(1, self.problem.count_room(cluster) // (how.replicas * how.shards)), DEEPEST)
@@ -350,7 +352,7 @@ class _Search:
         of a micro-batch, and seconds of a micro-batch times the factor that `limit` implies. With short memory the band
         is narrow.
         """
-        count, once = self.costs.micro_batches, self.once[cluster][how]
+        count, once = self.costs.micro_batches, self.update_counts[cluster][how]
         turns, may = self._count_turns(cluster, how)
         fits = may & (
             self.costs.bytes(np.ceil(limit / self.copies[how]), how.shards) <= self.problem.clusters[cluster].memory

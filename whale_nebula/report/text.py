@@ -285,9 +285,9 @@ class Lines:
         every: float = EVERY_SECONDS,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._here, self._every, self._now = here, every, now
+        self._is_selected, self._every, self._now = here, every, now
         self._rate = Rate()
-        self._begun: set[str] = set()
+        self._started_programs: set[str] = set()
         self._last = float("-inf")
         self._unsaid: dict[str, tuple[Report, float | None]] = {}
         self._undo = _make_audible(log)
@@ -295,8 +295,8 @@ class Lines:
     def step(self, report: Report) -> None:
         """Print the step if it is a program's first, or if a line is due; otherwise keep it for the end."""
         rate = self._rate.add(report)
-        first = report.program not in self._begun
-        self._begun.add(report.program)
+        first = report.program not in self._started_programs
+        self._started_programs.add(report.program)
         if first or self._now() - self._last >= self._every:
             self._say(report, rate)
         else:
@@ -305,7 +305,7 @@ class Lines:
     def _say(self, report: Report, rate: float | None) -> None:
         self._last = self._now()
         self._unsaid.pop(report.program, None)
-        if self._here():
+        if self._is_selected():
             log.info("%s", step_line(report, rate))
 
     def tick(self) -> None:

@@ -314,20 +314,20 @@ class Live:
     """
 
     def __init__(self, canvas: Canvas, here: Callable[[], bool] = lambda: True) -> None:
-        self._here = here
+        self._is_selected = here
         self._canvas = canvas
         self._console = Console(file=io.StringIO(), force_terminal=True, highlight=False)
         self._rate = Rate()
         self._report: Report | None = None
         self._per_second: float | None = None
-        self._drawn = self._thought = float("-inf")
+        self._drawn_at = self._thought = float("-inf")
         self._bottleneck = ""
         self._canvas.open()
 
     def step(self, report: Report) -> None:
         """Draw a step."""
         self._report, self._per_second = report, self._rate.add(report)
-        if time.monotonic() - self._drawn >= _DRAW_SECONDS:
+        if time.monotonic() - self._drawn_at >= _DRAW_SECONDS:
             self._draw()
 
     def tick(self) -> None:
@@ -341,17 +341,17 @@ class Live:
         self._canvas.close()
 
     def _draw(self) -> None:
-        if self._report is None or not self._here():
+        if self._report is None or not self._is_selected():
             return
-        self._drawn = time.monotonic()
+        self._drawn_at = time.monotonic()
         self._canvas.draw(self._text(self._report))
 
     def _text(self, report: Report) -> str:
         """The table as terminal text, cut off at the terminal's height."""
         now, size = find_running_step(), self._canvas.size()
         self._console.size = ConsoleDimensions(size.columns, size.lines)
-        if self._drawn - self._thought > _THINK_SECONDS:
-            self._thought, self._bottleneck = self._drawn, report.bottleneck
+        if self._drawn_at - self._thought > _THINK_SECONDS:
+            self._thought, self._bottleneck = self._drawn_at, report.bottleneck
         table = step_table(report, self._per_second, {} if now is None else now.doing, self._bottleneck)
         with self._console.capture() as drawn:
             self._console.print(table)
