@@ -174,7 +174,7 @@ def find_rereads(
     micro-batch.
 
     `each` are the ops that run for every micro-batch, with its rows, or in the backward; reads for no such op can be
-    deferred. A write that does not run `deferred_ops` precedes the reads of the next micro-batch, at any place in the trace.
+    deferred. A write that is not in `deferred_ops` precedes the reads of the next micro-batch, wherever it is.
     """
     for write in user_ops:
         if is_effect(write, graph) and any(folding.fold_of(value).kind != WHOLE for value in write.inputs):

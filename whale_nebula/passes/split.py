@@ -40,7 +40,7 @@ from whale_nebula.spec import Spec, Value
 
 def complete_stages(cut: Cut, where: Callable[[int], str], held_layouts: Mapping[int, Layout]) -> Mapping[int, Layouts]:
     """By the number of a stage, the layouts of its values, or only notes why there are none. An update that several
-    stages share is completed with the first of them that has pieces in it. A variable in `held_layouts` keeps its layout.
+    stages share is completed with the first of them that has pieces in it. Variables in `held_layouts` keep them.
     A vector among variables of more axes, such as a bias next to the kernel, is in pieces if its readers use pieces,
     unless the requested layout saves bytes.
     """
