@@ -176,7 +176,7 @@ def raise_fault(fault: Fault) -> NoReturn:
 
 
 class FaultPlan:
-    """Faults by failpoint, and the hits of each failpoint so far (`hit_counts`).
+    """Faults by failpoint, and the hits of each failpoint so far (`reached`).
 
     `worker` is the name of this process; `act` applies a fault.
 
@@ -192,7 +192,7 @@ class FaultPlan:
 
     def __init__(self, faults: Iterable[Fault] = (), *, worker: str | None = None, act: Act = apply_fault) -> None:
         self.faults = tuple(fault for fault in faults if fault.worker in (None, worker))
-        self.hit_counts: Counter[str] = Counter()
+        self.reached: Counter[str] = Counter()
         self._points = {fault.point for fault in self.faults}
         self._act = act
         self._lock = threading.Lock()
@@ -205,8 +205,8 @@ class FaultPlan:
     def reach(self, point: str, drop: Drop | None = None) -> None:
         """Count a hit of a failpoint, and apply its faults."""
         with self._lock:
-            self.hit_counts[point] += 1
-            number = self.hit_counts[point]
+            self.reached[point] += 1
+            number = self.reached[point]
         if point in self._points:
             for fault in self.faults:
                 if fault.point == point and fault.applies_at(number):

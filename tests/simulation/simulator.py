@@ -224,7 +224,7 @@ class _Simulation:
 
     def result(self) -> CaseResult:
         """The outcomes, with violations."""
-        reached = sum((plan.hit_counts for plan in self.plans.values()), Counter[str]())
+        reached = sum((plan.reached for plan in self.plans.values()), Counter[str]())
         applied_faults = [*self.applied_faults, *(fault for line in self.lines for fault in line.applied_faults)]
         result = CaseResult(
             self.case,

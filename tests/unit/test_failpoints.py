@@ -75,7 +75,7 @@ def test_fault_applies_at_its_hit_and_hits_are_counted() -> None:
             failpoint("step.before")
         failpoint("step.before")
     failpoint("step.before")
-    assert plan.hit_counts == {"step.before": 3, "step.after": 1}
+    assert plan.reached == {"step.before": 3, "step.after": 1}
     assert [fault.worker for fault in plan.faults] == [None]
 
 
@@ -89,7 +89,7 @@ def test_chunk_failpoints_depend_on_the_position() -> None:
     with apply_plan(FaultPlan()) as plan:
         for ends in ((True, False), (False, False), (False, True), (True, True)):
             chunk_failpoint("after", *ends, print)
-    assert plan.hit_counts == {"chunk.first.after": 2, "chunk.middle.after": 1, "chunk.last.after": 2}
+    assert plan.reached == {"chunk.first.after": 2, "chunk.middle.after": 1, "chunk.last.after": 2}
 
 
 def test_drop_fault_calls_the_drop_function() -> None:
