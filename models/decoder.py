@@ -93,13 +93,13 @@ class Decoder:
             shown, lambda layer, hidden: _attend_beams(layer, hidden, next(memories), memory.allowed)
         )
 
-    def _run_layers(self, shown: Any, looked: Callable[[Any, Any], Any]) -> Any:
+    def _run_layers(self, shown: Any, attend: Callable[[Any, Any], Any]) -> Any:
         hidden, visible = self.embedding(shown), None if self.visible is None else self.visible(shown)
         for layer in self.sub_layers:
             if isinstance(layer, SelfAttention):
                 hidden = layer(hidden, visible, causal=visible is None)
             else:
-                hidden = looked(layer, hidden) if isinstance(layer, CrossAttention) else layer(hidden)
+                hidden = attend(layer, hidden) if isinstance(layer, CrossAttention) else layer(hidden)
         return self.scores(hidden)
 
 

@@ -183,9 +183,9 @@ class SwitchFeedForward(keras.layers.Layer):
         best = tf.one_hot(tf.argmax(groups, -1), self.groups)
         return tf.reshape(tf.einsum("gsq,gsq,gsqe->gsqe", groups, best, within), form)
 
-    def take_places(self, chosen: Any, count: Any, training: bool) -> Any:
+    def take_places(self, expert_numbers: Any, count: Any, training: bool) -> Any:
         """The place of each token in the queue of its expert; all first choices come before any second one."""
-        queue = tf.one_hot(chosen, self.experts, dtype=tf.int32)  # [row groups, tokens, k, experts]
+        queue = tf.one_hot(expert_numbers, self.experts, dtype=tf.int32)  # [row groups, tokens, k, experts]
         drawn = training and self.drop == RANDOM
         if drawn:
             order = keras.random.uniform([self.row_groups or 1, count], dtype="float32", seed=self.draws)

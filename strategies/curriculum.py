@@ -97,7 +97,7 @@ class Curriculum(keras.callbacks.Callback):
             self._read_table(pace) if isinstance(pace, Mapping) else self._list_changes(pace)
         )
         site = script_site(sys._getframe(1))
-        self._asked = self._options = LengthOptions.parse(self.lengths, micro_batch, compress, site)
+        self._requested_options = self._options = LengthOptions.parse(self.lengths, micro_batch, compress, site)
         self._axes: list[list[int]] = []
         self._checked = False
 
@@ -161,7 +161,7 @@ class Curriculum(keras.callbacks.Callback):
         """As a callback: cut the training data of the `fit` that begins."""
         super().set_model(model)
         self._cuts, self._checked = change_fit_data(model, self._cut_fit), False
-        self._options = self._asked
+        self._options = self._requested_options
         set_step_options(model, self._find_options if self._options else None)
 
     def on_train_begin(self, logs: Any = None) -> None:

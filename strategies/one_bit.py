@@ -95,7 +95,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
             return
         super().build(variables)
         names = self._slot_names()
-        self._kept = [self._make_slots(variable, names) for variable in variables]
+        self._own_slots = [self._make_slots(variable, names) for variable in variables]
         note_optimizer(self)
 
     def _slot_names(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update a variable by the gradient of all rows, or, if momenta are exchanged, of the cluster's rows."""
-        momentum, *others = self._kept[self._get_variable_index(variable)]
+        momentum, *others = self._own_slots[self._get_variable_index(variable)]
         gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
         before = tf.convert_to_tensor(momentum)
         after = self.beta_1 * before + (1.0 - self.beta_1) * gradient
@@ -120,7 +120,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
 
     def slots_of(self, variable: Any) -> Slots | None:
         """The slots of a weight; None if the weight is not trained by this optimizer."""
-        for own, kept in zip(self._trainable_variables, self._kept, strict=True):
+        for own, kept in zip(self._trainable_variables, self._own_slots, strict=True):
             if getattr(own, "value", own) is variable:
                 momentum, *others = (getattr(each, "value", each) for each in kept)
                 return Slots(momentum, tuple(others), getattr(own, "constraint", None))

@@ -48,10 +48,10 @@ class Spec(NamedTuple):
             size *= unknown if axis is None else axis
         return size
 
-    def sized(self, unknown: int) -> tuple[int, ...]:
+    def fill_shape(self, unknown: int) -> tuple[int, ...]:
         """The sizes of one such tensor, with `unknown` in place of each unknown one.
 
-        >>> Spec("float16", (None, 10)).sized(4)
+        >>> Spec("float16", (None, 10)).fill_shape(4)
         (4, 10)
         """
         return tuple(unknown if axis is None else axis for axis in self.shape or ())

@@ -113,28 +113,28 @@ class _Region:
     sources: list[Tensor]
     is_followed: Callable[[Tensor], bool]
     request: LiveRequest
-    reached: set[Any] = field(default_factory=set)
+    reachable_tensors: set[Any] = field(default_factory=set)
     local_gradients: set[Any] = field(default_factory=set)
 
     def find_reached(self) -> None:
         """Find the tensors that the tape recorded from a source: gradients flow only through these."""
         inner = {id(external): internal for external, internal in self.trace.graph.captures}
         self.sources = [inner.get(id(source), source) for source in self.sources]
-        self.reached = {source.ref() for source in self.sources}
+        self.reachable_tensors = {source.ref() for source in self.sources}
         for op in self.operations:
-            if any(tensor.ref() in self.reached for tensor in op.inputs):
+            if any(tensor.ref() in self.reachable_tensors for tensor in op.inputs):
                 ours = op.name in self.trace.grown
                 local_gradients = (
                     t for t in op.outputs if ours or t.dtype in (tf.variant, tf.resource) or self.is_followed(t)
                 )
-                self.reached.update(t.ref() for t in local_gradients)
+                self.reachable_tensors.update(t.ref() for t in local_gradients)
 
     def build(self, targets: list[Tensor], seeds: list[Tensor]) -> None:
         """Differentiate stage by stage, last to first."""
         incoming: dict[Any, Tensor] = {}
         for stage in reversed(range(max(1, len(self.trace.entered_scopes.stages)))):
             own = [(t, s) for t, s in zip(targets, seeds, strict=True) if self._stage(t) == stage]
-            own = [(t, s) for t, s in own if t.ref() in self.reached]
+            own = [(t, s) for t, s in own if t.ref() in self.reachable_tensors]
             arrived = [(t, f) for ref, f in incoming.items() if self._stage(t := ref.deref()) == stage]
             if own or arrived:
                 self._stage_backward(stage, own + arrived, incoming)
@@ -145,7 +145,9 @@ class _Region:
 
     def _stage_backward(self, stage: int, ends: list[tuple[Tensor, Tensor]], incoming: dict[Any, Tensor]) -> None:
         boundaries, stops, inside = self._walk_stage(stage, [t for t, _ in ends])
-        flowing = [t for t in boundaries if t.ref() in self.reached and (t.dtype.is_floating or t.dtype.is_complex)]
+        flowing = [
+            t for t in boundaries if t.ref() in self.reachable_tensors and (t.dtype.is_floating or t.dtype.is_complex)
+        ]
         self._check_lists(stage, boundaries)
         wanted = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage(s, stage) == stage]
         before = len(self.trace.graph.get_operations())
@@ -166,7 +168,7 @@ class _Region:
     def _check_lists(self, stage: int, boundaries: Sequence[Tensor]) -> None:
         """Refuse a list of tensors that leaves its stage on the way to a target: its gradient would be lost."""
         for tensor in boundaries:
-            if tensor.dtype == tf.variant and tensor.ref() in self.reached:
+            if tensor.dtype == tf.variant and tensor.ref() in self.reachable_tensors:
                 stages = [list(self.trace.entered_scopes.stages)[number] for number in (self._stage(tensor), stage)]
                 raise PlanError(
                     f"a list of tensors cannot cross from stage {stages[0]!r} to stage {stages[1]!r}",
@@ -191,7 +193,7 @@ class _Region:
                 inside.add(tensor.ref())
                 if self._stage(tensor, stage) != stage:
                     boundaries[tensor.ref()] = tensor
-                elif tensor.ref() in self.reached:
+                elif tensor.ref() in self.reachable_tensors:
                     stack.append(tensor)
                 else:
                     stops[tensor.ref()] = tensor

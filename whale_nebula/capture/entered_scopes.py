@@ -149,7 +149,7 @@ class EnteredScopes:
     def find_siblings(self) -> bool:
         """Whether the step has no `nb.stage`, but an `nb.split` next to an `nb.replica`, which are then its stages."""
         copied = self.replicas.entered
-        if not self.stages and self.sibling_splits and copied and self.replicas.apart is None:
+        if not self.stages and self.sibling_splits and copied and self.replicas.local_sgd is None:
             home = self.replicas.home
             self.stages[REPLICA] = Stage(REPLICA, home, str(copied[0].site))
             self.stages[SPLIT_STAGE] = Stage(SPLIT_STAGE, home, str(self.sibling_splits[0].site))
@@ -169,7 +169,7 @@ class EnteredScopes:
         """
         stages = self.replicas.settle(list(self.stages.values()))
         asked, most = self.pipeline.micro_batch, max(stage.replicas for stage in stages)
-        alike = self.replicas.apart or (summed and asked <= most)
+        alike = self.replicas.local_sgd or (summed and asked <= most)
         known = [()] * len(stages) if alike else find_replica_speeds(stages, get_worker_speeds())
         self.stages = {stage.key: replace(stage, speeds=each) for stage, each in zip(stages, known, strict=True)}
         self.pipeline = replace(
@@ -211,8 +211,8 @@ class Replicas:
     splits: dict[str, Frame] = field(default_factory=dict)
     nonempty_frames: set[Frame] = field(default_factory=set)
     home: str = "local"
-    apart: LocalSgd | None = None
-    apart_frame: Frame | None = None
+    local_sgd: LocalSgd | None = None
+    local_sgd_frame: Frame | None = None
     decided: set[str] = field(default_factory=set)
 
     @property
@@ -242,21 +242,21 @@ class Replicas:
         apart = find_local_sgd_options(frames, frame)
         if apart is None:
             return
-        if self.apart is not None and replace(self.apart, where="") != replace(apart, where=""):
+        if self.local_sgd is not None and replace(self.local_sgd, where="") != replace(apart, where=""):
             raise OptionError(
-                f"nb.replica({apart.option}) differs from the one at {self.apart.where}",
+                f"nb.replica({apart.option}) differs from the one at {self.local_sgd.where}",
                 where=apart.where,
-                why=f"a step is copied to all clusters as a whole; here: {apart}; there: {self.apart}",
+                why=f"a step is copied to all clusters as a whole; here: {apart}; there: {self.local_sgd}",
                 mend="use one nb.replica(sync_every=...) around the whole step",
             )
-        self.apart, self.apart_frame, self.home = apart, frame, find_own_cluster(frames)
+        self.local_sgd, self.local_sgd_frame, self.home = apart, frame, find_own_cluster(frames)
 
     def enter_compress(self, frames: Sequence[Frame]) -> None:
         """Record the entry of a compress scope, which under local SGD sets the codec of differences."""
-        within = self.apart_frame is not None and self.apart_frame in frames and stage_of(frames) is None
-        found = find_local_sgd_options(frames, self.apart_frame) if within else None
-        if self.apart is not None and found is not None:
-            self.apart = replace(self.apart, codec=found.codec)
+        within = self.local_sgd_frame is not None and self.local_sgd_frame in frames and stage_of(frames) is None
+        found = find_local_sgd_options(frames, self.local_sgd_frame) if within else None
+        if self.local_sgd is not None and found is not None:
+            self.local_sgd = replace(self.local_sgd, codec=found.codec)
 
     def enter_stage(self, key: str, frames: Sequence[Frame], site: object) -> None:
         """Record that a stage is entered inside these scopes."""
@@ -266,10 +266,10 @@ class Replicas:
         if key in self.decided:
             return
         stage = stage_of(frames)
-        named = None if stage is None or self.apart is None else stage.options.get("cluster")
-        if named is not None and self.apart_frame is not None:
+        named = None if stage is None or self.local_sgd is None else stage.options.get("cluster")
+        if named is not None and self.local_sgd_frame is not None:
             raise OptionError(
-                f"nb.stage(cluster={named!r}) is inside {_describe_frame(self.apart_frame)}",
+                f"nb.stage(cluster={named!r}) is inside {_describe_frame(self.local_sgd_frame)}",
                 where=str(site),
                 why="with sync_every each cluster trains a copy of everything inside, so no stage is assigned to one",
                 mend=f'nb.stage(name="{named}"), or remove sync_every=',
@@ -289,9 +289,9 @@ class Replicas:
         has replicas. If replicas of one cluster exchange momenta, each runs a separate program.
         """
         found = self._number_all(stages)
-        if self.apart is None or not self.apart.exchange or not has_single_cluster(self.apart.clusters):
+        if self.local_sgd is None or not self.local_sgd.exchange or not has_single_cluster(self.local_sgd.clusters):
             return found
-        self.apart = replace(self.apart, copies=_count(self.apart_frame) or count_workers(self.home))
+        self.local_sgd = replace(self.local_sgd, copies=_count(self.local_sgd_frame) or count_workers(self.home))
         return [replace(stage, replicas=1) for stage in found]
 
     def _number_all(self, stages: Sequence[Stage]) -> list[Stage]:
@@ -301,9 +301,9 @@ class Replicas:
         if not stages:
             alone = Stage("stage0", self.home)
             count = self._count_replicas(alone, frame, 1)
-            where = str(frame.site) if frame and (count > 1 or self.apart) else ""
+            where = str(frame.site) if frame and (count > 1 or self.local_sgd) else ""
             return [_set_shards(replace(alone, where=where, replicas=count), frame)]
-        if self.apart is not None:
+        if self.local_sgd is not None:
             stages = [replace(stage, cluster=self.home) for stage in stages]
         idle = next((frame for frame in self.entered if frame not in self.nonempty_frames), None)
         if idle is not None and not self.decided:
@@ -403,7 +403,7 @@ def list_constraints(entered: EnteredScopes, program: Program) -> Constraints:
 
 
 def _explain_unplanned(entered: EnteredScopes, program: Program) -> str:
-    if program.apart is not None:
+    if program.local_sgd is not None:
         return "each cluster trains its own copy of it (nb.replica(sync_every=...))"
     if entered.splits:
         return f"it has nb.split at {entered.splits[0].site}, which already determines the divided variables"

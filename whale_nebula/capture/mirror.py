@@ -312,11 +312,11 @@ class Donor:
         return list(found)
 
 
-def import_nodes(definition: Any, known: Mapping[str, Any], wanted: Sequence[str], name: str = "") -> list[Any]:
+def import_nodes(definition: Any, known: Mapping[str, Any], node_names: Sequence[str], name: str = "") -> list[Any]:
     """Import nodes into the current graph, with `known` tensors for omitted inputs; returns tensors by name."""
     read = {given.split("^")[-1] for node in definition.node for given in node.input}
     used = {key: tensor for key, tensor in known.items() if key in read or key.removesuffix(":0") in read}
-    fresh = list(dict.fromkeys(key for key in wanted if key not in known))
+    fresh = list(dict.fromkeys(key for key in node_names if key not in known))
     found = tf.graph_util.import_graph_def(definition, input_map=used, return_elements=fresh, name=name) or []
     made = dict(zip(fresh, found, strict=True))
-    return [known[key] if key in known else made[key] for key in wanted]
+    return [known[key] if key in known else made[key] for key in node_names]

@@ -101,7 +101,7 @@ def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
             return False
         keys, splits = found
         for tree, split in zip(trees, splits, strict=True):
-            tree.move(sorted(split.out))
+            tree.move(sorted(split.removed_ops))
         for key in keys:
             bodies = [tree.body(sorted(split.groups.get(key, ()))) for tree, split in zip(trees, splits, strict=True)]
             tf.cond(pred, *bodies)

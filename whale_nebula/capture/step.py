@@ -127,7 +127,7 @@ def _list_weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
 class Signature:
     """The layout of a call's arguments: structure, names and specs of tensors, and other values.
 
-    `given` states for every leaf whether it is a tensor; `absent` has the numbers of the tensors absent in this
+    `is_tensor` states for every leaf whether it is a tensor; `absent` has the numbers of the tensors absent in this
     process.
     """
 
@@ -137,7 +137,7 @@ class Signature:
     batched: tuple[bool, ...]
     plain: tuple[Any, ...]
     key: Any
-    given: tuple[bool, ...] = ()
+    is_tensor: tuple[bool, ...] = ()
     absent: tuple[int, ...] = ()
 
 
@@ -333,7 +333,7 @@ def trace_uncut(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
 
 def fill_layout(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
     """The user's arguments with the trace's tensors in their places."""
-    found, plain, given = iter(tensors), iter(layout.plain), iter(layout.given)
+    found, plain, given = iter(tensors), iter(layout.plain), iter(layout.is_tensor)
 
     def fill(leaf: Any) -> Any:
         kept = next(plain)
@@ -405,7 +405,7 @@ def assemble_program(
         labels=labels,
         masks={value(tensor): value(mask) for tensor, mask in marked if all(map(is_ours, (tensor, mask)))},
         sites=tuple(str(frame.site) for frame in trace.entered_scopes.compressions),
-        apart=trace.entered_scopes.replicas.apart,
+        local_sgd=trace.entered_scopes.replicas.local_sgd,
     )
     program = add_splits(trace, program, operations)
     return resolve_sums(trace, program, where=lambda op: find_origin(operations[op]))
@@ -444,7 +444,7 @@ def _build_request(
         start=max(before, default=-1) + 1,
         backward=inside,
         targets=tuple(value(t) for t in live.targets),
-        given=tuple(value(t) for t in live.user_seeds),
+        output_gradients=tuple(value(t) for t in live.user_seeds),
         sources=tuple(live.sources),
         origins=tuple(-1 if t is None else numbers[t.op.name] for t in live.origins),
         holders=tuple(Holder(n, tuple(value(t) for t in tensors)) for n, tensors in live.holders),

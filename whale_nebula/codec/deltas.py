@@ -47,7 +47,7 @@ class Cache:
 
     >>> cache = Cache(1 << 20)
     >>> ids, row = np.array([7]), np.array([[1.0, 2.0]], "float16")
-    >>> cache.put(ids, row).tolist(), cache.known(np.array([7, 8])).tolist()
+    >>> cache.put(ids, row).tolist(), cache.contains(np.array([7, 8])).tolist()
     ([[1.0, 2.0]], [True, False])
     >>> cache.add(ids, np.array([[4, -2]], "int8"), np.array([[0.25]], "float32"), block=2).tolist()
     [[2.0, 1.5]]
@@ -78,7 +78,7 @@ class Cache:
         """Whether rows of this shape can be written: all have the shape of the first ones."""
         return not self._rows or shape == self._shape()
 
-    def known(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def contains(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each id, whether its row is cached."""
         return np.fromiter((each in self._rows for each in ids.tolist()), np.bool_, len(ids))
 
@@ -97,7 +97,7 @@ class Cache:
         """Record the ids that are about to arrive. If none has been known for long, the cache is cleared, because
         the data have changed.
         """
-        if not self._rows or self.known(ids).any():
+        if not self._rows or self.contains(ids).any():
             self._unknown_samples = 0
             return
         self._unknown_samples += len(ids)
@@ -254,7 +254,7 @@ def explain_full_samples(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
         return (
             f"samples {list(dims[1:])} are sent without differences: cached rows differ in shape; pad to one length",
         )
-    if not (cache.known(ids) | cache.admits(ids, _sample_bytes(dims))).all():
+    if not (cache.contains(ids) | cache.admits(ids, _sample_bytes(dims))).all():
         return ("samples for which the cache has no room are sent without differences",)
     return ()
 
@@ -303,7 +303,7 @@ def _sample_bytes(dims: Dims) -> int:
 
 def _find_known(cache: Cache, ids: Ids, dims: Dims) -> Mask:
     """Mask of the cached samples, of which changes can be sent."""
-    return cache.known(ids) if cache.fits(dims[1:]) else np.zeros(len(ids), np.bool_)
+    return cache.contains(ids) if cache.fits(dims[1:]) else np.zeros(len(ids), np.bool_)
 
 
 def _find_full_samples(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
@@ -311,7 +311,7 @@ def _find_full_samples(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
     if not cache.fits(dims[1:]):
         return np.zeros(len(ids), np.bool_)
     spoilt = ~np.isfinite(matrix).reshape(len(ids), -1).all(axis=1)
-    return cache.admits(ids, _sample_bytes(dims)) | (cache.known(ids) & spoilt)
+    return cache.admits(ids, _sample_bytes(dims)) | (cache.contains(ids) & spoilt)
 
 
 def _cached_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:

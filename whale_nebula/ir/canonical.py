@@ -60,8 +60,8 @@ def _list_header(program: Program) -> Iterator[str]:
         shards += " shared_slots" * stage.shared_slots + " shared_gradients" * stage.shared_gradients
         coded = "" if stage.compress is None else f" compress={stage.compress}"
         yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}{speeds}{shards}{coded}"
-    if program.apart is not None:
-        yield f"apart {program.apart}"
+    if program.local_sgd is not None:
+        yield f"apart {program.local_sgd}"
     for number, (forward, backward) in enumerate(program.compressions):
         yield f"compress {number} {forward}, backward {backward}"
     for split in program.splits:
@@ -308,7 +308,7 @@ SideNames = tuple[str, str]
 
 
 def describe_first_difference(
-    here: Program | Sequence[str], there: Program | Sequence[str], words: SideNames = (OWN_SIDE, OTHER_SIDE)
+    local: Program | Sequence[str], remote: Program | Sequence[str], words: SideNames = (OWN_SIDE, OTHER_SIDE)
 ) -> str:
     """The first difference between two programs (or their lines) in words; "" if they are equal.
 
@@ -316,7 +316,7 @@ def describe_first_difference(
     'variable w: float32[2] trainable here, float32[3] trainable there'
     """
     # the "arguments" line follows from the ops
-    one, two = ([line for line in _list_lines(each) if not line.startswith("arguments ")] for each in (here, there))
+    one, two = ([line for line in _list_lines(each) if not line.startswith("arguments ")] for each in (local, remote))
     pairs = list(zip_longest(one, two))
     at = find_first_difference(one, two)
     if at == len(pairs):
@@ -329,13 +329,13 @@ def describe_first_difference(
     )
 
 
-def find_first_difference(here: Sequence[str], there: Sequence[str]) -> int:
+def find_first_difference(local: Sequence[str], remote: Sequence[str]) -> int:
     """The index of the first line that differs; the number of lines if none does.
 
     >>> [find_first_difference(*pair) for pair in (("ab", "ac"), ("a", "ab"), ("a", "a"))]
     [1, 1, 1]
     """
-    pairs = list(zip_longest(here, there))
+    pairs = list(zip_longest(local, remote))
     return next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), len(pairs))
 
 

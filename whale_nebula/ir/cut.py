@@ -181,11 +181,11 @@ class PhasePlan:
 class Cut:
     """A program mapped to workers: everything the runtime needs, as data.
 
-    `merges` is how a forward value used after the micro-batches is merged over them; `held` which workers keep a
-    variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that computes a
-    micro-batch's weight. `owners` are the workers that return a tensor to the user, if not all do; `orders`, for each
-    stage, which replica takes which micro-batch (empty: round robin in all stages). `layouts` are those of stages
-    whose variables are split over devices.
+    `merges` is how a forward value used after the micro-batches is merged over them; `variable_workers` which workers
+    keep a variable; `batch_fragments` the fragment that computes batch-wide values from inputs alone, `weight` the one
+    that computes a micro-batch's weight. `owners` are the workers that return a tensor to the user, if not all do;
+    `orders`, for each stage, which replica takes which micro-batch (empty: round robin in all stages). `layouts` are
+    those of stages whose variables are split over devices.
     """
 
     program: Program
@@ -194,8 +194,8 @@ class Cut:
     phases: tuple[PhasePlan, ...]
     boundaries: tuple[Boundary, ...]
     merges: Mapping[Value, str]
-    held: Mapping[str, tuple[str, ...]]
-    whole: Mapping[str, Fragment]
+    variable_workers: Mapping[str, tuple[str, ...]]
+    batch_fragments: Mapping[str, Fragment]
     weight: Mapping[str, Fragment] = field(default_factory=dict)
     forward_written: tuple[str, ...] = ()
     updates: bool = True

@@ -126,26 +126,27 @@ def list_collectives(reshards: Mapping[int, Sequence[Reshard]]) -> tuple[Reshard
 class Layouts:
     """The layout of every value of a stage on `count` devices that is not whole.
 
-    `reshards` are by the op that needs them, -1 at the end; `together` are ops that devices compute together, `touched`
-    all whose tensors are not whole; `notes` describe ops that are run whole, `alone` maps such an op to its note.
-    `handed_on` are passed between functions of the stage in the devices' layout; other values are passed whole. `sums`
-    are gradients whose parts replicas add up between micro-batches and update, by a reduce-scatter or an all-reduce.
+    `reshards` are by the op that needs them, -1 at the end; `joint_ops` are ops that devices compute together,
+    `split_ops` all whose tensors are not whole; `notes` describe ops that are run whole, `whole_op_notes` maps such an
+    op to its note. `handed_on` are passed between functions of the stage in the devices' layout; other values are
+    passed whole. `sums` are gradients whose parts replicas add up between micro-batches and update, by a reduce-scatter
+    or an all-reduce.
     """
 
     count: int
-    of: Mapping[Value, Layout]
+    by_value: Mapping[Value, Layout]
     reshards: Mapping[int, tuple[Reshard, ...]] = field(default_factory=dict)
     variables: Mapping[int, Layout] = field(default_factory=dict)
-    together: frozenset[int] = frozenset()
-    touched: frozenset[int] = frozenset()
+    joint_ops: frozenset[int] = frozenset()
+    split_ops: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
     handed_on: frozenset[Value] = frozenset()
     sums: tuple[Reshard, ...] = ()
-    alone: Mapping[int, str] = field(default_factory=dict)
+    whole_op_notes: Mapping[int, str] = field(default_factory=dict)
 
     def layout(self, value: Value) -> Layout:
         """The layout of a value."""
-        return self.of.get(value, WHOLE_LAYOUT)
+        return self.by_value.get(value, WHOLE_LAYOUT)
 
     def returns_pieces(self, value: Value) -> bool:
         """Whether a function returns a value in pieces, though it may be used whole."""

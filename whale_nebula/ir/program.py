@@ -210,8 +210,8 @@ class Request:
     """One call of `tape.gradient`, already differentiated.
 
     `start` is the first op traced after the call; `origins` are the ops that hold its sources (-1: not in the trace);
-    `effects` the (stage, op) of the side effects of custom gradients; `given` the user's `output_gradients`; `merges`
-    how each source's gradient is merged (rows, sum, same), as defined in `passes.batch`.
+    `effects` the (stage, op) of the side effects of custom gradients; `output_gradients` the user's `output_gradients`;
+    `merges` how each source's gradient is merged (rows, sum, same), as defined in `passes.batch`.
     """
 
     index: int
@@ -225,7 +225,7 @@ class Request:
     flows: tuple[Flow, ...] = ()
     parts: tuple[GradientPart, ...] = ()
     effects: tuple[tuple[int, int], ...] = ()
-    given: tuple[Value, ...] = ()
+    output_gradients: tuple[Value, ...] = ()
     merges: tuple[str, ...] = ()
 
     def key_of(self, part: GradientPart) -> PartKey:
@@ -255,7 +255,7 @@ class Program:
 
     `labels` maps an op to the number of its stage; `weights` are the arguments of `nb.loss_weight`; `compressions` are
     the encodings forward and backward by the number in `Op.compress`, and `masks` Keras's masks of the rows of
-    tensors; `sites` are the lines of the compress scopes. With `apart` each cluster of the run trains a copy of the
+    tensors; `sites` are the lines of the compress scopes. With `local_sgd` each cluster of the run trains a copy of the
     whole program. `splits` are the variables that nb.split divides.
     """
 
@@ -273,7 +273,7 @@ class Program:
     labels: dict[int, int] = field(default_factory=dict)
     masks: dict[Value, Value] = field(default_factory=dict)
     sites: tuple[str, ...] = ()
-    apart: LocalSgd | None = None
+    local_sgd: LocalSgd | None = None
     splits: tuple[Split, ...] = ()
 
     @cached_property
@@ -317,12 +317,12 @@ class Program:
 
 @dataclass(frozen=True)
 class ScopedStage:
-    """A stage defined by scopes: on one of `clusters` (empty: any), with `replicas` (None: any). `said` is the text of
-    its scope, with its line.
+    """A stage defined by scopes: on one of `clusters` (empty: any), with `replicas` (None: any). `scope_text` is the
+    text of its scope, with its line.
     """
 
     key: str
-    said: str
+    scope_text: str
     clusters: tuple[str, ...] = ()
     replicas: int | None = None
 
@@ -351,7 +351,7 @@ class Constraints:
             holds = [" or ".join(each.clusters)] * bool(each.clusters)
             if each.replicas is not None:
                 holds.append(f"{each.replicas} replica{'s' * (each.replicas > 1)}")
-            found.append(each.said + f" ({', '.join(holds)})" * bool(holds))
+            found.append(each.scope_text + f" ({', '.join(holds)})" * bool(holds))
         found += [f"clusters {', '.join(self.clusters)}"] * bool(self.clusters)
         found += [f"{self.replicas} replicas"] * bool(self.replicas and not self.stages)
         return found + [f"{self.micro_batch} micro-batches"] * bool(self.micro_batch)

@@ -31,16 +31,16 @@ def compute_shares(speeds: Sequence[float], count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def order_by_shares(given: Sequence[int]) -> Order:
+def order_by_shares(shares: Sequence[int]) -> Order:
     """A period in which each replica has its share, spread evenly; round robin if all shares are equal.
 
     >>> order_by_shares([1, 2]), order_by_shares([2, 4]), order_by_shares([3, 3]), order_by_shares([1, 3, 1])
     ((1, 0, 1), (1, 0, 1), (), (1, 0, 1, 2, 1))
     """
-    if len(set(given)) <= 1:
+    if len(set(shares)) <= 1:
         return ()
-    common = reduce(gcd, given)
-    weights = [share // common for share in given]
+    common = reduce(gcd, shares)
+    weights = [share // common for share in shares]
     credit = [0] * len(weights)
     found = []
     for _ in range(sum(weights)):
@@ -60,37 +60,37 @@ def order_by_speed(speeds: Sequence[float], count: int) -> Order:
     return order_by_shares(compute_shares(speeds, count)) if len(set(speeds)) > 1 else ()
 
 
-def count_turns(given: Order, replicas: int, count: int) -> tuple[int, ...]:
+def count_turns(order: Order, replicas: int, count: int) -> tuple[int, ...]:
     """How many of `count` micro-batches each replica takes by an order.
 
     >>> count_turns((1, 0, 1), 2, 4), count_turns((), 3, 4)
     ((1, 3), (2, 1, 1))
     """
-    turns = given or tuple(range(replicas))
+    turns = order or tuple(range(replicas))
     found = [0] * replicas
     for number in range(count):
         found[turns[number % len(turns)]] += 1
     return tuple(found)
 
 
-def compute_spacing(given: Order, replicas: int, *, least: bool = False) -> float:
+def compute_spacing(order: Order, replicas: int, *, least: bool = False) -> float:
     """The number of micro-batches of an order for each one of the replica that has the fewest of them; with `least`, of
     the one that has most.
 
     >>> compute_spacing((1, 0, 1), 2), compute_spacing((1, 0, 1), 2, least=True), compute_spacing((), 4)
     (3.0, 1.5, 4.0)
     """
-    found = count_turns(given, replicas, len(given) or replicas)
+    found = count_turns(order, replicas, len(order) or replicas)
     return sum(found) / (max(found) if least else min(found))
 
 
-def compute_share_times(given: Sequence[int], speeds: Sequence[float]) -> tuple[float, ...]:
+def compute_share_times(shares: Sequence[int], speeds: Sequence[float]) -> tuple[float, ...]:
     """The time of each replica for its share; a replica of speed 1 takes a second for a micro-batch.
 
     >>> compute_share_times([1, 3], [1, 2])
     (1.0, 1.5)
     """
-    return tuple(share / speed for share, speed in zip(given, speeds, strict=True))
+    return tuple(share / speed for share, speed in zip(shares, speeds, strict=True))
 
 
 def compute_excess(speeds: Sequence[float], count: int) -> float:

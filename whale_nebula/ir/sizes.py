@@ -64,7 +64,7 @@ class Sizes:
     def shape(self, value: Value) -> Shape:
         """The shape of a value, with `rows` for open sizes if it was not inferred."""
         found = self.shapes.get(value)
-        return self.graph.spec(value).sized(self.rows) if found is None else found
+        return self.graph.spec(value).fill_shape(self.rows) if found is None else found
 
     def nbytes(self, value: Value) -> int:
         """The bytes of a value; 0 for one that is not a plain tensor (a handle, a list of tensors)."""
@@ -84,7 +84,7 @@ class Sizes:
         for value, spec, shape in zip(
             op.values, op.outputs, _infer_shapes(node, self._open(op), self.rows), strict=True
         ):
-            self.shapes.setdefault(value, shape if _fits(spec, shape) else spec.sized(self.rows))
+            self.shapes.setdefault(value, shape if _fits(spec, shape) else spec.fill_shape(self.rows))
         if not any(map(_is_followed, op.outputs)):
             return
         for value, spec, numbers in zip(op.values, op.outputs, compute_integers(node), strict=False):
@@ -111,7 +111,11 @@ def _is_followed(spec: Spec) -> bool:
 def _is_settled(op: Op) -> bool:
     """Whether nothing has to be inferred: all sizes are static, and no op computes with them."""
     for spec in op.outputs:
-        if spec.shape is None or None in spec.shape or (_is_followed(spec) and math.prod(spec.sized(0)) <= MAX_ENTRIES):
+        if (
+            spec.shape is None
+            or None in spec.shape
+            or (_is_followed(spec) and math.prod(spec.fill_shape(0)) <= MAX_ENTRIES)
+        ):
             return False
     return True
 

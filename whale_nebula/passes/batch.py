@@ -97,11 +97,11 @@ _ASSERT_GUARD = "AssertGuard"
 
 
 class AssertionSplit(NamedTuple):
-    """Assertions of a forward: `once` are those that wait for merged values; `refused` has the reasons against the
-    others.
+    """Assertions of a forward: `deferred_ops` are those that wait for merged values; `refused` has the reasons against
+    the others.
     """
 
-    once: frozenset[int]
+    deferred_ops: frozenset[int]
     refused: tuple[Fold, ...]
 
 
@@ -168,20 +168,20 @@ _ROWS_REASON = "it checks all rows at once and reports values of each row, which
 
 
 def find_rereads(
-    graph: Graph, own: Sequence[Op], each: Collection[int], once: Collection[int], folding: Folding
+    graph: Graph, user_ops: Sequence[Op], each: Collection[int], deferred_ops: Collection[int], folding: Folding
 ) -> Iterator[tuple[Op, Op]]:
     """Every write whose value depends on the batch, with the first op that reads its variable afterwards in `each`
     micro-batch.
 
     `each` are the ops that run for every micro-batch, with its rows, or in the backward; reads for no such op can be
-    deferred. A write that does not run `once` precedes the reads of the next micro-batch, at any place in the trace.
+    deferred. A write that is not in `deferred_ops` precedes the reads of the next micro-batch, wherever it is.
     """
-    for write in own:
+    for write in user_ops:
         if is_effect(write, graph) and any(folding.fold_of(value).kind != WHOLE for value in write.inputs):
             handles = set(find_written_handles(write, graph))
             touching = (op for op in graph.ops if op.outputs and op is not write)
             readers = [op for op in touching if handles.intersection(list_resources(op, graph))]
-            after = graph.descend([write.index], control=True) if readers and write.index in once else None
+            after = graph.descend([write.index], control=True) if readers and write.index in deferred_ops else None
             due = (op for op in readers if after is None or op.index in after)
             later = (op for op in due if not graph.descend([op.index]).isdisjoint(each))
             read = next(later, None)
@@ -201,15 +201,15 @@ DRAWS_NOTE = (
 
 @dataclass
 class BatchFolds:
-    """`once` are ops that wait for merged values, `wholes` values of the inputs computed on the whole batch.
+    """`deferred_ops` are ops that wait for merged values, `wholes` values of the inputs computed on the whole batch.
 
-    `checks` are assertions; they recompute their inputs in `once` for their own micro-batch. `added` are ops with
-    coupled values that each micro-batch computes, and whose sum is added to a variable once.
+    `checks` are assertions; they recompute their inputs in `deferred_ops` for their own micro-batch. `added` are ops
+    with coupled values that each micro-batch computes, and whose sum is added to a variable once.
     """
 
     program: Program
     folding: Folding | None = None
-    once: frozenset[int] = frozenset()
+    deferred_ops: frozenset[int] = frozenset()
     checks: frozenset[int] = frozenset()
     wholes: frozenset[Value] = frozenset()
     where: Where = lambda op: ""
@@ -307,23 +307,23 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
     found.notes += [DRAWS_NOTE] * any(is_stateful_draw(op) or is_seeded_draw(op) for op in graph.with_bodies(forward))
     each = graph.ascend(value.op for value in targets)
-    found.once = frozenset(op.index for op in own if op.index not in each and _must_wait(op, program, folding))
+    found.deferred_ops = frozenset(op.index for op in own if op.index not in each and _must_wait(op, program, folding))
     about_all = split_assertions(graph, checks, folding)
     for state in about_all.refused:
         found.refuse(state, "an assertion", ("return the numbers from the step and check them outside",))
-    found.once, found.checks = found.once | about_all.once, checks - about_all.once
-    for refusal in _find_refusals(own, found.once, program, folding):
+    found.deferred_ops, found.checks = found.deferred_ops | about_all.deferred_ops, checks - about_all.deferred_ops
+    for refusal in _find_refusals(own, found.deferred_ops, program, folding):
         found.refuse(*refusal)
-    found.once -= _find_writes_of_coupled_means(own, found.once, graph, folding)
+    found.deferred_ops -= _find_writes_of_coupled_means(own, found.deferred_ops, graph, folding)
     # Writes that each micro-batch reads after its own write.
-    run = ({op.index for op in own if op.index in program.of_batch} - found.once) | {
+    run = ({op.index for op in own if op.index in program.of_batch} - found.deferred_ops) | {
         op for request in program.requests for op in request.backward
     }
-    again = list(find_rereads(graph, own, run, found.once, folding))
+    again = list(find_rereads(graph, own, run, found.deferred_ops, folding))
     for write, read in again:
         state = Fold(COUPLED, blame=read.index, reason=f"{_describe_resource(write, read, program)} {_REREAD_REASON}")
-        found.refuse(state, "a result of the step", (_REREAD_FIX,) if write.index in found.once else ())
-    found.once -= graph.ascend(write.index for write, _ in again)
+        found.refuse(state, "a result of the step", (_REREAD_FIX,) if write.index in found.deferred_ops else ())
+    found.deferred_ops -= graph.ascend(write.index for write, _ in again)
     return found
 
 
@@ -425,14 +425,18 @@ def _list_input_folds(op: Op, folding: Folding) -> list[Fold]:
     return [folding.fold_of(value) for value in op.inputs]
 
 
-def _find_writes_of_coupled_means(own: list[Op], once: Collection[int], graph: Graph, folding: Folding) -> set[int]:
+def _find_writes_of_coupled_means(
+    user_ops: list[Op], deferred_ops: Collection[int], graph: Graph, folding: Folding
+) -> set[int]:
     """Writes of a mean on which a coupled write depends, too: like that one they run for each micro-batch.
 
     BatchNormalization's variance is coupled, and its mean is not; averages of both are updated equally often.
     """
-    writes = [op for op in own if is_effect(op, graph) and list_resources(op, graph)]
+    writes = [op for op in user_ops if is_effect(op, graph) and list_resources(op, graph)]
     coupled = [
-        op for op in writes if op.index not in once and not all(s.is_mergeable for s in _list_input_folds(op, folding))
+        op
+        for op in writes
+        if op.index not in deferred_ops and not all(s.is_mergeable for s in _list_input_folds(op, folding))
     ]
 
     def other(op: int) -> bool:
@@ -477,11 +481,13 @@ Refusal = tuple[Fold, str, tuple[str, ...]]
 """A refused value: its state, its description, and its specific fixes."""
 
 
-def _find_refusals(own: list[Op], once: Collection[int], program: Program, folding: Folding) -> Iterator[Refusal]:
+def _find_refusals(
+    user_ops: list[Op], deferred_ops: Collection[int], program: Program, folding: Folding
+) -> Iterator[Refusal]:
     """Reasons to refuse: writes of values that a micro-batch has alone, and `output_gradients` that are not by rows."""
     graph = program.graph
-    for op in own:
-        if is_effect(op, graph) and list_resources(op, graph) and op.index not in once:
+    for op in user_ops:
+        if is_effect(op, graph) and list_resources(op, graph) and op.index not in deferred_ops:
             what, ways = _describe_write(op, program)
             given = _list_input_folds(op, folding)
             reason = _explain_write(op, given)
@@ -491,7 +497,7 @@ def _find_refusals(own: list[Op], once: Collection[int], program: Program, foldi
         if is_effect(graph.ops[number], graph) and list_resources(graph.ops[number], graph):
             state = Fold(COUPLED, blame=number, reason="the backward writes a variable, once for each micro-batch")
             yield state, "a variable that the step writes", ()
-    for value in (value for request in program.requests for value in request.given):
+    for value in (value for request in program.requests for value in request.output_gradients):
         state = folding.fold_of(value)
         if state.kind == WHOLE or (state.kind == ROWS and not state.order_problem):
             continue

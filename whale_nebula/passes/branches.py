@@ -28,16 +28,16 @@ class Branch:
     """One branch of a cond: its ops, and the outer value of each of its arguments."""
 
     graph: Graph
-    given: Mapping[int, str]
+    argument_names: Mapping[int, str]
 
 
 @dataclass
 class BranchSplit:
     """Decomposition of one branch: the ops to remove from it, and the ops of each group."""
 
-    out: frozenset[int] = frozenset()
+    removed_ops: frozenset[int] = frozenset()
     groups: dict[Owners, frozenset[int]] = field(default_factory=dict)
-    after: dict[Owners, set[Owners]] = field(default_factory=dict)
+    predecessors: dict[Owners, set[Owners]] = field(default_factory=dict)
 
 
 def split_branches(
@@ -57,7 +57,7 @@ def split_branches(
         return None
     after: dict[Owners, set[Owners]] = {key: set() for key in sorted(keys, key=sorted)}
     for split in found:
-        for key, others in split.after.items():
+        for key, others in split.predecessors.items():
             after[key] |= others
     try:
         return list(TopologicalSorter(after).static_order()), found
@@ -69,7 +69,7 @@ def split_branches(
 class _Ownership:
     """The owner of each value of a branch, and the shared ones: reads of variables without owner, small mixtures."""
 
-    of: dict[Value, Owners] = field(default_factory=dict)
+    by_value: dict[Value, Owners] = field(default_factory=dict)
     effects: dict[int, Owners] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)
 
@@ -77,15 +77,15 @@ class _Ownership:
 def _find_ownership(branch: Branch, owners: Mapping[str, Owners]) -> _Ownership:
     found = _Ownership()
     for op in branch.graph.ops:
-        if op.index in branch.given:
-            found.of[Value(op.index)] = owners.get(branch.given[op.index], NO_OWNER)
+        if op.index in branch.argument_names:
+            found.by_value[Value(op.index)] = owners.get(branch.argument_names[op.index], NO_OWNER)
         else:
             _add_op(op, branch.graph, found)
     return found
 
 
 def _add_op(op: Op, graph: Graph, found: _Ownership) -> None:
-    each = [found.of.get(value, NO_OWNER) for value in op.inputs]
+    each = [found.by_value.get(value, NO_OWNER) for value in op.inputs]
     together = NO_OWNER.union(*each)
     if is_effect(op, graph):
         found.effects[op.index] = together
@@ -94,7 +94,7 @@ def _add_op(op: Op, graph: Graph, found: _Ownership) -> None:
     elif op.inputs and together not in each and all(map(is_small, op.outputs)):
         found.shared.add(op.index)
         together = NO_OWNER
-    found.of.update(dict.fromkeys(op.values, together))
+    found.by_value.update(dict.fromkeys(op.values, together))
 
 
 def _assign_owners(branch: Branch, owners: dict[str, Owners]) -> bool:
@@ -103,7 +103,7 @@ def _assign_owners(branch: Branch, owners: dict[str, Owners]) -> bool:
     for index, own in found.effects.items():
         op = branch.graph.ops[index]
         for position in find_written_inputs(op, branch.graph):
-            name = branch.given.get(op.inputs[position].op)
+            name = branch.argument_names.get(op.inputs[position].op)
             if name is not None and not own <= owners.get(name, NO_OWNER):
                 owners[name] = owners.get(name, NO_OWNER) | own
                 changed = True
@@ -113,15 +113,15 @@ def _assign_owners(branch: Branch, owners: dict[str, Owners]) -> bool:
 def _split_branch(branch: Branch, found: _Ownership) -> BranchSplit | None:
     graph = branch.graph
     wanted = {op for op in found.shared if not is_read(graph.ops[op]) or _is_movable(graph.ops[op], found)}
-    out = graph.ascend(wanted) - branch.given.keys()
+    out = graph.ascend(wanted) - branch.argument_names.keys()
     if any(index in found.effects or not _is_movable(graph.ops[index], found) for index in out):
         return None
     split = BranchSplit(frozenset(out))
     for key in set(found.effects.values()):
         own = {index for index, owner in found.effects.items() if owner == key}
-        inside = graph.ascend(own, stop=lambda op: op in out or op in branch.given)
-        split.groups[key] = frozenset(inside - out - branch.given.keys())
-    split.after = {key: _list_before(graph, key, split.groups) for key in split.groups}
+        inside = graph.ascend(own, stop=lambda op: op in out or op in branch.argument_names)
+        split.groups[key] = frozenset(inside - out - branch.argument_names.keys())
+    split.predecessors = {key: _list_before(graph, key, split.groups) for key in split.groups}
     return split
 
 

@@ -148,7 +148,7 @@ def list_scope_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterat
                 f"b{each.slot}: nb.compress at {site} is ignored: the tensor is produced in nb.compress at {here}"
             )
     yield from overruled.values()
-    for site in dict.fromkeys(program.sites) if program.apart is None else ():  # else for weights
+    for site in dict.fromkeys(program.sites) if program.local_sgd is None else ():  # else for weights
         if site not in used and site not in overruled:
             yield f"nb.compress at {site} has no effect: it contains no tensor that crosses"
 
@@ -159,7 +159,7 @@ def list_state_notes(program: Program, boundaries: Sequence[Boundary], workers: 
     """
     several = [len(names) > 1 for names in list_stage_workers(len(program.stages), workers)]
     for each in boundaries:
-        dims = program.graph.spec(each.value).sized(unknown=1) or (1, 1)
+        dims = program.graph.spec(each.value).fill_shape(unknown=1) or (1, 1)
         kept = dict.fromkeys(_describe_state(text, dims) for text in (each.codec, each.backward_codec))
         for what in filter(None, kept) if any(several[stage] for stage in (each.source, *each.destinations)) else ():
             yield f"b{each.slot}: each pair of workers has {what}, so {_CONSEQUENCE}"

@@ -58,12 +58,12 @@ _LOOKUP_OPS = frozenset({"GatherV2", "ResourceGather"})
 
 class Strategy(NamedTuple):
     """A way to run an op on several devices: the layouts that it requires of its inputs (None for any), those of its
-    outputs, and whether the devices compute `together` along an axis that cannot be cut.
+    outputs, and whether the devices compute `is_joint` along an axis that cannot be cut.
     """
 
     inputs: tuple[Layout | None, ...]
     outputs: tuple[Layout, ...]
-    together: bool = False
+    is_joint: bool = False
 
 
 class CostedStrategy(NamedTuple):
@@ -81,10 +81,11 @@ class Question:
     """The input of the completion: the ops of a stage in topological order.
 
     `variables` are the layouts of variables, of which the `settled` ones are fixed; `parts` maps the placeholder of a
-    gradient to the value that it sums; `given` are layouts of outside values in pieces, others are whole. `wholes` must
-    be whole at the end, and ops in `kept_whole` are run whole. `folds` has the known numbers; `where` returns the line
-    of an op. Inputs of the identities `row_starts` are split along axis 0, those of `row_ends` are whole if that saves
-    bytes. `row_calls` look up or update rows of a table. `shared` are facts from another question on the same ops.
+    gradient to the value that it sums; `outside_layouts` are layouts of outside values in pieces, others are whole.
+    `wholes` must be whole at the end, and ops in `kept_whole` are run whole. `folds` has the known numbers; `where`
+    returns the line of an op. Inputs of the identities `row_starts` are split along axis 0, those of `row_ends` are
+    whole if that saves bytes. `row_calls` look up or update rows of a table. `shared` are facts from another question
+    on the same ops.
     """
 
     graph: Graph
@@ -92,7 +93,7 @@ class Question:
     count: int
     variables: Mapping[int, Layout]
     parts: Mapping[Value, Value] = field(default_factory=dict)
-    given: Mapping[Value, Layout] = field(default_factory=dict)
+    outside_layouts: Mapping[Value, Layout] = field(default_factory=dict)
     wholes: Collection[Value] = ()
     settled: Collection[int] = ()
     kept_whole: Collection[int] = ()
@@ -111,18 +112,18 @@ class Question:
 
 @dataclass
 class Completion:
-    """The strategies of all ops. `wanted` are made in pieces though all their inputs are whole; `needs` has for each
-    converted value and layout the places of the ops that need it, in order. `ways` caches the strategies of an op by
-    the layouts of its inputs and the wanted output.
+    """The strategies of all ops. `requested_layouts` are made in pieces though all their inputs are whole; `needs` has
+    for each converted value and layout the places of the ops that need it, in order. `ways` caches the strategies of an
+    op by the layouts of its inputs and the wanted output.
     """
 
     question: Question
     variables: Mapping[int, Layout]
-    wanted: Mapping[Value, Layout] = field(default_factory=dict)
-    of: dict[Value, Layout] = field(default_factory=dict)
+    requested_layouts: Mapping[Value, Layout] = field(default_factory=dict)
+    by_value: dict[Value, Layout] = field(default_factory=dict)
     reshards: dict[int, tuple[Reshard, ...]] = field(default_factory=dict)
     needs: dict[tuple[Value, Layout], tuple[int, ...]] = field(default_factory=dict)
-    together: set[int] = field(default_factory=set)
+    joint_ops: set[int] = field(default_factory=set)
     ways: dict[tuple[Any, ...], tuple[CostedStrategy, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -135,11 +136,11 @@ class Completion:
     def follow(self, step: LayoutChange) -> Completion:
         """A copy with variables and materialized values in the pieces of a step."""
         copies = {name: getattr(self, name).copy() for name in ("of", "reshards", "needs", "together")}
-        variables, wanted = {**self.variables, **step.variables}, {**self.wanted, **step.wanted}
-        found = replace(self, variables=variables, wanted=wanted, **copies)
+        variables, wanted = {**self.variables, **step.variables}, {**self.requested_layouts, **step.requested_layouts}
+        found = replace(self, variables=variables, requested_layouts=wanted, **copies)
         facts = self.question.facts
         changed = [place for variable in step.variables for place in facts.readers(Value(variable))]
-        changed += [facts.places[value.op] for value in step.wanted]
+        changed += [facts.places[value.op] for value in step.requested_layouts]
         found.revise(changed)
         return found
 
@@ -159,17 +160,17 @@ class Completion:
         """Choose a strategy for an op; returns the places of readers whose inputs have changed."""
         if not op.inputs:
             return ()
-        before = [self.of.pop(value, None) for value in op.values]
-        key = (op.index, *map(self.layout, op.inputs), *map(self.wanted.get, op.values))
+        before = [self.by_value.pop(value, None) for value in op.values]
+        key = (op.index, *map(self.layout, op.inputs), *map(self.requested_layouts.get, op.values))
         if key not in self.ways:
             self.ways[key] = tuple(self.price_strategy(op, each) for each in self.list_strategies(op))
         ways = self.ways[key]
         best = min(ways, key=lambda each: self.cost(each, place)).strategy if len(ways) > 1 else ways[0].strategy
         inputs = zip(op.inputs, best.inputs, strict=True)
         changed = self.reshard(op, place, [(value, need) for value, need in inputs if need is not None])
-        self.of.update(zip(op.values, best.outputs, strict=True))
-        (self.together.add if best.together else self.together.discard)(op.index)
-        changed |= {value for value, was in zip(op.values, before, strict=True) if self.of.get(value) != was}
+        self.by_value.update(zip(op.values, best.outputs, strict=True))
+        (self.joint_ops.add if best.is_joint else self.joint_ops.discard)(op.index)
+        changed |= {value for value, was in zip(op.values, before, strict=True) if self.by_value.get(value) != was}
         return chain.from_iterable(map(self.question.facts.readers, changed))
 
     def price_strategy(self, op: Op, way: Strategy) -> CostedStrategy:
@@ -198,13 +199,13 @@ class Completion:
 
     def layout(self, value: Value) -> Layout:
         """The layout of a value: that of its op's strategy, a variable's as it is held, a gradient's as its part."""
-        found = self.of.get(value)
+        found = self.by_value.get(value)
         if found is not None:
             return found
         part = self.question.parts.get(value)
         if part is not None:
             return self.layout(part)
-        return self.variables.get(value.op) or self.question.given.get(value, WHOLE_LAYOUT)
+        return self.variables.get(value.op) or self.question.outside_layouts.get(value, WHOLE_LAYOUT)
 
     def reshard(self, op: Op, place: int, needs: Iterable[tuple[Value, Layout]]) -> set[Value]:
         """Record which inputs of an op need another layout; returns the values for which that has changed."""
@@ -254,10 +255,10 @@ class Completion:
             pieces,
             self.all_reshards,
             dict(self.variables),
-            frozenset(self.together),
+            frozenset(self.joint_ops),
             frozenset(op.index for op in touched),
             tuple(dict.fromkeys(alone.values())),
-            alone=alone,
+            whole_op_notes=alone,
         )
 
     def explain(self, op: Op) -> str:
@@ -271,7 +272,9 @@ class Completion:
         """Whether an input of an op is not whole, or an output is wanted in pieces."""
         if op.index in self.question.kept_whole:
             return False
-        return any(self.layout(value) != WHOLE_LAYOUT for value in op.inputs) or any(map(self.wanted.get, op.values))
+        return any(self.layout(value) != WHOLE_LAYOUT for value in op.inputs) or any(
+            map(self.requested_layouts.get, op.values)
+        )
 
     def list_strategies(self, op: Op) -> Iterator[Strategy]:
         """All strategies of an op, first the one with everything whole."""
@@ -330,7 +333,7 @@ class Completion:
         sides = zip(op.inputs, found.inputs, strict=False)
         held = [(self.layout(value), side) for value, side in sides if side is not None]
         made = zip(op.values, found.outputs, strict=True)
-        held += [(self.wanted.get(value, WHOLE_LAYOUT), side) for value, side in made if side is not None]
+        held += [(self.requested_layouts.get(value, WHOLE_LAYOUT), side) for value, side in made if side is not None]
         return list(dict.fromkeys(side[layout.axis] for layout, side in held if layout.kind == SPLIT))
 
     def list_strategies_along(self, op: Op, found: Axes, label: str) -> Iterator[Strategy]:
@@ -416,7 +419,7 @@ def _follow_pieces(question: Question) -> Layouts:
         steps = list(_list_steps(run))
         for step in [LayoutChange.join(steps), *steps] if len(steps) > 1 else steps:
             other = run.follow(step)
-            if other.nbytes <= run.nbytes + (_EXTRA_BYTES if step.wanted else 0):
+            if other.nbytes <= run.nbytes + (_EXTRA_BYTES if step.requested_layouts else 0):
                 run = other
                 break
         else:
@@ -432,5 +435,5 @@ def _list_steps(run: Completion) -> Iterator[LayoutChange]:
     for step in find_wanted_pieces(
         run.question.facts, run.all_reshards, known, lambda value: run.layout(value) == WHOLE_LAYOUT
     ):
-        if not step.wanted.keys() <= run.wanted.keys():
+        if not step.requested_layouts.keys() <= run.requested_layouts.keys():
             yield step

@@ -112,9 +112,9 @@ class Draft:
 class Cutter:
     """The drafts of all fragments. `wholes` are batch-wide values of inputs alone (micro-batches > 1).
 
-    With `owner`, a returned tensor stays on its workers, which are in `owned`; scalars are sent to all. `apart` names
-    the inputs that only the clusters of the stages that read them receive. `crossings` are the phases in which a value
-    goes from one worker to another, `early` those that arrive before the updates.
+    With `owner`, a returned tensor stays on its workers, which are in `owned`; scalars are sent to all.
+    `restricted_inputs` names the inputs that only the clusters of the stages that read them receive. `crossings` are
+    the phases in which a value goes from one worker to another, `early` those that arrive before the updates.
     """
 
     program: Program
@@ -122,7 +122,7 @@ class Cutter:
     homes: Homes
     wholes: frozenset[Value] = frozenset()
     owner: bool = False
-    apart: Collection[str] = ()
+    restricted_inputs: Collection[str] = ()
     owned: dict[Value, WorkerNumbers] = field(default_factory=dict)
     drafts: dict[Key, Draft] = field(default_factory=dict)
     crossings: dict[tuple[Value, int, int], int] = field(default_factory=dict)
@@ -132,7 +132,9 @@ class Cutter:
 
     def run(self) -> dict[Key, Draft]:
         """Draft everything, last part first."""
-        self._apart = RestrictedInputs(self.program, self.parts, self.apart, self.homes.stage_workers)
+        self._restrictions = RestrictedInputs(
+            self.program, self.parts, self.restricted_inputs, self.homes.stage_workers
+        )
         self._workers = range(self.homes.workers)
         for phase in reversed(range(self.parts.phases)):
             self._draft_updates(phase)
@@ -145,7 +147,7 @@ class Cutter:
                     key, [op for op in self._effects(phase, PROLOGUE) if worker in self.homes.home_of_effect(op)]
                 )
                 self._walk(key)
-        weighing = [worker for worker in self._workers if not self.apart or self._needs_weights(worker)]
+        weighing = [worker for worker in self._workers if not self.restricted_inputs or self._needs_weights(worker)]
         for worker in self._workers:
             if worker in weighing:
                 self._draft_weights(worker)
@@ -210,7 +212,7 @@ class Cutter:
     def _find_owners(self, op: Op, value: Value) -> WorkerNumbers:
         """The workers that return a value to the user."""
         pure = op.index in self.parts.pure
-        makers = self._apart.makers(value) if pure else WorkerNumbers()
+        makers = self._restrictions.makers(value) if pure else WorkerNumbers()
         if not self.owner or self.program.graph.spec(value).scalar or (pure and not makers):
             return self.homes.all_workers
         part = self._find_part(op, 3 * self.parts.phases - 3 + UPDATE)
@@ -337,7 +339,7 @@ class Cutter:
         label, worker, at = self._find_stage(op.index, stage), self.homes.worker_of(stage), 3 * phase + FORWARD
         if op.index in self.parts.pure:
             return None if op.stage is None or label == stage else Key("forward", phase, label)
-        part = self.parts.again.get(op.index, -1)
+        part = self.parts.recomputed_checks.get(op.index, -1)
         home, kind = divmod(part if part // 3 == phase else self._find_part(op, at), 3)
         if kind == UPDATE:
             return Key("update", home, worker, self.homes.rounds(home, worker))
@@ -388,7 +390,7 @@ class Cutter:
         at = 3 * phase + UPDATE
         homes = self.homes.home_of(op.index)
         if op.index in self.parts.pure:  # in place, except for scalars of inputs that only others have
-            maker = self._apart.home(value, worker)
+            maker = self._restrictions.home(value, worker)
             return None if maker is None else self._make_early("whole", 0, value, maker, key)
         if op.index in self.parts.late.terms:
             return self._make_early("prologue", phase, value, worker if worker in homes else min(homes), key)

@@ -118,7 +118,7 @@ def list_shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[SharedPart]:
         request = program.requests[number]
         for part in request.ordered_parts:
             variable = program.variable_ops.get(request.origins[part.source])
-            holders = cut.held.get(variable.path, ()) if variable is not None else ()
+            holders = cut.variable_workers.get(variable.path, ()) if variable is not None else ()
             makers = cut.workers_of(part.stage)
             others = tuple(worker for worker in holders if worker not in makers)
             for piece, value in enumerate(part.values):
@@ -322,7 +322,7 @@ def list_crossings(cut: Cut) -> tuple[InputCrossing, ...]:
     process of its own in `cut`.
     """
     clusters = {worker.name: worker.cluster for worker in cut.workers}
-    apart = cut.program.apart
+    apart = cut.program.local_sgd
     if apart is not None and apart.copies == 1 and cut.program.requests:
         return (
             InputCrossing(

@@ -272,7 +272,7 @@ class LayoutChange(NamedTuple):
     """Variables and materialized values, and the pieces in which they could be."""
 
     variables: Mapping[int, Layout]
-    wanted: Mapping[Value, Layout]
+    requested_layouts: Mapping[Value, Layout]
 
     @classmethod
     def join(cls, steps: Iterable[LayoutChange]) -> LayoutChange:
@@ -280,7 +280,7 @@ class LayoutChange(NamedTuple):
         variables, wanted = dict[int, Layout](), dict[Value, Layout]()
         for step in steps:
             variables |= step.variables
-            wanted |= step.wanted
+            wanted |= step.requested_layouts
         return cls(variables, wanted)
 
 

@@ -205,19 +205,19 @@ class _Labeler:
     numbers: Mapping[str, int]
     labels: dict[int, int]
     skip: frozenset[int]
-    alone: frozenset[int] = frozenset()
+    variable_ops: frozenset[int] = frozenset()
     free: frozenset[int] = frozenset()
     needed: Mapping[int, int] = field(default_factory=dict)
 
     def run(self) -> dict[int, int]:
         free = [op for op in self.graph.ops if not self._is_settled(op)]
         self.free = frozenset(op.index for op in free)
-        self.alone = find_ops_of_variables(self.graph)
+        self.variable_ops = find_ops_of_variables(self.graph)
         owners = self._find_owners()
         earliest, self.needed = self._find_earliest(free, owners), self._find_earliest(free, {})
         for op in reversed(free):
             self._label_op(op, earliest, self.needed)
-        each = [op for op in free if op.index not in self.alone]
+        each = [op for op in free if op.index not in self.variable_ops]
         self.labels.update(label_jointly(self.graph, self.labels, each, len(self.numbers)))
         return self.labels
 
@@ -279,7 +279,7 @@ class _Labeler:
             if self._would_cross(value, op, latest, earliest)
         )
         outputs = sum(count_crossing(self.graph, value) for value in op.values if self.graph.consumers(value))
-        return inputs < outputs if op.index in self.alone else inputs <= outputs
+        return inputs < outputs if op.index in self.variable_ops else inputs <= outputs
 
     def _would_cross(self, value: Value, op: Op, latest: int, earliest: Mapping[int, int]) -> bool:
         source = self.labels.get(value.op, earliest.get(value.op))

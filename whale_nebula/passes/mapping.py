@@ -39,20 +39,22 @@ def map_workers(
     parts: Parts,
     folds: BatchFolds,
     results: str,
-    apart: Collection[str],
+    restricted_inputs: Collection[str],
 ) -> Cut:
     """Make the fragments of each worker, the boundaries between stages and the values that updates exchange."""
     homes = Homes(program, parts, list_stage_workers(len(program.stages), workers), len(workers))
-    cutter = Cutter(program, parts, homes, folds.wholes, owner=results != EVERYWHERE, apart=apart)
+    cutter = Cutter(
+        program, parts, homes, folds.wholes, owner=results != EVERYWHERE, restricted_inputs=restricted_inputs
+    )
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
-def divide_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> Cut:
+def divide_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, restricted_inputs: Collection[str]) -> Cut:
     """The cut with a process for each cluster, if one has several; unchanged if that is not supported for this step."""
     workers = list_cluster_workers(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):
-            return map_workers(cut.program, workers, parts, folds, results, apart)
+            return map_workers(cut.program, workers, parts, folds, results, restricted_inputs)
     return cut
 
 
@@ -68,10 +70,10 @@ class _Builder:
 
     def build(self) -> Cut:
         program, graph, variables = self.program, self.program.graph, self.program.variable_ops
-        self.fed: dict[Value, set[Key]] = {}
+        self.keys_by_feed: dict[Value, set[Key]] = {}
         for key, draft in self.drafts.items():
             for value in draft.feeds:
-                self.fed.setdefault(value, set()).add(key)
+                self.keys_by_feed.setdefault(value, set()).add(key)
         phases = tuple(self._build_phase(phase) for phase in range(self.parts.phases))
         return Cut(
             program=program,
@@ -80,12 +82,12 @@ class _Builder:
             phases=phases,
             boundaries=self._build_boundaries(),
             merges={value: self.folds.merge(value) for value in self.cutter.update_readers},
-            held={each.path: self._list_names(self.homes.variables[op]) for op, each in variables.items()},
-            whole=self._finish_once("whole"),
+            variable_workers={each.path: self._list_names(self.homes.variables[op]) for op, each in variables.items()},
+            batch_fragments=self._finish_once("whole"),
             weight=self._finish_once("weight"),
             forward_written=tuple(sorted(variables[op].path for op in self.parts.forward_written if op in variables)),
             updates=any(find_written_handles(graph.ops[op], graph) for op in self.parts.effects),
-            notes=(*self.folds.notes, *([str(program.apart)] if program.apart else ())),
+            notes=(*self.folds.notes, *([str(program.local_sgd)] if program.local_sgd else ())),
             owners={value: self._list_names(owned) for value, owned in self.cutter.owned.items()},
             orders=list_orders(program),
         )
@@ -152,7 +154,7 @@ class _Builder:
         merged = Draft(own._replace(kind="fused"), ops={**forward.ops, **backward.ops})
         merged.roots = {**forward.roots, **backward.roots}
         merged.feeds = {v: None for v in [*forward.feeds, *backward.feeds] if v.op not in merged.ops}
-        leaving = {v: None for v in forward.fetches if v in kept or self.fed.get(v, set()) - {own}}
+        leaving = {v: None for v in forward.fetches if v in kept or self.keys_by_feed.get(v, set()) - {own}}
         merged.fetches = leaving | backward.fetches
         return merged
 
@@ -177,7 +179,7 @@ class _Builder:
         returning = {a.boundary for r in program.requests for a in r.arrivals}
         found: list[Boundary] = []
         for value, key in sorted(made.items()):
-            readers = {each.place for each in self.fed.get(value, ()) if each.staged} - {key.place}
+            readers = {each.place for each in self.keys_by_feed.get(value, ()) if each.staged} - {key.place}
             if not readers:
                 continue
             layout, scope = self.folds.layout(value), find_scope(program, value, readers)

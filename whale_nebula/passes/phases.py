@@ -126,8 +126,9 @@ def _find_waiting(program: Program, small: Callable[[Op], bool], each: Callable[
 class Parts:
     """Result of the pass: `part` is the time of the ops that have a fixed one; others run wherever they are read.
 
-    `late` is the part of a loss that waits for the update; `again` are ops of an update that are also computed for a
-    check of an earlier part, with that part; `asserted` are checks of merged values of all micro-batches.
+    `late` is the part of a loss that waits for the update; `recomputed_checks` are ops of an update that are also
+    computed for a check of an earlier part, with that part; `asserted` are checks of merged values of all
+    micro-batches.
     """
 
     part: Mapping[int, int]
@@ -141,7 +142,7 @@ class Parts:
     forward_written: frozenset[int]
     leading: frozenset[int]
     late: Late = field(default_factory=Late)
-    again: Mapping[int, int] = field(default_factory=dict)
+    recomputed_checks: Mapping[int, int] = field(default_factory=dict)
     asserted: frozenset[int] = frozenset()
 
     def phase(self, op: int) -> int:
@@ -151,24 +152,24 @@ class Parts:
 
 def split_parts(
     program: Program,
-    once: frozenset[int] = frozenset(),
+    deferred_ops: frozenset[int] = frozenset(),
     checks: frozenset[int] = frozenset(),
     added: frozenset[int] = frozenset(),
 ) -> Parts:
-    """Assign a part to every op of the user's own; `once` are ops that must wait for merged values.
+    """Assign a part to every op of the user's own; `deferred_ops` are ops that must wait for merged values.
 
     `checks` do not: they recompute their inputs for their own micro-batch, as do ops that are `added` up.
     """
-    return _Splitter(program, once, checks, added).run()
+    return _Splitter(program, deferred_ops, checks, added).run()
 
 
 @dataclass
 class _Splitter:
     program: Program
-    once: frozenset[int]
+    deferred_ops: frozenset[int]
     checks: frozenset[int]
     added: frozenset[int]
-    again: dict[int, int] = field(default_factory=dict)
+    recomputed_checks: dict[int, int] = field(default_factory=dict)
     part: dict[int, int] = field(default_factory=dict)
     level: dict[int, int] = field(default_factory=dict)
     phase_of: list[int] = field(default_factory=list)
@@ -177,22 +178,22 @@ class _Splitter:
         """Collect the constraints of the rules, then assign each op a time."""
         program, graph = self.program, self.program.graph
         self.backward = {op for request in program.requests for op in request.backward}
-        self.own = [op for op in graph.ops if op.index not in self.backward and op.role not in _HELD_ROLES]
+        self.user_ops = [op for op in graph.ops if op.index not in self.backward and op.role not in _HELD_ROLES]
         self.batch = graph.descend(program.leaf_ops, skip=self.backward.__contains__)
-        self.held = graph.descend(program.holders, skip=self.backward.__contains__)
-        drawn = {op.index for op in self.own if is_stateful_draw(op)} - self.batch
-        self.effects = drawn | {op.index for op in self.own if is_effect(op, graph)}
+        self.holder_ops = graph.descend(program.holders, skip=self.backward.__contains__)
+        drawn = {op.index for op in self.user_ops if is_stateful_draw(op)} - self.batch
+        self.effects = drawn | {op.index for op in self.user_ops if is_effect(op, graph)}
         self.targets = graph.ascend(v.op for request in program.requests for v in request.targets)
         self.leading = self._find_leading()
         self.seeds = self._find_seed_variables()
         self.pure = self._find_pure()
-        self.each = self.batch - self.pure - self.effects - self.held
+        self.micro_batch_ops = self.batch - self.pure - self.effects - self.holder_ops
         self.row_sources = self._find_row_sources()
         self._find_levels()
         single = max(self.phase_of, default=0) == 0
         self.late = find_late_sums(program, self._can_wait, self._runs_with_micro_batch) if single else Late()
-        self.checked = graph.ascend(self.checks) & self.once - self.held - self.effects
-        for op in self.own:
+        self.checked = graph.ascend(self.checks) & self.deferred_ops - self.holder_ops - self.effects
+        for op in self.user_ops:
             self._place_op(op)
         return self._collect_parts()
 
@@ -204,7 +205,7 @@ class _Splitter:
         graph, variables = self.program.graph, self.program.variable_ops
         counts = {handle for handle, variable in variables.items() if variable.spec.scalar}
         found: dict[int, int] = {}
-        for op in self.own:
+        for op in self.user_ops:
             for each in find_seed_ops(op, graph) if is_seeded_draw(op) and op.index in self.leading else ():
                 if is_read(graph.ops[each]):
                     found.update(
@@ -225,7 +226,7 @@ class _Splitter:
         found = {
             before for op in self.backward if list_resources(graph.ops[op], graph) for before in graph.ops[op].control
         }
-        for op in reversed(self.own):
+        for op in reversed(self.user_ops):
             staged = op.stage is not None and op.index not in self.effects and op.type != "Const"
             leads = op.index in self.targets or staged or op.index in found or op.index in self.added
             if leads or self._runs_per_micro_batch(op):
@@ -236,7 +237,7 @@ class _Splitter:
 
     def _runs_per_micro_batch(self, op: Op) -> bool:
         """Whether an effect runs with each micro-batch: it prints, checks, or writes a value that cannot be merged."""
-        each = op.index in self.effects and op.index in self.batch and op.index not in self.once
+        each = op.index in self.effects and op.index in self.batch and op.index not in self.deferred_ops
         return each and (self.program.pipeline.micro_batch > 1 or not list_resources(op, self.program.graph))
 
     def _find_pure(self) -> set[int]:
@@ -244,8 +245,8 @@ class _Splitter:
         its sizes, counts and sums: rows stay in the stage.
         """
         found: set[int] = set(self.program.leaf_ops)
-        consts = {op.index for op in self.own if op.type == "Const"}
-        for op in self.own:
+        consts = {op.index for op in self.user_ops if op.type == "Const"}
+        for op in self.user_ops:
             alone = all(v.op in found or v.op in consts for v in op.inputs)
             if alone and op.inputs and not op.stateful and (op.stage is None or all(map(is_small, op.outputs))):
                 found.add(op.index)
@@ -254,7 +255,7 @@ class _Splitter:
     def _find_levels(self) -> None:
         """The last phase whose update an op depends on, by data or order; assigns phases to requests."""
         waiting = list(self.program.requests)
-        for op in self.own:
+        for op in self.user_ops:
             while waiting and op.index >= waiting[0].start:
                 self._assign_phase(waiting.pop(0))
             level = max((self._find_level(each) for each in (*(v.op for v in op.inputs), *op.control)), default=-1)
@@ -273,13 +274,13 @@ class _Splitter:
         self.phase_of.append(1 + max((self._find_level(op) for op in above), default=-1))
 
     def _place_op(self, op: Op) -> None:
-        early = self._find_earliest(op, self.again if op.index in self.checks else {})
+        early = self._find_earliest(op, self.recomputed_checks if op.index in self.checks else {})
         late_sum = op.index in self.late.sums
         if op.index in self.checked:
-            self.again[op.index] = _find_next_part(self._find_earliest(op, self.again), FORWARD)
+            self.recomputed_checks[op.index] = _find_next_part(self._find_earliest(op, self.recomputed_checks), FORWARD)
         if op.index in self.effects:
             self.part[op.index] = self._place_effect(op, early)
-        elif op.index in self.held or op.index in self.once:
+        elif op.index in self.holder_ops or op.index in self.deferred_ops:
             self.part[op.index] = _find_next_part(early, UPDATE)
         elif op.index in self.batch and op.index not in self.pure:
             forward = op.index in self.leading or op.index in self.targets or op.stage is not None
@@ -290,7 +291,7 @@ class _Splitter:
 
     def _can_wait(self, op: Op) -> bool:
         """Whether an op of the forward without readers there may run once, after the micro-batches."""
-        return op.stage is None and op.index in self.each and self._accumulates(op)
+        return op.stage is None and op.index in self.micro_batch_ops and self._accumulates(op)
 
     def _runs_with_micro_batch(self, op: Op) -> bool:
         """Whether an op runs with each micro-batch."""
@@ -306,8 +307,8 @@ class _Splitter:
     def _find_row_sources(self) -> set[int]:
         """Ops on which rows of the batch depend, including the shape to which a sample weight is broadcast."""
         found: set[int] = set()
-        for op in reversed(self.own):
-            if op.index in found or (op.index in self.each and not all(map(has_known_size, op.outputs))):
+        for op in reversed(self.user_ops):
+            if op.index in found or (op.index in self.micro_batch_ops and not all(map(has_known_size, op.outputs))):
                 found.update(value.op for value in op.inputs)
         return found
 
@@ -327,13 +328,13 @@ class _Splitter:
 
     def _is_merged_assertion(self, op: int) -> bool:
         """Whether an op is an assertion on merged values; ops after it need not wait."""
-        return op in self.once and op in self.batch and is_check(self.program.graph.ops[op], self.program.graph)
+        return op in self.deferred_ops and op in self.batch and is_check(self.program.graph.ops[op], self.program.graph)
 
     def _place_effect(self, op: Op, early: int) -> int:
         asked = [self.phase_of[request.index] for request in self.program.requests if request.start <= op.index]
         update = _find_next_part(max(early, 3 * max(asked, default=0) + UPDATE), UPDATE)
         leads = op.index in self.leading
-        if op.index in self.held:
+        if op.index in self.holder_ops:
             return _find_next_part(early, UPDATE)
         if self._is_seed_write(op):
             return _find_next_part(early, FORWARD)
@@ -348,7 +349,7 @@ class _Splitter:
         graph = self.program.graph
         forward = {effect for effect in self.effects if self.part[effect] % 3 != UPDATE}
         latest: dict[int, int] = {}  # a read must not run after a write that followed it in the trace
-        for op in self.own:
+        for op in self.user_ops:
             for before in op.control if op.index in self.effects else ():
                 if is_read(graph.ops[before]):
                     latest[before] = min(latest.get(before, self.part[op.index]), self.part[op.index])
@@ -364,7 +365,7 @@ class _Splitter:
             leading=frozenset(self.leading | self.targets),
             late=self.late,
             forward_written=frozenset(handle for op in forward for handle in list_resources(graph.ops[op], graph)),
-            again=self.again,
+            recomputed_checks=self.recomputed_checks,
             asserted=frozenset(op for op in self.effects if self._is_merged_assertion(op)),
         )
 

@@ -87,7 +87,7 @@ def list_cut(cut: Cut, number: Callable[[int], int] = int) -> Iterator[str]:
         yield f"{indent}  ops {ops or 'none'}"
         yield f"{indent}  gives {', '.join(map(name, sorted(fragment.fetches))) or 'nothing'}"
 
-    for fragment in cut.whole.values():
+    for fragment in cut.batch_fragments.values():
         yield from describe(fragment)
     for phase in cut.phases:
         yield f"phase {phase.index}, requests {list(phase.requests)}"
@@ -103,7 +103,7 @@ def list_cut(cut: Cut, number: Callable[[int], int] = int) -> Iterator[str]:
         source, value = stages[b.source].key, name(b.value)
         yield f"boundary {b.slot}: {value} {source} -> {to} as {b.codec}, {back}, {b.layout}, phase {b.phase}"
     yield from (f"merge {name(value)}: {rule}" for value, rule in sorted(cut.merges.items()))
-    yield from (f"held {path}: {', '.join(workers)}" for path, workers in cut.held.items())
+    yield from (f"held {path}: {', '.join(workers)}" for path, workers in cut.variable_workers.items())
 
 
 def list_layouts(cut: Cut, stage: int) -> Iterator[str]:
@@ -112,14 +112,14 @@ def list_layouts(cut: Cut, stage: int) -> Iterator[str]:
     yield f"stage {cut.program.stages[stage].key} on {layouts.count} devices"
     for each in layouts.sums:
         yield f"  {each.kind} of {each.value} {each.source} -> {each.target} over replicas, {each.nbytes:.0f} bytes"
-    for value, layout in sorted(layouts.of.items()):
+    for value, layout in sorted(layouts.by_value.items()):
         yield f"  {value} {graph.ops[value.op].type} {graph.spec(value)}: {layout}"
     for op, reshards in sorted(layouts.reshards.items()):
         for each in reshards:
             reader = "the end" if op < 0 else f"%{op} {graph.ops[op].type}"
             yield f"  {each.kind} of {each.value} {each.source} -> {each.target} for {reader}, {each.nbytes:.0f} bytes"
-    if layouts.together:
-        yield f"  computed together: {', '.join(f'%{op} {graph.ops[op].type}' for op in sorted(layouts.together))}"
+    if layouts.joint_ops:
+        yield f"  computed together: {', '.join(f'%{op} {graph.ops[op].type}' for op in sorted(layouts.joint_ops))}"
 
 
 VERIFY = bool(os.environ.get("WHALE_NEBULA_VERIFY_PASSES"))
@@ -135,18 +135,18 @@ def _find_no_line(op: int) -> str:
 class Compilation:
     """A program in compilation, with the results of earlier passes.
 
-    `where` returns the user's line of an op; `results` are the receivers of the tensors that the step returns; `apart`
-    names the inputs that only the workers whose stages read them receive; `held` are the layouts of variables that
-    earlier programs have touched. With `follows_inputs` the dependences of crossing values on inputs are determined.
-    `folds` has the relation of each value to the batch, `phases` the time of each op.
+    `where` returns the user's line of an op; `results` are the receivers of the tensors that the step returns;
+    `restricted_inputs` names the inputs that only the workers whose stages read them receive; `held_layouts` are the
+    layouts of variables that earlier programs have touched. With `follows_inputs` the dependences of crossing values on
+    inputs are determined. `folds` has the relation of each value to the batch, `phases` the time of each op.
     """
 
     program: Program
     workers: tuple[Worker, ...]
     where: Callable[[int], str] = _find_no_line
     results: str = EVERYWHERE
-    apart: Collection[str] = ()
-    held: Mapping[int, Layout] = field(default_factory=dict)
+    restricted_inputs: Collection[str] = ()
+    held_layouts: Mapping[int, Layout] = field(default_factory=dict)
     follows_inputs: bool = False
     folds: BatchFolds | None = None
     phases: Parts | None = None
@@ -212,7 +212,7 @@ def _check_stages(given: Compilation) -> Compilation:
 def _cut_program(given: Compilation) -> Compilation:
     """Cut the program into fragments for workers, with the boundaries between them."""
     phases, folds = given.require("phases"), given.require("folds")
-    cut = map_workers(given.program, given.workers, phases, folds, given.results, given.apart)
+    cut = map_workers(given.program, given.workers, phases, folds, given.results, given.restricted_inputs)
     check_crossable(cut, given.where)
     return replace(given, cut=cut)
 
@@ -220,8 +220,8 @@ def _cut_program(given: Compilation) -> Compilation:
 def _complete_layouts(given: Compilation) -> Compilation:
     """Complete the layouts of stages that are split over devices."""
     cut = given.require("cut")
-    found = complete_stages(cut, given.where, given.held)
-    layouts = {stage: each for stage, each in found.items() if each.of or each.sums}
+    found = complete_stages(cut, given.where, given.held_layouts)
+    layouts = {stage: each for stage, each in found.items() if each.by_value or each.sums}
     notes = chain.from_iterable(each.notes for each in found.values())
     return replace(given, cut=replace(cut, layouts=layouts, notes=(*cut.notes, *notes))) if found else given
 
@@ -229,7 +229,9 @@ def _complete_layouts(given: Compilation) -> Compilation:
 def _list_exchange(given: Compilation) -> Compilation:
     """List the exchanges between clusters for updates and, on request, the dependences of crossing values on inputs."""
     cut = given.require("cut")
-    parted = divide_clusters(cut, given.require("phases"), given.require("folds"), given.results, given.apart)
+    parted = divide_clusters(
+        cut, given.require("phases"), given.require("folds"), given.results, given.restricted_inputs
+    )
     crossings = list_crossings(parted) if given.follows_inputs else ()
     return replace(given, cut=replace(cut, exchange=list_exchanges(parted), input_crossings=crossings))
 
@@ -341,7 +343,7 @@ def _find_program_faults(program: Program) -> Iterator[str]:
         made = chain.from_iterable(each.values for each in request.parts)
         held = chain.from_iterable(each.values for each in request.holders)
         flows = (value for each in request.flows for value in (each.boundary, each.gradient))
-        named = chain(named, request.targets, request.given, arrivals, made, held, flows)
+        named = chain(named, request.targets, request.output_gradients, arrivals, made, held, flows)
         if len(request.merges) not in (0, len(request.sources)):
             yield f"request {request.index} merges {len(request.merges)} of {len(request.sources)} gradients"
         if any(op not in range(len(graph)) for op in request.backward):

@@ -73,7 +73,7 @@ def find_readers(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str
 def list_fragments(cut: Cut) -> Iterator[Fragment]:
     """All fragments of a step, those of stages first."""
     yield from (fragment for phase in cut.phases for stage in phase.stages for fragment in stage.fragments)
-    for once in (cut.whole, cut.weight, *(phase.prologue for phase in cut.phases)):
+    for once in (cut.batch_fragments, cut.weight, *(phase.prologue for phase in cut.phases)):
         yield from once.values()
     for phase in cut.phases:
         yield from chain.from_iterable(phase.updates.values())

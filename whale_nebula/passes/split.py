@@ -38,9 +38,9 @@ from whale_nebula.passes.rules import Fold, fold
 from whale_nebula.spec import Spec, Value
 
 
-def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, Layout]) -> Mapping[int, Layouts]:
+def complete_stages(cut: Cut, where: Callable[[int], str], held_layouts: Mapping[int, Layout]) -> Mapping[int, Layouts]:
     """By the number of a stage, the layouts of its values, or only notes why there are none. An update that several
-    stages share is completed with the first of them that has pieces in it. A variable that is `held` keeps its layout.
+    stages share is completed with the first of them that has pieces in it. Variables in `held_layouts` keep them.
     A vector among variables of more axes, such as a bias next to the kernel, is in pieces if its readers use pieces,
     unless the requested layout saves bytes.
     """
@@ -66,7 +66,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             own = {op: layout for op, layout in slots.items() if op not in readers}
             given, why = _find_gradients(cut, number, count, own)
             notes, settled = [*notes, *why], settled | program.variable_ops.keys()
-        own |= {op: layout for op, layout in held.items() if op in own or count > 1}
+        own |= {op: layout for op, layout in held_layouts.items() if op in own or count > 1}
         if count < 2 or all(layout.kind != SPLIT for layout in (*own.values(), *given.values())):
             found |= {number: Layouts(count, {}, notes=tuple(notes))} if shared and count > 1 and notes else {}
             continue
@@ -81,10 +81,10 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             count=count,
             variables=own,
             parts={} if shared else sums,
-            given=given,
+            outside_layouts=given,
             wholes=wholes,
-            settled=frozenset(settled | held.keys()),
-            kept_whole=frozenset().union(*(layouts.touched for layouts in found.values())),
+            settled=frozenset(settled | held_layouts.keys()),
+            kept_whole=frozenset().union(*(layouts.split_ops for layouts in found.values())),
             folds=folds,
             where=where,
         )
@@ -98,13 +98,13 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
         question = replace(question, variables=own)
         layouts, given, unlike = _complete_consistently(cut, number, question)
         notes += [_DIFFERENT_UPDATES.format(len(unlike), stage.key)] * bool(unlike)
-        vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held.keys()
+        vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held_layouts.keys()
         vectors -= program.graph.ascend(program.graph.ops[op].inputs[-2].op for op in question.row_calls)
         if vectors and vectors < own.keys() and stage.shards > 1:
             others = {op: layout for op, layout in own.items() if op not in vectors}
             other = complete_layouts(replace(question, variables=others))
             layouts = other if other.nbytes <= layouts.nbytes else layouts
-        kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
+        kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.by_value} - wholes
         kept |= {holder for holder, part in sums.items() if part in kept}
         kept |= given.keys() if len(cut.workers) > 1 else set()  # in one process accumulated gradients are whole
         found[number] = replace(
@@ -143,9 +143,9 @@ def _complete_consistently(
     """
     graph, whole = cut.program.graph, set[Value]()
     while True:
-        given = {each: lies for each, lies in question.given.items() if each not in whole}
+        given = {each: lies for each, lies in question.outside_layouts.items() if each not in whole}
         own = {op: lies for op, lies in question.variables.items() if Value(op) not in whole}
-        layouts = complete_layouts(replace(question, given=given, variables=own))
+        layouts = complete_layouts(replace(question, outside_layouts=given, variables=own))
         runs = [set(_list_runs(cut, worker, layouts)) for worker in cut.workers_of(stage)]
         unlike = {run[-1] for run in frozenset().union(*runs).difference(frozenset(runs[0]).intersection(*runs))}
         slots = own if cut.program.stages[stage].shared_slots else {}
@@ -160,8 +160,8 @@ def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, i
     """The ops on pieces that a worker runs in its updates, and those whose results it passes on."""
     for phase in cut.phases:
         for fragment in phase.updates.get(worker, ()):
-            yield from ((phase.index, fragment.round, False, op) for op in fragment.ops if op in layouts.touched)
-            given = (value.op for value in fragment.fetches if value in layouts.of)
+            yield from ((phase.index, fragment.round, False, op) for op in fragment.ops if op in layouts.split_ops)
+            given = (value.op for value in fragment.fetches if value in layouts.by_value)
             yield from ((phase.index, fragment.round, True, op) for op in given)
 
 
@@ -211,12 +211,12 @@ def _list_parts(cut: Cut, stage: int) -> Iterator[tuple[Request, GradientPart]]:
                 yield request, part
 
 
-def _list_replica_sums(cut: Cut, stage: int, count: int, given: Mapping[Value, Layout]) -> Iterator[Reshard]:
+def _list_replica_sums(cut: Cut, stage: int, count: int, outside_layouts: Mapping[Value, Layout]) -> Iterator[Reshard]:
     """The collectives that add up the dense gradients of a stage over its replicas."""
     places = {part: holder for holder, part in list_sums(cut.program)}
     for request, part in _list_parts(cut, stage):
         if not part.sparse:
-            target = given.get(places.get(part.values[0], part.values[0]), WHOLE_LAYOUT)
+            target = outside_layouts.get(places.get(part.values[0], part.values[0]), WHOLE_LAYOUT)
             kind = choose_collective(PARTIAL_LAYOUT, target) or ""
             nbytes = count_bytes(kind, cut.program.variable_ops[request.origins[part.source]].spec.nbytes(), count)
             yield Reshard(part.values[0], PARTIAL_LAYOUT, target, kind, nbytes)
@@ -275,7 +275,7 @@ def _find_whole_reader(cut: Cut, variable: int) -> str:
 
 def _is_of_stage(cut: Cut, stage: int, variable: int) -> bool:
     """Whether only the workers of a stage hold a variable."""
-    return set(cut.held[cut.program.variable_ops[variable].path]) <= set(cut.workers_of(stage))
+    return set(cut.variable_workers[cut.program.variable_ops[variable].path]) <= set(cut.workers_of(stage))
 
 
 def list_split_workers(cut: Cut) -> frozenset[str]:
@@ -283,11 +283,11 @@ def list_split_workers(cut: Cut) -> frozenset[str]:
     return frozenset(worker for stage in cut.layouts for worker in cut.workers_of(stage))
 
 
-def check_held_layouts(cut: Cut, held: Mapping[int, Layout]) -> None:
+def check_held_layouts(cut: Cut, held_layouts: Mapping[int, Layout]) -> None:
     """Refuse a program that would read variables whole that an earlier one has left in pieces."""
     program = cut.program
     known = {op for layouts in cut.layouts.values() for op in layouts.variables}
-    for op, layout in held.items():
+    for op, layout in held_layouts.items():
         if layout.kind == SPLIT and op not in known:
             path = program.variable_ops[op].path
             raise PlanError(
@@ -313,7 +313,7 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
         built = {
             "nb.split of layers with synchronized moments, in nb.replica between processes": summed,
             "nb.split inside nb.replica(shard=) between processes": stage.shards > 1 and stage.shared_slots,
-            "nb.split, or nb.replica(shard=), of a model that every cluster trains a copy of": cut.program.apart
+            "nb.split, or nb.replica(shard=), of a model that every cluster trains a copy of": cut.program.local_sgd
             is not None,
         }
         missing = next((feature for feature, asked in built.items() if asked), None)

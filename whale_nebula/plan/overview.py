@@ -54,7 +54,7 @@ class Direction:
     def _payload(self, way: str, rows: int) -> int | None:
         shape = self.spec.shape
         open_size = shape is None or None in shape[1:]
-        return None if open_size else payload_bytes(way, self.spec.dtype, self.spec.sized(rows), self.forward)
+        return None if open_size else payload_bytes(way, self.spec.dtype, self.spec.fill_shape(rows), self.forward)
 
     @property
     def used_way(self) -> str:
@@ -65,7 +65,7 @@ class Direction:
         if not shape or None in shape[1:]:
             return self.way
         forward = None if self.forward is None else parse_encoding(self.forward)
-        used = used_codec(way, self.spec.dtype, self.spec.sized(self.counts[0]), forward)
+        used = used_codec(way, self.spec.dtype, self.spec.fill_shape(self.counts[0]), forward)
         if used == way.codec:
             return self.way
         return str(replace(way, codec=used) if used is not None else replace(way, codec=None, ladder=(), start=0))
@@ -103,13 +103,13 @@ class Direction:
         """Seconds per step on one core, to encode and to decode; None if nothing crosses or costs are unknown."""
         if not self.lines or self.step_bytes is None or parse_encoding(self.way).auto:
             return None
-        by_rows = {rows: self._cost(self.spec.sized(rows)) for rows in set(self.counts)}
+        by_rows = {rows: self._cost(self.spec.fill_shape(rows)) for rows in set(self.counts)}
         known = [each for rows in self.counts if (each := by_rows[rows]) is not None]
         if len(known) < len(self.counts):
             return None
         encoded, renewed = 1 if self.forward is None else len(self.lines), 0.0
         if self.forward is None and self.counts:  # a structure is renewed once per step, with the first micro-batch
-            dims = self.spec.sized(self.counts[0])
+            dims = self.spec.fill_shape(self.counts[0])
             renewed = estimate_renewal(used_codec(parse_encoding(self.way), self.spec.dtype, dims), dims)
         decoded = len(self.lines) * sum(one.decode for one in known)
         return Cost(encoded * sum(one.encode for one in known) + renewed, decoded)
@@ -287,15 +287,15 @@ class Overview:
         others = (so if each.name == so.name else each for each in plan.boundaries)
         return predict_times(replace(plan, boundaries=tuple(others)), find_assumptions(plan)).seconds
 
-    def once(self) -> tuple[PlanOnce, ...]:
+    def list_once_parts(self) -> tuple[PlanOnce, ...]:
         """The parts that run once per step, in order."""
-        found = [self._describe_once([fragment]) for fragment in self.cut.whole.values()]
+        found = [self._describe_once([fragment]) for fragment in self.cut.batch_fragments.values()]
         for phase in self.cut.phases:
             found += [self._describe_once([fragment]) for fragment in phase.prologue.values()]
             found += [self._describe_once(fragments) for fragments in phase.updates.values()]
         return tuple(each for each in found if each.ops)
 
-    def tied(self) -> tuple[PlanTied, ...]:
+    def list_tied_variables(self) -> tuple[PlanTied, ...]:
         """The variables with a gradient from two or more stages."""
         owners: dict[int, list[tuple[Request, GradientPart]]] = {}
         for request in self.cut.program.requests:

@@ -80,7 +80,7 @@ def list_layouts(cut: Cut) -> dict[str, str]:
     found: dict[str, str] = {}
     variables, graph = cut.program.variable_ops, cut.program.graph
     for layouts in cut.layouts.values():
-        for value, layout in sorted(layouts.of.items()):
+        for value, layout in sorted(layouts.by_value.items()):
             op = graph.ops[value.op]
             name = variables[value.op].path if value.op in variables else op.name
             found[f"{name}:{value.out}" if value.out else name] = str(layout)
@@ -114,7 +114,7 @@ def list_notes(cut: Cut, crossed: CrossingSizes, count: int) -> tuple[str, ...]:
     costs: dict[str, float] = {}
     for stage, layouts in cut.layouts.items():
         fragments = _first_fragments(cut, stage)
-        for op, note in layouts.alone.items():
+        for op, note in layouts.whole_op_notes.items():
             crossing = [each for each in layouts.reshards.get(op, ()) if each.nbytes]
             sent = sum(count_bytes(each.kind, crossed.nbytes(each.value), layouts.count) for each in crossing)
             times = count if op in fragments and fragments[op].stage is not None else 1
@@ -164,7 +164,7 @@ class CrossingSizes:
     @cached_property
     def _sizes(self) -> Sizes:
         """The sizes of a micro-batch; those of values before the micro-batches are of the whole batch."""
-        found, before = self._begin(self.rows[0]), [*self.cut.whole.values()]
+        found, before = self._begin(self.rows[0]), [*self.cut.batch_fragments.values()]
         before += [fragment for phase in self.cut.phases for fragment in phase.prologue.values()]
         once = {value for fragment in before for value in fragment.fetches} if len(self.rows) > 1 else set[Value]()
         batch = self._begin(sum(self.rows)).follow(self._ops) if once else found
@@ -190,7 +190,7 @@ def _list_stage_collectives(cut: Cut, stage: int, crossed: CrossingSizes, count:
             seen.add(crossing)
             nbytes = count_bytes(each.kind, crossed.nbytes(each.value), layouts.count)
             yield _collective(cut, key, each.kind, each.value, nbytes, fragment, count)
-    for op in sorted(layouts.together):
+    for op in sorted(layouts.joint_ops):
         if graph.ops[op].type in _NUMBERS and op in fragments:
             kind, nbytes = _count_numbers(cut, layouts, op, crossed)
             yield _collective(cut, key, kind, Value(op), nbytes, fragments[op], count)

@@ -139,9 +139,9 @@ class Times:
         return sum(phase.timeline.seconds for phase in self.phases)
 
 
-def step_text(plan: Plan, given: Assumptions | None = None) -> str:
+def step_text(plan: Plan, assumptions: Assumptions | None = None) -> str:
     """A sentence on the estimated step time, with the exchange between clusters."""
-    drawn = predict_times(plan, given).seconds
+    drawn = predict_times(plan, assumptions).seconds
     codecs = any(map(any, list_codec_seconds(plan, list(plan.stages)).values()))
     if not plan.exchange_seconds:
         return f"estimated step time: {duration(drawn)}{' with codecs' * codecs}, plus updates"
@@ -166,12 +166,12 @@ def _takes_time(plan: Plan) -> bool:
     return any(line is not None and size and line.delay + line.seconds(size) for line, size in ways)
 
 
-def predict_times(plan: Plan, given: Assumptions | None = None, *, most: int | None = None) -> Times:
+def predict_times(plan: Plan, assumptions: Assumptions | None = None, *, most: int | None = None) -> Times:
     """The schedule of a plan in time; `most` limits the micro-batches."""
-    given = given or find_assumptions(plan)
+    assumptions = assumptions or find_assumptions(plan)
     count = len(plan.rows) if most is None else min(len(plan.rows), most)
-    found = (_phase(plan, phase, count, given) for phase in range(count_phases(plan)))
-    return Times(given, count, tuple(each for each in found if each.stages))
+    found = (_phase(plan, phase, count, assumptions) for phase in range(count_phases(plan)))
+    return Times(assumptions, count, tuple(each for each in found if each.stages))
 
 
 def count_held(plan: Plan) -> dict[str, int]:
@@ -203,13 +203,13 @@ def count_phases(plan: Plan) -> int:
     return max((len(stage.runs) for stage in plan.stages.values()), default=0)
 
 
-def _phase(plan: Plan, phase: int, count: int, given: Assumptions) -> PhaseTimes:
+def _phase(plan: Plan, phase: int, count: int, assumptions: Assumptions) -> PhaseTimes:
     stages = tuple(stage for stage in plan.stages.values() if stage.runs[phase])
     if not stages:
         return PhaseTimes(phase, (), Timeline(0, ()), ())
-    works = list(_works(plan, stages, phase, given))
+    works = list(_works(plan, stages, phase, assumptions))
     hops = _hops(plan, [stage.name for stage in stages])
-    if not given.timed:
+    if not assumptions.timed:
         hops = {pair: Hop(None, None, 0.0, None if hop.backward is None else 0.0) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight, recompute=plan.recompute)
     own, last = compute_pace(works, hops), len(stages) - 1
@@ -223,13 +223,13 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumptions) -> PhaseTimes
 
 
 # ---------------------------------------------------------------------- the simulator's input
-def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumptions) -> Iterator[Work]:
+def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, assumptions: Assumptions) -> Iterator[Work]:
     """Simulated work of the stages, for their fastest replicas."""
-    codecs = list_codec_seconds(plan, [stage.name for stage in stages]) if given.timed else {}
+    codecs = list_codec_seconds(plan, [stage.name for stage in stages]) if assumptions.timed else {}
     for stage in stages:
         taken = {"F": 1.0, "B": _BACKWARD, "W": _BACKWARD / 2}
-        if given.speed is not None:
-            taken = _divide_flops(stage, phase, len(plan.rows), given.speed)
+        if assumptions.speed is not None:
+            taken = _divide_flops(stage, phase, len(plan.rows), assumptions.speed)
         forward, backward, weights = (taken[letter] if letter in stage.runs[phase] else 0.0 for letter in "FBW")
         slowness = tuple(max(stage.speeds) / speed for speed in stage.speeds)
         yield Work(

@@ -171,7 +171,7 @@ class State:
 class Runs:
     """Two runs from one state, and for each variable the effect of rounding alone on its update."""
 
-    before: Values
+    initial_values: Values
     uncut: State
     planned: State
     noise: Mapping[str, float] = field(default_factory=dict)
@@ -193,7 +193,7 @@ def _variable(path: str, runs: Runs, tolerance: Tolerance) -> Row:
     a, b = runs.uncut.variables[path], runs.planned.variables[path]
     if not is_inexact(a):
         return Row(path, distance(a, b), 0.0)
-    update = _norm(change(runs.before[path], a))
+    update = _norm(change(runs.initial_values[path], a))
     stored = _STORED * BITS.get(a.dtype.name, 0.0) * _norm(_numbers(a))
     limit = tolerance.update * update + max(stored, _NOISE * runs.noise.get(path, 0.0))
     return Row(path, distance(a, b), limit, noisy=limit >= update > 0)

@@ -136,7 +136,7 @@ class _ChainBuilder:
         self.effort = FlopCounter(self.sizes)
         self.batch = self.program.of_batch
         self.requests = self.program.requests[:1]
-        self.behind = {op for request in self.program.requests for op in request.backward}
+        self.backward_ops = {op for request in self.program.requests for op in request.backward}
 
     def build(self) -> Layers | None:
         """Order the forward, divide it into blocks, and compute their work."""
@@ -190,7 +190,7 @@ class _ChainBuilder:
         graph = self.graph
         depth = [0.0] * len(graph)
         for op in graph.ops:
-            own = 1.0 + self.effort.count_op(op) if op.index not in self.behind else 0.0
+            own = 1.0 + self.effort.count_op(op) if op.index not in self.backward_ops else 0.0
             depth[op.index] = own + max((depth[value.op] for value in op.inputs), default=0.0)
         found: dict[int, None] = {}
         stack = [(op, False) for op in reversed(self._list_end_ops())]
@@ -199,7 +199,7 @@ class _ChainBuilder:
             index, done = stack.pop()
             if done:
                 found[index] = None
-            elif index not in seen and index in self.batch and index not in self.behind:
+            elif index not in seen and index in self.batch and index not in self.backward_ops:
                 seen.add(index)
                 stack.append((index, True))
                 inputs = sorted({value.op for value in graph.ops[index].inputs}, key=lambda each: depth[each])
@@ -213,7 +213,7 @@ class _ChainBuilder:
         for op in self.graph.ops:
             handle = op.inputs[0].op if is_read(op) and op.inputs else -1
             variable = self.program.variable_ops.get(handle)
-            if variable is None or op.index in self.behind:
+            if variable is None or op.index in self.backward_ops:
                 continue
             number = seen.get(variable.path, 0)
             seen[variable.path] = number + 1
@@ -231,7 +231,7 @@ class _ChainBuilder:
                 for reader in self.graph.consumers(value):
                     if reader.index in inside:
                         found.append(reader.index)
-                    elif reader.index not in self.behind and reader.index not in self.batch:
+                    elif reader.index not in self.backward_ops and reader.index not in self.batch:
                         stack.append(reader.index)
         return found
 
@@ -338,7 +338,8 @@ class _ChainBuilder:
             returned = sum(known[path].spec.nbytes() for path, own in trained.items() if own)
             back[cut] = back[cut - 1] + returned / self.rows
             more = [
-                Tensor(known[path].spec.dtype, tuple(known[path].spec.sized(1)), own) for path, own in trained.items()
+                Tensor(known[path].spec.dtype, tuple(known[path].spec.fill_shape(1)), own)
+                for path, own in trained.items()
             ]
             tensors[cut] = (*tensors[cut - 1], *more)
 
@@ -395,7 +396,7 @@ class _ChainBuilder:
         asked = [value.op for request in self.program.requests for part in request.parts for value in part.values]
         asked += [flow.gradient.op for request in self.program.requests for flow in request.flows]
         asked += [op for request in self.program.requests for _, op in request.effects]
-        behind = {op for op in self.graph.ascend(asked) & self.behind if self.graph.ops[op].type not in SHAPE_OPS}
+        behind = {op for op in self.graph.ascend(asked) & self.backward_ops if self.graph.ops[op].type not in SHAPE_OPS}
         counted: set[Value] = set()
         for op, block in self.block.items():
             for value in self.graph.ops[op].values:
@@ -418,7 +419,7 @@ class _ChainBuilder:
     def _forbid_cuts_of_state(self, cuttable: np.ndarray, readers: dict[str, set[int]]) -> None:
         """Forbid cuts between two blocks that share a variable that the forward writes: a seed, or statistics."""
         written = {
-            handle for op in self.graph.ops if op.index not in self.behind and is_effect(op, self.graph)
+            handle for op in self.graph.ops if op.index not in self.backward_ops and is_effect(op, self.graph)
             for handle in find_written_handles(op, self.graph)
         }  # fmt: skip
         for handle in written:
@@ -434,7 +435,7 @@ class _ChainBuilder:
         """
         names = {self.graph.ops[op].name: block for op, block in self.block.items()}
         block_of_op: dict[int, int] = {}
-        for index in sorted(self.behind):
+        for index in sorted(self.backward_ops):
             op = self.graph.ops[index]
             above = min((block_of_op[value.op] for value in op.inputs if value.op in block_of_op), default=count - 1)
             made = _GRADIENT.match(op.name)
@@ -465,7 +466,7 @@ class _ChainBuilder:
                 source = self.program.variable_ops.get(request.origins[holder.source])
                 if source is not None and source.path in first:
                     roots |= dict.fromkeys(holder.values, first[source.path])
-        after = sorted(self.graph.descend(self.program.holders) - self.behind - self.block.keys())
+        after = sorted(self.graph.descend(self.program.holders) - self.backward_ops - self.block.keys())
         joined: dict[Value, Value] = {}
 
         def find(value: Value) -> Value:

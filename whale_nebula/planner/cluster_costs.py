@@ -252,7 +252,7 @@ class MeasuredBlocks:
     cores: int = 1
 
     @classmethod
-    def of(
+    def from_points(
         cls,
         points: Mapping[str, Mapping[int, Points]],
         count: int,
@@ -354,7 +354,7 @@ class _SubgraphBuilder:
         return {op: (kind, block) for kind, blocks in kinds for block, own in enumerate(blocks) for op in own}
 
     @cached_property
-    def after(self) -> set[int]:
+    def gradient_dependents(self) -> set[int]:
         """The ops that depend on gradients."""
         return self.program.graph.descend(self.program.holders)
 
@@ -392,7 +392,11 @@ class _SubgraphBuilder:
     def _is_shared(self, op: Op) -> bool:
         """Whether an op is computed in every block that reads it, such as reads of variables and constants."""
         program = self.program
-        depends = op.index in program.of_batch or op.index in self.after or program.request_of(op.index) is not None
+        depends = (
+            op.index in program.of_batch
+            or op.index in self.gradient_dependents
+            or program.request_of(op.index) is not None
+        )
         return not (depends or op.role or is_effect(op, program.graph))
 
     def _is_refused(self, op: Op) -> bool:

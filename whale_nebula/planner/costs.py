@@ -240,10 +240,10 @@ class Costs:
     def ranges(self) -> np.ndarray:
         """Mask of the ranges that have at least one block and may be one stage."""
         cuts = len(self.problem.chain) + 1
-        return np.triu(np.ones((cuts, cuts), bool), 1) & (self._written != _MIXED)
+        return np.triu(np.ones((cuts, cuts), bool), 1) & (self._written_stages != _MIXED)
 
     @cached_property
-    def _written(self) -> np.ndarray:
+    def _written_stages(self) -> np.ndarray:
         """For each range of blocks, the number of the written stage that it contains: -1 for none, `_MIXED` for several
         or an incomplete one.
         """
@@ -258,7 +258,7 @@ class Costs:
     def mask_stages(self, cluster: int) -> np.ndarray:
         """Mask of the ranges that may be a stage of a cluster."""
         admitted = np.array([*(each.admits(cluster) for each in self.problem.written_stages), True])
-        found = self.ranges & admitted[np.maximum(self._written, -1)]
+        found = self.ranges & admitted[np.maximum(self._written_stages, -1)]
         for each in self.problem.pinned_blocks:
             if cluster not in each.clusters:
                 found[: each.block + 1, each.block + 1 :] = False
@@ -267,7 +267,7 @@ class Costs:
     def count_replicas(self, replicas: int) -> Array:
         """The number of replicas of each range: the user's where a stage was written, otherwise the given one."""
         return np.array([*(each.replicas or replicas for each in self.problem.written_stages), replicas])[
-            np.maximum(self._written, -1)
+            np.maximum(self._written_stages, -1)
         ]
 
     def mask_replicable(self, replicas: int) -> np.ndarray:
@@ -276,7 +276,7 @@ class Costs:
             return np.ones_like(self.ranges)
         single = _sum_prefixes(self.problem.chain.single.astype(float))
         said = np.array([*(each.replicas is not None for each in self.problem.written_stages), False])
-        return (single[None, :] <= single[:, None]) | said[np.maximum(self._written, -1)]
+        return (single[None, :] <= single[:, None]) | said[np.maximum(self._written_stages, -1)]
 
     def bytes(self, in_flight: Any, shards: int = 1) -> Array:
         """Bytes that a worker needs for each range of blocks, by the number of micro-batches in flight."""
@@ -295,7 +295,7 @@ class Costs:
         gradients, slots = ((each[end] - each[begin]) / shards for each in (self.gradients, self._slots))
         largest = self._largest[begin, end] / shards
         held = self._activations[end] - self._activations[begin]
-        sweep = self._after[begin] - self._activations[begin] + self.gradients[end]
+        sweep = self._tail_peaks[begin] - self._activations[begin] + self.gradients[end]
         whole = (end == len(self.problem.chain)) & (shards == 1)
         own = np.where(whole, sweep, held + gradients + self._transient[begin, end])
         added = np.where(whole, 0.0, held) + 2 * gradients + largest
@@ -318,7 +318,7 @@ class Costs:
         return _sum_prefixes(self.problem.chain.slots)
 
     @cached_property
-    def _after(self) -> Array:
+    def _tail_peaks(self) -> Array:
         """For the range from each cut to the end, whose activations are freed while its gradients appear: the peak of
         both, less the part that does not depend on the cut.
         """

@@ -141,7 +141,7 @@ class _ShapePool:
     most: int
     parent: _ShapePool | None = None
     heap: list[tuple[float, int, Shape]] = field(default_factory=list)
-    known: dict[Shape, float] = field(default_factory=dict)
+    seconds_by_shape: dict[Shape, float] = field(default_factory=dict)
     counter: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
@@ -158,15 +158,15 @@ class _ShapePool:
         """Add a shape if it is one of the best."""
         if self.parent is not None:
             self.parent.add(seconds, shape)
-        if seconds >= min(self.worst, self.known.get(shape, math.inf)):
+        if seconds >= min(self.worst, self.seconds_by_shape.get(shape, math.inf)):
             return
-        if shape in self.known:  # a lower bound on its longest time was possible
+        if shape in self.seconds_by_shape:  # a lower bound on its longest time was possible
             self.heap = [each for each in self.heap if each[2] != shape]
             heapq.heapify(self.heap)
-        self.known[shape] = seconds
+        self.seconds_by_shape[shape] = seconds
         heapq.heappush(self.heap, (-seconds, next(self.counter), shape))
         if len(self.heap) > self.most:
-            del self.known[heapq.heappop(self.heap)[2]]
+            del self.seconds_by_shape[heapq.heappop(self.heap)[2]]
 
     def shapes(self) -> list[Shape]:
         """All shapes, the best first."""
@@ -212,12 +212,14 @@ class _Search:
             {way: self.costs.seconds(cluster, way.shards) for way in self.ways[cluster]} for cluster in clusters
         ]
         self.trips = {(a, b): self._compute_trips(a, b) for a in clusters for b in clusters}
-        self.once = [self._count_updates(cluster) for cluster in clusters]
+        self.update_counts = [self._count_updates(cluster) for cluster in clusters]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
         for limit in reversed(self._list_limits()):
             if self._is_hopeless(self.costs.micro_batches / limit * single / pieces):
                 continue
-            self.bands = {(s, how): self._compute_band(s, how, limit) for s in clusters for how in self.once[s]}
+            self.bands = {
+                (s, how): self._compute_band(s, how, limit) for s in clusters for how in self.update_counts[s]
+            }
             self._extend(orders, limit, memory)
 
     def _is_hopeless(self, seconds: float) -> bool:
@@ -301,7 +303,7 @@ class _Search:
         rows, places = np.arange(shape[0])[:, None], np.arange(shape[1])
         best, alone, took = np.full(shape, math.inf), np.full(shape, 1e30), np.full(shape, -1)
         ways_there, choices = list[np.ndarray](), list[tuple[Way, int]]()
-        for how, once in self.once[cluster].items():
+        for how, once in self.update_counts[cluster].items():
             own, times, held = self.bands[cluster, how]
             after, way = step, single
             depth = min(max(1, self.problem.count_room(cluster) // (how.replicas * how.shards)), DEEPEST)
@@ -350,7 +352,7 @@ class _Search:
         of a micro-batch, and seconds of a micro-batch times the factor that `limit` implies. With short memory the band
         is narrow.
         """
-        count, once = self.costs.micro_batches, self.once[cluster][how]
+        count, once = self.costs.micro_batches, self.update_counts[cluster][how]
         turns, may = self._count_turns(cluster, how)
         fits = may & (
             self.costs.bytes(np.ceil(limit / self.copies[how]), how.shards) <= self.problem.clusters[cluster].memory
@@ -396,7 +398,7 @@ class _Ranking:
     """Shapes with their costs, without duplicates: all ranked by the formula, the best of them by the simulator."""
 
     problem: Problem
-    known: dict[tuple[Shape, bool], Candidate | Excess] = field(default_factory=dict)
+    ratings: dict[tuple[Shape, bool], Candidate | Excess] = field(default_factory=dict)
     costs: dict[tuple[int, bool], Costs] = field(default_factory=dict)
     spent: int = 0
 
@@ -418,7 +420,7 @@ class _Ranking:
         for best in self._list_distinct()[:BY_SIMULATOR]:
             self._improve(best, True)
         found = map(self._choose_codecs, self._list_distinct()[:most])
-        return SearchResult(tuple(sorted(found, key=_preference)), None, len(self.known))
+        return SearchResult(tuple(sorted(found, key=_preference)), None, len(self.ratings))
 
     def _list_distinct(self) -> list[Candidate]:
         """The best simulated candidates; of those with the same stages only the best number of micro-batches and
@@ -446,18 +448,20 @@ class _Ranking:
 
     def score(self, shape: Shape, simulated: bool = False) -> Candidate | Excess:
         """Compute the costs of a shape."""
-        if (shape, simulated) not in self.known:
+        if (shape, simulated) not in self.ratings:
             key = shape.micro_batches, shape.recompute
             costs = self.costs.setdefault(key, Costs(self.problem, *key))
             self.spent += self._count_instructions(shape) * simulated
-            self.known[shape, simulated] = score(self.problem, shape, costs, simulated=simulated)
-        return self.known[shape, simulated]
+            self.ratings[shape, simulated] = score(self.problem, shape, costs, simulated=simulated)
+        return self.ratings[shape, simulated]
 
     def _can_afford(self, shape: Shape) -> bool:
         """Whether the budget of simulated instructions (`AFFORDED`) allows one more simulation. The first is always
         allowed.
         """
-        return not self.spent or (shape, True) in self.known or self.spent + self._count_instructions(shape) <= AFFORDED
+        return (
+            not self.spent or (shape, True) in self.ratings or self.spent + self._count_instructions(shape) <= AFFORDED
+        )
 
     def _count_instructions(self, shape: Shape) -> int:
         return len(shape.parts) * shape.micro_batches * len(self.problem.options.schedules)
@@ -472,7 +476,7 @@ class _Ranking:
         return replace(shape, parts=tuple(replace(part, cluster=named[part.cluster]) for part in shape.parts))
 
     def _list_fitting(self, simulated: bool) -> list[Candidate]:
-        known = (each for (_, how), each in self.known.items() if how is simulated and isinstance(each, Candidate))
+        known = (each for (_, how), each in self.ratings.items() if how is simulated and isinstance(each, Candidate))
         return sorted(known, key=_preference)
 
     def _improve(self, best: Candidate, simulated: bool) -> None:

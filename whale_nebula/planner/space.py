@@ -141,7 +141,7 @@ def add_written_stages(problem: Problem, layers: Layers, constraints: Constraint
     known = {each.key: each for each in constraints.stages}
     names = [cluster.name for cluster in problem.clusters]
     fixed = tuple(
-        WrittenStage(key, begin, end, _find_clusters(known[key], names), known[key].replicas, known[key].said)
+        WrittenStage(key, begin, end, _find_clusters(known[key], names), known[key].replicas, known[key].scope_text)
         for key, (begin, end) in layers.written_ranges.items()
     )
     return replace(problem, written_stages=fixed)
@@ -173,7 +173,7 @@ def _find_clusters(stage: ScopedStage, names: Sequence[str]) -> tuple[int, ...]:
     found = tuple(names.index(name) for name in stage.clusters if name in names)
     if stage.clusters and not found:
         raise PlanError(
-            f"{stage.said} is on a cluster that is not used: {' or '.join(stage.clusters)}",
+            f"{stage.scope_text} is on a cluster that is not used: {' or '.join(stage.clusters)}",
             why=f"the planner may use the clusters {', '.join(names)}",
             mend="add it to clusters= of nb.auto_parallel and to nb.cluster, or remove cluster= from the stage",
         )

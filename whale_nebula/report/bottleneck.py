@@ -135,7 +135,7 @@ class _Simulated:
     prediction: Prediction
 
     @property
-    def whole(self) -> float:
+    def whole_seconds(self) -> float:
         return self.prediction.seconds
 
     @cached_property
@@ -144,30 +144,34 @@ class _Simulated:
 
     def is_shorter(self, other: float) -> bool:
         """Whether a step of this duration would be clearly shorter."""
-        return other < (1.0 - NEGLIGIBLE_SHARE) * self.whole
+        return other < (1.0 - NEGLIGIBLE_SHARE) * self.whole_seconds
 
     def describe(self) -> str:
         """The bottleneck in words; a step that takes much longer than its simulation has a cause outside the
         simulation.
         """
         took = self.report.step_seconds
-        apart = f"this step took {duration(took)}, the simulation predicts {duration(self.whole)}"
-        if took < (1.0 - LARGE_GAP_SHARE) * self.whole:
+        apart = f"this step took {duration(took)}, the simulation predicts {duration(self.whole_seconds)}"
+        if took < (1.0 - LARGE_GAP_SHARE) * self.whole_seconds:
             return f"unknown: {apart}"
         if self.is_shorter(self.without_lines.seconds):
             said = self._describe_crossing()
-        elif self.basis.once > 0.5 * self.whole:
-            share = _percent(self.basis.once / self.whole)
+        elif self.basis.once > 0.5 * self.whole_seconds:
+            share = _percent(self.basis.once / self.whole_seconds)
             said = f"updates, metrics and results, computed once per step, take {share} of the step"
         else:
             said = self._describe_computing()
-        return said if self.whole >= (1.0 - LARGE_GAP_SHARE) * took else f"{said} ({apart}, so there is another cause)"
+        return (
+            said
+            if self.whole_seconds >= (1.0 - LARGE_GAP_SHARE) * took
+            else f"{said} ({apart}, so there is another cause)"
+        )
 
     # -------------------------------------------------------------------------- the line
     def _describe_crossing(self) -> str:
         """A text on the crossings during computing, those once per step, or both, as far as they are significant."""
         exchange = self.basis.exchange_seconds
-        if exchange <= NEGLIGIBLE_SHARE * self.whole:
+        if exchange <= NEGLIGIBLE_SHARE * self.whole_seconds:
             return f"{self._describe_waiting()}; {self._advise_codec()}"
         words = list(dict.fromkeys(chain.from_iterable(one.what for each in self.basis.exchange for one in each)))
         what = (
@@ -175,8 +179,8 @@ class _Simulated:
             if words
             else "exchanges between clusters once per step take"
         )
-        share = _percent(exchange / self.whole)
-        if self.whole - self.without_lines.seconds - exchange <= NEGLIGIBLE_SHARE * self.whole:
+        share = _percent(exchange / self.whole_seconds)
+        if self.whole_seconds - self.without_lines.seconds - exchange <= NEGLIGIBLE_SHARE * self.whole_seconds:
             return f"{what} {share} of the step, and no codec applies to them"
         return f"{self._describe_waiting()}, and {what} {share} of it; {self._advise_codec()}"
 
@@ -185,7 +189,7 @@ class _Simulated:
         alone = self.without_lines.stages
         lost = {name: own.wait_seconds - alone[name].wait_seconds for name, own in self.prediction.stages.items()}
         stage = max(lost, key=lambda name: lost[name])
-        waits, part = _measure_waits(self.report).get(stage), lost[stage] / self.whole
+        waits, part = _measure_waits(self.report).get(stage), lost[stage] / self.whole_seconds
         if waits is not None and part >= (1.0 - 2 * NEGLIGIBLE_SHARE) * waits:
             return f"stage {stage} waits {_percent(waits)} of the step for {self._name_lines()}"
         return f"stage {stage} waits {_percent(part)} of the step (simulated) for {self._name_lines()}"
@@ -220,8 +224,9 @@ class _Simulated:
         stages = self.prediction.stages
         busiest = max(stages, key=lambda name: stages[name].compute_seconds + stages[name].codec_seconds)
         busy, codecs = duration(stages[busiest].compute_seconds), stages[busiest].codec_seconds
-        said = f"computation, not links: stage {busiest} computes for {busy} of the predicted {duration(self.whole)}"
-        said += f", its codecs for {duration(codecs)}" if codecs > NEGLIGIBLE_SHARE * self.whole else ""
+        predicted = duration(self.whole_seconds)
+        said = f"computation, not links: stage {busiest} computes for {busy} of the predicted {predicted}"
+        said += f", its codecs for {duration(codecs)}" if codecs > NEGLIGIBLE_SHARE * self.whole_seconds else ""
         more = self._advise_micro_batches()
         return f"{said}; {more}" if more else said
 
@@ -229,15 +234,15 @@ class _Simulated:
         """Recommend more micro-batches for more overlap, as far as there are rows; not if rows depend on each other."""
         tries = [parts for parts in _PARTS if parts <= self.basis.rows and self.basis.divides]
         taken = {parts: seconds(self.basis.divide(parts)) for parts in tries}
-        best = min(taken.values(), default=self.whole)
-        if best > (1.0 - MIN_SAVED_SHARE) * min(self.whole, self.report.step_seconds):
+        best = min(taken.values(), default=self.whole_seconds)
+        if best > (1.0 - MIN_SAVED_SHARE) * min(self.whole_seconds, self.report.step_seconds):
             return ""
         enough = next(parts for parts, took in taken.items() if took <= (1.0 + NEGLIGIBLE_SHARE) * best)
         many = enough * self.basis.micro_batches
         return f"{many} micro-batches would help, if computation divides evenly: {self._compare(taken[enough])}"
 
     def _compare(self, other: float) -> str:
-        return f"{duration(other)} per step instead of {duration(self.whole)}"
+        return f"{duration(other)} per step instead of {duration(self.whole_seconds)}"
 
 
 def _percent(share: float) -> str:

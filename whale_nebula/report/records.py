@@ -166,16 +166,16 @@ class Scalars(Mapping[str, float]):
     """
 
     def __init__(self, names: Sequence[str] = (), values: Sequence[Any] = ()) -> None:
-        self._held = dict(zip(names, values, strict=True))
+        self._values = dict(zip(names, values, strict=True))
 
     def __getitem__(self, name: str) -> float:
-        return float(self._held[name])
+        return float(self._values[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._values)
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -329,18 +329,18 @@ def goodput_lines(goodput: Goodput) -> Iterator[str]:
 
 @dataclass
 class TimeAccount:
-    """Counts a run's time by purpose, over all its starts. `before` is a checkpoint's count of earlier starts; `ended`
+    """Counts a run's time by purpose, over all its starts. `earlier` is a checkpoint's count of earlier starts; `ended`
     is when the last of them ended, in seconds since 1970, if a launcher has observed it.
     """
 
     ended: float | None = None
-    before: Goodput = field(default_factory=Goodput)
+    earlier: Goodput = field(default_factory=Goodput)
     _now: Goodput = field(default_factory=Goodput)
     _began: float | None = None
 
     def resume(self, before: Goodput, at: float) -> None:
         """Resume from a checkpoint taken at the moment `at`, if known: work after it is lost."""
-        self.before = before
+        self.earlier = before
         if self.ended is not None and at:
             self._now = replace(self._now, lost=max(0.0, self.ended - at))
 
@@ -348,7 +348,7 @@ class TimeAccount:
         """Record that a step begins; the first one ends the recovery."""
         if self._began is None:
             self._began = time.monotonic()
-            if self.ended is not None and self.before.total:
+            if self.ended is not None and self.earlier.total:
                 self._now = replace(self._now, recovery=max(0.0, time.time() - self.ended))
 
     @contextlib.contextmanager
@@ -370,5 +370,5 @@ class TimeAccount:
         passed = 0.0 if self._began is None else time.monotonic() - self._began
         now = replace(self._now, total=passed + self._now.lost + self._now.recovery)
         return Goodput(
-            *(mine + theirs for mine, theirs in zip(asdict(now).values(), asdict(self.before).values(), strict=True))
+            *(mine + theirs for mine, theirs in zip(asdict(now).values(), asdict(self.earlier).values(), strict=True))
         )

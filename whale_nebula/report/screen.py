@@ -49,18 +49,18 @@ class Screen:
         self._stream = stream
         self._lock = threading.RLock()
         self._height = 0
-        self._ended = True
+        self._is_line_ended = True
         self._waiting: str | None = None  # the last drawing, deferred until another writer's line ends
-        self._left = False  # whether that drawing is kept
-        self._beside: dict[str, _StreamProxy] = {}
+        self._keeps_drawing = False  # whether that drawing is kept
+        self._proxies: dict[str, _StreamProxy] = {}
 
     def open(self) -> None:
         """Intercept the terminal's standard streams."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is not None and stream.isatty():
-                self._beside[name] = _StreamProxy(self, stream)
-                setattr(sys, name, self._beside[name])
+                self._proxies[name] = _StreamProxy(self, stream)
+                setattr(sys, name, self._proxies[name])
 
     def size(self) -> os.terminal_size:
         """The current size of the terminal; the variables COLUMNS and LINES override it."""
@@ -71,8 +71,8 @@ class Screen:
     def draw(self, text: str) -> bool:
         """Replace the drawing by whole lines; deferred while another writer's line is unfinished."""
         with self._lock:
-            if not self._ended:
-                self._waiting, self._left = text, False
+            if not self._is_line_ended:
+                self._waiting, self._keeps_drawing = text, False
                 return False
             self._waiting = None
             self._erase()
@@ -93,25 +93,25 @@ class Screen:
         """Remove the drawing for other output; `ended`: it ends with a newline."""
         with self._lock:
             self._erase()
-            self._ended = ended
+            self._is_line_ended = ended
             yield
             if ended and self._waiting is not None:
                 self.draw(self._waiting)
-                if self._left:
+                if self._keeps_drawing:
                     self.keep_drawing()
 
     def keep_drawing(self) -> None:
         """Keep the drawing; later output is below it."""
         with self._lock:
-            self._height, self._left = 0, True
+            self._height, self._keeps_drawing = 0, True
 
     def close(self) -> None:
         """Keep the drawing, and restore the streams."""
         self.keep_drawing()
-        for name, beside in self._beside.items():
+        for name, beside in self._proxies.items():
             if getattr(sys, name) is beside:
                 setattr(sys, name, beside.stream)
-        self._beside = {}
+        self._proxies = {}
 
     def _erase(self) -> None:
         if self._height:

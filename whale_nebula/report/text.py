@@ -237,8 +237,8 @@ class Rate:
     program ran: a validation is not part of training.
     """
 
-    _taken: dict[str, deque[float]] = field(default_factory=dict)
-    _before: Report | None = None
+    _step_seconds: dict[str, deque[float]] = field(default_factory=dict)
+    _last_report: Report | None = None
 
     def add(self, report: Report) -> float | None:
         """Add a step; returns the rate, or None before two consecutive steps of its program.
@@ -248,8 +248,8 @@ class Rate:
         >>> [rate.add(Report(name, 1, 0.1, 1, {}, {}, time=time)) for name, time in steps]
         [None, 2.0, None, 2.0, 2.0]
         """
-        taken = self._taken.setdefault(report.program, deque(maxlen=_RECENT))
-        passed, self._before = gap(self._before, report), report
+        taken = self._step_seconds.setdefault(report.program, deque(maxlen=_RECENT))
+        passed, self._last_report = gap(self._last_report, report), report
         if passed is not None:
             taken.append(passed)
         return len(taken) / sum(taken) if taken else None
@@ -285,9 +285,9 @@ class Lines:
         every: float = EVERY_SECONDS,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._here, self._every, self._now = here, every, now
+        self._is_selected, self._every, self._now = here, every, now
         self._rate = Rate()
-        self._begun: set[str] = set()
+        self._started_programs: set[str] = set()
         self._last = float("-inf")
         self._unsaid: dict[str, tuple[Report, float | None]] = {}
         self._undo = _make_audible(log)
@@ -295,8 +295,8 @@ class Lines:
     def step(self, report: Report) -> None:
         """Print the step if it is a program's first, or if a line is due; otherwise keep it for the end."""
         rate = self._rate.add(report)
-        first = report.program not in self._begun
-        self._begun.add(report.program)
+        first = report.program not in self._started_programs
+        self._started_programs.add(report.program)
         if first or self._now() - self._last >= self._every:
             self._say(report, rate)
         else:
@@ -305,7 +305,7 @@ class Lines:
     def _say(self, report: Report, rate: float | None) -> None:
         self._last = self._now()
         self._unsaid.pop(report.program, None)
-        if self._here():
+        if self._is_selected():
             log.info("%s", step_line(report, rate))
 
     def tick(self) -> None:

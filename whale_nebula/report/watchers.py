@@ -61,23 +61,23 @@ class WatcherThread:
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = list(watchers)
-        self._queued: queue.Queue[Report | None] = queue.Queue(_MAX_QUEUED)
+        self._queue: queue.Queue[Report | None] = queue.Queue(_MAX_QUEUED)
         self._thread = threading.Thread(target=self._work, name="nebula-report", daemon=True)
         self._thread.start()
 
     def publish(self, report: Report) -> None:
         """Pass on a finished step."""
-        self._queued.put(report)
+        self._queue.put(report)
 
     def close(self) -> None:
         """Pass on all queued reports, and stop."""
-        self._queued.put(None)
+        self._queue.put(None)
         self._thread.join(_PATIENCE)
 
     def _work(self) -> None:
         while True:
             try:
-                report = self._queued.get(timeout=TICK_SECONDS)
+                report = self._queue.get(timeout=TICK_SECONDS)
             except queue.Empty:
                 self._call_each(methodcaller("tick"))
                 continue
@@ -314,20 +314,20 @@ class Live:
     """
 
     def __init__(self, canvas: Canvas, here: Callable[[], bool] = lambda: True) -> None:
-        self._here = here
+        self._is_selected = here
         self._canvas = canvas
         self._console = Console(file=io.StringIO(), force_terminal=True, highlight=False)
         self._rate = Rate()
         self._report: Report | None = None
         self._per_second: float | None = None
-        self._drawn = self._thought = float("-inf")
+        self._drawn_at = self._thought = float("-inf")
         self._bottleneck = ""
         self._canvas.open()
 
     def step(self, report: Report) -> None:
         """Draw a step."""
         self._report, self._per_second = report, self._rate.add(report)
-        if time.monotonic() - self._drawn >= _DRAW_SECONDS:
+        if time.monotonic() - self._drawn_at >= _DRAW_SECONDS:
             self._draw()
 
     def tick(self) -> None:
@@ -341,17 +341,17 @@ class Live:
         self._canvas.close()
 
     def _draw(self) -> None:
-        if self._report is None or not self._here():
+        if self._report is None or not self._is_selected():
             return
-        self._drawn = time.monotonic()
+        self._drawn_at = time.monotonic()
         self._canvas.draw(self._text(self._report))
 
     def _text(self, report: Report) -> str:
         """The table as terminal text, cut off at the terminal's height."""
         now, size = find_running_step(), self._canvas.size()
         self._console.size = ConsoleDimensions(size.columns, size.lines)
-        if self._drawn - self._thought > _THINK_SECONDS:
-            self._thought, self._bottleneck = self._drawn, report.bottleneck
+        if self._drawn_at - self._thought > _THINK_SECONDS:
+            self._thought, self._bottleneck = self._drawn_at, report.bottleneck
         table = step_table(report, self._per_second, {} if now is None else now.doing, self._bottleneck)
         with self._console.capture() as drawn:
             self._console.print(table)

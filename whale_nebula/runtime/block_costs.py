@@ -65,7 +65,7 @@ def measure_blocks(
         if key in known:
             found.setdefault(kind, {}).setdefault(block, {})[rows] = known[key].seconds
     adding, call = (known[key].seconds if key in known else math.nan for key in (_adding_key(layers), CALL))
-    return MeasuredBlocks.of(found, len(layers.chain), adding, call, count_cores())
+    return MeasuredBlocks.from_points(found, len(layers.chain), adding, call, count_cores())
 
 
 def _group_by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:

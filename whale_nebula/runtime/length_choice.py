@@ -96,7 +96,7 @@ def _capture_any_length(step: Step, layout: Signature, unpack: Unpack, open_choi
             open_choices, f"the step cannot be traced for sequences of any length: {failure}"
         ) from failure
     captured.initialize_variables(lambda variable: True)
-    if captured.program.apart is not None:
+    if captured.program.local_sgd is not None:
         raise _make_refusal(open_choices, "each cluster trains a copy of the step, so there is no boundary to encode")
     if captured.program.splits:
         raise _make_refusal(open_choices, "the step has nb.split, whose collectives depend on the length")

@@ -50,7 +50,7 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
     """Sentences on local SGD: rows of each cluster, and the exchange with each other cluster, computed from sizes;
     empty if there is no other cluster.
     """
-    apart = program.apart
+    apart = program.local_sgd
     participants = None if apart is None else find_participants(apart, run)
     if apart is None or participants is None or len(participants.names) == 1 or not program.requests:
         return ()
@@ -115,7 +115,7 @@ def capture_step(
         )
 
         found = capture_planned(name, found, limits, call, layout, tensors, **options)
-    if found.program.apart is not None and found.program.apart.open:
+    if found.program.local_sgd is not None and found.program.local_sgd.open:
         from whale_nebula.runtime.local_sgd.interval import choose_interval
 
         found = choose_interval(name, found, layout, tensors)
@@ -161,8 +161,8 @@ def _assemble_plan(
         stages=overview.stages(),
         boundaries=overview.boundaries(),
         links=_list_links(traffic, rows),
-        once=overview.once(),
-        tied=overview.tied(),
+        once=overview.list_once_parts(),
+        tied=overview.list_tied_variables(),
         micro_batch=pipeline.micro_batch,
         rows=tuple(rows),
         schedule=pipeline.schedule,

@@ -96,7 +96,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
 
 def _check_comparable(engine: Engine, subject: Subject, layout: Signature, tensors: Sequence[Any]) -> None:
     """Refuse steps that cannot be compared."""
-    apart = engine.captured.program.apart
+    apart = engine.captured.program.local_sgd
     if apart is not None:
         raise OptionError(
             "nb.verify cannot compare a step with sync_every",

@@ -117,17 +117,18 @@ class Pace:
     """Durations for one micro-batch, measured or estimated, from which eager-1F1B derives limits.
 
     `compute`: seconds in the slowest stage, forward and backward. `trips`: for each stage but the last, the
-    round trip of its messages to the next stage, in seconds. `held`: seconds that the busiest line is occupied.
+    round trip of its messages to the next stage, in seconds. `occupied_seconds`: seconds that the busiest line is
+    occupied.
     """
 
     compute: float
     trips: tuple[float, ...]
-    held: float = 0.0
+    occupied_seconds: float = 0.0
 
     @property
     def period(self) -> float:
         """Seconds from one micro-batch to the next, if the slowest stage or line is the only limit."""
-        return max(self.compute, self.held)
+        return max(self.compute, self.occupied_seconds)
 
     @property
     def conservative(self) -> Pace:
@@ -296,7 +297,7 @@ def choose_delays(
     >>> [choose_delays((4, 1), 8, [False, True], pace=Pace(3.0, (4.0,), held=held))[1] for held in (0.0, 2.7, 3.0)]
     [3, 1, 0]
     """
-    spare = 1.0 if pace is None or not pace.compute else max(1.0 - pace.held / pace.compute, 0.0)
+    spare = 1.0 if pace is None or not pace.compute else max(1.0 - pace.occupied_seconds / pace.compute, 0.0)
     most = 0 if recompute else math.floor((micro_batches - 1) * 2 * spare + _ROUNDING)
     kept = limits if isinstance(in_flight, list | tuple) else [limits[0]] * len(limits)
     held = [1 if whole else limit for limit, whole in zip(limits, fused, strict=True)]

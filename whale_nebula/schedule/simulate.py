@@ -173,11 +173,11 @@ class _Run:
             for stage, replica in self.seats
         ]
         self.sends = _list_messages(works, hops)
-        self.needed = Counter((m.stage, m.what) for messages in self.sends.values() for m in messages)
+        self.expected_counts = Counter((m.stage, m.what) for messages in self.sends.values() for m in messages)
         self.blocking = blocking
         self.next = [0] * len(self.lists)
         self.holds = [0] * len(self.lists)  # the number of reasons why a replica may not start its next instruction
-        self.arrived: Counter[tuple[int, str, int]] = Counter()
+        self.arrived_counts: Counter[tuple[int, str, int]] = Counter()
         self.free_at: defaultdict[str, float] = defaultdict(float)
         self.spans: list[Span] = []
         self.events: list[tuple[float, int, Event]] = []
@@ -194,7 +194,7 @@ class _Run:
             raise _deadlock_error([self.seats[seat][0] for seat in stuck], [self.lists[s][self.next[s]] for s in stuck])
         return Timeline(len(self.works), tuple(sorted(self.spans, key=lambda span: span.start)))
 
-    def at(self, when: float, event: Event) -> None:
+    def schedule_event(self, when: float, event: Event) -> None:
         """Schedule an event; simultaneous events are processed in the order of scheduling."""
         heapq.heappush(self.events, (when, next(self.order), event))
 
@@ -204,14 +204,14 @@ class _Run:
             return
         instruction, (stage, replica) = self.lists[seat][self.next[seat]], self.seats[seat]
         needs = [(stage, what) for what in instruction.letters]
-        if any(self.arrived[*need, instruction.micro_batch] < self.needed[need] for need in needs):
+        if any(self.arrived_counts[*need, instruction.micro_batch] < self.expected_counts[need] for need in needs):
             return
         self.next[seat] += 1
         self.holds[seat] += 1
         for what in instruction.letters:
             start, now = now, now + self.works[stage].seconds_of(what) * self.works[stage].slowdown(replica)
             self.spans.append(Span(stage, what, instruction.micro_batch, start, now, replica))
-        self.at(now, partial(self.finish_instruction, seat, instruction))
+        self.schedule_event(now, partial(self.finish_instruction, seat, instruction))
 
     def finish_instruction(self, seat: int, instruction: Instruction, now: float) -> None:
         """Send the result of an instruction, and continue."""
@@ -230,14 +230,14 @@ class _Run:
         self.free_at[message.line.name] = end
         if message.size:
             self.spans.append(Span(message.line.name, message.what, micro_batch, start, end))
-        self.at(end + message.line.delay, partial(self.arrive, message, micro_batch))
+        self.schedule_event(end + message.line.delay, partial(self.arrive, message, micro_batch))
         if self.blocking:
             self.holds[seat] += 1
-            self.at(end + message.line.delay, partial(self.release, seat))
+            self.schedule_event(end + message.line.delay, partial(self.release, seat))
 
     def arrive(self, message: _Message, micro_batch: int, now: float) -> None:
         """Record the arrival of a message, and advance the replica that may wait for it."""
-        self.arrived[message.stage, message.what, micro_batch] += 1
+        self.arrived_counts[message.stage, message.what, micro_batch] += 1
         self.advance(self.seat[message.stage, self.works[message.stage].replica(micro_batch)], now)
 
     def release(self, seat: int, now: float) -> None:

@@ -93,10 +93,10 @@ def can_draw_parts(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Formula:
-    """The element-wise computation of a tensor; `known` are the values that all entries share, by tensor."""
+    """The element-wise computation of a tensor; `shared_values` are the values that all entries share, by tensor."""
 
     value: Any
-    known: Mapping[str, Any]
+    shared_values: Mapping[str, Any]
 
     @classmethod
     def from_tensor(cls, value: Any) -> _Formula | None:
@@ -119,7 +119,7 @@ class _Formula:
 
     def uses_philox(self, name: str) -> bool:
         """Whether a shared value is not a number of an algorithm, or that of Philox."""
-        return not name.startswith("alg ") or int(self.known[name]) in _PHILOX
+        return not name.startswith("alg ") or int(self.shared_values[name]) in _PHILOX
 
     def draw(self, first: int, until: int) -> Any:
         """Some entries of the flattened tensor."""
@@ -127,10 +127,10 @@ class _Formula:
 
     def _draw_tensor(self, tensor: Any, first: int, until: int) -> Any:
         op = tensor.op
-        if (name := _shared_name(tensor)) in self.known:
-            return self.known[name]
+        if (name := _shared_name(tensor)) in self.shared_values:
+            return self.shared_values[name]
         if op.type == "Fill":
-            return tf.fill([until - first], self.known[_shared_name(op.inputs[1])])
+            return tf.fill([until - first], self.shared_values[_shared_name(op.inputs[1])])
         if op.type in _COUNTER_STEPS:
             return self._draw_random(op, first, until)
         return _ELEMENTWISE[op.type](op, *(self._draw_tensor(each, first, until) for each in op.inputs))
@@ -138,7 +138,8 @@ class _Formula:
     def _draw_random(self, op: Any, first: int, until: int) -> Any:
         """Some of the numbers of a random op: the counter is advanced to the group of the first one."""
         key, counter, algorithm = (
-            self.known[_shared_name(each, what)] for each, what in zip(op.inputs[1:], _RANDOM_INPUTS, strict=True)
+            self.shared_values[_shared_name(each, what)]
+            for each, what in zip(op.inputs[1:], _RANDOM_INPUTS, strict=True)
         )
         low, high = (int(word) for word in counter.numpy())
         moved = (low + (high << 64) + first // _GROUP_SIZE * _COUNTER_STEPS[op.type]) % (1 << 128)

@@ -63,7 +63,7 @@ def test_cache_evicts_least_recently_written_rows() -> None:
         cache.put(make_ids(number), make_rows(number))
     cache.put(make_ids(0), make_rows(9.0))  # the oldest is 1 from here on
     cache.put(make_ids(7), make_rows(7.0))
-    assert cache.known(make_ids(0, 1, 2, 7)).tolist() == [True, False, True, True]
+    assert cache.contains(make_ids(0, 1, 2, 7)).tolist() == [True, False, True, True]
     assert cache.nbytes == 3 * one.nbytes and len(cache) == 3
 
 
@@ -72,7 +72,7 @@ def test_cache_keeps_last_rows_of_a_batch_beyond_its_limit() -> None:
     one.put(make_ids(0), make_rows(0.0))
     cache = Cache(2 * one.nbytes)
     cache.put(make_ids(1, 2, 3), make_rows(1.0, 2.0, 3.0))
-    assert cache.known(make_ids(1, 2, 3)).tolist() == [False, True, True]
+    assert cache.contains(make_ids(1, 2, 3)).tolist() == [False, True, True]
     none = Cache(0)
     assert none.put(make_ids(1), make_rows(1.0)).tolist() == make_rows(1.0).tolist()
     assert len(none) == 0 and none.nbytes == 0

@@ -233,4 +233,4 @@ def test_broadcast_gradient_axes_match_tensorflow(
 def test_unknown_axis_of_an_unfollowed_value_has_the_rows() -> None:
     graph = Graph((make_op("Placeholder", Spec("float32", (None, 3))),))
     assert Sizes(graph, ROWS).shape(Value(0)) == (ROWS, 3)
-    assert Spec("float32", None).sized(ROWS) == ()
+    assert Spec("float32", None).fill_shape(ROWS) == ()

@@ -75,7 +75,7 @@ def test_branch_is_split_into_effects_by_cluster(
     found = split(text)
     assert found is not None
     keys, branch = found
-    assert (branch.out, branch.groups) == (out, groups)
+    assert (branch.removed_ops, branch.groups) == (out, groups)
     if text == READ_AFTER_WRITE:
         assert keys[0] == NO_OWNER
 

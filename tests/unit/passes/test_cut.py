@@ -57,7 +57,7 @@ def test_worker_order_may_differ_from_stage_order() -> None:
         return [Worker("b/0", "b", (1,)), Worker("a/0", "a", (0,))]
 
     plan = compile_text(TWO_STAGES + DESCENT, assign_in_reverse)
-    assert plan.held == {"wa": ("a/0",), "wb": ("b/0",)}
+    assert plan.variable_workers == {"wa": ("a/0",), "wb": ("b/0",)}
     assert {name: len(rounds[0].ops) for name, rounds in plan.phases[0].updates.items()} == {
         "a/0": 1,
         "b/0": 1,

@@ -207,8 +207,8 @@ class TestInputReaders:
 
     def test_scalar_of_one_input_crosses_before_the_update(self) -> None:
         assert list_crossings(cut_two_inputs())[9] == (B, (A,), -1)
-        assert cut_two_inputs().whole[B].fetches[0].op == 9
-        assert A not in cut_two_inputs().whole
+        assert cut_two_inputs().batch_fragments[B].fetches[0].op == 9
+        assert A not in cut_two_inputs().batch_fragments
 
     def test_large_value_is_read_in_place(self) -> None:
         large = TWO_INPUTS.replace("%9 = Sum(%1, %7) float32[]", "%9 = Neg(%1) float32[?,2]").replace(

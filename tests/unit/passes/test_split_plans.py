@@ -310,7 +310,7 @@ def test_completed_layouts_match_the_expectations(text: str) -> None:
         expected = line.partition("=>")[2].strip() or got
         assert f"%{op.index} {op.type} => {got}" == f"%{op.index} {op.type} => {expected}"
     assert ", ".join(f"{each.value} {each.kind}" for each in found.collectives) == remarks.get("crosses", "")
-    assert found.together == set(map(int, remarks.get("together", "").split()))
+    assert found.joint_ops == set(map(int, remarks.get("together", "").split()))
     assert "; ".join(found.notes) == remarks.get("notes", "")
 
 

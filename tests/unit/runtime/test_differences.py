@@ -181,9 +181,9 @@ def test_unused_samples_are_evicted_for_new_ones() -> None:
     ends.cross(x, range(4))
     for _ in range(15):
         assert ends.cross(x, range(10, 14))[1] < count_whole_bytes(4, marks=4)
-    assert held(ends.states_a, OUT).known(to_ids([0, 10])).tolist() == [True, False]
+    assert held(ends.states_a, OUT).contains(to_ids([0, 10])).tolist() == [True, False]
     assert ends.cross(x, range(10, 14))[1] == count_whole_bytes(4, marks=4)
-    assert held(ends.states_b, IN).known(to_ids([0, 10])).tolist() == [False, True]
+    assert held(ends.states_b, IN).contains(to_ids([0, 10])).tolist() == [False, True]
 
 
 def test_samples_of_another_shape_use_the_codec_alone_and_are_noted() -> None:

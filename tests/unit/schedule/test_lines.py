@@ -36,4 +36,4 @@ def round_trip_hop(name: str, back: str, seconds: float, delay: float = 0.0) -> 
 )
 def test_pace_of_several_hops(hops: dict[tuple[int, int], Hop], trips: tuple[float, ...], held: float) -> None:
     found = compute_pace([Work(1.0, 2.0), Work(2.0, 3.0, overhead=0.5), Work(1.0)], hops)
-    assert (found.compute, found.trips, found.held) == (5.5, trips, held)
+    assert (found.compute, found.trips, found.occupied_seconds) == (5.5, trips, held)

@@ -227,9 +227,9 @@ def fold(
         said = {**dict.fromkeys(means, MEAN), **dict.fromkeys(sums, SUM)}
         run = _Run(graph, batched, closure, kept, skip, fed, checks, said, recounting, apart, grouped)
         run.interpret()
-        if run.asked <= fed:
+        if run.requested_values <= fed:
             return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), run.all_recounts())
-        fed |= run.asked
+        fed |= run.requested_values
 
 
 def _ops_read_at_end(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
@@ -242,15 +242,15 @@ class Bodies:
     """Interpretations of function bodies for states of their arguments, cached."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, tuple[Fold, ...], int], tuple[Fold, ...]] = {}
+        self._folds_by_call: dict[tuple[str, tuple[Fold, ...], int], tuple[Fold, ...]] = {}
 
     def call(self, graph: Graph, name: str, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
         """The states of the results of the body `name`."""
         key = name, folds, owner
-        if key not in self._known:
-            self._known[key] = ()
-            self._known[key] = self._run(graph.functions[name], folds, owner)
-        return self._known[key]
+        if key not in self._folds_by_call:
+            self._folds_by_call[key] = ()
+            self._folds_by_call[key] = self._run(graph.functions[name], folds, owner)
+        return self._folds_by_call[key]
 
     def _run(self, body: Graph, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
         known: dict[Value, Fold] = {}
@@ -271,16 +271,17 @@ class Bodies:
 class _Run:
     """One walk over the ops.
 
-    `closure` are the differentiated ops, `kept` those whose values at the end must be those of the batch. Values in
-    `fed` are those of the whole batch; others that should be are recorded in `asked`, for another walk.
+    `closure` are the differentiated ops, `final_ops` those whose values at the end must be those of the batch. Values
+    in `whole_values` are those of the whole batch; others that should be are recorded in `requested_values`, for
+    another walk.
     """
 
     graph: Graph
     batched: Mapping[int, int]
     closure: set[int]
-    kept: set[int]
+    final_ops: set[int]
     skip: Callable[[int], bool]
-    fed: frozenset[Value]
+    whole_values: frozenset[Value]
     checks: Collection[int] = ()
     said: Mapping[Value, str] = field(default_factory=dict)
     recounting: bool = False
@@ -288,7 +289,7 @@ class _Run:
     grouped: bool = True
     folds: dict[Value, Fold] = field(default_factory=dict)
     used: set[Value] = field(default_factory=set)
-    asked: set[Value] = field(default_factory=set)
+    requested_values: set[Value] = field(default_factory=set)
     grows: list[Edge] = field(default_factory=list)
     recounts: list[Recount] = field(default_factory=list)
     counted: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
@@ -303,7 +304,7 @@ class _Run:
                 outcome = self._source_folds(op) if held else self._output_folds(op)
                 for value, found in zip(op.values, outcome, strict=True):
                     found = Fold(self.said[value]) if value in self.said and not found.is_mergeable else found
-                    self.folds[value] = self._feed_once(value, found) if value in self.fed else found
+                    self.folds[value] = self._feed_once(value, found) if value in self.whole_values else found
 
     def _feed_once(self, value: Value, found: Fold) -> Fold:
         """The state of a value to feed; values that are already whole because of fed ones need not be fed."""
@@ -359,14 +360,14 @@ class _Run:
         For ops of inputs alone feeding is deferred until rows need it; values only written to variables may be sums.
         """
         if node.op.index in self.checks:
-            self.asked.update(list_check_inputs(node))
+            self.requested_values.update(list_check_inputs(node))
             return outcome
         own = all(fold.inputs for fold in node.folds)
-        if own or node.op.index not in self.kept:
+        if own or node.op.index not in self.final_ops:
             if rank_outcome(outcome) and any(fold.kind == ROWS for fold in node.folds):
-                _, outcome = feed_inputs(node, outcome, self.asked, always=False, apart=self.apart)
+                _, outcome = feed_inputs(node, outcome, self.requested_values, always=False, apart=self.apart)
             return outcome
-        node, outcome = feed_inputs(node, outcome, self.asked, always=not self.apart, apart=self.apart)
+        node, outcome = feed_inputs(node, outcome, self.requested_values, always=not self.apart, apart=self.apart)
         return grow_operands(node, outcome, self.grows) if node.op.index in self.closure else outcome
 
 

@@ -181,4 +181,6 @@ def _bound_of(spec: Spec, way: Encoding | None = None) -> Bound:
     if way is None or not way.coded:
         return Bound(spec.dtype, most)
     columns = spec.shape[-1] if spec.shape and spec.shape[-1] is not None else _COLUMNS
-    return Bound(spec.dtype, most, frozenset(way.by_number), extra_bytes(way, (*spec.sized(unknown=1)[:-1], columns)))
+    return Bound(
+        spec.dtype, most, frozenset(way.by_number), extra_bytes(way, (*spec.fill_shape(unknown=1)[:-1], columns))
+    )

@@ -160,6 +160,6 @@ def find_mildest(transfer_seconds: Sequence[float], compute: float, now: int) ->
 
 def _count_wire_bytes(codec: Codec | None, spec: Spec, rows: int) -> int:
     """Bytes of a micro-batch on the wire."""
-    dims = _UNKNOWN_DIMS if spec.shape is None else spec.sized(rows)
+    dims = _UNKNOWN_DIMS if spec.shape is None else spec.fill_shape(rows)
     used = choose_codec(codec, spec.dtype, dims)
     return count_wire_bytes(nbytes((used or PLAIN).arrays(dims, spec.dtype)) + PREFIX * (used is not None))

@@ -151,7 +151,7 @@ class OpenRounds:
                 each.send_remaining()
             for each in rounds.values():
                 each.receive_remaining()
-            self.copies.left(self._variables.values())
+            self.copies.record_values(self._variables.values())
 
     def _compare_weights(self, rounds: ClusterSync) -> None:
         """Synchronise all processes, and verify that their shared weights were bit-identical."""
@@ -173,7 +173,7 @@ class OpenRounds:
         for rounds in self._known.values():
             first = next(iter(rounds.values()))
             self.copies.reset_copies(first.flat.variables)
-        self.copies.left(self._variables.values())
+        self.copies.record_values(self._variables.values())
         for rounds in self._known.values():
             for each in rounds.values():
                 each.restart()
@@ -338,7 +338,7 @@ class ClusterCopy:
         weights = find_weights(self.captured.program, self.captured.variables, self.models)
         self._check_weights(weights)
         for path in weights if self.captured.program.requests else ():
-            lacking = next((worker for worker in own if worker not in cut.held[path]), None)
+            lacking = next((worker for worker in own if worker not in cut.variable_workers[path]), None)
             if lacking is not None:
                 raise NotYetError(
                     "sync_every in a cluster where a worker does not have a complete copy of the model",

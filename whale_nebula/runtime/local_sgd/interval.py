@@ -119,7 +119,7 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
     these weights in a run, and in a resumed run. A step that does not train uses the interval of the training, if one
     was chosen before. `tensors` are its first batch, if there is one.
     """
-    apart, run = captured.program.apart, current_run()
+    apart, run = captured.program.local_sgd, current_run()
     if apart is None or not apart.open:
         return captured
     handles = {id(variable.handle) for variable in captured.variables.values()}
@@ -137,7 +137,7 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
     found = replace(set_interval(apart, known.every), chosen=known.chosen)
     before = () if captured.decision is None else (captured.decision.reason,)
     reason = " ".join((*before, f"{known.chosen[0].upper()}{known.chosen[1:]}."))
-    return replace(captured, program=replace(captured.program, apart=found), decision=Unplanned(reason))
+    return replace(captured, program=replace(captured.program, local_sgd=found), decision=Unplanned(reason))
 
 
 def _choose_interval(

@@ -224,7 +224,7 @@ class VariableCopies:
         own.update({id(variable): made[path] for path, variable in fresh.items()})
         return own
 
-    def left(self, variables: Iterable[Any]) -> None:
+    def record_values(self, variables: Iterable[Any]) -> None:
         """Record the values of the model's variables after a step."""
         self.last.update({id(variable): variable.read_value() for variable in variables})
 
@@ -272,7 +272,7 @@ class AllClustersRunner(LocalSgdRunner):
             each.send_due()
         for each in rounds.values():
             each.take()
-        self.copies.left(self.variables.values())
+        self.copies.record_values(self.variables.values())
         return self.report(outcome, first, time.perf_counter() - began)
 
     @contextlib.contextmanager

@@ -408,8 +408,8 @@ def checksum_variables(
     """
     clusters = {each.name: each.cluster for each in cut.workers}
     found: dict[str, int] = {}
-    for path in sorted(cut.held):
-        holders = (pieces or {}).get(path, cut.held[path])
+    for path in sorted(cut.variable_workers):
+        holders = (pieces or {}).get(path, cut.variable_workers[path])
         mates = [other for other in holders if clusters[other] == clusters[worker]]
         if worker in mates and len(mates) > 1 and path in variables:
             together = ", ".join(sorted(mates))

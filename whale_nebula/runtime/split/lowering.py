@@ -102,7 +102,7 @@ class StageLowering:
         """Choose how an op is created."""
         if op.type in SCATTERS:
             return self.scatter
-        if op.index in self.layouts.together:
+        if op.index in self.layouts.joint_ops:
             return lambda op, inputs, layouts: _COLLECTIVE_OPS[op.type](self, op, inputs, layouts)
         own = {
             "ReadVariableOp": self.read,
@@ -289,7 +289,7 @@ class Lowering:
         for before in (*(value.op for value in op.inputs), *op.control):
             if before in own:
                 self.make(before, own)
-        part = next((part for part in self.parts if index in part.layouts.touched), None)
+        part = next((part for part in self.parts if index in part.layouts.split_ops), None)
         if part is not None:
             part.make(op, lambda value: self.provide(value, part))
             return
@@ -300,7 +300,7 @@ class Lowering:
 
     def find_part(self, value: Value) -> StageLowering | None:
         """The stage that has a value in pieces, if any."""
-        return next((part for part in self.parts if value in part.layouts.of), None)
+        return next((part for part in self.parts if value in part.layouts.by_value), None)
 
     def provide(self, value: Value, reader: StageLowering) -> None:
         """Make an outside value available to a stage."""

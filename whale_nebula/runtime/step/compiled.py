@@ -92,7 +92,7 @@ class FunctionBuilder:
         """Build the function of a fragment; tensors of `handed_values` are handed over to it."""
         slots = {value: Handover(self._donor.tensor(value).dtype) for value in handed_values}
         if any(
-            each.touched.intersection(fragment.ops) or each.handed_on.intersection(fragment.feeds)
+            each.split_ops.intersection(fragment.ops) or each.handed_on.intersection(fragment.feeds)
             for each in self._layouts.values()
         ):
             return self._make_in_pieces(fragment, slots)
@@ -312,7 +312,7 @@ class Compiled:
     @cached_property
     def whole(self) -> BoundFunction | None:
         """Values of the inputs alone that are computed on the whole batch."""
-        return self._bind_fragment(self.cut.whole.get(self.worker))
+        return self._bind_fragment(self.cut.batch_fragments.get(self.worker))
 
     @cached_property
     def weight(self) -> BoundFunction | None:
@@ -359,7 +359,7 @@ class Compiled:
         """By phase, the values that are computed once a step before its forward: of the whole batch, or by a prologue
         or an update.
         """
-        before, found = [self.cut.whole.get(self.worker)], []
+        before, found = [self.cut.batch_fragments.get(self.worker)], []
         for phase in self.cut.phases:
             before.append(phase.prologue.get(self.worker))
             found.append(frozenset(v for f in before if f is not None for v in f.fetches if v not in f.feeds))

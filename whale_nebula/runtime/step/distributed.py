@@ -167,10 +167,10 @@ class DistributedStep(ActorStep):
         self.mates = [peer for peer in self.session.links if self.clusters[peer] == own]
         self.pace: Medians = {}
         self.plan_notes: tuple[str, ...] = ()
-        self.held_paths = frozenset(v for v in self.variables if here in cut.held.get(v, ()))
+        self.held_paths = frozenset(v for v in self.variables if here in cut.variable_workers.get(v, ()))
         self.held_bytes = count_bytes(self.variables[path] for path in self.held_paths)
         self.reads = find_rows_read(cut, here)
-        self.written_paths = [v for v in cut.forward_written if here in cut.held.get(v, ())]
+        self.written_paths = [v for v in cut.forward_written if here in cut.variable_workers.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step; failures are announced to all processes. A coordinated exit happens before the step; if

@@ -171,7 +171,7 @@ class Engine:
         failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure(self.runner)
         now = current_run().step_now
         now.number, now.micro_batches = now.number + 1, 1
-        now.apart = self.captured.program.apart is not None
+        now.apart = self.captured.program.local_sgd is not None
         try:
             with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing, suspend_carried_errors():
                 outcome = self._run(tensors)
@@ -236,7 +236,7 @@ class Engine:
 
     def _count_cost(self, outcome: StepOutcome, tensors: Sequence[Any]) -> StepCost | None:
         """The cost of a step of all workers, if the config has prices."""
-        if self._prices is None or self.captured.program.apart is not None:
+        if self._prices is None or self.captured.program.local_sgd is not None:
             return None
         links = {**outcome.elsewhere.links, **outcome.links}
         whole = self.runner.innermost.plain  # an uncut step does not count its rows
@@ -321,7 +321,9 @@ def engine(
     run.programs += 1
     cut: Cut = run_passes(given).require("cut")
     xla = Xla(program.graph, program.stages) if jit else None
-    cluster_copy = None if program.apart is None else make_cluster_copy(program.apart, captured, run, name, models)
+    cluster_copy = (
+        None if program.local_sgd is None else make_cluster_copy(program.local_sgd, captured, run, name, models)
+    )
     notes = notes if cluster_copy is None else (*notes, *cluster_copy.notes)
     with contextlib.nullcontext() if run.alone else run.ledger.share_failures():
         inputs = [leaf.name for leaf in program.leaves]
@@ -333,7 +335,7 @@ def engine(
             check_hosts(cut, here, given.where, collectives=opened)
             able = opened or here not in list_split_workers(cut)
             check_devices(cut, given.where, collectives=able)
-            check_held_layouts(cut, given.held)
+            check_held_layouts(cut, given.held_layouts)
         if cluster_copy is not None:
             cluster_copy.check(cut)
     if not run.alone and (cluster_copy is None or cluster_copy.mates):
@@ -390,7 +392,7 @@ def _place_workers(captured: Captured, run: Run) -> list[Worker]:
     stages = captured.program.stages
     if run.alone:
         return [Worker("local/0", "local", tuple(range(len(stages))))]
-    apart, here = captured.program.apart, run.here()
+    apart, here = captured.program.local_sgd, run.here()
     own = None if apart is None else here.cluster
     clusters: dict[str, list[str]] = {}
     for worker, cluster in run.workers.items():
@@ -460,16 +462,18 @@ def _make_distributed(
         ends = Crossings(cut, cut.routing, clusters).list_ends(session.worker.__eq__)  # the channels with a local end
         new_shards = NewShards.of(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
-        run.ledger.expect(captured.variables, cut.held, new_shards.shapes(session.worker))
+        run.ledger.expect(captured.variables, cut.variable_workers, new_shards.shapes(session.worker))
         versions = session.agree(name, digest_lines(lines), lines, describe_first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(versions, ends)):
             _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
-        elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
+        elsewhere = {
+            id(captured.variables[path]) for path, held in cut.variable_workers.items() if session.worker not in held
+        }
         later = elsewhere | {id(captured.variables[path]) for path in new_shards.stages}
         captured.initialize_variables(lambda variable: id(variable) not in later)
         run.ledger.settle(
             captured.variables,
-            cut.held,
+            cut.variable_workers,
             () if cluster_copy is None else cluster_copy.other_cluster_workers,
             new_shards.layouts,
         )
@@ -504,7 +508,7 @@ def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
     if decision is None or decision.replaces is None or ledger.moved is decision:
         return
     rest = decision.program == name
-    ledger.move(captured.variables, cut.held, rest=rest)
+    ledger.move(captured.variables, cut.variable_workers, rest=rest)
     ledger.moved = decision if rest else ledger.moved
 
 

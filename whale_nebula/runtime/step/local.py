@@ -343,7 +343,7 @@ def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mappin
         if cast is None or not crossings.list_links(each) or spec.shape is None or None in spec.shape[1:]:
             continue
         for rows in counts:
-            size = payload_bytes(cast, spec.dtype, spec.sized(rows))
+            size = payload_bytes(cast, spec.dtype, spec.fill_shape(rows))
             report = BoundaryReport(cast, spec.nbytes(rows), size, count_wire_bytes(size), count_frames(size))
             found[each.label] = found.get(each.label, BoundaryReport()) + report
     return found

@@ -48,7 +48,7 @@ def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
         if boundary is not None:
             codec = boundary.backward_codec if each.is_gradient else boundary.codec
             forward = boundary.codec if each.is_gradient else None
-        payload = payload_bytes(codec, spec.dtype, spec.sized(rows), forward)
+        payload = payload_bytes(codec, spec.dtype, spec.fill_shape(rows), forward)
         coded = spec.floating and not spec.scalar and not spec.dtype.startswith("complex")
         numbers = raw // Spec(spec.dtype, ()).nbytes() if coded else 0
         readers: dict[str, int] = {}  # the first reader of each host

@@ -228,7 +228,7 @@ def test_lowered_step_trains_like_the_whole_step(name: str, count: int) -> None:
         rule = keras.optimizers.SGD(RATE, momentum=0.9, global_clipnorm=0.5)
     step = Step(task, rule)
     layouts = step.complete(split, count)
-    assert any(layout.kind == SPLIT for value, layout in layouts.of.items() if step.graph.spec(value).floating)
+    assert any(layout.kind == SPLIT for value, layout in layouts.by_value.items() if step.graph.spec(value).floating)
     alone = ("Scatter", "Segment", "SliceGrad")  # of these a device can make its own part
     assert not any(name in note for note in layouts.notes for name in alone)
     (outputs, weights), (found, left) = step.run_steps(step.whole), step.run_steps(step.lower(layouts))
