@@ -152,6 +152,8 @@ class TestSliceRows:
 
     def test_slice_with_all_rows_is_a_tensor(self) -> None:
         found = slice_rows(create_partial([0, 0, 1, 1]), self.select_half, "second")
-        assert isinstance(found, tf.Tensor) and rows_of(found).whole and found.numpy().tolist() == [[4, 5], [6, 7]]
+        assert (
+            isinstance(found, tf.Tensor) and rows_of(found).is_complete and found.numpy().tolist() == [[4, 5], [6, 7]]
+        )
         again = slice_rows(tag_rows(tf.range(4), create_rows([1, 1, 1, 1])), self.select_half, "first")
         assert again.numpy().tolist() == [0, 1] and rows_of(again).marks.tolist() == [0, 1]

@@ -151,8 +151,8 @@ class TestSupportedPipelines:
                 for part, whole in zip(flatten(batch), expected, strict=True):
                     rows = rows_of(part)
                     assert rows is not None and isinstance(part, Partial)
-                    assert rows.here.astype(int).tolist() == expected_rows(len(whole))
-                    np.testing.assert_array_equal(part.tensor.numpy()[rows.here], whole.numpy()[rows.here])
+                    assert rows.present.astype(int).tolist() == expected_rows(len(whole))
+                    np.testing.assert_array_equal(part.tensor.numpy()[rows.present], whole.numpy()[rows.here])
 
     @pytest.mark.parametrize("chain", ["plain", "parallel", "shuffled after", "two maps", "numbered"])
     def test_only_wanted_rows_are_parsed(self, chain: str, bind_dataset: Callable[..., Sharded]) -> None:
