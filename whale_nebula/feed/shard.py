@@ -218,8 +218,8 @@ class Pipeline:
     source: Any
 
     def rebuild(self, selector: RowSelector, cache: DatasetCache) -> tf.data.Dataset:
-        """The pipeline restricted to the rows of `selector`. It yields the tensors of each batch, a mark of each row, and
-        a mask of the rows that are here. Datasets in `cache` are reused.
+        """The pipeline restricted to the rows of `selector`. It yields the tensors of each batch, a mark of each row,
+        and a mask of the rows that are here. Datasets in `cache` are reused.
         """
         if self.batches not in cache:
             cache[self.batches] = self._rebuild_batches(selector)

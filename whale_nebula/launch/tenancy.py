@@ -111,8 +111,8 @@ def find_hierarchy() -> Path | None:
 
 
 class Limits:
-    """Resource limits of an account on this host, shared by all its `starts`. `enforced_limits` are those that its control
-    group enforces, in the hierarchy at `root`; some of the others are polled.
+    """Resource limits of an account on this host, shared by all its `starts`. `enforced_limits` are those that its
+    control group enforces, in the hierarchy at `root`; some of the others are polled.
     """
 
     def __init__(self, tenant: Tenant, root: Path | None, starts: Starts | None = None) -> None:
