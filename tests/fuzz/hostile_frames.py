@@ -101,10 +101,10 @@ class HostileFrames:
 
     def prepare_victim(self) -> Conversation:
         """The victim, greeted or not, stepping or inside a tensor; mostly on its current connection."""
-        ended = {self.conversation.states[1], self.conversation._theirs.state_before} & {State.DRAINED, State.FAILED}
+        ended = {self.conversation.states[1], self.conversation._peer_side.state_before} & {State.DRAINED, State.FAILED}
         if ended or self.conversation.expected_number > 2**60:
             self._replace_victim()
-        elif self.conversation._theirs.greeted and self.draw.random() < 0.9:
+        elif self.conversation._peer_side.greeted and self.draw.random() < 0.9:
             self.conversation._error = None
         else:
             self._connect()

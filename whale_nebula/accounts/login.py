@@ -100,20 +100,20 @@ class LoginIssuer(NamedTuple):
         }
 
     def _certify(self, name: str, request: LoginRequest, scope: Scope) -> list[AccountCertificate]:
-        wanted = [owners.read_request(text.encode(), "a request") for text in request.requests]
-        for identity, _ in wanted:
+        requested_identities = [owners.read_request(text.encode(), "a request") for text in request.requests]
+        for identity, _ in requested_identities:
             scope.check(identity, request.hours)
         with files.lock_folder(self.folder):  # no other process certifies, disables or removes meanwhile
-            return self._certify_locked(self.registry.check_enabled(name), request.hours, wanted)
+            return self._certify_locked(self.registry.check_enabled(name), request.hours, requested_identities)
 
     def _certify_locked(
-        self, account: Account, hours: float, wanted: Sequence[tuple[Identity, EllipticCurvePublicKey]]
+        self, account: Account, hours: float, requested_identities: Sequence[tuple[Identity, EllipticCurvePublicKey]]
     ) -> list[AccountCertificate]:
         present = self.registry.certificates()
-        for identity, _ in wanted:
+        for identity, _ in requested_identities:
             self._check(account, identity, present)
         present_uris = {each.identity for each in present if each.account == account.name}
-        count = len(present_uris | {identity.uri for identity, _ in wanted})
+        count = len(present_uris | {identity.uri for identity, _ in requested_identities})
         if count > account.workers:
             raise AccountError(
                 f"the account may have {account.workers} at a time, but would have {count}",
@@ -122,7 +122,7 @@ class LoginIssuer(NamedTuple):
             )
         certificates, moment = [], files.now()
         authority.check_current(self.authority, moment)
-        for identity, key in wanted:
+        for identity, key in requested_identities:
             digest = files.digest_public_key(key)
             old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
             if old:  # from another host: the latest login replaces it

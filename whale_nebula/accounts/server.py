@@ -49,15 +49,15 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, address: tuple[str, int], handler: type, issuer: LoginIssuer, identity: Identity) -> None:
         self.issuer, self.identity = issuer, identity
         self.open = threading.BoundedSemaphore(self.connections)
-        self.opened = Buckets(_OPEN_BURST, _OPEN_RATE)
+        self.open_buckets = Buckets(_OPEN_BURST, _OPEN_RATE)
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
-        self._until = files.now()
+        self._valid_until = files.now()
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in its own thread, unless there are too many; others are closed before the handshake."""
-        if not self.opened.take(str(client_address[0]))[1] or not self.open.acquire(blocking=False):
+        if not self.open_buckets.take(str(client_address[0]))[1] or not self.open.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -97,7 +97,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """The TLS context with the certificate of this service, renewed in the last quarter of its validity."""
         with self._lock:
             moment = files.now()
-            if self._context is None or self._until - moment < timedelta(days=DAYS / 4):
+            if self._context is None or self._valid_until - moment < timedelta(days=DAYS / 4):
                 found = certify_service(self.issuer, self.identity)
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -105,7 +105,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 context.set_alpn_protocols([self.protocol])
                 self.restrict_context(context)
                 self._context = context
-                self._until = files.peer(files.certificate(found.cert.read_bytes(), str(found.cert))).not_after
+                self._valid_until = files.peer(files.certificate(found.cert.read_bytes(), str(found.cert))).not_after
             return self._context
 
     def restrict_context(self, context: ssl.SSLContext) -> None:

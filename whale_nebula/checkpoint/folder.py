@@ -223,10 +223,10 @@ class Folder:
     def unlock(self) -> None:
         """Release the lock."""
         while self._locks:
-            opened = self._locks.pop()
-            if opened in _LOCKED:
-                _LOCKED.remove(opened)
-                os.close(opened)
+            descriptor = self._locks.pop()
+            if descriptor in _LOCKED:
+                _LOCKED.remove(descriptor)
+                os.close(descriptor)
 
 
 _LOCKED: set[int] = set()
@@ -242,19 +242,19 @@ def _close_locks() -> None:
 os.register_at_fork(after_in_child=_close_locks)
 
 
-def _share_lock(opened: int, run: bytes) -> None:
+def _share_lock(descriptor: int, run: bytes) -> None:
     """Hold a shared lock with other processes of a run. The lock file names the run: a process that briefly holds the
     lock exclusively writes that name, and the others compare it.
     """
     for tried in range(_TRIES):
         time.sleep(_TURN_SECONDS * (tried > 0))
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.truncate(opened, 0)
-            os.pwrite(opened, run, 0)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, run, 0)
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.pread(opened, len(run) + 1, 0) == run:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.pread(descriptor, len(run) + 1, 0) == run:
                 return
     raise BlockingIOError
 

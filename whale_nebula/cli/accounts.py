@@ -191,7 +191,7 @@ def _read_limit(name: str, text: str) -> Any:
         value = int(text) if whole else float(text)
     except ValueError:
         raise place.make_error(f"{text!r} is not a number", mend=f"--{name} 4, or --{name} none") from None
-    return Place(value, f"--{name}").read_number(least=1 if whole else 0.1, most=most, whole=whole)
+    return Place(value, f"--{name}").read_number(least=1 if whole else 0.1, most=most, integer=whole)
 
 
 def _describe_account(account: Account) -> dict[str, Any]:

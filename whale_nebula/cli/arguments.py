@@ -212,17 +212,17 @@ class Check:
     mend: str = ""
 
 
-def describe_time(left: timedelta) -> str:
+def describe_time(remaining: timedelta) -> str:
     """A time to the nearest day, or hour, or minute.
 
     >>> [describe_time(timedelta(hours=hours)) for hours in (156, 30, 1.5, -1)]
     ['6 days', '30 hours', '90 minutes', 'over']
     """
-    if left <= timedelta():
+    if remaining <= timedelta():
         return "over"
     units = ((timedelta(days=1), "day"), (timedelta(hours=1), "hour"), (timedelta(minutes=1), "minute"))
-    unit, word = next((each for each in units if left >= 2 * each[0]), units[-1])
-    count = round(left / unit)
+    unit, word = next((each for each in units if remaining >= 2 * each[0]), units[-1])
+    count = round(remaining / unit)
     return f"{count} {word}{'s' * (count != 1)}"
 
 

@@ -274,13 +274,15 @@ FOR_TRAINING = ("tensorflow", "keras", "tensorflow-text")
 """Packages that the host of a gateway does not need."""
 
 
-def satisfies(version: str, wanted: str) -> bool:
+def satisfies(version: str, specifier: str) -> bool:
     """Whether a version satisfies a specifier such as ">=2.21,<2.22"; a pre-release counts as the release.
 
     >>> satisfies("2.21.0", ">=2.21,<2.22"), satisfies("2.22.0rc1", ">=2.21,<2.22"), satisfies("3.14.2", "<3.14,>=3.11")
     (True, False, False)
     """
-    return all(_SIGNS[sign](_parse_release(version), _parse_release(limit)) for sign, limit in _LIMIT.findall(wanted))
+    return all(
+        _SIGNS[sign](_parse_release(version), _parse_release(limit)) for sign, limit in _LIMIT.findall(specifier)
+    )
 
 
 _LIMIT = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
@@ -307,18 +309,18 @@ def read_requirements() -> dict[str, str]:
         return {}
     found = {}
     for line in (each for each in lines if "extra ==" not in each):
-        name, wanted = re.fullmatch(r"([\w.-]+)\s*(?:\[.*?\])?\s*\(?([^;)]*)\)?.*", line).groups()  # type: ignore[union-attr]
-        found[name.lower()] = order_range(wanted)
+        name, specifier = re.fullmatch(r"([\w.-]+)\s*(?:\[.*?\])?\s*\(?([^;)]*)\)?.*", line).groups()  # type: ignore[union-attr]
+        found[name.lower()] = order_range(specifier)
     return found
 
 
-def order_range(wanted: str) -> str:
+def order_range(specifier: str) -> str:
     """A range of versions, its lower end first.
 
     >>> order_range("<3.14,>=3.11 ")
     '>=3.11,<3.14'
     """
-    return ",".join(sorted(filter(None, wanted.strip().split(",")), reverse=True))
+    return ",".join(sorted(filter(None, specifier.strip().split(",")), reverse=True))
 
 
 def find_version(package: str) -> str | None:
@@ -333,14 +335,14 @@ def check_python() -> Check:
     """Check the version of Python."""
     found = platform.python_version()
     try:
-        wanted = order_range(metadata.metadata(OURS)["Requires-Python"] or "")
+        specifier = order_range(metadata.metadata(OURS)["Requires-Python"] or "")
     except metadata.PackageNotFoundError:
         why = f"{OURS} is not installed, so its requirements are unknown"
         return Check("Python", "note", found, why, "pip install -e .")
-    if satisfies(found, wanted):
-        return Check("Python", "ok", found, f"supported: {wanted}")
+    if satisfies(found, specifier):
+        return Check("Python", "ok", found, f"supported: {specifier}")
     return Check(
-        "Python", "bad", found, f"supported: {wanted}", "make PYTHON=python3.12 install, or use a venv with it"
+        "Python", "bad", found, f"supported: {specifier}", "make PYTHON=python3.12 install, or use a venv with it"
     )
 
 
@@ -369,12 +371,12 @@ def _find_folder(module: str) -> Path | None:
 
 def check_package(package: str, *, training: bool = True) -> Check:
     """Check a required package; without `training` those that only training needs may be missing."""
-    name, wanted, found = NEEDED[package], read_requirements().get(package, ""), find_version(package)
-    supported = f"supported: {wanted}" if wanted else ""
+    name, specifier, found = NEEDED[package], read_requirements().get(package, ""), find_version(package)
+    supported = f"supported: {specifier}" if specifier else ""
     if found is None and package in FOR_TRAINING and not training:
         return Check(name, "ok", "not installed", "not needed by a gateway")
-    if found is None or not satisfies(found, wanted):
-        return Check(name, "bad", found or "not installed", supported, f'pip install "{package}{wanted}"')
+    if found is None or not satisfies(found, specifier):
+        return Check(name, "bad", found or "not installed", supported, f'pip install "{package}{specifier}"')
     return Check(name, "ok", found, supported)
 
 

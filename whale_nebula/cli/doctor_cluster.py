@@ -207,9 +207,9 @@ _APART_NOTE, _APART_BAD = 1.0, 60.0
 
 def check_links(host: Host) -> Iterator[Check]:
     """Checks for each other cluster: rate and delay, clocks, and versions."""
-    ours = versions()
-    code = f"whale_nebula {ours['whale_nebula']}, TensorFlow {ours['tensorflow'] or 'not installed'}"
-    yield Check("versions here", "ok", f"code {ours['code']}", f"{code}: must be the same in every cluster")
+    own_versions = versions()
+    code = f"whale_nebula {own_versions['whale_nebula']}, TensorFlow {own_versions['tensorflow'] or 'not installed'}"
+    yield Check("versions here", "ok", f"code {own_versions['code']}", f"{code}: must be the same in every cluster")
     for cluster in host.others:
         found = load_measurement(path_of(host.path, host.cluster, cluster))
         command = f"whale-nebula bench link --config {host.path} --cluster {host.cluster}"
@@ -221,19 +221,19 @@ def check_links(host: Host) -> Iterator[Check]:
             continue
         age = timedelta(seconds=max(1.0, time.time() - found.when))
         ago = f"measured {describe_time(age)} ago"
-        yield _check_link(host, cluster, found, ago, again=command if age > _OLD else "")
+        yield _check_link(host, cluster, found, ago, measure_command=command if age > _OLD else "")
         yield check_clock(found, cluster, ago)
-        theirs = found.sheets.get(found.second if found.clusters[1] == cluster else found.first, {})
-        yield check_versions(cluster, ours, theirs, ago)
+        peer_versions = found.sheets.get(found.second if found.clusters[1] == cluster else found.first, {})
+        yield check_versions(cluster, own_versions, peer_versions, ago)
 
 
-def _check_link(host: Host, cluster: str, found: LinkMeasurement, ago: str, *, again: str) -> Check:
+def _check_link(host: Host, cluster: str, found: LinkMeasurement, ago: str, *, measure_command: str) -> Check:
     advice = advise(found, host.config.links.between(*found.clusters))
     text, label = f"{format_link_rate(found.bits)}, {format_link_delay(found.delay)}", f"link to {cluster}"
     if not advice.agrees:
         return Check(label, "warning", text, f"{advice.why}; {ago}", advice.write)
-    if again:
-        return Check(label, "note", text, ago, again)
+    if measure_command:
+        return Check(label, "note", text, ago, measure_command)
     return Check(label, "ok", text, f"{advice.why}; {ago}")
 
 
@@ -248,9 +248,9 @@ def check_clock(found: LinkMeasurement, cluster: str, ago: str) -> Check:
     return Check(label, "warning" if apart < _APART_BAD else "bad", text, why, "timedatectl set-ntp true on both hosts")
 
 
-def check_versions(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ago: str) -> Check:
+def check_versions(cluster: str, own_versions: Mapping[str, Any], peer_versions: Mapping[str, Any], ago: str) -> Check:
     """Check that the other end has the same versions, as different ones trace different programs."""
-    differ = find_differences(ours, theirs)
+    differ = find_differences(own_versions, peer_versions)
     if not differ:
         return Check(f"versions at {cluster}", "ok", "same as here", ago)
     found = "; ".join(f"{name} {there}, here {here}" for name, (here, there) in differ.items())

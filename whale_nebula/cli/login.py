@@ -84,9 +84,9 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--keep logs in repeatedly, and needs --token-file or --password-file")
     if args.lists and (args.token_file or args.password_file or args.invitation or args.account):
         parser.error("--lists needs no login: remove the options of the account")
-    wanted = list_requested_identities(args, parser)
+    requested_identities = list_requested_identities(args, parser)
     try:
-        login = Login(args, *_find_service(args, parser), hours, wanted)
+        login = Login(args, *_find_service(args, parser), hours, requested_identities)
         if args.lists:
             login.write_deny_lists(login.service.fetch_deny_lists())
         until = None if args.lists else login.log_in()
@@ -114,7 +114,12 @@ class Login:
     """A repeatable login of this host."""
 
     def __init__(
-        self, args: argparse.Namespace, host: str, port: int, hours: float, wanted: Sequence[tuple[str, str, int]]
+        self,
+        args: argparse.Namespace,
+        host: str,
+        port: int,
+        hours: float,
+        requested_identities: Sequence[tuple[str, str, int]],
     ) -> None:
         config, self.folder = load_config(args), find_folder(args)
         ca = self.folder / authority.CA
@@ -123,16 +128,16 @@ class Login:
             raise AccountError("missing certificate of the owner's authority", where=str(ca), mend=mend)
         data = files.read(ca, "the authority's certificate")
         run = args.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
-        self.wanted = [Identity(run, *each) for each in wanted]
+        self.requested_identities = [Identity(run, *each) for each in requested_identities]
         self.service = LoginClient(host, port, data, run, args.cluster)
         self.args, self.hours = args, hours
 
     def log_in(self) -> datetime:
         """Request certificates; returns their expiry."""
         account = self.args.account or user_name()
-        for identity in self.wanted:
+        for identity in self.requested_identities:
             self._check_account(identity, account)
-        requests = [owners.request(self.folder, each) for each in self.wanted]
+        requests = [owners.request(self.folder, each) for each in self.requested_identities]
         kind, secret, password = _ask_secret(self.args)
         texts = [each.path.read_text("ascii") for each in requests]
         answer = self.service.log_in(LoginRequest(account, kind, secret, texts, self.hours, password))

@@ -257,8 +257,8 @@ def _run(args: argparse.Namespace, script: Sequence[str]) -> int | Answer:
     if config.security.insecure:
         remark(f"insecure: true in {args.config}: connections are neither encrypted nor authenticated")
     signal_handler = SignalHandler(config.patience)
-    with handle_signals(signal_handler), contextlib.ExitStack() as others:
-        ended = _start(args, config, found.placement, script, signal_handler, others)
+    with handle_signals(signal_handler), contextlib.ExitStack() as resources:
+        ended = _start(args, config, found.placement, script, signal_handler, resources)
     return report_end(ended, signal_handler, as_json=args.json)
 
 
@@ -276,24 +276,24 @@ def _start(
     placement: Placement,
     script: Sequence[str],
     signal_handler: SignalHandler,
-    others: contextlib.ExitStack,
+    resources: contextlib.ExitStack,
 ) -> Ended:
     """Check certificates, start the workers of this host, and wait until they have ended without a further restart."""
     if args.all or len(placement.addresses) == 1:
         owners = [*placement.here, *gateways.list_gateway_names(config)]
-        security, tenant = others.enter_context(gateways.issue_for_run(config, owners)), None
+        security, tenant = resources.enter_context(gateways.issue_for_run(config, owners)), None
     else:
         security = gateways.configured_files(config, placement.here, args.config)
         tenant = gateways.check_files(security, config.run_name)
-    tenancy = others.enter_context(open_tenancy(tenant, gateways.find_config_folder(args.config), security, remark))
+    tenancy = resources.enter_context(open_tenancy(tenant, gateways.find_config_folder(args.config), security, remark))
     home = None if tenancy is None else str(tenancy.home)
     listen = gateways.choose_listen_addresses(config, placement, remark)
-    memory = others.enter_context(gateways.open_memory_folder()) if config.restarts.most or config.elastic else None
-    folder = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
+    memory = resources.enter_context(gateways.open_memory_folder()) if config.restarts.most or config.elastic else None
+    folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
     sizes = Sizes(config, placement, None if folder is None else os.path.join(folder, "asked.json"))
 
     shown = args.control is not None or args.metrics is not None
-    reports = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
+    reports = resources.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
 
     def list_workers() -> dict[str, Identity]:
         return create_identities(
@@ -303,10 +303,10 @@ def _start(
         )  # fmt: skip
 
     sys.stdout.flush()
-    output = others.enter_context(_open_output())
+    output = resources.enter_context(_open_output())
     if args.all:
         watching = gateways.run_gateways(config, placement, security, restarts=config.restarts, report=remark)
-        others.enter_context(watching)
+        resources.enter_context(watching)
         if names := " and ".join(gateways.list_gateway_names(config)):
             remark(f"{names} run here, too; their audit logs are deleted after the run (between hosts they are kept)")
     argv = ["-m", "whale_nebula.launch.child", *script]
@@ -336,9 +336,9 @@ def _start(
     )  # fmt: skip
     metrics = partial(_render_metrics, reports, sizes, signal_handler)
     if args.control is not None:
-        others.enter_context(_serve_control(args.control, sizes, signal_handler, metrics))
+        resources.enter_context(_serve_control(args.control, sizes, signal_handler, metrics))
     if args.metrics is not None:
-        port = others.enter_context(serve_metrics(args.metrics, metrics))
+        port = resources.enter_context(serve_metrics(args.metrics, metrics))
         remark(f"metrics are at http://{args.metrics.rpartition(':')[0] or 'localhost'}:{port}/metrics")
     ended = attempts.run(config.patience)
     for line in () if memory is None else save_memory_to_disk(memory, partial(_check_room, tenant, home)):
@@ -457,7 +457,7 @@ class SignalHandler:
         """Let workers that have taken no step exit at once, to be restarted in different numbers; others announce the
         request with a step.
         """
-        if self.job is not None and not self.job.stepped:
+        if self.job is not None and not self.job.has_stepped:
             self.job.request_exit(signal.SIGTERM, self.patience)
 
     def rest(self, seconds: float) -> bool:

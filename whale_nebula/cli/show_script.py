@@ -69,8 +69,8 @@ def collect_plans(path: str, arguments: Sequence[str], collector: PlanCollector)
         parse_links(collector.links)
     with contextlib.closing(collector):
         ending = _run_script(path, arguments, collector)
-    if collector.plans and collector.ended:
-        remark(f"{collector.ended}: stopped here")
+    if collector.plans and collector.end_reason:
+        remark(f"{collector.end_reason}: stopped here")
     return ending
 
 
@@ -83,7 +83,7 @@ def report_nothing(path: str, ending: ScriptEnd, collector: PlanCollector, as_js
         _report_failed(path, ending, as_json, kind)
         return exits.FAILED
     what = f"{path} ran no {kind}, so there is nothing to {command}"
-    why = collector.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
+    why = collector.end_reason or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
     mend = 'put "with nb.cluster(), nb.stage(cluster=...):" around the layers of each stage'
     mend = mend if command == "show" else "call model.fit(x, y) in it, or decorate your own step with @nb.function"
     return print_error(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
@@ -156,13 +156,13 @@ class PlanCollector:
     """Plans the first `most_plans` distinct steps; `config` and `links` replace those of the script's `init`.
 
     Steps return zeros, so that later ones are reached; a script that is about to save the untrained model is therefore
-    stopped. `ended` is the reason if not all steps were reached.
+    stopped. `end_reason` is the reason if not all steps were reached.
     """
 
     most_plans: float = 1
     config: str | None = None
     links: str | None = None
-    ended: str = ""
+    end_reason: str = ""
 
     @cached_property
     def shown(self) -> ShownPlans:
@@ -170,7 +170,7 @@ class PlanCollector:
         from whale_nebula.runtime.show import ShownPlans
 
         def stop(what: str) -> None:
-            self.ended = f"the script was about to save with {what}, although nothing is trained"
+            self.end_reason = f"the script was about to save with {what}, although nothing is trained"
             raise PlanShown
 
         return ShownPlans(self.most_plans > 1, stop)
@@ -215,7 +215,7 @@ class PlanCollector:
     def observe_unscoped(self, name: str, kind: str) -> None:
         """Let a model without scopes predict, but refuse to train it, as that would not be simulated."""
         if kind == "train":
-            self.ended = f"{name} has no scopes and was about to be trained"
+            self.end_reason = f"{name} has no scopes and was about to be trained"
             raise PlanShown
 
 

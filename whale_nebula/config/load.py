@@ -138,7 +138,7 @@ def _read_config(place: Place) -> Config:
         gateway_grace=root.get("gateway_grace").read_or(quantities.read_seconds, GATEWAY_GRACE_SECONDS),
         measure=root.get("measure").read_or(quantities.read_seconds, MEASURE_SECONDS),
         restarts=_read_restarts(root.get("restarts")),
-        seed=root.get("seed").read_or(lambda place: int(place.read_number(least=0, most=_SEEDS, whole=True)), None),
+        seed=root.get("seed").read_or(lambda place: int(place.read_number(least=0, most=_SEEDS, integer=True)), None),
         plan=root.get("plan").read_or(_read_paths, ()),
         show=root.get("show").read_or(lambda place: place.read_choice(DISPLAYS), DISPLAYS[0]),
         outputs=outputs,
@@ -199,9 +199,9 @@ def _read_elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, El
         if name not in clusters:
             raise each.make_error(f"unknown cluster {name!r}", mend=did_you_mean(name, list(clusters)))
         table = each.read_table(("min", "max"))
-        most = table.get("max").read_or(lambda count: int(count.read_number(least=1, whole=True)), None)
+        most = table.get("max").read_or(lambda count: int(count.read_number(least=1, integer=True)), None)
         most = max(1, len(clusters[name].workers)) if most is None else most
-        least = table.get("min").read_or(lambda count: int(count.read_number(least=0, whole=True)), 1)
+        least = table.get("min").read_or(lambda count: int(count.read_number(least=0, integer=True)), 1)
         if least > most:
             raise each.make_error(f"min: {least} is greater than max: {most}", mend=f"{name}: {{min: 1, max: {most}}}")
         found[name] = Elastic(least, most)
@@ -227,7 +227,7 @@ def parse_checkpoint(place: Place) -> Checkpointing:
     memory_steps, memory_seconds = (None, None) if isinstance(memory.value, bool) else _read_interval(memory)
     return Checkpointing(
         table.get("folder").read_text(),
-        keep=table.get("keep").read_or(lambda keep: int(keep.read_number(least=1, whole=True)), KEPT_CHECKPOINTS),
+        keep=table.get("keep").read_or(lambda keep: int(keep.read_number(least=1, integer=True)), KEPT_CHECKPOINTS),
         steps=steps,
         seconds=seconds,
         overhead=overhead,
@@ -242,7 +242,7 @@ def _read_interval(place: Place) -> tuple[int | None, float | None]:
     if place.value is None:
         return None, None
     if isinstance(place.value, int) and not isinstance(place.value, bool):
-        return int(place.read_number(least=1, whole=True)), None
+        return int(place.read_number(least=1, integer=True)), None
     if quantities.find_kind(str(place.value)) != "delay":
         name = place.path.rpartition(".")[2]
         raise place.make_error(
@@ -285,7 +285,7 @@ _AMOUNTS: Mapping[str, Callable[[Place], Any]] = {
     "flops": quantities.flops,
     "price": _read_price,
     "kind": read_device_kind,
-    "cores": lambda place: int(place.read_number(least=1, whole=True)),
+    "cores": lambda place: int(place.read_number(least=1, integer=True)),
     "memory_rate": quantities.memory_rate,
 }
 
@@ -384,7 +384,7 @@ def _read_restarts(place: Place) -> Restarts:
 
 
 def _read_restart_count(place: Place) -> int:
-    return int(place.read_number(least=0, most=MOST_RESTARTS, whole=True))
+    return int(place.read_number(least=0, most=MOST_RESTARTS, integer=True))
 
 
 def _read_input(place: Place) -> InputSpec:
@@ -392,7 +392,7 @@ def _read_input(place: Place) -> InputSpec:
     if table.get("shape").value is None:
         raise place.make_error("missing shape of the input", mend=f"{place.path}: {{shape: [null, 64]}}")
     axes = table.get("shape").read_items()
-    shape = tuple(each.read_or(lambda axis: int(axis.read_number(least=0, whole=True)), None) for each in axes)
+    shape = tuple(each.read_or(lambda axis: int(axis.read_number(least=0, integer=True)), None) for each in axes)
     return InputSpec(shape, table.get("dtype").read_or(lambda dtype: dtype.read_choice(DTYPES), "float32"))
 
 

@@ -102,14 +102,14 @@ class Place:
             raise self.make_error(f"{self.value!r} is not a valid value", mend=did_you_mean(self.value, names))
         return str(self.value)
 
-    def read_number(self, *, least: float, most: float = math.inf, whole: bool = False) -> Any:
+    def read_number(self, *, least: float, most: float = math.inf, integer: bool = False) -> Any:
         """A number within bounds."""
-        kinds = int if whole else int | float
+        kinds = int if integer else int | float
         right = isinstance(self.value, kinds) and not isinstance(self.value, bool)
         if not right or not least <= self.value <= most:
             span = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
             usual = f"{self._key}: {1 if least <= 1 <= most else least:g}"
-            raise self.make_error(f"{self.value!r} is not {'an integer' if whole else 'a number'} {span}", mend=usual)
+            raise self.make_error(f"{self.value!r} is not {'an integer' if integer else 'a number'} {span}", mend=usual)
         return self.value
 
     @property

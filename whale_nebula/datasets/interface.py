@@ -199,7 +199,7 @@ def _read_feature(place: Place) -> tuple[str, tuple[int, ...]]:
 
 
 def _read_shape(place: Place) -> tuple[int, ...]:
-    return tuple(int(axis.read_number(least=1, most=1 << 30, whole=True)) for axis in place.read_items())
+    return tuple(int(axis.read_number(least=1, most=1 << 30, integer=True)) for axis in place.read_items())
 
 
 # ---------------------------------------------------------------------- transform
@@ -224,12 +224,12 @@ def _read_step(place: Place) -> Step:
             table.get("column").read_or(Place.read_text, "text"),
             table.get("to").read_or(Place.read_text, "ids"),
             vocabulary,
-            int(table.get("length").read_number(least=2, most=1 << 16, whole=True)),
+            int(table.get("length").read_number(least=2, most=1 << 16, integer=True)),
         )
     table = value.read_table(("by", "least", "mean", "sum", "count"))
     return Aggregate(
         table.get("by").read_text(),
-        int(table.get("least").read_number(least=LEAST_GROUP, whole=True)),
+        int(table.get("least").read_number(least=LEAST_GROUP, integer=True)),
         _read_names(table.get("mean")),
         _read_names(table.get("sum")),
         table.get("count").read_or(Place.read_text, ""),
@@ -268,7 +268,7 @@ def _read_limits(place: Place) -> Limits:
 
 def _read_bound(place: Place) -> Bound:
     table = place.read_table(("rows", "bytes"))
-    rows = table.get("rows").read_or(lambda each: int(each.read_number(least=1, whole=True)), None)
+    rows = table.get("rows").read_or(lambda each: int(each.read_number(least=1, integer=True)), None)
     return Bound(rows, table.get("bytes").read_or(quantities.read_memory, None))
 
 

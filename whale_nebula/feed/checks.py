@@ -121,7 +121,7 @@ Fingerprint: TypeAlias = int | list[int | None]
 """A checksum of an input, or one of each micro-batch of it: None for those with absent rows."""
 
 
-def is_same(own: Fingerprint, theirs: Fingerprint) -> bool:
+def is_same(own: Fingerprint, other: Fingerprint) -> bool:
     """Whether two fingerprints agree, as far as both are known.
 
     >>> is_same(7, 7), is_same(7, 8), is_same([1, None, 3], [1, 2, None]), is_same([1, None], [2, None])
@@ -129,10 +129,10 @@ def is_same(own: Fingerprint, theirs: Fingerprint) -> bool:
     >>> is_same([1], [1, 2])
     False
     """
-    if isinstance(own, int) or isinstance(theirs, int):
-        return own == theirs or isinstance(own, int) != isinstance(theirs, int)
-    known = (a == b for a, b in zip(own, theirs, strict=False) if a is not None and b is not None)
-    return len(own) == len(theirs) and all(known)
+    if isinstance(own, int) or isinstance(other, int):
+        return own == other or isinstance(own, int) != isinstance(other, int)
+    known = (a == b for a, b in zip(own, other, strict=False) if a is not None and b is not None)
+    return len(own) == len(other) and all(known)
 
 
 def compute_fingerprints(
@@ -161,7 +161,7 @@ def compute_fingerprints(
         if known is None or not leaf.batched:
             found[leaf.name] = _checksum(array)
         else:
-            found[leaf.name] = [_checksum(array[part]) if known.here[part].all() else None for part in parts]
+            found[leaf.name] = [_checksum(array[part]) if known.present[part].all() else None for part in parts]
     return found
 
 

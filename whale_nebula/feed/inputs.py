@@ -61,7 +61,7 @@ class Partial:
         )
 
     def __repr__(self) -> str:
-        here = int(self._nebula_rows.here.sum())
+        here = int(self._nebula_rows.present.sum())
         return f"<{here} of {len(self)} rows of {self.dtype.name}{self.shape.as_list()}>"
 
 
@@ -92,7 +92,7 @@ class StepInputs:
 
     def present_rows(self, number: int) -> Mask | None:
         """Which rows of an input are in this process; None if it is not from `nb.shard`."""
-        return self.rows[number].here if number in self.rows else None
+        return self.rows[number].present if number in self.rows else None
 
     @property
     def mark(self) -> int:
@@ -111,9 +111,9 @@ def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[
     for number, rows in known.items():
         rows.feed.take(reads[number], leaves[number].name)
     for number, rows in known.items():
-        wanted = reads[number].select(len(rows.here))
-        if not rows.whole and bool((wanted & ~rows.here).any()):
-            raise _absent_rows_error(leaves[number].name, wanted, rows.here)
+        requested_rows = reads[number].select(len(rows.present))
+        if not rows.is_complete and bool((requested_rows & ~rows.present).any()):
+            raise _absent_rows_error(leaves[number].name, requested_rows, rows.present)
     return StepInputs([each.tensor if isinstance(each, Partial) else each for each in tensors], known)
 
 
@@ -122,8 +122,8 @@ def take_whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
     return take_inputs(leaves, tensors, [AllRows()] * len(leaves)).tensors
 
 
-def _absent_rows_error(name: str, wanted: Mask, here: Mask) -> AbsentInputError:
-    missing = np.flatnonzero(wanted & ~here)
+def _absent_rows_error(name: str, requested_rows: Mask, here: Mask) -> AbsentInputError:
+    missing = np.flatnonzero(requested_rows & ~here)
     return AbsentInputError(
         f"this step reads {len(missing)} rows of input {name!r} that this process lacks, first row {missing[0]}",
         where=f"{name}, {script_site()}",
@@ -155,9 +155,9 @@ def slice_rows(tensor: Any, span: Span, name: str) -> Any:
     rows = rows_of(tensor)
     if rows is None:
         return tensor[begin:end]
-    part = Rows(_Part(rows.feed, span, name), rows.here[begin:end], rows.marks[begin:end])
+    part = Rows(_Part(rows.feed, span, name), rows.present[begin:end], rows.marks[begin:end])
     whole = tensor.tensor if isinstance(tensor, Partial) else tensor
-    return tag_rows(whole[begin:end], part) if part.whole else Partial(whole[begin:end], part)
+    return tag_rows(whole[begin:end], part) if part.is_complete else Partial(whole[begin:end], part)
 
 
 @dataclass(frozen=True)

@@ -158,18 +158,18 @@ class RowReceiver(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a batch: the feed that they belong to, which of them are `here`, and `marks`, an identifier of each
-    row, including absent ones.
+    """The rows of a batch: the feed that they belong to, which of them are `present`, and `marks`, an identifier of
+    each row, including absent ones.
     """
 
     feed: RowReceiver
-    here: Mask
+    present: Mask
     marks: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all rows are in this process."""
-        return bool(self.here.all())
+        return bool(self.present.all())
 
 
 _NAME = "_nebula_rows"

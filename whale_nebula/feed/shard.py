@@ -109,8 +109,8 @@ class Batches(tf.data.Iterator):
     def __init__(self, dataset: tf.data.Dataset, rows: tf.data.Dataset, feed: Feed) -> None:
         self._dataset, self._feed = dataset, feed
         self._inner = iter(rows)
-        self._whole: Any = None
-        self._begun = False
+        self._graph_iterator: Any = None
+        self._is_read_in_python = False
 
     @property
     def element_spec(self) -> Any:
@@ -118,13 +118,13 @@ class Batches(tf.data.Iterator):
         return self._dataset.element_spec
 
     def __next__(self) -> Any:
-        if self._whole is not None:
+        if self._graph_iterator is not None:
             raise _mixed_error("is read in Python after it was passed to a TensorFlow function")
-        self._begun = True
+        self._is_read_in_python = True
         self._feed.conclude_batch()
         *tensors, marks, here = next(self._inner)
         rows = Rows(self._feed, here.numpy(), marks.numpy())
-        found = iter(tag_rows(tensor, rows) if rows.whole else Partial(tensor, rows) for tensor in tensors)
+        found = iter(tag_rows(tensor, rows) if rows.is_complete else Partial(tensor, rows) for tensor in tensors)
         specs = tf_datasets.flatten_structure(self.element_spec)
         return tf_datasets.pack_structure(
             self.element_spec, [None if tf_datasets.is_none_spec(spec) else next(found) for spec in specs]
@@ -155,11 +155,11 @@ class Batches(tf.data.Iterator):
         return tf_datasets.describe_iterator(self._iterate_rows())[1]
 
     def _iterate_rows(self) -> Any:
-        if self._begun:
+        if self._is_read_in_python:
             raise _mixed_error("is passed to a TensorFlow function after it was read in Python")
-        if self._whole is None:
-            self._whole = iter(self._dataset)
-        return self._whole
+        if self._graph_iterator is None:
+            self._graph_iterator = iter(self._dataset)
+        return self._graph_iterator
 
     def _serialize_to_tensors(self) -> NoReturn:
         what = "an iterator of nb.shard cannot be saved in a checkpoint"
@@ -174,11 +174,11 @@ def _mixed_error(what: str) -> UnsupportedError:
     return UnsupportedError(f"an iterator of nb.shard {what}", where=str(calling_site()), why=why, mend=mend)
 
 
-def _no_dataset(given: Any) -> OptionError:
+def _no_dataset(value: Any) -> OptionError:
     """The error for an argument that has rows but is not a dataset; it states what to write."""
-    name, why = type(given).__name__, "a generator yields its rows one after the other, and none can be skipped"
+    name, why = type(value).__name__, "a generator yields its rows one after the other, and none can be skipped"
     mend = "nb.shard(tf.data.Dataset.range(count).map(read_row).batch(32))"
-    if hasattr(given, "__array__") or isinstance(given, tuple | list | dict):
+    if hasattr(value, "__array__") or isinstance(value, tuple | list | dict):
         why = "with arrays nothing is saved: each process slices the arrays that it already has"
         mend = "remove nb.shard, or use nb.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(32))"
     article = "an" if name[:1].lower() in "aeiou" else "a"
@@ -217,23 +217,23 @@ class Pipeline:
     before: Sequence[Any]
     source: Any
 
-    def rebuild(self, wanted: RowSelector, cache: DatasetCache) -> tf.data.Dataset:
-        """The pipeline restricted to `wanted` rows. It yields the tensors of each batch, a mark of each row, and a mask
-        of the rows that are here. Datasets in `cache` are reused.
+    def rebuild(self, selector: RowSelector, cache: DatasetCache) -> tf.data.Dataset:
+        """The pipeline restricted to the rows of `selector`. It yields the tensors of each batch, a mark of each row,
+        and a mask of the rows that are here. Datasets in `cache` are reused.
         """
         if self.batches not in cache:
-            cache[self.batches] = self._rebuild_batches(wanted)
+            cache[self.batches] = self._rebuild_batches(selector)
         found = cache[self.batches]
         for step in reversed(self.after):
             found = _repeat_step(step, found, cache)
         return found
 
-    def _rebuild_batches(self, wanted: RowSelector) -> tf.data.Dataset:
+    def _rebuild_batches(self, selector: RowSelector) -> tf.data.Dataset:
         rows = self.source
         for step in reversed(self.before):
             rows = rows if tf_datasets.find_kind(step) in _OF_ROWS else _repeat_step(step, rows, _CACHE)
         batching = tf_datasets.read_batching(self.batches)
-        rows = _flag_wanted_rows(rows.map(_mark_element), batching, wanted)
+        rows = _flag_wanted_rows(rows.map(_mark_element), batching, selector)
         for step in reversed(self.before):
             if tf_datasets.find_kind(step) == "map":
                 rows = _map_wanted_rows(step, rows)
@@ -386,13 +386,13 @@ def _sample(tensor: Any) -> Any:
     return flat[:: tf.maximum(1, tf.size(flat) // _SAMPLE)]
 
 
-def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, wanted: RowSelector) -> tf.data.Dataset:
+def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, selector: RowSelector) -> tf.data.Dataset:
     """Pair each row with a flag for whether it is wanted, which depends on the number of rows of its batch."""
 
     @tf.autograph.experimental.do_not_convert
     def flag(*parts: Any) -> tf.data.Dataset:
         count = tf.size(parts[-1].batch(batching.size).get_single_element())
-        here = tf.numpy_function(lambda count: wanted(int(count)), [count], tf.bool)
+        here = tf.numpy_function(lambda count: selector(int(count)), [count], tf.bool)
         return tf.data.Dataset.zip((*parts, tf.data.Dataset.from_tensor_slices(tf.ensure_shape(here, [None]))))
 
     return rows.window(batching.size, drop_remainder=batching.options["drop_remainder"]).flat_map(flag)

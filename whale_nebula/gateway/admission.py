@@ -150,11 +150,11 @@ class PairErrors:
             now = self._now()
             self._errors = {pair: stored for pair, stored in self._errors.items() if now < stored[1]}
 
-    def find(self, requester: str, requested: str, *, once: bool = False) -> NebulaError | None:
-        """The stored error for `requester`, if any. With `once` it is removed, as `requester` then gives up."""
+    def find(self, requester: str, requested: str, *, remove: bool = False) -> NebulaError | None:
+        """The stored error for `requester`, if any. With `remove` it is removed, as `requester` then gives up."""
         with self._lock:
             error, until = self._errors.get((requester, requested), (None, 0.0))
-            if once:
+            if remove:
                 self._errors.pop((requester, requested), None)
             return error if self._now() < until else None
 
@@ -203,9 +203,9 @@ class Quota:
     plus 100 at once, then 2 a second.
     """
 
-    def __init__(self, who: str, pairs: int) -> None:
+    def __init__(self, caller_name: str, pairs: int) -> None:
         self.most = find_max_streams(pairs)
-        self._who = who
+        self._caller_name = caller_name
         self._lock = threading.Lock()
         self._lanes: list[Lane] = []
         self._opens = TokenBucket(_BURST + 2 * pairs, _A_SECOND)
@@ -213,18 +213,20 @@ class Quota:
     def take(self, lane: Lane, number: int) -> None:
         """Count one more stream, the lane of this number of its connection; raises above the limit."""
         with self._lock:
-            self._lanes = [each for each in self._lanes if not each.over]
+            self._lanes = [each for each in self._lanes if not each.is_over]
             if len(self._lanes) >= self.most:
-                raise TransportError(f"{self._who} has {self.most} streams here, which is the limit")
+                raise TransportError(f"{self._caller_name} has {self.most} streams here, which is the limit")
             if not self._opens.take(1.0 if number == 0 else 1.0 / _LANES_A_CONNECTION):
-                raise TransportError(f"too many new streams of {self._who}", why="each is recorded in the audit log")
+                raise TransportError(
+                    f"too many new streams of {self._caller_name}", why="each is recorded in the audit log"
+                )
             self._lanes.append(lane)
 
     @property
     def is_unused(self) -> bool:
         """Whether the identity has had no stream for long enough to drop the record."""
         with self._lock:
-            return self._opens.is_full and all(lane.over for lane in self._lanes)
+            return self._opens.is_full and all(lane.is_over for lane in self._lanes)
 
 
 class Quotas:
@@ -239,16 +241,16 @@ class Quotas:
         """Count one more stream of a caller; raises above the caller's limit. Without authentication, all callers of a
         cluster share one limit.
         """
-        who = caller.uri if self._settings.files is not None or caller.role == GATEWAY else caller.cluster
-        pairs = count_pairs(self._settings, caller) * (ASSUMED_WORKERS if who == caller.cluster else 1)
+        caller_name = caller.uri if self._settings.files is not None or caller.role == GATEWAY else caller.cluster
+        pairs = count_pairs(self._settings, caller) * (ASSUMED_WORKERS if caller_name == caller.cluster else 1)
         with self._lock:
-            quota = self._quotas.setdefault(who, Quota(caller.worker, pairs))
+            quota = self._quotas.setdefault(caller_name, Quota(caller.worker, pairs))
         quota.take(lane, number)
 
     def remove_unused(self) -> None:
         """Drop records of callers that have not connected for a while."""
         with self._lock:
-            self._quotas = {who: quota for who, quota in self._quotas.items() if not quota.is_unused}
+            self._quotas = {caller_name: quota for caller_name, quota in self._quotas.items() if not quota.is_unused}
 
 
 def find_max_streams(pairs: int) -> int:
@@ -306,7 +308,7 @@ class Traffic:
         try:
             content = json.loads(self._path.read_text("utf-8"))
             return date.fromisoformat(content["day"]), {
-                str(who): int(size) for who, size in dict(content["bytes"]).items()
+                str(caller_name): int(size) for caller_name, size in dict(content["bytes"]).items()
             }
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise AuditError(

@@ -81,9 +81,9 @@ class ControlStream:
             self._changed.notify_all()
 
     def _send(self) -> None:
-        while not self.lane.over:
+        while not self.lane.is_over:
             with self._changed:
-                self._changed.wait_for(lambda: self._messages or self.lane.over)
+                self._changed.wait_for(lambda: self._messages or self.lane.is_over)
                 frame = self._messages.popleft() if self._messages else b""
             if frame:
                 self.lane.send(frame)
@@ -158,8 +158,8 @@ class ControlStreams:
             each.lane.end("newer streams have replaced it")
         for frame in messages:
             stream.queue_message(frame)
-        if lane.over:
-            drop(lane.why)
+        if lane.is_over:
+            drop(lane.reason)
 
     def send_head(self, head: Head) -> None:
         """Send a head of our log to be stored by the other side."""

@@ -74,7 +74,7 @@ class Front:
         self._refusal_queue: queue.Queue[tuple[str, NebulaError] | None] = queue.Queue(_MAX_QUEUED_REFUSALS)
         self._folder, self._grpc_socket = "", -1  # a file descriptor of the socket at which gRPC listens
         self._max_connections, self._unlogged, self._paused_until = 0, 0, 0.0
-        self._over = threading.Event()
+        self._stop_event = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name="nebula-front", daemon=True),
             threading.Thread(target=self._log_refusals, name="nebula-front-notes", daemon=True),
@@ -106,7 +106,7 @@ class Front:
 
     def stop(self) -> None:
         """Refuse new connections, and end existing ones once everything is sent, after at most a second."""
-        self._over.set()
+        self._stop_event.set()
         if self._threads[0].ident is not None:
             self._threads[0].join(2 * _STOP_SECONDS + _TICK_SECONDS)
             with contextlib.suppress(queue.Full):  # the disk is blocked, and so is the thread that writes to it
@@ -123,7 +123,7 @@ class Front:
 
     # ------------------------------------------------------------------ the thread
     def _run(self) -> None:
-        while not self._over.is_set():
+        while not self._stop_event.is_set():
             try:
                 self._poll.handle(_TICK_SECONDS)
                 self._check_timeouts(time.monotonic())
@@ -342,11 +342,11 @@ def read_hello(data: bytes) -> tuple[str, ...] | int:
             return end
         message, at = message + data[at + _RECORD_HEADER : end], end
         if len(message) >= _MESSAGE_HEADER:
-            whole = _MESSAGE_HEADER + int.from_bytes(message[1:4])
-            if message[0] != _CLIENT_HELLO or whole > MAX_HELLO_BYTES:
+            message_size = _MESSAGE_HEADER + int.from_bytes(message[1:4])
+            if message[0] != _CLIENT_HELLO or message_size > MAX_HELLO_BYTES:
                 raise _hello_error("it is another message, or too large")
-            if len(message) >= whole:
-                return _read_protocols(message, whole)
+            if len(message) >= message_size:
+                return _read_protocols(message, message_size)
     raise _hello_error(f"it has more than {_MAX_RECORDS} records")
 
 
@@ -378,8 +378,8 @@ class _Reader:
         return self.take(self.take_number(size))
 
 
-def _read_protocols(message: bytes, whole: int) -> tuple[str, ...]:
-    if len(message) != whole:
+def _read_protocols(message: bytes, message_size: int) -> tuple[str, ...]:
+    if len(message) != message_size:
         raise _hello_error("its record contains further data")
     reader = _Reader(message[_MESSAGE_HEADER:])
     reader.take(2 + 32)  # version, random number
@@ -450,7 +450,7 @@ class _Side:
     """One of the two connections: the bytes waiting to be sent over it, and whether its input has ended."""
 
     def __init__(self, line: socket.socket) -> None:
-        self.line, self.unsent, self.ended, self.events = line, memoryview(b""), False, 0
+        self.line, self.unsent, self.has_ended, self.events = line, memoryview(b""), False, 0
 
 
 class Pipe:
@@ -474,7 +474,7 @@ class Pipe:
     def _watch(self) -> None:
         for side, other in (self._sides, self._sides[::-1]):
             events = select.EPOLLOUT if side.unsent else 0
-            events |= select.EPOLLIN if not side.ended and not other.unsent else 0
+            events |= select.EPOLLIN if not side.has_ended and not other.unsent else 0
             if events != side.events:
                 side.events = events
                 self._poll.watch(side.line, events, partial(self._handle, side, other))
@@ -485,12 +485,12 @@ class Pipe:
         try:
             if events & (select.EPOLLOUT | _ERROR_EVENTS) and side.unsent:
                 self._send(side, other, side.unsent)
-            if events & (select.EPOLLIN | _ERROR_EVENTS) and not side.ended and not other.unsent:
+            if events & (select.EPOLLIN | _ERROR_EVENTS) and not side.has_ended and not other.unsent:
                 self._read(side, other)
         except OSError:  # the connection broke
             self.close()
             return
-        if all(each.ended and not each.unsent for each in self._sides):
+        if all(each.has_ended and not each.unsent for each in self._sides):
             self.close()
         else:
             self._watch()
@@ -503,7 +503,7 @@ class Pipe:
         if size:
             self._send(other, side, self._poll.buffer[:size])
         else:
-            side.ended = True
+            side.has_ended = True
             self._end(other, side)
 
     def _send(self, side: _Side, other: _Side, data: memoryview) -> None:
@@ -518,6 +518,6 @@ class Pipe:
 
     def _end(self, side: _Side, other: _Side) -> None:
         """Forward an end of input, once everything before it is sent."""
-        if other.ended and not side.unsent:
+        if other.has_ended and not side.unsent:
             with contextlib.suppress(OSError):
                 side.line.shutdown(socket.SHUT_WR)

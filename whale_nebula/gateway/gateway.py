@@ -93,7 +93,7 @@ class Gateway:
             self._accept,
             deadlines=self._deadlines,
             connections=count_connections(settings),
-            others=(self._health.handler,),
+            other_handlers=(self._health.handler,),
             front=self._make_front(),
         )
         self._monitor = threading.Thread(target=self._run_monitor, name="nebula-lookout", daemon=True)
@@ -170,7 +170,7 @@ class Gateway:
             return control.receive
         requester, requested = request.source, request.destination
         self._pair_errors.mark_alive(requester)
-        verdict = self._pair_errors.find(requester, requested, once=found.purpose is Purpose.OUT)
+        verdict = self._pair_errors.find(requester, requested, remove=found.purpose is Purpose.OUT)
         if verdict is not None:
             raise verdict
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
@@ -276,7 +276,7 @@ class Gateway:
         active = [
             near
             for near in nears
-            if not near.connection.over and near.count_silent_seconds(self._now()) < self._silence
+            if not near.connection.is_over and near.count_silent_seconds(self._now()) < self._silence
         ]
         return self._stopping.is_set() or bool(active)
 

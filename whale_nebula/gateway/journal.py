@@ -38,14 +38,14 @@ class Refusals:
         self._buckets = Buckets(_BURST, 1.0 / _INTERVAL_SECONDS, most=_MAX_IDENTITIES, now=now)
         self._omitted: Counter[str] = Counter()
 
-    def count(self, who: str) -> int:
+    def count(self, caller_name: str) -> int:
         """Count a refusal of an identity: returns the number since the last record, 0 if none is due."""
         with self._lock:
-            who, written = self._buckets.take(who)
+            caller_name, written = self._buckets.take(caller_name)
             if not written:
-                self._omitted[who] += 1
+                self._omitted[caller_name] += 1
                 return 0
-            return 1 + self._omitted.pop(who, 0)
+            return 1 + self._omitted.pop(caller_name, 0)
 
     def take_omitted(self) -> dict[str, int]:
         """The numbers of refusals by caller that are not logged yet, which count as logged afterwards."""

@@ -71,7 +71,7 @@ class Half:
     @property
     def is_joinable(self) -> bool:
         """Whether it can still be joined."""
-        return self.partner is None and not self.connection.over
+        return self.partner is None and not self.connection.is_over
 
     @property
     def certified_peers(self) -> list[Peer]:
@@ -79,7 +79,7 @@ class Half:
         return [
             lane.certified_peer
             for lane in list(self._lanes.values())
-            if lane.certified_peer is not None and not lane.over
+            if lane.certified_peer is not None and not lane.is_over
         ]
 
     @property
@@ -103,7 +103,7 @@ class Half:
                 self._block_until_joined
             )  # so that nothing is buffered for a worker that may never connect
         if not self.connection.add(number, lane):
-            raise TransportError(lane.why)
+            raise TransportError(lane.reason)
         self._lanes[number] = lane
         return self.receive
 
@@ -333,7 +333,7 @@ class Pair:
     def _check_crossing(self) -> None:
         """Raise if an attempt of the other gateway crosses ours and loses. If it repeats, our stream is lost there."""
         far, now = self._halves.get(Side.FAR), self._now()
-        has_open_half = far is not None and far.dialled and not far.connection.over
+        has_open_half = far is not None and far.dialled and not far.connection.is_over
         has_recent_attempt = any(
             now - began < _CROSSING_SECONDS or self._refused_at < began
             for half, began in self._attempts.items()

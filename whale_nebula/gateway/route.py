@@ -321,7 +321,7 @@ class Route:
             for number in range(1, lanes):
                 self._dial(pair, half, number)
         except NebulaError as error:
-            if not half.connection.over:
+            if not half.connection.is_over:
                 _LOG.info("%s continues with fewer lanes: %s", pair, error.what)
 
     def make_far_half(self, pair: Pair, connection: Connection, *, dialled: bool = False) -> Half:
@@ -402,7 +402,7 @@ class Route:
         began, self._is_open = time.monotonic(), True
         self.control.add_stream(lane, over.set)
         over.wait()  # also set when this gateway closes it or finds the other one's certificate invalid
-        self._is_open, self._ended_at, self._trouble = False, time.monotonic(), lane.why
+        self._is_open, self._ended_at, self._trouble = False, time.monotonic(), lane.reason
         return self._ended_at - began > _SHORT_SECONDS
 
     def _find_certificate_fault(self, error: NebulaError) -> NebulaError | None:

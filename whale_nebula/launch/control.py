@@ -85,8 +85,8 @@ def serve_control_socket(path: str, get: Mapping[str, Action], post: Mapping[str
             os.unlink(path)
 
 
-def parse_counts(given: Mapping[str, str]) -> dict[str, int]:
+def parse_counts(texts: Mapping[str, str]) -> dict[str, int]:
     """The numbers of workers in a request: `npu=1&gpu=2`."""
-    if not given or not all(count.isdecimal() for count in given.values()):
+    if not texts or not all(count.isdecimal() for count in texts.values()):
         raise OptionError("resize needs clusters and their numbers of workers", mend="POST /resize?npu=1")
-    return {cluster: int(count) for cluster, count in given.items()}
+    return {cluster: int(count) for cluster, count in texts.items()}

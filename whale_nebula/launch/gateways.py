@@ -255,7 +255,7 @@ class GatewayProcess:
         self.name = name
         self.process = start_gateway(site)
         self._site, self._restarts, self._report = site, restarts, report
-        self._over = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"nebula-watch-{name}", daemon=True)
 
     def await_start(self) -> None:
@@ -266,19 +266,19 @@ class GatewayProcess:
 
     def stop_watching(self) -> None:
         """Stop restarting it."""
-        self._over.set()
+        self._stop_event.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _watch(self) -> None:
         for number in range(self._restarts.most):
             while self.process.poll() is None:
-                if self._over.wait(_LOOK_SECONDS):
+                if self._stop_event.wait(_LOOK_SECONDS):
                     return
             again = f"restart {number + 1} of {self._restarts.most} begins"
             self._report(f"gateway {self.name} has exited; {again}, and its workers wait for it")
             _close_pipes(self.process)
-            if self._over.wait(min(self._restarts.wait * 2.0**number, _MOST_WAIT_SECONDS)):
+            if self._stop_event.wait(min(self._restarts.wait * 2.0**number, _MOST_WAIT_SECONDS)):
                 return
             self.process = start_gateway(self._site)
             try:

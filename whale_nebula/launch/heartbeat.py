@@ -82,7 +82,7 @@ class WorkerStatus:
     cause: str = ""
     lost: str = ""
     epoch: int | None = None
-    stepped: float | None = None
+    first_step_at: float | None = None
     saved: int | None = None
     saving: bool = False
     counts: dict[str, int] | None = None
@@ -104,7 +104,7 @@ def parse_status(received: bytes, status: WorkerStatus, now: float) -> bytes:
     >>> status = WorkerStatus()
     >>> parse_status(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', status, now=7.0)
     b'..{"ends":tr'
-    >>> status.ends, status.epoch, status.stepped
+    >>> status.ends, status.epoch, status.first_step_at
     (False, 2, 7.0)
     """
     *lines, rest = received.split(_END)
@@ -112,7 +112,7 @@ def parse_status(received: bytes, status: WorkerStatus, now: float) -> bytes:
         with suppress(ValueError, TypeError, AttributeError):  # not a message of our workers
             fields = json.loads(line.lstrip(_BEAT))
             if fields.pop("stepped", False):
-                status.stepped = now
+                status.first_step_at = now
             for name in fields.keys() & WorkerStatus.__slots__:
                 setattr(status, name, fields[name])
     return rest

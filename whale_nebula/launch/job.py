@@ -115,13 +115,13 @@ class Job:
         self._processes = dict(processes)
         self._leash: int | None = leash
         self._readers = dict(readers)
-        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ended_workers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._frozen: set[str] = set()
         self._limit = float("inf")
         self._notice = notice
         self._silence, self._ending = silence, ending
         self._ward = HeartbeatMonitor(pulses or {}, self.pids, self._kill_frozen, silence, ending)
-        self._keeper, self._excess, self._over = enforcer, "", threading.Event()
+        self._keeper, self._excess, self._stop_event = enforcer, "", threading.Event()
         if enforcer is not None:
             threading.Thread(target=self._enforce_limits, args=(enforcer,), name="nebula-limits", daemon=True).start()
         for name, process in processes.items():
@@ -133,9 +133,9 @@ class Job:
         return {name: process.pid for name, process in self._processes.items()}
 
     @property
-    def stepped(self) -> bool:
+    def has_stepped(self) -> bool:
         """Whether a worker has taken its first step."""
-        return any(each.stepped is not None for each in self._ward.statuses.values())
+        return any(each.first_step_at is not None for each in self._ward.statuses.values())
 
     @property
     def _is_saving(self) -> bool:
@@ -151,7 +151,7 @@ class Job:
         self._limit = min(self._limit, time.monotonic() + seconds)
         for worker in self._processes:
             self.signal(worker, number)
-        self._ended.put("")
+        self._ended_workers.put("")
 
     def kill_now(self) -> None:
         """Kill all without waiting. Safe to call in a signal handler."""
@@ -171,7 +171,7 @@ class Job:
 
     def _enforce_limits(self, enforcer: LimitEnforcer) -> None:
         """Kill all workers and their descendants when they exceed a limit."""
-        while not self._over.wait(_LOOK_SECONDS):
+        while not self._stop_event.wait(_LOOK_SECONDS):
             workers = [process.pid for process in self._processes.values() if process.poll() is None]
             excess = ""
             with contextlib.suppress(OSError):  # no file descriptor or no disk space left: the next check may succeed
@@ -211,7 +211,7 @@ class Job:
         self.kill(gently=not late)
         read = {name: reader.close() for name, reader in self._readers.items()}
         outcomes = {name: Outcome(name, self._exit_code(name), *read[name], self._ward.statuses[name]) for name in read}
-        steps = [each.stepped for each in self._ward.statuses.values() if each.stepped is not None]
+        steps = [each.first_step_at for each in self._ward.statuses.values() if each.first_step_at is not None]
         trained = max(0.0, (over or time.monotonic()) - min(steps)) if steps else None
         saved = max((each.saved for each in self._ward.statuses.values() if each.saved is not None), default=None)
         if self._keeper is not None and any(each.code == -signal.SIGKILL for each in outcomes.values()):
@@ -222,7 +222,7 @@ class Job:
         """The next worker that has ended; "" to check the deadline again, None if it has passed."""
         left = self._limit - time.monotonic()
         try:
-            return self._ended.get(timeout=max(0.0, min(left, 3600.0)))
+            return self._ended_workers.get(timeout=max(0.0, min(left, 3600.0)))
         except queue.Empty:
             return "" if left > 3600.0 else None
 
@@ -246,7 +246,7 @@ class Job:
             self._await_all(_TERM_SECONDS)
         self._signal(self._processes.values(), signal.SIGKILL)
         self._await_all(_KILLED_SECONDS)
-        self._over.set()
+        self._stop_event.set()
         self._ward.close()
         if self._leash is not None:
             os.close(self._leash)
@@ -270,7 +270,7 @@ class Job:
         if process.returncode is None:
             end_group(process.pid)
         process.wait()
-        self._ended.put(name)
+        self._ended_workers.put(name)
 
     def __enter__(self) -> Job:
         return self

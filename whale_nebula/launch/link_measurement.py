@@ -119,8 +119,8 @@ class MeasurementEnd:
         self._report = report
         self._kind: Literal["forward", "round"] = kind
         self._program = program
-        self._sent = 0
-        self.met = False
+        self._burst_count = 0
+        self.has_met = False
 
     def meet(self, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
         """Exchange greetings with the other end; a worker that runs a script is refused.
@@ -129,13 +129,13 @@ class MeasurementEnd:
         """
         for_a_script = {"results": _BENCH, "seed": None}  # so that it ends at once with a reason
         self._link.post(build_message(SESSION, "HELLO", bench=_BENCH, **for_a_script, **sheet))
-        theirs = self._take_greeting()
-        if theirs.get("bench") != _BENCH:
+        peer_sheet = self._take_greeting()
+        if peer_sheet.get("bench") != _BENCH:
             why = "both ends must measure, and no run may be active at the same time"
             mend = "wait until the run has ended, then start bench link at both ends"
             raise RunError(f"worker '{self._link.there}' runs a script instead of a measurement", why=why, mend=mend)
-        self.met = True
-        return theirs
+        self.has_met = True
+        return peer_sheet
 
     def _take_greeting(self) -> Mapping[str, Any]:
         limit, started = 2 * self._patience + 20 * self._seconds, time.monotonic()
@@ -152,14 +152,14 @@ class MeasurementEnd:
 
     def measure(self, sheet: Mapping[str, Any], path: str, when: float) -> LinkMeasurement:
         """Run the whole measurement, from the greeting to the result."""
-        theirs = self.meet(sheet)
+        peer_sheet = self.meet(sheet)
         trips = self._round_trips()
         self._report(f"{self._link.there}: round trip {1e3 * trips.median:.1f} ms, at least {1e3 * trips.least:.1f} ms")
         crossings = tuple(self._measure_size(size) for size in SIZES)
         here, there = self._link.here, self._link.there
         ends = (here, there) if self._leads else (there, here)
-        sheets = {here: dict(sheet), there: {name: theirs.get(name) for name in sheet}}
-        count = theirs.get("connections")
+        sheets = {here: dict(sheet), there: {name: peer_sheet.get(name) for name in sheet}}
+        count = peer_sheet.get("connections")
         connections = max(int(sheet["connections"]), count if type(count) is int and count <= _MOST_CONNECTIONS else 1)
         return LinkMeasurement(*ends, path, *trips, crossings, sheets, connections, 0, when)
 
@@ -205,10 +205,10 @@ class MeasurementEnd:
         """Each way alone, then both at once."""
         turns = (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send)
         there, back = (turn(size) for turn in turns)
-        ours = there if self._leads else back
+        own_direction = there if self._leads else back
         with ThreadPoolExecutor(1, "nebula-link") as pool:
             receiving = pool.submit(self._receive_burst, size)
-            sent = self._burst(size, choose_count(ours.rate, size, self._seconds), last=True)
+            sent = self._burst(size, choose_count(own_direction.rate, size, self._seconds), last=True)
             both = (sent, receiving.result()[1]) if self._leads else (receiving.result()[1], sent)
         self._report_rate(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
         return LinkThroughput(size, there.rate, back.rate, both[0].rate, both[1].rate)
@@ -234,8 +234,8 @@ class MeasurementEnd:
 
     def _burst(self, size: int, count: int, *, last: bool) -> Way:
         """Announce `count` tensors, send them, and receive the times of their arrival."""
-        self._sent += 1
-        step = self._sent
+        self._burst_count += 1
+        step = self._burst_count
         tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)
         self._link.post(build_message("BURST", program=self._program, step=step, count=count, size=size, last=last))
         for slot in range(count):
@@ -298,13 +298,13 @@ def sheet() -> dict[str, Any]:
     return {**versions(), "congestion_control": read_congestion_control(), "connections": count_lanes(), "cores": cores}
 
 
-def find_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def find_differences(own_sheet: Mapping[str, Any], peer_sheet: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings that differ but must agree; missing ones are not compared.
 
     >>> find_differences({"tensorflow": "2.21.0", "keras": None}, {"tensorflow": "2.21.1", "keras": "3.15.0"})
     {'tensorflow': ('2.21.0', '2.21.1')}
     """
-    pairs = {name: (ours.get(name), theirs.get(name)) for name in COMPARED_VERSIONS}
+    pairs = {name: (own_sheet.get(name), peer_sheet.get(name)) for name in COMPARED_VERSIONS}
     return {name: both for name, both in pairs.items() if None not in both and both[0] != both[1]}
 
 
@@ -340,13 +340,13 @@ def _measure_link(
     try:
         found = end.measure(sheet(), path, time.time())
     except (DeadlineError, LinkClosedError) as error:
-        raise _add_command(error, link.there, path, met=end.met) from None
+        raise _add_command(error, link.there, path, has_met=end.has_met) from None
     return replace(found, broken=max(0, link.state().connections - 1))
 
 
-def _add_command(error: NebulaError, there: str, path: str, *, met: bool) -> NebulaError:
+def _add_command(error: NebulaError, there: str, path: str, *, has_met: bool) -> NebulaError:
     """Add the command to start the other end to an error, if that end has never connected."""
-    if met:
+    if has_met:
         return error
     command = f"whale-nebula bench link --config clusters.yaml --cluster {cluster_of(there)}"
     gateways = "start the gateways of both clusters, and " if path == THROUGH else ""

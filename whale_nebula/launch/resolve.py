@@ -179,7 +179,7 @@ def _read_task(place: Place, jobs: Mapping[str, list[str]]) -> tuple[str, int]:
     index = task.get("index")
     number = int(index.value) if isinstance(index.value, str) and index.value.isdecimal() else index.value
     most = len(jobs[job]) - 1
-    return job, int(Place(number, index.path, index.source).read_number(least=0, most=most, whole=True))
+    return job, int(Place(number, index.path, index.source).read_number(least=0, most=most, integer=True))
 
 
 _MOST = 100_000

@@ -43,7 +43,7 @@ class Failure:
     """
 
     worker: str
-    how: str
+    description: str
     recurring: str = ""
     ways: frozenset[str] = frozenset()
     trained: float | None = None
@@ -51,7 +51,7 @@ class Failure:
     lost: str = ""
 
     def __str__(self) -> str:
-        return f"worker {self.worker} failed first: {self.how}"
+        return f"worker {self.worker} failed first: {self.description}"
 
 
 def find_failure(result: Result) -> Failure | None:

@@ -111,19 +111,19 @@ def find_hierarchy() -> Path | None:
 
 
 class Limits:
-    """Resource limits of an account on this host, shared by all its `starts`. `held` are the limits that its control
-    group enforces, in the hierarchy at `root`; some of the others are polled.
+    """Resource limits of an account on this host, shared by all its `starts`. `enforced_limits` are those that its
+    control group enforces, in the hierarchy at `root`; some of the others are polled.
     """
 
     def __init__(self, tenant: Tenant, root: Path | None, starts: Starts | None = None) -> None:
         self.tenant = tenant
         self._root, self._starts, self._wait_polls = root, starts, 0
-        self._others: frozenset[int] = frozenset()
+        self._other_processes: frozenset[int] = frozenset()
         self._has_later_start = False
         self.limit_names = [name for name in _CONTROLLERS if name in tenant.allowance.limits]
         self.group: Path | None = None
-        self.held: tuple[str, ...] = ()
-        self._known: frozenset[int] = frozenset()
+        self.enforced_limits: tuple[str, ...] = ()
+        self._own_processes: frozenset[int] = frozenset()
         self._next_scan = 0.0
         if root is not None and self.limit_names:
             self._open_group(root)
@@ -149,11 +149,11 @@ class Limits:
                 continue
             except OSError:
                 break
-            self.held = tuple(name for name in self.limit_names if self._set_limit(group, name))
-            if self.held and group.exists():
+            self.enforced_limits = tuple(name for name in self.limit_names if self._set_limit(group, name))
+            if self.enforced_limits and group.exists():
                 self.group = group
                 return
-        self.group, self.held = None, ()
+        self.group, self.enforced_limits = None, ()
         _remove_group(group)
 
     def _group_path(self, root: Path) -> Path:
@@ -181,12 +181,12 @@ class Limits:
         """
         if self.group is None:
             return
-        group, held = self.group, self.held
+        group, enforced_limits = self.group, self.enforced_limits
         failure = _move_process(group, process)
         if failure is not None and self._root is not None and not group.exists():
             self._open_group(self._root)  # another start of the account, which ended, has removed it
             self._kills = self._count_kills()
-            if self.group is not None and self.held == held:
+            if self.group is not None and self.enforced_limits == enforced_limits:
                 failure = _move_process(self.group, process)
         if failure is not None or self.group is None:
             what = f"cannot apply the limits of {self.tenant} to its workers"
@@ -224,15 +224,19 @@ class Limits:
         """The polled limit that the account exceeds, in words, if these workers must end for it. Where several starts
         exceed one together, the last of them ends, and the others wait for that.
         """
-        looked = [name for name in _POLLED_LIMITS if name in self.limit_names and name not in self.held]
-        if not looked:
+        polled_limits = [
+            name for name in _POLLED_LIMITS if name in self.limit_names and name not in self.enforced_limits
+        ]
+        if not polled_limits:
             return ""
         self._scan(workers)
-        statuses = dict(_read_all(self._known | self._others, "status"))
-        own = self._find_excess(looked, {each: text for each, text in statuses.items() if each in self._known})
-        if own or not self._others:
+        statuses = dict(_read_all(self._own_processes | self._other_processes, "status"))
+        own = self._find_excess(
+            polled_limits, {each: text for each, text in statuses.items() if each in self._own_processes}
+        )
+        if own or not self._other_processes:
             return own
-        found = self._find_excess(looked, statuses)
+        found = self._find_excess(polled_limits, statuses)
         self._wait_polls = self._wait_polls + 1 if found else 0
         return found if found and (not self._has_later_start or self._wait_polls > _MOST_WAIT_POLLS) else ""
 
@@ -244,18 +248,18 @@ class Limits:
         if self._starts is not None:
             self._starts.note(workers)
             others, self._has_later_start = self._starts.find_others()
-            self._others = frozenset(_find_processes(others)) if others else others
-        self._known = frozenset(_find_processes(workers))
+            self._other_processes = frozenset(_find_processes(others)) if others else others
+        self._own_processes = frozenset(_find_processes(workers))
         taken = time.monotonic() - now
         self._next_scan = now + max(_SCAN_SECONDS, taken / _SCAN_SHARE)
 
-    def _find_excess(self, looked: Collection[str], statuses: Mapping[int, str]) -> str:
+    def _find_excess(self, polled_limits: Collection[str], statuses: Mapping[int, str]) -> str:
         limits = self.tenant.allowance.limits
-        if "processes" in looked:
+        if "processes" in polled_limits:
             count = sum(int(found[1]) for text in statuses.values() if (found := _THREADS.search(text)))
             if count > limits["processes"]:
                 return self._describe("processes", f"have {count}")
-        if "memory" in looked and _sum_kib(statuses.values(), _MAPPED) > limits["memory"]:
+        if "memory" in polled_limits and _sum_kib(statuses.values(), _MAPPED) > limits["memory"]:
             exact = dict(_read_all(statuses, "smaps_rollup"))  # slower; a process can make it unreadable
             hidden = [text for each, text in statuses.items() if each not in exact]
             used = _sum_kib(exact.values(), _SHARED) + _sum_kib(hidden, _MAPPED)
@@ -270,10 +274,10 @@ class Limits:
 
     def list_unenforced(self) -> Iterator[str]:
         """The limits that the kernel does not enforce, in words."""
-        left = [name for name in self.limit_names if name not in self.held]
-        looked = [name for name in left if name in _POLLED_LIMITS]
-        if looked:
-            yield f"{' and '.join(looked)}: checked four times a second"
+        left = [name for name in self.limit_names if name not in self.enforced_limits]
+        polled_limits = [name for name in left if name in _POLLED_LIMITS]
+        if polled_limits:
+            yield f"{' and '.join(polled_limits)}: checked four times a second"
         if "cpus" in left:
             yield "cpus: not limited"
 
@@ -362,7 +366,7 @@ class Tenancy:
         details = {"account": self.tenant.account, "limits": self.tenant.allowance.limits, **more}
         self.log.record(
             action, actor=self.log.identity, decision=decision, reason=reason, durable=True,
-            held=list(self.limits.held), **details,
+            held=list(self.limits.enforced_limits), **details,
         )  # fmt: skip
 
 

@@ -250,14 +250,16 @@ class LastErrorFilter:
 
     def __init__(self, worker: str) -> None:
         self._head = format_failure_line(worker)
-        self._ends = self._within = False
+        self._ends = self._in_own_error = False
 
     def holds_back(self, line: str) -> bool:
         """Whether the next line of the worker's standard error is held back."""
         line = line.rstrip("\r\n")
-        self._within = self._ends and bool(_OUR_ERRORS.match(line) or (self._within and _CONTINUATION.match(line)))
+        self._in_own_error = self._ends and bool(
+            _OUR_ERRORS.match(line) or (self._in_own_error and _CONTINUATION.match(line))
+        )
         self._ends = self._ends or line == self._head
-        return self._within
+        return self._in_own_error
 
 
 def find_last_message(errors: str) -> str:

@@ -168,7 +168,7 @@ class PictureWriter:
             os.set_inheritable(each, False)
         os.set_blocking(fd, False)
         self._fd, self._terminal = fd, terminal
-        self._left = b""
+        self._unsent_text = b""
         self._drew = False
 
     def open(self) -> None:
@@ -180,14 +180,14 @@ class PictureWriter:
 
     def draw(self, text: str) -> bool:
         """Replace the drawing by whole lines; returns whether they were sent at least in part."""
-        fresh, self._drew = not self._left, True
-        self._send(self._left or text.encode() + _END)
+        fresh, self._drew = not self._unsent_text, True
+        self._send(self._unsent_text or text.encode() + _END)
         return fresh
 
     def close(self) -> None:
         """Keep the drawing on the screen, by sending an empty picture, if anything was drawn."""
         if self._drew:
-            self._send(self._left + _END)
+            self._send(self._unsent_text + _END)
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -195,7 +195,7 @@ class PictureWriter:
                 data = data[os.write(self._fd, data) :]
             except BrokenPipeError:  # the reader has ended
                 data = b""
-        self._left = data
+        self._unsent_text = data
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ class Output:
     """
 
     sinks: Mapping[str, Sink] = field(default_factory=lambda: {"out": Sink(1), "err": Sink(2)})
-    named: frozenset[str] = frozenset()
+    labelled_sinks: frozenset[str] = frozenset()
     board: TerminalScreen | None = None
 
     def create_reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
         """A reader that forwards a worker's output and, from the pipe `picture`, its drawings."""
-        relay = Relay(worker, process, self.sinks, dict.fromkeys(self.named, f"[{worker}] "))
+        relay = Relay(worker, process, self.sinks, dict.fromkeys(self.labelled_sinks, f"[{worker}] "))
         if picture is None or self.board is None:
             return relay
         return PictureReader(worker, relay, picture, self.board.screen)
@@ -58,12 +58,12 @@ def create_identities(
     listen: Mapping[str, str] | None = None,
     path: str | None = None,
     gateways: bool = True,
-    **others: Any,
+    **common_fields: Any,
 ) -> dict[str, Identity]:
     """The identity of each worker of this host, without the fields that depend on its process.
 
     `security` has the certificate files of each, or is empty if the config is insecure; `listen` has the addresses of
-    those that do not listen at their own; `path` is the config's; `others` are fields that are the same for all.
+    those that do not listen at their own; `path` is the config's; `common_fields` are fields that are the same for all.
     """
     return {
         worker: Identity(
@@ -80,7 +80,7 @@ def create_identities(
             patience=config.patience,
             config=None if path is None else os.path.abspath(path),
             device=_device(config, worker),
-            **others,
+            **common_fields,
         )
         for worker in placement.here
     }

@@ -450,13 +450,13 @@ class KeptHeads:
         self.path = Path(path)
         self._trust = trust
         self._lock = threading.Lock()
-        self._kept: dict[Identity, dict[int, str]] = {}  # digests by number, of the last heads of each
+        self._digests: dict[Identity, dict[int, str]] = {}  # digests by number, of the last heads of each
         latest: dict[str, deque[Head]] = {}  # only these signatures are checked: a file may be long
         for head in read_heads(self.path) if self.path.exists() else ():
             latest.setdefault(head.certificate, deque(maxlen=_MOST_REMEMBERED)).append(head)
         for heads in latest.values():
             for head in heads:
-                _remember_head(self._kept.setdefault(head.check(), {}), head)
+                _remember_head(self._digests.setdefault(head.check(), {}), head)
 
     def keep(self, head: Head, sender: Identity) -> bool:
         """Store a head of the sender's log; False if it is already stored. Raises `AuditError` if that log was rolled
@@ -466,7 +466,7 @@ class KeptHeads:
         trust.check(head.certificate, sender, subject="the sender of a head")
         head.check(trust)
         with self._lock:
-            digests = self._kept.setdefault(sender, {})
+            digests = self._digests.setdefault(sender, {})
             if digests.get(head.seq) == head.digest:
                 return False
             if digests and head.seq <= max(digests):

@@ -34,17 +34,17 @@ class Issued(NamedTuple):
 
 
 def issue(
-    folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
+    folder: Path, authority: Authority, identities: Sequence[Identity], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
     """Issue new keys and certificates for all identities, or raise before any of them is created."""
     moment = at or files.now()
     home.check_current(authority, moment)
     with files.lock_folder(folder):
         revoked, known = _load_deny_list(folder, authority).revoked, list_issued(folder)
-        for identity in wanted:
+        for identity in identities:
             authority.check(identity)
             _refuse_second_key(identity, known, revoked, moment)
-        return [_issue(folder, authority, identity, days, moment) for identity in wanted]
+        return [_issue(folder, authority, identity, days, moment) for identity in identities]
 
 
 def _refuse_second_key(
@@ -120,7 +120,7 @@ def _certify(
 
 
 def renew(
-    folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
+    folder: Path, authority: Authority, identities: Sequence[Identity], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
     """Issue new certificates for the existing keys: each replaces one file atomically, while processes run.
 
@@ -130,7 +130,7 @@ def renew(
     home.check_current(authority, moment)
     with files.lock_folder(folder):
         revoked = _load_deny_list(folder, authority).revoked
-        found = [_find_renewable(folder, authority, identity, revoked) for identity in wanted]
+        found = [_find_renewable(folder, authority, identity, revoked) for identity in identities]
         return [_renew(folder, authority, each, days, moment) for each in found]
 
 

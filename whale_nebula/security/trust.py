@@ -272,21 +272,21 @@ class DenyList:
         signed it, and once a second, as a read may have failed temporarily; a warning is logged once.
         """
         found, file = make_stamp(path), self._files.setdefault(path, _ListFile(None, set()))
-        due = file.again is not None and self._now() >= file.again
-        if found == file.stamp and authorities <= file.tried and not due:
+        due = file.retry_at is not None and self._now() >= file.retry_at
+        if found == file.stamp and authorities <= file.tried_authorities and not due:
             return
-        new = found != file.stamp or not authorities <= file.tried
+        new = found != file.stamp or not authorities <= file.tried_authorities
         if found != file.stamp:
-            file.tried.clear()
-        file.stamp, file.again = found, None
-        file.tried |= authorities
+            file.tried_authorities.clear()
+        file.stamp, file.retry_at = found, None
+        file.tried_authorities |= authorities
         if found is None:
             _LOG.warning("the deny list %s was removed; its revocations remain in force", path)
             return
         try:
             self._use_list(path, load(path, authorities))
         except CredentialsError as error:
-            file.again = self._now() + _RETRY_SECONDS
+            file.retry_at = self._now() + _RETRY_SECONDS
             if new:
                 _LOG.warning("the new deny list was refused, and the previous one remains in force: %s", error)
 
@@ -312,11 +312,11 @@ class _ListFile:
     """
 
     stamp: Stamp
-    tried: set[x509.Certificate]
-    again: float | None = None
+    tried_authorities: set[x509.Certificate]
+    retry_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.tried = set(self.tried)
+        self.tried_authorities = set(self.tried_authorities)
 
 
 _USES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}

@@ -72,30 +72,30 @@ class Meter:
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        self._since: float | None = None
+        self._started_at: float | None = None
         self._bytes = 0
 
     def start(self, now: float) -> None:
         """Bytes are in flight from now on."""
-        if self._since is None:
-            self._since, self._bytes = now, 0
+        if self._started_at is None:
+            self._started_at, self._bytes = now, 0
 
     def count_arrived(self, size: int, now: float, *, more: bool) -> None:
         """Count bytes that have arrived; `more` means that further bytes are in flight."""
-        if self._since is None:
+        if self._started_at is None:
             return
         self._bytes += size
-        elapsed = now - self._since
+        elapsed = now - self._started_at
         if elapsed >= _SPAN_SECONDS:
             measured_rate = self._bytes / elapsed
             self.rate = measured_rate if self.rate is None else (self.rate + measured_rate) / 2
-            self._since, self._bytes = now, 0
+            self._started_at, self._bytes = now, 0
         if not more:
-            self._since = None
+            self._started_at = None
 
     def stop(self) -> None:
         """The link is down: that time is not counted."""
-        self._since = None
+        self._started_at = None
 
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -113,20 +113,20 @@ class Wait(NamedTuple):
     worker 'npu/0' is connected, after 31 s
     """
 
-    who: str
-    where: str
-    why: str
+    target: str
+    address: str
+    reason: str
     seconds: float
     limit: float | None
     over: bool = False
 
     def __str__(self) -> str:
         if self.over:
-            return f"{self.who} is connected, after {self.seconds:.0f} s"
-        place = f" at {self.where}" if self.where else ""
-        reason = f": {self.why}" if self.why else ""
+            return f"{self.target} is connected, after {self.seconds:.0f} s"
+        place = f" at {self.address}" if self.address else ""
+        reason = f": {self.reason}" if self.reason else ""
         limit = "" if self.limit is None else f" of {self.limit:.0f} s"
-        return f"waiting for {self.who}{place}, {self.seconds:.0f} s{limit}{reason}"
+        return f"waiting for {self.target}{place}, {self.seconds:.0f} s{limit}{reason}"
 
 
 Announce: TypeAlias = Callable[[Wait], None]
@@ -153,43 +153,43 @@ class WaitAnnouncer:
     """
 
     def __init__(
-        self, who: str, where: str, announce: Announce = log_wait, *, now: Callable[[], float] = time.monotonic
+        self, target: str, address: str, announce: Announce = log_wait, *, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._who = who
-        self._where = where
+        self._target = target
+        self._address = address
         self._announce = announce
         self._now = now
-        self._since: float | None = None
+        self._started_at: float | None = None
         self._announced_at = 0.0
-        self._why = ""
+        self._reason = ""
 
     @property
     def is_announced(self) -> bool:
         """Whether a wait is in progress and was announced."""
-        return self._since is not None
+        return self._started_at is not None
 
-    def announce(self, why: str, *, limit: float | None = None, since: float | None = None) -> None:
+    def announce(self, reason: str, *, limit: float | None = None, since: float | None = None) -> None:
         """Start or continue the wait, with a `limit` in seconds, if there is one, counted from `since` or the first
         call.
         """
         now = self._now()
-        if self._since is None:
-            self._since = now if since is None else since
-        elif why == self._why and now - self._announced_at < _REPEAT_SECONDS:
+        if self._started_at is None:
+            self._started_at = now if since is None else since
+        elif reason == self._reason and now - self._announced_at < _REPEAT_SECONDS:
             return
-        self._announced_at, self._why = now, why
-        self._announce(Wait(self._who, self._where, why, now - self._since, limit))
+        self._announced_at, self._reason = now, reason
+        self._announce(Wait(self._target, self._address, reason, now - self._started_at, limit))
 
     def finish(self) -> None:
         """End the wait with success; logged if its start was."""
-        if self._since is not None:
-            seconds = self._now() - self._since
-            self._since = None
-            self._announce(Wait(self._who, self._where, self._why, seconds, seconds, over=True))
+        if self._started_at is not None:
+            seconds = self._now() - self._started_at
+            self._started_at = None
+            self._announce(Wait(self._target, self._address, self._reason, seconds, seconds, over=True))
 
     def abandon(self) -> None:
         """Abandon the wait."""
-        self._since = None
+        self._started_at = None
 
 
 _LONGEST_WAIT = 3600.0

@@ -117,7 +117,7 @@ class Mailbox:
         self.on_room: Callable[[], None] = lambda: None
         self._waiters = waiters or Waiters()
         self._waiters.add_callback(lambda: self.on_room() if self._is_full else None)
-        self._due = due
+        self._due_bytes = due
         self._early_bytes: dict[Key, int] = {}  # bytes beyond what is due, or that arrived before their step began
         self._stepless_bytes = 0  # bytes of tensors of no step that arrived while the window was full
         self.here = here
@@ -144,7 +144,7 @@ class Mailbox:
 
     def _has_room_for_early(self) -> bool:
         with self._changed:
-            beyond = sum(max(size - self._due(key), 0) for key, size in self._early_bytes.items())
+            beyond = sum(max(size - self._due_bytes(key), 0) for key, size in self._early_bytes.items())
             return self.window is None or beyond <= self.window
 
     @property
@@ -168,7 +168,7 @@ class Mailbox:
             if self.window is not None and key not in self._awaited_keys:
                 cost = count_held_bytes(value.nbytes)
                 self._count_unrequested(key, cost, self.window)
-                if value.nbytes > self._due(key):
+                if value.nbytes > self._due_bytes(key):
                     self._early_bytes[key] = cost
             self._tensors[key] = _Item(due, value, cost)
             self._changed.notify_all()

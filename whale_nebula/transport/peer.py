@@ -134,7 +134,7 @@ class PeerLink(Link):
         self._is_distrusted = False  # received frames are no longer trusted
         self._faults = FaultPolicy()
         self._greeting_faults = FaultPolicy(_GREETINGS)  # in a row
-        self._ended = threading.Event()
+        self._end_event = threading.Event()
         self._writer = threading.Thread(target=self._run_writer, name=f"nebula-write-{there}", daemon=True)
         self._watcher = threading.Thread(target=self._run_watcher, name=f"nebula-watch-{there}", daemon=True)
         carrier.start(self)
@@ -228,7 +228,7 @@ class PeerLink(Link):
         with self._changed:
             sent, received, since = self._measure_progress(), self._conversation.expected_number, self._now()
             last_received = since  # when the other side last received something; what it sends does not extend the wait
-            while not self._ended.is_set():  # the writer ends after the last acknowledgement
+            while not self._end_event.is_set():  # the writer ends after the last acknowledgement
                 now = self._now()
                 remaining = since + self._deadlines.grace - now
                 stall = self._deadlines.find_stall_timeout(max(self._budget, self._unsent_bytes), self._meter.rate)
@@ -280,7 +280,7 @@ class PeerLink(Link):
 
     def _stop(self) -> None:
         self._outbox.stop()
-        self._ended.set()
+        self._end_event.set()
         self._wake_writer()
 
     def _wake_writer(self) -> None:
@@ -305,7 +305,7 @@ class PeerLink(Link):
     def _take_next(self) -> tuple[int, OutgoingFrame] | None:
         """The next frame and its connection; None after the last one."""
         with self._changed:
-            while not self._ended.is_set() and not (self._fail_received and self._is_over):
+            while not self._end_event.is_set() and not (self._fail_received and self._is_over):
                 try:
                     outgoing = self._outbox.take_next()
                 except LocalProtocolError as error:
@@ -520,7 +520,7 @@ class PeerLink(Link):
     # Called by the supervising thread.
 
     def _run_watcher(self) -> None:
-        while not self._ended.wait(self._check_seconds):
+        while not self._end_event.wait(self._check_seconds):
             try:
                 self._check_liveness()
             except Exception:  # a transient lack of memory or files must not end the supervision

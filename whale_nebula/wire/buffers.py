@@ -103,11 +103,11 @@ class Arrivals(Generic[T]):
         self.expected_number = FIRST
         self.bytes = 0  # of early frames
         self._window = window
-        self._held: dict[int, tuple[T, int]] = {}
+        self._early_frames: dict[int, tuple[T, int]] = {}
 
     def add(self, number: int, frame: T, size: int) -> None:
         """Add a received frame: it is due, or held until the frames before it have arrived."""
-        if number < self.expected_number or number in self._held:
+        if number < self.expected_number or number in self._early_frames:
             raise RemoteProtocolError(
                 f"frame {number} was received twice over one connection",
                 why="a frame is retransmitted only over the next connection, if it was lost with this one",
@@ -116,24 +116,24 @@ class Arrivals(Generic[T]):
         if self.bytes + size > self._window or number - self.expected_number > _MAX_HELD_FRAMES:
             raise RemoteProtocolError(
                 f"received frame {number}, but expected frame {self.expected_number}",
-                why=f"{len(self._held)} early frames are stored, which may have at most {self._window} bytes",
+                why=f"{len(self._early_frames)} early frames are stored, which may have at most {self._window} bytes",
             )
-        self._held[number] = (frame, size)
+        self._early_frames[number] = (frame, size)
         self.bytes += size
 
     @property
     def due_frame(self) -> T | None:
         """The next frame in order, if it has arrived."""
-        return self._held[self.expected_number][0] if self.expected_number in self._held else None
+        return self._early_frames[self.expected_number][0] if self.expected_number in self._early_frames else None
 
     def advance(self) -> None:
         """Remove the due frame."""
-        self.bytes -= self._held.pop(self.expected_number)[1]
+        self.bytes -= self._early_frames.pop(self.expected_number)[1]
         self.expected_number += 1
 
     def drop_held(self) -> None:
         """Drop held frames; they are retransmitted on the next connection."""
-        self._held.clear()
+        self._early_frames.clear()
         self.bytes = 0
 
 

@@ -113,11 +113,11 @@ class Conversation:
         sealed: bool = False,
     ) -> None:
         self.number = 0  # until the first greeting is complete
-        self._here, self._there = here, there
+        self._own_number, self._peer_number = here, there
         self._exchange = Exchange() if sealed else None
         self._sealer: Sealer | None = None
         self._handshake = Handshake(greeting, budget, prover, self._exchange.public if self._exchange else None)
-        self._ours, self._theirs = Side(), Side()
+        self._own_side, self._peer_side = Side(), Side()
         self._replay = Replay(budget)
         self._arrivals = Arrivals[_Frame](window)
         self._assembly = Assembly(expect, limit=limit)
@@ -135,7 +135,7 @@ class Conversation:
     @property
     def ready(self) -> bool:
         """Whether numbered frames may be sent on the current connection."""
-        return self._connected and self._ours.greeted and self._theirs.greeted and self._error is None
+        return self._connected and self._own_side.greeted and self._peer_side.greeted and self._error is None
 
     @property
     def unacknowledged_bytes(self) -> int:
@@ -150,7 +150,7 @@ class Conversation:
     @property
     def states(self) -> tuple[State, State]:
         """The states of this side and of the other one."""
-        return self._ours.state, self._theirs.state
+        return self._own_side.state, self._peer_side.state
 
     @property
     def peer_certificate(self) -> str | None:
@@ -184,14 +184,14 @@ class Conversation:
         self._connected = True
         expected = self._arrivals.expected_number
         packet = self._build_greeting(self._handshake.build_hello(expected, self._choose_acknowledgement()))
-        self._ours = _require_side(self._ours.advance(Trigger.HELLO))
+        self._own_side = _require_side(self._own_side.advance(Trigger.HELLO))
         return [packet]
 
     def disconnect(self) -> None:
         """The connection is lost. Complete frames are kept, and a partial one is discarded."""
         self._connected = False
         self._error = None
-        self._ours, self._theirs = self._ours.disconnect(), self._theirs.disconnect()
+        self._own_side, self._peer_side = self._own_side.disconnect(), self._peer_side.disconnect()
         self._arrivals.drop_held()
 
     # Outgoing frames.
@@ -204,7 +204,7 @@ class Conversation:
         if not self.ready:
             raise LocalProtocolError("cannot send a frame before the greeting is complete", mend="wait for Opened")
         message, fault = None, None
-        if header.kind in BARE or (header.source, header.destination) != (self._here, self._there):
+        if header.kind in BARE or (header.source, header.destination) != (self._own_number, self._peer_number):
             fault = f"kind {header.kind} from worker {header.source} to worker {header.destination}"
         elif header.length != chunk.size:
             fault = f"a chunk of {chunk.size} bytes under a header for {header.length}"
@@ -217,7 +217,7 @@ class Conversation:
                 message = decode_message(chunk.tobytes())
             except RemoteProtocolError as error:
                 raise LocalProtocolError(error.what) from None
-        side = fault or apply_frame(self._ours, header, message)
+        side = fault or apply_frame(self._own_side, header, message)
         if isinstance(side, str):
             raise LocalProtocolError(f"invalid outgoing frame: {side}")
         numbered = header._replace(
@@ -227,7 +227,7 @@ class Conversation:
             numbered, chunk = self._sealer.seal(numbered, chunk)
         packet = pack_header(numbered, compute_checksum(chunk), sealed=self._sealer is not None), chunk
         self._replay.keep(packet)
-        self._ours = side
+        self._own_side = side
         return packet
 
     def take_acknowledgement(self) -> Packet | None:
@@ -237,7 +237,7 @@ class Conversation:
     @property
     def has_due_acknowledgement(self) -> bool:
         """Whether an acknowledgement is due."""
-        ended = self._theirs.state in _ENDED
+        ended = self._peer_side.state in _ENDED
         return (
             self.ready
             and self._unanswered_bytes > (0 if ended else self._ack_bytes)
@@ -252,17 +252,21 @@ class Conversation:
 
     def _choose_acknowledgement(self) -> int:
         """The number up to which the next frame acknowledges."""
-        if self._theirs.state in _ENDED or self._accepts_data():
+        if self._peer_side.state in _ENDED or self._accepts_data():
             self._acknowledged_number, self._unanswered_bytes = self._arrivals.expected_number, 0
         return self._acknowledged_number
 
     def _build_bare(self, kind: Kind) -> Packet:
-        header = Header(kind, Flag.LAST, self.number, 0, self._choose_acknowledgement(), 0, 0, self._here, self._there)
+        header = Header(
+            kind, Flag.LAST, self.number, 0, self._choose_acknowledgement(), 0, 0, self._own_number, self._peer_number
+        )
         return pack_header(header, 0), np.empty(0, np.uint8)
 
     def _build_greeting(self, message: Mapping[str, Any]) -> Packet:
         payload = np.frombuffer(encode_message(message), np.uint8)
-        [(header, chunk)] = split_payload(build_message_header(payload.size, self._here, self._there), payload)
+        [(header, chunk)] = split_payload(
+            build_message_header(payload.size, self._own_number, self._peer_number), payload
+        )
         return pack_header(header, compute_checksum(chunk)), chunk
 
     # Incoming frames.
@@ -299,10 +303,10 @@ class Conversation:
         payload = data[HEADER_BYTES:]
         if payload.size != header.length:
             raise DamagedFrameError(f"received {payload.size} bytes in a frame of {header.length}")
-        if (header.source, header.destination) != (self._there, self._here):
+        if (header.source, header.destination) != (self._peer_number, self._own_number):
             raise RemoteProtocolError(
                 f"received a frame from worker {header.source} to worker {header.destination} on the link from worker "
-                f"{self._there} to worker {self._here}"
+                f"{self._peer_number} to worker {self._own_number}"
             )
         if compute_checksum(payload) != crc:
             raise DamagedFrameError("the checksum of a frame's payload is wrong")
@@ -339,13 +343,13 @@ class Conversation:
         if plain.kind == Kind.CONTROL:
             data = self._open_payload(np.empty(plain.length, np.uint8), header, payload).tobytes()
             if (
-                has_program_lines(data) and self._theirs.advance(Trigger.LINES) is None
+                has_program_lines(data) and self._peer_side.advance(Trigger.LINES) is None
             ):  # not parsed, as it may be large
                 raise RemoteProtocolError(
-                    f"unexpected message from the other side: {Trigger.LINES} in state {self._theirs.state}"
+                    f"unexpected message from the other side: {Trigger.LINES} in state {self._peer_side.state}"
                 )
             message = decode_message(data)
-        side = apply_frame(self._theirs, plain, message)
+        side = apply_frame(self._peer_side, plain, message)
         if isinstance(side, str):
             raise RemoteProtocolError(f"unexpected message from the other side: {side}")
         events: list[Event]
@@ -355,7 +359,7 @@ class Conversation:
             if self._sealer is not None or not self._assembly.keep(plain, payload):
                 self._open_payload(self._assembly.place(plain), header, payload)
             events = [*self._assembly.finish_chunk(plain)]
-        self._theirs = side
+        self._peer_side = side
         return [*self._replay.acknowledge(header.ack), *events]
 
     def _open_payload(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
@@ -368,22 +372,22 @@ class Conversation:
     # Greetings.
 
     def _process_greeting(self, header: Header, payload: Bytes, events: list[Event]) -> None:
-        [(known, _)] = split_payload(build_message_header(payload.size, self._there, self._here), payload)
+        [(known, _)] = split_payload(build_message_header(payload.size, self._peer_number, self._own_number), payload)
         if header != known or payload.size > GREETING_BYTES:
             raise RemoteProtocolError("a frame without a conversation is not a greeting")
         message = decode_message(payload.tobytes())
         trigger = Trigger(message["kind"]) if message["kind"] in (Trigger.HELLO, Trigger.AUTH) else None
-        side = self._theirs.advance(trigger) if trigger else None
+        side = self._peer_side.advance(trigger) if trigger else None
         if side is None:
             raise RemoteProtocolError(
-                f"unexpected greeting: {escape_foreign_text(message['kind'])} in state {self._theirs.state}"
+                f"unexpected greeting: {escape_foreign_text(message['kind'])} in state {self._peer_side.state}"
             )
         if trigger is Trigger.HELLO:
             events.append(Answer([self._build_greeting(self._handshake.answer_hello(message))]))
-            self._ours = _require_side(self._ours.advance(Trigger.AUTH))
+            self._own_side = _require_side(self._own_side.advance(Trigger.AUTH))
         else:
             events += self._resume(message)
-        self._theirs = side
+        self._peer_side = side
 
     def _resume(self, message: Mapping[str, Any]) -> list[Event]:
         """The other side has authenticated: resume at the frame that it expects."""
@@ -400,7 +404,7 @@ class Conversation:
         self.number = hello.derive_conversation_number(hellos)
         if self._exchange is not None and self._sealer is None:
             material = self._exchange.agree(bytes.fromhex(theirs.exchange or ""), hello.build_salt(hellos))
-            self._sealer = Sealer(material, self._here, self._there)
+            self._sealer = Sealer(material, self._own_number, self._peer_number)
         self._replay.budget = min(self._replay.budget, theirs.budget)
         self._ack_bytes = min(ACK_BYTES, self._replay.budget // 4)
         return [

@@ -203,8 +203,8 @@ class Handshake:
         self._exchange = exchange
         self._draw_challenge = draw_nonce
         self._epoch, self._in_session = greeting.epoch, False
-        self._ours: Hello | None = None
-        self._theirs: Hello | None = None
+        self._own_hello: Hello | None = None
+        self._peer_hello: Hello | None = None
         self.proven_hello: Hello | None = None  # the other process's first authenticated HELLO
         self.peer_certificate: str | None = None  # the certificate of its latest proof
 
@@ -214,8 +214,8 @@ class Handshake:
 
     def build_hello(self, received: int, acknowledged: int) -> dict[str, Any]:
         """The first message on a new connection."""
-        self._theirs = None
-        self._ours = Hello(
+        self._peer_hello = None
+        self._own_hello = Hello(
             run=self._greeting.run,
             worker=self._greeting.worker,
             to=self._greeting.peer,
@@ -231,23 +231,26 @@ class Handshake:
             in_session=self._in_session,
             counts=dict(self._greeting.counts),
         )
-        return self._ours.to_message()
+        return self._own_hello.to_message()
 
     def answer_hello(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Process the other side's HELLO; returns the AUTH that answers it."""
-        theirs = read_hello_message(message)
-        ours = self._require_hello()
-        _check_peer(ours, theirs)
-        self._theirs = theirs
+        peer_hello = read_hello_message(message)
+        own_hello = self._require_hello()
+        _check_peer(own_hello, peer_hello)
+        self._peer_hello = peer_hello
         if self._prover is None:
             return {"kind": "AUTH", "signature": None}
-        return {"kind": "AUTH", "signature": self._prover.sign(build_transcript((ours, theirs), ours.worker)).hex()}
+        return {
+            "kind": "AUTH",
+            "signature": self._prover.sign(build_transcript((own_hello, peer_hello), own_hello.worker)).hex(),
+        }
 
     def process_auth(self, message: Mapping[str, Any]) -> tuple[Hello, Hello]:
         """Process the other side's AUTH; returns both greetings once it has authenticated its own."""
-        if self._theirs is None:
+        if self._peer_hello is None:
             raise RemoteProtocolError("received AUTH before HELLO")
-        hellos = self._require_hello(), self._theirs
+        hellos = self._require_hello(), self._peer_hello
         signature: Any = message.get("signature")
         if message.keys() != {"kind", "signature"} or (signature is None) != (self._prover is None):
             raise RemoteProtocolError("invalid AUTH in the greeting")
@@ -256,46 +259,47 @@ class Handshake:
                 signed = bytes.fromhex(signature)
             except (TypeError, ValueError):
                 raise RemoteProtocolError("the signature of the greeting is not a hex string") from None
-            worker = self._theirs.worker
-            self._prover.verify(self._theirs.certificate or "", signed, build_transcript(hellos, worker), worker)
-        if not self._in_session and not self._theirs.in_session:  # a process of an old session has old numbers
+            worker = self._peer_hello.worker
+            self._prover.verify(self._peer_hello.certificate or "", signed, build_transcript(hellos, worker), worker)
+        if not self._in_session and not self._peer_hello.in_session:  # a process of an old session has old numbers
             _check_counts(*hellos, absent=self._greeting.absent)
         _check_epoch(*hellos, self.proven_hello)
-        self.proven_hello = self.proven_hello or self._theirs
-        if self._theirs.nonce != self.proven_hello.nonce:
+        self.proven_hello = self.proven_hello or self._peer_hello
+        if self._peer_hello.nonce != self.proven_hello.nonce:
             raise PeerRestartedError(
-                f"worker '{self._theirs.worker}' was restarted", why="its state of this run was lost with its process"
+                f"worker '{self._peer_hello.worker}' was restarted",
+                why="its state of this run was lost with its process",
             )
-        if self._theirs.select_lasting_fields() != self.proven_hello.select_lasting_fields():
+        if self._peer_hello.select_lasting_fields() != self.proven_hello.select_lasting_fields():
             raise RemoteProtocolError(
-                f"the greeting of worker '{self._theirs.worker}' differs from that of the same process before"
+                f"the greeting of worker '{self._peer_hello.worker}' differs from that of the same process before"
             )
-        self.peer_certificate = self._theirs.certificate
+        self.peer_certificate = self._peer_hello.certificate
         return hellos
 
     def _require_hello(self) -> Hello:
-        if self._ours is None:
+        if self._own_hello is None:
             raise LocalProtocolError("cannot greet without a connection")
-        return self._ours
+        return self._own_hello
 
 
-def _check_peer(ours: Hello, theirs: Hello) -> None:
+def _check_peer(own_hello: Hello, peer_hello: Hello) -> None:
     """Check that both sides belong to the same run, address each other, and secure their frames in the same way."""
-    run, worker, to = map(escape_foreign_text, (theirs.run, theirs.worker, theirs.to))
-    if theirs.run != ours.run:
+    run, worker, to = map(escape_foreign_text, (peer_hello.run, peer_hello.worker, peer_hello.to))
+    if peer_hello.run != own_hello.run:
         raise RemoteProtocolError(
-            f"worker '{worker}' belongs to run '{run}', but this is run '{ours.run}'",
+            f"worker '{worker}' belongs to run '{run}', but this is run '{own_hello.run}'",
             mend="use the same 'run' in all clusters, and stop remaining processes of earlier runs",
         )
-    if (theirs.worker, theirs.to) != (ours.to, ours.worker):
+    if (peer_hello.worker, peer_hello.to) != (own_hello.to, own_hello.worker):
         raise RemoteProtocolError(
-            f"'{worker}' greets '{to}', but '{ours.worker}' expects '{ours.to}'",
+            f"'{worker}' greets '{to}', but '{own_hello.worker}' expects '{own_hello.to}'",
             mend="compare the addresses in the clusters' configs",
         )
-    if theirs.nonce == ours.nonce:
+    if peer_hello.nonce == own_hello.nonce:
         raise RemoteProtocolError("the greeting is a copy of this side's own greeting")
     for what in ("certificate", "exchange"):
-        with_field = [hello.worker for hello in (ours, theirs) if getattr(hello, what) is not None]
+        with_field = [hello.worker for hello in (own_hello, peer_hello) if getattr(hello, what) is not None]
         if len(with_field) == 1:
             raise RemoteProtocolError(
                 f"only '{with_field[0]}' greets with {_NOUNS[what]}",
@@ -303,64 +307,70 @@ def _check_peer(ours: Hello, theirs: Hello) -> None:
             )
 
 
-def _check_epoch(ours: Hello, theirs: Hello, earlier: Hello | None) -> None:
+def _check_epoch(own_hello: Hello, peer_hello: Hello, earlier: Hello | None) -> None:
     """Compare epochs of the run; `earlier` is the greeting of the process that was connected before, if any.
 
     Processes that have just started may have different epochs: all workers then agree on the highest.
     """
-    worker = escape_foreign_text(theirs.worker)
-    if earlier is not None and theirs.nonce == earlier.nonce:
-        if ours.in_session and theirs.in_session and ours.epoch != theirs.epoch:
-            raise RemoteProtocolError(f"worker '{worker}' has epoch {theirs.epoch}, but {ours.epoch} was agreed on")
+    worker = escape_foreign_text(peer_hello.worker)
+    if earlier is not None and peer_hello.nonce == earlier.nonce:
+        if own_hello.in_session and peer_hello.in_session and own_hello.epoch != peer_hello.epoch:
+            raise RemoteProtocolError(
+                f"worker '{worker}' has epoch {peer_hello.epoch}, but {own_hello.epoch} was agreed on"
+            )
         return
-    if ours.in_session and theirs.epoch > ours.epoch:
+    if own_hello.in_session and peer_hello.epoch > own_hello.epoch:
         raise EpochOverError(
-            f"this worker, '{ours.worker}', is in epoch {ours.epoch}, but the run is in epoch {theirs.epoch}",
+            f"this worker, '{own_hello.worker}', is in epoch {own_hello.epoch}, "
+            f"but the run is in epoch {peer_hello.epoch}",
             why=f"according to worker '{worker}', all workers were restarted while this one was stopped or unreachable",
         )
-    if ours.in_session or (earlier is not None and not theirs.in_session):
-        now = ours.epoch if ours.in_session or earlier is None else earlier.epoch
-        if theirs.epoch < now:
+    if own_hello.in_session or (earlier is not None and not peer_hello.in_session):
+        now = own_hello.epoch if own_hello.in_session or earlier is None else earlier.epoch
+        if peer_hello.epoch < now:
             error = StaleWorkerError(
-                f"worker '{worker}' is in epoch {theirs.epoch}, but the run is in epoch {now}",
+                f"worker '{worker}' is in epoch {peer_hello.epoch}, but the run is in epoch {now}",
                 why="it or its launcher was stopped or unreachable while all workers were restarted",
             )
-            error.fresh = ours.in_session and not theirs.in_session
+            error.fresh = own_hello.in_session and not peer_hello.in_session
             raise error
-    elif theirs.in_session:
+    elif peer_hello.in_session:
         raise StaleWorkerError(
-            f"worker '{worker}' is still in a session of epoch {theirs.epoch}, which does not include this process",
-            why=f"'{ours.worker}' was restarted for epoch {ours.epoch}, and that worker was not restarted yet",
+            f"worker '{worker}' is still in a session of epoch {peer_hello.epoch}, which does not include this process",
+            why=f"'{own_hello.worker}' was restarted for epoch {own_hello.epoch}, "
+            "and that worker was not restarted yet",
         )
 
 
-def _check_counts(ours: Hello, theirs: Hello, *, absent: bool) -> None:
+def _check_counts(own_hello: Hello, peer_hello: Hello, *, absent: bool) -> None:
     """Compare the numbers of workers. For each cluster, the number in its own workers' greetings counts; a cluster that
     the others run without has none. The side with outdated numbers ends, to be restarted.
     """
-    own, other = (hello.worker.rpartition("/")[0] for hello in (ours, theirs))
-    if absent and not theirs.counts:
+    own, other = (hello.worker.rpartition("/")[0] for hello in (own_hello, peer_hello))
+    if absent and not peer_hello.counts:
         raise RemoteProtocolError(
-            f"worker '{escape_foreign_text(theirs.worker)}' has connected, but its greeting has no numbers of workers",
+            f"worker '{escape_foreign_text(peer_hello.worker)}' has connected, "
+            "but its greeting has no numbers of workers",
             mend="use the same 'elastic' in the config of every cluster",
         )
-    if not ours.counts or not theirs.counts:
+    if not own_hello.counts or not peer_hello.counts:
         return
-    changed = {c: 0 for c, n in theirs.counts.items() if n == 0 < ours.counts.get(c, 0) and c != own}
-    if theirs.counts.get(other) != ours.counts.get(other):
-        changed[other] = theirs.counts.get(other, 0)
-    worker = escape_foreign_text(theirs.worker)
+    changed = {c: 0 for c, n in peer_hello.counts.items() if n == 0 < own_hello.counts.get(c, 0) and c != own}
+    if peer_hello.counts.get(other) != own_hello.counts.get(other):
+        changed[other] = peer_hello.counts.get(other, 0)
+    worker = escape_foreign_text(peer_hello.worker)
     if changed or absent:
         error = OtherWorkersError(
             f"worker '{worker}' has joined" if absent else f"the run continues with {list_counts(changed)}",
-            why=f"worker '{worker}' reported this, and '{ours.worker}' was started with {list_counts(ours.counts)}",
+            why=f"worker '{worker}' reported this, "
+            f"and '{own_hello.worker}' was started with {list_counts(own_hello.counts)}",
         )
         error.counts = changed
         raise error
-    if dict(theirs.counts) != dict(ours.counts):
+    if dict(peer_hello.counts) != dict(own_hello.counts):
         raise StaleWorkerError(
-            f"worker '{worker}' was started with {list_counts(theirs.counts)}",
-            why=f"the run continues with {list_counts(ours.counts)}",
+            f"worker '{worker}' was started with {list_counts(peer_hello.counts)}",
+            why=f"the run continues with {list_counts(own_hello.counts)}",
         )
 
 
@@ -378,10 +388,10 @@ class Exchange:
         self._private = X25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw()
 
-    def agree(self, theirs: bytes, salt: bytes) -> bytes:
+    def agree(self, peer_public_key: bytes, salt: bytes) -> bytes:
         """The shared secret, as key material for both directions."""
         try:
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public_key))
         except ValueError:
             raise RemoteProtocolError("the other side's public key for the key exchange is invalid") from None
         return HKDF(SHA256(), 2 * _KEY_BYTES, salt, _INFO).derive(shared)
@@ -392,8 +402,8 @@ class Sealer:
 
     def __init__(self, material: bytes, here: int, there: int) -> None:
         first, second = material[:_KEY_BYTES], material[_KEY_BYTES:]
-        ours, theirs = (first, second) if here < there else (second, first)
-        self._seal, self._open = AESGCM(ours), AESGCM(theirs)
+        own_hello, peer_hello = (first, second) if here < there else (second, first)
+        self._seal, self._open = AESGCM(own_hello), AESGCM(peer_hello)
 
     def seal(self, header: Header, chunk: Bytes) -> tuple[Header, Bytes]:
         """Encrypt a numbered frame: returns its header, and its chunk as ciphertext and tag."""

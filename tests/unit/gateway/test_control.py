@@ -158,7 +158,7 @@ class TestRateLimits:
     def test_surplus_streams_end_the_oldest(self, make_side: Callable[..., ControlSide]) -> None:
         side = make_side(NPU)
         lanes = [side.lane, *(side.add_stream() for _ in range(5))]
-        assert [lane.over for lane in lanes] == [True, True, False, False, False, False]
+        assert [lane.is_over for lane in lanes] == [True, True, False, False, False, False]
 
     def test_frequent_new_streams_are_refused(self, make_side: Callable[..., ControlSide]) -> None:
         side = make_side(NPU)
@@ -198,6 +198,6 @@ class TestInvalidMessages:
 def test_stream_added_after_close_is_ended(make_side: Callable[..., ControlSide]) -> None:
     gpu = make_side(NPU)
     gpu.control.close()
-    wait_until(lambda: gpu.lane.over)
-    assert gpu.add_stream().over
+    wait_until(lambda: gpu.lane.is_over)
+    assert gpu.add_stream().is_over
     assert not gpu.control.is_connected

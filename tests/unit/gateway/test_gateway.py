@@ -382,7 +382,7 @@ class TestRefusals:
         assert lane.send(pack_header(header, 0))
         wait_until(lambda: list_actions(network.settings_by_cluster["gpu"], "end"))
         [end] = list_actions(network.settings_by_cluster["gpu"], "end")
-        wait_until(lambda: lane.over)
+        wait_until(lambda: lane.is_over)
         assert end["decision"] == "deny"
         assert "a frame from worker 0 to worker 2" in end["reason"]
 
@@ -439,7 +439,7 @@ class TestRevocationAtOneSite:
             "gpu/gateway"
         }
         self.revoke(home, "gpu/gateway")
-        wait_until(lambda: far.connection.over and trunk.over)
+        wait_until(lambda: far.connection.is_over and trunk.is_over)
         caught = network.link(
             *((GPU, NPU) if dials == ("gpu",) else (NPU, GPU))
         )  # the side that is dialled waits for another connection

@@ -126,8 +126,8 @@ class TestJoining:
         near, _ = harness.add_half(NEAR)
         far, _ = harness.add_half(FAR)
         second, _ = harness.add_half(FAR)
-        assert far.connection.over
-        assert near.connection.over
+        assert far.connection.is_over
+        assert near.connection.is_over
         assert second.is_joinable
         third, _ = harness.add_half(NEAR)
         assert third.partner is second
@@ -147,7 +147,7 @@ class TestSeparation:
         harness = PairHarness()
         halves = {each: harness.add_half(each)[0] for each in (NEAR, FAR)}
         halves[side].connection.end("the cable")
-        assert halves[side.other].connection.over
+        assert halves[side.other].connection.is_over
         assert {half.side for half, _ in harness.ended} == {NEAR, FAR}
         assert harness.ended[-1][1] == "the cable" or harness.ended[-1][1].endswith("the cable")
 
@@ -156,8 +156,8 @@ class TestSeparation:
         near, sent = harness.add_half(NEAR)
         far, lane = harness.add_half(FAR)
         sent.read([make_heartbeat(), END], near.receive)
-        assert near.connection.over
-        assert not far.connection.over
+        assert near.connection.is_over
+        assert not far.connection.is_over
         assert list(lane.yield_frames()) == [make_heartbeat(), END]
 
     def test_invalid_frame_ends_both_halves_with_its_reason(self) -> None:
@@ -165,7 +165,7 @@ class TestSeparation:
         near, sent = harness.add_half(NEAR)
         far, _ = harness.add_half(FAR)
         sent.read([b"x" * 200], near.receive)
-        assert far.connection.over
+        assert far.connection.is_over
         assert near.fault.startswith("NB-412 not a frame of this protocol")
 
     def test_pair_stays_known_for_a_while_after_joining(self) -> None:
@@ -205,7 +205,7 @@ class TestCrossedAttempts:
                 harness.pair.yield_to_incoming()
             harness.now += 1.5
             harness.pair.yield_to_incoming()
-            assert half.connection.over
+            assert half.connection.is_over
             theirs, _ = harness.add_half(FAR)
             assert not harness.pair.use_dialled_half(half, near)
         assert near.partner is theirs
@@ -214,7 +214,7 @@ class TestCrossedAttempts:
         harness, near, half = self.start_attempt(yields=True)
         with harness.pair.begin_attempt(half, near):
             harness.pair.yield_to_incoming()
-            assert half.connection.over
+            assert half.connection.is_over
             theirs, _ = harness.add_half(FAR)
             assert not harness.pair.use_dialled_half(half, near)
         assert near.partner is theirs
@@ -226,7 +226,7 @@ class TestCrossedAttempts:
             harness.add_half(FAR)
         harness.now += 1.0
         theirs, _ = harness.add_half(FAR)
-        assert half.connection.over
+        assert half.connection.is_over
         assert harness.pair.find_half(FAR) is theirs
 
     def test_reader_of_an_unneeded_stream_is_released(self) -> None:
@@ -283,7 +283,7 @@ class GatewayPairSimulation:
 
         def settle() -> None:
             opening.close()
-            if not mine.connection.over and not pair.use_dialled_half(mine, near):
+            if not mine.connection.is_over and not pair.use_dialled_half(mine, near):
                 mine.connection.end("it is not needed")
             pause = Deadlines().draw_retry_pause(min(attempt, 4), self.draws.random())
             self.schedule(pause, lambda: self.dial(here, near, attempt + 1))
@@ -297,7 +297,7 @@ class GatewayPairSimulation:
     def receive_stream(self, here: str, half: Half) -> None:
         """Admit a stream as `Gateway._take` does."""
         pair = self.pairs[here]
-        if half.connection.over:  # it was given up before it was sent
+        if half.connection.is_over:  # it was given up before it was sent
             return
         try:
             if pair.find_half(NEAR) is None and not pair.is_known:
@@ -362,7 +362,7 @@ class TestSeveralLanes:
             half.add_lane(1, lane)
             lane.ended_gracefully = True
             lane.end("in order")
-        assert not half.connection.over
+        assert not half.connection.is_over
         assert len(half._lanes) == 2
 
     def test_numbered_frames_wait_for_the_greeting(self) -> None:

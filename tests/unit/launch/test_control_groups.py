@@ -39,7 +39,7 @@ def root() -> Path:
     if found is None or not {"memory", "cpu", "pids"} <= set((found / "cgroup.controllers").read_text().split()):
         pytest.skip("no control groups of version 2 with these controllers")
     with contextlib.closing(Limits(ANA, found)) as limits:
-        if not limits.held:
+        if not limits.enforced_limits:
             pytest.skip("this user can make no control group")
     return found
 
@@ -55,7 +55,7 @@ def run_in_group(limits: Limits, code: str) -> tuple[int, str]:
 
 def test_control_group_limits_memory_processes_and_cpus(root: Path) -> None:
     with contextlib.closing(Limits(ANA, root)) as limits:
-        assert (limits.held, list(limits.list_unenforced())) == (("memory", "cpus", "processes"), [])
+        assert (limits.enforced_limits, list(limits.list_unenforced())) == (("memory", "cpus", "processes"), [])
         assert run_in_group(limits, "block = b'x' * (300 << 20)")[0] == -9
         assert "tried to use more" in limits.explain_kill() and limits.explain_kill() == ""
         assert run_in_group(limits, THREADS) == (0, "19")
@@ -101,7 +101,9 @@ def test_control_groups_of_a_container_are_unchanged_and_unused(root: Path, allo
         nested_container_group(root) as inner,
         contextlib.closing(Limits(replace(ANA, allowance=allowed), inner)) as limits,
     ):
-        assert (limits.held, limits.group) == ((), None) and "cpus: not limited" in list(limits.list_unenforced())
+        assert (limits.enforced_limits, limits.group) == ((), None) and "cpus: not limited" in list(
+            limits.list_unenforced()
+        )
         assert (inner / "cgroup.type").read_text() == "domain\n"
         assert (inner / "cgroup.subtree_control").read_text() == ""
         limits.admit(os.getpid())

@@ -136,7 +136,7 @@ def test_sender_announces_the_exit_except_in_a_forked_process() -> None:
     sender.announce_exit()
     while not status.ends:
         received = parse_status(received + os.read(reading, 4096), status, 7.0)
-    assert status == WorkerStatus(ends=True, code=3, error="NB-302", cause="NB-500", epoch=2, stepped=7.0)
+    assert status == WorkerStatus(ends=True, code=3, error="NB-302", cause="NB-500", epoch=2, first_step_at=7.0)
     os.close(reading)
     sender.announce_exit()  # nobody listens any more
     sender.thread.join(TIMEOUT_SECONDS)

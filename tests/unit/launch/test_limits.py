@@ -53,7 +53,7 @@ def test_control_group_files_have_the_accounts_limits(hierarchy: Path) -> None:
         "200",
         "4711",
     ]
-    assert (limits.held, list(limits.list_unenforced())) == (("memory", "cpus", "processes"), [])
+    assert (limits.enforced_limits, list(limits.list_unenforced())) == (("memory", "cpus", "processes"), [])
     assert limits.find_excess([os.getpid()]) == "" == limits.explain_kill()
     (hierarchy / GROUP / "memory.events").write_text("oom_kill 2\n")
     assert limits.explain_kill() == (
@@ -66,12 +66,12 @@ def test_limits_without_a_controller_are_polled_or_listed(hierarchy: Path) -> No
     (hierarchy / GROUP / "memory.max").unlink()
     (hierarchy / GROUP / "cpu.max").unlink()
     limits = Limits(ANA, hierarchy)
-    assert limits.held == ("processes",)
+    assert limits.enforced_limits == ("processes",)
     assert list(limits.list_unenforced()) == [
         "memory: checked four times a second", "cpus: not limited"
     ]  # fmt: skip
     assert next(iter(Limits(ANA, None).list_unenforced())).startswith("memory and processes: checked")
-    assert Limits(replace(ANA, allowance=Allowance()), hierarchy).held == ()
+    assert Limits(replace(ANA, allowance=Allowance()), hierarchy).enforced_limits == ()
 
 
 def test_failed_move_into_the_group_is_refused(hierarchy: Path) -> None:
@@ -86,12 +86,16 @@ def test_occupied_root_is_left_unchanged(hierarchy: Path) -> None:
     (hierarchy / "cgroup.type").write_text("domain\n")
     (hierarchy / "cgroup.procs").write_text("1\n")
     limits = Limits(ANA, hierarchy)
-    assert (limits.held, (hierarchy / "cgroup.subtree_control").read_text()) == ((), "")
+    assert (limits.enforced_limits, (hierarchy / "cgroup.subtree_control").read_text()) == ((), "")
 
 
 def test_failed_enabling_of_controllers_is_ignored(hierarchy: Path) -> None:
     (hierarchy / "cgroup.subtree_control").unlink()
-    assert Limits(ANA, hierarchy).held == ("memory", "cpus", "processes")  # whose files are there all the same
+    assert Limits(ANA, hierarchy).enforced_limits == (
+        "memory",
+        "cpus",
+        "processes",
+    )  # whose files are there all the same
 
 
 def test_admit_moves_a_process_and_its_children_into_the_group() -> None:

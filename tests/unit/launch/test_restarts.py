@@ -120,7 +120,7 @@ class TestFindFailure:
         found = find_failure(create_result("npu/0", dead, gone))
         assert found == Failure("npu/0", KILLED, ways=frozenset({"npu/0: ended by SIGKILL"}), trained=1.0)
         stood = find_failure(create_result("npu/0", dead, gone, frozen=("npu/0",), trained=None))
-        assert stood is not None and stood.how == "it was frozen, and was killed" and stood.trained is None
+        assert stood is not None and stood.description == "it was frozen, and was killed" and stood.trained is None
 
     def test_worker_killed_by_the_launcher_did_not_fail_itself(self) -> None:
         found = find_failure(create_result("npu/0", create_outcome("npu/0", 7), create_outcome("gpu/0", -9)))

@@ -200,7 +200,7 @@ class TestHeads:
         kept = KeptHeads(path, other.trust)
         assert [kept.keep(head, GATE) for head in heads] == [True] * 3
         for each in (kept, KeptHeads(path, other.trust)):
-            assert each._kept == {GATE: {head.seq: head.digest for head in heads[1:]}}
+            assert each._digests == {GATE: {head.seq: head.digest for head in heads[1:]}}
             assert not each.keep(heads[1], GATE)
             with pytest.raises(AuditError, match="rewritten or rolled back"):
                 each.keep(heads[0], GATE)

@@ -115,7 +115,7 @@ class TestListenerUnderLoad:
         with IdleConnections(listener.address, 60, source=source, greeting=greeting) as idle_connections:
             lanes = [connect_with_retries(listener.address) for _ in range(3)]
             wait_until(lambda: idle_connections.closed > 100)
-            assert not any(lane.over for lane in (earlier_lane, *lanes))
+            assert not any(lane.is_over for lane in (earlier_lane, *lanes))
         for lane in (earlier_lane, *lanes):
             lane.end("done")
 

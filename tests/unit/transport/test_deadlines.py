@@ -36,7 +36,7 @@ def test_new_reason_of_a_wait_is_announced_at_once() -> None:
     waiting.announce("not up yet", limit=60.0, since=-5.0)
     now.seconds = 1.0
     waiting.announce("it is silent", limit=60.0)
-    assert [(wait.why, wait.seconds) for wait in waits] == [("not up yet", 5.0), ("it is silent", 6.0)]
+    assert [(wait.reason, wait.seconds) for wait in waits] == [("not up yet", 5.0), ("it is silent", 6.0)]
 
 
 def test_dropped_wait_announces_no_success() -> None:

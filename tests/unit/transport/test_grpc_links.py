@@ -126,8 +126,8 @@ class TestTransfer:
             announce=waits.append,
         )
         wait_until(lambda: waits)
-        assert (waits[0].who, waits[0].where, waits[0].limit) == (f"worker '{GPU}'", address, TIMEOUT_SECONDS)
-        assert "no process listens" in waits[0].why
+        assert (waits[0].target, waits[0].address, waits[0].limit) == (f"worker '{GPU}'", address, TIMEOUT_SECONDS)
+        assert "no process listens" in waits[0].reason
         late = GrpcLinks(
             Place(RUN, GPU, {NPU: None}, address, credentials=certificates.of(GPU)), deadlines=SHORT_DEADLINES
         )

@@ -195,7 +195,7 @@ class TestLane:
         lane.end("enough")
         thread.join(TIMEOUT_SECONDS)
         assert list(out) == []
-        assert lane.why == "enough"
+        assert lane.reason == "enough"
 
     def test_first_end_reason_is_kept_and_reported_once(self) -> None:
         lane = Lane()
@@ -284,22 +284,22 @@ class TestConnection:
         reasons: list[str] = []
         connection.on_end(reasons.append)
         second.end("the second lane is cut")
-        assert first.over
-        assert connection.over
+        assert first.is_over
+        assert connection.is_over
         connection.on_end(reasons.append)
         assert reasons == ["the second lane is cut"] * 2
         assert not connection.send(b"late")
-        assert add_lane(connection, 2).over
+        assert add_lane(connection, 2).is_over
 
     def test_graceful_end_of_a_further_lane_keeps_the_connection(self) -> None:
         connection = Connection("c")
         first, second = add_lane(connection, 0), add_lane(connection, 1)
         second.read([END], print)
-        assert (second.over, connection.over) == (True, False)
+        assert (second.is_over, connection.is_over) == (True, False)
         assert connection.send(BIG)
         assert next(first.yield_frames()) == BIG
         first.read([END], print)
-        assert connection.over
+        assert connection.is_over
 
     def test_lanes_of_a_finished_connection_end_gracefully(self) -> None:
         """Otherwise the other side treats them as broken, and drops the last unread messages of lane 0."""
@@ -309,7 +309,7 @@ class TestConnection:
         third = add_lane(connection, 2)
         assert list(first.yield_frames()) == [END]
         first.mark_lost("the other side left")  # lane 0 has ended before gRPC requests the frames of the others
-        assert connection.over and [list(lane.yield_frames()) for lane in (second, third)] == [[END]] * 2
+        assert connection.is_over and [list(lane.yield_frames()) for lane in (second, third)] == [[END]] * 2
 
     def test_refused_lane_does_not_end_the_connection(self) -> None:
         """If it were accepted first, its end would end the connection."""
@@ -320,7 +320,7 @@ class TestConnection:
         carrier.accept_stream(second, Lane())
         with pytest.raises(TransportError, match="no longer exists"):
             carrier.accept_stream(second, Lane())
-        assert not lane.over
+        assert not lane.is_over
 
     def test_abrupt_end_of_a_further_lane_ends_the_connection(self) -> None:
         """As after a killed process."""
@@ -328,13 +328,13 @@ class TestConnection:
         add_lane(connection, 0)
         further_lane = add_lane(connection, 1)
         further_lane.read([], print)
-        assert (further_lane.ended_gracefully, connection.over) == (False, True)
+        assert (further_lane.ended_gracefully, connection.is_over) == (False, True)
 
     def test_duplicate_lane_is_refused(self) -> None:
         connection = Connection("c")
         add_lane(connection, 0)
-        assert add_lane(connection, 0).why == "lane 0 was opened twice"
-        assert not connection.over
+        assert add_lane(connection, 0).reason == "lane 0 was opened twice"
+        assert not connection.is_over
 
     def test_further_lanes_are_held_until_the_greeting_is_complete(self) -> None:
         connection = Connection("c")
@@ -454,7 +454,7 @@ def test_foreign_service_is_refused_without_leaving_a_thread() -> None:
         Connection("0" * 16).hold_reading(0, lane)  # it waits for a link that is never notified
         with pytest.raises(IdentityError, match="is not a worker"):
             dial(Target(f"127.0.0.1:{port}"), REQUEST, lane, print, deadlines=Deadlines(connect=0.2))
-        assert lane.over
+        assert lane.is_over
         wait_until(lambda: not [each for each in threading.enumerate() if each.name == "nebula-receive"])
     finally:
         service.over.set()

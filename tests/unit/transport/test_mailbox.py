@@ -273,7 +273,7 @@ class TestWindow:
 
     def test_tensors_beyond_the_due_bytes_block_the_sender_during_a_wait(self, bounded_mailbox: Mailbox) -> None:
         due = {0: self.SIZE, 1: 0}
-        bounded_mailbox._due = lambda key: due[key.step]
+        bounded_mailbox._due_bytes = lambda key: due[key.step]
         with bounded_mailbox._waiters.enter_wait():
             self.fill(bounded_mailbox, 4)
             ahead = self.fill(bounded_mailbox, 2, step=1)

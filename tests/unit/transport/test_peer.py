@@ -239,8 +239,8 @@ class TestAbsence:
         pair.cable.frame_filter = lambda passage: ()  # a hole: the connection stands, nothing comes
         with pytest.raises(DeadlineError, match=r"no message from worker 'npu/0' for 0\.6 s"):
             pair.here.receive(make_back_key(), TIMEOUT_SECONDS)
-        about_npu = [wait for wait in waits if wait.who == "worker 'npu/0'"]
-        assert about_npu[0].why == "no messages from it"
+        about_npu = [wait for wait in waits if wait.target == "worker 'npu/0'"]
+        assert about_npu[0].reason == "no messages from it"
         assert about_npu[0].limit == 0.6
 
     def test_peer_that_never_authenticates_counts_as_absent(self, make_pair: Callable[..., LinkPair]) -> None:
@@ -311,7 +311,7 @@ class TestAbsence:
         pair.announce_steps()
         for _ in range(50):  # more than a second's worth, both ways
             assert beats.acquire(timeout=TIMEOUT_SECONDS)
-        assert [wait for wait in waits if wait.why == "no messages from it"] == []
+        assert [wait for wait in waits if wait.reason == "no messages from it"] == []
         pair.here.send(make_key(), np.zeros(3))
         assert pair.there.receive(make_key(), TIMEOUT_SECONDS).shape == (3,)
 
@@ -330,7 +330,7 @@ class TestAbsence:
         assert (caught.value.why, "--cluster npu" in caught.value.mend) == ("there is no connection", True)
         with pytest.raises(DeadlineError, match=r"'npu/0' did not connect within 1\.5 s \(memory\)"):
             link.take("SESSION", TIMEOUT_SECONDS)
-        assert (waits[0].who, waits[0].where, waits[0].limit) == ("worker 'npu/0'", "memory", 1.5)
+        assert (waits[0].target, waits[0].address, waits[0].limit) == ("worker 'npu/0'", "memory", 1.5)
         link.close()
         cable.ends[1].close()
 

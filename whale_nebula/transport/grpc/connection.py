@@ -41,16 +41,16 @@ class Lane:
 
     def __init__(self, room: Room | None = None) -> None:
         self.join(room or Room())
-        self.over = False  # nothing is sent on it any more
-        self.why = ""
+        self.is_over = False  # nothing is sent on it any more
+        self.reason = ""
         self.trouble = ""  # the dialled side's report of a problem on the path beyond it
         self.certified_peer: Peer | None = None  # the authenticated certificate of the other side
         self.proof: tuple[tuple[str, bytes], ...] = ()  # the dialled side's proof of identity, sent with its answer
         self.ended_gracefully = False  # the other side has ended it, and all its frames were received
         self.finished = False  # this side has ended it, and all its frames have left
-        self.on_end: Callable[[str], None] = lambda why: None
+        self.on_end: Callable[[str], None] = lambda reason: None
         self.wait_to_read: Callable[[], object] = lambda: None  # waits until frames may be read
-        self._abort: Callable[[str], None] = lambda why: None  # no effect until a stream is attached
+        self._abort: Callable[[str], None] = lambda reason: None  # no effect until a stream is attached
         self._frame: bytes | None = None
         self._finishing = False
         self._is_aborted = False
@@ -63,24 +63,24 @@ class Lane:
         """Set the function that aborts the stream."""
         with self.room:
             self._abort = abort
-            over = self.over
-        if over:
-            abort(self.why)
+            is_over = self.is_over
+        if is_over:
+            abort(self.reason)
 
     def send(self, frame: bytes) -> bool:
         """Queue one frame, waiting for room; False if the stream has ended."""
         with self.room:
-            self.room.wait_for(lambda: self.has_room or self.over or self._finishing)
+            self.room.wait_for(lambda: self.has_room or self.is_over or self._finishing)
             return self.put(frame)
 
     @property
     def has_room(self) -> bool:
         """Whether there is room for a frame. The caller holds the lock."""
-        return self._frame is None and not self.over and not self._finishing
+        return self._frame is None and not self.is_over and not self._finishing
 
     def put(self, frame: bytes) -> bool:
         """Queue one frame for which there is room. The caller holds the lock."""
-        if self.over or self._finishing:
+        if self.is_over or self._finishing:
             return False
         self._frame = frame
         self._frame_queued.notify_all()
@@ -94,14 +94,14 @@ class Lane:
         """
         while True:
             with self.room:
-                while not (self._is_aborted if self.over else self._frame is not None or self._finishing):
+                while not (self._is_aborted if self.is_over else self._frame is not None or self._finishing):
                     self._frame_queued.wait()
-                frame, self._frame = None if self.over else self._frame, None
+                frame, self._frame = None if self.is_over else self._frame, None
                 self.room.notify_all()
             if frame is None:
                 break
             yield frame
-        if self.finished or not self.over:
+        if self.finished or not self.is_over:
             yield END
 
     def read(self, incoming: Iterable[bytes], receive: Callable[[bytes], None]) -> str:
@@ -110,7 +110,7 @@ class Lane:
         try:
             self.wait_to_read()
             for frame in incoming:
-                if self.over:
+                if self.is_over:
                     break
                 if ended := frame == END:
                     continue
@@ -120,13 +120,13 @@ class Lane:
         except Exception as error:  # gRPC also raises plain exceptions; after any of them this stream is over
             self.mark_lost(describe_error(error))
         else:
-            self.ended_gracefully = ended and not self.over
+            self.ended_gracefully = ended and not self.is_over
             self.mark_lost("the stream has ended")
-        return self.why
+        return self.reason
 
     def _pace(self) -> None:
         """Block the reader, and so the sender, while empty frames arrive too fast."""
-        while not (self.room.bare.take() or self.over):
+        while not (self.room.bare.take() or self.is_over):
             with self.room:
                 self._frame_queued.wait(1.0 / _BARE_A_SECOND)
 
@@ -136,29 +136,29 @@ class Lane:
             self._finishing = True
             self._wake_all()
 
-    def mark_lost(self, why: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """The stream has ended. It is an error unless this side had sent everything."""
         with self.room:
             sent_everything = self._finishing and self._frame is None
-            if sent_everything and not self.over:
-                self.finished, self._abort = True, lambda why: None
-        self.end(why)
+            if sent_everything and not self.is_over:
+                self.finished, self._abort = True, lambda reason: None
+        self.end(reason)
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Abort it now, for this reason; the first reason is kept."""
         with self.room:
-            if self.over:
+            if self.is_over:
                 return
-            self.over, self.why = True, why
+            self.is_over, self.reason = True, reason
             self._frame = None
             abort = self._abort
         try:
-            abort(why)
+            abort(reason)
         finally:
             with self.room:
                 self._is_aborted = True
                 self._wake_all()
-        self.on_end(why)
+        self.on_end(reason)
 
     def _wake_all(self) -> None:
         self._frame_queued.notify_all()
@@ -191,21 +191,21 @@ class Connection:
         self.was_greeted = False  # whether the greeting was ever completed
         self.closing = False
         self._lanes: dict[int, Lane] = {}
-        self._over = threading.Event()
-        self._why = ""
+        self._end_event = threading.Event()
+        self._end_reason = ""
         self._end_callbacks: list[Callable[[str], None]] = []
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the connection has ended."""
-        return self._over.is_set()
+        return self._end_event.is_set()
 
     def add(self, number: int, lane: Lane) -> bool:
         """Add a lane; it shares this connection's room from now on, and ends gracefully at once if this side is
         closing. False if it is late or a duplicate.
         """
         with self.room:
-            late = self.over or number in self._lanes
+            late = self.is_over or number in self._lanes
             if not late:
                 if lane.room is not self.room:
                     lane.join(self.room)
@@ -214,19 +214,19 @@ class Connection:
                 if self.closing:
                     lane.finish()
         if late:
-            lane.end(self._why or f"lane {number} was opened twice")
-        elif lane.over:  # before `on_end` was set
-            self._handle_lane_end(number, lane, lane.why)
+            lane.end(self._end_reason or f"lane {number} was opened twice")
+        elif lane.is_over:  # before `on_end` was set
+            self._handle_lane_end(number, lane, lane.reason)
         return not late
 
     def on_end(self, report: Callable[[str], None]) -> None:
         """Register a callback for the end of the connection; it is called at once if the connection has ended."""
         with self.room:
-            over = self.over
-            if not over:
+            is_over = self.is_over
+            if not is_over:
                 self._end_callbacks.append(report)
-        if over:
-            report(self._why)
+        if is_over:
+            report(self._end_reason)
 
     def hold_reading(self, number: int, lane: Lane) -> None:
         """Block reading of a lane until the link is notified of the connection and, above lane 0, until the greeting is
@@ -237,7 +237,7 @@ class Connection:
     def send(self, frame: bytes) -> bool:
         """Queue one frame, once a lane has room for it; False if the connection is lost."""
         with self.room:
-            while not (self.over or self.closing):
+            while not (self.is_over or self.closing):
                 for lane in list(self._lanes.values())[: 1 if len(frame) < _SMALL_BYTES else None]:
                     if lane.has_room:
                         return lane.put(frame)
@@ -253,39 +253,39 @@ class Connection:
         for lane in lanes:
             lane.finish()
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Abort all lanes, for this reason; the first reason is kept."""
-        self._end(why, Lane.end)
+        self._end(reason, Lane.end)
 
-    def _end(self, why: str, end_lane: Callable[[Lane, str], None]) -> None:
+    def _end(self, reason: str, end_lane: Callable[[Lane, str], None]) -> None:
         with self.room:
-            if self.over:
+            if self.is_over:
                 return
-            self._why = why
-            self._over.set()
+            self._end_reason = reason
+            self._end_event.set()
             lanes, callbacks, self._end_callbacks = list(self._lanes.values()), self._end_callbacks, []
             self.room.notify_all()
         self.adopted.set()
         self.opened.set()
         for lane in lanes:
-            end_lane(lane, why)
+            end_lane(lane, reason)
         for callback in callbacks:
-            callback(why)
+            callback(reason)
 
-    def _handle_lane_end(self, number: int, lane: Lane, why: str) -> None:
+    def _handle_lane_end(self, number: int, lane: Lane, reason: str) -> None:
         """Handle the end of a lane. A lane above 0 that ends gracefully is only removed: the last messages are sent on
         lane 0. After these the other lanes end by themselves: aborting them would look to the other side like lost
         messages. A lane that aborts while this side closes, such as one that was still being opened, is also only
         removed: the last messages may be in flight.
         """
         if not (lane.ended_gracefully or lane.finished or (number and self.closing)):
-            self.end(why)
+            self.end(reason)
         elif number == 0:
-            self._end(why, Lane.mark_lost)
+            self._end(reason, Lane.mark_lost)
         else:
             with self.room:
                 self._lanes.pop(number, None)
 
     def wait_for_end(self, seconds: float) -> bool:
         """Wait this long for its end; returns whether it has ended."""
-        return self._over.wait(seconds)
+        return self._end_event.wait(seconds)

@@ -112,7 +112,7 @@ def dial(
     if not answered.wait(deadlines.connect):
         lane.end(f"{target.address} did not answer within {deadlines.connect:g} s")
         channel.close()
-        raise TransportError(lane.why)
+        raise TransportError(lane.reason)
     if proof_errors:
         raise proof_errors[0]
     if LANES not in answer:
@@ -133,7 +133,7 @@ def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaErr
         call.exception(timeout=seconds)
     except grpc.FutureTimeoutError:
         lane.end("its answer is not that of a worker")
-        return IdentityError(f"the process at {target.address} is not a worker", why=lane.why)
+        return IdentityError(f"the process at {target.address} is not a worker", why=lane.reason)
     except grpc.FutureCancelledError:
         pass  # its own reason is in the call's code
     code, why = call.code(), describe_error(call)
@@ -189,13 +189,13 @@ class DiallingCarrier(GrpcCarrier):
             connection.end("it was not opened")  # a thread that reads it must not wait forever
             raise
         lanes = max(options.count_lanes(), requested_lanes)
-        if not connection.over:
+        if not connection.is_over:
             self._adopt(connection, self._name_gateway(lane.trouble) if lane.trouble else "")
         has_all_lanes = False
         while (
             not connection.wait_for_end(self._deadlines.check_interval if has_all_lanes else 0.05) and not self._closed
         ):
-            if not has_all_lanes and connection.opened.is_set() and not connection.over:
+            if not has_all_lanes and connection.opened.is_set() and not connection.is_over:
                 self._open_further_lanes(connection, lanes, credentials)
                 has_all_lanes = True
             if current is None:

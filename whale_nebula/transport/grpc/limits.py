@@ -178,7 +178,7 @@ class ConnectionGuard:
             tuple[int, int], Endpoint | None
         ] = {}  # by file and inode: the remote end, if of our port
         self._has_failed = False
-        self._over = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch_connections, name="nebula-guard", daemon=True)
 
     def start(self) -> None:
@@ -188,7 +188,7 @@ class ConnectionGuard:
 
     def stop(self) -> None:
         """Stop watching."""
-        self._over.set()
+        self._stop_event.set()
 
     def add_stream(self, peer: str) -> None:
         """A stream of this peer was accepted: its connection is kept while the stream is open."""
@@ -214,7 +214,7 @@ class ConnectionGuard:
 
     def _watch_connections(self) -> None:
         crowded = False
-        while not self._over.wait(_BUSY_SECONDS if crowded else _QUIET_SECONDS):
+        while not self._stop_event.wait(_BUSY_SECONDS if crowded else _QUIET_SECONDS):
             try:
                 crowded = self._close_surplus(time.monotonic()) > self._limits.address // 2
             except Exception:  # no file or memory at present; the thread must continue, or nothing is limited

@@ -163,8 +163,8 @@ class Listener:
     requested worker has ended permanently); PERMISSION_DENIED, which is final, for an IdentityError and for a stream
     that violates the protocol; UNAVAILABLE, which is retried, for everything else: an expired certificate, which may be
     renewed, and errors of this side. `connections` is the expected maximum, and `limits` apply to those without an
-    accepted stream; `others` are further services on this port, and a `front` may listen at the port instead. If there
-    are many refusals of identities, they are answered with a delay, and not all of them are logged.
+    accepted stream; `other_handlers` are further services on this port, and a `front` may listen at the port instead.
+    If there are many refusals of identities, they are answered with a delay, and not all of them are logged.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Listener:
         deadlines: Deadlines | None = None,
         connections: int = 64,
         limits: Limits = LIMITS,
-        others: Sequence[Any] = (),
+        other_handlers: Sequence[Any] = (),
         front: Front | None = None,
     ) -> None:
         self._front = front
@@ -186,7 +186,7 @@ class Listener:
         self._retries = TokenBucket(_RETRIES, _RETRIES_A_SECOND)
         self._unlogged = 0
         self._is_stopping = threading.Event()
-        self._other_handlers = others
+        self._other_handlers = other_handlers
         self._requested_address = address
         self._credentials = credentials
         self._accept = accept
