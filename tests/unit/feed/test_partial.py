@@ -101,7 +101,7 @@ def test_untagged_tensors_are_unchanged() -> None:
 def test_mark_of_rows_is_independent_of_their_presence() -> None:
     one, other = create_partial([1, 1, 1, 1]), create_partial([0, 0, 1, 1])
     assert take_inputs([LEAF], [one], [READ]).mark == take_inputs([LEAF], [other], [READ]).mark != 0
-    moved = Partial(other.tensor, Rows(Feed(), rows_of(other).here, np.array([1, 0, 2, 3])))
+    moved = Partial(other.tensor, Rows(Feed(), rows_of(other).is_local, np.array([1, 0, 2, 3])))
     assert take_inputs([LEAF], [moved], [READ]).mark != take_inputs([LEAF], [other], [READ]).mark
 
 
@@ -144,7 +144,7 @@ class TestSliceRows:
     def test_reads_of_a_slice_are_recorded_for_the_batch(self) -> None:
         feed = Feed()
         found = slice_rows(create_partial([0, 0, 0, 1], feed), self.select_half, "second")
-        assert isinstance(found, Partial) and rows_of(found).here.tolist() == [False, True]
+        assert isinstance(found, Partial) and rows_of(found).is_local.tolist() == [False, True]
         take_inputs([LEAF], [found], [READ])
         assert feed.new_reads == {Within(READ, self.select_half, "second")}
         feed.conclude_batch()

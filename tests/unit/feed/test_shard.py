@@ -156,7 +156,7 @@ class TestSupportedPipelines:
 
     @pytest.mark.parametrize("chain", ["plain", "parallel", "shuffled after", "two maps", "numbered"])
     def test_only_wanted_rows_are_parsed(self, chain: str, bind_dataset: Callable[..., Sharded]) -> None:
-        here = [rows_of(flatten(batch)[-1]).here for batch in bind_dataset(create_dataset(chain))]
+        here = [rows_of(flatten(batch)[-1]).is_local for batch in bind_dataset(create_dataset(chain))]
         assert len(parsed) == sum(int(each.sum()) for each in here) == 4 + 4 + 3
 
     def test_marks_identify_present_and_absent_rows(self, bind_dataset: Callable[..., Sharded]) -> None:
@@ -234,7 +234,7 @@ class TestLaterTransformations:
         found = transform(own)
         assert isinstance(found, Sharded) and found.feed is own.feed
         for batch, expected in zip(found, transform(whole), strict=True):
-            here = rows_of(batch).here
+            here = rows_of(batch).is_local
             np.testing.assert_array_equal(batch.tensor.numpy()[here], expected.numpy()[here])
 
     def test_attributes_of_the_dataset_are_kept(self) -> None:
