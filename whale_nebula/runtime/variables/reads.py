@@ -201,7 +201,11 @@ def _restore_backup(callback: Any, plain: Plain, logs: Any) -> None:
     clusters.
     """
     run, path = current_run(), keras_training.find_backup_path(callback)
-    if run.ledger.keeps_own_weights and path.endswith(SUFFIX) and os.path.exists(name_own_path(path, run.here().cluster)):
+    if (
+        run.ledger.keeps_own_weights
+        and path.endswith(SUFFIX)
+        and os.path.exists(name_own_path(path, run.here().cluster))
+    ):
         optimizer = callback.model.optimizer
         if optimizer is not None and not optimizer.built:
             keras_training.build_optimizer(optimizer, callback.model.trainable_variables)
