@@ -410,7 +410,7 @@ class ClusterCopy:
                 make,
                 variables=variables,
                 copies=opened.copies,
-                chosen=self.local_sgd.chosen,
+                interval_reason=self.local_sgd.chosen,
             )
         own, session = self.participants.find_own(run), run.ledger.session
         leaving = LeaveAgreement(opened.leave_requests, run.programs, self.local_sgd.every, self.local_sgd.staleness)
@@ -423,7 +423,7 @@ class ClusterCopy:
             session=session,
             leave_agreement=leaving,
             settle=opened.synchronize_before_leaving,
-            chosen=self.local_sgd.chosen,
+            interval_reason=self.local_sgd.chosen,
         )
 
 
