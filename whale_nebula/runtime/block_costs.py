@@ -59,7 +59,7 @@ def measure_blocks(
         if bench.new_times:
             with suppress(OSError):  # a cache that cannot be written is not used
                 save_blocks(bench.new_times)
-        known = bench.known
+        known = bench.known_costs
     found: dict[str, dict[int, Points]] = {}
     for (kind, block, rows), key in keys.items():
         if key in known:
@@ -99,7 +99,7 @@ class _Bench:
     sizes: Mapping[int, Sizes]
     tensors: Sequence[Any] | None
     budget: float
-    known: dict[str, BlockTime]
+    known_costs: dict[str, BlockTime]
     new_times: dict[str, BlockTime] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     is_logged: bool = False
@@ -117,14 +117,14 @@ class _Bench:
             if block == WHOLE and _count_bytes(layers) > _free_memory() / 4:
                 continue
             wanted = {(kind, rows): keys[kind, block, rows] for kind in own for rows in sorted(self.sizes)}
-            if self.left > 0 and any(key not in self.known for key in wanted.values()):
+            if self.remaining_seconds > 0 and any(key not in self.known_costs for key in wanted.values()):
                 self._measure_block(own, wanted)
-        if (adding := _adding_key(layers)) not in self.known:
+        if (adding := _adding_key(layers)) not in self.known_costs:
             size = int(adding.split()[1])
             tensor = tf.ones([size // 4])
             timed = time_calls(lambda: tensor + tensor)
             self._store(adding, timed.seconds / size, timed.spread)
-        if CALL not in self.known:
+        if CALL not in self.known_costs:
             self._store(CALL, self._call, 0.0)
         count = len(self.new_times)
         _LOG.info("%s: measured %d subgraphs of blocks in %.1f s", self.name, count, self._spent)
@@ -134,7 +134,7 @@ class _Bench:
         return time.monotonic() - self.started
 
     @property
-    def left(self) -> float:
+    def remaining_seconds(self) -> float:
         """Seconds of the budget."""
         if self._spent > _LOGGED_SECONDS and not self.is_logged:
             self.is_logged = True
@@ -166,8 +166,10 @@ class _Bench:
             values: dict[Value, Any] = {}
             for kind in own:
                 key, subgraph = wanted[kind, rows], own[kind]
-                needed = kind == "forward" and "backward" in own and wanted["backward", rows] not in self.known
-                if self.left < _MIN_CALLS * expected_seconds.get(kind, 0.0) or (key in self.known and not needed):
+                needed = kind == "forward" and "backward" in own and wanted["backward", rows] not in self.known_costs
+                if self.remaining_seconds < _MIN_CALLS * expected_seconds.get(kind, 0.0) or (
+                    key in self.known_costs and not needed
+                ):
                     continue
                 try:
                     if kind not in functions:
@@ -185,7 +187,7 @@ class _Bench:
 
     def _store(self, key: str, seconds: float, spread: float) -> None:
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        self.known[key] = self.new_times[key] = BlockTime(seconds, spread, date)
+        self.known_costs[key] = self.new_times[key] = BlockTime(seconds, spread, date)
 
     def _time_function(self, function: Function, inputs: Sequence[Any], part: int) -> CallTime:
         """Time a call with synchronised devices, using a share of the remaining budget."""
@@ -195,7 +197,7 @@ class _Bench:
             function(inputs)
             wait()
 
-        return time_calls(run, most=self.left / part)
+        return time_calls(run, most=self.remaining_seconds / part)
 
     def _make_function(self, subgraph: Subgraph, copies: dict[int, Any]) -> Function:
         """The function of a subgraph, which reads and writes copies of variables."""

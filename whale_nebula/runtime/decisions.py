@@ -68,7 +68,7 @@ def decide(
     known = StepKnowledge(rows, here, expect_attached_memory(captured))
     clusters, able, known = agree_on_planning_input(name, find_clusters(limits, constraints, run), known, run)
     shapes = [own if agreed is None else tuple(agreed) for own, agreed in zip(shapes, known.shapes, strict=True)]
-    rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.beside.items()}
+    rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.attached_memory.items()}
     layers = build_layers(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
     if layers is None:
         return None
@@ -83,7 +83,8 @@ def decide(
     reasons = [f"the scopes fix: {'; '.join(words)}"] if (words := constraints.words()) else []
     reasons += describe_measured(clusters)
     reasons += [
-        f"{size(each.bytes)} are added for {path}, from {each.said}" for path, each in sorted(known.beside.items())
+        f"{size(each.bytes)} are added for {path}, from {each.assumption}"
+        for path, each in sorted(known.attached_memory.items())
     ]
     names = [leaf.name for leaf in captured.program.leaves]
     reasons += [f"input {names[number]!r} is in {' and '.join(sorted(own))} alone" for number, own in homes.items()]
@@ -249,13 +250,13 @@ class StepKnowledge(NamedTuple):
 
     rows: int
     shapes: Sequence[Sequence[int] | None] = ()
-    beside: Mapping[str, Expected] = {}
+    attached_memory: Mapping[str, Expected] = {}
 
     def merge(self, other: StepKnowledge) -> StepKnowledge:
         """The merged knowledge of two processes: the larger value if both have one."""
         pairs = itertools.zip_longest(self.shapes, other.shapes)
         shapes = [one if two is None else two if one is None else tuple(map(max, one, two)) for one, two in pairs]
-        beside = {path: max(own, other.beside.get(path, own)) for path, own in self.beside.items()}
+        beside = {path: max(own, other.attached_memory.get(path, own)) for path, own in self.attached_memory.items()}
         return StepKnowledge(max(self.rows, other.rows), shapes, beside)
 
     @classmethod

@@ -38,8 +38,8 @@ class _Conditions(NamedTuple):
     """
 
     changes: int = 0
-    placed: tuple[Placement, ...] = ()
-    inside: bool = False
+    placements: tuple[Placement, ...] = ()
+    has_scopes_around: bool = False
 
 
 _conditions: weakref.WeakKeyDictionary[Any, _Conditions] = weakref.WeakKeyDictionary()
@@ -140,11 +140,11 @@ def _drop_outdated_functions(model: Any, inside: bool) -> None:
     without scopes differ.
     """
     before = _conditions.get(model, _Conditions())
-    if (before.changes, before.inside) == (count_changes(), inside):
+    if (before.changes, before.has_scopes_around) == (count_changes(), inside):
         return
     found = _Conditions(count_changes(), list_placements(tf_private.list_layers(model)), inside)
     _conditions[model] = found
-    moved = found.placed != before.placed or (inside != before.inside and not has_scopes(model))
+    moved = found.placements != before.placements or (inside != before.has_scopes_around and not has_scopes(model))
     for kind in ("train", "test", "predict") if moved else ():
         setattr(model, f"{kind}_function", None)
 

@@ -102,7 +102,7 @@ def train_sharded_slots(*cases: str) -> None:
 
 def list_pieces() -> dict[str, list[int]]:
     """The shapes of the pieces of variables that this process holds, by path."""
-    kept = current_run().ledger.kept.values()
+    kept = current_run().ledger.variables.values()
     return {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None}
 
 
@@ -124,7 +124,7 @@ def train_split_models(*cases: str) -> None:
         report_value(argument, {"losses": found.losses, "history": found.history, "weights": weights})
     report_value("pieces", list_pieces())
     report_value("retracing", [each for each in warned if "retracing" in each])
-    kept = current_run().ledger.kept.values()
+    kept = current_run().ledger.variables.values()
     try:
         next(each.variable for each in kept if each.piece is not None).numpy()
     except nb.errors.CollectiveReadError as error:
@@ -467,7 +467,7 @@ def train_delta_codec(*clusters: str) -> None:
     report_value("sent", train_with_codec)
     report_value("outputs", digest_tensors([model.predict({"x": x, "ids": np.arange(10)}, batch_size=10, verbose=0)]))
     report_value("weights", digest_tensors(model.get_weights()))
-    states = (state.held for _, state in sorted(current_run().channels.items()) if state.held is not None)
+    states = (state.cache for _, state in sorted(current_run().channels.items()) if state.cache is not None)
     report_value("held", [digest_tensors(held.as_arrays().values()) for held in states])
 
 

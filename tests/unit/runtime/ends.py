@@ -38,10 +38,10 @@ class Pair:
         self.outgoing = Outgoing(FORWARD, f"a->b{HOST_SEPARATOR}a", forward, self.states_a, limit=self.limit)
         self.incoming = Incoming(FORWARD, f"a->b{HOST_SEPARATOR}b, incoming", forward, self.states_b, limit=self.limit)
         self.outgoing_gradient = Outgoing(
-            BACKWARD, f"a->b gradient{HOST_SEPARATOR}b", backward, self.states_b, back=True
+            BACKWARD, f"a->b gradient{HOST_SEPARATOR}b", backward, self.states_b, is_gradient=True
         )
         self.incoming_gradient = Incoming(
-            BACKWARD, f"a->b gradient{HOST_SEPARATOR}a, incoming", backward, self.states_a, back=True
+            BACKWARD, f"a->b gradient{HOST_SEPARATOR}a, incoming", backward, self.states_a, is_gradient=True
         )
 
     def send(self, x: Any, at: TensorPosition, rows: Any = None, ids: Any = None) -> Any:

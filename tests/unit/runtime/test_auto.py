@@ -34,12 +34,12 @@ class LinkCase:
         self.auto.choose(StepEstimate(ROWS, compute, rates, {LINK: carried}), last, tally)
         self.changes = list(tally.changes())
         for each in self.directions:
-            state = self.states.of(each.key)
+            state = self.states.find_state(each.key)
             self.states.put(each.key, replace(state, steps=state.steps + 1))
         return self.now()
 
     def now(self) -> str:
-        found = {CODECS[self.states.of(each.key).rung] for each in self.directions}
+        found = {CODECS[self.states.find_state(each.key).rung] for each in self.directions}
         assert len(found) == 1
         return found.pop()
 
@@ -132,11 +132,11 @@ def test_codec_is_chosen_for_a_model_that_only_predicts() -> None:
     case = LinkCase(training=False)
     for _ in range(11):
         case.step(rate=RAW, compute=0.3)
-        case.states.put("b0", replace(case.states.of("b0"), steps=0))
+        case.states.put("b0", replace(case.states.find_state("b0"), steps=0))
     assert case.now() == "int8"
     for _ in range(10):
         case.step(rate=RAW, compute=9.0)
-        case.states.put("b0", replace(case.states.of("b0"), steps=0))
+        case.states.put("b0", replace(case.states.find_state("b0"), steps=0))
     assert case.now() == "none"
 
 

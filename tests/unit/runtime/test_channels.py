@@ -190,7 +190,7 @@ def test_basis_exists_for_the_first_unmasked_rows() -> None:
     assert not pair.cross_back(x).any()
     assert pair.cross(x, micro_batch=1, rows=np.arange(20) < 15).any()
     assert pair.cross_back(x, micro_batch=1).any()
-    assert pair.payload is not None and pair.states_a.of(pair.outgoing.key).version == 1
+    assert pair.payload is not None and pair.states_a.find_state(pair.outgoing.key).version == 1
 
 
 def test_different_states_are_refused_with_the_name_of_the_boundary() -> None:
@@ -305,7 +305,7 @@ def test_programs_with_a_common_variable_share_states() -> None:
     assert numbers == [0, 1, 0]
     held: dict[str, ChannelState] = {}
     States(held, 0).put("a->b", ChannelState(steps=3))
-    assert (States(held, 0).of("a->b").steps, States(held, 1).of("a->b").steps) == (3, 0)
+    assert (States(held, 0).find_state("a->b").steps, States(held, 1).find_state("a->b").steps) == (3, 0)
 
 
 def test_states_of_a_deleted_model_are_dropped() -> None:
@@ -317,7 +317,7 @@ def test_states_of_a_deleted_model_are_dropped() -> None:
     gc.collect()
     assert models.find_deleted() == {0}
     States(held).forget(models.find_deleted())
-    assert [States(held, number).of("a->b").steps for number in (0, 1)] == [0, 2]
+    assert [States(held, number).find_state("a->b").steps for number in (0, 1)] == [0, 2]
     assert models.number([Variable()]) == 2
 
 
@@ -373,7 +373,7 @@ def make_post(micro_batches: int) -> tuple[LinkExchange, Value]:
 
 def pack_tensor(post: LinkExchange, value: Value, rows: int, micro_batch: int) -> Any:
     crossing = post.crossings.by_value[value]
-    route = post.crossings.find_route(crossing, micro_batch)._replace(before=None)
+    route = post.crossings.find_route(crossing, micro_batch)._replace(previous_micro_batch=None)
     return post._pack(crossing, route, micro_batch, tf.ones((rows, 8)), None)
 
 
@@ -381,7 +381,7 @@ def unpack_tensor(post: LinkExchange, value: Value, received: Any, micro_batch: 
     crossing = post.crossings.by_value[value]
     return post._unpack(
         crossing,
-        post.crossings.find_route(crossing, micro_batch)._replace(before=None),
+        post.crossings.find_route(crossing, micro_batch)._replace(previous_micro_batch=None),
         ("b/0", value, micro_batch),
         1,
         received,

@@ -102,7 +102,7 @@ def test_clocks_collect_spans_of_stages_links_and_once() -> None:
     clocks = Clocks({0: StageClock("gpu", 0.0)}, StageClock(ONCE, 0.0), lines)
     with clocks.stages[0].time_computing("forward", 0):
         assert clocks.doing() == {"gpu": "forward 0"}
-    with clocks.once.time_computing("update", phase=1):
+    with clocks.whole_batch.time_computing("update", phase=1):
         pass
     assert [span.lane for span in clocks.spans()] == ["gpu", ONCE, "a->b", "a->b"]
     assert lines.seconds() == {"a->b": 0.75}

@@ -121,7 +121,7 @@ def train(options: dict[str, Any]) -> tuple[list[float], list[bytes], list[Any]]
 
 def list_state(state: Any) -> Any:
     """A state as bytes, but for what its side alone uses."""
-    cache = None if state.held is None else {k: v.tobytes() for k, v in state.held.as_arrays().items()}
+    cache = None if state.cache is None else {k: v.tobytes() for k, v in state.cache.as_arrays().items()}
     basis = None if state.structure is None else np.asarray(state.structure.q).tobytes()
     return state.version, state.steps, cache, basis
 

@@ -50,8 +50,8 @@ def to_ids(ids: Any) -> np.ndarray:
 
 
 def held(states: States, name: str) -> Cache:
-    found = states.of(name).held
-    assert isinstance(found, Cache) and found.version == states.of(name).version
+    found = states.find_state(name).cache
+    assert isinstance(found, Cache) and found.version == states.find_state(name).version
     return found
 
 
@@ -242,7 +242,7 @@ def test_codec_alone_is_used_without_matching_ids() -> None:
         assert (
             payload.nbytes == payload_bytes("int8", "float32", x.shape) and relative_error(np.asarray(made), x) < 0.01
         )
-    assert ends.states_a.of(OUT).held is None and ends.states_b.of(IN).held is None
+    assert ends.states_a.find_state(OUT).cache is None and ends.states_b.find_state(IN).cache is None
 
 
 def test_different_caches_are_refused_with_the_name_of_the_boundary() -> None:
@@ -333,7 +333,7 @@ def run() -> Iterator[None]:
 def list_training_caches() -> list[dict[str, bytes]]:
     """What each side holds of samples."""
     states = current_run().channels.values()
-    return [{k: v.tobytes() for k, v in s.held.as_arrays().items()} for s in states if s.held is not None]
+    return [{k: v.tobytes() for k, v in s.cache.as_arrays().items()} for s in states if s.cache is not None]
 
 
 def count_payload_bytes() -> int:

@@ -51,14 +51,14 @@ def test_equal_versions_are_kept() -> None:
 def test_different_versions_are_dropped_at_both_ends() -> None:
     here, there = make_states(4), make_states(5, "npu/0, incoming")
     assert drop_different_versions(here, there) == [[FULL], [FULL]]
-    assert here.held == there.held == {}
+    assert here.states_by_name == there.states_by_name == {}
 
 
 def test_state_is_dropped_when_the_other_end_has_none() -> None:
     """It was started again: what the other side remembers is of no use any more."""
     here, there = make_states(4), States()
     assert drop_different_versions(here, there) == [[FULL], [FULL]]
-    assert here.held == {}
+    assert here.states_by_name == {}
 
 
 def test_version_0_counts_as_no_state() -> None:
@@ -78,7 +78,7 @@ def test_channels_of_another_model_are_kept() -> None:
     here = make_states(4)
     here.model = 1
     assert here.drop({"there": {f"model 1: {CHANNEL}": 3}}, [CHANNEL]) == [f"model 1: {CHANNEL}"]
-    assert list(here.held) == [f"{FULL}{HOST_SEPARATOR}gpu/0"]
+    assert list(here.states_by_name) == [f"{FULL}{HOST_SEPARATOR}gpu/0"]
 
 
 def test_ends_are_those_of_coded_channels() -> None:

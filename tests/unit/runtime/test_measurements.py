@@ -222,7 +222,7 @@ def test_outlook_counts_outgoing_links_and_the_last_step() -> None:
     seen.add([make_span(1000, 1.0)])
     seen.add([make_span(1000, 1.0), make_span(2000, 1.0), make_span(7, 1.0, "npu->gpu")])
     found = seen.make_estimate([4, 4, 3], {"0.0.fused": 0.5, "0.1.fused": 0.25})
-    assert (found.rows, found.compute, found.carried) == ([4, 4, 3], 1.5, {LINK: 3000})
+    assert (found.rows, found.compute, found.carried_bytes) == ([4, 4, 3], 1.5, {LINK: 3000})
 
 
 def test_slowest_stage_adds_phases_and_directions() -> None:

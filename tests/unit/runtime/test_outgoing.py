@@ -105,7 +105,9 @@ def test_measuring_does_not_change_the_states(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(channel_ends, "is_due", lambda step: False)
     for step in range(4):
         np.testing.assert_array_equal(made[step], others.measure(draw_low_rank(step))[1])
-    assert ends.states_b.of(ends.incoming.key).version == ends.states_a.of(ends.outgoing.key).version == 1
+    assert (
+        ends.states_b.find_state(ends.incoming.key).version == ends.states_a.find_state(ends.outgoing.key).version == 1
+    )
 
 
 # ------------------------------------------------------------------------------------ fp16
@@ -163,8 +165,8 @@ def send_once(
 
 
 def list_state_bytes(states: States) -> list[bytes]:
-    state = states.of("x at a")
-    arrays = state.structure if state.held is None else state.held.as_arrays().values()
+    state = states.find_state("x at a")
+    arrays = state.structure if state.cache is None else state.cache.as_arrays().values()
     return [np.asarray(each).tobytes() for each in arrays]
 
 
@@ -206,7 +208,7 @@ def test_nan_skips_the_step_with_nonfinite_skip(way: str) -> None:
     payload, tally, states = send_once(f"{way}, nonfinite skip", x, micro_batch=2)
     assert payload is x
     assert tally.skip_reason == "b0 a->b contains a NaN or an infinity in micro-batch 2 of stage 'a'"
-    assert states.of("x at a").structure is None and states.of("x at a").held is None
+    assert states.find_state("x at a").structure is None and states.find_state("x at a").cache is None
 
 
 def test_nan_in_a_gradient_passes_or_skips_the_step() -> None:
@@ -222,7 +224,7 @@ def test_nan_in_an_evaluation_passes_and_leaves_no_state() -> None:
         x = draw_rows(np.nan)
         payload, tally, states = send_once("rank(4) >> int8" + more, x, training=False)
         assert payload is x and tally.skip_reason == ""
-        assert states.of("x at a").structure is None
+        assert states.find_state("x at a").structure is None
 
 
 def test_nan_passes_before_the_first_step_of_the_codec() -> None:

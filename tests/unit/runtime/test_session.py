@@ -70,16 +70,16 @@ def test_mate_with_another_exchange_is_refused() -> None:
 
 
 def test_connected_worker_is_not_lost() -> None:
-    assert sessions(WORKERS)["a/0"].lost(WORKERS) is None
+    assert sessions(WORKERS)["a/0"].find_lost_peers(WORKERS) is None
 
 
 def test_lost_reports_closed_and_failed_workers_among_those_asked() -> None:
     found = sessions(WORKERS)
     found["a/1"].close()
-    assert isinstance(found["a/0"].lost(["a/1"]), LinkClosedError)
+    assert isinstance(found["a/0"].find_lost_peers(["a/1"]), LinkClosedError)
     found["b/0"].fail(ValueError("a NaN"))
-    assert isinstance(found["a/0"].lost(["b/0"]), RemoteFailureError)
-    assert found["a/0"].lost([]) is None
+    assert isinstance(found["a/0"].find_lost_peers(["b/0"]), RemoteFailureError)
+    assert found["a/0"].find_lost_peers([]) is None
 
 
 def test_collectives_are_not_opened_after_tensorflow_has_started() -> None:

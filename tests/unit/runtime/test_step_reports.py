@@ -194,7 +194,7 @@ def test_names_of_scalar_results() -> None:
         found = find_scalar_results((many, indexed, {"b": one, "a": (many, one)}, tf.constant("text"), tf.constant(7)))
         assert (found.names, found.places) == (("2/a/1", "2/b", "4"), (4, 5, 7))
         assert find_scalar_results(one).names == ("result",)
-    assert dict(find_scalar_results(one).of([tf.constant(0.5)])) == {"result": 0.5}
+    assert dict(find_scalar_results(one).from_results([tf.constant(0.5)])) == {"result": 0.5}
 
 
 def read_events(folder: Path) -> list[Any]:

@@ -198,9 +198,9 @@ def test_reads_are_refused_again_after_blank(tmp_path: Path) -> None:
 
 def test_save_own_and_load_own_use_the_file_of_the_cluster(tmp_path: Path) -> None:
     whole, path = model(), tmp_path / "m.weights.h5"
-    ledger = Ledger(Session("gpu/0", {}, 1.0), own=True)
+    ledger = Ledger(Session("gpu/0", {}, 1.0), keeps_own_weights=True)
     for number, variable in enumerate(list_values(whole)):
-        ledger.kept[id(variable)] = HeldVariable(str(number), variable, ("gpu/0" if number > 1 else "npu/0",))
+        ledger.variables[id(variable)] = HeldVariable(str(number), variable, ("gpu/0" if number > 1 else "npu/0",))
     expected = whole.get_weights()[2:]
     empty_some(whole, slice(0, 2))
     save_own(ledger, "gpu", False, whole.save_weights, path)

@@ -37,7 +37,7 @@ def train(
             found.append(model.get_weights())
             crossed.append(sum(link.bytes for link in nb.last_report().links.values()) if workers > 1 else 0)
         if workers > 1:
-            for copies in current_run().rounds.copies.kept.values():
+            for copies in current_run().rounds.copies.copies_by_cluster.values():
                 for variable in model.trainable_variables:
                     assert copies[id(variable.value)].numpy().tobytes() == variable.numpy().tobytes()
         return found, crossed

@@ -86,7 +86,7 @@ class Checkpoints:
     If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
     variables are restored. `skips` counts the batches of a `fit` that were already trained. `forms` are the shapes for
     which programs were traced, and `intervals` the chosen numbers of steps between their rounds, as in the manifest.
-    `read`: a program was registered, or `nb.restore` was called.
+    `has_read`: a program was registered, or `nb.restore` was called.
     """
 
     run: Run
@@ -97,20 +97,20 @@ class Checkpoints:
     position: Position = field(default_factory=Position)
     resumed: Position | None = None
     saved: Position = field(default_factory=Position)
-    spent: TimeAccount = field(default_factory=TimeAccount)
+    time_account: TimeAccount = field(default_factory=TimeAccount)
     failed: bool = False
-    read: bool = False
+    has_read: bool = False
     fits: int = 0
     skips: int = 0
     reset_metrics: Callable[[], None] | None = None
     forms: dict[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: dict[str, int] = field(default_factory=dict)
-    said: list[Any] = field(default_factory=list)
+    pending_notes: list[Any] = field(default_factory=list)
     script_state: ScriptState = field(default_factory=ScriptState)
     leading: LeadingProgram = field(default_factory=LeadingProgram)
-    known: KnownVariables = field(init=False)
+    known_variables: KnownVariables = field(init=False)
     _batch: str = ""
-    _apart: dict[str, LocalSgdRunner] = field(default_factory=dict)
+    _local_sgd_runners: dict[str, LocalSgdRunner] = field(default_factory=dict)
     _restore_requests: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
     _ended: bool = False
@@ -121,7 +121,7 @@ class Checkpoints:
     _logs: Callable[[], Mapping[str, float]] = dict
 
     def __post_init__(self) -> None:
-        self.known = KnownVariables(self.group)
+        self.known_variables = KnownVariables(self.group)
 
     # ------------------------------------------------------------------ the beginning
     def open(self) -> None:
@@ -150,32 +150,32 @@ class Checkpoints:
         same = set(self.source.manifest.workers) == set(self.group.everyone)
         self.intervals = dict(self.source.manifest.intervals) if same else {}
         self._batch = part.batch if part is not None and same else ""
-        self.spent.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
-        self.extra_state.source = self.known.source = self.source
+        self.time_account.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
+        self.extra_state.source = self.known_variables.source = self.source
         self.extra_state.restore_codecs()
         _LOG.info("%s: resumes from %s", self.group.worker, self.source.path)
 
     # ------------------------------------------------------------------ variables
     def register_program(self, engine: Engine) -> None:
         """Register the variables of a program, and restore them if the run resumes from a checkpoint."""
-        program, self.read = engine.name, True
-        self._restore_requests[program] = self.known.restore_requests
+        program, self.has_read = engine.name, True
+        self._restore_requests[program] = self.known_variables.restore_requests
         if isinstance(engine.runner, LocalSgdRunner):
-            self._apart[program] = engine.runner
+            self._local_sgd_runners[program] = engine.runner
         trainable = {variable.path for variable in engine.cut.program.variables if variable.trainable}
         variables = engine.captured.variables
-        self.known.add(program, variables)
+        self.known_variables.add(program, variables)
         steps = self.count_saved(engine)
         needed = trainable if steps else set()
-        apart = self._apart.get(program)
+        apart = self._local_sgd_runners.get(program)
         if apart is not None and self.resumed is not None:
             began = self.position.step > self.resumed.step
-            self.known.restore_apart(program, variables, needed, apart, self.run.rounds, began=began)
+            self.known_variables.restore_apart(program, variables, needed, apart, self.run.rounds, began=began)
             self._reset_metrics(program)
         else:
             self.register_variables(program, variables, needed, counted=bool(steps))
-        self.known.restore(program, engine.unread, counted=False)
-        if engine.steps < steps and self.known.was_reached(program, needed):
+        self.known_variables.restore(program, engine.unread, counted=False)
+        if engine.steps < steps and self.known_variables.was_reached(program, needed):
             engine.count_from(steps)
         if engine.trains:
             graph = engine.cut.program.graph
@@ -203,14 +203,14 @@ class Checkpoints:
         if self.position.fit and not self.position.ended:
             return engine.name
         if not engine.title:
-            engine.title = self.known.find_title(engine.name, engine.list_trained())
-            if engine.name in self._apart:
-                self._apart[engine.title] = self._apart[engine.name]
+            engine.title = self.known_variables.find_title(engine.name, engine.list_trained())
+            if engine.name in self._local_sgd_runners:
+                self._local_sgd_runners[engine.title] = self._local_sgd_runners[engine.name]
         return engine.title
 
     def restore_if_requested(self, engine: Engine) -> None:
         """Restore a program's variables again, if this was requested since it was registered."""
-        if self._restore_requests.get(engine.name) != self.known.restore_requests:
+        if self._restore_requests.get(engine.name) != self.known_variables.restore_requests:
             self.register_program(engine)
 
     def warn_of_draws(self, program: str, types: Collection[str]) -> None:
@@ -234,8 +234,8 @@ class Checkpoints:
         """Register variables by their names in checkpoints, and restore those that were saved. A `needed` one must be
         in the checkpoint if steps of the program are `counted` there.
         """
-        self.read = True
-        self.known.restore(program, variables, needed, counted=counted)
+        self.has_read = True
+        self.known_variables.restore(program, variables, needed, counted=counted)
         self._reset_metrics(program)
 
     def _reset_metrics(self, program: str) -> None:
@@ -254,7 +254,7 @@ class Checkpoints:
         if not engine.trains:
             return
         self._trains = True
-        self.spent.begin()
+        self.time_account.begin()
         title = self._find_title(engine)
         if title == self.position.program:
             self._check_batch(tensors)
@@ -262,7 +262,7 @@ class Checkpoints:
         if title != self.position.program:
             return
         self.extra_state.restore_late()
-        self.script_state.whole, self.script_state.held = True, None
+        self.script_state.is_complete, self.script_state.epoch_snapshot = True, None
         if exit_agreement.is_agreed or self._interrupted:
             self.finish(ended=False)
         self._end_if_interrupted()
@@ -276,14 +276,14 @@ class Checkpoints:
     @property
     def trains_apart(self) -> bool:
         """Whether some program is trained with local SGD."""
-        return bool(self._apart)
+        return bool(self._local_sgd_runners)
 
     @property
     def notices(self) -> Notices | None:
         """The notices by which workers agree on savings if clusters in several processes train the leading program with
         local SGD.
         """
-        return self._notices if self.position.program in self._apart else None
+        return self._notices if self.position.program in self._local_sgd_runners else None
 
     @cached_property
     def _notices(self) -> Notices | None:
@@ -294,7 +294,7 @@ class Checkpoints:
 
     def _receive_apart(self, notices: Notices) -> list[Level]:
         """The levels to save before the next step; the first worker decides which steps are saved."""
-        step, runner = self.position.step, self._apart[self.position.program]
+        step, runner = self.position.step, self._local_sgd_runners[self.position.program]
         notices.poll()
         found = notices.take_due(step)
         if self.group.worker == self.group.everyone[0] and isinstance(runner, OwnClusterRunner):
@@ -306,7 +306,9 @@ class Checkpoints:
 
     def _estimate_failures(self) -> None:
         for level in self.levels:
-            level.pace.between_failures = estimate_between_failures(self.spent.sum_up().total, self.run.here().epoch)
+            level.pace.between_failures = estimate_between_failures(
+                self.time_account.sum_up().total, self.run.here().epoch
+            )
 
     def count_last(self) -> None:
         """At the end of a loop: count the last program's steps if it trained after the leading one, not alternately."""
@@ -338,7 +340,7 @@ class Checkpoints:
         position = self.position
         batch = position.batch + batches if position.fit and not position.ended else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
-        self.script_state.steps, self.script_state.whole = self.script_state.steps + 1, False
+        self.script_state.steps, self.script_state.is_complete = self.script_state.steps + 1, False
         if self.run.alone:
             self.receive_sheets({self.group.worker: self.sheet()})
 
@@ -346,7 +348,7 @@ class Checkpoints:
     def note_failure(self, runner: Runner | None = None) -> Iterator[None]:
         """Context of a step of a runner: after a failed one nothing is saved until a later step succeeds."""
         self.failed = True
-        with self.script_state.run_step(runner), self.spent.count_step():
+        with self.script_state.run_step(runner), self.time_account.count_step():
             yield
         self.failed = False
 
@@ -358,8 +360,8 @@ class Checkpoints:
         lead = self.run.here().lead
         if lead:
             self._estimate_failures()
-        self.said = [level.sheet(after, lead) for level in self.levels]
-        return self.said
+        self.pending_notes = [level.sheet(after, lead) for level in self.levels]
+        return self.pending_notes
 
     def receive_sheets(self, sheets: Mapping[str, Any]) -> None:
         """Receive the sheets of all processes for the same step."""
@@ -374,13 +376,13 @@ class Checkpoints:
 
     def end_fit(self, epoch: int, epochs: int, callbacks: Sequence[Any]) -> None:
         """Record the end of a `fit` before `epoch`, of `epochs` requested. With local SGD, clusters synchronise."""
-        if self.position.program in self._apart:
+        if self.position.program in self._local_sgd_runners:
             self.run.settle()
         self.extra_state.callbacks = callbacks
         self.extra_state.keep_history(self.position.fit, callbacks)
         self.position = replace(self.position, epoch=epoch, batch=0, ended=True, epochs=epochs)
         self.finish()
-        self.script_state.held = None
+        self.script_state.epoch_snapshot = None
         self._end_if_interrupted()
         if exit_agreement.is_agreed:
             exit_agreement.begin_step()
@@ -388,8 +390,8 @@ class Checkpoints:
     def hold_epoch(self) -> None:
         """Keep the state after an epoch's last batch, until the next step begins: an error may come before it."""
         if can_hold(self):
-            with self.spent.count_saving():
-                self.script_state.held = self.take_snapshot()
+            with self.time_account.count_saving():
+                self.script_state.epoch_snapshot = self.take_snapshot()
 
     def skip_batch(self, program: str, count: int = 1) -> bool:
         """Whether the next `count` batches of a `fit` were trained before the run stopped; `program` may be one that
@@ -404,15 +406,15 @@ class Checkpoints:
     # ------------------------------------------------------------------ saving
     def save(self, levels: Sequence[Level], batch: str = "") -> None:
         """Take a snapshot and write it concurrently with training; `batch` is the fingerprint of the next batch."""
-        with self.spent.count_saving():
+        with self.time_account.count_saving():
             self._save(levels, batch)
 
     def _list_sharers(self) -> Sequence[str] | None:
         """The workers that divide the saving of shared variables among them; None for all."""
-        return self.run.rounds.own_workers if self._apart and not self.run.alone else None
+        return self.run.rounds.own_workers if self._local_sgd_runners and not self.run.alone else None
 
     def _save(self, levels: Sequence[Level], batch: str, ended: bool = False) -> None:
-        if self._apart and must_synchronize(self.run.rounds):
+        if self._local_sgd_runners and must_synchronize(self.run.rounds):
             self.run.settle()
         snapshot = self.take_snapshot(batch, ended)
         for level in levels:
@@ -422,22 +424,22 @@ class Checkpoints:
 
     def take_snapshot(self, batch: str = "", ended: bool = False) -> Snapshot:
         """The state of this worker now; `batch` is the fingerprint of the next batch, unless training has `ended`."""
-        alive = self.known.find_alive()
+        alive = self.known_variables.find_alive()
         entries, late = list(self.group.list_entries(alive, self._list_sharers())), None
-        if self._apart:
+        if self._local_sgd_runners:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))
-            late = capture_rounds(self.run.rounds, self.known.names)
+            late = capture_rounds(self.run.rounds, self.known_variables.names)
         memory = self.extra_state.encode(entries, ended)
         logs = {name: float(value) for name, value in self._logs().items()}
-        self.position = replace(self.position, logs=logs, titles=self.known.list_titles())
-        manifest = begin_manifest(self.run, self.position, self.known.aliases)
+        self.position = replace(self.position, logs=logs, titles=self.known_variables.list_titles())
+        manifest = begin_manifest(self.run, self.position, self.known_variables.aliases)
         manifest = replace(
             manifest,
             forms=self.forms,
             intervals=self.intervals,
             by_length=self.run.by_length,
             at=time.time(),
-            spent=asdict(self.spent.sum_up()),
+            spent=asdict(self.time_account.sum_up()),
         )
         return Snapshot(manifest, self.group.worker, entries, memory, batch, late, self._start)
 
@@ -445,7 +447,7 @@ class Checkpoints:
         """Save unsaved steps, and return when they are on the disk. All processes call it at the same point. `ended` is
         true unless a step is about to begin.
         """
-        with self.spent.count_saving():
+        with self.time_account.count_saving():
             self._finish(ended)
 
     def _finish(self, ended: bool) -> None:
@@ -454,7 +456,7 @@ class Checkpoints:
             return
         busy = apart is not None or any(level.busy for level in self.levels)
         self._drain()
-        if self.known.names and stands != replace(self.saved, logs={}):
+        if self.known_variables.names and stands != replace(self.saved, logs={}):
             busy = True
             self._save(self.levels[:1], "", ended)
             self._drain()
@@ -477,7 +479,7 @@ class Checkpoints:
     def end(self) -> None:
         """At the end of the run: save unsaved steps, unless a step has failed."""
         error = sys.exc_info()[1]
-        if self.group.alone and error is not None and not isinstance(error, SystemExit | GeneratorExit):
+        if self.group.is_single_worker and error is not None and not isinstance(error, SystemExit | GeneratorExit):
             self.end_by_error()
         if self.failed:
             return

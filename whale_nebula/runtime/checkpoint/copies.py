@@ -136,25 +136,25 @@ def _take_blocks(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
 
 @dataclass
 class Copies:
-    """The copies of one host's memory: they are sent `to` the first worker of another host of the cluster, and those
-    `of` another one are kept in `folder`.
+    """The copies of one host's memory: they are sent to `receiver`, the first worker of another host of the
+    cluster, and those of another one, `sender`, are kept in `folder`.
     """
 
     session: Session
     folder: Folder
-    to: str
-    of: str
+    receiver: str
+    sender: str
     _writer: Writer = field(default_factory=Writer)
     _is_usable: bool = True
 
     def expect(self, step: int) -> None:
         """Receive the other host's part of a step whose parts are all written."""
-        channel = CopyChannel(self.session, self.of, self.session.worker, step, _SAVING)
+        channel = CopyChannel(self.session, self.sender, self.session.worker, step, _SAVING)
         self._writer.submit(self._guard, lambda: receive_part(channel, self.folder))
 
     def send(self, step: int) -> None:
         """Send the part of a step, if it was written; returns when the other host has it."""
-        channel = CopyChannel(self.session, self.session.worker, self.to, step, _SAVING)
+        channel = CopyChannel(self.session, self.session.worker, self.receiver, step, _SAVING)
         found = next((each for each in self.folder.scan() if each.step == step), None)
         self._guard(lambda: send_part(channel, found, self.folder.group))
 

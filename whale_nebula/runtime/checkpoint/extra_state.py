@@ -39,9 +39,9 @@ _PLAIN = ("steps", "rung", "version", "codec", "error")
 def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:
     """Encode a channel's state as a document. The state of a user-defined structure is omitted."""
     document: dict[str, Any] = {name: getattr(state, name) for name in _PLAIN}
-    if state.held is not None:
-        document["held"] = {name: put(array) for name, array in state.held.as_arrays().items()}
-        document["limit"] = state.held.limit
+    if state.cache is not None:
+        document["held"] = {name: put(array) for name, array in state.cache.as_arrays().items()}
+        document["limit"] = state.cache.limit
     kind = type(state.structure).__name__
     if kind in _STRUCTURES:
         parts = state.structure._asdict().items()

@@ -50,12 +50,12 @@ class FitWatch(keras.callbacks.Callback):
         self._number = checkpoints.fits
         resumed = checkpoints.resumed
         self._resumed = resumed if resumed is not None and resumed.fit == checkpoints.fits else None
-        checkpoints.known.is_fit_over = resumed is not None and checkpoints.fits < resumed.fit
-        if checkpoints.known.is_fit_over:
+        checkpoints.known_variables.is_fit_over = resumed is not None and checkpoints.fits < resumed.fit
+        if checkpoints.known_variables.is_fit_over:
             self._first_epoch = fit.epochs
             _skip_fit(checkpoints, model, fit, fit.initial_epoch + checkpoints.extra_state.count_epochs(self._number))
         elif self._resumed is not None:
-            checkpoints.known.restore_again()
+            checkpoints.known_variables.restore_again()
             done = self._resumed.ended and fit.epochs <= self._resumed.epochs
             self._first_epoch = fit.epochs if done else self._resumed.epoch
             if done:
@@ -86,7 +86,7 @@ class FitWatch(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Record that all callbacks of the last batch were called."""
-        self._checkpoints.script_state.whole = True
+        self._checkpoints.script_state.is_complete = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """After the callbacks of the last batch that was trained already."""

@@ -60,7 +60,7 @@ class Group:
         return tuple(self._run.workers) or (self.worker,)
 
     @property
-    def alone(self) -> bool:
+    def is_single_worker(self) -> bool:
         """Whether the run has no other worker."""
         return len(self.everyone) == 1
 
@@ -205,7 +205,7 @@ class Group:
 
     def _find_kept(self, variable: Any) -> Any:
         """The record of a variable's holders; None if each process has the complete variable."""
-        return None if self._run.alone else self._run.ledger.kept.get(id(variable))
+        return None if self._run.alone else self._run.ledger.variables.get(id(variable))
 
 
 class ReceivedTensor:

@@ -65,7 +65,7 @@ def list_copies(
             numbers = tf.cast(tf.reshape(shared[id(variable)], variable.shape), variable.dtype)
             yield entry._replace(value=numbers)
             yield entry._replace(name=name_copy(cluster, entry.name))
-        for other, copies in opened.copies.kept.items():
+        for other, copies in opened.copies.copies_by_cluster.items():
             if id(variable) in copies:
                 yield entry._replace(name=name_copy(other, entry.name), value=copies[id(variable)].read_value())
 
@@ -101,9 +101,9 @@ class SavedRounds:
         self._source = source
         found = [part.memory[_KIND] for part in source.parts.values() if _KIND in part.memory]
         self._clusters = tuple(found[0]["clusters"]) if found else ()
-        self._of: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._rounds_by_name: dict[str, Sequence[Mapping[str, Any]]] = {}
         for each in found:
-            self._of.update(each["of"])
+            self._rounds_by_name.update(each["of"])
 
     def has(self, clusters: tuple[str, ...], here: Mapping[str, ClusterSync], weights: Sequence[str]) -> bool:
         """Whether it is from a run of exactly these clusters with the same options, and has the state of this process's
@@ -119,7 +119,7 @@ class SavedRounds:
         return None if found is None else decode_value(found["state"], self._source.read)
 
     def _find(self, cluster: str, weights: Sequence[str]) -> Mapping[str, Any] | None:
-        documents = self._of.get(cluster, ())
+        documents = self._rounds_by_name.get(cluster, ())
         return next((each for each in documents if each["weights"] == list(weights)), None)
 
 
@@ -129,7 +129,7 @@ def restore_apart(
     """Restore the variables of a step with local SGD, by their names in checkpoints, and this process's copies of them
     for other clusters; returns the names without a saved value. All processes call it at the same point.
     """
-    rounds, clusters, kept = runner.rounds, runner.participants.names, opened.copies.kept
+    rounds, clusters, kept = runner.rounds, runner.participants.names, opened.copies.copies_by_cluster
     own = opened.own_cluster
     flat = rounds[own].flat.variables
     weights = _name_weights(flat, {id(variable): name for name, variable in named.items()})
@@ -373,31 +373,31 @@ class LeadingProgram:
     """Chooses the leading program: that of the running `fit`; in loops the first program that trained, until a
     different one has trained alone for long, which then leads with all its steps so far.
 
-    `_away` are the programs of the steps since the last one of the leading program, `_beside` those that train in turn
-    with it.
+    `_other_steps` are the programs of the steps since the last one of the leading program, `_concurrent_steps` those
+    that train in turn with it.
     """
 
-    _away: list[str] = field(default_factory=list)
-    _beside: set[str] = field(default_factory=set)
+    _other_steps: list[str] = field(default_factory=list)
+    _concurrent_steps: set[str] = field(default_factory=set)
 
     @property
     def trained_others(self) -> bool:
         """Whether other programs have trained since the last step of the leading one."""
-        return bool(self._away)
+        return bool(self._other_steps)
 
     @property
     def has_others(self) -> bool:
         """Whether other programs have trained since, or train in turn with the leading one."""
-        return bool(self._away or self._beside)
+        return bool(self._other_steps or self._concurrent_steps)
 
     def choose(self, position: Position, program: str) -> Position:
         """The position before a step of a program, with the program that leads from there on."""
         if program == position.program:
-            self._beside.update(self._away)
-            self._away.clear()
+            self._concurrent_steps.update(self._other_steps)
+            self._other_steps.clear()
             return position
-        self._away.append(program)
-        if not position.program or len(self._away) > _STEPS_BEFORE_LEADING:
+        self._other_steps.append(program)
+        if not position.program or len(self._other_steps) > _STEPS_BEFORE_LEADING:
             position = self._replace_leading(position)
             if program == position.program:  # this step is not done yet
                 position = replace(position, step=position.step - 1)
@@ -407,20 +407,24 @@ class LeadingProgram:
         """The position at the end of a loop, in which the last program leads if it trained after the leading one, not
         in turn with it.
         """
-        while self._away and self._beside.isdisjoint(self._away) and position.programs.get(position.program, 0) > 1:
+        while (
+            self._other_steps
+            and self._concurrent_steps.isdisjoint(self._other_steps)
+            and position.programs.get(position.program, 0) > 1
+        ):
             position = self._replace_leading(position)
         return position
 
     def _replace_leading(self, position: Position) -> Position:
         """Make the first program lead that has trained since the last step of the leading one, and count its steps."""
-        away, self._away, self._beside = self._away, [], set()
+        away, self._other_steps, self._concurrent_steps = self._other_steps, [], set()
         first = away[0]
         for program in away:
             if program == first:
-                self._beside.update(self._away)
-                self._away.clear()
+                self._concurrent_steps.update(self._other_steps)
+                self._other_steps.clear()
             else:
-                self._away.append(program)
+                self._other_steps.append(program)
         return replace(position, program=first, step=position.step + away.count(first))
 
 
@@ -437,11 +441,11 @@ def warn_of_unused(checkpoints: Checkpoints) -> None:
         what = f"this run was saved in fit {resumed.fit}, but the script has now called {calls}"
         why = f"training resumes in fit {resumed.fit}: earlier fits were complete, and trained nothing"
         mend = "call fit as often in a resumed run as in a new one, without `if nb.resumed() is None:`"
-    elif resumed is not None and not checkpoints.read:
+    elif resumed is not None and not checkpoints.has_read:
         what = f"the checkpoint of step {resumed.step} was not read"
         why = "no step was called, so all models have their initial values"
         mend = f"call nb.restore({folder!r}, model) if a loop has no steps left to train"
-    elif resumed is None and not checkpoints.known.names:
+    elif resumed is None and not checkpoints.known_variables.names:
         what = "nothing was saved"
         why = "no model was trained by fit, and no step under @nb.function was called"
         mend = "use @nb.function instead of @tf.function on the step of a loop; without training, remove checkpoint="

@@ -188,7 +188,7 @@ class Level:
         self.pace.record_saving(snapshot.step, time.monotonic())
         part = self._writer.submit(self._write_part, snapshot)
         self._pending = _Pending(snapshot.manifest, part, time.perf_counter())
-        if self.group.alone:
+        if self.group.is_single_worker:
             self._committing = self._writer.submit(self._conclude, self._pending)
             self._pending = None
 

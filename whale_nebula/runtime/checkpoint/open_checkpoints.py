@@ -112,7 +112,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         if ring is not None:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
     spent = TimeAccount(None if run.attachment is None else run.attachment.ended)
-    found = Checkpoints(run, group, levels, ExtraState(group.worker, run.channels), spent=spent)
+    found = Checkpoints(run, group, levels, ExtraState(group.worker, run.channels), time_account=spent)
     try:
         with contextlib.nullcontext() if run.alone else run.ledger.share_failures():
             if group.commits:

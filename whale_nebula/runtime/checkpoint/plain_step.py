@@ -45,7 +45,7 @@ class PlainStep:
     def _run(self, iterator: Any) -> Any:
         steps: int = self._model.steps_per_execution
         batches: list[Any] = []
-        known = self._restored_at == self._checkpoints.known.restore_requests
+        known = self._restored_at == self._checkpoints.known_variables.restore_requests
         if not known and not isinstance(iterator, tf.data.Iterator):
             batches, iterator = keras_training.draw_batches(iterator, 1)
         traced = iterator if isinstance(iterator, tf.data.Iterator) else batches and batches[0]
@@ -68,7 +68,7 @@ class PlainStep:
 
     def _register_variables(self, traced: Any) -> None:
         """Register all variables; they are created by the first step, or, if there is a checkpoint, by its trace."""
-        self._restored_at = self._checkpoints.known.restore_requests
+        self._restored_at = self._checkpoints.known_variables.restore_requests
         graph = keras_training.trace_step(self._function, traced)
         if graph is None:
             keras_training.build_model(self._model, getattr(traced, "element_spec", traced))
@@ -82,15 +82,15 @@ class PlainStep:
         variables = variables_of(self._model)
         for variable in [] if graph is None else keras_training.list_captured_variables(graph):
             add_variable(variables, variable)
-        self._checkpoints.known.add(self.name, variables)
+        self._checkpoints.known_variables.add(self.name, variables)
         counted = self._checkpoints.count_saved(self)
         needed = {each.path for each in self._model.trainable_variables} if counted else ()
         self._checkpoints.register_variables(self.name, variables, needed, counted=bool(counted))
         self._checkpoints.warn_of_draws(self.name, () if graph is None else list_op_types(graph))
-        if self._checkpoints.known.was_reached(self.name, needed):
+        if self._checkpoints.known_variables.was_reached(self.name, needed):
             self.steps = counted or self.steps
         if self.title:
-            self._checkpoints.known.note_trained(self.name, self.title, self.list_trained())
+            self._checkpoints.known_variables.note_trained(self.name, self.title, self.list_trained())
 
     def list_trained(self) -> list[Any]:
         """The trained variables, once they are created."""
@@ -107,7 +107,7 @@ class PlainStep:
         if path not in self._draws:
             self._draws[path] = make_generator_state(seed, seed2, name)
             with tf.init_scope():
-                self._checkpoints.known.restore(self.name, {path: self._draws[path]})
+                self._checkpoints.known_variables.restore(self.name, {path: self._draws[path]})
         return self._draws[path]
 
 

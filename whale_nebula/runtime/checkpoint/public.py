@@ -143,7 +143,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     if slots:
         _build_optimizer(model)
     if (checkpoints := current_run().checkpoints) is not None:
-        checkpoints.read = True
+        checkpoints.has_read = True
     own = {id(getattr(variable, "value", variable)) for variable in model.variables}
     variables = _name_as_saved(model, source)
     every = group.restore(source, variables)

@@ -43,16 +43,16 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 @dataclass
 class ScriptState:
     """The position of the script between two steps of the leading program; this process has run `steps` of them.
-    `thread` runs a step. `torn`: a step has failed, and may have changed variables. `whole`: all code between the last
-    step and the next one has run. `held` is the state after the last batch of an epoch, until the next step begins:
-    validation and callbacks may change variables in between.
+    `thread` runs a step. `torn`: a step has failed, and may have changed variables. `is_complete`: all code between the
+    last step and the next one has run. `epoch_snapshot` is the state after the last batch of an epoch, until the next
+    step begins: validation and callbacks may change variables in between.
     """
 
     steps: int = 0
     thread: int | None = None
     torn: bool = False
-    whole: bool = False
-    held: Snapshot | None = None
+    is_complete: bool = False
+    epoch_snapshot: Snapshot | None = None
 
     @contextlib.contextmanager
     def run_step(self, runner: Runner | None = None) -> Iterator[None]:
@@ -80,7 +80,7 @@ def save_at_error(checkpoints: Checkpoints) -> None:
     level, step = checkpoints.levels[0], checkpoints.position.step
     if not checkpoints.script_state.steps:
         return
-    last, why, alone = 0, "", checkpoints.group.alone
+    last, why, alone = 0, "", checkpoints.group.is_single_worker
     try:
         written = level.finish_writing() and level.pending == step
         last = _find_newest(level)
@@ -139,20 +139,20 @@ def _save(checkpoints: Checkpoints) -> str:
     """Save the state after the last step to the disk; returns why that failed, or "". It replaces no other checkpoint:
     one more than usual is kept.
     """
-    held, group = checkpoints.script_state.held, checkpoints.group
+    held, group = checkpoints.script_state.epoch_snapshot, checkpoints.group
     snapshot = held or checkpoints.take_snapshot()
     if damaged := _find_nan(snapshot.manifest.position.logs, snapshot.entries):
         return f"{damaged} is NaN"
     level = checkpoints.levels[0]
     level.keep += 1
-    memory = {**snapshot.memory, INTERRUPTED: held is None and not checkpoints.script_state.whole}
-    exact = group.alone or held is not None
-    shared = None if exact else group.digest_shared(checkpoints.known.find_alive())
+    memory = {**snapshot.memory, INTERRUPTED: held is None and not checkpoints.script_state.is_complete}
+    exact = group.is_single_worker or held is not None
+    shared = None if exact else group.digest_shared(checkpoints.known_variables.find_alive())
     snapshot = replace(
         snapshot, manifest=replace(snapshot.manifest, at_error=True), memory=memory, exact=exact, shared=shared
     )
     level.write(snapshot)
-    written = level.finish_writing() or (group.alone and _find_newest(level) == snapshot.step)
+    written = level.finish_writing() or (group.is_single_worker and _find_newest(level) == snapshot.step)
     return "" if written else "its files could not be written"
 
 
@@ -160,14 +160,14 @@ def _add_shared(checkpoints: Checkpoints) -> None:
     """Add digests to the already written part of the last step: other workers may not have got as far."""
     group, level = checkpoints.group, checkpoints.levels[0]
     path = level.folder.worker_path(checkpoints.position.step, group.worker)
-    shared = group.digest_shared(checkpoints.known.find_alive())
+    shared = group.digest_shared(checkpoints.known_variables.find_alive())
     write_document(path, replace(read_document(path), shared=shared))
 
 
 def _find_doubt(checkpoints: Checkpoints) -> str:
     """The reason why the state may not be that after a complete step, or ""."""
     script_state, position, extra_state = checkpoints.script_state, checkpoints.position, checkpoints.extra_state
-    if script_state.held is not None:
+    if script_state.epoch_snapshot is not None:
         return ""
     if script_state.torn:
         return f"step {position.step + 1} failed or got no batch, and may have changed variables"
@@ -175,7 +175,7 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
         return "with local SGD, checkpoints are possible only between two steps"
     if shared := _find_shared(checkpoints):
         return f"{shared!r} of nb.state must be read by all processes together"
-    if script_state.whole:
+    if script_state.is_complete:
         return ""
     late = sorted(name for name, value in extra_state.objects.items() if holds_variables(value))
     fits = position.fit > 0 and not position.ended
@@ -189,12 +189,12 @@ def can_hold(checkpoints: Checkpoints) -> bool:
     script_state, position = checkpoints.script_state, checkpoints.position
     new = script_state.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
     spread = any(is_spread(value) for value in checkpoints.extra_state.objects.values()) or _find_shared(checkpoints)
-    return new and script_state.held is None and not (script_state.torn or spread or checkpoints.trains_apart)
+    return new and script_state.epoch_snapshot is None and not (script_state.torn or spread or checkpoints.trains_apart)
 
 
 def _find_shared(checkpoints: Checkpoints) -> str:
     """The name of a user object that several processes read together; "" if there is none."""
-    objects = {} if checkpoints.group.alone else checkpoints.extra_state.objects
+    objects = {} if checkpoints.group.is_single_worker else checkpoints.extra_state.objects
     return next((name for name, each in sorted(objects.items()) if is_spread(each) or holds_variables(each)), "")
 
 

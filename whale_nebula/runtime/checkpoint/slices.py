@@ -100,11 +100,11 @@ def _divide_axis(start: int, size: int, count: int) -> Iterator[tuple[int, int]]
 
 
 class Entry(NamedTuple):
-    """A tensor to write: `value` is the local part, the slice `held` of a tensor described by `tensor`."""
+    """A tensor to write: `value` is the local part, the slice `local_slice` of a tensor described by `tensor`."""
 
     name: str
     tensor: Tensor
-    held: Slice
+    local_slice: Slice
     value: Any
 
 

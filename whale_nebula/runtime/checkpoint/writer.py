@@ -113,7 +113,7 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
 
 def count_bytes(entries: Sequence[Entry]) -> int:
     """The bytes of tensors, without the contents of strings."""
-    return sum(each.held.numbers * (each.value.dtype.size or 1) for each in entries)
+    return sum(each.local_slice.numbers * (each.value.dtype.size or 1) for each in entries)
 
 
 def _divide_entries(entries: Sequence[Entry]) -> Iterator[list[Entry]]:

@@ -36,15 +36,15 @@ class StepEstimate:
     """Estimates for a step before it begins.
 
     `rows` are those of its micro-batches, `compute` the computing seconds of the slowest stage (None: not measured
-    yet). By link, "a->b": `rates` are bytes a second, where a missing link takes no time; `carried` are the bytes of
-    the previous step. For `unmeasured` links no rate was measured although they transferred data: their `rates` are the
-    configured ones.
+    yet). By link, "a->b": `rates` are bytes a second, where a missing link takes no time; `carried_bytes` are the bytes
+    of the previous step. For `unmeasured` links no rate was measured although they transferred data: their `rates` are
+    the configured ones.
     """
 
     rows: Sequence[int] = ()
     compute: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
-    carried: Mapping[str, int] = field(default_factory=dict)
+    carried_bytes: Mapping[str, int] = field(default_factory=dict)
     unmeasured: Collection[str] = ()
 
 
@@ -78,29 +78,29 @@ class CodecChooser:
     directions: Sequence[Direction]
     states: States
     training: bool = True
-    _measured: bool = False
+    _has_measured: bool = False
     _steps: int = 0
 
     def choose(self, estimate: StepEstimate, last: Mapping[str, BoundaryReport], tally: Tally) -> None:
         """Choose rungs before a step; `last` is the previous step's report of its boundaries."""
         self._steps += 1
-        first = estimate.compute is not None and not self._measured
+        first = estimate.compute is not None and not self._has_measured
         begun = [each for each in self.directions if self._has_begun(each)]
         for each in begun:
             _note_unmeasured(each, estimate, tally)
         if not begun or not (first or any(self._is_due(each) for each in begun)):
             return
-        self._measured |= first
+        self._has_measured |= first
         chosen = {link: self._choose_rung(link, estimate, last) for each in begun for link in each.links}
         for each in begun:
             self._apply_choice(each, max(chosen[link] for link in each.links), tally)
 
     def _has_begun(self, direction: Direction) -> bool:
-        steps = self.states.of(direction.key).steps
+        steps = self.states.find_state(direction.key).steps
         return steps >= direction.way.start if self.training else not steps
 
     def _is_due(self, direction: Direction) -> bool:
-        steps = self.states.of(direction.key).steps if self.training else self._steps - 1
+        steps = self.states.find_state(direction.key).steps if self.training else self._steps - 1
         return (steps - direction.way.start) % EVERY == 0
 
     def _choose_rung(self, link: str, estimate: StepEstimate, last: Mapping[str, BoundaryReport]) -> Choice:
@@ -110,9 +110,9 @@ class CodecChooser:
         shared = [each for each in self.directions if link in each.links]
         own = sum(last[each.label].wire_bytes for each in shared if each.label in last)
         sizes = [self._estimate_sizes(each, estimate.rows, last.get(each.label)) for each in shared]
-        rest = max(estimate.carried.get(link, 0) - own, 0)
+        rest = max(estimate.carried_bytes.get(link, 0) - own, 0)
         transfer_seconds = [(rest + sum(rung)) / rate for rung in zip(*sizes, strict=True)]
-        rung = find_mildest(transfer_seconds, compute, max(self.states.of(each.key).rung for each in shared))
+        rung = find_mildest(transfer_seconds, compute, max(self.states.find_state(each.key).rung for each in shared))
         return Choice(rung, transfer_seconds[rung], compute)
 
     def _estimate_sizes(self, direction: Direction, rows: Sequence[int], last: BoundaryReport | None) -> list[float]:
@@ -120,13 +120,13 @@ class CodecChooser:
         found: list[float] = [
             sum(_count_wire_bytes(codec, direction.spec, each) for each in rows) for codec in direction.way.rungs
         ]
-        now = self.states.of(direction.key).rung
+        now = self.states.find_state(direction.key).rung
         if last is None or last.codec != str(direction.way.rungs[now] or NONE) or not found[now]:
             return found
         return [size * last.wire_bytes / found[now] for size in found]
 
     def _apply_choice(self, direction: Direction, choice: Choice, tally: Tally) -> None:
-        state = self.states.of(direction.key)
+        state = self.states.find_state(direction.key)
         if choice.rung == state.rung:
             return
         self.states.put(direction.key, replace(state, rung=choice.rung))

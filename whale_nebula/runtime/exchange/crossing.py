@@ -62,7 +62,7 @@ class Route(NamedTuple):
     """The route of one micro-batch in a plan: the replica that sends it (`seat`) and its host, those that read it
     (`seats`, by stage), how many other stages read it on each host, and which of these hosts receive it packed by its
     codec (`packed_hosts`). `name` is set if the hosts vary; `first_micro_batch` is the first one of a step on this
-    route, and `before` the previous one.
+    route, and `previous_micro_batch` the previous one.
     """
 
     seat: Seat
@@ -72,7 +72,7 @@ class Route(NamedTuple):
     packed_hosts: frozenset[str]
     name: str
     first_micro_batch: int
-    before: int | None
+    previous_micro_batch: int | None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -218,14 +218,14 @@ def _number_name(kind: str, used: dict[str, int]) -> str:
 class Channels:
     """Channels between the hosts of a program, and their local ends. `seed` is the run's.
 
-    `here` selects the hosts of this process, `clusters` gives the cluster of each host that is not one itself.
+    `is_local` selects the hosts of this process, `clusters` gives the cluster of each host that is not one itself.
     """
 
     cut: Cut
     routing: Routing
     states: States
     seed: int = 0
-    here: Callable[[str], bool] = lambda host: True
+    is_local: Callable[[str], bool] = lambda host: True
     clusters: Mapping[str, str] = field(default_factory=dict)
     last: Mapping[str, BoundaryReport] = field(default_factory=dict)
     _logged_notes: set[str] = field(default_factory=set)
@@ -277,7 +277,7 @@ class Channels:
         for each in self.crossings.boundary_crossings:
             links = self.crossings.list_links(each) if each.way.auto else ()
             for route in self.crossings.list_routes(each) if links else ():
-                if self.here(route.source_host):
+                if self.is_local(route.source_host):
                     key = self.crossings.state_key(each, route.source_host, route.name, out=True)
                     yield Direction(each.label, key, each.way, each.spec, links)
 

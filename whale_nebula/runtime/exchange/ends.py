@@ -53,19 +53,19 @@ class _Encoded(NamedTuple):
 
 @dataclass
 class _ChannelEnd:
-    """One end of a boundary, or of its gradient (`back`). `name` is that of reports, `key` that of its state; cached
-    samples for differences take at most `limit` bytes.
+    """One end of a boundary, or of its gradient (`is_gradient`). `name` is that of reports, `key` that of its state;
+    cached samples for differences take at most `limit` bytes.
     """
 
     name: str
     key: str
     way: Encoding
     states: States
-    back: bool = False
+    is_gradient: bool = False
     limit: int = deltas.LIMIT
 
     def _cache(self, state: ChannelState) -> Cache:
-        return Cache(self.limit) if state.held is None else state.held
+        return Cache(self.limit) if state.cache is None else state.cache
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Outgoing(_ChannelEnd):
             kind, dims, used = x.dtype.name, list(x.shape), made.codec or NONE
             notes = (*notes, f"{requested} would not make {kind}{dims} smaller, so it is sent as {used}")
         if at.training and at.first and not tally.skip_reason:
-            state = note_changes(tally, self.name, self.way, self.states.of(self.key), state, made.codec)
+            state = note_changes(tally, self.name, self.way, self.states.find_state(self.key), state, made.codec)
             if not self.way.lossless and (state.error is None or is_due(state.steps)):
                 state = replace(state, error=self._measure_error(x, made, state))
         self.states.put(self.key, state)
@@ -105,7 +105,7 @@ class Outgoing(_ChannelEnd):
 
     def _begin_step(self, x: Any, at: TensorPosition) -> tuple[ChannelState, Codec | None]:
         """Count a step of training, and consider the next rung of the ladder; returns the codec that the step uses."""
-        state, way = self.states.of(self.key), self.way
+        state, way = self.states.find_state(self.key), self.way
         starts = at.training and at.first
         if starts:
             state = replace(state, steps=state.steps + 1)
@@ -154,7 +154,7 @@ class Outgoing(_ChannelEnd):
             notes, stamp = deltas.explain_full_samples(held, dims, ids), held.stamp(ids)
             data, decoded = deltas.encode(codec, x, ids, held, residue.rows)
             packed = self._pack(x, codec, stamp, Payload(data, residue.rows, changes=True))
-            state = replace(state, held=held, version=held.version)
+            state = replace(state, cache=held, version=held.version)
             return _Encoded(packed, codec, residue, state, 0, notes, decoded)
         return self._compress(x, kept, codec, state, at, residue)
 
@@ -167,17 +167,17 @@ class Outgoing(_ChannelEnd):
         held = residue.structure if structure is not None and structure.follows else state.structure
         key = (
             make_rounding_key(self.key.partition(HOST_SEPARATOR)[0].partition(ROUTE_SEPARATOR)[0], at)
-            if self.back
+            if self.is_gradient
             else None
         )
         made = (codec or PLAIN).compress(kept, held, key)
         if made.state is not None:
             state = replace(state, structure=made.state)
-        rows = None if self.back else residue.rows
+        rows = None if self.is_gradient else residue.rows
         payload: Any = self._pack(x, codec, state.version, Payload(made.data, rows, news))
         if self.way.lossless and payload.nbytes >= payload.raw_bytes:
             payload = x
-        if not self.back:
+        if not self.is_gradient:
             residue = replace(residue, structure=made.residue, has_structure=structure is not None)
         return _Encoded(
             payload, codec, residue, state, made.clamped, _CLAMPED_NOTES if made.clamped else (), None, made.data
@@ -246,7 +246,7 @@ class Incoming(_ChannelEnd):
         """Decode a micro-batch's tensor: the tensor, and the residue for its gradient. `ids` are those of its samples;
         `first` marks the first one of a training step.
         """
-        began, before, residue = perf_counter(), self.states.of(self.key), residue or Residue()
+        began, before, residue = perf_counter(), self.states.find_state(self.key), residue or Residue()
         if isinstance(received, Packed):
             codec, x, residue = self._decode_packed(received, residue, ids)
         else:
@@ -257,7 +257,7 @@ class Incoming(_ChannelEnd):
         seconds = perf_counter() - began if timed else 0.0
         tally.add_received(self.name, report_crossing(received, x, codec, decode_seconds=seconds))
         if first:
-            after = self.states.of(self.key)
+            after = self.states.find_state(self.key)
             self.states.put(self.key, note_changes(tally, self.name, self.way, before, after, codec))
         return x, residue
 
@@ -273,7 +273,7 @@ class Incoming(_ChannelEnd):
             made = self._decode_changes(codec, payload, received, ids)
             return codec, tf.cast(made, received.dtype), Residue(payload.rows, None, received.dims)
         follows = structure is not None and structure.follows
-        if self.back and residue.dims not in (None, received.dims):
+        if self.is_gradient and residue.dims not in (None, received.dims):
             raise RemoteProtocolError(
                 f"received a gradient of shape {received.dims} for a tensor of shape {residue.dims}", where=self.name
             )
@@ -281,12 +281,12 @@ class Incoming(_ChannelEnd):
             raise RemoteProtocolError(
                 f"received a gradient as {codec}, but the tensor was not sent with it", where=self.name
             )
-        rows = residue.rows if self.back else payload.rows
+        rows = residue.rows if self.is_gradient else payload.rows
         dims = received.dims if rows is None else (int(rows.sum()), received.dims[-1])
         state = self._learn_state(codec, payload, received, dims)
         held = residue.structure if follows else state.structure
         x, left = (codec or PLAIN).restore(payload.data, dims, received.dtype, held)
-        if not self.back:
+        if not self.is_gradient:
             residue = Residue(rows, left, received.dims, structure is not None)
         if rows is not None:  # with zeros in the rows that were not sent
             x = tf.scatter_nd(tf.where(rows), x, [prod(received.dims[:-1]), received.dims[-1]])
@@ -302,17 +302,17 @@ class Incoming(_ChannelEnd):
 
     def _decode_changes(self, codec: Codec | None, payload: Payload, received: Packed, ids: Any) -> Any:
         """Decode a tensor sent as differences to cached samples, which must be the same on both sides."""
-        state = self.states.of(self.key)
+        state = self.states.find_state(self.key)
         held = self._cache(state)
         if ids is not None and held.stamp(ids) != received.state:
             raise self._version_error("of cached samples, or different samples", received.state, held.stamp(ids))
         made = deltas.decode(codec, payload.data, received.dims, ids, held, payload.rows)
-        self.states.put(self.key, replace(state, held=held, version=held.version))
+        self.states.put(self.key, replace(state, cache=held, version=held.version))
         return made
 
     def _learn_state(self, codec: Codec | None, payload: Payload, received: Packed, dims: Dims) -> ChannelState:
         """Update the state by a received update; it must then equal that of the other side."""
-        state, structure = self.states.of(self.key), None if codec is None else codec.structure
+        state, structure = self.states.find_state(self.key), None if codec is None else codec.structure
         if structure is None or not dims or not structure.news(dims):
             return state
         if payload.news is not None:

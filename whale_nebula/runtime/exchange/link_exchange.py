@@ -42,14 +42,14 @@ class LinkExchange:
     slices: Sequence[Sequence[Any]] = ()
     rows: Sequence[int] = ()
     estimate: StepEstimate = field(default_factory=StepEstimate)
-    here: Callable[[str], bool] = lambda host: True
+    is_local: Callable[[str], bool] = lambda host: True
     clocks: Mapping[Seat, StageClock] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     _residues: dict[Place, Residue] = field(default_factory=dict)
     _values: dict[Place, Any] = field(default_factory=dict)
     _reads_left: dict[Place, int] = field(default_factory=dict)
     _finished_codings: set[Place] = field(default_factory=set)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _condition: threading.Condition = field(default_factory=threading.Condition)
     _failure: BaseException | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class LinkExchange:
             size = sent_tensor.nbytes
         else:
             size = int(sent_tensor.shape.num_elements()) * sent_tensor.dtype.size
-            sent_tensor = sent_tensor if self.here(host) else sent_tensor.numpy()
+            sent_tensor = sent_tensor if self.is_local(host) else sent_tensor.numpy()
         self.links[source_host, host].send(
             self._make_key(crossing, micro_batch, source_host, host), sent_tensor, raw_bytes=raw, size=size
         )
@@ -96,7 +96,7 @@ class LinkExchange:
         route = self.crossings.find_route(crossing, micro_batch)
         host, seat = route.seats[stage]
         place = host, value, micro_batch
-        with self._changed:
+        with self._condition:
             first = host != route.source_host and place not in self._reads_left
             self._reads_left.setdefault(place, route.readers[host])
         if first:
@@ -105,7 +105,7 @@ class LinkExchange:
             packed = host in route.packed_hosts
             made = self._unpack(crossing, route, place, seat, received) if packed else tf.convert_to_tensor(received)
             self._store_value(route, place, made)
-        with self._changed:
+        with self._condition:
             if place not in self._values:
                 self._wait_for(self._values, place)
             self._reads_left[place] -= 1
@@ -165,24 +165,27 @@ class LinkExchange:
         clock = None if crossing.way.plain else self.clocks.get(seat)
         timed = None if clock is None else clock.time_codec(what, crossing.kind, micro_batch, crossing.phase)
         with timed or contextlib.nullcontext():
-            if route.before is not None and (host, value, route.before) not in self._finished_codings:
-                with self._changed:
-                    self._wait_for(self._finished_codings, (host, value, route.before))
+            if (
+                route.previous_micro_batch is not None
+                and (host, value, route.previous_micro_batch) not in self._finished_codings
+            ):
+                with self._condition:
+                    self._wait_for(self._finished_codings, (host, value, route.previous_micro_batch))
             yield
-            with self._changed:
+            with self._condition:
                 self._finished_codings.add(place)
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     # ------------------------------------------------------------------ values stored on a host
     def _store_value(self, route: Route, place: Place, tensor: Any) -> None:
-        with self._changed:
+        with self._condition:
             self._reads_left.setdefault(place, route.readers[place[0]])
             self._values[place] = tensor
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _wait_for(self, ready: Mapping[Place, Any] | set[Place], place: Place) -> None:
         """Block until a condition on a micro-batch's local value holds; raises if a stage fails or patience ends."""
-        come = self._changed.wait_for(lambda: place in ready or self._failure is not None, self.patience)
+        come = self._condition.wait_for(lambda: place in ready or self._failure is not None, self.patience)
         if self._failure is not None:
             raise self._failure
         if not come:
@@ -200,9 +203,9 @@ class LinkExchange:
 
     def abort(self, failure: BaseException) -> None:
         """Wake all waits for values, because a stage failed."""
-        with self._changed:
+        with self._condition:
             self._failure = self._failure or failure
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     @property
     def unread_count(self) -> int:

@@ -32,7 +32,7 @@ class ChannelState:
     """Codec state of one end of a channel. Frozen: a step creates a new one, and a failed step keeps the old one.
 
     `steps` counts steps of training that were begun, `rung` is the position on the ladder of precisions, `structure`
-    the state of the codec's structure, and `version` the number of times it was sent to the other side. `held` is the
+    the state of the codec's structure, and `version` the number of times it was sent to the other side. `cache` is the
     cache of differences (a `codec.deltas.Cache`), whose version is then `version`. `codec` is that of the last step
     of training, and `error` its last measured error.
     """
@@ -41,42 +41,42 @@ class ChannelState:
     rung: int = 0
     version: int = 0
     structure: Any = None
-    held: Any = None
+    cache: Any = None
     codec: str = ""
     error: float | None = None
 
     def copy(self) -> ChannelState:
         """A snapshot that later writes do not affect."""
-        return self if self.held is None else replace(self, held=self.held.copy())
+        return self if self.cache is None else replace(self, cache=self.cache.copy())
 
 
 @dataclass
 class States:
     """Codec states of a run by name, shared by the steps of all programs of a boundary's model."""
 
-    held: dict[str, ChannelState] = field(default_factory=dict)
+    states_by_name: dict[str, ChannelState] = field(default_factory=dict)
     model: int = 0
 
-    def of(self, name: str) -> ChannelState:
+    def find_state(self, name: str) -> ChannelState:
         """The state of a channel of this model; a fresh one at first."""
-        return self.held.get(f"model {self.model}: {name}", ChannelState())
+        return self.states_by_name.get(f"model {self.model}: {name}", ChannelState())
 
     def put(self, name: str, state: ChannelState) -> None:
         """Store the state of a channel."""
-        self.held[f"model {self.model}: {name}"] = state
+        self.states_by_name[f"model {self.model}: {name}"] = state
 
     def forget(self, models: Collection[int]) -> None:
         """Drop the states of models that were garbage-collected."""
         starts = tuple(f"model {model}: " for model in models)
-        for name in [name for name in self.held if name.startswith(starts)]:
-            del self.held[name]
+        for name in [name for name in self.states_by_name if name.startswith(starts)]:
+            del self.states_by_name[name]
 
     def versions(self, ends: Iterable[str] = ()) -> dict[str, int]:
         """The versions that must agree on both sides, by channel: the highest of the local ends. Channels in `ends`
         without a state have version 0.
         """
         found = dict.fromkeys((f"model {self.model}: {name}" for name in ends), 0)
-        for name, state in self.held.items():
+        for name, state in self.states_by_name.items():
             channel = name.partition(HOST_SEPARATOR)[0]
             if state.version:
                 found[channel] = max(found.get(channel, 0), state.version)
@@ -92,19 +92,19 @@ class States:
             for channel, version in sheet.items():
                 versions.setdefault(channel, set()).add(version)
         unlike = sorted(channel for channel, found in versions.items() if len(found) > 1)
-        for name in list(self.held):
+        for name in list(self.states_by_name):
             if name.partition(HOST_SEPARATOR)[0] in unlike:
-                del self.held[name]
+                del self.states_by_name[name]
         return unlike
 
     def copy(self) -> dict[str, ChannelState]:
         """A snapshot of all states, for the rollback of a failed step."""
-        return {name: state.copy() for name, state in self.held.items()}
+        return {name: state.copy() for name, state in self.states_by_name.items()}
 
     def restore(self, saved: dict[str, ChannelState]) -> None:
         """Restore a snapshot."""
-        self.held.clear()
-        self.held.update(saved)
+        self.states_by_name.clear()
+        self.states_by_name.update(saved)
 
 
 @dataclass
@@ -117,21 +117,21 @@ class Models:
     (0, 1, 0)
     """
 
-    _known: list[list[weakref.ref[Any]]] = field(default_factory=list)
+    _model_refs: list[list[weakref.ref[Any]]] = field(default_factory=list)
 
     def number(self, variables: Iterable[Any]) -> int:
         """The model of a program with these variables."""
         given = list(variables)
-        for number, refs in enumerate(self._known):
+        for number, refs in enumerate(self._model_refs):
             if any(ref() is each for ref in refs for each in given):
                 refs.extend(weakref.ref(each) for each in given if all(ref() is not each for ref in refs))
                 return number
-        self._known.append([weakref.ref(each) for each in given])
-        return len(self._known) - 1
+        self._model_refs.append([weakref.ref(each) for each in given])
+        return len(self._model_refs) - 1
 
     def find_deleted(self) -> set[int]:
         """The models that were garbage-collected."""
-        return {number for number, refs in enumerate(self._known) if refs and all(ref() is None for ref in refs)}
+        return {number for number, refs in enumerate(self._model_refs) if refs and all(ref() is None for ref in refs)}
 
 
 class TensorPosition(NamedTuple):

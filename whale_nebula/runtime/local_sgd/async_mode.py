@@ -48,18 +48,18 @@ class Server:
     waits: bool = False
     shared: Numbers | None = None
     failure: BaseException | None = None
-    _known: dict[str, Numbers] = field(default_factory=dict)
+    _known_weights: dict[str, Numbers] = field(default_factory=dict)
     _answer_encoders: dict[str, Differences] = field(default_factory=dict)
     _rounds: dict[str, float] = field(default_factory=dict)
     _settled_rounds: dict[str, int] = field(default_factory=dict)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _condition: threading.Condition = field(default_factory=threading.Condition)
     _is_closed: bool = False
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def begin(self, shared: Numbers) -> None:
         """Initialise the shared weights."""
         self.shared = shared.copy()
-        self._known = {cluster: shared.copy() for cluster in self.ends.lead_workers}
+        self._known_weights = {cluster: shared.copy() for cluster in self.ends.lead_workers}
         self._answer_encoders = {cluster: Differences(self.way) for cluster in self.ends.lead_workers}
         self._rounds = dict.fromkeys(self.ends.lead_workers, 0)
         for cluster in self.ends.others:
@@ -71,11 +71,11 @@ class Server:
         """Receive a cluster's difference; returns the answer, once the cluster may continue."""
         with name_sender(self.ends.lead_workers[cluster]):
             difference = self._answer_encoders[cluster].decode(data, self._size)
-        with self._changed:
-            shared = self._known[cluster] if self.shared is None else self.shared
+        with self._condition:
+            shared = self._known_weights[cluster] if self.shared is None else self.shared
             self.shared = shared - np.float32(self.shares[cluster]) * difference
             self._rounds[cluster] = inf if last else round_number
-            self._changed.notify_all()
+            self._condition.notify_all()
             self._wait_for_others(cluster, last)
             if self.failure is not None:
                 raise self.failure
@@ -83,17 +83,17 @@ class Server:
 
     def reset(self, shared: Numbers) -> None:
         """Reset the shared weights to values that all clusters have, with no pushes pending."""
-        with self._changed:
+        with self._condition:
             self.shared = shared.copy()
-            self._known = {cluster: shared.copy() for cluster in self.ends.lead_workers}
+            self._known_weights = {cluster: shared.copy() for cluster in self.ends.lead_workers}
 
     def close(self) -> None:
         """Stop all threads, after they have answered slower clusters."""
         for thread in self._threads if self.waits and self.failure is None else ():
             thread.join(self.ends.patience)
-        with self._changed:
+        with self._condition:
             self._is_closed = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     @property
     def _size(self) -> int:
@@ -111,7 +111,7 @@ class Server:
         patience = self.ends.patience
         while not is_done():
             before = dict(self._rounds)
-            if not self._changed.wait_for(partial(is_done_or_pushed, before), patience):
+            if not self._condition.wait_for(partial(is_done_or_pushed, before), patience):
                 slowest = min(before, key=before.__getitem__)
                 raise unsent_item_error(
                     self.ends.lead_workers[cluster],
@@ -127,16 +127,16 @@ class Server:
 
     def _make_answer(self, cluster: str) -> Bytes:
         """The change of the shared weights since this cluster's last pull, as decoded by the cluster."""
-        known = self._known[cluster]
+        known = self._known_weights[cluster]
         shared = known if self.shared is None else self.shared
         data, there = self._answer_encoders[cluster].encode(_WHOLE_FRAGMENT, shared - known)
-        self._known[cluster] = known + there
+        self._known_weights[cluster] = known + there
         return data
 
     def _settled_weights(self, cluster: str, round_number: int) -> Bytes:
         """The shared weights, the same for all clusters; the last one to receive them starts the next rounds."""
-        shared = self._known[cluster] if self.shared is None else self.shared
-        self._known[cluster] = shared.copy()
+        shared = self._known_weights[cluster] if self.shared is None else self.shared
+        self._known_weights[cluster] = shared.copy()
         self._answer_encoders[cluster].forget()
         self._settled_rounds[cluster] = round_number
         if len(self._settled_rounds) == len(self._rounds):
@@ -164,17 +164,17 @@ class Server:
 
     def _fail(self, failure: BaseException) -> None:
         """Record the failure of a cluster, and wake the threads that wait for it."""
-        with self._changed:
+        with self._condition:
             if not self._is_closed:
                 self.failure = failure
-            self._changed.notify_all()
+            self._condition.notify_all()
 
 
 class PushedDifference(NamedTuple):
     """A difference in flight: the cluster's weights when it was sent, and the shared weights in the answer."""
 
-    own: Numbers
-    known: Future[Numbers]
+    own_weights: Numbers
+    known_weights: Future[Numbers]
 
 
 @dataclass
@@ -270,10 +270,10 @@ class Pushes(ClusterSync):
         if self._in_flight is None:
             return
         began = time.perf_counter()
-        known = self._in_flight.known.result()
+        known = self._in_flight.known_weights.result()
         self.wait_seconds += time.perf_counter() - began
         if exactly:
             self.flat.write((0, self.flat.total), known)
         else:
-            self.flat.add((0, self.flat.total), known - self._in_flight.own)
+            self.flat.add((0, self.flat.total), known - self._in_flight.own_weights)
         self._shared, self._in_flight = known.copy(), None

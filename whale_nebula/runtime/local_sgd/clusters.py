@@ -70,7 +70,7 @@ class OpenRounds:
 
     run: Run
     copies: VariableCopies = field(default_factory=VariableCopies)
-    _known: dict[frozenset[int], Mapping[str, ClusterSync]] = field(default_factory=dict)
+    _rounds_by_weights: dict[frozenset[int], Mapping[str, ClusterSync]] = field(default_factory=dict)
     _options: dict[frozenset[int], tuple[LocalSgd, ExchangedWeights | None]] = field(default_factory=dict)
     _variables: dict[int, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
@@ -85,11 +85,11 @@ class OpenRounds:
 
     def list_rounds(self) -> list[Mapping[str, ClusterSync]]:
         """The rounds of each set of weights, by the clusters that are in this process."""
-        return list(self._known.values())
+        return list(self._rounds_by_weights.values())
 
     def read_shared(self) -> dict[int, Numbers]:
         """The weights that all clusters share, by the ids of the variables of this process."""
-        lead_workers = [next(iter(rounds.values())) for rounds in self._known.values()]
+        lead_workers = [next(iter(rounds.values())) for rounds in self._rounds_by_weights.values()]
         return {
             id(variable): numbers.copy()
             for first in lead_workers
@@ -112,19 +112,19 @@ class OpenRounds:
         key = frozenset(id(variable) for variable in weights.values())
         exchanged = find_exchanged(weights, variables, apart.where) if apart.exchange else None
         options = replace(apart, where=""), exchanged
-        if key in self._known and self._options[key] != options:
+        if key in self._rounds_by_weights and self._options[key] != options:
             self.settle()
-            for each in self._known.pop(key).values():
+            for each in self._rounds_by_weights.pop(key).values():
                 each.close()
-        if key not in self._known:
+        if key not in self._rounds_by_weights:
             self._options[key], self.names = options, participants.names
             self._check(key, weights, apart)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
             self._opened_count += 1
             make = self._make_all_clusters if self.run.alone else self._make_own_cluster
-            self._known[key] = make(apart, participants, weights, fresh, exchanged)
-        return self._known[key]
+            self._rounds_by_weights[key] = make(apart, participants, weights, fresh, exchanged)
+        return self._rounds_by_weights[key]
 
     def settle(self) -> None:
         """Synchronise the weights of all clusters; every process calls it at the same point."""
@@ -142,7 +142,7 @@ class OpenRounds:
 
     def _settle(self) -> None:
         self.copies.propagate_writes(self._variables.values())
-        for rounds in self._known.values():
+        for rounds in self._rounds_by_weights.values():
             if all(each.is_synchronized for each in rounds.values()):
                 continue
             if not self.run.alone:
@@ -170,22 +170,22 @@ class OpenRounds:
 
     def restart(self) -> None:
         """Restart after the weights were replaced by the same ones in every process."""
-        for rounds in self._known.values():
+        for rounds in self._rounds_by_weights.values():
             first = next(iter(rounds.values()))
             self.copies.reset_copies(first.flat.variables)
         self.copies.record_values(self._variables.values())
-        for rounds in self._known.values():
+        for rounds in self._rounds_by_weights.values():
             for each in rounds.values():
                 each.restart()
 
     def close(self) -> None:
         """Stop all threads."""
-        for each in [each for rounds in self._known.values() for each in rounds.values()]:
+        for each in [each for rounds in self._rounds_by_weights.values() for each in rounds.values()]:
             each.close()
 
     def _check(self, key: frozenset[int], weights: Mapping[str, Any], apart: LocalSgd) -> None:
         """Verify that each weight belongs to only one set of rounds."""
-        met = [known for known in self._known if known & key]
+        met = [known for known in self._rounds_by_weights if known & key]
         if met:
             shared = next(path for path, variable in weights.items() if id(variable) in met[0])
             raise NotYetError(
@@ -211,7 +211,7 @@ class OpenRounds:
             ends = Ends(first, cluster, lead_workers, links, self.run.config.patience, number=self._opened_count)
             held = weights
             if place:
-                own = self.copies.of(cluster, variables, place)
+                own = self.copies.find_copies(cluster, variables, place)
                 held = {path: own[id(variable)] for path, variable in weights.items()}
             copy = partial(self._copy_of, cluster if place else "")
             made[cluster] = _make_rounds(apart, participants, held, ends, exchanged, copy=copy, models_own=weights)
@@ -219,7 +219,7 @@ class OpenRounds:
 
     def _copy_of(self, cluster: str, variable: Any) -> Any:
         """A cluster's copy of a variable of the model or its optimizer."""
-        return self.copies.kept[cluster][id(variable)] if cluster else variable
+        return self.copies.copies_by_cluster[cluster][id(variable)] if cluster else variable
 
     # ------------------------------------------------------------------ clusters in other processes
     def _make_own_cluster(
@@ -298,7 +298,7 @@ def _make_rounds(
 class ClusterCopy:
     """Training or evaluation of a step on a cluster's own copy of the weights."""
 
-    apart: LocalSgd
+    local_sgd: LocalSgd
     captured: Captured
     run: Run
     participants: Participants
@@ -328,7 +328,7 @@ class ClusterCopy:
     @property
     def notes(self) -> tuple[str, ...]:
         """A note if workers of a cluster exchange momenta without collectives."""
-        if self.apart.copies == 1 or self.run.alone or self.run.ledger.collectives is not None:
+        if self.local_sgd.copies == 1 or self.run.alone or self.run.ledger.collectives is not None:
             return ()
         return ("each worker sends all of its momenta to the others over links: TensorFlow had started before nb.init",)
 
@@ -342,7 +342,7 @@ class ClusterCopy:
             if lacking is not None:
                 raise NotYetError(
                     "sync_every in a cluster where a worker does not have a complete copy of the model",
-                    where=self.apart.where,
+                    where=self.local_sgd.where,
                     why=f"worker {lacking} of {', '.join(own)} does not have {path!r}",
                     mend="use nb.replica(sync_every=...) around one stage and without a count: each worker gets a copy",
                 )
@@ -355,16 +355,16 @@ class ClusterCopy:
         if wide is not None:
             raise NotYetError(
                 f"weights of {weights[wide].dtype.name} with sync_every",
-                where=f"{wide}, {self.apart.where}",
+                where=f"{wide}, {self.local_sgd.where}",
                 why="differences are sent as float32",
                 mend='use dtype="float32" for that layer, or remove sync_every=',
             )
-        if self.apart.exchange:
+        if self.local_sgd.exchange:
             self._check_exchange(weights)
         if any(getattr(getattr(model, "optimizer", None), "use_ema", False) for model in self.models):
             raise NotYetError(
                 "an optimizer with use_ema=True and sync_every",
-                where=self.apart.where,
+                where=self.local_sgd.where,
                 why="each cluster would overwrite the shared weights with its own averages",
                 mend="use_ema=False, or remove sync_every=",
             )
@@ -378,12 +378,12 @@ class ClusterCopy:
             dtype = "" if odd is None else weights[odd].dtype.name
             raise NotYetError(
                 f"exchanged momenta of {dtype}" if odd else "exchanged momenta of an optimizer that scales the loss",
-                where=self.apart.where,
+                where=self.local_sgd.where,
                 why=f"{odd} is of {dtype}" if odd else "a cluster that skips a step would have no momenta to send",
                 mend='dtype="float32", or keras.config.set_dtype_policy("mixed_bfloat16")',
             )
 
-    def alone(self) -> None:
+    def make_emulated_runner(self) -> None:
         """Initialise variables in a process that is an entire cluster, and register them as held here."""
         if self.run.alone:
             return
@@ -392,7 +392,7 @@ class ClusterCopy:
         held = dict.fromkeys(self.captured.variables, (own,))
         self.run.ledger.settle(self.captured.variables, held, self.other_cluster_workers)
 
-    def around(self, inner: Runner) -> Runner:
+    def make_own_runner(self, inner: Runner) -> Runner:
         """Wrap the runner of a cluster's step in the synchronisation after it; only for steps that train, and with more
         than one cluster.
         """
@@ -401,7 +401,7 @@ class ClusterCopy:
             return inner
         weights = find_weights(program, variables, self.models)
         opened: OpenRounds = run.rounds
-        make = partial(opened.open_rounds, self.apart, self.participants, weights, variables)
+        make = partial(opened.open_rounds, self.local_sgd, self.participants, weights, variables)
         if run.alone:
             return AllClustersRunner(
                 inner,
@@ -410,10 +410,10 @@ class ClusterCopy:
                 make,
                 variables=variables,
                 copies=opened.copies,
-                chosen=self.apart.chosen,
+                interval_reason=self.local_sgd.chosen,
             )
         own, session = self.participants.find_own(run), run.ledger.session
-        leaving = LeaveAgreement(opened.leave_requests, run.programs, self.apart.every, self.apart.staleness)
+        leaving = LeaveAgreement(opened.leave_requests, run.programs, self.local_sgd.every, self.local_sgd.staleness)
         return OwnClusterRunner(
             inner,
             program.leaves,
@@ -421,9 +421,9 @@ class ClusterCopy:
             make,
             cluster=own,
             session=session,
-            leaving=leaving,
+            leave_agreement=leaving,
             settle=opened.synchronize_before_leaving,
-            chosen=self.apart.chosen,
+            interval_reason=self.local_sgd.chosen,
         )
 
 

@@ -134,12 +134,12 @@ def list_spans(ends: Sequence[int], count: int) -> list[list[tuple[int, int]]]:
 @dataclass(repr=False)
 class OneBitRounds(ClusterSync):
     """Exchange of one-bit compressed momenta with error feedback, for one cluster. `flat` are all weights, of which
-    `trained` have slots; the others are moving averages, which are sent uncompressed. `shares` are the clusters'
-    weights in the mean. `_optimizer_step` is the optimizer's step count, so that a loaded model continues.
+    `trained_variables` have slots; the others are moving averages, which are sent uncompressed. `shares` are the
+    clusters' weights in the mean. `_optimizer_step` is the optimizer's step count, so that a loaded model continues.
     """
 
     optimizer: MomentumOptimizer = field(kw_only=True)
-    trained: Sequence[Any] = field(kw_only=True)
+    trained_variables: Sequence[Any] = field(kw_only=True)
     slots: Sequence[Slots] = field(kw_only=True)
     shares: Mapping[str, float] = field(kw_only=True)
     _slots_before: list[tuple[Any, ...]] | None = None
@@ -179,7 +179,7 @@ class OneBitRounds(ClusterSync):
             int(self.optimizer.iterations.numpy()) - 1,
         )
         data, decoded = self._encode(momentum)
-        kept = self._kept.read((0, self._kept.total))
+        kept = self._list_kept.read((0, self._list_kept.total))
         self._sent_values = decoded, kept
         self.steps += 1
         self._send(data, kept)
@@ -197,7 +197,7 @@ class OneBitRounds(ClusterSync):
         self._sent_values = None
         if self._compresses:
             momentum = momentum / self._scales * self._mask
-        self._kept.write((0, self._kept.total), kept)
+        self._list_kept.write((0, self._list_kept.total), kept)
         self._make_update(momentum)
         self.round_count += 1
 
@@ -256,8 +256,8 @@ class OneBitRounds(ClusterSync):
         return FlatVariables([each.momentum for each in self.slots])
 
     @property
-    def _kept(self) -> FlatVariables:
-        trained = {id(each) for each in self.trained}
+    def _list_kept(self) -> FlatVariables:
+        trained = {id(each) for each in self.trained_variables}
         return FlatVariables([each for each in self.flat.variables if id(each) not in trained])
 
     @property
@@ -286,7 +286,7 @@ class OneBitRounds(ClusterSync):
     def _decode(self, data: Bytes) -> tuple[Numbers, Numbers]:
         total = self._momenta.total
         size = SCALE_BYTES * len(self._ends) + -(-total // 8) if self._compresses else 4 * total
-        kept = read_numbers(data[size:], self._kept.total)
+        kept = read_numbers(data[size:], self._list_kept.total)
         if not self._compresses:
             return read_numbers(data[:size], total), kept
         return restore_signs(data[:size], self._ends) * self._mask, kept
@@ -328,7 +328,7 @@ class OneBitRounds(ClusterSync):
             self._update_function = tf.function(self._compute_update, autograph=False, reduce_retracing=True)
         weights = [
             tf.reshape(numbers, v.shape)
-            for v, numbers in FlatVariables(self.trained).divide(self._read_trained_before())
+            for v, numbers in FlatVariables(self.trained_variables).divide(self._read_trained_before())
         ]
         momenta = [tf.reshape(numbers, slots.momentum.shape) for slots, (_, numbers) in zip(
             self.slots, self._momenta.divide(momentum), strict=True
@@ -337,7 +337,7 @@ class OneBitRounds(ClusterSync):
         made, others = self._update_function(
             weights, self._slots_before, momenta, tf.constant(self._optimizer_step, tf.int64), rate
         )
-        for variable, weight in zip(self.trained, made, strict=True):
+        for variable, weight in zip(self.trained_variables, made, strict=True):
             variable.assign(weight)
         for slots, first, rest in zip(self.slots, momenta, others, strict=True):
             for slot, value in zip((slots.momentum, *slots.others), (first, *rest), strict=True):
@@ -354,10 +354,10 @@ class OneBitRounds(ClusterSync):
 
     def _read_trained_before(self) -> Numbers:
         """The trained weights from before the step, which all clusters share."""
-        trained = {id(each) for each in self.trained}
+        trained = {id(each) for each in self.trained_variables}
         shared = self._shared if self._shared is not None else np.zeros(0, np.float32)
         parts = {id(variable): numbers for variable, numbers in self.flat.divide(shared) if id(variable) in trained}
-        return np.concatenate([parts[id(variable)] for variable in self.trained])
+        return np.concatenate([parts[id(variable)] for variable in self.trained_variables])
 
 
 def make_one_bit_rounds(
@@ -372,5 +372,5 @@ def make_one_bit_rounds(
     copies = [each._replace(momentum=copy(each.momentum), others=tuple(map(copy, each.others))) for each in slots]
     return kind(
         FlatVariables(tuple(weights.values())), ends, differences, optimizer=optimizer,
-        trained=[weights[p] for p in trained], slots=copies, shares=shares,
+        trained_variables=[weights[p] for p in trained], slots=copies, shares=shares,
     )  # fmt: skip

@@ -39,7 +39,7 @@ class CollectiveEnds(Ends):
     """
 
     group: Group = field(kw_only=True)
-    _sent: list[LinkTotals] = field(default_factory=lambda: [LinkTotals()])
+    _sent_counts: list[LinkTotals] = field(default_factory=lambda: [LinkTotals()])
 
     @classmethod
     def connect(cls, collectives: Collectives, ends: Ends) -> CollectiveEnds:
@@ -72,10 +72,10 @@ class CollectiveEnds(Ends):
 
     def count_sent(self) -> Mapping[str, LinkTotals]:
         """The bytes sent to each other worker so far."""
-        return {name: sent + self._sent[0] for name, sent in super().count_sent().items()}
+        return {name: sent + self._sent_counts[0] for name, sent in super().count_sent().items()}
 
     def _count_numbers(self, count: int, raw: int) -> None:
-        self._sent[0] += LinkTotals(count, count, raw, 1)
+        self._sent_counts[0] += LinkTotals(count, count, raw, 1)
 
 
 def _to_words(data: Bytes) -> Any:

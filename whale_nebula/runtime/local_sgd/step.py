@@ -72,17 +72,17 @@ class LeaveRequests:
 
 @dataclass
 class LeaveAgreement:
-    """Agreement on leaving, for the steps of one program. `ahead` is the maximum number of rounds by which another
-    cluster may be ahead.
+    """Agreement on leaving, for the steps of one program. `extra_rounds` is the maximum number of rounds by which
+    another cluster may be ahead.
 
-    No worker passes the end of the second next round (and `ahead` more rounds) without having received earlier
+    No worker passes the end of the second next round (and `extra_rounds` more rounds) without having received earlier
     announcements: all leave there. If several workers are asked to leave, the first of these steps counts.
     """
 
     leave_requests: LeaveRequests
     program: int
     every: int
-    ahead: int = 0
+    extra_rounds: int = 0
 
     def check(self, steps: int) -> None:
         """Before a step, after `steps` earlier ones: announce if this worker was asked to leave, and collect
@@ -97,9 +97,9 @@ class LeaveAgreement:
         """The number of steps, after `steps`, until one that no cluster begins before it has received an announcement
         of now.
         """
-        return (steps // self.every + 2 + self.ahead) * self.every - steps
+        return (steps // self.every + 2 + self.extra_rounds) * self.every - steps
 
-    def now(self, steps: int) -> bool:
+    def is_last_step(self, steps: int) -> bool:
         """After a step: whether it was the last one."""
         return self.leave_requests.is_last_step(self.program, steps)
 
@@ -107,7 +107,7 @@ class LeaveAgreement:
 @dataclass
 class LocalSgdRunner(Runner):
     """Runner that runs a step of its clusters with an `inner` runner, and synchronises afterwards. `make` creates the
-    rounds of each local cluster at the first step. `chosen` is the reason for an interval that was chosen.
+    rounds of each local cluster at the first step. `interval_reason` is the reason for an interval that was chosen.
     """
 
     synchronizes_clusters = True
@@ -115,10 +115,10 @@ class LocalSgdRunner(Runner):
     leaves: Sequence[Leaf]
     participants: Participants
     make: Callable[[], Mapping[str, ClusterSync]]
-    chosen: str = field(default="", kw_only=True)
-    _sent: Mapping[str, LinkTotals] = field(default_factory=dict)
+    interval_reason: str = field(default="", kw_only=True)
+    _sent_totals: Mapping[str, LinkTotals] = field(default_factory=dict)
     _seconds: float = 0.0
-    _waited: float | None = None
+    _waited_seconds: float | None = None
 
     @property
     def innermost(self) -> Runner:
@@ -129,13 +129,13 @@ class LocalSgdRunner(Runner):
     def rounds(self) -> Mapping[str, ClusterSync]:
         """The rounds of each local cluster, created together with the other clusters at the first step."""
         made = self.make()
-        self._sent = count_sent(made)
+        self._sent_totals = count_sent(made)
         return made
 
     def report(self, outcome: StepOutcome, cluster: str, seconds: float) -> StepOutcome:
         """An outcome with the bytes between clusters since the previous step, and this cluster's progress."""
-        before, self._sent = self._sent, count_sent(self.rounds)
-        since = {name: now - before.get(name, LinkTotals()) for name, now in self._sent.items()}
+        before, self._sent_totals = self._sent_totals, count_sent(self.rounds)
+        since = {name: now - before.get(name, LinkTotals()) for name, now in self._sent_totals.items()}
         links = {name: LinkReport(*sent.counts()) for name, sent in since.items()}
         meetings = self._count_step(self.rounds[cluster], seconds)
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
@@ -144,14 +144,14 @@ class LocalSgdRunner(Runner):
         """The progress of a cluster relative to the others; time counts from the first synchronisation, as steps before
         it include tracing.
         """
-        if self._waited is None and rounds.round_count >= rounds.fragments:
-            self._waited = rounds.wait_seconds
-        elif self._waited is not None:
+        if self._waited_seconds is None and rounds.round_count >= rounds.fragments:
+            self._waited_seconds = rounds.wait_seconds
+        elif self._waited_seconds is not None:
             self._seconds += seconds
-        met, waited = rounds.round_count / max(1, rounds.fragments), rounds.wait_seconds - (self._waited or 0.0)
+        met, waited = rounds.round_count / max(1, rounds.fragments), rounds.wait_seconds - (self._waited_seconds or 0.0)
         crossed = sum(link.bytes for link in rounds.ends.count_sent().values())
         others, waited = tuple(rounds.ends.others), waited * bool(self._seconds)
-        return MeetingsReport(others, rounds.steps, met, self._seconds, waited, crossed, self.chosen)
+        return MeetingsReport(others, rounds.steps, met, self._seconds, waited, crossed, self.interval_reason)
 
 
 @dataclass
@@ -161,12 +161,12 @@ class OwnClusterRunner(LocalSgdRunner):
     takes_partial_inputs = True
     cluster: str = field(kw_only=True)
     session: Session = field(kw_only=True)
-    leaving: LeaveAgreement = field(kw_only=True)
+    leave_agreement: LeaveAgreement = field(kw_only=True)
     settle: Callable[[], None] = field(kw_only=True)
 
     def count_to_common(self) -> int:
         """The number of steps until one that no cluster begins before it has received an announcement of now."""
-        return self.leaving.count_to_common(self.rounds[self.cluster].steps)
+        return self.leave_agreement.count_to_common(self.rounds[self.cluster].steps)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step; a failure is announced to all workers."""
@@ -181,15 +181,15 @@ class OwnClusterRunner(LocalSgdRunner):
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         rounds = self.rounds[self.cluster]
         rounds.begin()
-        self.leaving.check(rounds.steps)
+        self.leave_agreement.check(rounds.steps)
         waited = rounds.wait_seconds
         own = select_own_rows(self.leaves, tensors, self.participants, self.cluster)
         outcome = self.inner.run(own if self.inner.takes_partial_inputs else take_whole(self.leaves, own))
         rounds.send_due()
         rounds.take()
-        if self.leaving.now(rounds.steps):
+        if self.leave_agreement.is_last_step(rounds.steps):
             self.settle()
-            self.leaving.leave_requests.leave(self.leaving.program)
+            self.leave_agreement.leave_requests.leave(self.leave_agreement.program)
         return self.report(outcome, self.cluster, outcome.seconds + rounds.wait_seconds - waited)
 
 
@@ -210,13 +210,13 @@ def select_own_rows(
 class VariableCopies:
     """The copies of a run's variables for all clusters except the first, by the variables' ids."""
 
-    kept: dict[str, dict[int, Any]] = field(default_factory=dict)
-    last: dict[int, Any] = field(default_factory=dict)
+    copies_by_cluster: dict[str, dict[int, Any]] = field(default_factory=dict)
+    last_values: dict[int, Any] = field(default_factory=dict)
     seeds: set[int] = field(default_factory=set)
 
-    def of(self, cluster: str, variables: Mapping[str, Any], place: int) -> dict[int, Any]:
+    def find_copies(self, cluster: str, variables: Mapping[str, Any], place: int) -> dict[int, Any]:
         """A cluster's copies of these variables, created from the model's variables on first use."""
-        own = self.kept.setdefault(cluster, {})
+        own = self.copies_by_cluster.setdefault(cluster, {})
         fresh = {path: variable for path, variable in variables.items() if id(variable) not in own}
         made = {path: tf.Variable(variable, trainable=False) for path, variable in fresh.items()}
         offset_seeds(made, place)
@@ -226,22 +226,22 @@ class VariableCopies:
 
     def record_values(self, variables: Iterable[Any]) -> None:
         """Record the values of the model's variables after a step."""
-        self.last.update({id(variable): variable.read_value() for variable in variables})
+        self.last_values.update({id(variable): variable.read_value() for variable in variables})
 
     def propagate_writes(self, variables: Iterable[Any]) -> None:
         """Propagate writes to the model's variables (a learning rate, a layer's weights) to all copies, because every
         process of a run makes these writes.
         """
         for variable in variables:
-            before = None if id(variable) in self.seeds else self.last.get(id(variable))
+            before = None if id(variable) in self.seeds else self.last_values.get(id(variable))
             if before is not None and not _is_same(before.numpy(), variable.numpy()):
-                for own in self.kept.values():
+                for own in self.copies_by_cluster.values():
                     if id(variable) in own:
                         own[id(variable)].assign(variable)
 
     def reset_copies(self, variables: Collection[Any]) -> None:
         """Set all copies to the values of the model's variables, which were replaced."""
-        for own in self.kept.values():
+        for own in self.copies_by_cluster.values():
             for variable in variables:
                 if id(variable) in own:
                     own[id(variable)].assign(variable)
@@ -278,7 +278,7 @@ class AllClustersRunner(LocalSgdRunner):
     @contextlib.contextmanager
     def _use_copies(self, cluster: str) -> Iterator[None]:
         """Swap a cluster's copies into the model's variables while this is open."""
-        own = self.copies.of(cluster, self.variables, self.participants.names.index(cluster))
+        own = self.copies.find_copies(cluster, self.variables, self.participants.names.index(cluster))
         first = {path: tf.identity(variable) for path, variable in self.variables.items()}
         for variable in self.variables.values():
             variable.assign(own[id(variable)])

@@ -28,7 +28,7 @@ class SentFragment(NamedTuple):
     """A fragment in flight: the cluster's weights when it was sent, and the shared weights that will result."""
 
     fragment: int
-    own: Numbers
+    own_weights: Numbers
     shared: Future[Numbers]
 
 
@@ -86,7 +86,7 @@ class Rounds(ClusterSync):
         states = self._receiving.submit(lambda: dict(self._states))
 
         def collect() -> dict[str, Any]:
-            sent = [[each.fragment, each.own, each.shared.result()] for each in on_way]
+            sent = [[each.fragment, each.own_weights, each.shared.result()] for each in on_way]
             return {**plain, "shared": shared, "sent": sent, "left": left.result(), "states": states.result()}
 
         return collect
@@ -129,7 +129,7 @@ class Rounds(ClusterSync):
         return list_ranges(self.flat.total, self.table.fragments)
 
     @property
-    def _known(self) -> Numbers:
+    def _read_known(self) -> Numbers:
         if self._shared is None:
             self.begin()
         return self._shared if self._shared is not None else np.zeros(0, np.float32)
@@ -139,7 +139,7 @@ class Rounds(ClusterSync):
         if where[0] == where[1]:
             return
         own = self.flat.read(where)
-        difference = self._known[slice(*where)] - own
+        difference = self._read_known[slice(*where)] - own
         self._round_number += 1
         sent = self._sending.submit(self._send_difference, self._round_number, fragment, difference)
         shared = self._receiving.submit(self._average_differences, self._round_number, fragment, sent)
@@ -166,7 +166,7 @@ class Rounds(ClusterSync):
         mean = np.zeros(size, np.float32)
         for cluster in self.ends.lead_workers:  # in the same order everywhere, for identical bits
             mean += np.float32(self.shares[cluster]) * decoded[cluster]
-        before = self._known[slice(*where)]
+        before = self._read_known[slice(*where)]
         state = self._states[fragment] if fragment in self._states else self.outer.init(before)
         shared, self._states[fragment] = self.outer.update(before, mean, state)
         return shared
@@ -181,11 +181,11 @@ class Rounds(ClusterSync):
         self.wait_seconds += time.perf_counter() - began
         del self._in_flight[place]
         where = self._ranges[fragment]
-        self._known[slice(*where)] = shared
+        self._read_known[slice(*where)] = shared
         if exactly or self.table.delay == 0:
             self.flat.write(where, shared)
         else:
-            self.flat.add(where, shared - sent.own)
+            self.flat.add(where, shared - sent.own_weights)
         self.round_count += 1
 
 

@@ -121,7 +121,7 @@ class Collectives:
     index: int
     addresses: tuple[str, ...]
     patience: float
-    lost: Callable[[], NebulaError | None] = lambda: None
+    find_lost: Callable[[], NebulaError | None] = lambda: None
     _failures: list[NebulaError] = field(default_factory=list, repr=False)
 
     def group(self, members: Sequence[int], name: str) -> Group:
@@ -161,7 +161,7 @@ class Collectives:
         """Abort a sum that other members will not reach. A member that exited normally has sent all its parts."""
         until, glances = time.monotonic() + self.patience, 0
         while not done.wait(_POLL_SECONDS):
-            lost = self.lost()
+            lost = self.find_lost()
             glances = glances + 1 if lost is not None else 0
             if glances < _LOST_POLLS and time.monotonic() < until:
                 continue
@@ -177,7 +177,7 @@ class Collectives:
         identify the member.
         """
         until = time.monotonic() + 2 * _POLL_SECONDS
-        while (found := self.lost()) is None and time.monotonic() < until:
+        while (found := self.find_lost()) is None and time.monotonic() < until:
             time.sleep(_POLL_SECONDS / 25)
         return found
 

@@ -97,7 +97,7 @@ def open_cluster_collectives(session: Session, mates: Mapping[str, str]) -> Coll
         _log.info("no collectives between %s: TensorFlow had started in %s", ", ".join(workers), ", ".join(too_late))
         return None
     addresses = [sheets[worker]["address"] for worker in workers]
-    found = open_collectives(index, addresses, patience=session.patience, lost=lambda: session.lost(mates))
+    found = open_collectives(index, addresses, patience=session.patience, lost=lambda: session.find_lost_peers(mates))
     session.exchange(_DOING, {}, mates)  # afterwards all of them listen
     return found
 
@@ -126,7 +126,9 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
         attachment.worker: sheet["host"],
         **{peer: _find_host(attachment, peer, greetings[peer]) for peer in greetings},
     }
-    return Ledger(session, own=config.weights == "own", collectives=_open_collectives(attachment, session)), hosts
+    return Ledger(
+        session, keeps_own_weights=config.weights == "own", collectives=_open_collectives(attachment, session)
+    ), hosts
 
 
 def _open_collectives(attachment: Attachment, session: Session) -> Collectives | None:

@@ -288,7 +288,7 @@ class Session:
         received = self.exchange(doing, {"shared": value}, set(self.links))
         return {self.worker: value, **{peer: theirs["shared"] for peer, theirs in received.items()}}
 
-    def lost(self, mates: Collection[str]) -> NebulaError | None:
+    def find_lost_peers(self, mates: Collection[str]) -> NebulaError | None:
         """The error of one of these peers whose link is closed, if any; does not wait."""
         for _, link in self._links_of(mates):
             try:

@@ -47,14 +47,14 @@ class SplitStage:
 @dataclass
 class StageLowering:
     """The ops of one stage for its devices. `values` are tensors in their layouts, `converted` converted to the layouts
-    that single ops need; `made` are the ops that were created for each.
+    that single ops need; `created_ops` are the ops that were created for each.
     """
 
     graph: Graph
     operations: Sequence[Any]
     shared: SplitStage
     handles: Mapping[int, Any]
-    made: dict[int, list[Any]]
+    created_ops: dict[int, list[Any]]
     values: dict[Value, Tensors] = field(default_factory=dict)
     converted: dict[tuple[Value, Layout], Tensors] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ class StageLowering:
         """Create an op for each device, after the results of its control inputs; `provide` returns its inputs."""
         targets = {each.value: each.target for each in self.layouts.reshards.get(op.index, ())}
         layouts = [targets.get(value, self.layouts.layout(value)) for value in op.inputs]
-        with tf.control_dependencies([made for index in op.control for made in self.made.get(index, ())]):
+        with tf.control_dependencies([made for index in op.control for made in self.created_ops.get(index, ())]):
             for value in op.inputs:
                 provide(value)
             inputs = [self.take(value, layout) for value, layout in zip(op.inputs, layouts, strict=True)]
@@ -126,7 +126,7 @@ class StageLowering:
             if shaped is not None:
                 own[shaped] = self.cut_shape(own[shaped], op, outputs[0], device)
             made.append(tf_private.copy_op(self.operations[op.index], own))
-        self.made[op.index] = made
+        self.created_ops[op.index] = made
         by_device = made * len(self.group.here) if alone else made
         return [[each.outputs[out] for each in by_device] for out in range(len(op.outputs))]
 
@@ -143,7 +143,7 @@ class StageLowering:
     def read(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """A variable's value, in pieces if it is held in pieces."""
         made = tf_private.copy_op(self.operations[op.index], [self.handles[op.inputs[0].op]])
-        self.made[op.index] = [made]
+        self.created_ops[op.index] = [made]
         tensors = [made.outputs[0]] * len(self.group.here)
         if self.group.holds_pieces:
             return [tensors]
@@ -154,7 +154,9 @@ class StageLowering:
         whole = inputs[1][0]
         if not self.group.holds_pieces:
             whole = reshard(self.group, inputs[1], layouts[1], WHOLE_LAYOUT)[0]
-        self.made[op.index] = [tf_private.copy_op(self.operations[op.index], [self.handles[op.inputs[0].op], whole])]
+        self.created_ops[op.index] = [
+            tf_private.copy_op(self.operations[op.index], [self.handles[op.inputs[0].op], whole])
+        ]
         return []
 
     def scatter(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
@@ -169,7 +171,7 @@ class StageLowering:
             inside = (own >= 0) & (own < tf.cast(sizes[self.group.here[0]], own.dtype))
             numbers = tf.boolean_mask(own, inside)
             rows = tf.boolean_mask(rows, inside) if rows.shape.rank else rows
-        self.made[op.index] = [tf_private.copy_op(self.operations[op.index], [handle, numbers, rows])]
+        self.created_ops[op.index] = [tf_private.copy_op(self.operations[op.index], [handle, numbers, rows])]
         return []
 
     def deal(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
@@ -205,7 +207,7 @@ class StageLowering:
         whole = Spec(op.outputs[0].dtype, None if asked.rank is None else tuple(asked.as_list()))
         pieces = [find_local_spec(whole, layouts[0], self.group.count, device) for device in self.group.here]
         checked = [tf.ensure_shape(tensor, piece.shape) for tensor, piece in zip(inputs[0], pieces, strict=True)]
-        self.made[op.index] = [tensor.op for tensor in checked]
+        self.created_ops[op.index] = [tensor.op for tensor in checked]
         return [checked]
 
     def squeeze(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
@@ -216,7 +218,7 @@ class StageLowering:
             return self.copy(op, inputs, layouts)
         axes = [axis for axis, size in enumerate(shape) if size == 1]
         found = [tf.squeeze(tensor, axes) for tensor in inputs[0]]
-        self.made[op.index] = [tensor.op for tensor in found]
+        self.created_ops[op.index] = [tensor.op for tensor in found]
         return [found]
 
     def mean(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
@@ -258,14 +260,16 @@ class Lowering:
     operations: Sequence[Any]
     stages: Sequence[SplitStage]
     handles: Mapping[int, Any]
-    whole: dict[Value, Any] = field(default_factory=dict)
-    made: dict[int, list[Any]] = field(default_factory=dict)
+    whole_values: dict[Value, Any] = field(default_factory=dict)
+    created_ops: dict[int, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.parts = [StageLowering(self.graph, self.operations, each, self.handles, self.made) for each in self.stages]
+        self.parts = [
+            StageLowering(self.graph, self.operations, each, self.handles, self.created_ops) for each in self.stages
+        ]
         for part in self.parts:
             part.values |= {Value(op): [handle] * len(part.group.here) for op, handle in self.handles.items()}
-        self.whole |= {Value(op): handle for op, handle in self.handles.items()}
+        self.whole_values |= {Value(op): handle for op, handle in self.handles.items()}
 
     def run(self, ops: Iterable[int], feeds: Mapping[Value, Any], fetches: Sequence[Value]) -> list[Any]:
         """Create ops for given feeds, tensors or shards; returns the fetches, whole unless kept in shards."""
@@ -274,7 +278,7 @@ class Lowering:
             if isinstance(tensor, Pieces) and part is not None:
                 part.values[value] = list(tensor.tensors)
             else:
-                self.whole[value] = tensor
+                self.whole_values[value] = tensor
         own = set(ops)
         for index in ops:
             self.make(index, own)
@@ -283,9 +287,9 @@ class Lowering:
     def make(self, index: int, own: Collection[int]) -> None:
         """Create an op, after the ops of `own` that it reads."""
         op = self.graph.ops[index]
-        if index in self.made or Value(index) in self.whole:
+        if index in self.created_ops or Value(index) in self.whole_values:
             return
-        self.made[index] = []
+        self.created_ops[index] = []
         for before in (*(value.op for value in op.inputs), *op.control):
             if before in own:
                 self.make(before, own)
@@ -293,10 +297,10 @@ class Lowering:
         if part is not None:
             part.make(op, lambda value: self.provide(value, part))
             return
-        with tf.control_dependencies([made for index in op.control for made in self.made.get(index, ())]):
+        with tf.control_dependencies([made for index in op.control for made in self.created_ops.get(index, ())]):
             made = tf_private.copy_op(self.operations[index], [self.take(value) for value in op.inputs])
-        self.made[index] = [made]
-        self.whole.update(zip(op.values, made.outputs, strict=True))
+        self.created_ops[index] = [made]
+        self.whole_values.update(zip(op.values, made.outputs, strict=True))
 
     def find_part(self, value: Value) -> StageLowering | None:
         """The stage that has a value in pieces, if any."""
@@ -310,10 +314,10 @@ class Lowering:
 
     def take(self, value: Value) -> Any:
         """A value as a whole."""
-        if value not in self.whole:
+        if value not in self.whole_values:
             part = next(part for part in self.parts if value in part.values)
-            self.whole[value] = part.take(value, WHOLE_LAYOUT)[0]
-        return self.whole[value]
+            self.whole_values[value] = part.take(value, WHOLE_LAYOUT)[0]
+        return self.whole_values[value]
 
     def fetch(self, value: Value) -> Any:
         """A value in the layout in which it is passed on."""
@@ -479,7 +483,7 @@ def _call_rows(run: StageLowering, op: Op, inputs: Inputs, layouts: InputLayouts
     else:
         given[-2] = run.take(op.inputs[-2], WHOLE_LAYOUT)[0]
     made = tf_private.copy_op(run.operations[op.index], given)
-    run.made[op.index] = [made]
+    run.created_ops[op.index] = [made]
     outputs = zip(op.values, made.outputs, strict=True)
     if run.group.holds_pieces:
         return [[tensor] for _, tensor in outputs]

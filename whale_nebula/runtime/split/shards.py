@@ -60,7 +60,7 @@ class Keys:
         self._names: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def of(self, name: str) -> int:
+    def find_number(self, name: str) -> int:
         """The number of a name."""
         key = hash_key(name)
         with self._lock:
@@ -82,7 +82,7 @@ class CollectiveGroup:
 
     def __init__(self, count: int, index: int, name: str) -> None:
         self.count, self.index, self.name = count, index, name
-        self._made = 0
+        self._function_count = 0
         self._last: Any = None
 
     @property
@@ -134,8 +134,8 @@ class CollectiveGroup:
         previous one.
         """
         carried = _find_cast_dtype(tensor.dtype)
-        self._made += 1
-        group = _KEYS.of(f"{self.name} {self._made}")
+        self._function_count += 1
+        group = _KEYS.find_number(f"{self.name} {self._function_count}")
         device = tf_collectives.find_device()
         with tf.device(device), tf.control_dependencies([self._last] * (self._last is not None)):
             given = tf.cast(tensor, carried)
@@ -159,7 +159,7 @@ class TensorBroadcast:
 
     def __init__(self, count: int, name: str) -> None:
         self.count = count
-        self._keys = [_KEYS.of(f"{name} {what}") for what in ("head", "body")]
+        self._keys = [_KEYS.find_number(f"{name} {what}") for what in ("head", "body")]
         self._functions: dict[Any, Any] = {}
 
     def give(self, tensor: Any) -> Any:
@@ -322,7 +322,7 @@ class NewShards:
     stages: Mapping[str, int]
 
     @classmethod
-    def of(cls, cut: Cut, variables: Mapping[str, Any], ledger: Ledger) -> NewShards:
+    def create(cls, cut: Cut, variables: Mapping[str, Any], ledger: Ledger) -> NewShards:
         """The newly sharded variables of a program; empty without split stages."""
         found: dict[str, int] = {}
         for stage, layouts in cut.layouts.items():
@@ -389,4 +389,4 @@ def hold_pieces(shards: Shards, parted: NewShards, captured: Captured, ledger: L
     for stage in shards.stages:
         for op, layout in shards.cut.layouts[stage].variables.items():
             if layout.kind == SPLIT:
-                shards.pieces[op] = cast(Piece, ledger.kept[id(variables[program.variable_ops[op].path])].piece)
+                shards.pieces[op] = cast(Piece, ledger.variables[id(variables[program.variable_ops[op].path])].piece)

@@ -64,26 +64,26 @@ class Turnstile:
     """
 
     next: int = 0
-    _closed: bool = False
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _is_closed: bool = False
+    _condition: threading.Condition = field(default_factory=threading.Condition)
 
     @contextlib.contextmanager
     def turn(self, micro_batch: int) -> Iterator[None]:
         """Wait for the turn of a micro-batch; at the end of the context the next one may run."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self.next == micro_batch)
-            if self._closed:
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_closed or self.next == micro_batch)
+            if self._is_closed:
                 raise StateError("another replica of the stage failed", why="the step is abandoned")
         yield
-        with self._changed:
+        with self._condition:
             self.next = micro_batch + 1
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def abort(self) -> None:
         """Abort all waits, because a replica failed."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify_all()
 
 
 @dataclass
@@ -177,7 +177,7 @@ class ActorStep(Runner):
             spans=step.clocks.spans(),
             basis=self.measured.basis(counts, pace),
             boundaries=self.channels.last,
-            said=self.channels.list_lines(step.link_exchange.tally),
+            compression_lines=self.channels.list_lines(step.link_exchange.tally),
             pace=pace,
         )
 
@@ -195,7 +195,7 @@ class ActorStep(Runner):
         """Run a step; returns its results."""
         values: dict[Value, Any] = {}
         current_run().step_now.micro_batches = len(step.batch.rows)
-        once, guard = step.clocks.once, step.guard
+        once, guard = step.clocks.whole_batch, step.guard
         worker = WholeBatchRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
         with once.time_computing("whole batch"):
             step.batch = worker.weigh_micro_batches()

@@ -114,7 +114,7 @@ class Clocks:
     """The clocks of one step: of each local stage (each replica), of parts that run once a step, and of the lines."""
 
     stages: Mapping[Seat, StageClock]
-    once: StageClock
+    whole_batch: StageClock
     lines: LineClock
 
     @classmethod
@@ -129,7 +129,7 @@ class Clocks:
 
     def seconds(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self.once.start
+        return time.perf_counter() - self.whole_batch.start
 
     def reports(self) -> dict[str, StageReport]:
         """The stages' part of the step's report; for several local replicas, that of the busiest."""
@@ -147,7 +147,7 @@ class Clocks:
 
     def spans(self) -> tuple[Span, ...]:
         """All spans of the step."""
-        own = [span for clock in (*self.stages.values(), self.once) for span in clock.spans]
+        own = [span for clock in (*self.stages.values(), self.whole_batch) for span in clock.spans]
         return (*own, *self.lines.spans)
 
 
@@ -270,7 +270,7 @@ class StepOutcome:
     basis: Basis | None = None
     elsewhere: RemoteMeasurements = field(default_factory=RemoteMeasurements)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
-    said: StepLines = field(default_factory=StepLines)
+    compression_lines: StepLines = field(default_factory=StepLines)
     notes: tuple[str, ...] = ()
     meetings: MeetingsReport | None = None
     pace: Mapping[str, float] = field(default_factory=dict)

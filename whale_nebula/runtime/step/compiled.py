@@ -197,11 +197,11 @@ def _name_function(fragment: Fragment) -> str:
 class Feed(NamedTuple):
     """The source of a function's input.
 
-    `kind` is leaf, share, grow, arrival, holder, boundary, once or local; `what` a leaf's number or a value.
+    `kind` is leaf, share, grow, arrival, holder, boundary, once or local; `key` a leaf's number or a value.
     """
 
     kind: str
-    what: Any
+    key: Any
 
 
 @dataclass(frozen=True)
@@ -235,12 +235,14 @@ class StageFunctions:
 
 @dataclass
 class Compiled:
-    """Everything that one worker runs of a plan. With `apart` its functions are called one by one, outside traces."""
+    """Everything that one worker runs of a plan. With `is_outside_trace` its functions are called one by one, outside
+    traces.
+    """
 
     cut: Cut
     worker: str
     builder: FunctionBuilder
-    apart: bool = False
+    is_outside_trace: bool = False
     _bound_functions: dict[Fragment, BoundFunction] = field(default_factory=dict)
 
     @cached_property
@@ -310,7 +312,7 @@ class Compiled:
         return [piece for f in phase.updates.get(self.worker, ()) if (piece := self._bind_fragment(f)) is not None]
 
     @cached_property
-    def whole(self) -> BoundFunction | None:
+    def whole_batch_function(self) -> BoundFunction | None:
         """Values of the inputs alone that are computed on the whole batch."""
         return self._bind_fragment(self.cut.batch_fragments.get(self.worker))
 
@@ -331,7 +333,7 @@ class Compiled:
 
     def _find_handed_over(self, fragment: Fragment) -> frozenset[Value]:
         """The gradients that only one update of this worker reads, if they are large."""
-        if not self.apart or fragment.kind != "update":
+        if not self.is_outside_trace or fragment.kind != "update":
             return frozenset()
         readers = [each for phase in self.cut.phases for each in phase.updates.get(self.worker, ()) if each != fragment]
         read = {value for each in readers for value in each.feeds}.union(fragment.fetches)

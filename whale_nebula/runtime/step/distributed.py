@@ -247,7 +247,7 @@ class DistributedStep(ActorStep):
         checkpoints = current_run().checkpoints
         if checkpoints is not None:
             entries = {peer: sheet.get("checkpoint") for peer, sheet in sheets.items()}
-            checkpoints.receive_sheets({self.session.worker: checkpoints.said, **entries})
+            checkpoints.receive_sheets({self.session.worker: checkpoints.pending_notes, **entries})
 
     def _adapt_shares(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
         """Adapt shares, from the next step on, to the speeds of replicas, which are the same in all processes."""
@@ -322,7 +322,7 @@ class DistributedStep(ActorStep):
         cut, session = self.compiled.cut, self.session
         link_exchange = LinkExchange(
             self.channels, self.links, self.program, self.steps, session.patience, batch.slices, rows,
-            self.rates.make_estimate(batch.rows, self.pace), here=lambda host: False, clocks=clocks.stages,
+            self.rates.make_estimate(batch.rows, self.pace), is_local=lambda host: False, clocks=clocks.stages,
         )  # fmt: skip
         guard = Guard(
             self.variables, self.written_paths, alone=False, locations=self.compiled.locations, own=self.held_paths,

@@ -151,7 +151,7 @@ class Engine:
     notes: Sequence[str] = ()
     xla: Xla | None = None
     without_xla: Callable[[], Runner] | None = None
-    planned: PlanWatch | None = None
+    plan_watch: PlanWatch | None = None
     title: str = ""
     unread: Mapping[str, Any] = field(default_factory=dict)
 
@@ -178,7 +178,7 @@ class Engine:
         finally:
             now.micro_batches = 0
         self.steps += 1
-        self._log(outcome.said)
+        self._log(outcome.compression_lines)
         if self.steps == 1:
             warn_if_few_rows(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
         xla_notes = () if self.xla is None else self.xla.notes
@@ -193,21 +193,21 @@ class Engine:
                 links=outcome.links,
                 spans=outcome.spans,
                 basis=outcome.basis,
-                notes=(*self.cut.notes, *self.notes, *xla_notes, *outcome.said.notes, *outcome.notes),
-                scalars=self._scalars.of(outcome.tensors),
+                notes=(*self.cut.notes, *self.notes, *xla_notes, *outcome.compression_lines.notes, *outcome.notes),
+                scalars=self._scalars.from_results(outcome.tensors),
                 worker=self.worker,
                 elsewhere=outcome.elsewhere,
                 boundaries=outcome.boundaries,
                 meetings=outcome.meetings,
                 time=time.time(),
                 workers=workers,
-                planned=None if self.planned is None else self.planned.add(outcome, tensors, workers),
-                goodput=None if checkpoints is None else checkpoints.spent.sum_up(),
+                planned=None if self.plan_watch is None else self.plan_watch.add(outcome, tensors, workers),
+                goodput=None if checkpoints is None else checkpoints.time_account.sum_up(),
                 cost=self._count_cost(outcome, tensors),
             )
         )
         if checkpoints is not None:
-            checkpoints.after_step(self, partial(self._scalars.of, outcome.tensors))
+            checkpoints.after_step(self, partial(self._scalars.from_results, outcome.tensors))
         if not taped:
             return self.captured.pack(outcome.tensors)
         return self.captured.pack(
@@ -340,19 +340,19 @@ def engine(
             cluster_copy.check(cut)
     if not run.alone and (cluster_copy is None or cluster_copy.mates):
         runner = _make_distributed(captured, cut, run, name, xla, lazy, cluster_copy)
-        runner = runner if cluster_copy is None else cluster_copy.around(runner)
-        return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla, planned=watch)
+        runner = runner if cluster_copy is None else cluster_copy.make_own_runner(runner)
+        return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla, plan_watch=watch)
     worker = given.workers[0].name
     if cluster_copy is not None:
-        cluster_copy.alone()
+        cluster_copy.make_emulated_runner()
 
     def choose(xla: Xla | None = None) -> Runner:
         inner = _make_runner(captured, cut, run, call, layout, xla, worker)
-        return inner if cluster_copy is None else cluster_copy.around(inner)
+        return inner if cluster_copy is None else cluster_copy.make_own_runner(inner)
 
     return Engine(
         name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None,
-        planned=watch,
+        plan_watch=watch,
     )  # fmt: skip
 
 
@@ -460,7 +460,7 @@ def _make_distributed(
         refuse_unshared_ids(ids, readers, clusters)
         states = _make_states(run, captured)
         ends = Crossings(cut, cut.routing, clusters).list_ends(session.worker.__eq__)  # the channels with a local end
-        new_shards = NewShards.of(cut, captured.variables, run.ledger)
+        new_shards = NewShards.create(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
         run.ledger.expect(captured.variables, cut.variable_workers, new_shards.shapes(session.worker))
         versions = session.agree(name, digest_lines(lines), lines, describe_first_difference, states.versions(ends))
@@ -505,11 +505,11 @@ def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
     variables that no local stage needs any more, because other workers may train them.
     """
     decision, ledger = captured.decision, run.ledger
-    if decision is None or decision.replaces is None or ledger.moved is decision:
+    if decision is None or decision.replaces is None or ledger.last_decision is decision:
         return
     rest = decision.program == name
     ledger.move(captured.variables, cut.variable_workers, rest=rest)
-    ledger.moved = decision if rest else ledger.moved
+    ledger.last_decision = decision if rest else ledger.last_decision
 
 
 def forget_states(captured: Captured, run: Run) -> None:

@@ -151,7 +151,7 @@ class LocalExchange:
 
     crossings: Crossings
     hosts: Sequence[str]
-    held: dict[tuple[Value, int, str], Any] = field(default_factory=dict)
+    values: dict[tuple[Value, int, str], Any] = field(default_factory=dict)
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Store a value for each cluster that reads it."""
@@ -161,11 +161,11 @@ class LocalExchange:
             given = tensor
             if precision is not None and host != self.hosts[crossing.source]:
                 given = precision.decode(precision.encode(tensor), (), tensor.dtype.name)
-            self.held[value, micro_batch, host] = given
+            self.values[value, micro_batch, host] = given
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Return a stored value."""
-        return self.held[value, micro_batch, self.hosts[stage]]
+        return self.values[value, micro_batch, self.hosts[stage]]
 
 
 def run_in_sequence(

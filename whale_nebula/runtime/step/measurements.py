@@ -78,7 +78,7 @@ class StageMeasurements:
         for phase, seconds in _sum_line_seconds(clocks.lines.spans):
             stage = min((seat.stage for seat in clocks.stages), default=0)
             self._record(f"{phase}.{stage}{_FIRST_INFIX}held", seconds, _KEPT_FIRST_STEPS)
-        self._record("once", clocks.once.compute_seconds - clocks.once.wait_seconds)
+        self._record("once", clocks.whole_batch.compute_seconds - clocks.whole_batch.wait_seconds)
         self._record("step", clocks.seconds())
 
     def _record(self, what: str, seconds: float, most: int = _KEPT_STEPS) -> None:
@@ -254,13 +254,13 @@ class LineRates:
     names: Sequence[str]
     lines: Links
     exact: bool = False
-    _carried: Mapping[str, int] = field(default_factory=dict)
+    _carried_bytes: Mapping[str, int] = field(default_factory=dict)
     _recent: dict[str, deque[Span]] = field(default_factory=dict)
 
     def add(self, spans: Sequence[Span]) -> None:
         """Record a step in which these messages occupied their lines."""
         sent = {name: [span for span in spans if span.lane == name] for name in self.names}
-        self._carried = {name: sum(span.bytes or 0 for span in own) for name, own in sent.items()}
+        self._carried_bytes = {name: sum(span.bytes or 0 for span in own) for name, own in sent.items()}
         for name, own in sent.items():
             runs = own if self.exact else map(_join_spans, _group_messages(own))
             large = [run for run in runs if self.exact or (run.bytes or 0) >= MIN_MEASURED_BYTES]
@@ -274,8 +274,10 @@ class LineRates:
     def make_estimate(self, rows: Sequence[int], medians: Medians) -> StepEstimate:
         """The estimates before a step whose micro-batches have these rows."""
         rates = {name: rate for name in self.names if (rate := self._find_rate(name))}
-        unmeasured = {name for name, size in self._carried.items() if size and name not in self._recent}
-        return StepEstimate(rows, find_slowest_seconds(medians, len(rows)), rates, self._carried, frozenset(unmeasured))
+        unmeasured = {name for name, size in self._carried_bytes.items() if size and name not in self._recent}
+        return StepEstimate(
+            rows, find_slowest_seconds(medians, len(rows)), rates, self._carried_bytes, frozenset(unmeasured)
+        )
 
     def _find_rate(self, name: str) -> float | None:
         """Bytes a second; None if unknown, or if the link is as fast as memory."""
@@ -352,18 +354,18 @@ class SpeedSampler:
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
-    _seen: defaultdict[tuple[int, int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _sample_counts: defaultdict[tuple[int, int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, steps: int, clocks: Clocks) -> None:
         """Record a step by its number."""
         if steps % SAMPLE_EVERY == 0:
-            self._seen.clear()
+            self._sample_counts.clear()
         elif is_sampled(steps):
             for key, took in _list_sampled_pieces(clocks):
-                self._seen[key].append(took)
+                self._sample_counts[key].append(took)
         if steps % SAMPLE_EVERY == _SAMPLE_STEPS:
             found: defaultdict[int, float] = defaultdict(float)
-            for (stage, _, _), many in self._seen.items():  # the total for a micro-batch over all phases
+            for (stage, _, _), many in self._sample_counts.items():  # the total for a micro-batch over all phases
                 found[stage] += median(many)
             self.seconds = {str(stage): round(took, 6) for stage, took in sorted(found.items())}
 

@@ -27,7 +27,7 @@ class ScalarResults:
     names: tuple[str, ...]
     places: tuple[int, ...]
 
-    def of(self, tensors: Sequence[Any]) -> Scalars:
+    def from_results(self, tensors: Sequence[Any]) -> Scalars:
         """The numbers of one step; each is fetched from its device when it is read."""
         return Scalars(self.names, [tensors[place] for place in self.places])
 

@@ -121,7 +121,7 @@ class Guard:
         self._continuation = "go on" if alone else "start all workers again"
         self._locations = locations or OpLocations()
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
-        self._own = (variables, own)
+        self._own_variables = (variables, own)
 
     @property
     def has_begun(self) -> bool:
@@ -136,7 +136,7 @@ class Guard:
         """Context of an update that is rolled back if the step is skipped (`out`), with the forward's writes."""
 
         def run() -> None:
-            variables, own = self._own
+            variables, own = self._own_variables
             with roll_back([variables[path] for path in variables if own is None or path in own]):
                 update()
             self.restore()

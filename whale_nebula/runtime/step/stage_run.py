@@ -45,7 +45,7 @@ class StageRun:
     stage: int
     batch: Batch
     exchange: BoundaryExchange
-    once: dict[Value, Any]
+    whole_batch_values: dict[Value, Any]
     sums: GradientSums
     clock: StageClock = field(default_factory=StageClock)
     turns: Sequence[int] = ()
@@ -125,7 +125,7 @@ class StageRun:
         if kind == "leaf":
             return self.batch.slices[micro_batch][what]
         if kind == "once":
-            return self.once[what]
+            return self.whole_batch_values[what]
         if kind == "arrival":
             return self._sum_arrivals(what, micro_batch)
         return (self.batch.shares if kind == "share" else self.batch.grows)[micro_batch]

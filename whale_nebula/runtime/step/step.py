@@ -208,7 +208,7 @@ class Step:
     forms: list[tuple[Any, Signature]] = field(default_factory=list)
     last: Engine | None = None
     first: Shapes = ()
-    placed: int = -1
+    placement_count: int = -1
     steps: int = 0
     run_of_plans: weakref.ref[Run] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -288,8 +288,8 @@ class Step:
     def _drop_stale_engines(self) -> None:
         """Drop engines that were planned for another run, or before `nb.place` was called."""
         run, placed = current_run(), count_changes()
-        if self.run_of_plans is None or self.run_of_plans() is not run or self.placed != placed:
-            self.run_of_plans, self.placed = weakref.ref(run), placed
+        if self.run_of_plans is None or self.run_of_plans() is not run or self.placement_count != placed:
+            self.run_of_plans, self.placement_count = weakref.ref(run), placed
             self.engines.clear()
             self.forms.clear()
             self.first = ()

@@ -110,7 +110,7 @@ class Traffic:
     _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
     _hops: dict[tuple[int, int], _PhaseTraffic] = field(default_factory=dict)
     _rounds: dict[tuple[int, ...], tuple[tuple[ExchangeTransfer, ...], ...]] = field(default_factory=dict)
-    _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
+    _known_by_counts: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
     @cached_property
     def exchanged(self) -> ExchangeSizes:
@@ -124,11 +124,11 @@ class Traffic:
 
     def is_known(self, counts: tuple[int, ...]) -> bool:
         """Whether the sizes of all crossings are known before a step, given its rows."""
-        if counts not in self._known:
+        if counts not in self._known_by_counts:
             crossing = Crossings(self.cut, Routing.from_hosts(self.hosts)).by_value.values()
             once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchange)
-            self._known[counts] = all(_is_sized(each.spec) for each in crossing) and all(once)
-        return self._known[counts]
+            self._known_by_counts[counts] = all(_is_sized(each.spec) for each in crossing) and all(once)
+        return self._known_by_counts[counts]
 
     def link_bytes(self, counts: tuple[int, ...]) -> Mapping[str, int]:
         """The load of each link in a step with these micro-batches."""

@@ -68,7 +68,7 @@ class WholeBatchRun:
 
     compiled: Compiled
     batch: Batch
-    once: dict[Value, Any]
+    values: dict[Value, Any]
     peers: Peers = field(default_factory=Peers)
     clock: StageClock = field(default_factory=StageClock)
     gate: Callable[[Sequence[Any]], Sequence[Any]] = lambda tensors: ()
@@ -76,22 +76,22 @@ class WholeBatchRun:
     _gate_ops: Sequence[Any] = ()
     _merged_phase: int = -1
     _runs: Sequence[StageRun] = ()
-    _received: set[Bundle] = field(default_factory=set)
+    _received_bundles: set[Bundle] = field(default_factory=set)
 
     def weigh_micro_batches(self) -> Batch:
         """The batch with the shares of its micro-batches by nb.loss_weight, if it was used."""
         piece = self.compiled.weight
         if piece is None:
             return self.batch
-        weights = [_sum_weights(piece.function([cut[feed.what] for feed in piece.feeds])) for cut in self.batch.slices]
+        weights = [_sum_weights(piece.function([cut[feed.key] for feed in piece.feeds])) for cut in self.batch.slices]
         whole = tf.add_n(weights)
         self.batch = replace(self.batch, shares=[tf.math.divide_no_nan(weight, whole) for weight in weights])
         return self.batch
 
     def run_whole_batch(self) -> None:
         """Compute batch-wide values of the inputs."""
-        if self.compiled.whole is not None:
-            self._call_function(self.compiled.whole, {})
+        if self.compiled.whole_batch_function is not None:
+            self._call_function(self.compiled.whole_batch_function, {})
 
     def run_prologue(self, phase: PhasePlan) -> None:
         """Run the pieces before the micro-batches."""
@@ -114,7 +114,7 @@ class WholeBatchRun:
     def _merge_micro_batches(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Merge the values of all micro-batches, once in a phase."""
         if self._merged_phase != phase.index:
-            self._merged_phase, self._runs, self._received = phase.index, join_replicas(phase, runs), set()
+            self._merged_phase, self._runs, self._received_bundles = phase.index, join_replicas(phase, runs), set()
             if self.compiled.replica_messages[phase.index]:
                 with self.clock.time_exchange(phase.index):
                     self.peers.merge_replicas(phase, self._runs)
@@ -130,7 +130,7 @@ class WholeBatchRun:
         """Merge the stages' values, exchange those that others need, and run the update round by round."""
         self._merge_micro_batches(phase, runs)
         gradients = self.sum_gradients(phase, self._runs)
-        merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)
+        merged = (self.values[value] for value in self.compiled.cut.merges if value in self.values)
         self._gate_ops = self.gate([*gradients.values(), *merged])
         self._hand_over(phase, gradients, runs)
         if not self._sends_early(phase):
@@ -167,13 +167,13 @@ class WholeBatchRun:
         for run in runs:
             for value, by_number in run.kept_values.items():
                 pieces = [by_number[number] for number in sorted(by_number)]
-                self.once[value] = merge(merges[value], pieces, self.batch.shares)
+                self.values[value] = merge(merges[value], pieces, self.batch.shares)
             run.kept_values.clear()
 
     def _send_round(self, phase: PhasePlan, number: int) -> None:
         for bundle in self.compiled.bundles[phase.index]:
             if bundle.round == number and bundle.source == self.compiled.worker:
-                self.peers.send(bundle, [self.once[crossing.value] for crossing in bundle.crossings])
+                self.peers.send(bundle, [self.values[crossing.value] for crossing in bundle.crossings])
 
     def _receive_for(self, phase: PhasePlan, piece: BoundFunction) -> None:
         """Receive the remote values that a piece reads; the rest may arrive while it runs."""
@@ -191,29 +191,31 @@ class WholeBatchRun:
     def _list_due(self, phase: PhasePlan) -> list[Bundle]:
         """The messages that this worker has not yet received in a phase."""
         bundles = self.compiled.bundles[phase.index]
-        return [each for each in bundles if each.destination == self.compiled.worker and each not in self._received]
+        return [
+            each for each in bundles if each.destination == self.compiled.worker and each not in self._received_bundles
+        ]
 
     def _receive_bundle(self, phase: PhasePlan, bundle: Bundle) -> Sequence[Any]:
         with self.clock.time_exchange(phase.index):
             return self.peers.receive(bundle)
 
     def _store_bundle(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
-        self.once.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
-        self._received.add(bundle)
+        self.values.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
+        self._received_bundles.add(bundle)
 
     def _call_function(self, piece: BoundFunction, gradients: Mapping[Value, Any]) -> None:
         handover_slots = piece.function.handover_slots
-        tensors = [self._read_feed(feed, gradients) for feed in piece.feeds if feed.what not in handover_slots]
+        tensors = [self._read_feed(feed, gradients) for feed in piece.feeds if feed.key not in handover_slots]
         with tf.control_dependencies(self._gate_ops):
             results = piece.function(tensors)
-        self.once.update(zip(piece.fetches, results, strict=True))
+        self.values.update(zip(piece.fetches, results, strict=True))
 
     def _read_feed(self, feed: Feed, gradients: Mapping[Value, Any]) -> Any:
         if feed.kind == "leaf":
-            return self.batch.whole[feed.what]
+            return self.batch.whole[feed.key]
         if feed.kind == "holder":
-            return gradients[feed.what]
-        return self.once[feed.what]
+            return gradients[feed.key]
+        return self.values[feed.key]
 
     def collect_results(self) -> list[Any]:
         """The tensors that the user's step returns."""
@@ -227,7 +229,7 @@ class WholeBatchRun:
         owners = cut.owners.get(value, ())
         if owners and self.compiled.worker not in owners:
             return AbsentResult(owners[0], cut.program.graph.spec(value))
-        return self.once[value]
+        return self.values[value]
 
 
 def _sum_weights(tensors: Sequence[Any]) -> Any:

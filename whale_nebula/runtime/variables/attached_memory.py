@@ -15,7 +15,7 @@ class Expected(NamedTuple):
     """The total bytes that an object is expected to use, and a phrase that states the assumption."""
 
     bytes: float
-    said: str
+    assumption: str
 
 
 class HasMemory(Protocol):

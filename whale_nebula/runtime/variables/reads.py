@@ -34,13 +34,15 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
     If each cluster keeps its own parts, the `first` worker of each saves these, and all of its workers load them.
     """
     _replace(model, "get_weights", functools.partial(_read_whole, ledger, model))
-    if ledger.own:
+    if ledger.keeps_own_weights:
         _replace(model, "save_weights", functools.partial(save_own, ledger, cluster, first))
         _replace(model, "load_weights", functools.partial(load_own, cluster))
     for name in WRITES:
         _replace(model, name, functools.partial(_write_whole, ledger, writes_here))
     optimizer = getattr(model, "optimizer", None)
-    if getattr(optimizer, "use_ema", False) and not ledger.own:  # `fit` ends by assigning averages to weights
+    if (
+        getattr(optimizer, "use_ema", False) and not ledger.keeps_own_weights
+    ):  # `fit` ends by assigning averages to weights
         _replace(optimizer, "finalize_variable_values", functools.partial(_read_whole, ledger, model, slots=True))
 
 
@@ -75,7 +77,7 @@ def make_all_collective(models: Iterable[Any], run: Run) -> None:
     """Make reads collective for models with variables of this run's programs, if there are other processes. With local
     SGD, a read first synchronises the clusters, and a write restarts the rounds.
     """
-    kept = frozenset() if run.alone else run.ledger.kept.keys()
+    kept = frozenset() if run.alone else run.ledger.variables.keys()
     for model in models:
         if model.built and not kept.isdisjoint(_list_ids(model)):
             make_collective(model, run.ledger, run.writes_files, run.here().cluster, run.first_of_cluster)
@@ -199,7 +201,11 @@ def _restore_backup(callback: Any, plain: Plain, logs: Any) -> None:
     clusters.
     """
     run, path = current_run(), keras_training.find_backup_path(callback)
-    if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(name_own_path(path, run.here().cluster)):
+    if (
+        run.ledger.keeps_own_weights
+        and path.endswith(SUFFIX)
+        and os.path.exists(name_own_path(path, run.here().cluster))
+    ):
         optimizer = callback.model.optimizer
         if optimizer is not None and not optimizer.built:
             keras_training.build_optimizer(optimizer, callback.model.trainable_variables)

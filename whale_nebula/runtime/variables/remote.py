@@ -73,18 +73,18 @@ class Ledger:
     """The holders of each variable, the same in every process.
 
     Variables are held until the run is closed, including those of dropped models: Python frees them at different times
-    in each process, and exchanges require the same list in all. With `own` no values are exchanged: each process keeps
-    its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's cluster.
-    `moved` is the planner's decision that last moved all variables of a program.
+    in each process, and exchanges require the same list in all. With `keeps_own_weights` no values are exchanged: each
+    process keeps its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's
+    cluster. `last_decision` is the planner's decision that last moved all variables of a program.
     """
 
     session: Session
-    own: bool = False
+    keeps_own_weights: bool = False
     collectives: Collectives | None = None
-    kept: dict[int, HeldVariable] = field(default_factory=dict)
+    variables: dict[int, HeldVariable] = field(default_factory=dict)
     exchanges: int = 0
     whole: set[int] = field(default_factory=set)
-    moved: Any = None
+    last_decision: Any = None
 
     def settle(
         self,
@@ -103,7 +103,7 @@ class Ledger:
         for kept in new:
             kept.holders = tuple(dict.fromkeys([*kept.holders, *copied]))
             kept.layout = parted.get(kept.path, WHOLE_LAYOUT)
-            self.kept[id(kept.variable)] = kept
+            self.variables[id(kept.variable)] = kept
             if self.session.worker not in kept.holders:
                 empty(kept)
 
@@ -128,7 +128,9 @@ class Ledger:
         """Move variables to other holders, one after the other, and free those that are no longer held here.
         Collective. Without `rest`, variables stay if all of their new holders have them.
         """
-        known = ((kept, tuple(held[path])) for path in sorted(held) if (kept := self.kept.get(id(variables[path]))))
+        known = (
+            (kept, tuple(held[path])) for path in sorted(held) if (kept := self.variables.get(id(variables[path])))
+        )
         moving = [
             (kept, to) for kept, to in known if set(to) - set(kept.holders) or (rest and set(to) != set(kept.holders))
         ]
@@ -149,7 +151,7 @@ class Ledger:
         """The piece of a variable for this worker: its first holder sends the others their pieces, one after the other.
         `take` returns the piece of a worker.
         """
-        kept, here = self.kept[id(variable)], self.session.worker
+        kept, here = self.variables[id(variable)], self.session.worker
         if kept.holders[0] != here:
             return copy_array(self._receive(slot, kept))
         for worker in kept.holders[1:]:
@@ -158,7 +160,7 @@ class Ledger:
 
     def hold(self, variable: Any, piece: VariablePiece) -> None:
         """Hold a piece of a variable from now on, instead of all of it."""
-        kept = self.kept[id(variable)]
+        kept = self.variables[id(variable)]
         kept.piece = piece
         empty(kept)
 
@@ -195,17 +197,17 @@ class Ledger:
 
     def layout_of(self, variable: Any) -> Layout | None:
         """The layout of a variable at its holders; None if no program has touched it yet."""
-        kept = self.kept.get(id(variable))
+        kept = self.variables.get(id(variable))
         return None if kept is None else kept.layout
 
     def _select_new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[HeldVariable]:
         every = [HeldVariable(path, variables[path], tuple(held[path])) for path in sorted(variables)]
         for kept in every:
             self._check(kept)
-        return [kept for kept in every if id(kept.variable) not in self.kept]
+        return [kept for kept in every if id(kept.variable) not in self.variables]
 
     def _check(self, kept: HeldVariable) -> None:
-        before = self.kept.get(id(kept.variable))
+        before = self.variables.get(id(kept.variable))
         if before is not None and self.session.worker in set(kept.holders) - set(before.holders):
             raise PlanError(
                 f"variable {kept.path!r} is on {', '.join(before.holders)}, but this program needs it on "
@@ -266,14 +268,14 @@ class Ledger:
         """Context in which each process holds all variables (or those with these ids); all enter it at the same point.
         Variables that an enclosing `gather` has fetched are not fetched again.
         """
-        if self.own:
+        if self.keeps_own_weights:
             raise CollectiveReadError(
                 "no process may gather the whole model",
                 why="with 'weights: own' in the config, the parts of a model stay in their clusters",
                 mend="set weights: everywhere in the config of every cluster\n"
                 'or use model.save_weights("model.weights.h5"), which writes the part of each cluster in that cluster',
             )
-        wanted = {key: kept for key, kept in self.kept.items() if only is None or key in only}
+        wanted = {key: kept for key, kept in self.variables.items() if only is None or key in only}
         fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
         self.whole |= fresh.keys()
         try:
@@ -443,9 +445,9 @@ def save_own(
 ) -> None:
     """Replacement of `save_weights`: every process calls it, and each cluster's file is written on return."""
     path = name_own_path(filepath, cluster)
-    with ledger.join_pieces(ledger.kept.values()):
+    with ledger.join_pieces(ledger.variables.values()):
         if writes_here:
-            variables = [kept.variable for kept in ledger.kept.values()]
+            variables = [kept.variable for kept in ledger.variables.values()]
             with ledger.share_failures(), blank(variables):
                 plain(path, *args, **kwargs)
                 fill_in(path, variables, cluster)

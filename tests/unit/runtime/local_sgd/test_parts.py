@@ -298,7 +298,7 @@ class TestServer:
                 server._rounds[cluster] = float("inf") if len(waits) > 4 else len(waits)
                 return round_count()
 
-        server._changed = cast(threading.Condition, Steps())
+        server._condition = cast(threading.Condition, Steps())
         server.take("a", 1, push, last=True)
         assert len(waits) == 6
         server.close()

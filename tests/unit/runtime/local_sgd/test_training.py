@@ -43,7 +43,7 @@ def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
 
 
 def list_digests() -> set[int]:
-    [each] = current_run().rounds._known.values()
+    [each] = current_run().rounds._rounds_by_weights.values()
     return {rounds.digest() for rounds in each.values()}
 
 
@@ -327,7 +327,7 @@ def test_changed_options_take_effect_at_the_next_fit() -> None:
         fit(ours)
     with nb.cluster(["gpu", "npu"]), nb.compress(int8=True), nb.replica(sync_every=2, outer="nesterov"):
         fit(ours)
-        [known] = current_run().rounds._known.values()
+        [known] = current_run().rounds._rounds_by_weights.values()
         assert [(each.table.every, each.outer, str(each.differences.way)) for each in known.values()] == [
             (2, nb.outer.Nesterov(), "int8")
         ] * 2
@@ -350,7 +350,7 @@ def test_set_weights_keeps_the_seed_of_each_cluster() -> None:
         fit(ours)
         ours.set_weights(ours.get_weights())
         fit(ours)
-    [copies] = current_run().rounds.copies.kept.values()
+    [copies] = current_run().rounds.copies.copies_by_cluster.values()
     [seed] = [each for each in ours.variables if "seed_generator_state" in each.path]
     assert int(copies[id(seed.value)].numpy()[0]) != int(seed.numpy()[0])
 
