@@ -36,9 +36,7 @@ NO_SUBJECT = re.compile(
     r"test_(it|its|itself|this|that|these|those|they|them|their|who|whose|whoever|what|whatever|which|one_that|ones|"
     r"nothing|nobody|none|something|somebody|anything|everything|others|there|where|why|so|such|and|but|only_what)(_|$)"
 )
-NO_WORD = re.compile(
-    r"_(told|tells|said|says|nobody|somebody|whoever|whatever|strangers?|mend|mends|mended)(_|$)"
-)
+NO_WORD = re.compile(r"_(told|tells|said|says|nobody|somebody|whoever|whatever|strangers?|mend|mends|mended)(_|$)")
 
 
 def functions() -> Iterator[tuple[str, str, bool]]:
