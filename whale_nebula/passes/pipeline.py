@@ -196,7 +196,7 @@ def _fold_batch(given: Compilation) -> Compilation:
 def _split_phases(given: Compilation) -> Compilation:
     """Assign a phase, and a part of it, to each op; check that random draws keep their order."""
     folds = given.require("folds")
-    phases = split_parts(given.program, folds.once, folds.checks, folds.added)
+    phases = split_parts(given.program, folds.deferred_ops, folds.checks, folds.added)
     check_draws(given.program, phases, folds, given.workers)
     return replace(given, phases=phases)
 

@@ -238,7 +238,7 @@ class MeasuredBlocks:
     measured. `fused` is for all blocks with forward and backward as one function. `adding` are the seconds of adding
     two tensors for each byte of one, `call` those of an empty call, on this number of `cores`.
 
-    >>> found = MeasuredBlocks.of({"forward": {1: {4: 6.0, 8: 10.0}}, "backward": {}, "update": {}}, 2)
+    >>> found = MeasuredBlocks.from_points({"forward": {1: {4: 6.0, 8: 10.0}}, "backward": {}, "update": {}}, 2)
     >>> found.forward.tolist(), MeasuredBlocks.from_plain(found.to_plain(), 2).forward[1, 1].item()
     ([[nan, 2.0, nan], [nan, 1.0, nan]], 1.0)
     """

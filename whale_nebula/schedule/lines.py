@@ -176,7 +176,7 @@ def compute_pace(works: Sequence[Work], hops: Hops) -> Pace:
     """The pace of stages and hops for one micro-batch, as `limits` needs it.
 
     >>> compute_pace([Work(1.0, 2.0)] * 3, make_uniform_hops(3, seconds=1.0))
-    Pace(compute=3.0, trips=(2.0, 2.0), held=1.0)
+    Pace(compute=3.0, trips=(2.0, 2.0), occupied_seconds=1.0)
     """
     away = _round_trip_seconds(len(works), hops)
     trips = tuple(max(here - next_, 0.0) for here, next_ in pairwise(away))
