@@ -294,7 +294,7 @@ def choose_delays(
 
     >>> choose_delays((4, 3, 2, 1), 8, [False, False, False, True])
     (0, 1, 2, 3)
-    >>> [choose_delays((4, 1), 8, [False, True], pace=Pace(3.0, (4.0,), occupied_seconds=held))[1] for held in (0.0, 2.7, 3.0)]
+    >>> [choose_delays((4, 1), 8, [False, True], pace=Pace(3.0, (4.0,), s))[1] for s in (0.0, 2.7, 3.0)]
     [3, 1, 0]
     """
     spare = 1.0 if pace is None or not pace.compute else max(1.0 - pace.occupied_seconds / pace.compute, 0.0)
