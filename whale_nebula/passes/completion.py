@@ -135,7 +135,7 @@ class Completion:
 
     def follow(self, step: LayoutChange) -> Completion:
         """A copy with variables and materialized values in the pieces of a step."""
-        copies = {name: getattr(self, name).copy() for name in ("of", "reshards", "needs", "together")}
+        copies = {name: getattr(self, name).copy() for name in ("by_value", "reshards", "needs", "joint_ops")}
         variables, wanted = {**self.variables, **step.variables}, {**self.requested_layouts, **step.requested_layouts}
         found = replace(self, variables=variables, requested_layouts=wanted, **copies)
         facts = self.question.facts
