@@ -72,8 +72,8 @@ class Reference:
                 self.server = target - mean
             split = np.split(mean, np.cumsum(sizes)[:-1])
             self.m = [each.reshape(w.shape) / s for each, w, s in zip(split, self.w, self.scales, strict=True)]
-        compute_gradients = [(m - beta * old) / 0.1 for m, old in zip(self.m, before, strict=True)]
-        for n, gradient in enumerate(compute_gradients):
+        gradients = [(m - beta * old) / 0.1 for m, old in zip(self.m, before, strict=True)]
+        for n, gradient in enumerate(gradients):
             self.new_variances[n] = 0.999 * self.new_variances[n] + 0.001 * gradient**2
             if step < FREEZE:
                 self.v[n] = self.new_variances[n]

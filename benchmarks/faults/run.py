@@ -293,19 +293,19 @@ def save_row(rows: list[dict[str, Any]], found: dict[str, Any], about: dict[str,
 def table(rows: list[dict[str, Any]]) -> list[list[object]]:
     """The rows of the README's table, with the random cases as one."""
     told: list[list[object]] = [["what", "ends", "as it must", "noticed after", "seconds", ""]]
-    draw_cases = [each for each in rows if each["what"].startswith("random")]
+    random_rows = [each for each in rows if each["what"].startswith("random")]
     for each in rows:
-        if each not in draw_cases:
+        if each not in random_rows:
             notice = "" if each.get("notice_s") is None else f"{each['notice_s']} s"
             must = "yes" if each["as_it_must"] else "**no**"
             text = each["detail"].replace("|", "/").replace("\n", " ")[:200]
             told.append([each["what"], each["ends"], must, notice, each.get("seconds", ""), text])
-    if draw_cases:
-        good = sum(each["as_it_must"] for each in draw_cases)
-        seconds = round(sum(each.get("seconds", 0.0) for each in draw_cases))
-        stops = sum(each["ends"] == "stops" for each in draw_cases)
+    if random_rows:
+        good = sum(each["as_it_must"] for each in random_rows)
+        seconds = round(sum(each.get("seconds", 0.0) for each in random_rows))
+        stops = sum(each["ends"] == "stops" for each in random_rows)
         told.append(
-            [f"{len(draw_cases)} random cases", f"{stops} stop", f"{good} of {len(draw_cases)}", "", seconds, ""]
+            [f"{len(random_rows)} random cases", f"{stops} stop", f"{good} of {len(random_rows)}", "", seconds, ""]
         )
     return told
 

@@ -118,10 +118,10 @@ def main() -> None:
     asked = parser.parse_args()
     names = [name for name in asked.only or CONTENDERS if name != "ddp" or TORCH.exists()]
     steps, rounds = (10, 2) if asked.quick else (30, 6)
-    describe_machine = common.describe_machine()
+    machine = common.describe_machine()
     found = measure(names, steps, rounds)
     ms = {name: round(1e3 * median(each), 2) for name, each in found.items()}
-    result = {"machine": describe_machine, "steps": {name: len(each) for name, each in found.items()}, "ms": ms}
+    result = {"machine": machine, "steps": {name: len(each) for name, each in found.items()}, "ms": ms}
     for row in make_rows(ms):
         print(*row, sep=" | ")
     if not asked.quick and not asked.only:

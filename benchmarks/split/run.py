@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--rate", help="of a line between two network namespaces (root): 1gbit; nothing written")
     asked = parser.parse_args()
     names, steps = asked.only or CONTENDERS, 4 if asked.quick else 12
-    describe_machine = common.describe_machine()
+    machine = common.describe_machine()
     found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "peak": []} for name in names}
     for name in names if asked.quick else (*names, *reversed(names)):
         told = measure(name, asked.classes, steps, asked.rate)
@@ -135,7 +135,7 @@ def main() -> None:
     for row in rows:
         print(*row, sep=" | ")
     if not (asked.quick or asked.only or asked.rate) and asked.classes == 100_000:
-        common.write(__file__, {"machine": describe_machine, "steps": 2 * steps, "found": short}, rows)
+        common.write(__file__, {"machine": machine, "steps": 2 * steps, "found": short}, rows)
 
 
 if __name__ == "__main__":

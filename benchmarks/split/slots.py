@@ -140,7 +140,7 @@ def main() -> None:
     if asked.work is not None:
         run_worker(asked.work)
         return
-    describe_machine, steps = common.describe_machine(), 3 if asked.quick else 15
+    machine, steps = common.describe_machine(), 3 if asked.quick else 15
     with start_workers() as ask:
         ask(2)
         found = summarize(ask(steps))
@@ -153,7 +153,7 @@ def main() -> None:
     for row in rows:
         print(*row, sep=" | ")
     if not asked.quick:
-        common.write(__file__, {"machine": describe_machine, "steps": 2 * steps, "found": found}, rows, part="slots")
+        common.write(__file__, {"machine": machine, "steps": 2 * steps, "found": found}, rows, part="slots")
 
 
 if __name__ == "__main__":

@@ -266,11 +266,11 @@ def run_script(script: Callable[[bool, CountBatch], Any], folder: Path, cut: boo
         if seen == stop:
             raise SimulatedKill
 
-    with nb.init(checkpoint={"folder": str(folder), "every": 3}) as load_scripts:
+    with nb.init(checkpoint={"folder": str(folder), "every": 3}) as run:
         try:
             return tf.nest.map_structure(lambda each: np.asarray(each).tobytes(), script(cut, count))
         except SimulatedKill:
-            load_scripts.checkpoints.failed = True
+            run.checkpoints.failed = True
 
 
 SCRIPTS = [

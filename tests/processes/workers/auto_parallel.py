@@ -51,13 +51,13 @@ def train_with_few_scopes(last: str = "c1") -> None:
     nb.auto_parallel(memory="1GiB")
     draw = np.random.default_rng(0)
     x, y = draw.random((96, 64)).astype("float32"), draw.random((96, 4)).astype("float32")
-    train_with_few_scopes = inputs = keras.Input((64,))
+    hidden = inputs = keras.Input((64,))
     with nb.stage(name="first"):  # a cluster is found for it, and the layer in no stage goes somewhere
-        train_with_few_scopes = keras.layers.Dense(96, activation="relu")(train_with_few_scopes)
-    train_with_few_scopes = keras.layers.Dense(96, activation="relu")(train_with_few_scopes)
+        hidden = keras.layers.Dense(96, activation="relu")(hidden)
+    hidden = keras.layers.Dense(96, activation="relu")(hidden)
     with nb.stage(cluster=last):
-        train_with_few_scopes = keras.layers.Dense(4)(train_with_few_scopes)
-    model = keras.Model(inputs, train_with_few_scopes)
+        hidden = keras.layers.Dense(4)(hidden)
+    model = keras.Model(inputs, hidden)
     model.compile("sgd", "mse")
     plan = nb.plan(model, x[:32], y[:32])
     report_value("scoped", {name: stage.cluster for name, stage in plan.stages.items()})

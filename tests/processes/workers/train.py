@@ -380,13 +380,13 @@ def train_momentum_exchange(steps: str, *kinds: str) -> None:
         servers = HAS_SERVERS[kind]
         with nb.cluster(), nb.replica(exchange="1bit"):
             model = momenta.build_model(kind, servers=servers)
-        found, train_with_codec = [], []
+        found, sent_bytes = [], []
         for step in range(int(steps)):
             model.train_on_batch(*momenta.read_rows(step))
             found.append([each.tolist() for each in model.get_weights()])
-            train_with_codec.append(nb.last_report().meetings.sent_bytes)
+            sent_bytes.append(nb.last_report().meetings.sent_bytes)
         report_value(f"{kind} weights", found)
-        report_value(f"{kind} crossed", [train_with_codec[0], *np.diff(train_with_codec).tolist()])
+        report_value(f"{kind} crossed", [sent_bytes[0], *np.diff(sent_bytes).tolist()])
     report_value("plan", str(nb.plan(model, *momenta.read_rows(0))))
     with nb.cluster(), nb.replica(exchange="1bit"):
         normalised = keras.Sequential([keras.Input((momenta.WIDTH,)), keras.layers.BatchNormalization(name="norm")])
@@ -457,14 +457,14 @@ def train_delta_codec(*clusters: str) -> None:
     """Train with a delta codec by sample ids: three epochs, each in a different order."""
     model = build_two_stages(clusters, 96, ids=True, int4=True, delta="x/ids")
     x, y = draw_rows(10)
-    orders, losses, train_with_codec = np.random.default_rng(1), [], []
+    orders, losses, sent_bytes = np.random.default_rng(1), [], []
     for _ in range(3):
         order = orders.permutation(10)
         for batch in (order[:4], order[4:8], order[8:]):
             losses.append(float(model.train_on_batch({"x": x[batch], "ids": batch}, y[batch])).hex())
-            train_with_codec.append(count_sent_bytes())
+            sent_bytes.append(count_sent_bytes())
     report_value("losses", losses)
-    report_value("sent", train_with_codec)
+    report_value("sent", sent_bytes)
     report_value("outputs", digest_tensors([model.predict({"x": x, "ids": np.arange(10)}, batch_size=10, verbose=0)]))
     report_value("weights", digest_tensors(model.get_weights()))
     states = (state.cache for _, state in sorted(current_run().channels.items()) if state.cache is not None)

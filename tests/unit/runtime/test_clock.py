@@ -136,10 +136,10 @@ def run_step(middle_stage: Any, jit: bool = True, links: str | None = None) -> E
 
 def list_compiled_fragments(made: Engine) -> set[str]:
     """The kinds of fragments that XLA compiles, with their stages."""
-    make_spans = made.runner.compiled._bound_functions.items()
+    bound = made.runner.compiled._bound_functions.items()
     return {
         f"{fragment.kind} {fragment.stage}"
-        for fragment, piece in make_spans
+        for fragment, piece in bound
         if "_XlaMustCompile" in piece.function.concrete.function_def.attr
     }
 

@@ -196,8 +196,8 @@ def test_masked_rows_are_not_sent_and_training_is_exact() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
     left_out = 4 * WIDTH * (ROWS * LENGTH - int(draw_batch(2)[2].sum()))
     heads = {"npu->gpu": 3 * 4, "gpu->npu": sum(4 + -(-rows * LENGTH // 8) for rows in (3, 2, 2))}
-    for link, make_model in heads.items():
-        assert found.links[-1][link].payload_bytes == plain.links[-1][link].payload_bytes - left_out + make_model
+    for link, head_bytes in heads.items():
+        assert found.links[-1][link].payload_bytes == plain.links[-1][link].payload_bytes - left_out + head_bytes
 
 
 def test_mask_input_missing_in_predictions_is_ignored() -> None:

@@ -219,10 +219,10 @@ def test_backward_reads_an_earlier_write_of_the_step(micro_batch: int) -> None:
 
 
 def test_backward_reads_a_batch_write_with_one_micro_batch_only() -> None:
-    compute_loss = make_reversing_loss(lambda variable, p: variable.assign(tf.reduce_mean(p)))
-    assert train_step(compute_loss, 1)[1] == pytest.approx(-ROWS.mean() * 2 * (ROWS**2).mean(), rel=1e-6)
+    loss = make_reversing_loss(lambda variable, p: variable.assign(tf.reduce_mean(p)))
+    assert train_step(loss, 1)[1] == pytest.approx(-ROWS.mean() * 2 * (ROWS**2).mean(), rel=1e-6)
     with pytest.raises(BatchCoupledError, match="and read afterwards"):
-        train_step(compute_loss, 3)
+        train_step(loss, 3)
 
 
 def test_backward_that_writes_a_variable_is_refused() -> None:

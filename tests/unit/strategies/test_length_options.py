@@ -244,10 +244,10 @@ def test_auto_parallel_plans_each_length_separately() -> None:
         curriculum = Curriculum(8, 128, 2, pace=table, micro_batch="auto" if planned else None)
         callbacks = [curriculum]
         if planned:
-            record_step = keras.callbacks.LambdaCallback(
+            recorder = keras.callbacks.LambdaCallback(
                 on_train_batch_end=lambda *_, **__: reports.append(nb.last_report())
             )
-            callbacks.append(record_step)
+            callbacks.append(recorder)
         validation = {"validation_data": (x[:4], y[:4]), "validation_batch_size": 4}
         return model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=callbacks, **validation).history
 

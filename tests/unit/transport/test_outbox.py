@@ -37,8 +37,7 @@ def make_outbox(budget: int, **options: Any) -> Outbox:
 def take_sizes(outbox: Outbox, count: int) -> list[int | None]:
     """The payloads of the next frames; None where there is none."""
     return [
-        None if yield_frames is None else yield_frames.packet[1].size
-        for yield_frames in (outbox.take_next() for _ in range(count))
+        None if outgoing is None else outgoing.packet[1].size for outgoing in (outbox.take_next() for _ in range(count))
     ]
 
 
@@ -73,11 +72,11 @@ def test_acknowledged_item_is_released() -> None:
     payload_reference = weakref.ref(item.payload)
     outbox.put(item, 1.0, "npu/0")
     for _ in range(2):
-        yield_frames = outbox.take_next()
-        assert yield_frames is not None
-        other.receive(b"".join(map(bytes, yield_frames.packet)))
+        outgoing = outbox.take_next()
+        assert outgoing is not None
+        other.receive(b"".join(map(bytes, outgoing.packet)))
     heartbeat = b"".join(map(bytes, other.build_heartbeat()))
-    del item, yield_frames
+    del item, outgoing
     conversation.receive(heartbeat)
     assert payload_reference() is None
 
@@ -89,10 +88,10 @@ def test_item_above_the_budget_waits_for_room() -> None:
     with pytest.raises(DeadlineError, match="to send to worker 'npu/0'"):
         outbox.put(make_item(601), 0.01, "npu/0")
     result = run_in_thread(lambda: outbox.put(make_item(601), 20.0, "npu/0"))
-    yield_frames = outbox.take_next()
-    assert yield_frames is not None
+    outgoing = outbox.take_next()
+    assert outgoing is not None
     wait_until(lambda: waiting.count == 1)  # while a sender waits, this process blocks no other sender
-    outbox.release_budget(yield_frames.share)
+    outbox.release_budget(outgoing.share)
     assert result() is True and waiting.count == 0
     assert take_sizes(outbox, 2) == [601, None]
     assert outbox.written_bytes == make_item(600).size
