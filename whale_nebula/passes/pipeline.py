@@ -50,7 +50,7 @@ def list_program(program: Program) -> Iterator[str]:
 
 def list_folds(folds: BatchFolds) -> Iterator[str]:
     """The fold of each op's outputs, and the ops that wait for all micro-batches."""
-    yield from list_fields(folds, ["once", "checks", "wholes"])
+    yield from list_fields(folds, ["deferred_ops", "checks", "wholes"])
     if folds.folding is not None:
         for op in folds.program.graph.ops:
             if op.outputs:
