@@ -202,7 +202,7 @@ def test_expected_bytes_of_a_table() -> None:
         RowTable(4, make_row_optimizer(keras.optimizers.Adam()), **given)
         for given in ({}, {"most_rows": 3000}, {"most_rows": 3000, "expected_rows": 5000})
     ]
-    said = [each.expect_bytes().said for each in tables]
+    said = [each.expect_bytes().assumption for each in tables]
     assert said[0].startswith("0 rows that it has") and said[1:] == [
         "3,000 rows from most_rows=",
         "5,000 rows from expected_rows=",
