@@ -360,7 +360,7 @@ class TestIdentity:
             lane._abort = lambda why: (may_end.wait(TIMEOUT_SECONDS), breaks(why))
             ending = threading.Thread(target=old.end, args=("the line broke",))
             ending.start()
-            wait_until(lambda: old.over)
+            wait_until(lambda: old.is_over)
             pair.proxy.disconnect()
             try:
                 exchange(pair, 1)
