@@ -46,7 +46,7 @@ class FaultyReceiver:
 
     def __call__(self, carrier: Any, connection: Any, frame: bytes) -> None:
         self._count += 1
-        plain = len(frame) >= HEADER_BYTES and unpack_header(frame[:HEADER_BYTES], sealed=True)[0].epoch != 0
+        plain = len(frame) >= HEADER_BYTES and unpack_header(frame[:HEADER_BYTES], sealed=True)[0].conversation != 0
         if not plain or self._count % self._every:
             self._receive(carrier, connection, frame)
         else:
