@@ -11,7 +11,6 @@ os.environ.setdefault("MPLCONFIGDIR", os.path.abspath(".pytest_cache/matplotlib"
 
 import contextlib
 import gc
-import importlib
 import logging
 import random
 import sys
@@ -49,18 +48,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--grid"):
         settings.load_profile("other examples in every run")
     gc.disable()  # until all is collected: of so many objects hardly one is garbage
-
-
-def pytest_collection(session: pytest.Session) -> None:
-    """Workers that collect the whole suite in a fresh clone each compile a part of it first, and then read the rest."""
-    worker = getattr(session.config, "workerinput", None)
-    if worker is None or session.config.option.file_or_dir:
-        return
-    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
-    files = sorted(Path(__file__).parent.rglob("test_*.py"))
-    for file in files[number::count]:
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports it
-            importlib.import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
