@@ -1,7 +1,10 @@
-"""Examples with reduced networks, as tracing takes most of a short run's time."""
+"""Examples with reduced networks, as tracing takes most of a short run's time; and their errors."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.processes import zygote
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -16,3 +19,10 @@ def write_reduced_example(name: str, folder: Path, **sizes: int) -> Path:
     path = folder / f"{name}.py"
     path.write_text(source, "utf-8")
     return path
+
+
+def assert_option_error(name: str, words: Sequence[str], message: str, folder: Path) -> None:
+    """An example reports its options with this message, and without a traceback of its own."""
+    result = zygote.run(str(EXAMPLES / f"{name}.py"), *words, cwd=folder)
+    assert result.returncode == 2 and f"{name}.py: error: {message}" in result.stderr
+    assert f'{name}.py", line' not in result.stderr

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.reduced import assert_option_error
 from tests.processes import zygote
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "recommend.py"
@@ -47,15 +48,13 @@ def test_recommend_example_gives_the_same_auc_in_two_processes(tmp_path: Path, n
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--tables", "0"], "tables=0 is less than 1"),
         (["--criteo", "none.txt"], "none.txt cannot be read; No such file"),
     ],
 )
 def test_recommend_example_reports_invalid_options_without_traceback(
-    tmp_path: Path, words: list[str], said: str
+    tmp_path: Path, words: list[str], message: str
 ) -> None:
-    result = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
-    assert result.returncode == 2 and f"recommend.py: error: {said}" in result.stderr
-    assert 'recommend.py", line' not in result.stderr
+    assert_option_error("recommend", words, message, tmp_path)
