@@ -81,9 +81,8 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{a.address}", rank=rank, world_size=2)
     module = FirstHalf(a) if rank == 0 else SecondHalf(a)
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
-    schedule = Schedule1F1B(
-        stage, a.micro_batches, loss_fn=compute_loss
-    )  # on every rank: no loss would mean no backward
+    # On every rank: no loss would mean no backward.
+    schedule = Schedule1F1B(stage, a.micro_batches, loss_fn=compute_loss)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     draw = torch.Generator().manual_seed(2)
     seconds = []

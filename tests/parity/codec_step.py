@@ -81,9 +81,8 @@ def train_with_codec(
         report = nb.last_report()
         results.codecs.append({name: each.codec for name, each in report.boundaries.items()})
         results.links.append(report.links)
-    results.plan = (
-        nb.plan(step, *draw_batch(0)) if plan else None
-    )  # last, because a step that has run is not captured again
+    # Last, because a step that has run is not captured again.
+    results.plan = nb.plan(step, *draw_batch(0)) if plan else None
     with nb.gathered():
         results.weights = [np.array(variable) for variable in variables]
     return results

@@ -188,7 +188,7 @@ def order_operations(operations: Sequence[Any]) -> list[Any]:
 
 
 def iterate_ancestors(ends: Iterable[Any], is_passed: Callable[[Any], bool]) -> Iterator[Any]:
-    """Ops and their transitive inputs, through ops that are `is_passed`."""
+    """Ops and their transitive inputs, through ops for which `is_passed` is true."""
     stack, seen = list(ends), set[Any]()
     while stack:
         op = stack.pop()

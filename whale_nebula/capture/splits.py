@@ -127,7 +127,7 @@ _MADE_IN = "_nebula_split"
 @contextlib.contextmanager
 def mark_variables(frame: Frame, is_waiting: Callable[[], bool]) -> Iterator[None]:
     """Mark the variables that are created in this context with the scope. In several processes, large ones are not
-    drawn as long as only code that `is_waiting` for the plan reads them.
+    drawn as long as only code that waits for the plan (`is_waiting`) reads them.
     """
 
     def make(create: Any, **options: Any) -> Any:

@@ -274,9 +274,8 @@ def capture(
         return next((part for part in parts if part is not None), None)
 
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), apply_tracing_patches():
-        if data is not None and lacks_optimizer_variables(
-            owner
-        ):  # tracing only their creation is faster than tracing the step
+        # Tracing only their creation is faster than tracing the step.
+        if data is not None and lacks_optimizer_variables(owner):
             made = function_of(lambda given: create_variables(owner, data(given), deferred=later))
             initial_values.trace_variables(made, layout.specs)
         graph = function_of(call).get_concrete_function(*layout.specs).graph

@@ -156,9 +156,8 @@ def find_place(config: Config, path: str, cluster: str, to: str | None) -> Place
     if credentials is not None:
         credentials.check_identity(Identity.of_worker(config.run_name, here))
     alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
-    listen = (
-        None if gateway else gateways.choose_listen_addresses(config, alone, remark)[here]
-    )  # with a gateway both ends dial
+    # With a gateway both ends dial.
+    listen = None if gateway else gateways.choose_listen_addresses(config, alone, remark)[here]
     return Place(config.run_name, here, peers, listen, gateway, credentials, all_workers=everyone)
 
 

@@ -196,10 +196,8 @@ def _positions_error(what: str, m: int, n: int, k: int) -> RemoteProtocolError:
 BASES = ("shared", "learned", "svd")
 RENEWAL_STEPS = 50  # steps, after which a shared basis is renewed
 SAMPLED_ROWS = 256  # rows of a step that enter the running Gram matrix
-_ITERATIONS, _SVD_FACTOR = (
-    2,
-    20,
-)  # steps of subspace iteration in float64; a singular value decomposition, by eigenvectors
+# Steps of subspace iteration in float64; a singular value decomposition, by eigenvectors.
+_ITERATIONS, _SVD_FACTOR = 2, 20
 _TOP_K_COST = Cost(8.8e-9, 7.3e-9)  # to find the largest numbers of each row, and to put them back
 
 

@@ -39,11 +39,8 @@ _TICK_SECONDS, _STOP_SECONDS = 0.2, 1.0
 _MAX_ACCEPTS, _BACKLOG = 64, 512
 _MAX_QUEUED_REFUSALS = 256
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - accepted in configs
-_NO_PROTOCOL, _NO_SERVICE, _DECODE_ERROR = (
-    120,
-    80,
-    50,
-)  # alerts of TLS: no_application_protocol, internal_error, decode_error
+# Alerts of TLS: no_application_protocol, internal_error, decode_error.
+_NO_PROTOCOL, _NO_SERVICE, _DECODE_ERROR = 120, 80, 50
 _LOG = logging.getLogger("whale_nebula.gateway")
 
 

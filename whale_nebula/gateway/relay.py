@@ -95,13 +95,11 @@ class Half:
     def add_lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
         """Add a lane of the connection; returns the handler of its frames. Raises if the lane exists."""
         if number:
-            lane.wait_to_read = (
-                self._block_until_greeted
-            )  # so that nothing is buffered for a greeting that may never arrive
+            # So that nothing is buffered for a greeting that may never arrive.
+            lane.wait_to_read = self._block_until_greeted
         elif self.side is Side.FAR and not self.dialled:
-            lane.wait_to_read = (
-                self._block_until_joined
-            )  # so that nothing is buffered for a worker that may never connect
+            # So that nothing is buffered for a worker that may never connect.
+            lane.wait_to_read = self._block_until_joined
         if not self.connection.add(number, lane):
             raise TransportError(lane.reason)
         self._lanes[number] = lane

@@ -58,7 +58,7 @@ _LOOKUP_OPS = frozenset({"GatherV2", "ResourceGather"})
 
 class Strategy(NamedTuple):
     """A way to run an op on several devices: the layouts that it requires of its inputs (None for any), those of its
-    outputs, and whether the devices compute `is_joint` along an axis that cannot be cut.
+    outputs, and whether the devices compute jointly (`is_joint`) along an axis that cannot be cut.
     """
 
     inputs: tuple[Layout | None, ...]

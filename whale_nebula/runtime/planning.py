@@ -85,9 +85,7 @@ class Subject:
 
 
 def _find_subject(given: Any, example: Sequence[Any], is_tuple: bool = False) -> Subject:
-    """The subject of an example. A `is_tuple` example is passed to a train step as a tuple, others are passed like in
-    `fit`.
-    """
+    """The subject of an example. With `is_tuple` it is passed to a train step as a tuple, otherwise like in `fit`."""
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
         given, example = given.func, (*given.args, *example)
     if isinstance(given, NebulaFunction):

@@ -67,9 +67,8 @@ def warn_idle(frame: Frame, written: str) -> None:
 def _warn(so: str) -> None:
     for site, written in list(_unentered.items()):
         record_entry(site)
-        around = written.startswith(
-            tuple(f"nb.{kind}" for kind in ENCLOSING_KINDS)
-        )  # these may also enclose an entire step
+        # These may also enclose an entire step.
+        around = written.startswith(tuple(f"nb.{kind}" for kind in ENCLOSING_KINDS))
         warn_at(
             site,
             f"{written} is never entered",

@@ -342,9 +342,8 @@ class Conversation:
         plain, message = unseal_header(header), None
         if plain.kind == Kind.CONTROL:
             data = self._open_payload(np.empty(plain.length, np.uint8), header, payload).tobytes()
-            if (
-                has_program_lines(data) and self._peer_side.advance(Trigger.LINES) is None
-            ):  # not parsed, as it may be large
+            # Not parsed, as it may be large.
+            if has_program_lines(data) and self._peer_side.advance(Trigger.LINES) is None:
                 raise RemoteProtocolError(
                     f"unexpected message from the other side: {Trigger.LINES} in state {self._peer_side.state}"
                 )

@@ -83,10 +83,8 @@ def train_normalized(*cases: str) -> None:
     for argument in cases:
         name, copies = argument.split(",")
         try:
-            report_value(
-                argument,
-                batch_normalization.CASES[name](batch_normalization.make_scopes(tuple(map(int, copies.split("+"))))),
-            )
+            scopes = batch_normalization.make_scopes(tuple(map(int, copies.split("+"))))
+            report_value(argument, batch_normalization.CASES[name](scopes))
         except nb.errors.BatchCoupledError as error:
             report_value(argument, str(error))
 
@@ -144,9 +142,8 @@ def train_with_own_weights(folder: str, *cases: str) -> None:
     open_next_run(Path(folder), config={"weights": "own"})
     report_value("kept", save_own_weights(Path(folder), nb.cluster(["c0"]), nb.stage(), nb.split(2)))
     before = list_pieces()
-    report_value(
-        "slots kept", save_own_weights(Path(folder), nb.cluster(["c0"]), nb.replica(2, shard="optimizer"), nb.stage())
-    )
+    scopes = nb.cluster(["c0"]), nb.replica(2, shard="optimizer"), nb.stage()
+    report_value("slots kept", save_own_weights(Path(folder), *scopes))
     report_value("slots", {path: shape for path, shape in list_pieces().items() if path not in before})
     open_next_run(Path(folder))
     for how in EARLY_USES:
@@ -445,12 +442,9 @@ def train_auto_codec(*clusters: str) -> None:
 
     model = build_two_stages(clusters, 32, codec="auto")
     report_value("auto", trained(model, [x] * 4, 1e4))
-    report_value(
-        "free again", trained(model, [x] * 7)
-    )  # rates are measured in the first, the third and the eleventh step
-    report_value(
-        "left out", trained(build_two_stages(clusters, 32, rank=4, int8=True, nonfinite="skip"), [x, bad, x, x])
-    )
+    report_value("free again", trained(model, [x] * 7))  # rates are measured in steps one, three and eleven
+    model = build_two_stages(clusters, 32, rank=4, int8=True, nonfinite="skip")
+    report_value("left out", trained(model, [x, bad, x, x]))
 
 
 def train_delta_codec(*clusters: str) -> None:
@@ -572,9 +566,8 @@ def build_verified_model(activation: Any = "relu", micro_batch: int = 3) -> kera
         with nb.stage(cluster="c1"):
             outputs = keras.layers.Dense(2, name="second")(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile(
-        keras.optimizers.SGD(0.01, momentum=0.9, global_clipnorm=0.5, name="momentum"), "mse", metrics=["mae"]
-    )
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9, global_clipnorm=0.5, name="momentum")
+    model.compile(optimizer, "mse", metrics=["mae"])
     return model
 
 

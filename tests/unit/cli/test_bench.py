@@ -86,12 +86,13 @@ clusters:
         place = bench_ends.find_place(load(path), path, "gpu", None)
         assert (place.here, place.gateway, place.listen) == ("gpu/0", "127.0.0.1:27100", None)
         assert list(place.peers) == ["npu/0", "tpu/0"]
+        # Gateways use these positions.
         assert place.workers == (
             "gpu/0",
             "gpu/1",
             "npu/0",
             "tpu/0",
-        )  # gateways use these positions
+        )
 
     def test_origin_is_limited_to_the_chosen_peer(self, path: str) -> None:
         assert list(bench_ends.find_place(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]

@@ -220,10 +220,11 @@ def test_link_frames_over_service_protocols_are_refused(service_gateway: Service
     with service_gateway.open_tls(LOGIN) as line:
         line.sendall(H2)
         assert b"505 - Cannot fulfill request" in line.recv(1000)
+    # This service requires a certificate first.
     with (
         contextlib.suppress(OSError),
         service_gateway.open_tls(DATA) as line,
-    ):  # this service requires a certificate first
+    ):
         line.sendall(H2)
         assert line.recv(1000) == b""
     assert service_gateway.list_logins() == [] and service_gateway.read(25) == list(range(25))

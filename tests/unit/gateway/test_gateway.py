@@ -316,9 +316,8 @@ class TestRefusals:
         revoked_credentials = home.of("gpu/7")
         revoke(home.folder, home.authority, [revoked_credentials.serial], "a test")
         for number in range(30):
-            request = StreamRequest(
-                RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}"
-            )  # another text each time
+            # Another text each time.
+            request = StreamRequest(RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}")
             with pytest.raises(IdentityError, match="was revoked"):
                 open_stream(network, revoked_credentials, request)
         network.gateways["gpu"].stop("a test")
@@ -345,9 +344,8 @@ class TestRefusals:
     ) -> None:
         """For any workers of this cluster that it names, where the cluster does not list them."""
         monkeypatch.setattr("whale_nebula.gateway.admission.find_max_streams", lambda pairs: 3)
-        monkeypatch.setattr(
-            Gateway, "_is_awaited", lambda gateway, here, there: True
-        )  # as if all these were joined recently
+        # As if all these were joined recently.
+        monkeypatch.setattr(Gateway, "_is_awaited", lambda gateway, here, there: True)
         network = start_network(workers=(NPU,), dials=())
         theirs, lanes = Credentials.load(files["npu/gateway"]), [Lane() for _ in range(4)]
         for number, lane in enumerate(lanes):
@@ -440,9 +438,8 @@ class TestRevocationAtOneSite:
         }
         self.revoke(home, "gpu/gateway")
         wait_until(lambda: far.connection.is_over and trunk.is_over)
-        caught = network.link(
-            *((GPU, NPU) if dials == ("gpu",) else (NPU, GPU))
-        )  # the side that is dialled waits for another connection
+        # The side that is dialled waits for another connection.
+        caught = network.link(*((GPU, NPU) if dials == ("gpu",) else (NPU, GPU)))
         with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
             caught.take("SESSION", TIMEOUT_SECONDS)
         assert (

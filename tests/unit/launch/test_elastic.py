@@ -90,17 +90,15 @@ def test_resize_request_reaches_other_launchers_through_workers(tmp_path: Path) 
     assert one.request_counts({"npu": 1}) and json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
     assert other.adopt_counts(create_result(npu=1)) == "the run continues with 1 in gpu, 1 in npu"
     assert other.select_placement().here == ("npu/0",) and other.adopt_counts(create_result(npu=1)) == ""
-    assert (
-        one.adopt_counts(create_result(gpu=1)) == "" and len(one.select_placement().addresses) == 4
-    )  # another step was the last one
+    # Another step was the last one.
+    assert one.adopt_counts(create_result(gpu=1)) == "" and len(one.select_placement().addresses) == 4
     assert json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
     assert one.adopt_counts(create_result(npu=1)) == "the run continues with 1 in gpu, 1 in npu"
     one.select_placement()
     assert json.loads((tmp_path / "asked").read_text()) == {}
     assert one.request_counts({"npu": 0})
-    assert (
-        one.adopt_counts(Result({}, "gpu/0", late=False)) == "the run continues with 1 in gpu, 0 in npu"
-    )  # before a step
+    # Before a step.
+    assert one.adopt_counts(Result({}, "gpu/0", late=False)) == "the run continues with 1 in gpu, 0 in npu"
     assert other.adopt_counts(create_result(npu=9, gpu=5, tpu=1)) == "the run continues with 1 in gpu, 3 in npu"
 
 

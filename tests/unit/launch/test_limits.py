@@ -91,11 +91,12 @@ def test_occupied_root_is_left_unchanged(hierarchy: Path) -> None:
 
 def test_failed_enabling_of_controllers_is_ignored(hierarchy: Path) -> None:
     (hierarchy / "cgroup.subtree_control").unlink()
+    # Whose files are there all the same.
     assert Limits(ANA, hierarchy).enforced_limits == (
         "memory",
         "cpus",
         "processes",
-    )  # whose files are there all the same
+    )
 
 
 def test_admit_moves_a_process_and_its_children_into_the_group() -> None:
@@ -184,9 +185,8 @@ def test_latest_of_several_starts_ends_when_they_exceed_a_limit(tmp_path: Path) 
         assert "is limited to 300 MiB of memory per host, and its workers use 4" in latest.find_excess([other.pid])
         first._next_scan = 0.0
         excesses = [first.find_excess([one.pid]) for _ in range(10)]
-        assert (
-            excesses[:8] == [""] * 8 and "limited to 300 MiB" in excesses[-1]
-        )  # the latest may be stopped, and end nothing
+        # The latest may be stopped, and end nothing.
+        assert excesses[:8] == [""] * 8 and "limited to 300 MiB" in excesses[-1]
         latest.close()
         first._next_scan = 0.0
         assert first.find_excess([one.pid]) == ""

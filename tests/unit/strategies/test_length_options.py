@@ -83,9 +83,8 @@ def test_fit_applies_options_by_length() -> None:
     assert traced[1:] == [(None, 8), (None, 16), (None, 24), (None, None)]  # the first one makes variables
     assert any("sets, for sequences of 24, 32, 4 micro-batches and codec fp16" in note for note in recorder.notes)
     before = len(recorder.steps)
-    recorder.model.fit(
-        *make_data(4), batch_size=4, verbose=0, callbacks=[recorder]
-    )  # without a curriculum scopes say all
+    # Without a curriculum scopes say all.
+    recorder.model.fit(*make_data(4), batch_size=4, verbose=0, callbacks=[recorder])
     assert [step[:2] for step in recorder.steps[before:]] == [(2, 2.0)]
 
 
@@ -216,9 +215,8 @@ def test_resumed_run_keeps_the_planned_options_by_length(tmp_path: Any) -> None:
     assert len(set(seen)) > 1 and [count for count, _ in seen] == sorted(count for count, _ in seen)
     assert seen[-1][0] > 1 and seen[-1][1] == "int4"
     train_with_planned_options(str(tmp_path / "broken"), "2mbit,5ms", stop=3)
-    resumed_losses, resumed_steps = train_with_planned_options(
-        str(tmp_path / "broken"), "100gbit,0ms"
-    )  # for which nothing would be compressed
+    # For which nothing would be compressed.
+    resumed_losses, resumed_steps = train_with_planned_options(str(tmp_path / "broken"), "100gbit,0ms")
     assert (resumed_losses, resumed_steps) == (losses, seen[-len(resumed_steps) :])
 
 

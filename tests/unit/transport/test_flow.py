@@ -272,9 +272,8 @@ def test_sender_one_step_ahead_is_blocked_until_the_step_begins(carrier_name: st
         here.post(build_step_message(1))
         sends = executor.submit(lambda: [here.send(key, value) for key in keys])
         assert there.take("SESSION", TIMEOUT_SECONDS)["step"] == 1
-        waits = executor.submit(
-            there.receive, keys[-1], TIMEOUT_SECONDS
-        )  # a thread of this process waits for something
+        # A thread of this process waits for something.
+        waits = executor.submit(there.receive, keys[-1], TIMEOUT_SECONDS)
         assert not waits.done() and not sends.done()
         assert there._inbox.unrequested_bytes <= 3 << 20
         due.step = 1

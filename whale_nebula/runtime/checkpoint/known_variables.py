@@ -177,7 +177,7 @@ _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 def _refuse_missing(path: str, program: str, source: Source, is_fit_over: bool) -> CheckpointError:
     """The error for a variable that is missing, or whose layer's name has another number in the checkpoint. The fit
-    that trained it may have been `is_fit_over` when the checkpoint was saved.
+    that trained it may have been complete when the checkpoint was saved (`is_fit_over`).
     """
     why, mend = "the checkpoint is from a different model", 'nb.init(checkpoint="another/folder")'
     plain = _NUMBER.sub("", path)

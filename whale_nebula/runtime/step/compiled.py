@@ -37,7 +37,7 @@ from whale_nebula.tf import private as tf_private
 @dataclass(frozen=True)
 class Function:
     """A callable fragment from tensors of `feeds` to tensors of `fetches`. A function with `waits` contains
-    all-reduces, and is called inside that context. One that is `is_sharded` takes and returns shards of tensors; a
+    all-reduces, and is called inside that context. With `is_sharded` it takes and returns shards of tensors; a
     process with a single shard passes it as a tensor. Values in `handover_slots` are not arguments: they are handed
     over.
     """

@@ -97,7 +97,7 @@ class GradientSums:
         return part.concatenated if part.sparse else self._has_rows(*key[:2])
 
     def pieces(self, key: PartKey, piece: int, turns: Sequence[int]) -> dict[int, Any]:
-        """The tensors of a gradient: by micro-batch if it `is_row_list` rows, otherwise the sum of all under -1."""
+        """The tensors of a gradient: by micro-batch if they are lists of rows, otherwise the sum of all under -1."""
         if self.is_row_list(key):
             return {m: columns[piece] for m, columns in zip(turns, self.row_lists[key], strict=True)}
         return {-1: self.row_lists[key][0][piece] if key in self.row_lists else self.dense[key]}
