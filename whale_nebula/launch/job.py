@@ -188,15 +188,20 @@ class Job:
         """Wait until all workers have ended, at most `deadline` seconds; then kill the rest.
 
         When one fails, the others have `grace` seconds to detect it, to report and to exit by themselves, or `patience`
-        seconds if they are saving; when one leaves, they have `patience` seconds to leave with it.
+        seconds if they are saving, and `grace` after that; when one leaves, they have `patience` seconds to leave with
+        it.
         """
         self._limit = min(self._limit, time.monotonic() + deadline)
         order: list[str] = []
         over: float | None = None
+        was_saving = False
         while len(order) < len(self._processes):
             name = self._await_next()
             if name is None and over is not None and self._is_saving and time.monotonic() < over + (patience or grace):
-                self._limit = time.monotonic() + _LOOK_SECONDS
+                self._limit, was_saving = time.monotonic() + _LOOK_SECONDS, True
+                continue
+            if name is None and was_saving:
+                self._limit, was_saving = time.monotonic() + grace, False
                 continue
             if name is None:
                 break

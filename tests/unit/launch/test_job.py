@@ -267,12 +267,13 @@ if me.cluster == "gpu":
     sys.exit(3)
 me.heartbeat_sender.send(saving=True)
 saves.touch()
-time.sleep(0.8)
+time.sleep(1.8)
 me.heartbeat_sender.send(saving=False)
+time.sleep(0.4)
 sys.exit(4)
 """
     with start_job(code, tmp_path) as job:
-        result = job.wait(SOON, grace=0.2, patience=SOON)
+        result = job.wait(SOON, grace=1.5, patience=SOON)
     assert (result.culprit, result.codes) == ("gpu/0", {"gpu/0": 3, "npu/0": 4})
 
 
