@@ -42,7 +42,14 @@ GRID = [
 ]
 TOO_MANY = "tied,3,1,1"
 FOUR = {f"c0/{number}": "c0" for number in range(4)}
-MESH_GRID = ["tied,2,1,2,2", "experts,2,2,2,2+2", "classifier,2,2,2,2+2", "translator,2,2,4,2+2", "experts,2,1,2,2"]
+MESH_GRID = [
+    "tied,2,1,2,2",
+    "experts,2,2,2,2+2",
+    "classifier,2,2,2,2+2",
+    "translator,2,2,4,2+2",
+    "experts,2,1,2,2",
+    "normalized,2,1,2,2",
+]
 TOO_MANY_ON_MESH = "tied,3,1,2,2"
 LENGTH = 1e-2 * 6
 Found = tuple[FinishedRun, Mapping[str, Outcome], dict[str, Any]]

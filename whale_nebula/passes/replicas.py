@@ -119,6 +119,16 @@ def find_replica_sums(program: Program) -> Mapping[int, tuple[int, ...]]:
     return found
 
 
+def has_one_order(cut: Cut, stage: int) -> bool:
+    """Whether TensorFlow sums a stage's replicas in the same order for all shards, so that sums of whole values are
+    bit-identical on the devices of a replica.
+    """
+    ranks = rank_workers(cut.workers)
+    hosts = {cut.routings[worker].hosts[stage] for worker in cut.workers_of(stage)}
+    orders = {tuple(sorted(range(len(own)), key=lambda r: ranks[own[r]])) for own in hosts}
+    return cut.program.stages[stage].replicas < 3 or len(orders) == 1
+
+
 def count_local_micro_batches(program: Program) -> int:
     """The number of micro-batches that one process computes in a step; replicas that add up sums during the forward
     count as one.

@@ -33,7 +33,7 @@ from whale_nebula.ir.program import GradientPart, Program, Request, Stage
 from whale_nebula.passes.completion import Question, complete_layouts
 from whale_nebula.passes.facts import ASSIGNS
 from whale_nebula.passes.readings import list_fragments
-from whale_nebula.passes.replicas import find_replica_sums
+from whale_nebula.passes.replicas import find_replica_sums, has_one_order
 from whale_nebula.passes.rules import Fold, fold
 from whale_nebula.spec import Spec, Value
 
@@ -309,9 +309,9 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
         where = next((split.where for split in cut.program.splits if split.stage == number), stage.where)
         if stage.shards > 1 and len(workers) < stage.replicas * stage.shards:
             raise _worker_count_error(stage, len(workers), where)
-        summed = stage.shards > 1 and number in find_replica_sums(cut.program) and cut.program.pipeline.micro_batch > 1
+        summed = stage.shards > 1 and number in find_replica_sums(cut.program) and not has_one_order(cut, number)
         built = {
-            "nb.split of layers with synchronized moments, in nb.replica between processes": summed,
+            "synchronized moments and nb.split in three or more replicas of a cluster of more than ten workers": summed,
             "nb.split inside nb.replica(shard=) between processes": stage.shards > 1 and stage.shared_slots,
             "nb.split, or nb.replica(shard=), of a model that every cluster trains a copy of": cut.program.local_sgd
             is not None,

@@ -154,7 +154,7 @@ def engine() -> Engine:
 
 def test_collectives_replace_sums_without_consumers(engine: Engine) -> None:
     group = Group(Collectives(0, ("127.0.0.1:1",), 1.0), (0,), "alone")
-    sums = ReplicaSums(engine.cut, {0: group}, 1)
+    sums = ReplicaSums(engine.cut, {0: group}, 1, engine.worker)
     fragment = find_summing_fragment(engine)
     assert len(sums.ops(fragment)) == 2  # one forward, one for its gradient
     plain, summed = (FunctionBuilder(engine.captured.graph, sums=each).build(fragment) for each in (None, sums))

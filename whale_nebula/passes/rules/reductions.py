@@ -7,7 +7,7 @@ from functools import reduce
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
 from whale_nebula.ir.integers import FOLDS
 from whale_nebula.passes.rules.algebra import add_folds, fold_extremum, move_by_wholes, multiply_folds
-from whale_nebula.passes.rules.axes import axes, fold_axes, list_axes, number_axes
+from whale_nebula.passes.rules.axes import axes, describe_entries, fold_axes, list_axes, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     MEAN,
@@ -196,7 +196,7 @@ def in_top_k(node: Node) -> Axes:
     return Axes(("nc", "n"), ("n",), mixed={"c": "scores and targets do not correspond to rows"})
 
 
-@rule(REPLICA_SUM, literal=True)
+@rule(REPLICA_SUM, axes=describe_entries, literal=True)
 def replica_sum(node: Node) -> Result:
     """A sum over replicas: a sum or count over the batch becomes that of the whole batch in every micro-batch."""
     part = node.folds[0]

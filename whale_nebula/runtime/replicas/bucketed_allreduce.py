@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from whale_nebula.ir.cut import Cut, Fragment, rank_workers
+from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import SPLIT, find_local_spec
 from whale_nebula.passes.exchange import ReplicaMessage
+from whale_nebula.passes.replicas import has_one_order
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
 from whale_nebula.runtime.step.compiled import BoundFunction, Compiled
 from whale_nebula.runtime.step.gradients import GradientSums
@@ -131,16 +132,9 @@ class BucketedAllReduce:
             index = self.cut.group_of(each.stage, self.worker).index(self.worker)
             spec = Spec(each.specs[0].dtype, shape)
             shape = find_local_spec(spec, layouts.layout(each.values[0]), layouts.count, index).shape or ()
-        elif not self._sums_in_one_order(each.stage):
+        elif not has_one_order(self.cut, each.stage):
             return None
         return tuple(axis for axis in shape if axis is not None)
-
-    def _sums_in_one_order(self, stage: int) -> bool:
-        """Whether TensorFlow sums replicas in the same order for all shards, so that whole values are bit-identical."""
-        ranks = rank_workers(self.cut.workers)
-        hosts = {self.cut.routings[worker].hosts[stage] for worker in self.cut.workers_of(stage)}
-        orders = {tuple(sorted(range(len(own)), key=lambda r: ranks[own[r]])) for own in hosts}
-        return self.cut.program.stages[stage].replicas < 3 or len(orders) == 1
 
 
 def make_bucketed_allreduce(

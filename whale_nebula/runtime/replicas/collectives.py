@@ -26,7 +26,7 @@ from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, OptionError, StateError
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import REPLICA_SUM
-from whale_nebula.ir.layout import divide
+from whale_nebula.ir.layout import divide, find_local_spec
 from whale_nebula.runtime.session.task import restrict_port
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import collectives as tf_collectives
@@ -382,6 +382,7 @@ class ReplicaSums:
     cut: Cut
     groups: Mapping[int, Group]
     program: int
+    worker: str
     _zero_functions: dict[Fragment, Any] = field(default_factory=dict)
 
     def ops(self, fragment: Fragment) -> tuple[int, ...]:
@@ -394,13 +395,18 @@ class ReplicaSums:
         replacement of each marker.
         """
         found = {}
-        for (name, spec), mark in zip(self._name_sums(fragment), marks, strict=True):
-            own = tf.ensure_shape(mark.op.inputs[0], spec.shape)
-            (total,) = self._find_group(fragment).sum([own], name)
+        for op, mark in zip(self.ops(fragment), marks, strict=True):
+            total = self.add(fragment, op, mark.op.inputs[0])
             for reader, place in tf_patch.readers(mark):
                 tf_private.set_input(reader, place, total)
             found[mark.ref()] = total
         return found
+
+    def add(self, fragment: Fragment, op: int, tensor: Any) -> Any:
+        """Add the sum over the replicas of the operand of an op to the graph that is being traced."""
+        name, spec = self._name_sums(fragment)[op]
+        (total,) = self._find_group(fragment).sum([tf.ensure_shape(tensor, spec.shape)], name)
+        return total
 
     def sum_zeros(self, fragment: Fragment | None) -> None:
         """Take part in the sums of a fragment without any rows."""
@@ -416,7 +422,7 @@ class ReplicaSums:
     def _make_zero_sums(self, fragment: Fragment) -> list[Any]:
         """Sums of zeros in sequence, because those of other members may be in sequence."""
         totals: list[Any] = []
-        for name, spec in self._name_sums(fragment):
+        for name, spec in self._name_sums(fragment).values():
             with tf.control_dependencies(totals[-1:]):
                 totals += self._find_group(fragment).sum([tf.zeros(spec.shape, spec.dtype)], name)
         return totals
@@ -429,13 +435,23 @@ class ReplicaSums:
     def _find_group(self, fragment: Fragment) -> Group:
         return self.groups[fragment.stage or 0]
 
-    def _name_sums(self, fragment: Fragment) -> list[tuple[str, Spec]]:
-        """The sums of a fragment, each with a unique name and its shape."""
-        spec, about = self.cut.program.graph.spec, f"{self.program} {fragment.phase} {fragment.stage} {fragment.kind}"
-        return [(f"{about} {number}", spec(Value(op))) for number, op in enumerate(self.ops(fragment))]
+    def _name_sums(self, fragment: Fragment) -> dict[int, tuple[str, Spec]]:
+        """The sums of a fragment by their op, each with a unique name and the shape of this worker's operand."""
+        about = f"{self.program} {fragment.phase} {fragment.stage} {fragment.kind}"
+        return {
+            op: (f"{about} {number}", self._find_spec(fragment, op)) for number, op in enumerate(self.ops(fragment))
+        }
+
+    def _find_spec(self, fragment: Fragment, op: int) -> Spec:
+        stage, whole = fragment.stage or 0, self.cut.program.graph.spec(Value(op))
+        layouts = self.cut.layouts.get(stage)
+        if layouts is None:
+            return whole
+        index = self.cut.group_of(stage, self.worker).index(self.worker)
+        return find_local_spec(whole, layouts.layout(Value(op)), layouts.count, index)
 
 
 def make_replica_sums(cut: Cut, worker: str, collectives: Collectives | None, program: int) -> ReplicaSums | None:
     """The sums of a worker; None if no function of its stages has any."""
     found = groups(cut, worker, collectives, f"moments of program {program}")
-    return ReplicaSums(cut, found, program) if found else None
+    return ReplicaSums(cut, found, program, worker) if found else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.graph import REPLICA_SUM, Graph, Op
 from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts, find_local_spec
 from whale_nebula.passes.facts import ASSIGNS, SCATTERS, SEGMENT_SUM
 from whale_nebula.runtime.split.groups import (
@@ -36,6 +36,10 @@ _SHAPE_INPUTS = {
 """The index of the input of an op that is the shape of its output."""
 
 
+SumOverReplicas = Callable[[int, Any], Any]
+"""A function that adds the sum of an op's operand over replicas that are other processes."""
+
+
 @dataclass(frozen=True)
 class SplitStage:
     """The layouts of a stage's values, and the group of devices that runs it."""
@@ -55,6 +59,7 @@ class StageLowering:
     shared: SplitStage
     handles: Mapping[int, Any]
     created_ops: dict[int, list[Any]]
+    sum_over_replicas: SumOverReplicas | None = None
     values: dict[Value, Tensors] = field(default_factory=dict)
     converted: dict[tuple[Value, Layout], Tensors] = field(default_factory=dict)
 
@@ -112,6 +117,7 @@ class StageLowering:
             "EnsureShape": self.ensure_shape,
             "Squeeze": self.squeeze,
             SEGMENT_SUM: self.deal,
+            REPLICA_SUM: self.sum_replicas,
         }
         return self.assign if op.type in ASSIGNS else own.get(op.type, self.copy)
 
@@ -210,6 +216,14 @@ class StageLowering:
         self.created_ops[op.index] = [tensor.op for tensor in checked]
         return [checked]
 
+    def sum_replicas(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
+        """A sum over replicas: each device adds up its piece with the same devices of the other replicas."""
+        if self.sum_over_replicas is None:
+            return self.copy(op, inputs, layouts)
+        sums = [self.sum_over_replicas(op.index, tensor) for tensor in inputs[0]]
+        self.created_ops[op.index] = [total.op for total in sums]
+        return [sums]
+
     def squeeze(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """Remove axes with one entry in the whole tensor, but not a split axis with one entry in a piece."""
         axes = list(self.operations[op.index].get_attr("squeeze_dims"))
@@ -260,12 +274,14 @@ class Lowering:
     operations: Sequence[Any]
     stages: Sequence[SplitStage]
     handles: Mapping[int, Any]
+    sum_over_replicas: SumOverReplicas | None = None
     whole_values: dict[Value, Any] = field(default_factory=dict)
     created_ops: dict[int, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.parts = [
-            StageLowering(self.graph, self.operations, each, self.handles, self.created_ops) for each in self.stages
+            StageLowering(self.graph, self.operations, each, self.handles, self.created_ops, self.sum_over_replicas)
+            for each in self.stages
         ]
         for part in self.parts:
             part.values |= {Value(op): [handle] * len(part.group.here) for op, handle in self.handles.items()}
@@ -298,7 +314,11 @@ class Lowering:
             part.make(op, lambda value: self.provide(value, part))
             return
         with tf.control_dependencies([made for index in op.control for made in self.created_ops.get(index, ())]):
-            made = tf_private.copy_op(self.operations[index], [self.take(value) for value in op.inputs])
+            inputs = [self.take(value) for value in op.inputs]
+            if op.type == REPLICA_SUM and self.sum_over_replicas is not None:
+                made = self.sum_over_replicas(index, inputs[0]).op
+            else:
+                made = tf_private.copy_op(self.operations[index], inputs)
         self.created_ops[index] = [made]
         self.whole_values.update(zip(op.values, made.outputs, strict=True))
 

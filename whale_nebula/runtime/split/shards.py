@@ -116,6 +116,14 @@ class CollectiveGroup:
         found = self._exchange(self._stack(padded, other, others))
         return [cut_piece(self._join(found, axis, sizes), other, 0, others[self.index])]
 
+    def run_between(self, add: Callable[[], Any]) -> Any:
+        """Add a collective of another group, in order with those of this one."""
+        with tf.control_dependencies([self._last] * (self._last is not None)):
+            found = add()
+        if tf_collectives.find_device() != tf_collectives.CPU:
+            self._last = found
+        return found
+
     def _stack(self, tensor: Any, axis: int, sizes: Sizes) -> Any:
         """The pieces for all devices, padded to the longest."""
         longest, pieces = _find_longest(sizes), zip(cut_pieces(tensor, axis, sizes), sizes, strict=True)

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -27,7 +27,7 @@ from whale_nebula.passes.facts import ASSIGNS
 from whale_nebula.runtime.replicas.collectives import ReplicaSums
 from whale_nebula.runtime.split.groups import Group, LocalGroup, Pieces
 from whale_nebula.runtime.split.lowering import Lowering, SplitStage
-from whale_nebula.runtime.split.shards import Shards
+from whale_nebula.runtime.split.shards import CollectiveGroup, Shards
 from whale_nebula.runtime.step.handover import Handover
 from whale_nebula.runtime.step.rollback import OpLocations
 from whale_nebula.spec import Spec, Value
@@ -143,14 +143,26 @@ class FunctionBuilder:
                 if name in self._external:
                     own = pieces[number].variable.handle if number in pieces else self._external[name]
                     handles[number] = traced.capture(own)
-            shared = [SplitStage(each, self._make_group(stage, fragment)) for stage, each in self._layouts.items()]
-            lowering = Lowering(graph, donor.operations, shared, handles)
+            groups = {stage: self._make_group(stage, fragment) for stage in self._layouts}
+            shared = [SplitStage(each, groups[stage]) for stage, each in self._layouts.items()]
+            add_sum = self._find_replica_sum(fragment, groups)
+            lowering = Lowering(graph, donor.operations, shared, handles, add_sum)
             tensors = self._list_inputs(fragment, given, slots)
             return lowering.run(fragment.ops, dict(zip(fragment.feeds, tensors, strict=True)), fragment.fetches)
 
         concrete = self._trace(fragment, body, slots)
         waits = None if self._shards is None else self._shards.explain_failures
         return Function(fragment, concrete, concrete.captured_inputs, waits, is_sharded=True, handover_slots=slots)
+
+    def _find_replica_sum(self, fragment: Fragment, groups: Mapping[int, Group]) -> Callable[[int, Any], Any] | None:
+        """The function that adds sums over replicas in other processes; None if a fragment has none."""
+        sums = self.sums
+        if sums is None or not sums.ops(fragment):
+            return None
+        group = next((each for stage, each in groups.items() if stage == fragment.stage), None)
+        if not isinstance(group, CollectiveGroup):
+            return partial(sums.add, fragment)
+        return lambda op, tensor: group.run_between(partial(sums.add, fragment, op, tensor))
 
     def _find_update_order(self, fragment: Fragment) -> Mapping[int, int]:
         """For each ordered op of an update, the write that it waits for."""
