@@ -23,6 +23,7 @@ from whale_nebula.passes.readings import needs_only_rows
 from whale_nebula.plan.flops import FlopCounter
 from whale_nebula.plan.work import memory_of
 from whale_nebula.planner.problem import Array, Chain
+from whale_nebula.planner.update_memory import count_update_temporaries
 from whale_nebula.spec import Spec, Value
 
 MOST_CROSSING = 4
@@ -165,7 +166,7 @@ class _ChainBuilder:
             sent_tensors=np.array([len(each) for each in tensors], float),
             returned_tensors=np.array([sum(tensor.returns for tensor in each) for each in tensors], float),
             largest_gradient=largest, deferred_inputs=self._size_deferred_inputs(block_of_op, later, count),
-            object_bytes=self._size_objects(variables),
+            object_bytes=self._size_objects(variables), update_temporaries=count_update_temporaries(self.program),
         )  # fmt: skip
         ops = self._list_ops(block_of_op, variables, count)
         forward, backward = self._measure_ops(ops.forward), self._measure_ops(ops.backward, later)

@@ -288,9 +288,10 @@ class Costs:
 
         A backward needs the activations of micro-batches in flight, the inputs of those that `came` in, the sum of
         gradients so far, and the new gradients, which are added one by one. A last stage has forward and backward in
-        one function, which frees activations as gradients appear. An update needs the sums, and temporary tensors: two
-        of the size of the largest variable if the optimizer has slots, else one. A step that is not cut is TensorFlow's
-        own: it updates all variables concurrently, so with slots there is a temporary tensor for each.
+        one function, which frees activations as gradients appear. An update needs the sums, and the temporary tensors
+        of its largest variable; if these are not counted, two if the optimizer has slots, else one. A step that is not
+        cut is TensorFlow's own: it updates all variables concurrently, so with slots there is a temporary tensor for
+        each.
         """
         gradients, slots = ((each[end] - each[begin]) / shards for each in (self.gradients, self._slots))
         largest = self._largest[begin, end] / shards
@@ -310,7 +311,10 @@ class Costs:
             second = others(np.minimum(in_flight, self.micro_batches - 1))
             backward = np.maximum(backward, second + np.maximum(own + gradients, added))
         uncut = whole & (begin == 0) & (self.micro_batches == 1)
-        update = gradients + largest + np.where(slots > 0, np.where(uncut, gradients, largest), 0.0)
+        counted = self.problem.chain.update_temporaries
+        temporaries = np.where(slots > 0, 2, 1) if counted is None else counted
+        concurrent = largest + np.where(slots > 0, gradients, 0.0)
+        update = gradients + np.where(uncut, concurrent, temporaries * largest)
         return (self._resident[end] - self._resident[begin]) / shards + np.maximum(backward + arrived, update)
 
     @cached_property

@@ -85,7 +85,7 @@ class Chain:
     `returned_tensors`). `separate_gradients` are the bytes of a block's gradients that are computed separately from the
     gradient that is sent back. `codecs` are the codecs that may be chosen between clusters, the most accurate first;
     empty: no codec. `object_bytes` are bytes of a block that are not variables (rows of a table), of which there are no
-    replicas.
+    replicas. `update_temporaries` is the number of temporary tensors of the largest variable's update (None: unknown).
     """
 
     names: tuple[str, ...]
@@ -105,6 +105,7 @@ class Chain:
     largest_gradient: Array | None = None
     deferred_inputs: Array | None = None
     object_bytes: Array | None = None
+    update_temporaries: int | None = None
 
     @cached_property
     def resident(self) -> Array:

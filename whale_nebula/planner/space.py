@@ -68,6 +68,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
             None if chain.largest_gradient is None else np.maximum.reduceat(chain.largest_gradient, starts)
         ),
         object_bytes=None if chain.object_bytes is None else add(chain.object_bytes),
+        update_temporaries=chain.update_temporaries,
     )  # fmt: skip
     clusters = tuple(
         replace(

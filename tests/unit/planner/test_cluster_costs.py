@@ -338,6 +338,11 @@ def test_part_memory_is_the_maximum_of_backward_and_update() -> None:
     # 8 rows: a block keeps 80; an update has the gradients, as many more where there are slots, and the largest
     assert part_bytes_of(1, both, 1) == 600 + 200 + 200 + 60
     assert part_bytes_of(1, both, 1, slots=0.0) == 200 + max(200 + 60, 160 + 100 + 32, 80 + 200 + 32)
+    # an update of a stage has its gradients and temporary tensors: two with slots, unless they are counted
+    large = replace(chain, gradients=1e4 * ones, largest_gradient=1e4 * ones)
+    for counted, number in ((None, 2), (1, 1)):
+        costs = Costs(Problem(replace(large, update_temporaries=counted), (cluster,), 8), 1)
+        assert costs.part_bytes(Part(0, 0, 1, shards=2), 1) == 150 + (1 + number) * 5e3
     # a second backward finds sums; all that it has made is there while they are added
     assert part_bytes_of(8, first, 3) == 300 + 3 * 80 + 2 * 100 + 60
     assert part_bytes_of(3, first, 3) == 300 + max(3 * 80 + 100 + 32, 2 * 80 + 2 * 100 + 60)
