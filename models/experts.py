@@ -19,19 +19,19 @@ IN_ORDER, RANDOM = "order", "random"
 
 @tf.custom_gradient
 def pick_rows(rows: Any, numbers: Any, back: Any) -> Any:
-    """Gather rows by number, in each row group; zeros for -1. No row is picked twice, so that `back`, the inverse,
-    gathers the gradients.
+    """Gather rows by number, in each row group; any row for -1, which the caller ignores. No row is picked twice, so
+    that `back`, the inverse, gathers the gradients; those of rows that are not picked (-1) are zeros.
     """
 
     def give_back(upstream: Any) -> tuple[Any, None, None]:
-        return _pick(upstream, back), None, None
+        is_picked = tf.cast(back >= 0, upstream.dtype)[..., tf.newaxis]
+        return _gather(upstream, back) * is_picked, None, None
 
-    return _pick(rows, numbers), give_back
+    return _gather(rows, numbers), give_back
 
 
-def _pick(rows: Any, numbers: Any) -> Any:
-    found = tf.gather(rows, tf.maximum(numbers, 0), batch_dims=1)
-    return found * tf.cast(numbers >= 0, rows.dtype)[..., tf.newaxis]
+def _gather(rows: Any, numbers: Any) -> Any:
+    return tf.gather(rows, tf.maximum(numbers, 0), batch_dims=1)
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
@@ -136,7 +136,8 @@ class SwitchFeedForward(keras.layers.Layer):
             tokens = tf.einsum("gsm,k->gskm", tokens, tf.ones([self.k], tokens.dtype))
         given = pick_rows(tf.reshape(tokens, [groups, picks, width]), taken, slots)
         made = self.compute(given, groups, capacity)
-        found, weights = pick_rows(made, slots, taken), tf.cast(weights, made.dtype)
+        weights = tf.cast(weights * tf.cast(kept, weights.dtype), made.dtype)
+        found = pick_rows(made, slots, taken)
         if self.k == 1:
             found = found * weights
         else:
