@@ -87,6 +87,7 @@ class SwitchFeedForward(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         _check(experts, k, groups, drop, capacity_factor)
+        _check_numbers(hidden=hidden, min_capacity=min_capacity, row_groups=1 if row_groups is None else row_groups)
         self.experts, self.hidden, self.k = experts, hidden, k
         self.capacity_factor, self.min_capacity = capacity_factor, min_capacity
         self.noise, self.groups, self.aux, self.drop = noise, groups, aux, drop
@@ -276,3 +277,9 @@ def _check(experts: int, k: int, groups: int | None, drop: str, factor: float) -
             why="each expert needs capacity for at least one token",
             mend="capacity_factor=1.25",
         )
+
+
+def _check_numbers(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise OptionError(f"{name}={number!r} is not valid", why="it must be at least 1", mend=f"{name}=1")

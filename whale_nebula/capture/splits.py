@@ -191,11 +191,15 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
     for frame in split_frames:
         if all(frame is not each for each in caught):
             _warn_if_unused(frame)
-    splits = []
+    splits, longest = list[Split](), dict[Frame, int]()
     for (of, handle), (axis, frame) in sorted(found.items(), key=lambda pair: pair[0]):
-        shards, size = stages[of].shards, (program.variable_ops[handle].spec.shape or ())[axis]
-        if size is not None and size >= shards > 1:
+        shards, size = stages[of].shards, (program.variable_ops[handle].spec.shape or ())[axis] or 0
+        longest[frame] = max(size, longest.get(frame, 0))
+        if size >= shards > 1:
             splits.append(Split(handle, of, axis, str(frame.site)))
+    for (of, _), (_, frame) in found.items():
+        if frame in split_frames and longest[frame] < stages[of].shards:
+            _warn_if_short(frame, longest[frame], stages[of].shards)
     return replace(program, stages=tuple(stages), splits=tuple(splits))
 
 
@@ -258,4 +262,13 @@ def _warn_if_unused(frame: Frame) -> None:
         "nb.split has no effect",
         why=f"no variable with an axis {frame.options['axis']} is read inside it; this is reported once for this line",
         mend="use with nb.split(...): around the call of the layer whose weights are to be divided",
+    )
+
+
+def _warn_if_short(frame: Frame, longest: int, devices: int) -> None:
+    warn_once(
+        frame.site,
+        "nb.split has no effect",
+        why=f"its variables have at most {longest} entries along axis {frame.options['axis']}, for {devices} devices",
+        mend=f"nb.split({longest}) or fewer devices, or another axis" if longest > 1 else "nb.split with another axis=",
     )

@@ -38,13 +38,23 @@ def test_split_divides_variables_read_or_created_inside() -> None:
 
 
 def test_split_keeps_short_variables_whole() -> None:
-    bias, small = tf.Variable(tf.zeros([12]), name="bias"), tf.Variable(tf.ones([8, 2]), name="small")
+    """It warns if no variable is long enough."""
+    small, large = tf.Variable(tf.ones([8, 2]), name="small"), tf.Variable(W, name="large")
 
     def step(x: Any) -> Any:
         with nb.cluster(), nb.stage(), nb.split(3, axis=1):
-            return tf.reduce_sum(x @ tf.convert_to_tensor(small)) + tf.reduce_sum(bias)
+            return tf.reduce_sum(x @ tf.convert_to_tensor(small))
 
-    assert plan(step).layouts == {}
+    def step_of_both(x: Any) -> Any:
+        with nb.cluster(), nb.stage(), nb.split(3, axis=1):
+            return tf.reduce_sum(x @ tf.convert_to_tensor(small)) + tf.reduce_sum(x @ large)
+
+    with pytest.raises(
+        nb.errors.NebulaWarning, match="its variables have at most 2 entries along axis 1, for 3 devices"
+    ):
+        plan(step)
+    layouts = plan(step_of_both).layouts
+    assert layouts["large"] == "split(1)" and "small" not in layouts
 
 
 def catch_option_error(step: Callable[[Any], Any]) -> str:

@@ -111,7 +111,13 @@ def test_dropped_tokens_are_random_only_in_training() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"k": 3}, "k=3"), ({"groups": 3}, "into 3 groups"), ({"drop": "first"}, "drop='first'")]
+    ("options", "said"),
+    [
+        ({"k": 3}, "k=3"),
+        ({"groups": 3}, "into 3 groups"),
+        ({"drop": "first"}, "drop='first'"),
+        ({"row_groups": 0}, "row_groups=0"),
+    ],
 )
 def test_invalid_expert_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(nb.errors.OptionError, match=said):
