@@ -129,8 +129,19 @@ def build_local_sgd(codec: dict[str, Any] | None = None, **options: Any) -> kera
     return keras.Model(inputs, outputs)
 
 
+class RateDecay(keras.callbacks.Callback):
+    """Lowers the learning rate before and after each batch."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.99)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.on_train_batch_begin(batch)
+
+
 def make_plateau_callbacks() -> list[Any]:
     return [
+        RateDecay(),
         keras.callbacks.EarlyStopping(monitor="loss", patience=2, min_delta=9.0, restore_best_weights=True),
         keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=9.0, factor=0.5),
     ]

@@ -34,6 +34,7 @@ from whale_nebula.passes.effects import STATEFUL_DRAWS
 from whale_nebula.report.records import Goodput, TimeAccount
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.extra_state import ExtraState
+from whale_nebula.runtime.checkpoint.fit_position import BEFORE_STEP, copy_callback_states
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.known_variables import (
     KnownVariables,
@@ -44,7 +45,13 @@ from whale_nebula.runtime.checkpoint.known_variables import (
     warn_of_unused,
 )
 from whale_nebula.runtime.checkpoint.level import Level, Notices, estimate_between_failures
-from whale_nebula.runtime.checkpoint.save_on_error import ScriptState, can_hold, commit_written, save_at_error
+from whale_nebula.runtime.checkpoint.save_on_error import (
+    BatchState,
+    ScriptState,
+    can_hold,
+    commit_written,
+    save_at_error,
+)
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.writer import Snapshot
 from whale_nebula.runtime.local_sgd.step import LocalSgdRunner, OwnClusterRunner
@@ -86,7 +93,8 @@ class Checkpoints:
     If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
     variables are restored. `skips` counts the batches of a `fit` that were already trained. `forms` are the shapes for
     which programs were traced, and `intervals` the chosen numbers of steps between their rounds, as in the manifest.
-    `has_read`: a program was registered, or `nb.restore` was called.
+    `has_read`: a program was registered, or `nb.restore` was called. `resume_at` is called at places of a resumed
+    `fit`, until the place where its state was saved.
     """
 
     run: Run
@@ -109,6 +117,7 @@ class Checkpoints:
     script_state: ScriptState = field(default_factory=ScriptState)
     leading: LeadingProgram = field(default_factory=LeadingProgram)
     known_variables: KnownVariables = field(init=False)
+    resume_at: Callable[[str], None] | None = None
     _batch: str = ""
     _local_sgd_runners: dict[str, LocalSgdRunner] = field(default_factory=dict)
     _restore_requests: dict[str, int] = field(default_factory=dict)
@@ -262,7 +271,10 @@ class Checkpoints:
         if title != self.position.program:
             return
         self.extra_state.restore_late()
-        self.script_state.is_complete, self.script_state.epoch_snapshot = True, None
+        if self.resume_at is not None:
+            self.resume_at(BEFORE_STEP)
+        self.script_state.complete()
+        self.script_state.epoch_snapshot, self.script_state.has_ended_epoch = None, False
         if exit_agreement.is_agreed or self._interrupted:
             self.finish(ended=False)
         self._end_if_interrupted()
@@ -340,7 +352,7 @@ class Checkpoints:
         position = self.position
         batch = position.batch + batches if position.fit and not position.ended else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
-        self.script_state.steps, self.script_state.is_complete = self.script_state.steps + 1, False
+        self.script_state.count_step()
         if self.run.alone:
             self.receive_sheets({self.group.worker: self.sheet()})
 
@@ -381,17 +393,31 @@ class Checkpoints:
         self.extra_state.callbacks = callbacks
         self.extra_state.keep_history(self.position.fit, callbacks)
         self.position = replace(self.position, epoch=epoch, batch=0, ended=True, epochs=epochs)
+        self.script_state.complete()
         self.finish()
-        self.script_state.epoch_snapshot = None
+        self.script_state.epoch_snapshot, self.script_state.has_ended_epoch = None, False
         self._end_if_interrupted()
         if exit_agreement.is_agreed:
             exit_agreement.begin_step()
 
     def hold_epoch(self) -> None:
         """Keep the state after an epoch's last batch, until the next step begins: an error may come before it."""
+        self.script_state.batch_state = None
         if can_hold(self):
             with self.time_account.count_saving():
                 self.script_state.epoch_snapshot = self.take_snapshot()
+        self.script_state.has_ended_epoch = True
+
+    def hold_batch(self, hook: str, place: str) -> None:
+        """Keep what the callbacks of a batch may change at this hook: an error may come before all of them were
+        called.
+        """
+        script_state, callbacks = self.script_state, self.extra_state.callbacks
+        if not script_state.steps or script_state.epoch_snapshot is not None:
+            return
+        changes = any(keras_training.may_change_variables(each, hook) for each in callbacks)
+        small = self.known_variables.read_small() if changes else {}
+        script_state.batch_state = BatchState(place, copy_callback_states(callbacks, hook), small)
 
     def skip_batch(self, program: str, count: int = 1) -> bool:
         """Whether the next `count` batches of a `fit` were trained before the run stopped; `program` may be one that
@@ -422,10 +448,13 @@ class Checkpoints:
             if level.durable:
                 self.saved = self.position
 
-    def take_snapshot(self, batch: str = "", ended: bool = False) -> Snapshot:
-        """The state of this worker now; `batch` is the fingerprint of the next batch, unless training has `ended`."""
+    def take_snapshot(self, batch: str = "", ended: bool = False, held: Mapping[str, Any] | None = None) -> Snapshot:
+        """The state of this worker now; `batch` is the fingerprint of the next batch, unless training has `ended`. Some
+        variables have `held` values instead of the present ones.
+        """
         alive = self.known_variables.find_alive()
         entries, late = list(self.group.list_entries(alive, self._list_sharers())), None
+        entries = [each._replace(value=held[each.name]) if held and each.name in held else each for each in entries]
         if self._local_sgd_runners:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))
             late = capture_rounds(self.run.rounds, self.known_variables.names)

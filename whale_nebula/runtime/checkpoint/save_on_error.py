@@ -26,7 +26,8 @@ from whale_nebula.checkpoint.parts import (
     write_document,
 )
 from whale_nebula.errors import StageFailedError
-from whale_nebula.runtime.checkpoint.extra_state import INTERRUPTED
+from whale_nebula.runtime.checkpoint.extra_state import PLACE
+from whale_nebula.runtime.checkpoint.fit_position import AFTER_CALLBACKS, BEFORE_CALLBACKS, BEFORE_STEP
 from whale_nebula.runtime.checkpoint.objects import holds_variables, is_spread
 from whale_nebula.runtime.checkpoint.slices import Entry
 from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts
@@ -40,19 +41,41 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
+@dataclass(frozen=True)
+class BatchState:
+    """What callbacks of a batch may change, as it was before them: their own states, by their places, and the values of
+    small variables, by name. `place` is the place in the script.
+    """
+
+    place: str
+    callbacks: Mapping[int, Any]
+    variables: Mapping[str, Any]
+
+
 @dataclass
 class ScriptState:
     """The position of the script between two steps of the leading program; this process has run `steps` of them.
     `thread` runs a step. `torn`: a step has failed, and may have changed variables. `is_complete`: all code between the
-    last step and the next one has run. `epoch_snapshot` is the state after the last batch of an epoch, until the next
-    step begins: validation and callbacks may change variables in between.
+    last step and the next one has run. `batch_state` is the state before the callbacks that are being called.
+    `epoch_snapshot` is the state after the last batch of an epoch, until the next step begins: validation and callbacks
+    may change variables in between. `has_ended_epoch`: they may have begun to.
     """
 
     steps: int = 0
     thread: int | None = None
     torn: bool = False
     is_complete: bool = False
+    batch_state: BatchState | None = None
     epoch_snapshot: Snapshot | None = None
+    has_ended_epoch: bool = False
+
+    def count_step(self) -> None:
+        """Count a completed step, which other code follows."""
+        self.steps, self.is_complete = self.steps + 1, False
+
+    def complete(self) -> None:
+        """Record that all code between the last step and the next one has run."""
+        self.is_complete, self.batch_state = True, None
 
     @contextlib.contextmanager
     def run_step(self, runner: Runner | None = None) -> Iterator[None]:
@@ -139,15 +162,23 @@ def _save(checkpoints: Checkpoints) -> str:
     """Save the state after the last step to the disk; returns why that failed, or "". It replaces no other checkpoint:
     one more than usual is kept.
     """
-    held, group = checkpoints.script_state.epoch_snapshot, checkpoints.group
-    snapshot = held or checkpoints.take_snapshot()
+    script_state, group = checkpoints.script_state, checkpoints.group
+    held, batch_state = script_state.epoch_snapshot, script_state.batch_state
+    small = {} if batch_state is None else batch_state.variables
+    checkpoints.extra_state.held_callbacks = {} if batch_state is None else batch_state.callbacks
+    snapshot = held or checkpoints.take_snapshot(held=small)
     if damaged := _find_nan(snapshot.manifest.position.logs, snapshot.entries):
         return f"{damaged} is NaN"
     level = checkpoints.levels[0]
     level.keep += 1
-    memory = {**snapshot.memory, INTERRUPTED: held is None and not checkpoints.script_state.is_complete}
+    place = BEFORE_STEP if script_state.is_complete else BEFORE_CALLBACKS
+    if held is not None:
+        place = AFTER_CALLBACKS
+    elif batch_state is not None:
+        place = batch_state.place
+    memory = {**snapshot.memory, PLACE: place}
     exact = group.is_single_worker or held is not None
-    shared = None if exact else group.digest_shared(checkpoints.known_variables.find_alive())
+    shared = None if exact else group.digest_shared(checkpoints.known_variables.find_alive(), small)
     snapshot = replace(
         snapshot, manifest=replace(snapshot.manifest, at_error=True), memory=memory, exact=exact, shared=shared
     )
@@ -160,7 +191,7 @@ def _add_shared(checkpoints: Checkpoints) -> None:
     """Add digests to the already written part of the last step: other workers may not have got as far."""
     group, level = checkpoints.group, checkpoints.levels[0]
     path = level.folder.worker_path(checkpoints.position.step, group.worker)
-    shared = group.digest_shared(checkpoints.known_variables.find_alive())
+    shared = group.digest_shared(checkpoints.known_variables.find_alive(), {})
     write_document(path, replace(read_document(path), shared=shared))
 
 
@@ -177,6 +208,8 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
         return f"{shared!r} of nb.state must be read by all processes together"
     if script_state.is_complete:
         return ""
+    if script_state.has_ended_epoch:
+        return "callbacks at the end of an epoch may have changed variables"
     late = sorted(name for name, value in extra_state.objects.items() if holds_variables(value))
     fits = position.fit > 0 and not position.ended
     if checkpoints.leading.has_others or (script_state.steps < 2 and not fits):
