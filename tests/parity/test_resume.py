@@ -175,7 +175,8 @@ CASES = {
     "subclassed": Case(SubclassedModel),
     "planned": Case(build_auto_parallel),
     "clusters apart, with differences on their way": Case(
-        lambda: build_local_sgd({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1)
+        lambda: build_local_sgd({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1),
+        callbacks=lambda: [RateDecay()],
     ),
     "clusters apart that meet in each epoch": Case(
         lambda: build_local_sgd(sync_every=4, outer="average"), stops=(5, 9)

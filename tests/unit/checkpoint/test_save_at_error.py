@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,12 @@ class ScriptError(Exception):
     """The error of a script."""
 
 
-def build_model(cut: bool = False) -> keras.Model:
+def build_model(cut: bool = False, apart: bool = False) -> keras.Model:
+    with nb.cluster(["gpu", "npu"]) if apart else nullcontext(), nb.replica(sync_every=2) if apart else nullcontext():
+        return build_layers(cut)
+
+
+def build_layers(cut: bool) -> keras.Model:
     inputs = keras.Input((4,))
     hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(8, activation="relu")(inputs))
     if cut:
@@ -107,9 +113,11 @@ class BatchCounter(keras.callbacks.Callback):
         self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.95)
 
 
-def train_with_fit(breaks: Interruption, cut: bool = False, early: bool = False) -> list[np.ndarray]:
+def train_with_fit(
+    breaks: Interruption, cut: bool = False, early: bool = False, apart: bool = False
+) -> list[np.ndarray]:
     """A callback that saves files is called before the error, if it is `early`, or after it."""
-    model = build_model(cut)
+    model = build_model(cut, apart)
 
     def read(batch: Any) -> Any:
         breaks.at("reading")
@@ -200,12 +208,23 @@ MORE_INTERRUPTIONS = [
 
 
 @pytest.mark.parametrize(
-    "interruptions", [INTERRUPTIONS, pytest.param(MORE_INTERRUPTIONS, marks=pytest.mark.grid)], ids=len
+    ("interruptions", "options"),
+    [
+        (INTERRUPTIONS, {}),
+        *(
+            pytest.param(*each, marks=pytest.mark.grid)
+            for each in ((MORE_INTERRUPTIONS, {"early": True}), (INTERRUPTIONS, {"apart": True}))
+        ),
+    ],
+    ids=["one process", "files are saved before the error", "clusters apart"],
 )
 def test_interrupted_fit_ends_like_an_uninterrupted_one(
-    interruptions: list[tuple[str, int, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    interruptions: list[tuple[str, int, int]],
+    options: dict[str, bool],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    script = partial(train_with_fit, early=interruptions is MORE_INTERRUPTIONS)
+    script = partial(train_with_fit, **options)
     expected = run_script(script, tmp_path / "undisturbed")
     last = 0
     for place, count, step in interruptions:

@@ -286,9 +286,9 @@ class Checkpoints:
             self.save(due, fingerprint(tensors))
 
     @property
-    def trains_apart(self) -> bool:
-        """Whether some program is trained with local SGD."""
-        return bool(self._local_sgd_runners)
+    def must_synchronize(self) -> bool:
+        """Whether clusters must synchronise before a checkpoint, or are in other processes, at other steps."""
+        return bool(self._local_sgd_runners) and (not self.run.alone or must_synchronize(self.run.rounds))
 
     @property
     def notices(self) -> Notices | None:
@@ -453,6 +453,8 @@ class Checkpoints:
         variables have `held` values instead of the present ones.
         """
         alive = self.known_variables.find_alive()
+        if self._local_sgd_runners:
+            self.run.rounds.propagate_writes({id(alive[name]): value for name, value in (held or {}).items()})
         entries, late = list(self.group.list_entries(alive, self._list_sharers())), None
         entries = [each._replace(value=held[each.name]) if held and each.name in held else each for each in entries]
         if self._local_sgd_runners:

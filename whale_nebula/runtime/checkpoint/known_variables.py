@@ -144,6 +144,7 @@ def restore_apart(
         for place, cluster in enumerate(clusters):
             held = {n: v for n, v in named.items() if cluster == own} or _select_copies(kept.get(cluster, {}), named)
             offset_seeds(find_seeds(held), place)
+        _record_copied(opened, named)
         return missing
     trained = {id(variable) for variable in flat}
     copied = {name: v for name, v in named.items() if own != clusters[0] or id(v) in trained}
@@ -152,7 +153,14 @@ def restore_apart(
         _restore_copy(group, source, cluster, _select_copies(copies, named))
     for cluster, each in rounds.items():
         each.resume(saved.read(cluster, weights))
+    _record_copied(opened, named)
     return missing
+
+
+def _record_copied(opened: OpenRounds, variables: Mapping[str, Any]) -> None:
+    """Record the values of variables of which this process has copies, so that later writes reach the copies."""
+    if opened.copies.copies_by_cluster:
+        opened.copies.record_values(variables.values())
 
 
 def _select_copies(copies: Mapping[int, Any], named: Mapping[str, Any]) -> dict[str, Any]:

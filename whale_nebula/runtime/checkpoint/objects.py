@@ -119,7 +119,7 @@ def check_object(name: str, value: Any) -> None:
 
 def holds_variables(value: Any) -> bool:
     """Whether an object is saved as variables, which may be written at any time."""
-    return not _has_state(value) and bool(_variables_of(value))
+    return bool(list_variables(value))
 
 
 def is_spread(value: Any) -> bool:
@@ -129,6 +129,11 @@ def is_spread(value: Any) -> bool:
 
 def _has_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def list_variables(value: Any) -> list[Any]:
+    """The variables as which an object is saved; none if it has a state of its own."""
+    return [] if _has_state(value) else _variables_of(value)
 
 
 def _variables_of(value: Any) -> list[Any]:

@@ -28,7 +28,7 @@ from whale_nebula.checkpoint.parts import (
 from whale_nebula.errors import StageFailedError
 from whale_nebula.runtime.checkpoint.extra_state import PLACE
 from whale_nebula.runtime.checkpoint.fit_position import AFTER_CALLBACKS, BEFORE_CALLBACKS, BEFORE_STEP
-from whale_nebula.runtime.checkpoint.objects import holds_variables, is_spread
+from whale_nebula.runtime.checkpoint.objects import holds_variables, is_spread, list_variables
 from whale_nebula.runtime.checkpoint.slices import Entry
 from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts
 
@@ -55,15 +55,16 @@ class BatchState:
 @dataclass
 class ScriptState:
     """The position of the script between two steps of the leading program; this process has run `steps` of them.
-    `thread` runs a step. `torn`: a step has failed, and may have changed variables. `is_complete`: all code between the
-    last step and the next one has run. `batch_state` is the state before the callbacks that are being called.
-    `epoch_snapshot` is the state after the last batch of an epoch, until the next step begins: validation and callbacks
-    may change variables in between. `has_ended_epoch`: they may have begun to.
+    `thread` runs a step. `torn`: a step has failed, and may have changed variables; `was_rolled_back`: it has changed
+    none. `is_complete`: all code between the last step and the next one has run. `batch_state` is the state before the
+    callbacks that are being called. `epoch_snapshot` is the state after the last batch of an epoch, until the next step
+    begins: validation and callbacks may change variables in between. `has_ended_epoch`: they may have begun to.
     """
 
     steps: int = 0
     thread: int | None = None
     torn: bool = False
+    was_rolled_back: bool = False
     is_complete: bool = False
     batch_state: BatchState | None = None
     epoch_snapshot: Snapshot | None = None
@@ -82,15 +83,13 @@ class ScriptState:
         """Context of a step of any program. A failed step has changed nothing if its error, or its runner, reports
         this.
         """
-        self.thread, self.torn = threading.get_ident(), True
+        self.thread, self.torn, self.was_rolled_back = threading.get_ident(), True, False
         try:
             yield
             self.torn = False
-        except StageFailedError as failure:
-            self.torn = failure.torn
-            raise
-        except BaseException:
-            self.torn = runner is None or runner.torn
+        except BaseException as failure:
+            self.torn = failure.torn if isinstance(failure, StageFailedError) else runner is None or runner.torn
+            self.was_rolled_back = not self.torn
             raise
         finally:
             self.thread = None
@@ -132,13 +131,15 @@ def commit_written(group: Group, folder: Folder) -> None:
     """Before a run chooses a checkpoint: commit the parts that its last start wrote when it stopped, if those of all
     workers exist and are from the same moment. All processes call it.
     """
-    written = list_uncommitted(folder, group.members) if group.commits else {}
+    elsewhere = set(group.everyone).difference(group.members)
+    written = list_uncommitted(folder, elsewhere) if group.commits else {}
     descriptions = group.exchange("the written checkpoint parts", describe_parts(written))
-    for joined in join_parts(descriptions.values(), group.everyone):
+    for joined in join_parts(descriptions):
+        own = {w: each for w, each in written.get(joined.step, {}).items() if joined.holders.get(w) == group.worker}
         if joined.why and joined.step in written:
             _LOG.warning("the parts of step %d in %s are not used: %s", joined.step, folder.path, joined.why)
-        elif joined.step in written:
-            _commit(group, folder, written[joined.step], joined.digests)
+        elif own:
+            _commit(group, folder, own, joined.digests)
         if not joined.why:
             return
 
@@ -147,7 +148,7 @@ def _commit(group: Group, folder: Folder, written: Mapping[str, WrittenPart], di
     found = [each.manifest for each in written.values() if each.manifest is not None]
     manifest = replace(found[0], at_error=any(each.at_error for each in found))
     try:
-        commit_parts(folder, manifest, digests, group.members, 0)
+        commit_parts(folder, manifest, digests, list(written), 0)
         _LOG.info("%s: step %d is saved, from the parts of all workers", group.worker, manifest.position.step)
     except Exception as error:  # the run resumes from an earlier one
         _LOG.warning("the parts of step %d in %s cannot be joined: %s", manifest.position.step, folder.path, error)
@@ -202,10 +203,13 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
         return ""
     if script_state.torn:
         return f"step {position.step + 1} failed or got no batch, and may have changed variables"
-    if checkpoints.trains_apart:
-        return "with local SGD, checkpoints are possible only between two steps"
+    if checkpoints.must_synchronize:
+        return "with local SGD, all clusters would have to exchange their states"
     if shared := _find_shared(checkpoints):
         return f"{shared!r} of nb.state must be read by all processes together"
+    spread = sorted(name for name, value in extra_state.objects.items() if is_spread(value))
+    if spread and script_state.was_rolled_back:
+        return f"step {position.step + 1} failed, and may have changed {spread[0]!r} of nb.state"
     if script_state.is_complete:
         return ""
     if script_state.has_ended_epoch:
@@ -222,13 +226,19 @@ def can_hold(checkpoints: Checkpoints) -> bool:
     script_state, position = checkpoints.script_state, checkpoints.position
     new = script_state.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
     spread = any(is_spread(value) for value in checkpoints.extra_state.objects.values()) or _find_shared(checkpoints)
-    return new and script_state.epoch_snapshot is None and not (script_state.torn or spread or checkpoints.trains_apart)
+    unknown = script_state.torn or spread or checkpoints.must_synchronize
+    return new and script_state.epoch_snapshot is None and not unknown
 
 
 def _find_shared(checkpoints: Checkpoints) -> str:
-    """The name of a user object that several processes read together; "" if there is none."""
-    objects = {} if checkpoints.group.is_single_worker else checkpoints.extra_state.objects
-    return next((name for name, each in sorted(objects.items()) if is_spread(each) or holds_variables(each)), "")
+    """The name of a user object with a variable of a program, which several processes read together; "" if there is
+    none.
+    """
+    group, objects = checkpoints.group, checkpoints.extra_state.objects
+    if group.is_single_worker:
+        return ""
+    shared = (n for n, each in sorted(objects.items()) if any(map(group.knows_holders, list_variables(each))))
+    return next(shared, "")
 
 
 def _find_nan(logs: Mapping[str, float], entries: Sequence[Entry]) -> str:
