@@ -194,7 +194,7 @@ def list_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # ------------------------------------------------------------------ a fit
-INTERRUPTIONS = [("batch", 3, 3), ("batch", 3, 3), ("validation", 1, 5), ("batch begins", 3, 7), ("end", 1, 10)]
+INTERRUPTIONS = [("batch", 3, 3), ("batch", 3, 3), ("validation", 1, 5), ("batch begins", 8, 7), ("end", 1, 10)]
 """Where it ends, at which time in that start, and the step that is saved then. Skipped batches count, too: the same
 error may come again, and no step was taken.
 """
