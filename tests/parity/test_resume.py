@@ -7,7 +7,7 @@ import resource
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +290,14 @@ def test_resumed_run_ends_as_an_uninterrupted_one(name: str, tmp_path: Path) -> 
     assert train(case, tmp_path) == expected
     if case.has_prediction:  # no step is left
         assert train(case, tmp_path)["digests"] == expected["digests"]
+
+
+def test_more_epochs_continue_like_a_longer_fit(tmp_path: Path) -> None:
+    """A callback changes the restored learning rate before the first new step."""
+    case = Case(build_plain, epochs=1, callbacks=lambda: [keras.callbacks.LearningRateScheduler(lambda _, lr: lr / 2)])
+    first, longer = train(case, tmp_path), replace(case, epochs=2)
+    found, expected = train(longer, tmp_path), train(longer, None)
+    assert found == expected and found["loss"][:1] == first["loss"]
 
 
 # ------------------------------------------------------------------ local SGD

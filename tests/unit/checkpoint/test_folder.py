@@ -222,7 +222,7 @@ def test_forked_process_holds_no_lock(folder: Folder) -> None:
 
 def test_unwritable_folder_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
-    for path in (tmp_path / "runs", tmp_path / "runs" / "a"):
+    for path in (tmp_path / "runs", tmp_path / "runs" / "a", "unknown://runs/a"):
         with pytest.raises(ConfigError, match=f"checkpoints cannot be written to '{path}'"):
             Folder(str(path)).lock()
 

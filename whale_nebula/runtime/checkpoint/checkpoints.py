@@ -90,11 +90,10 @@ class Checkpoints:
     """The checkpoints of one run, written to `levels`, of which the first is the disk. `source` is the checkpoint that
     the run resumes from, if any, and `resumed` its position.
 
-    If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
-    variables are restored. `skips` counts the batches of a `fit` that were already trained. `forms` are the shapes for
-    which programs were traced, and `intervals` the chosen numbers of steps between their rounds, as in the manifest.
-    `has_read`: a program was registered, or `nb.restore` was called. `resume_at` is called at places of a resumed
-    `fit`, until the place where its state was saved.
+    `skips` counts the batches of a `fit` that were already trained. `forms` are the shapes for which programs were
+    traced, and `intervals` the chosen numbers of steps between their rounds, as in the manifest. `has_read`: a program
+    was registered, or `nb.restore` was called. `resume_at` is called at places of a resumed `fit`, until the place
+    where its state was saved.
     """
 
     run: Run
@@ -110,7 +109,6 @@ class Checkpoints:
     has_read: bool = False
     fits: int = 0
     skips: int = 0
-    reset_metrics: Callable[[], None] | None = None
     forms: dict[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: dict[str, int] = field(default_factory=dict)
     pending_notes: list[Any] = field(default_factory=list)
@@ -180,7 +178,6 @@ class Checkpoints:
         if apart is not None and self.resumed is not None:
             began = self.position.step > self.resumed.step
             self.known_variables.restore_apart(program, variables, needed, apart, self.run.rounds, began=began)
-            self._reset_metrics(program)
         else:
             self.register_variables(program, variables, needed, counted=bool(steps))
         self.known_variables.restore(program, engine.unread, counted=False)
@@ -245,13 +242,6 @@ class Checkpoints:
         """
         self.has_read = True
         self.known_variables.restore(program, variables, needed, counted=counted)
-        self._reset_metrics(program)
-
-    def _reset_metrics(self, program: str) -> None:
-        """Reset metrics after a program's variables were restored, if a `fit` continues after its end."""
-        if self.source is not None and self.reset_metrics is not None and program in self.position.programs:
-            self.reset_metrics()
-            self.reset_metrics = None
 
     # ------------------------------------------------------------------ steps
     def needs_batch(self, program: str) -> bool:

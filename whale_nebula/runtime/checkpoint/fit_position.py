@@ -60,13 +60,13 @@ class FitWatch(keras.callbacks.Callback):
             checkpoints.known_variables.restore_again()
             done = self._resumed.ended and fit.epochs <= self._resumed.epochs
             self._first_epoch = fit.epochs if done else self._resumed.epoch
-            if done:
-                _skip_fit(checkpoints, model, fit, self._resumed.epoch)
-            elif self._first_epoch > fit.initial_epoch:
+            if not done and self._first_epoch > fit.initial_epoch:
                 keras_training.append_logs(fit)
+            if self._resumed.ended:  # callbacks at the beginning of the next epoch may change the restored variables
+                _skip_fit(checkpoints, model, fit, self._resumed.epoch)
+            else:
                 keras_training.skip_epochs(fit, self._first_epoch)
             checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
-            checkpoints.reset_metrics = model.reset_metrics if self._resumed.ended and not done else None
         else:
             checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
 
