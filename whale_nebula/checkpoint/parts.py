@@ -182,5 +182,5 @@ def _join(step: int, parts: Mapping[str, _Part]) -> JoinedStep:
             other, same = known.setdefault(holders, (worker, digest))
             if digest != same:
                 return JoinedStep(step, why=f"variables that {other} and {worker} share had changed in one of them")
-    holders = {worker: each.holder for worker, each in parts.items()}
-    return JoinedStep(step, {worker: each.digest for worker, each in parts.items()}, holders)
+    digests = {worker: each.digest for worker, each in parts.items()}
+    return JoinedStep(step, digests, {worker: each.holder for worker, each in parts.items()})
