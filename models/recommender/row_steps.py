@@ -41,6 +41,7 @@ class RowSteps:
         self._save_checked = False
         self._lock = threading.Lock()
         self._step, self._pulls = 0, 0
+        self._looks_up = False  # a step has begun to look up rows, and has not started parallel work yet
         self._pushed: list[tuple[np.ndarray, np.ndarray]] = []
         self._whole = True  # an announcement covers an entire batch, and is compared with the ids of a look-up
         self._announced: deque[_Announced] = deque(maxlen=_MOST_ANNOUNCED)
@@ -77,11 +78,11 @@ class RowSteps:
 
     def announce(self, flat: np.ndarray) -> None:
         """Announce the ids of a later step, which are looked up in parallel with the previous step, if the table is
-        local.
+        local. While that step looks up its own rows, the look-up waits for the updates that follow.
         """
         with self._lock:
             self._announced.append(_Announced(flat))
-            if len(self._announced) == 1 and self._pool is not None:
+            if len(self._announced) == 1 and self._pool is not None and not self._looks_up:
                 self._look_up_next()
 
     def _begin(self, step: int, count: int) -> None:
@@ -100,6 +101,7 @@ class RowSteps:
                 mend="put nb.replica around the other stages only",
             )
         self._step, self._pulls, self._pushed, self._whole = step, 0, [], count == 1
+        self._looks_up = True
         if self._updates is not None:
             self._updates.result()
             self._updates = None
@@ -121,6 +123,7 @@ class RowSteps:
             if self.table.staleness:
                 due = self.table.pushes - self.table.staleness + 1
                 self._updates = self._executor().submit(self.table.update, due)
+            self._looks_up = False
             self._look_up_next()
 
     def _look_up_next(self) -> None:

@@ -106,12 +106,30 @@ def test_silence_removes_files_of_loggers(silent: bool, tmp_path: Path, monkeypa
     assert written == (set() if silent else {"log", "events"})
 
 
-def test_suspend_saving_skips_and_repeats_no_batch(tmp_path: Path) -> None:
-    saved, held, again = keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.keras", save_freq=2), [True], [False]
+def test_overrides_hook_and_may_change_variables_of_callbacks() -> None:
+    class OldName(keras.callbacks.Callback):
+        def on_batch_end(self, batch: int, logs: Any = None) -> None:
+            """The name that Keras's own hook calls."""
+
+    begin, end = "on_train_batch_begin", "on_train_batch_end"
+    given = [
+        keras.callbacks.EarlyStopping(),
+        keras.callbacks.ModelCheckpoint("model.keras", save_freq=2),
+        OldName(),
+        keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None),
+    ]
+    for hook, overriding, changing in [(begin, [3], [3]), (end, [1, 2], [2])]:
+        places = range(len(given))
+        assert [n for n in places if keras_training.overrides_hook(given[n], hook)] == overriding
+        assert [n for n in places if keras_training.may_change_variables(given[n], hook)] == changing
+
+
+def test_suspend_saving_skips_batches(tmp_path: Path) -> None:
+    saved, held = keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.keras", save_freq=2), [True]
     saved.set_model(fit_model(epochs=1))
-    keras_training.suspend_saving(saved, lambda: held[0], lambda: again[0])
+    keras_training.suspend_saving(saved, lambda: held[0])
     saved.on_epoch_begin(0)
-    for batch, held[0], again[0] in [(0, True, False), (1, True, False), (2, False, False), (2, False, True)]:
+    for batch, held[0] in [(0, True), (1, True), (2, False)]:
         saved.on_train_batch_end(batch, {})
     counted = saved._batches_seen_since_last_saving, saved._last_batch_seen
     assert counted == (0, 2) and [each.name for each in tmp_path.iterdir()] == ["3.keras"]

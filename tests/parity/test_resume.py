@@ -7,7 +7,7 @@ import resource
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,19 @@ def build_local_sgd(codec: dict[str, Any] | None = None, **options: Any) -> kera
     return keras.Model(inputs, outputs)
 
 
+class RateDecay(keras.callbacks.Callback):
+    """Lowers the learning rate before and after each batch."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.99)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.on_train_batch_begin(batch)
+
+
 def make_plateau_callbacks() -> list[Any]:
     return [
+        RateDecay(),
         keras.callbacks.EarlyStopping(monitor="loss", patience=2, min_delta=9.0, restore_best_weights=True),
         keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=9.0, factor=0.5),
     ]
@@ -164,7 +175,8 @@ CASES = {
     "subclassed": Case(SubclassedModel),
     "planned": Case(build_auto_parallel),
     "clusters apart, with differences on their way": Case(
-        lambda: build_local_sgd({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1)
+        lambda: build_local_sgd({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1),
+        callbacks=lambda: [RateDecay()],
     ),
     "clusters apart that meet in each epoch": Case(
         lambda: build_local_sgd(sync_every=4, outer="average"), stops=(5, 9)
@@ -278,6 +290,14 @@ def test_resumed_run_ends_as_an_uninterrupted_one(name: str, tmp_path: Path) -> 
     assert train(case, tmp_path) == expected
     if case.has_prediction:  # no step is left
         assert train(case, tmp_path)["digests"] == expected["digests"]
+
+
+def test_more_epochs_continue_like_a_longer_fit(tmp_path: Path) -> None:
+    """A callback changes the restored learning rate before the first new step."""
+    case = Case(build_plain, epochs=1, callbacks=lambda: [keras.callbacks.LearningRateScheduler(lambda _, lr: lr / 2)])
+    first, longer = train(case, tmp_path), replace(case, epochs=2)
+    found, expected = train(longer, tmp_path), train(longer, None)
+    assert found == expected and found["loss"][:1] == first["loss"]
 
 
 # ------------------------------------------------------------------ local SGD

@@ -22,6 +22,7 @@ from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.manifest import NAME, Manifest, decode_manifest
 from whale_nebula.errors import CheckpointError, ConfigError, NebulaError, RemoteProtocolError, StateError
 from whale_nebula.site import script_site
+from whale_nebula.tf import tf
 
 _STEP = re.compile(r"step-(\d{8,})")
 _MANIFEST = re.compile(rf"{NAME}(?:\.([\w.-]+))?\.json")
@@ -193,19 +194,19 @@ class Folder:
         """Lock the folder against other runs until this process exits; the hosts of one run may share a folder. Only
         local file systems have locks.
         """
-        if not files.is_local(self.path):
-            return
         try:
             files.make_folder(self.path)
+            if not files.is_local(self.path):
+                return
             for name in [LOCK, f"{LOCK}.{self.group}"] if self.group else [LOCK]:
                 self._locks.append(os.open(files.join(self.path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
                 _LOCKED.add(self._locks[-1])
-        except OSError as error:
+        except (OSError, tf.errors.OpError) as error:
             self.unlock()
             raise ConfigError(
                 f"checkpoints cannot be written to {self.path!r}",
                 where=str(script_site()),
-                why=error.strerror,
+                why=error.strerror if isinstance(error, OSError) else error.message,
                 mend='nb.init(checkpoint="another/folder")',
             ) from None
         try:

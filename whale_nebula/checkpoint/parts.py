@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -84,11 +84,15 @@ def list_written(path: str) -> dict[str, WrittenPart]:
     return found
 
 
-def list_uncommitted(folder: Folder, workers: Collection[str]) -> dict[int, dict[str, WrittenPart]]:
-    """The written parts of these workers, by step, of steps that are not committed here."""
+def list_uncommitted(folder: Folder, elsewhere: Collection[str] = ()) -> dict[int, dict[str, WrittenPart]]:
+    """The written parts by step, of steps that are not committed here, except for those of workers `elsewhere`, whose
+    hosts list them.
+    """
     steps = [each for each in folder.scan() if not (each.manifests or each.problems)]
     found = {each.step: list_written(each.path) for each in steps}
-    return {step: {w: each for w, each in parts.items() if w in workers} for step, parts in found.items() if parts}
+    return {
+        step: {w: each for w, each in parts.items() if w not in elsewhere} for step, parts in found.items() if parts
+    }
 
 
 def describe_waiting(path: str) -> str:
@@ -119,36 +123,42 @@ def describe_parts(several: Mapping[int, Mapping[str, WrittenPart]]) -> list[lis
 
 @dataclass(frozen=True)
 class JoinedStep:
-    """A step with written parts: the digests of all parts, or `why` they do not form a checkpoint."""
+    """A step with written parts: the digests of all parts, and the process that has each, or `why` they do not form a
+    checkpoint.
+    """
 
     step: int
     digests: Mapping[str, str] = field(default_factory=dict)
+    holders: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
 
 
-def join_parts(descriptions: Iterable[Sequence[PartDescription]], workers: Sequence[str]) -> list[JoinedStep]:
-    """Decide on the steps with written parts of a run of these `workers`, the newest first. All processes decide the
-    same.
+def join_parts(descriptions: Mapping[str, Sequence[PartDescription]]) -> list[JoinedStep]:
+    """Decide on the steps with written parts, which processes have described, the newest first. All processes decide
+    the same. The run that wrote them may have had other workers; a part that several processes can read belongs to the
+    first of them.
 
     >>> both = ["a/0", "b/0"]
     >>> parts = [[7, "a/0", "m", "d0", True, None, both], [7, "b/0", "m", "d1", True, None, both]]
-    >>> join_parts([parts], ["a/0", "b/0"])
-    [JoinedStep(step=7, digests={'a/0': 'd0', 'b/0': 'd1'}, why='')]
-    >>> join_parts([parts[:1]], ["a/0", "b/0"])
-    [JoinedStep(step=7, digests={}, why='b/0 has no part of it')]
+    >>> join_parts({"a/0": parts})
+    [JoinedStep(step=7, digests={'a/0': 'd0', 'b/0': 'd1'}, holders={'a/0': 'a/0', 'b/0': 'a/0'}, why='')]
+    >>> join_parts({"a/0": parts[:1]})
+    [JoinedStep(step=7, digests={}, holders={}, why='b/0 has no part of it')]
     """
     by_step: dict[int, dict[str, _Part]] = {}
     try:
-        for step, worker, moment, digest, exact, shared, those in (row for each in descriptions for row in each):
-            known = None if shared is None else dict(shared)
-            part = _Part(str(moment), str(digest), exact is True, known, frozenset(map(str, those)))
-            by_step.setdefault(int(step), {})[str(worker)] = part
+        for holder, rows in sorted(descriptions.items()):
+            for step, worker, moment, digest, exact, shared, those in rows:
+                known = None if shared is None else dict(shared)
+                part = _Part(holder, str(moment), str(digest), exact is True, known, frozenset(map(str, those)))
+                by_step.setdefault(int(step), {}).setdefault(str(worker), part)
     except (TypeError, ValueError):
         raise RemoteProtocolError("another process describes written parts in an unknown format") from None
-    return [_join(step, dict(sorted(by_step[step].items())), workers) for step in sorted(by_step, reverse=True)]
+    return [_join(step, dict(sorted(by_step[step].items()))) for step in sorted(by_step, reverse=True)]
 
 
 class _Part(NamedTuple):
+    holder: str
     moment: str
     digest: str
     exact: bool
@@ -156,7 +166,7 @@ class _Part(NamedTuple):
     workers: frozenset[str]
 
 
-def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> JoinedStep:
+def _join(step: int, parts: Mapping[str, _Part]) -> JoinedStep:
     one, first = next(iter(parts.items()))
     lacking = next((worker for worker in sorted(first.workers) if worker not in parts), "")
     elsewhere = next((worker for worker, each in parts.items() if each.moment != first.moment), "")
@@ -164,8 +174,6 @@ def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> Join
         return JoinedStep(step, why=f"{one} and {elsewhere} saved at different points of the script")
     if lacking:
         return JoinedStep(step, why=f"{escape_foreign_text(lacking)} has no part of it")
-    if first.workers != set(workers):
-        return JoinedStep(step, why="it was written by other workers")
     known: dict[str, tuple[str, Any]] = {}
     for worker, each in parts.items() if not all(each.exact for each in parts.values()) else ():
         if each.shared is None:
@@ -174,4 +182,5 @@ def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> Join
             other, same = known.setdefault(holders, (worker, digest))
             if digest != same:
                 return JoinedStep(step, why=f"variables that {other} and {worker} share had changed in one of them")
-    return JoinedStep(step, {worker: each.digest for worker, each in parts.items()})
+    digests = {worker: each.digest for worker, each in parts.items()}
+    return JoinedStep(step, digests, {worker: each.holder for worker, each in parts.items()})

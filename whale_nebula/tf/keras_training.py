@@ -259,18 +259,29 @@ def replace_method(callback: Any, name: str, change: Callable[[Method], Method])
     setattr(callback, method, change(getattr(callback, method)))
 
 
-def suspend_saving(
-    callback: Any, is_suspended: Callable[[], bool], is_repeated: Callable[[], bool] = lambda: False
-) -> None:
-    """Make a callback that saves the model after batches count no batch while `is_suspended` is true, and not count the
-    last one again while `is_repeated` is true.
+def overrides_hook(callback: Any, hook: str) -> bool:
+    """Whether a callback does something at a hook of a batch, such as "on_train_batch_end"."""
+    base = keras.callbacks.Callback
+    names = (hook, hook.replace("on_train_", "on_"))  # by default a hook calls the one of the older name
+    return any(getattr(getattr(callback, name), "__func__", None) is not getattr(base, name) for name in names)
+
+
+def may_change_variables(callback: Any, hook: str) -> bool:
+    """Whether a callback may change variables at a hook of a batch: Keras's own ones change none there, except for
+    those that call functions of the user.
     """
+    own = type(callback).__module__.partition(".")[0] in ("keras", __package__.partition(".")[0])
+    return overrides_hook(callback, hook) and (not own or isinstance(callback, keras.callbacks.LambdaCallback))
+
+
+def suspend_saving(callback: Any, is_suspended: Callable[[], bool]) -> None:
+    """Make a callback that saves the model after batches count no batch while `is_suspended` is true."""
     if not isinstance(callback, CHECKPOINT):
         return
     plain = callback.on_train_batch_end
 
     def count(batch: int, logs: Any = None) -> None:
-        if not is_suspended() and not (is_repeated() and batch == callback._last_batch_seen):
+        if not is_suspended():
             plain(batch, logs)
 
     callback.on_train_batch_end = count

@@ -25,6 +25,7 @@ from whale_nebula.checkpoint.folder import (
     write_origin,
 )
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
+from whale_nebula.checkpoint.parts import Start
 from whale_nebula.cli.checkpoints import main
 from whale_nebula.config import Config, Links
 from whale_nebula.errors import CheckpointError, ConfigError, StateError
@@ -36,8 +37,12 @@ from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts, write
 WORKERS = ("gpu/0", "npu/0")
 
 
-def save_checkpoint(folder: Folder, step: int, keep: int = 3, value: float = 0.0) -> Manifest:
-    """Write a checkpoint of two workers, each of which has a half of one tensor and a tensor of its own."""
+def save_checkpoint(
+    folder: Folder, step: int, keep: int = 3, value: float = 0.0, start: Start | None = None
+) -> Manifest:
+    """Write a checkpoint of two workers, each of which has a half of one tensor and a tensor of its own. That of a
+    `start` is not committed.
+    """
     manifest, digests = Manifest(Position(step)), {}
     for number, worker in enumerate(WORKERS):
         half = Slice((number * 2, 0), (2, 3))
@@ -46,8 +51,9 @@ def save_checkpoint(folder: Folder, step: int, keep: int = 3, value: float = 0.0
             Entry("shared", Tensor("float32", (4, 3)), half, tf.constant(own)),
             Entry(f"own{number}", Tensor("float32", ()), Slice((), ()), tf.constant(float(step))),
         ]
-        digests[worker] = write_part(folder, Snapshot(manifest, worker, entries, {})).digest
-    commit_parts(folder, manifest, digests, WORKERS, keep)
+        digests[worker] = write_part(folder, Snapshot(manifest, worker, entries, {}, start=start or Start())).digest
+    if start is None:
+        commit_parts(folder, manifest, digests, WORKERS, keep)
     return manifest
 
 
@@ -67,6 +73,17 @@ def test_newest_checkpoints_are_kept_and_read(folder: Folder) -> None:
     found = folder.scan()
     assert [(each.step, each.is_committed, each.check()) for each in found] == [(12, True, ()), (9, True, ())]
     assert read_tensors(found[0]) == ([12, 12, 13, 13], 12) and read_tensors(found[1]) == ([9, 9, 10, 10], 9)
+
+
+def test_parts_of_workers_that_are_gone_are_committed(folder: Folder) -> None:
+    """A run of two workers wrote them when it failed, and one process resumes."""
+    save_checkpoint(folder, 3)
+    save_checkpoint(folder, 5, start=Start("token", WORKERS))
+    with nb.init(checkpoint=folder.path) as run:
+        assert run.checkpoints.resumed.step == 5
+    found = folder.scan()
+    assert [(each.step, each.check()) for each in found] == [(5, ()), (3, ())]
+    assert read_tensors(found[0]) == ([5, 5, 6, 6], 5)
 
 
 def test_step_saved_again_replaces_the_earlier_checkpoint(folder: Folder) -> None:
@@ -205,7 +222,7 @@ def test_forked_process_holds_no_lock(folder: Folder) -> None:
 
 def test_unwritable_folder_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
-    for path in (tmp_path / "runs", tmp_path / "runs" / "a"):
+    for path in (tmp_path / "runs", tmp_path / "runs" / "a", "unknown://runs/a"):
         with pytest.raises(ConfigError, match=f"checkpoints cannot be written to '{path}'"):
             Folder(str(path)).lock()
 

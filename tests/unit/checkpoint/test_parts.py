@@ -67,9 +67,10 @@ CASES = {
         {each: create_part(each, start=Start("token", (*WORKERS, "c1/1"))) for each in WORKERS},
         "c1/1 has no part of it",
     ),
-    "fewer workers before": (
-        {each: create_part(each, start=Start("token", WORKERS[:2])) for each in WORKERS[:2]},
-        "it was written by other workers",
+    "fewer workers before": ({each: create_part(each, start=Start("token", WORKERS[:2])) for each in WORKERS[:2]}, ""),
+    "a worker that is gone": (
+        {each: create_part(each, start=Start("token", (*WORKERS, "c1/1"))) for each in (*WORKERS, "c1/1")},
+        "",
     ),
     "the same shared variables": (create_inexact_parts("c0/0", "d", "d", "d"), ""),
     "some at another line": (create_inexact_parts("c0/0", "d", "d", "d", exact=True), ""),
@@ -89,20 +90,23 @@ CASES = {
 def test_parts_are_joined_only_if_all_are_of_one_moment(name: str) -> None:
     parts, why = CASES[name]
     hosts = [{7: {w: each for w, each in parts.items() if w.startswith(host)}} for host in ("c0", "c1")]
-    descriptions = [describe_parts(each) for each in hosts]
-    (found,) = join_parts(descriptions, WORKERS)
-    assert found == join_parts(reversed(descriptions), WORKERS)[0]
+    descriptions = {f"{host}/0": describe_parts(each) for host, each in zip(("c0", "c1"), hosts, strict=True)}
+    (found,) = join_parts(descriptions)
+    assert found == join_parts(dict(reversed(descriptions.items())))[0]
     assert found.why.startswith(why) and bool(found.why) == bool(why)
     assert found.digests == ({} if why else {worker: each.part.digest for worker, each in parts.items()})
+    assert found.holders == ({} if why else {worker: f"{worker[:2]}/0" for worker in parts})
+    (found,) = join_parts({each: describe_parts({7: parts}) for each in ("c0/0", "c1/0")})  # one folder of two hosts
+    assert set(found.holders.values()) == (set() if why else {"c0/0"})
 
 
 def test_join_lists_the_newest_step_first() -> None:
     half = {worker: create_part(worker, replace(POSITION, step=8)) for worker in WORKERS[:2]}
-    found = join_parts([describe_parts({7: create_parts_with_change("c0/0"), 8: half})], WORKERS)
+    found = join_parts({"c0/0": describe_parts({7: create_parts_with_change("c0/0"), 8: half})})
     assert [(each.step, bool(each.why)) for each in found] == [(8, True), (7, False)]
-    assert join_parts([[], []], WORKERS) == []
+    assert join_parts({"c0/0": [], "c1/0": []}) == []
     with pytest.raises(RemoteProtocolError, match="in an unknown format"):
-        join_parts([[[7, "c0/0"]]], WORKERS)
+        join_parts({"c0/0": [[7, "c0/0"]]})
 
 
 def test_uncommitted_parts_are_listed_and_described(tmp_path: Path) -> None:
@@ -114,7 +118,7 @@ def test_uncommitted_parts_are_listed_and_described(tmp_path: Path) -> None:
             write_document(str(path), create_part(worker, replace(POSITION, step=step)))
     folder.commit(Manifest(replace(POSITION, step=6)))
     (tmp_path / "step-00000008" / ".c0-1").mkdir()  # a part that was not finished
-    assert {step: sorted(parts) for step, parts in list_uncommitted(folder, WORKERS[:2]).items()} == {
+    assert {step: sorted(parts) for step, parts in list_uncommitted(folder, WORKERS[2:]).items()} == {
         8: ["c0/0"],
         7: ["c0/0", "c0/1"],
     }

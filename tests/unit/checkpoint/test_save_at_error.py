@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,12 @@ class ScriptError(Exception):
     """The error of a script."""
 
 
-def build_model(cut: bool = False) -> keras.Model:
+def build_model(cut: bool = False, apart: bool = False) -> keras.Model:
+    with nb.cluster(["gpu", "npu"]) if apart else nullcontext(), nb.replica(sync_every=2) if apart else nullcontext():
+        return build_layers(cut)
+
+
+def build_layers(cut: bool) -> keras.Model:
     inputs = keras.Input((4,))
     hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(8, activation="relu")(inputs))
     if cut:
@@ -84,23 +90,34 @@ class InterruptionCallback(keras.callbacks.Callback):
 
 
 class BatchCounter(keras.callbacks.Callback):
-    """Counts batches, and remembers how many there were."""
+    """Counts the beginnings and ends of batches, and remembers their numbers; lowers the learning rate at each."""
 
-    batches = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.hits = Counter[str]()
 
     def get_state(self) -> Any:
-        return self.batches
+        return dict(self.hits)
 
     def set_state(self, state: Any) -> None:
-        self.batches = state
+        self.hits = Counter(state)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._count("begin")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.batches += 1
+        self._count("end")
+
+    def _count(self, name: str) -> None:
+        self.hits[name] += 1
+        self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.95)
 
 
-def train_with_fit(breaks: Interruption, cut: bool = False, early: bool = False) -> list[np.ndarray]:
-    """A callback that saves is called before the error, if it is `early`, or after it."""
-    model = build_model(cut)
+def train_with_fit(
+    breaks: Interruption, cut: bool = False, early: bool = False, apart: bool = False
+) -> list[np.ndarray]:
+    """A callback that saves files is called before the error, if it is `early`, or after it."""
+    model = build_model(cut, apart)
 
     def read(batch: Any) -> Any:
         breaks.at("reading")
@@ -110,17 +127,14 @@ def train_with_fit(breaks: Interruption, cut: bool = False, early: bool = False)
     stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9, min_delta=9.0)
     path = Path(current_run().checkpoints.levels[0].folder.path) / "{epoch}-{batch}.weights.h5"
     saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=3)
-    counts = BatchCounter()
-    callbacks = [
-        *([saving, InterruptionCallback(breaks)] if early else [InterruptionCallback(breaks), saving]),
-        counts,
-        stopping,
-    ]
+    counts = [BatchCounter(), BatchCounter()]  # one is called before the error, one after it
+    failing = [counts[0], InterruptionCallback(breaks), counts[1]]
+    callbacks = [saving, *failing, stopping] if early else [*failing, saving, stopping]
     model.fit(data, epochs=EPOCHS, validation_data=(X, Y), validation_batch_size=20, verbose=0, callbacks=callbacks)
     return [
         *model.get_weights(),
         *map(np.asarray, model.optimizer.variables),
-        np.asarray([stopping.wait, counts.batches]),
+        np.asarray([stopping.wait, *(each.hits[name] for each in counts for name in ("begin", "end"))]),
     ]
 
 
@@ -180,7 +194,7 @@ def list_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # ------------------------------------------------------------------ a fit
-INTERRUPTIONS = [("batch", 3, 3), ("batch", 3, 3), ("validation", 1, 5), ("batch", 7, 7), ("end", 1, 10)]
+INTERRUPTIONS = [("batch", 3, 3), ("batch", 3, 3), ("validation", 1, 5), ("batch begins", 8, 7), ("end", 1, 10)]
 """Where it ends, at which time in that start, and the step that is saved then. Skipped batches count, too: the same
 error may come again, and no step was taken.
 """
@@ -194,12 +208,23 @@ MORE_INTERRUPTIONS = [
 
 
 @pytest.mark.parametrize(
-    "interruptions", [INTERRUPTIONS, pytest.param(MORE_INTERRUPTIONS, marks=pytest.mark.grid)], ids=len
+    ("interruptions", "options"),
+    [
+        (INTERRUPTIONS, {}),
+        *(
+            pytest.param(*each, marks=pytest.mark.grid)
+            for each in ((MORE_INTERRUPTIONS, {"early": True}), (INTERRUPTIONS, {"apart": True}))
+        ),
+    ],
+    ids=["one process", "files are saved before the error", "clusters apart"],
 )
 def test_interrupted_fit_ends_like_an_uninterrupted_one(
-    interruptions: list[tuple[str, int, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    interruptions: list[tuple[str, int, int]],
+    options: dict[str, bool],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    script = partial(train_with_fit, early=interruptions is MORE_INTERRUPTIONS)
+    script = partial(train_with_fit, **options)
     expected = run_script(script, tmp_path / "undisturbed")
     last = 0
     for place, count, step in interruptions:

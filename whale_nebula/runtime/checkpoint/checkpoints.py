@@ -34,6 +34,7 @@ from whale_nebula.passes.effects import STATEFUL_DRAWS
 from whale_nebula.report.records import Goodput, TimeAccount
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.extra_state import ExtraState
+from whale_nebula.runtime.checkpoint.fit_position import BEFORE_STEP, copy_callback_states
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.known_variables import (
     KnownVariables,
@@ -44,7 +45,13 @@ from whale_nebula.runtime.checkpoint.known_variables import (
     warn_of_unused,
 )
 from whale_nebula.runtime.checkpoint.level import Level, Notices, estimate_between_failures
-from whale_nebula.runtime.checkpoint.save_on_error import ScriptState, can_hold, commit_written, save_at_error
+from whale_nebula.runtime.checkpoint.save_on_error import (
+    BatchState,
+    ScriptState,
+    can_hold,
+    commit_written,
+    save_at_error,
+)
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.writer import Snapshot
 from whale_nebula.runtime.local_sgd.step import LocalSgdRunner, OwnClusterRunner
@@ -83,10 +90,10 @@ class Checkpoints:
     """The checkpoints of one run, written to `levels`, of which the first is the disk. `source` is the checkpoint that
     the run resumes from, if any, and `resumed` its position.
 
-    If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
-    variables are restored. `skips` counts the batches of a `fit` that were already trained. `forms` are the shapes for
-    which programs were traced, and `intervals` the chosen numbers of steps between their rounds, as in the manifest.
-    `has_read`: a program was registered, or `nb.restore` was called.
+    `skips` counts the batches of a `fit` that were already trained. `forms` are the shapes for which programs were
+    traced, and `intervals` the chosen numbers of steps between their rounds, as in the manifest. `has_read`: a program
+    was registered, or `nb.restore` was called. `resume_at` is called at places of a resumed `fit`, until the place
+    where its state was saved.
     """
 
     run: Run
@@ -102,13 +109,13 @@ class Checkpoints:
     has_read: bool = False
     fits: int = 0
     skips: int = 0
-    reset_metrics: Callable[[], None] | None = None
     forms: dict[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: dict[str, int] = field(default_factory=dict)
     pending_notes: list[Any] = field(default_factory=list)
     script_state: ScriptState = field(default_factory=ScriptState)
     leading: LeadingProgram = field(default_factory=LeadingProgram)
     known_variables: KnownVariables = field(init=False)
+    resume_at: Callable[[str], None] | None = None
     _batch: str = ""
     _local_sgd_runners: dict[str, LocalSgdRunner] = field(default_factory=dict)
     _restore_requests: dict[str, int] = field(default_factory=dict)
@@ -171,7 +178,6 @@ class Checkpoints:
         if apart is not None and self.resumed is not None:
             began = self.position.step > self.resumed.step
             self.known_variables.restore_apart(program, variables, needed, apart, self.run.rounds, began=began)
-            self._reset_metrics(program)
         else:
             self.register_variables(program, variables, needed, counted=bool(steps))
         self.known_variables.restore(program, engine.unread, counted=False)
@@ -236,13 +242,6 @@ class Checkpoints:
         """
         self.has_read = True
         self.known_variables.restore(program, variables, needed, counted=counted)
-        self._reset_metrics(program)
-
-    def _reset_metrics(self, program: str) -> None:
-        """Reset metrics after a program's variables were restored, if a `fit` continues after its end."""
-        if self.source is not None and self.reset_metrics is not None and program in self.position.programs:
-            self.reset_metrics()
-            self.reset_metrics = None
 
     # ------------------------------------------------------------------ steps
     def needs_batch(self, program: str) -> bool:
@@ -262,7 +261,10 @@ class Checkpoints:
         if title != self.position.program:
             return
         self.extra_state.restore_late()
-        self.script_state.is_complete, self.script_state.epoch_snapshot = True, None
+        if self.resume_at is not None:
+            self.resume_at(BEFORE_STEP)
+        self.script_state.complete()
+        self.script_state.epoch_snapshot, self.script_state.has_ended_epoch = None, False
         if exit_agreement.is_agreed or self._interrupted:
             self.finish(ended=False)
         self._end_if_interrupted()
@@ -274,9 +276,9 @@ class Checkpoints:
             self.save(due, fingerprint(tensors))
 
     @property
-    def trains_apart(self) -> bool:
-        """Whether some program is trained with local SGD."""
-        return bool(self._local_sgd_runners)
+    def must_synchronize(self) -> bool:
+        """Whether clusters must synchronise before a checkpoint, or are in other processes, at other steps."""
+        return bool(self._local_sgd_runners) and (not self.run.alone or must_synchronize(self.run.rounds))
 
     @property
     def notices(self) -> Notices | None:
@@ -340,7 +342,7 @@ class Checkpoints:
         position = self.position
         batch = position.batch + batches if position.fit and not position.ended else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
-        self.script_state.steps, self.script_state.is_complete = self.script_state.steps + 1, False
+        self.script_state.count_step()
         if self.run.alone:
             self.receive_sheets({self.group.worker: self.sheet()})
 
@@ -381,17 +383,31 @@ class Checkpoints:
         self.extra_state.callbacks = callbacks
         self.extra_state.keep_history(self.position.fit, callbacks)
         self.position = replace(self.position, epoch=epoch, batch=0, ended=True, epochs=epochs)
+        self.script_state.complete()
         self.finish()
-        self.script_state.epoch_snapshot = None
+        self.script_state.epoch_snapshot, self.script_state.has_ended_epoch = None, False
         self._end_if_interrupted()
         if exit_agreement.is_agreed:
             exit_agreement.begin_step()
 
     def hold_epoch(self) -> None:
         """Keep the state after an epoch's last batch, until the next step begins: an error may come before it."""
+        self.script_state.batch_state = None
         if can_hold(self):
             with self.time_account.count_saving():
                 self.script_state.epoch_snapshot = self.take_snapshot()
+        self.script_state.has_ended_epoch = True
+
+    def hold_batch(self, hook: str, place: str) -> None:
+        """Keep what the callbacks of a batch may change at this hook: an error may come before all of them were
+        called.
+        """
+        script_state, callbacks = self.script_state, self.extra_state.callbacks
+        if not script_state.steps or script_state.epoch_snapshot is not None:
+            return
+        changes = any(keras_training.may_change_variables(each, hook) for each in callbacks)
+        small = self.known_variables.read_small() if changes else {}
+        script_state.batch_state = BatchState(place, copy_callback_states(callbacks, hook), small)
 
     def skip_batch(self, program: str, count: int = 1) -> bool:
         """Whether the next `count` batches of a `fit` were trained before the run stopped; `program` may be one that
@@ -422,10 +438,15 @@ class Checkpoints:
             if level.durable:
                 self.saved = self.position
 
-    def take_snapshot(self, batch: str = "", ended: bool = False) -> Snapshot:
-        """The state of this worker now; `batch` is the fingerprint of the next batch, unless training has `ended`."""
+    def take_snapshot(self, batch: str = "", ended: bool = False, held: Mapping[str, Any] | None = None) -> Snapshot:
+        """The state of this worker now; `batch` is the fingerprint of the next batch, unless training has `ended`. Some
+        variables have `held` values instead of the present ones.
+        """
         alive = self.known_variables.find_alive()
+        if self._local_sgd_runners:
+            self.run.rounds.propagate_writes({id(alive[name]): value for name, value in (held or {}).items()})
         entries, late = list(self.group.list_entries(alive, self._list_sharers())), None
+        entries = [each._replace(value=held[each.name]) if held and each.name in held else each for each in entries]
         if self._local_sgd_runners:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))
             late = capture_rounds(self.run.rounds, self.known_variables.names)

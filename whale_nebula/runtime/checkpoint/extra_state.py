@@ -14,7 +14,7 @@ import tensorflow as tf
 from whale_nebula.codec.axes import Held
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.structures import Shared
-from whale_nebula.runtime.checkpoint.fit_position import encode_callbacks, restore_callbacks
+from whale_nebula.runtime.checkpoint.fit_position import BEFORE_STEP, encode_callbacks, restore_callbacks
 from whale_nebula.runtime.checkpoint.objects import (
     Put,
     SavedState,
@@ -32,7 +32,7 @@ from whale_nebula.runtime.exchange.state import ChannelState
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _STRUCTURES: Mapping[str, type] = {kind.__name__: kind for kind in (Shared, Held)}
-INTERRUPTED = "interrupted"
+PLACE = "place"
 _PLAIN = ("steps", "rung", "version", "codec", "error")
 
 
@@ -88,7 +88,8 @@ class ExtraState:
 
     Objects are saved as they were when the last step returned, because a resumed loop repeats its draws for the next
     step. Variables among them are saved a second time (`late`) before the next step: values that a loop wrote to them
-    in between are restored at that point. `has_begun`: that step has been reached.
+    in between are restored at that point. `has_begun`: that step has been reached. `held_callbacks` are states of some
+    callbacks, by their places, which are saved instead of the present ones.
     """
 
     worker: str
@@ -98,6 +99,7 @@ class ExtraState:
     histories: dict[int, Any] = field(default_factory=dict)
     source: Source | None = None
     has_begun: bool = False
+    held_callbacks: Mapping[int, Any] = field(default_factory=dict)
     _read: dict[str, Any] = field(default_factory=dict)
 
     def read_objects(self, *, spread: bool) -> None:
@@ -116,7 +118,7 @@ class ExtraState:
         objects = {**self._read, **unread, **(late if ended else {})}
         return {
             "codecs": {name: encode_state(state, put) for name, state in sorted(self.channels.items())},
-            "callbacks": encode_callbacks(self.callbacks, put),
+            "callbacks": encode_callbacks(self.callbacks, put, self.held_callbacks),
             "histories": encode_value(self.histories, put),
             "objects": {name: encode_value(value, put) for name, value in sorted(objects.items())},
             "late": {} if ended else {name: encode_value(value, put) for name, value in sorted(late.items())},
@@ -145,9 +147,9 @@ class ExtraState:
                 self.channels[name] = state
 
     @property
-    def were_interrupted(self) -> bool:
-        """Whether an error occurred before all callbacks of the last step were called."""
-        return bool(self._find_saved(INTERRUPTED))
+    def saved_place(self) -> str:
+        """Where in a `fit` the state of the checkpoint was taken."""
+        return self._find_saved(PLACE) or BEFORE_STEP
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
         """Restore the states of a `fit`'s callbacks."""

@@ -14,12 +14,14 @@ import keras
 import tensorflow as tf
 
 from whale_nebula.errors import CheckpointError
-from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
+from whale_nebula.runtime.checkpoint.objects import Put, copy_state, decode_value, encode_value
 from whale_nebula.tf import keras_training
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
 
+BEFORE_CALLBACKS, AFTER_CALLBACKS, BEFORE_STEP = "before callbacks", "after callbacks", "before step"
+"""Where in a `fit` a state was taken: before or after the callbacks of the last batch, or before the next step."""
 _CALLBACK_STATE: Mapping[type, tuple[str, ...]] = {
     keras.callbacks.History: ("epoch", "history"),
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
@@ -44,7 +46,7 @@ class FitWatch(keras.callbacks.Callback):
     def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
         super().__init__()
         self._checkpoints, self._fit, self._epoch, self._first_epoch = checkpoints, fit, fit.initial_epoch, 0
-        self._skips_batches = self._repeats_callbacks = False
+        self._skips_batches = False
         checkpoints.count_last()
         checkpoints.fits += 1
         self._number = checkpoints.fits
@@ -58,13 +60,13 @@ class FitWatch(keras.callbacks.Callback):
             checkpoints.known_variables.restore_again()
             done = self._resumed.ended and fit.epochs <= self._resumed.epochs
             self._first_epoch = fit.epochs if done else self._resumed.epoch
-            if done:
-                _skip_fit(checkpoints, model, fit, self._resumed.epoch)
-            elif self._first_epoch > fit.initial_epoch:
+            if not done and self._first_epoch > fit.initial_epoch:
                 keras_training.append_logs(fit)
+            if self._resumed.ended:  # callbacks at the beginning of the next epoch may change the restored variables
+                _skip_fit(checkpoints, model, fit, self._resumed.epoch)
+            else:
                 keras_training.skip_epochs(fit, self._first_epoch)
             checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
-            checkpoints.reset_metrics = model.reset_metrics if self._resumed.ended and not done else None
         else:
             checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
 
@@ -76,7 +78,10 @@ class FitWatch(keras.callbacks.Callback):
             self._checkpoints.extra_state.restore_callbacks(self._fit.callbacks)
             self._skips_batches = self._checkpoints.skips > 0
             for callback in self._fit.callbacks if self._skips_batches else ():
-                keras_training.suspend_saving(callback, lambda: self._skips_batches, lambda: self._repeats_callbacks)
+                keras_training.suspend_saving(callback, lambda: self._skips_batches)
+            if not self._resumed.ended:
+                self._checkpoints.known_variables.begin_replay()
+                self._checkpoints.resume_at = self.resume_at
         self._checkpoints.extra_state.restore_history(self._number, self._fit.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -85,22 +90,29 @@ class FitWatch(keras.callbacks.Callback):
         self._checkpoints.begin_epoch(program_of(self.model), epoch, self._fit.callbacks)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Record that all callbacks of the last batch were called."""
-        self._checkpoints.script_state.is_complete = True
+        """Record that all code before the next step has run."""
+        self._checkpoints.script_state.complete()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """After the callbacks of the last batch that was trained already."""
-        self.end_skipping(finished=True)
-        self._repeats_callbacks = False
+        """After the callbacks of a batch."""
+        self.resume_at(AFTER_CALLBACKS)
 
-    def end_skipping(self, *, finished: bool) -> None:
-        """Before or after the callbacks of a batch: if it is the last one that was trained already, give them the state
-        that they had before these, or after these if they had `finished`.
+    def resume_at(self, place: str) -> None:
+        """After the last batch that was already trained, at a place in its callbacks or before the next step: if the
+        state was saved there, restore the states of callbacks and the variables that callbacks may have changed in the
+        meantime. A state of before the next step is also restored for the callbacks that are called before it.
         """
-        extra_state = self._checkpoints.extra_state
-        if self._skips_batches and self._checkpoints.skips == 0 and finished != extra_state.were_interrupted:
-            self._skips_batches, self._repeats_callbacks = False, not finished
-            extra_state.restore_callbacks(self._fit.callbacks)
+        checkpoints = self._checkpoints
+        saved = checkpoints.extra_state.saved_place
+        if checkpoints.resume_at is None or checkpoints.skips:
+            return
+        if place == saved or (place, saved) == (AFTER_CALLBACKS, BEFORE_STEP):
+            self._skips_batches = False
+            checkpoints.extra_state.restore_callbacks(self._fit.callbacks)
+            checkpoints.known_variables.restore_replayed()
+        if place in (saved, BEFORE_STEP):
+            checkpoints.resume_at = None
+            checkpoints.known_variables.end_replay()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save the final model."""
@@ -119,9 +131,14 @@ class EpochEnd(keras.callbacks.Callback):
         super().__init__()
         self._checkpoints, self._watch = checkpoints, watch
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Hold the state before the callbacks that precede a step."""
+        self._checkpoints.hold_batch("on_train_batch_begin", AFTER_CALLBACKS)
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Before the callbacks of the last batch that was already trained."""
-        self._watch.end_skipping(finished=False)
+        """Hold the state before the callbacks of a batch, or restore it."""
+        self._watch.resume_at(BEFORE_CALLBACKS)
+        self._checkpoints.hold_batch("on_train_batch_end", BEFORE_CALLBACKS)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Keep the state before validation."""
@@ -194,19 +211,34 @@ def variables_of(model: Any) -> dict[str, Any]:
     return name_variables(model)
 
 
-def encode_callbacks(callbacks: Sequence[Any], put: Put) -> list[dict[str, Any]]:
-    """The states of callbacks, each with its class, as a document."""
+def encode_callbacks(callbacks: Sequence[Any], put: Put, held: Mapping[int, Any]) -> list[dict[str, Any]]:
+    """The states of callbacks, each with its class, as a document: the `held` ones, by place, and the present ones."""
     found = []
-    for callback in callbacks:
-        names = _attributes_of(callback)
-        if names:
-            state = {name: getattr(callback, name) for name in names if hasattr(callback, name)}
-        elif hasattr(callback, "get_state") and hasattr(callback, "set_state"):
-            state = callback.get_state()
-        else:
-            continue
-        found.append({"kind": type(callback).__name__, "state": encode_value(state, put)})
+    for place, callback in enumerate(callbacks):
+        if _has_state(callback):
+            state = held[place] if place in held else _read_state(callback)
+            found.append({"kind": type(callback).__name__, "state": encode_value(state, put)})
     return found
+
+
+def copy_callback_states(callbacks: Sequence[Any], hook: str) -> dict[int, Any]:
+    """Copies of the states of the callbacks that are called at this hook, by their places."""
+    return {
+        place: copy_state(_read_state(callback))
+        for place, callback in enumerate(callbacks)
+        if _has_state(callback) and keras_training.overrides_hook(callback, hook)
+    }
+
+
+def _has_state(callback: Any) -> bool:
+    return bool(_attributes_of(callback)) or (hasattr(callback, "get_state") and hasattr(callback, "set_state"))
+
+
+def _read_state(callback: Any) -> Any:
+    names = _attributes_of(callback)
+    if not names:
+        return callback.get_state()
+    return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
 
 
 def restore_callbacks(callbacks: Sequence[Any], saved: Sequence[Mapping[str, Any]], get: Callable[[str], Any]) -> None:

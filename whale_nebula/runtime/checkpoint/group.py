@@ -118,8 +118,20 @@ class Group:
             if self.worker in near and near[turn] == self.worker:
                 yield make_whole_entry(name, variable.read_value())
 
-    def digest_shared(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Digests of the variables that this worker shares with others, by their holders."""
+    def read_own(self, variables: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """The variables that this worker holds, or its pieces of them, each with its value, by name."""
+        found = {}
+        for name, variable in variables.items():
+            kept = self._find_kept(variable)
+            if kept is None or self.worker in kept.holders:
+                own = variable if kept is None or kept.piece is None else kept.piece.variable
+                found[name] = own, own.read_value()
+        return found
+
+    def digest_shared(self, variables: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, str]:
+        """Digests of the variables that this worker shares with others, by their holders. Some have `held` values
+        instead of the present ones.
+        """
         found: dict[str, Any] = {}
         for name, variable in sorted(variables.items()):
             kept = self._find_kept(variable)
@@ -127,7 +139,8 @@ class Group:
             if self.worker in holders and len(holders) > 1 and (kept is None or kept.piece is None):
                 digest = found.setdefault(" ".join(holders), hashlib.sha256())
                 digest.update(name.encode())
-                digest.update(np.ascontiguousarray(variable.read_value()).tobytes())
+                value = held[name] if name in held else variable.read_value()
+                digest.update(np.ascontiguousarray(value).tobytes())
         return {holders: digest.hexdigest()[:32] for holders, digest in found.items()}
 
     def restore(self, source: Source, variables: Mapping[str, Any]) -> list[str]:

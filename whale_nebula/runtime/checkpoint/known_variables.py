@@ -144,6 +144,7 @@ def restore_apart(
         for place, cluster in enumerate(clusters):
             held = {n: v for n, v in named.items() if cluster == own} or _select_copies(kept.get(cluster, {}), named)
             offset_seeds(find_seeds(held), place)
+        _record_copied(opened, named)
         return missing
     trained = {id(variable) for variable in flat}
     copied = {name: v for name, v in named.items() if own != clusters[0] or id(v) in trained}
@@ -152,7 +153,14 @@ def restore_apart(
         _restore_copy(group, source, cluster, _select_copies(copies, named))
     for cluster, each in rounds.items():
         each.resume(saved.read(cluster, weights))
+    _record_copied(opened, named)
     return missing
+
+
+def _record_copied(opened: OpenRounds, variables: Mapping[str, Any]) -> None:
+    """Record the values of variables of which this process has copies, so that later writes reach the copies."""
+    if opened.copies.copies_by_cluster:
+        opened.copies.record_values(variables.values())
 
 
 def _select_copies(copies: Mapping[int, Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,6 +180,8 @@ def must_synchronize(opened: OpenRounds) -> bool:
 
 # ---------------------------------------------------------------------- variables by name
 Trained = weakref.WeakValueDictionary[int, Any]
+_SMALL = 16
+"""The number of elements from which a variable is not small."""
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
@@ -214,6 +224,28 @@ class KnownVariables:
     _restored: set[str] = field(default_factory=set)
     _copied: set[str] = field(default_factory=set)
     _titles: dict[str, dict[str, Trained]] = field(default_factory=dict)
+    _replayed: dict[str, tuple[Any, Any]] | None = None
+
+    def begin_replay(self) -> None:
+        """From here on, remember the values of variables that are restored: callbacks of batches that were already
+        trained may change them.
+        """
+        self._replayed = {}
+
+    def restore_replayed(self) -> None:
+        """Restore the values of all variables that were restored since `begin_replay`."""
+        for variable, value in (self._replayed or {}).values():
+            variable.assign(value)
+
+    def end_replay(self) -> None:
+        """Forget these values."""
+        self._replayed = None
+
+    def read_small(self) -> dict[str, Any]:
+        """The values of all small variables that this worker completely holds, such as learning rates and counters."""
+        small = {n: v for n, v in self.find_alive().items() if (v.shape.num_elements() or _SMALL) < _SMALL}
+        own = self.group.read_own(small)
+        return {name: value for name, (variable, value) in own.items() if variable is small[name]}
 
     def find_alive(self) -> dict[str, Any]:
         """All variables that still exist, by name."""
@@ -266,7 +298,10 @@ class KnownVariables:
         self._restored.update(names)
         if self.source is None:
             return
-        missing = restore(self.source, {name: variables[path] for name, path in names.items()})
+        named = {name: variables[path] for name, path in names.items()}
+        missing = restore(self.source, named)
+        if self._replayed is not None:
+            self._replayed |= self.group.read_own(named)
         paths = (names[name] for name in missing if names[name] in needed)
         lost = next((path for path in paths if self._was_saved(program, path)), None)
         if lost is not None:

@@ -119,7 +119,7 @@ def check_object(name: str, value: Any) -> None:
 
 def holds_variables(value: Any) -> bool:
     """Whether an object is saved as variables, which may be written at any time."""
-    return not _has_state(value) and bool(_variables_of(value))
+    return bool(list_variables(value))
 
 
 def is_spread(value: Any) -> bool:
@@ -129,6 +129,11 @@ def is_spread(value: Any) -> bool:
 
 def _has_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def list_variables(value: Any) -> list[Any]:
+    """The variables as which an object is saved; none if it has a state of its own."""
+    return [] if _has_state(value) else _variables_of(value)
 
 
 def _variables_of(value: Any) -> list[Any]:
@@ -145,20 +150,20 @@ def read_object(value: Any) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if _has_state(value):
-        return value.state_dict() if is_spread(value) else _copy_state(value.state_dict())
+        return value.state_dict() if is_spread(value) else copy_state(value.state_dict())
     return [variable.read_value() for variable in _variables_of(value)]
 
 
-def _copy_state(state: Any) -> Any:
+def copy_state(state: Any) -> Any:
     """A deep copy of a state, whose lists and arrays may belong to the object."""
     if isinstance(state, np.ndarray):
         return state.copy()
     if isinstance(state, tf.Variable):
         return state.read_value()
     if isinstance(state, Mapping):
-        return {key: _copy_state(each) for key, each in state.items()}
+        return {key: copy_state(each) for key, each in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(map(_copy_state, state)) if type(state) in (list, tuple) else tuple(map(_copy_state, state))
+        return type(state)(map(copy_state, state)) if type(state) in (list, tuple) else tuple(map(copy_state, state))
     return state
 
 

@@ -26,8 +26,9 @@ from whale_nebula.checkpoint.parts import (
     write_document,
 )
 from whale_nebula.errors import StageFailedError
-from whale_nebula.runtime.checkpoint.extra_state import INTERRUPTED
-from whale_nebula.runtime.checkpoint.objects import holds_variables, is_spread
+from whale_nebula.runtime.checkpoint.extra_state import PLACE
+from whale_nebula.runtime.checkpoint.fit_position import AFTER_CALLBACKS, BEFORE_CALLBACKS, BEFORE_STEP
+from whale_nebula.runtime.checkpoint.objects import holds_variables, is_spread, list_variables
 from whale_nebula.runtime.checkpoint.slices import Entry
 from whale_nebula.runtime.checkpoint.writer import Snapshot, commit_parts
 
@@ -40,34 +41,55 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
+@dataclass(frozen=True)
+class BatchState:
+    """What callbacks of a batch may change, as it was before them: their own states, by their places, and the values of
+    small variables, by name. `place` is the place in the script.
+    """
+
+    place: str
+    callbacks: Mapping[int, Any]
+    variables: Mapping[str, Any]
+
+
 @dataclass
 class ScriptState:
     """The position of the script between two steps of the leading program; this process has run `steps` of them.
-    `thread` runs a step. `torn`: a step has failed, and may have changed variables. `is_complete`: all code between the
-    last step and the next one has run. `epoch_snapshot` is the state after the last batch of an epoch, until the next
-    step begins: validation and callbacks may change variables in between.
+    `thread` runs a step. `torn`: a step has failed, and may have changed variables; `was_rolled_back`: it has changed
+    none. `is_complete`: all code between the last step and the next one has run. `batch_state` is the state before the
+    callbacks that are being called. `epoch_snapshot` is the state after the last batch of an epoch, until the next step
+    begins: validation and callbacks may change variables in between. `has_ended_epoch`: they may have begun to.
     """
 
     steps: int = 0
     thread: int | None = None
     torn: bool = False
+    was_rolled_back: bool = False
     is_complete: bool = False
+    batch_state: BatchState | None = None
     epoch_snapshot: Snapshot | None = None
+    has_ended_epoch: bool = False
+
+    def count_step(self) -> None:
+        """Count a completed step, which other code follows."""
+        self.steps, self.is_complete = self.steps + 1, False
+
+    def complete(self) -> None:
+        """Record that all code between the last step and the next one has run."""
+        self.is_complete, self.batch_state = True, None
 
     @contextlib.contextmanager
     def run_step(self, runner: Runner | None = None) -> Iterator[None]:
         """Context of a step of any program. A failed step has changed nothing if its error, or its runner, reports
         this.
         """
-        self.thread, self.torn = threading.get_ident(), True
+        self.thread, self.torn, self.was_rolled_back = threading.get_ident(), True, False
         try:
             yield
             self.torn = False
-        except StageFailedError as failure:
-            self.torn = failure.torn
-            raise
-        except BaseException:
-            self.torn = runner is None or runner.torn
+        except BaseException as failure:
+            self.torn = failure.torn if isinstance(failure, StageFailedError) else runner is None or runner.torn
+            self.was_rolled_back = not self.torn
             raise
         finally:
             self.thread = None
@@ -109,13 +131,15 @@ def commit_written(group: Group, folder: Folder) -> None:
     """Before a run chooses a checkpoint: commit the parts that its last start wrote when it stopped, if those of all
     workers exist and are from the same moment. All processes call it.
     """
-    written = list_uncommitted(folder, group.members) if group.commits else {}
+    elsewhere = set(group.everyone).difference(group.members)
+    written = list_uncommitted(folder, elsewhere) if group.commits else {}
     descriptions = group.exchange("the written checkpoint parts", describe_parts(written))
-    for joined in join_parts(descriptions.values(), group.everyone):
+    for joined in join_parts(descriptions):
+        own = {w: each for w, each in written.get(joined.step, {}).items() if joined.holders.get(w) == group.worker}
         if joined.why and joined.step in written:
             _LOG.warning("the parts of step %d in %s are not used: %s", joined.step, folder.path, joined.why)
-        elif joined.step in written:
-            _commit(group, folder, written[joined.step], joined.digests)
+        elif own:
+            _commit(group, folder, own, joined.digests)
         if not joined.why:
             return
 
@@ -124,7 +148,7 @@ def _commit(group: Group, folder: Folder, written: Mapping[str, WrittenPart], di
     found = [each.manifest for each in written.values() if each.manifest is not None]
     manifest = replace(found[0], at_error=any(each.at_error for each in found))
     try:
-        commit_parts(folder, manifest, digests, group.members, 0)
+        commit_parts(folder, manifest, digests, list(written), 0)
         _LOG.info("%s: step %d is saved, from the parts of all workers", group.worker, manifest.position.step)
     except Exception as error:  # the run resumes from an earlier one
         _LOG.warning("the parts of step %d in %s cannot be joined: %s", manifest.position.step, folder.path, error)
@@ -139,15 +163,23 @@ def _save(checkpoints: Checkpoints) -> str:
     """Save the state after the last step to the disk; returns why that failed, or "". It replaces no other checkpoint:
     one more than usual is kept.
     """
-    held, group = checkpoints.script_state.epoch_snapshot, checkpoints.group
-    snapshot = held or checkpoints.take_snapshot()
+    script_state, group = checkpoints.script_state, checkpoints.group
+    held, batch_state = script_state.epoch_snapshot, script_state.batch_state
+    small = {} if batch_state is None else batch_state.variables
+    checkpoints.extra_state.held_callbacks = {} if batch_state is None else batch_state.callbacks
+    snapshot = held or checkpoints.take_snapshot(held=small)
     if damaged := _find_nan(snapshot.manifest.position.logs, snapshot.entries):
         return f"{damaged} is NaN"
     level = checkpoints.levels[0]
     level.keep += 1
-    memory = {**snapshot.memory, INTERRUPTED: held is None and not checkpoints.script_state.is_complete}
+    place = BEFORE_STEP if script_state.is_complete else BEFORE_CALLBACKS
+    if held is not None:
+        place = AFTER_CALLBACKS
+    elif batch_state is not None:
+        place = batch_state.place
+    memory = {**snapshot.memory, PLACE: place}
     exact = group.is_single_worker or held is not None
-    shared = None if exact else group.digest_shared(checkpoints.known_variables.find_alive())
+    shared = None if exact else group.digest_shared(checkpoints.known_variables.find_alive(), small)
     snapshot = replace(
         snapshot, manifest=replace(snapshot.manifest, at_error=True), memory=memory, exact=exact, shared=shared
     )
@@ -160,7 +192,7 @@ def _add_shared(checkpoints: Checkpoints) -> None:
     """Add digests to the already written part of the last step: other workers may not have got as far."""
     group, level = checkpoints.group, checkpoints.levels[0]
     path = level.folder.worker_path(checkpoints.position.step, group.worker)
-    shared = group.digest_shared(checkpoints.known_variables.find_alive())
+    shared = group.digest_shared(checkpoints.known_variables.find_alive(), {})
     write_document(path, replace(read_document(path), shared=shared))
 
 
@@ -171,12 +203,17 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
         return ""
     if script_state.torn:
         return f"step {position.step + 1} failed or got no batch, and may have changed variables"
-    if checkpoints.trains_apart:
-        return "with local SGD, checkpoints are possible only between two steps"
+    if checkpoints.must_synchronize:
+        return "with local SGD, all clusters would have to exchange their states"
     if shared := _find_shared(checkpoints):
         return f"{shared!r} of nb.state must be read by all processes together"
+    spread = sorted(name for name, value in extra_state.objects.items() if is_spread(value))
+    if spread and script_state.was_rolled_back:
+        return f"step {position.step + 1} failed, and may have changed {spread[0]!r} of nb.state"
     if script_state.is_complete:
         return ""
+    if script_state.has_ended_epoch:
+        return "callbacks at the end of an epoch may have changed variables"
     late = sorted(name for name, value in extra_state.objects.items() if holds_variables(value))
     fits = position.fit > 0 and not position.ended
     if checkpoints.leading.has_others or (script_state.steps < 2 and not fits):
@@ -189,13 +226,19 @@ def can_hold(checkpoints: Checkpoints) -> bool:
     script_state, position = checkpoints.script_state, checkpoints.position
     new = script_state.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
     spread = any(is_spread(value) for value in checkpoints.extra_state.objects.values()) or _find_shared(checkpoints)
-    return new and script_state.epoch_snapshot is None and not (script_state.torn or spread or checkpoints.trains_apart)
+    unknown = script_state.torn or spread or checkpoints.must_synchronize
+    return new and script_state.epoch_snapshot is None and not unknown
 
 
 def _find_shared(checkpoints: Checkpoints) -> str:
-    """The name of a user object that several processes read together; "" if there is none."""
-    objects = {} if checkpoints.group.is_single_worker else checkpoints.extra_state.objects
-    return next((name for name, each in sorted(objects.items()) if is_spread(each) or holds_variables(each)), "")
+    """The name of a user object with a variable of a program, which several processes read together; "" if there is
+    none.
+    """
+    group, objects = checkpoints.group, checkpoints.extra_state.objects
+    if group.is_single_worker:
+        return ""
+    shared = (n for n, each in sorted(objects.items()) if any(map(group.knows_holders, list_variables(each))))
+    return next(shared, "")
 
 
 def _find_nan(logs: Mapping[str, float], entries: Sequence[Entry]) -> str:

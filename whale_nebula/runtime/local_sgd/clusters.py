@@ -126,6 +126,12 @@ class OpenRounds:
             self._rounds_by_weights[key] = make(apart, participants, weights, fresh, exchanged)
         return self._rounds_by_weights[key]
 
+    def propagate_writes(self, held: Mapping[int, Any]) -> None:
+        """Propagate what the script has written to variables since the last step to the copies in this process, as
+        before a step. Some variables have `held` values instead of the present ones, by their ids.
+        """
+        self.copies.propagate_writes(self._variables.values(), held)
+
     def settle(self) -> None:
         """Synchronise the weights of all clusters; every process calls it at the same point."""
         try:

@@ -228,16 +228,18 @@ class VariableCopies:
         """Record the values of the model's variables after a step."""
         self.last_values.update({id(variable): variable.read_value() for variable in variables})
 
-    def propagate_writes(self, variables: Iterable[Any]) -> None:
+    def propagate_writes(self, variables: Iterable[Any], held: Mapping[int, Any] | None = None) -> None:
         """Propagate writes to the model's variables (a learning rate, a layer's weights) to all copies, because every
-        process of a run makes these writes.
+        process of a run makes these writes. Some variables have `held` values instead of the present ones, by their
+        ids.
         """
         for variable in variables:
             before = None if id(variable) in self.seeds else self.last_values.get(id(variable))
-            if before is not None and not _is_same(before.numpy(), variable.numpy()):
+            value = variable.read_value() if held is None else held.get(id(variable), variable.read_value())
+            if before is not None and not _is_same(before.numpy(), value.numpy()):
                 for own in self.copies_by_cluster.values():
                     if id(variable) in own:
-                        own[id(variable)].assign(variable)
+                        own[id(variable)].assign(value)
 
     def reset_copies(self, variables: Collection[Any]) -> None:
         """Set all copies to the values of the model's variables, which were replaced."""

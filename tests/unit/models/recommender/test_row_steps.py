@@ -89,7 +89,7 @@ def test_look_ahead_does_not_change_training(kind: str, staleness: int, cut: boo
             np.testing.assert_array_equal(value, found[name])
     for layer in list_layers(early):
         assert layer.steps.looked_ahead > 4
-        assert bool(layer.table.fetched_again) != bool(staleness)  # what is late is updated before it is looked up
+        assert not (staleness and layer.table.fetched_again)  # late updates are applied before the look-up
     assert all(not layer.steps.looked_ahead for layer in list_layers(plain))
 
 
@@ -115,19 +115,21 @@ def test_stale_updates_are_late_by_the_given_steps(staleness: int) -> None:
     """Against a table whose updates are late because they are given to it late; also after a resumption."""
     drawn, late, expected = np.random.default_rng(0), make_table(staleness), make_table()
     given: list[tuple[np.ndarray, np.ndarray]] = []
+    ahead, following = None, np.unique(drawn.integers(0, 30, 12))
     for step in range(12):
-        ids = np.unique(drawn.integers(0, 30, 12))
+        ids, following = following, np.unique(drawn.integers(0, 30, 12))
         if step > staleness:
             expected.push(*given[step - staleness - 1])
-        ahead = late.look_ahead(ids) if step % 3 else None
         seen = np.ones(len(ids), np.int64)
         np.testing.assert_array_equal(late.pull(ids, seen, ahead), expected.pull(ids, seen))
         if step % 4 == 1:  # as the layer does it, beside the step
             late.update(late.pushes - max(staleness - 1, 0))
+        ahead = late.look_ahead(following) if step % 3 else None
         given.append((ids, drawn.standard_normal((len(ids), 3)).astype(np.float32)))
         late.push(*given[-1])
         if step == 7:
-            saved, late = late.state_dict(), make_table(staleness)
+            assert late.fetched_again  # rows that an update changed after the look-up
+            saved, late, ahead = late.state_dict(), make_table(staleness), None
             late.load_state_dict(saved)
     late.update()
     for each in given[-staleness - 1 :]:
