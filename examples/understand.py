@@ -11,6 +11,7 @@ uncompressed, with the low rank, and with the low rank in four bits.
     python examples/understand.py --middle away far      # the layers between are in two clusters
     python examples/understand.py --labels away          # no U shape: only the first layers are at home
     python examples/understand.py --bert FOLDER --glue FOLDER --task sst-2    # Hugging Face's folder, GLUE's files
+    python examples/understand.py --bert FOLDER --squad FOLDER                # train-v1.1.json, dev-v1.1.json
     whale-nebula run --all --config examples/understand.yaml examples/understand.py    # a process per cluster, TLS
     whale-nebula run --all --config examples/understand_three.yaml examples/understand.py --middle away far
 """
@@ -46,6 +47,7 @@ from whale_nebula.models.understanding import (
     loss_of,
     read_glue,
     read_spans,
+    read_squad,
     score,
     span_f1,
     understanding,
@@ -109,12 +111,22 @@ def language_model(options: argparse.Namespace) -> tuple[Bert, text.Tokenizer]:
 
 def read(options: argparse.Namespace, encoder: Encoder, split: str, count: int) -> Split:
     """Read the sentences and labels of a split; only "home" calls this."""
-    rows: Any = (
-        read_glue(options.glue, options.task, split) if options.glue else generated_task(options.task, split, count)
-    )
+    rows: Any
+    if options.squad:
+        rows = read_squad(options.squad / f"{split}-v1.1.json")
+    elif options.glue:
+        matched = "_matched" if options.task == "mnli" and split == "dev" else ""
+        rows = read_glue(options.glue, options.task, split + matched)
+    else:
+        rows = generated_task(options.task, split, count)
+    if len(rows) < count:
+        option = "--rows" if split == "train" else "--test"
+        raise SystemExit(f"{option} {count}: the split {split} has {len(rows)} rows, so use {option} {len(rows)}")
     if isinstance(rows, Examples):
         second = None if rows.second is None else rows.second[:count]
         rows = Examples(rows.first[:count], rows.labels[:count], second)
+    else:
+        rows = rows[:count]
     ids: Any = encoder.examples(rows) if isinstance(rows, Examples) else encoder.questions(rows)
     longest = int((ids.ids != encoder.words.pad).sum(1).max())  # padding that all rows share is not sent
     shorter = {name: getattr(ids, name)[:, :longest] for name in ids._fields if name != "labels"}
@@ -235,6 +247,7 @@ def parse_options() -> argparse.Namespace:
     generated = ", ".join(TASKS)
     add("--task", default="opinion", help=f"task: {generated}; with --glue: {', '.join(GLUE)} (%(default)s)")
     add("--glue", type=Path, metavar="FOLDER", help="folder of GLUE's files; by default tasks are generated")
+    add("--squad", type=Path, metavar="FOLDER", help="folder of SQuAD's files; the task is answer")
     add("--bert", type=Path, metavar="FOLDER", help="a Hugging Face BERT; by default a small one is pretrained")
     add("--cut", type=int, default=1, metavar="LAYER", help="last layer at home, counted from 0 (%(default)s)")
     add("--rank", type=int, default=8, help="numbers that are sent for each token (%(default)s)")
@@ -248,12 +261,17 @@ def parse_options() -> argparse.Namespace:
     add("--rate", type=float, default=1e-3, help="initial learning rate (%(default)s)")
     add("--pretrain", type=int, default=600, metavar="STEPS", help="for the language model (%(default)s)")
     options = parser.parse_args()
+    if options.squad:
+        if options.glue or options.task not in (parser.get_default("task"), "answer"):
+            parser.error("--squad FOLDER excludes --glue and other tasks than answer")
+        options.task = "answer"
     known = GLUE if options.glue else TASKS
     if options.task not in known:
         parser.error(f"--task {options.task}: {'with' if options.glue else 'without'} --glue use {', '.join(known)}")
-    if options.glue and not options.bert:
+    if (options.glue or options.squad) and not options.bert:
         parser.error(
-            "--glue requires --bert FOLDER: a vocabulary of your text would reveal parts of it to the other cluster"
+            f"{'--glue' if options.glue else '--squad'} requires --bert FOLDER: a vocabulary of your text would reveal "
+            "parts of it to the other cluster"
         )
     if options.labels == AWAY and attach() is not None:
         parser.error(

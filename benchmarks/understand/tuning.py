@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -32,6 +32,18 @@ ROWS, TESTED, EPOCHS, RATE, PRETRAINED = 2048, 1024, 8, 1e-3, 800
 NEAR, FAR = "near", "far"
 
 
+class Setup(NamedTuple):
+    """The sizes of a BERT, the steps and the learning rate of its pretraining, and the rate of its fine-tuning."""
+
+    sizes: BertSizes = SIZES
+    pretrained: int = PRETRAINED
+    pretraining_rate: float = 2e-3
+    rate: float = RATE
+
+
+SMALL = Setup()
+
+
 def compress(contender: str, rank: int) -> Any:
     """The options of the boundary."""
     svd = {"rank": rank, "basis": "svd"}
@@ -49,33 +61,42 @@ def compress(contender: str, rank: int) -> Any:
     return contextlib.nullcontext() if found is None else nb.compress(**{"backward": None, **found})
 
 
-def language_model(folder: Path) -> tuple[list[np.ndarray], text.Tokenizer]:
+def language_model(folder: Path, setup: Setup = SMALL) -> tuple[list[np.ndarray], text.Tokenizer]:
     """The weights of a pretrained BERT, from a file if it exists."""
     lines = generated_text(8000)
     words = text.Tokenizer(text.learn_vocabulary(lines, WORDS, fill=True))
-    path = folder / f"understand_{PRETRAINED}.npz"
+    width = "" if setup == SMALL else f"_{setup.sizes.width}"
+    path = folder / f"understand_{setup.pretrained}{width}.npz"
     if path.exists():
         with np.load(path) as file:
             return [file[name] for name in file.files], words
     import tensorflow as tf
 
     keras.utils.set_random_seed(1)
-    bert = Bert(SIZES)
-    ids = Encoder(words, LONGEST).examples(Examples(lines, [0.0] * len(lines))).ids
+    bert = Bert(setup.sizes)
+    ids = Encoder(words, setup.sizes.length).examples(Examples(lines, [0.0] * len(lines))).ids
     rows = tf.data.Dataset.from_tensor_slices(ids).shuffle(8000, seed=1).batch(BATCH, drop_remainder=True)
-    losses = pretrain(bert, rows, Masking.of(words), steps=PRETRAINED, learning_rate=2e-3, verbose=0, epochs=4)
+    losses = pretrain(
+        bert,
+        rows,
+        Masking.of(words),
+        steps=setup.pretrained,
+        learning_rate=setup.pretraining_rate,
+        verbose=0,
+        epochs=4,
+    )
     print("pretrained:", [round(loss, 3) for loss in losses.history["loss"]], flush=True)
     folder.mkdir(exist_ok=True)
     np.savez(path, *bert.get_weights())
     return bert.get_weights(), words
 
 
-def make_rows(task: str, split: str, count: int, words: text.Tokenizer) -> Rows:
+def make_rows(task: str, split: str, count: int, words: text.Tokenizer, longest: int = LONGEST) -> Rows:
     """Encode a split as ids."""
     made = generated_task(task, split, count)
     if not isinstance(made, Examples):
         raise SystemExit(f"{task} is not a task of labels")
-    return Encoder(words, LONGEST).examples(made)
+    return Encoder(words, longest).examples(made)
 
 
 def cut_model(bert: Bert, task: str, contender: str, layer: int, rank: int) -> keras.Model:
@@ -116,16 +137,26 @@ def lora(bert: Bert, task: str, layer: int, rank: int) -> keras.Model:
     return keras.Model(tokens, outputs)
 
 
-def tune(task: str, contender: str, layer: int, rank: int, seed: int, weights: Any, words: Any) -> dict[str, Any]:
+def tune(
+    task: str,
+    contender: str,
+    layer: int,
+    rank: int,
+    seed: int,
+    weights: Any,
+    words: Any,
+    setup: Setup = SMALL,
+) -> dict[str, Any]:
     """Fine-tune and score; the bytes are those of the last step, in both directions."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
-    bert = Bert(SIZES)
+    bert = Bert(setup.sizes)
     bert.set_weights(weights)
     model = cut_model(bert, task, contender, layer, rank)
-    train, dev = make_rows(task, "train", ROWS, words), make_rows(task, "dev", TESTED, words)
+    longest = setup.sizes.length
+    train, dev = make_rows(task, "train", ROWS, words, longest), make_rows(task, "dev", TESTED, words, longest)
     steps = EPOCHS * (ROWS // BATCH)
-    rate = keras.optimizers.schedules.PolynomialDecay(RATE, steps, 0.0)
+    rate = keras.optimizers.schedules.PolynomialDecay(setup.rate, steps, 0.0)
     model.compile(keras.optimizers.Adam(rate), loss_of(TASKS[task]))
     order = np.random.default_rng(seed).permutation(ROWS)
     seconds: list[float] = []

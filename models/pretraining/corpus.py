@@ -48,6 +48,12 @@ class Corpus:
     ) -> Corpus:
         """Read the first `count` lines of aligned files SPLIT.LANGUAGE[.gz], and of the files of the split `test`."""
         first, *others = languages
+        if not others:
+            raise OptionError(
+                f"languages={list(languages)!r} has a single language",
+                why="the files are aligned, so they are read in pairs with the first language",
+                mend="languages=['en', 'de']",
+            )
         found: dict[str, dict[str, list[str]]] = {split: {}, test: {}}
         for name, lines in found.items():
             for other in others:
@@ -85,8 +91,16 @@ def check_families(families: Mapping[str, Sequence[str]], languages: Sequence[st
         )
 
 
+def _check_languages(languages: Sequence[str], known: Lines) -> None:
+    if unknown := [language for language in languages if language not in known]:
+        raise OptionError(
+            f"the corpus has no text in {', '.join(unknown)}", mend=f"use languages of {', '.join(known)}"
+        )
+
+
 def encode_alone(corpus: Corpus, words: text.Tokenizer, languages: Sequence[str], length: int) -> dict[str, Ints]:
     """Encode the sentences of each of these languages as rows (MRTD)."""
+    _check_languages(languages, corpus.alone)
     return {language: encode_sentences(words, corpus.alone[language], length) for language in languages}
 
 
@@ -98,6 +112,7 @@ def encode_with_pivot(
 
     Two languages other than the pivot are never in one row.
     """
+    _check_languages([*languages, pivot], corpus.pairs)
     found = {}
     for first in languages:
         for second in corpus.pairs if first == pivot else [pivot]:

@@ -113,6 +113,14 @@ def mix_families(
         temperature: 1 draws by size; a large value draws all equally.
         seed: seed of the draws.
     """
+    if not 0 <= of_pairs <= 1:
+        raise OptionError(f"of_pairs={of_pairs!r} is not a share of the rows", mend="of_pairs=0.5")
+    if unknown := sorted(set(pairs or {}) - set(families)):
+        raise OptionError(
+            f"pairs of {', '.join(unknown)}, which are not families",
+            why=f"the families are {', '.join(families)}",
+            mend="use the same names for families and for their pairs",
+        )
     sizes = {name: sum(map(len, sources.values())) for name, sources in families.items()}
     rows = deal_rows(batch, shares_by_temperature(sizes, temperature))
     found, first = {}, 0

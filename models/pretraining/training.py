@@ -165,6 +165,12 @@ class Pretraining:
 
     def update(self, tape: tf.GradientTape, losses: Mapping[str, Any]) -> None:
         """Apply the gradient of each network's loss; the tape is persistent."""
+        if missing := [name for name in self.networks if name not in self.optimizers]:
+            raise OptionError(
+                f"there is no optimizer for {', '.join(missing)}",
+                why="each network has its own",
+                mend="Pretraining(..., optimizers={name: make_adam(network, 1e-3, steps=1000), ...})",
+            )
         for name, network in self.networks.items():
             gradients = tape.gradient(losses[name], network.trainable_variables)
             self.optimizers[name].apply_gradients(zip(gradients, network.trainable_variables, strict=True))

@@ -43,6 +43,7 @@ GLUE: dict[str, tuple[Task, Columns]] = {
         Task("mnli", 3, ("accuracy",), True),
         Columns("sentence1", "gold_label", "sentence2", ("contradiction", "entailment", "neutral"), "MNLI"),
     ),
+    "wnli": (Task("wnli", 2, ("accuracy",), True), Columns("sentence1", "label", "sentence2", folder="WNLI")),
 }
 
 
@@ -146,7 +147,8 @@ def read_squad(path: str | Path, *, unanswered: str = "refuse") -> list[Question
     try:
         content = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise DataError(f"{path.name} cannot be read", where=str(path), why=error.strerror) from None
+        mend = f"read_squad({str(path / 'train-v1.1.json')!r})" if path.is_dir() else "pass the path of a JSON file"
+        raise DataError(f"{path.name or path} cannot be read", where=str(path), why=error.strerror, mend=mend) from None
     except ValueError as error:
         raise DataError(f"{path.name} is not JSON", where=str(path), why=str(error), mend="copy it again") from None
     try:

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from whale_nebula.errors import OptionError
+
 from ..attention import Configured, near_zero
 from ..bert import Bert
 from .examples import Task, check_task
@@ -92,5 +94,12 @@ def score(task: Task, predicted: np.ndarray, labels: np.ndarray) -> dict[str, fl
     >>> score(Task("two"), np.array([[0.0, 1.0], [2.0, 1.0]]), np.array([1, 1]))
     {'accuracy': 0.5}
     """
+    check_task(task)
+    if task.spans:
+        raise OptionError(
+            f"score() does not apply to {task.name!r}, a task of spans",
+            why="its metrics compare the texts of answers",
+            mend="found = read_spans(predicted, spans, questions); span_f1(found, ...) and exact_match(found, ...)",
+        )
     found = predicted[:, 0] if task.regression else predicted.argmax(-1)
     return {name: METRICS[name](found, labels) for name in task.metrics}

@@ -1,11 +1,13 @@
 """Split fine-tuning at reduced size: a table, in one process and in two, of which one has no sentences or labels."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.examples.reduced import write_reduced_example
 from tests.processes import zygote
+from whale_nebula.models import Bert, BertSizes, save_bert, text
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "understand.py"
@@ -60,6 +62,30 @@ def test_understand_example_runs_with_a_process_per_cluster(tmp_path: Path, conf
     assert float(find_table_row(said, "rank")[3].split()[0]) > 8
 
 
+@pytest.fixture
+def published_files(tmp_path: Path) -> Path:
+    """A folder with a BERT, and with small files in the formats of GLUE and SQuAD: 64 rows to train, 32 to test."""
+    words = text.learn_vocabulary(["anna has two red cups ."], 64, fill=True)
+    save_bert(Bert(BertSizes(vocabulary=64, length=32, width=24, heads=2, layers=2, inner=24)), tmp_path, words)
+    for split, count in (("train", 64), ("dev_matched", 32)):
+        lines = ["anna has two cups\tanna has cups\tentailment", "anna has cups\tanna has two\tneutral"] * (count // 2)
+        (tmp_path / f"{split}.tsv").write_text("\n".join(["sentence1\tsentence2\tgold_label", *lines]))
+        questions = [{"question": "who has two cups", "answers": [{"answer_start": 0, "text": "anna"}]}] * count
+        data = {"data": [{"paragraphs": [{"context": "anna has two red cups", "qas": questions}]}]}
+        (tmp_path / f"{split.removesuffix('_matched')}-v1.1.json").write_text(json.dumps(data))
+    return tmp_path
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("words", [["--glue", ".", "--task", "mnli"], ["--squad", "."]], ids=["mnli", "squad"])
+def test_understand_example_reads_published_files(published_files: Path, words: list[str]) -> None:
+    options = ["--bert", ".", *words, "--cut", "0", "--rank", "4", "--codecs", "rank"]
+    said = run_example(published_files, str(EXAMPLE), *options)
+    assert len(find_table_row(said, "rank")) == 5 + (2 if "--squad" in words else 1)
+    refused = zygote.run(str(EXAMPLE), *options, *REDUCED_OPTIONS, "--test", "48", cwd=published_files)
+    assert "--test 48: the split dev has 32 rows, so use --test 32" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -68,6 +94,7 @@ def test_understand_example_runs_with_a_process_per_cluster(tmp_path: Path, conf
             "--task opinions: without --glue use opinion, grammar, follows, similar, answer",
         ),
         (["--glue", ".", "--task", "rte"], "--glue requires --bert FOLDER"),
+        (["--squad", ".", "--task", "rte"], "--squad FOLDER excludes --glue and other tasks than answer"),
         (["--middle", "home"], "--middle home: must be distinct clusters other than home"),
         (["--middle", *"abcde"], "--middle a b c d e: too many for a BERT with 4 layers"),
         (["--rate", "nan"], "--rate nan: must be a positive number"),

@@ -45,8 +45,12 @@ def test_clusters_train_with_the_bits_of_the_uncut_step(names: Any, counts: Any,
 @pytest.mark.grid
 @pytest.mark.parametrize(
     "scopes",
-    [stages(micro_batch=3), stages({"discriminator": 3}, micro_batch=3)],
-    ids=["micro-batches", "one generator, three discriminators"],
+    [
+        stages(micro_batch=3),
+        stages({"discriminator": 3}, micro_batch=3),
+        stages({"all": 2, "discriminator": 6}, micro_batch=6),
+    ],
+    ids=["micro-batches", "one generator, three discriminators", "two generators, six discriminators"],
 )
 def test_micro_batches_and_replicas_train_as_the_uncut_step(scopes: Any) -> None:
     expected, weights = train(("all",), (6,), None)

@@ -31,11 +31,13 @@ _SUMS = ("AddV2", "Add", "BiasAdd")
 
 
 class Linear(NamedTuple):
-    """The ops of a product and its variable in the graph, and the bias variables added to the product."""
+    """The ops of a product and its variable in the graph, and the bias variables added to the product, each with the
+    constant that multiplies it.
+    """
 
     product: Any
     kernel: Any
-    biases: tuple[Any, ...]
+    biases: tuple[tuple[Any, float], ...]
 
 
 class Factors(NamedTuple):
@@ -60,7 +62,7 @@ def find_factors(tensor: Any, rank: int, frame: Frame) -> Factors:
             mend="end the stage at a Dense layer, and move its norm or activation to the next stage: "
             'nb.place(model, whale_nebula.strategies.low_rank_cut(bert, 3, ["gpu", "npu"])); or basis="learned"',
         )
-    values = [_read_value(each) for each in (found.kernel, *found.biases)]
+    values = [_read_value(each) for each in (found.kernel, *(bias for bias, _ in found.biases))]
     if not all(value.size for value in values):
         raise CollectiveReadError(
             f"basis='svd' cannot read the kernel of {found.product.name!r}",
@@ -72,7 +74,7 @@ def find_factors(tensor: Any, rank: int, frame: Frame) -> Factors:
     vectors = singular_vectors(kernel.reshape(-1, kernel.shape[-1]), rank)
     if not biases:
         return Factors(vectors, None)
-    bias = np.sum(biases, axis=0, dtype=np.float64)
+    bias = np.sum([scale * value for value, (_, scale) in zip(biases, found.biases, strict=True)], axis=0)
     return Factors(vectors, np.asarray(bias - bias @ vectors.T @ vectors, np.float32))
 
 
@@ -93,12 +95,12 @@ def singular_vectors(kernel: np.ndarray, rank: int) -> np.ndarray:
 def find_linear(tensor: Any) -> Linear | None:
     """The linear layer that produces a tensor; for a sum of several, the one that ran last."""
     columns = tensor.shape[-1]
-    found = [each for each in _find_products(tensor, ()) if each.kernel.shape[-1] == columns]
+    found = [each for each in _find_products(tensor, (), 1.0) if each.kernel.shape[-1] == columns]
     numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
     return max(found, key=lambda each: numbers[each.product.name], default=None)
 
 
-def _find_products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
+def _find_products(tensor: Any, biases: tuple[tuple[Any, float], ...], scale: float) -> Iterator[Linear]:
     op = tensor.op
     if op.type in _PRODUCTS:
         kernel = _get_variable(op.inputs[1])
@@ -108,7 +110,7 @@ def _find_products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
         return
     if op.type in _SUMS:
         own = [
-            found
+            (found, scale)
             for each in op.inputs
             if (found := _get_variable(each)) is not None and found.shape == [tensor.shape[-1]]
         ]
@@ -116,14 +118,17 @@ def _find_products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
         biases = (*biases, *own) if len(inner) == 1 else ()  # each of two terms has its own bias
     elif op.type in _SAME:
         inner = [op.inputs[tensor.value_index if op.type == "IdentityN" else 0]]
-    elif op.type == "SelectV2":  # a dropout's choice between the value and zero
+    elif op.type == "SelectV2":  # a dropout's choice between the scaled value and zero, whose mean is the value
         inner = [op.inputs[1]]
+        if inner[0].op.type == "Mul":
+            inner = _remove_factors(inner[0].op)
     elif op.type == "Mul" and any(map(_is_factor, op.inputs)):
-        inner = [each for each in op.inputs if not _is_factor(each)]
+        inner = _remove_factors(op)
+        scale *= float(np.prod([tf.get_static_value(each) for each in op.inputs if _is_factor(each)]))
     else:
         return
     for each in inner:
-        yield from _find_products(each, biases)
+        yield from _find_products(each, biases, scale)
 
 
 def _get_variable(tensor: Any) -> Any:
@@ -131,6 +136,10 @@ def _get_variable(tensor: Any) -> Any:
     while tensor.op.type in ("Identity", "Cast", "Reshape"):
         tensor = tensor.op.inputs[0]
     return tensor if tensor.op.type == "ReadVariableOp" else None
+
+
+def _remove_factors(op: Any) -> list[Any]:
+    return [each for each in op.inputs if not _is_factor(each)]
 
 
 def _is_factor(tensor: Any) -> bool:

@@ -55,13 +55,14 @@ LINEAR = {
 }
 
 
-def two_stages(layer: Any, scope: Any, *, residual: bool = False, dropout: bool = False) -> Any:
+def two_stages(layer: Any, scope: Any, *, residual: bool = False, dropout: bool = False, factor: float = 1) -> Any:
     inputs = keras.Input((TIME, WIDTH))
     with nb.cluster(), scope:
         with nb.stage(cluster="gpu"):
             hidden = keras.layers.Dense(WIDE, activation="tanh")(inputs) if residual else inputs
             made = layer(hidden)
             made = keras.layers.Dropout(0.2, seed=1)(made) if dropout else made
+            made = factor * made if factor != 1 else made
             hidden = made + hidden if residual else made
         with nb.stage(cluster="npu"):
             model = keras.Model(inputs, keras.layers.Dense(2)(keras.activations.tanh(hidden)))
@@ -69,11 +70,11 @@ def two_stages(layer: Any, scope: Any, *, residual: bool = False, dropout: bool 
     return model
 
 
-@pytest.mark.parametrize("kind", LINEAR)
-def test_svd_basis_equals_a_truncated_kernel(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "factor"), [*((kind, 1) for kind in LINEAR), ("dense", 0.5)])
+def test_svd_basis_equals_a_truncated_kernel(kind: str, factor: float) -> None:
     keras.utils.set_random_seed(1)
     layer = LINEAR[kind]()
-    model = two_stages(layer, svd_compress())
+    model = two_stages(layer, svd_compress(), factor=factor)
     randomize(layer)
     plain = run_uncut(model)
     found = model.predict(X, verbose=0)

@@ -75,3 +75,13 @@ class TestCorpus:
     def test_language_in_two_families_is_refused(self) -> None:
         with pytest.raises(OptionError, match="the families contain en, en"):
             check_families({"a": ["en"], "b": ["en"]}, ["en", "de"])
+
+    def test_missing_language_is_refused(self, tmp_path: Path) -> None:
+        lines = {"en": ["a b"], "de": ["c d"]}
+        corpus = Corpus(lines, lines, lines)
+        with pytest.raises(OptionError, match="the corpus has no text in fr"):
+            encode_alone(corpus, WORDS, ["en", "fr"], 8)
+        with pytest.raises(OptionError, match="the corpus has no text in fr"):
+            encode_with_pivot(corpus, WORDS, ["de"], "fr", 8)
+        with pytest.raises(OptionError, match="has a single language"):
+            Corpus.of_folder(tmp_path, ["en"], 1)

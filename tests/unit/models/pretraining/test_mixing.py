@@ -63,6 +63,8 @@ def test_mixed_families_number_rows_uniquely() -> None:
         (lambda: shares_by_temperature({"en": 0}, 1.0), "shares of"),
         (lambda: deal_rows(1, {"a": 0.5, "b": 0.5}), "a batch of 1 rows"),
         (lambda: Mixture({"x": make_source(1, 2)}, {"y": 1.0}, 4), "shares of y"),
+        (lambda: mix_families({"a": {"x": make_source(1, 2)}}, batch=4, of_pairs=2.0), "of_pairs=2.0"),
+        (lambda: mix_families({"a": {"x": make_source(1, 2)}}, batch=4, pairs={"b": {}}), "pairs of b"),
     ],
 )
 def test_invalid_mixture_is_refused(call: object, said: str) -> None:

@@ -1,6 +1,7 @@
 """A step of pretraining: only necessary data crosses, and networks that do not match are refused."""
 
 import pytest
+import tensorflow as tf
 
 from tests.unit.models.pretraining.small_pretraining import LENGTH, SIZES
 from whale_nebula.errors import OptionError
@@ -20,6 +21,12 @@ def test_discriminator_without_correction_head_is_refused() -> None:
     kept = Discriminator(Bert(SIZES, name="kept"), corrects=False)
     with pytest.raises(OptionError, match="no correction head"):
         Pretraining({"all": masked_lm(Bert(SIZES))}, kept, HOW)
+
+
+def test_update_without_optimizers_is_refused() -> None:
+    model = Pretraining({"all": masked_lm(Bert(SIZES))}, Discriminator(Bert(SIZES, name="kept")), HOW)
+    with pytest.raises(OptionError, match="no optimizer for all, discriminator"):
+        model.update(tf.GradientTape(persistent=True), {})
 
 
 @pytest.mark.parametrize("names", [(), ("discriminator",)])

@@ -27,6 +27,7 @@ FILES = {
     ),
     "rte": ("RTE/train.tsv", "index\tsentence1\tsentence2\tlabel\n0\tone\ttwo\tnot_entailment\n"),
     "mnli": ("MNLI/train.tsv", "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tone\ttwo\tneutral\tneutral\n"),
+    "wnli": ("WNLI/train.tsv", "index\tsentence1\tsentence2\tlabel\n0\tone\ttwo\t1\n"),
 }
 EXPECTED = {
     "cola": Examples(["Our friends won't.", "Them won."], [1.0, 0.0]),
@@ -37,6 +38,7 @@ EXPECTED = {
     "qnli": Examples(["when?", "a"], [0.0, 1.0], ["then.", "b"]),
     "rte": Examples(["one"], [1.0], ["two"]),
     "mnli": Examples(["one"], [2.0], ["two"]),
+    "wnli": Examples(["one"], [1.0], ["two"]),
 }
 
 
@@ -73,6 +75,9 @@ def test_missing_task_or_file_is_refused(tmp_path: Path) -> None:
         read_glue(tmp_path, "sst2")
     with pytest.raises(DataError, match=r"dev.json cannot be read"):
         read_squad(tmp_path / "dev.json")
+    with pytest.raises(DataError) as raised:
+        read_squad(tmp_path)
+    assert raised.value.mend == f"read_squad('{tmp_path}/train-v1.1.json')"
     with pytest.raises(OptionError, match="unanswered='drop' is not a valid value"):
         read_squad(tmp_path / "dev.json", unanswered="drop")
 

@@ -115,6 +115,7 @@ def test_examples_of_unequal_lengths_are_refused() -> None:
         (lambda: Task("mine", 0), "classes=0 is not a positive integer"),
         (lambda: Task("mine", metrics=("accurcy",)), "no metric is called 'accurcy'"),
         (lambda: loss_of("rte"), "task='rte' is not a Task"),
+        (lambda: score(TASKS["answer"], None, None), "score() does not apply to 'answer', a task of spans"),
         (lambda: understanding(None, "rte"), "task='rte' is not a Task"),
         (lambda: Encoder(text.Tokenizer(text.Vocabulary((*text.SPECIAL, "a"))), 2), "longest=2 is less than 3"),
     ],
