@@ -11,10 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.capture.step import Signature, signature
 from whale_nebula.errors import DataError, NotYetError, OptionError
 from whale_nebula.runtime.keras import set_step_options
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack
-from whale_nebula.scopes.step_options import StepOptions, replace_options
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, find_declared_inputs, replace_sizes
+from whale_nebula.scopes.step_options import StepOptions, current_step_options, replace_options
 from whale_nebula.site import script_site
 from whale_nebula.tf.keras_training import change_fit_data, list_fit_callbacks
 
@@ -37,6 +38,16 @@ class Position(NamedTuple):
         return cls(*(tf.Variable(step, dtype=tf.int64, trainable=False) for _ in range(2)))
 
 
+class _NextLength(NamedTuple):
+    """The calls of a step with the length that follows: their signature, and their number of rows."""
+
+    length: int
+    rows: int
+    step: Step
+    layout: Signature
+    unpack: Unpack
+
+
 class Curriculum(keras.callbacks.Callback):
     """Sequences of `start` tokens at first and of `end` from step `steps` on, in multiples of `step`.
 
@@ -55,6 +66,9 @@ class Curriculum(keras.callbacks.Callback):
     "auto" either is chosen for each length before the first step of a `fit`, by predicted seconds; under
     `nb.auto_parallel` each length is planned by itself.
 
+    In a `fit` with scopes, the step of the next length is traced in the background while steps of the present one run,
+    unless `ahead` is False.
+
     >>> [Curriculum(8, 64, 100).length(step) for step in (0, 30, 99, 100, 1000)]
     [8, 24, 56, 64, 64]
     >>> [Curriculum(8, 64, 100, pace="root").length(step) for step in (0, 30, 99, 100)]
@@ -72,6 +86,7 @@ class Curriculum(keras.callbacks.Callback):
         mode: str = "truncate",
         micro_batch: ByLength | str | None = None,
         compress: ByLength | str | None = None,
+        ahead: bool = True,
     ) -> None:
         super().__init__()
         for name, value in {"start": start, "end": end, "steps": steps, "step": step}.items():
@@ -91,6 +106,12 @@ class Curriculum(keras.callbacks.Callback):
                 f"mode={mode!r} of a curriculum is not a valid value", mend='mode="truncate", or mode="pack"'
             )
         self.start, self.end, self.steps, self.step, self.pace, self.mode = start, end, steps, step, pace, mode
+        if not isinstance(ahead, bool):
+            raise OptionError(f"ahead={ahead!r} of a curriculum is not a bool", mend="ahead=True, or ahead=False")
+        self._ahead = ahead
+        self._next: _NextLength | None = None
+        self._end: int | None = None
+        self._known_length = 0
         self._position: Position | None = None
         self._cuts = False
         self.changes: Mapping[int, int] = (
@@ -162,7 +183,8 @@ class Curriculum(keras.callbacks.Callback):
         super().set_model(model)
         self._cuts, self._checked = change_fit_data(model, self._cut_fit), False
         self._options = self._requested_options
-        set_step_options(model, self._find_options if self._options else None)
+        self._next, self._known_length = None, 0
+        set_step_options(model, self._find_options if self._options or self._ahead else None)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuse a `fit` whose data it could not cut."""
@@ -172,9 +194,11 @@ class Curriculum(keras.callbacks.Callback):
                 why="it cuts the data when fit sets the callback's model, but your own CallbackList has set it before",
                 mend="model.fit(dataset, callbacks=[curriculum]), or model.fit(dataset.apply(curriculum))",
             )
+        steps, epochs = (self.params.get(name) for name in ("steps", "epochs"))
+        self._end = None if not steps or self._position is None else int(self._position.begin) + epochs * steps
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Refuse options by length for a model without scopes."""
+        """Refuse options by length for a model without scopes; after the first step of a length, trace the next."""
         if self._options and not self._checked:
             raise OptionError(
                 f"micro_batch= and compress= of a curriculum have no effect on model {self.model.name!r}",
@@ -182,6 +206,11 @@ class Curriculum(keras.callbacks.Callback):
                 why="the model has no scopes, so Keras runs its steps",
                 mend='put layers in stages (with nb.stage(cluster="gpu"): ...), or remove both options',
             )
+        if self._next is not None:
+            site = script_site(sys._getframe(1))
+            with replace_options(self._options.find(self._next.length) or current_step_options()):
+                self._next.step.trace_ahead(self._next.layout, self._next.unpack, self._next.rows, site)
+            self._next = None
 
     def on_train_end(self, logs: Any = None) -> None:
         """End with the options by length: another `fit` of the model may have another curriculum."""
@@ -217,7 +246,28 @@ class Curriculum(keras.callbacks.Callback):
                 free = ShapesByLength(by_length, self._find_shapes(shapes, None, None))
                 self._options = self._options.choose(step, arguments, unpack, free)
         self._checked = True
-        return self._options.find(int(length))
+        if self._ahead and length != self._known_length:
+            self._known_length = int(length)
+            self._next = self._find_next(step, arguments, unpack, shapes, int(rows))
+        return self._options.find(int(length)) or current_step_options()
+
+    def _find_next(
+        self, step: Step, arguments: Arguments, unpack: Unpack, shapes: Sequence[Any], rows: int
+    ) -> _NextLength | None:
+        """The calls of a step with the next length, if this `fit` reaches it; `shapes` are those of a batch now."""
+        later = next(((begin, each) for begin, each in self.changes.items() if each > self._known_length), None)
+        if later is None or (self._end is not None and later[0] >= self._end):
+            return None
+        length = later[1]
+        if self.mode == "pack":
+            rows = rows // (self.end // self._known_length) * (self.end // length)
+        now, _ = signature(arguments, step.whole, find_declared_inputs())
+        own = self._find_shapes(shapes, None, length)
+        if len(own) != len(now.batched):
+            return None
+        pairs = zip(own, now.specs, now.batched, strict=True)
+        layout = replace_sizes(now, [shape if split else tuple(spec.shape) for shape, spec, split in pairs])
+        return None if layout is None else _NextLength(length, rows, step, layout, unpack)
 
     def _find_shapes(self, shapes: Sequence[Any], rows: int | None, length: int | None) -> list[Any]:
         """The shapes of a batch with this number of rows and this length."""

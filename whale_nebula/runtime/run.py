@@ -114,6 +114,7 @@ class Run:
     by_length: dict[str, Any] = field(default_factory=dict)
     checkpoints: Any = None
     data: dict[str, Any] = field(default_factory=dict)
+    traces: list[Any] = field(default_factory=list)
     step_now: StepNow = field(default_factory=StepNow)
 
     def __repr__(self) -> str:
@@ -475,6 +476,8 @@ def shutdown() -> None:
     >>> nb.shutdown()
     """
     global _run
+    for trace in () if _run is None else _run.traces:  # before the lock is taken, which a trace needs
+        trace.wait()
     with _LOCK:
         if _run is not None and _run.checkpoints is not None:
             _run.checkpoints.end()
