@@ -14,6 +14,7 @@ import tensorflow as tf
 from whale_nebula.capture.step import Signature, signature
 from whale_nebula.errors import DataError, NotYetError, OptionError
 from whale_nebula.runtime.keras import set_step_options
+from whale_nebula.runtime.run import current_run, wait_for_traces
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, find_declared_inputs, replace_sizes
 from whale_nebula.scopes.step_options import StepOptions, current_step_options, replace_options
 from whale_nebula.site import script_site
@@ -213,8 +214,9 @@ class Curriculum(keras.callbacks.Callback):
             self._next = None
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End with the options by length: another `fit` of the model may have another curriculum."""
+        """End with the options by length, as the next `fit` may have another curriculum; wait for background traces."""
         set_step_options(self.model, None)
+        wait_for_traces(current_run())
 
     def use_options(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Context with `micro_batch` and `compress` of a step, for loops that draw their own batches, and for `nb.plan`

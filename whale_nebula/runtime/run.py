@@ -476,8 +476,7 @@ def shutdown() -> None:
     >>> nb.shutdown()
     """
     global _run
-    for trace in () if _run is None else _run.traces:  # before the lock is taken, which a trace needs
-        trace.wait()
+    wait_for_traces(_run)  # before the lock is taken, which a trace needs
     with _LOCK:
         if _run is not None and _run.checkpoints is not None:
             _run.checkpoints.end()
@@ -487,6 +486,12 @@ def shutdown() -> None:
         set_clusters({})
         forget()
         set_limits(None)
+
+
+def wait_for_traces(run: Run | None) -> None:
+    """Wait for traces in the background."""
+    for trace in () if run is None else run.traces:
+        trace.wait()
 
 
 def shut_down_at_exit() -> None:

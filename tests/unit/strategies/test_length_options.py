@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -113,6 +115,62 @@ def test_use_options_applies_to_plans_and_loops() -> None:
         counts.append(nb.last_report().micro_batches)
         np.testing.assert_allclose(loss, tf.reduce_mean(model(x) ** 2), rtol=2e-2)
     assert counts == [1, 3, 4]
+
+
+class Penalty(keras.layers.Layer):
+    """A layer that adds a loss, which each call of the model clears."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(tf.reduce_mean(x**2))
+        return x
+
+
+def train_counting_traces(ahead: bool, links: str | None, middle: Any, fails: bool = False) -> tuple[Any, list[Any]]:
+    """The losses and the weights of a `fit`, and the threads and the lengths of its traces."""
+    nb.shutdown()
+    keras.utils.set_random_seed(1)
+    traces: list[Any] = []
+
+    def loss(y: Any, found: Any) -> Any:
+        traces.append((threading.current_thread() is threading.main_thread(), y.shape[1]))
+        if fails and not traces[-1][0]:
+            raise ValueError("in the background")
+        return tf.reduce_mean((y - found) ** 2, axis=-1)
+
+    with nb.init(links=links, seed=1), nb.cluster():
+        inputs = keras.Input((None,))
+        with nb.stage(cluster="gpu"):
+            hidden = middle()(keras.layers.Dense(4)(keras.layers.Reshape((-1, 1))(inputs)))
+        with nb.stage(cluster="npu"):
+            model = keras.Model(inputs, keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden)))
+        model.compile("adam", loss)
+        curriculum = Curriculum(8, 24, 2, pace={0: 8, 1: 16, 2: 24}, compress={16: "none"}, ahead=ahead)
+        fitted = model.fit(*(each[:, :24] for each in make_data(16)), batch_size=4, verbose=0, callbacks=[curriculum])
+        return (fitted.history["loss"], [each.tobytes() for each in model.get_weights()]), traces
+
+
+DROPOUT = functools.partial(keras.layers.Dropout, 0.25)
+AHEAD = {
+    "over a link": ("1gbit,0ms", DROPOUT, False),
+    "in one function": (None, DROPOUT, False),
+    "a trace that fails": (None, DROPOUT, True),
+    "added losses": (None, Penalty, False),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "over a link" else pytest.mark.grid) for kind in AHEAD]
+)
+def test_next_length_is_traced_ahead_with_the_same_numbers(kind: str) -> None:
+    """As many traces of the same lengths, and the same bits, as without traces ahead."""
+    links, middle, fails = AHEAD[kind]
+    found, traces = train_counting_traces(True, links, middle, fails)
+    expected, others = train_counting_traces(False, links, middle)
+    assert found == expected
+    assert all(is_main for is_main, _ in others)
+    assert [length for is_main, length in traces if is_main or not fails] == [length for _, length in others]
+    ahead = [length for is_main, length in traces if not is_main]
+    assert ahead == ([] if middle is Penalty else [16, None])
 
 
 def fit_model(curriculum: Curriculum, cut: bool = True, model: keras.Model | None = None) -> keras.Model:
