@@ -113,6 +113,7 @@ class Curriculum(keras.callbacks.Callback):
         self._next: _NextLength | None = None
         self._end: int | None = None
         self._known_length = 0
+        self._step: Step | None = None
         self._position: Position | None = None
         self._cuts = False
         self.changes: Mapping[int, int] = (
@@ -207,6 +208,7 @@ class Curriculum(keras.callbacks.Callback):
                 why="the model has no scopes, so Keras runs its steps",
                 mend='put layers in stages (with nb.stage(cluster="gpu"): ...), or remove both options',
             )
+        self._options.check_program(self._step)
         if self._next is not None:
             site = script_site(sys._getframe(1))
             with replace_options(self._options.find(self._next.length) or current_step_options()):
@@ -247,7 +249,7 @@ class Curriculum(keras.callbacks.Callback):
                 }
                 free = ShapesByLength(by_length, self._find_shapes(shapes, None, None))
                 self._options = self._options.choose(step, arguments, unpack, free)
-        self._checked = True
+        self._checked, self._step = True, step
         if self._ahead and length != self._known_length:
             self._known_length = int(length)
             self._next = self._find_next(step, arguments, unpack, shapes, int(rows))

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaError, NotYetError, OptionError, StateError
-from whale_nebula.strategies import Curriculum
+from whale_nebula.strategies import Curriculum, OneBitAdam
 
 LENGTH = 32
 
@@ -180,6 +180,18 @@ def fit_model(curriculum: Curriculum, cut: bool = True, model: keras.Model | Non
     return model
 
 
+def fit_copies(length: int, **how: Any) -> None:
+    """A `fit` with codecs from a length on, of a model of which each cluster trains a copy."""
+    nb.shutdown()
+    with nb.init({"clusters": {"gpu": {}, "npu": {}}}):
+        with nb.cluster(), nb.replica(**how), nb.stage():
+            inputs = keras.Input((None,))
+            hidden = keras.layers.Dense(1)(keras.layers.Reshape((-1, 1))(inputs))
+            model = keras.Model(inputs, keras.layers.Reshape((-1,))(hidden))
+        model.compile(OneBitAdam(0.1, freeze_step=9) if "exchange" in how else "sgd", "mse")
+        model.fit(*make_data(4), batch_size=4, verbose=0, callbacks=[Curriculum(**LENGTHS, compress={length: "int8"})])
+
+
 def make_learned_basis_model() -> keras.Model:
     with nb.cluster():
         inputs = keras.Input((None,))
@@ -225,6 +237,14 @@ def make_learned_basis_model() -> keras.Model:
             lambda: fit_model(Curriculum(**LENGTHS, micro_batch={8: 2}), cut=False),
             OptionError,
             "have no effect on model",
+        ),
+        *(
+            (
+                functools.partial(fit_copies, length, **how),
+                OptionError,
+                "compress= of a curriculum has no effect on the step",
+            )
+            for length, how in ((8, {"sync_every": 2}), (32, {"sync_every": 2}), (8, {"exchange": "1bit"}))
         ),
         (
             lambda: fit_model(Curriculum(**LENGTHS, compress={8: "int8"}), model=make_learned_basis_model()),
