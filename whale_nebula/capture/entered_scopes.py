@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whale_nebula.codec.encoding import derive_encodings, mirror_options
-from whale_nebula.errors import NestingError, OptionError
+from whale_nebula.errors import NestingError, NotYetError, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Assignment, Constraints, LocalSgd, Pipeline, Program, ScopedStage, Stage
 from whale_nebula.ir.routing import choose_micro_batches
@@ -64,6 +64,13 @@ class EnteredScopes:
     step_options: StepOptions = field(default_factory=current_step_options)
 
     def __post_init__(self) -> None:
+        if self.step_options.choose is not None:
+            raise NotYetError(
+                'a plan by a curriculum with "auto" before its first step',
+                where=self.step_options.description,
+                why="options are chosen before the first step that runs, from its arguments",
+                mend="take a step first: with curriculum.use_options(step): train_step(...)",
+            )
         self.replicas = Replicas(replica_of(self.around))
         self.pipeline = self._replace_count(self.pipeline)
 

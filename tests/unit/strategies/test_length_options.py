@@ -18,6 +18,8 @@ from whale_nebula.errors import NebulaError, NotYetError, OptionError, StateErro
 from whale_nebula.strategies import Curriculum, OneBitAdam
 
 LENGTH = 32
+CLUSTERS = {"clusters": {name: {"flops": "1M"} for name in ("gpu", "npu")}, "measure": "0s"}
+"""Rates of devices, by which the planner counts: nothing is measured."""
 
 
 def make_data(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -173,11 +175,54 @@ def test_next_length_is_traced_ahead_with_the_same_numbers(kind: str) -> None:
     assert ahead == ([] if middle is Penalty else [16, None])
 
 
+def test_loop_options_are_chosen_and_traced_ahead() -> None:
+    """Losses are those of the uncut loop, the planner chooses micro-batches, and the next length is traced ahead."""
+
+    def train(cut: bool) -> tuple[list[float], list[Any], list[int]]:
+        nb.shutdown()
+        first, second = tf.Variable(tf.ones((1, 8)) / 4), tf.Variable(tf.ones((8, 1)) / 4)
+        traces: list[Any] = []
+
+        def take_step(x: Any, y: Any) -> Any:
+            traces.append((threading.current_thread() is threading.main_thread(), x.shape[1]))
+            with nb.cluster() if cut else nullcontext(), tf.GradientTape() as tape:
+                with nb.stage(cluster="gpu") if cut else nullcontext():
+                    hidden = tf.tanh(x[..., tf.newaxis] @ first)
+                with nb.stage(cluster="npu") if cut else nullcontext():
+                    loss = tf.reduce_mean((y - (hidden @ second)[..., 0]) ** 2)
+            for weight, gradient in zip((first, second), tape.gradient(loss, (first, second)), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        step = nb.function(take_step) if cut else take_step
+        curriculum = Curriculum(8, 16, 2, micro_batch="auto")
+        batch = [each[:, :16] for each in make_data(8)]
+        losses, counts = [], []
+        with nb.init(CLUSTERS, links="2mbit,5ms") if cut else nullcontext():
+            for number in range(4):
+                with curriculum.use_options(number):
+                    losses.append(float(step(*map(tf.constant, curriculum.cut(batch, number)))))
+                counts.append(nb.last_report().micro_batches if cut else 1)
+        return losses, traces, counts
+
+    losses, traces, counts = train(True)
+    np.testing.assert_allclose(losses, train(False)[0], rtol=1e-5)
+    assert traces == [(True, None), (True, 8), (False, 16)]
+    assert min(counts) > 1
+
+
 def fit_model(curriculum: Curriculum, cut: bool = True, model: keras.Model | None = None) -> keras.Model:
     model = model or make_model(cut)
     model.compile("sgd", "mse")
     model.fit(*make_data(4), batch_size=4, verbose=0, callbacks=[curriculum])
     return model
+
+
+def plan_step(curriculum: Curriculum) -> None:
+    model = make_model(True)
+    model.compile("sgd", "mse")
+    with curriculum.use_options(0):
+        nb.plan(model, *curriculum.cut(make_data(4), 0))
 
 
 def fit_copies(length: int, **how: Any) -> None:
@@ -228,9 +273,9 @@ def make_learned_basis_model() -> keras.Model:
             "whose basis is learned",
         ),
         (
-            lambda: Curriculum(**LENGTHS, micro_batch="auto").use_options(0),
+            lambda: plan_step(Curriculum(**LENGTHS, micro_batch="auto")),
             NotYetError,
-            'a curriculum with "auto" in a',
+            'a plan by a curriculum with "auto" before its first step',
         ),
         (lambda: fit_model(Curriculum(**LENGTHS, micro_batch={32: 5})), OptionError, "is 5 for sequences of 32"),
         (
@@ -256,10 +301,6 @@ def make_learned_basis_model() -> keras.Model:
 def test_invalid_length_options_are_refused(run: Any, kind: type[NebulaError], said: str) -> None:
     with pytest.raises(kind, match=said):
         run()
-
-
-CLUSTERS = {"clusters": {name: {"flops": "1M"} for name in ("gpu", "npu")}, "measure": "0s"}
-"""Rates of devices, by which the planner counts: nothing is measured."""
 
 
 def train_with_planned_options(folder: str, line: str, stop: int = -1) -> tuple[Any, list[Any]]:

@@ -30,8 +30,8 @@ from whale_nebula.scopes import hints
 from whale_nebula.scopes.auto import get_current_limits
 from whale_nebula.scopes.frames import mark_open_frames
 from whale_nebula.scopes.observer import observer
-from whale_nebula.scopes.step_options import current_step_options, describe_surroundings
-from whale_nebula.site import Site
+from whale_nebula.scopes.step_options import current_step_options, describe_surroundings, replace_options
+from whale_nebula.site import script_site
 from whale_nebula.spec import Spec
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.patch import Patch
@@ -228,6 +228,12 @@ class Step:
         """Run one step on the given arguments (name and value each)."""
         check_context()
         mark_open_frames()
+        options = current_step_options()
+        if options.choose is not None:
+            with replace_options(None):  # the planner traces the step with the options of its scopes
+                chosen = options.choose(self, arguments, unpack)
+            with replace_options(chosen):
+                return self.run(arguments, unpack)
         with self._lock:
             layout, tensors = signature(arguments, self.whole, find_declared_inputs())
             watching = observer()
@@ -236,7 +242,10 @@ class Step:
                 return shown[0]
             self.last = self._find_engine(layout, unpack, tensors)
             hints.warn_missing_scope(self.name)
-            return self._run(self.last, layout, tensors)
+            results = self._run(self.last, layout, tensors)
+            if options.after_step is not None:
+                options.after_step(self, layout, unpack)
+            return results
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
         """Run the step; an error on a batch whose shape differs from the first one mentions this."""
@@ -295,9 +304,9 @@ class Step:
         forms = (form for scope, form in self.forms if scope == around)
         return next((form for form in forms if accepts_call(form, layout)), None)
 
-    def trace_ahead(self, layout: Signature, unpack: Unpack, rows: int, site: Site) -> None:
+    def trace_ahead(self, layout: Signature, unpack: Unpack, rows: int) -> None:
         """Trace in the background for calls with the signature `layout` and the present options, if there is no program
-        for them; the first of these calls uses the trace. `site` is the line of the script that runs the step.
+        for them; the first of these calls uses the trace.
 
         A model whose layers add losses is not traced ahead: each call of it, in any thread, clears them.
         """
@@ -311,7 +320,7 @@ class Step:
                 return
             form = self._choose_form(layout, around) or layout
             run = current_run()
-            trace = BackgroundTrace(functools.partial(self._prepare, form, unpack, rows, run), site)
+            trace = BackgroundTrace(functools.partial(self._prepare, form, unpack, rows, run), script_site())
             self.background = (around, form.key), trace
             run.traces[:] = [each for each in run.traces if each.is_running] + [trace]
 
