@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.errors import DataError, NotYetError, OptionError
+from whale_nebula.capture.step import Signature, signature
+from whale_nebula.errors import DataError, OptionError
 from whale_nebula.runtime.keras import set_step_options
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack
-from whale_nebula.scopes.step_options import StepOptions, replace_options
+from whale_nebula.runtime.run import current_run, wait_for_traces
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, find_declared_inputs, replace_sizes
+from whale_nebula.scopes.step_options import StepOptions, current_step_options, replace_options
 from whale_nebula.site import script_site
 from whale_nebula.tf.keras_training import change_fit_data, list_fit_callbacks
 
@@ -55,6 +59,9 @@ class Curriculum(keras.callbacks.Callback):
     "auto" either is chosen for each length before the first step of a `fit`, by predicted seconds; under
     `nb.auto_parallel` each length is planned by itself.
 
+    In a `fit` with scopes, the step of the next length is traced in the background while steps of the present one run,
+    unless `ahead` is False.
+
     >>> [Curriculum(8, 64, 100).length(step) for step in (0, 30, 99, 100, 1000)]
     [8, 24, 56, 64, 64]
     >>> [Curriculum(8, 64, 100, pace="root").length(step) for step in (0, 30, 99, 100)]
@@ -72,6 +79,7 @@ class Curriculum(keras.callbacks.Callback):
         mode: str = "truncate",
         micro_batch: ByLength | str | None = None,
         compress: ByLength | str | None = None,
+        ahead: bool = True,
     ) -> None:
         super().__init__()
         for name, value in {"start": start, "end": end, "steps": steps, "step": step}.items():
@@ -91,6 +99,14 @@ class Curriculum(keras.callbacks.Callback):
                 f"mode={mode!r} of a curriculum is not a valid value", mend='mode="truncate", or mode="pack"'
             )
         self.start, self.end, self.steps, self.step, self.pace, self.mode = start, end, steps, step, pace, mode
+        if not isinstance(ahead, bool):
+            raise OptionError(f"ahead={ahead!r} of a curriculum is not a bool", mend="ahead=True, or ahead=False")
+        self._ahead = ahead
+        self._end: int | None = None
+        self._full_shapes: list[tuple[int | None, ...]] = []
+        self._full_rows = 1
+        self._lengths_by_step: dict[int, int] = {}
+        self._step: Step | None = None
         self._position: Position | None = None
         self._cuts = False
         self.changes: Mapping[int, int] = (
@@ -98,7 +114,6 @@ class Curriculum(keras.callbacks.Callback):
         )
         site = script_site(sys._getframe(1))
         self._requested_options = self._options = LengthOptions.parse(self.lengths, micro_batch, compress, site)
-        self._axes: list[list[int]] = []
         self._checked = False
 
     def _list_changes(self, pace: Any) -> dict[int, int]:
@@ -142,6 +157,8 @@ class Curriculum(keras.callbacks.Callback):
     def cut(self, batch: Any, step: int) -> Any:
         """A batch with the length of a step, for loops that draw their own batches."""
         self._check(batch)
+        self._full_shapes = [tuple(each.shape) for each in _list_tensors(batch)]
+        self._full_rows = next((int(shape[0]) for shape in self._full_shapes if self.end in shape[1:] and shape[0]), 1)
         return self._cut(batch, self.length(step))
 
     def __call__(self, dataset: tf.data.Dataset, first: int = 0) -> tf.data.Dataset:
@@ -162,7 +179,8 @@ class Curriculum(keras.callbacks.Callback):
         super().set_model(model)
         self._cuts, self._checked = change_fit_data(model, self._cut_fit), False
         self._options = self._requested_options
-        set_step_options(model, self._find_options if self._options else None)
+        self._lengths_by_step, self._step = {}, None
+        set_step_options(model, self._find_options if self._options or self._ahead else None)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuse a `fit` whose data it could not cut."""
@@ -172,9 +190,11 @@ class Curriculum(keras.callbacks.Callback):
                 why="it cuts the data when fit sets the callback's model, but your own CallbackList has set it before",
                 mend="model.fit(dataset, callbacks=[curriculum]), or model.fit(dataset.apply(curriculum))",
             )
+        steps, epochs = (self.params.get(name) for name in ("steps", "epochs"))
+        self._end = None if not steps or self._position is None else int(self._position.begin) + epochs * steps
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Refuse options by length for a model without scopes."""
+        """Refuse options by length without effect: for a model without scopes, or without boundaries."""
         if self._options and not self._checked:
             raise OptionError(
                 f"micro_batch= and compress= of a curriculum have no effect on model {self.model.name!r}",
@@ -182,56 +202,101 @@ class Curriculum(keras.callbacks.Callback):
                 why="the model has no scopes, so Keras runs its steps",
                 mend='put layers in stages (with nb.stage(cluster="gpu"): ...), or remove both options',
             )
+        self._options.check_program(self._step)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End with the options by length: another `fit` of the model may have another curriculum."""
+        """End with the options by length, as the next `fit` may have another curriculum; wait for background traces."""
         set_step_options(self.model, None)
+        wait_for_traces(current_run())
 
     def use_options(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Context with `micro_batch` and `compress` of a step, for loops that draw their own batches, and for `nb.plan`
         and `nb.verify`.
         """
         if self._options.open:
-            raise NotYetError(
-                'a curriculum with "auto" in a custom loop',
-                where=str(self._options.site),
-                why="options are chosen before the first step of a fit",
-                mend='use a table: Curriculum(..., micro_batch={64: 2, 256: 4}, compress={256: "int8"})',
-            )
-        return replace_options(self._options.find(self.length(step)))
+            choose = functools.partial(self._choose_in_loop, step)
+            return replace_options(StepOptions(description=str(self._options.site), choose=choose))
+        length = self.length(step)
+        return replace_options(self._add_trace(self._options.find(length), length))
+
+    def _choose_in_loop(self, number: int, step: Step, arguments: Arguments, unpack: Unpack) -> StepOptions | None:
+        """The options of a step of a loop; the first one decides those that are "auto"."""
+        length = self.length(number)
+        self._choose_open(length, step, arguments, unpack)
+        return self._add_trace(self._options.find(length), length)
 
     def _find_options(self, batch: Any, step: Step, arguments: Arguments, unpack: Unpack) -> StepOptions | None:
         """The options for a batch that was cut; none after a `fit` with this curriculum has failed."""
         if all(each is not self for each in list_fit_callbacks()):
             set_step_options(self.model, None)
             return None
-        shapes = [tuple(each.shape) for each in _list_tensors(batch)]
-        rows, length = next((shape[0], shape[axes[0]]) for shape, axes in zip(shapes, self._axes, strict=True) if axes)
+        pairs = zip(_list_tensors(batch), self._full_shapes, strict=True)
+        tensor, full = next((each, full) for each, full in pairs if self.end in full[1:])
+        rows, length = int(tensor.shape[0]), int(tensor.shape[full.index(self.end, 1)])
         if not self._checked:
-            packs = {each: self.end // each if self.mode == "pack" else 1 for each in self.lengths}
-            self._options.check_rows(int(rows), int(length), packs)
-            if self._options.open:
-                by_length = {
-                    each: self._find_shapes(shapes, rows // packs[length] * packs[each], each) for each in packs
-                }
-                free = ShapesByLength(by_length, self._find_shapes(shapes, None, None))
-                self._options = self._options.choose(step, arguments, unpack, free)
-        self._checked = True
-        return self._options.find(int(length))
+            self._full_rows = rows // self._packs[length]
+            self._options.check_rows(rows, length, self._packs)
+            self._choose_open(length, step, arguments, unpack)
+        self._checked, self._step = True, step
+        return self._add_trace(self._options.find(length), length)
 
-    def _find_shapes(self, shapes: Sequence[Any], rows: int | None, length: int | None) -> list[Any]:
-        """The shapes of a batch with this number of rows and this length."""
-        return [
-            (rows, *(length if number in axes else size for number, size in enumerate(shape[1:], 1))) if shape else ()
-            for shape, axes in zip(shapes, self._axes, strict=True)
-        ]
+    def _choose_open(self, length: int, step: Step, arguments: Arguments, unpack: Unpack) -> None:
+        """Choose the options that are "auto", before the first step, which has this length."""
+        if self._options.open:
+            layout, tensors = signature(arguments, step.whole, find_declared_inputs())
+            shapes = [tuple(each.shape) for each in tensors]
+            by_length = {each: self._resize(shapes, layout.batched, length, each) for each in self.lengths}
+            free = ShapesByLength(by_length, self._resize(shapes, layout.batched, length, None))
+            self._options = self._options.choose(step, arguments, unpack, free)
+
+    @property
+    def _packs(self) -> dict[int, int]:
+        """The number of sequences that a full one becomes, by length."""
+        return {each: self.end // each if self.mode == "pack" else 1 for each in self.lengths}
+
+    def _add_trace(self, options: StepOptions | None, length: int) -> StepOptions | None:
+        """The options of a step with a trace of the next length after it, unless there is none in this `fit`."""
+        later = next(((begin, each) for begin, each in self.changes.items() if each > length), None)
+        if not self._ahead or later is None or (self._end is not None and later[0] >= self._end):
+            return options
+        follow = functools.partial(self._trace_next, length, later[1])
+        return replace(options or current_step_options(), after_step=follow)
+
+    def _trace_next(self, length: int, later: int, step: Step, layout: Signature, unpack: Unpack) -> None:
+        """Trace a step for the length `later` in the background, after its first step with another length."""
+        if self._lengths_by_step.get(id(step)) == length or not self._full_shapes:
+            return
+        self._lengths_by_step[id(step)] = length
+        shapes = [tuple(spec.shape) for spec in layout.specs]
+        resized = replace_sizes(layout, self._resize(shapes, layout.batched, length, later))
+        if resized is not None:
+            with replace_options(self._options.find(later)):
+                step.trace_ahead(resized, unpack, self._full_rows * self._packs[later])
+
+    def _resize(self, shapes: Sequence[Any], batched: Sequence[bool], length: int, later: int | None) -> list[Any]:
+        """The shapes of a step's arguments for the length `later`, or for any length: cut axes have another size."""
+        now, then = ([self._resize_row(full, each) for full in self._full_shapes] for each in (length, later))
+        own, packs = [shape[1:] for shape in shapes], self._packs
+        if own != now:  # the arguments of a loop's function, which need not be the tensors of its batch
+            resized = dict(zip(now, then, strict=True))
+            then = [resized.get(row, row) for row in own]
+        found: list[Any] = []
+        for shape, row, split in zip(shapes, then, batched, strict=True):
+            rows = shape[0] if shape else None
+            if rows is not None and split:
+                rows = None if later is None else rows // packs[length] * packs[later]
+            found.append((rows, *row) if shape else ())
+        return found
+
+    def _resize_row(self, full: Sequence[int | None], length: int | None) -> tuple[int | None, ...]:
+        """The shape of a tensor's row for a length, from the tensor's full shape."""
+        return tuple(length if size == self.end else size for size in full[1:])
 
     def _cut_fit(self, dataset: Any) -> tf.data.Dataset:
         if not isinstance(dataset, tf.data.Dataset):
             raise self._not_a_dataset_error(dataset)
         self._check(dataset.element_spec)
-        specs = [tuple(each.shape) for each in _list_tensors(dataset.element_spec)]
-        self._axes = [[axis for axis, size in enumerate(shape) if axis and size == self.end] for shape in specs]
+        self._full_shapes = [tuple(each.shape) for each in _list_tensors(dataset.element_spec)]
         if self._position is None:
             self._position = Position.at(0)
         self._position.begin.assign(self._position.reached)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from whale_nebula.capture.entered_scopes import make_no_boundary_error
 from whale_nebula.codec.encoding import AUTO, NONE, derive_encodings, mirror_options
 from whale_nebula.errors import OptionError
 from whale_nebula.runtime.length_choice import OpenChoices, choose_by_length
@@ -141,6 +142,12 @@ class LengthOptions:
                     why="a micro-batch needs at least one row",
                     mend=f"use {other}: {own}, or larger batches",
                 )
+
+    def check_program(self, step: Step | None) -> None:
+        """Refuse codecs of later lengths for a step, which has run, of which each cluster trains a copy."""
+        local_sgd = None if step is None or step.last is None else step.last.captured.program.local_sgd
+        if local_sgd is not None and self.compress:
+            raise make_no_boundary_error(local_sgd, next(iter(self.compress.values())))
 
 
 class ShapesByLength(NamedTuple):

@@ -159,9 +159,9 @@ class OneBitLamb(OneBitAdam):
     """1-bit LAMB: the variance is frozen after a warm-up, and layer coefficients continue from their means.
 
     After the warm-up each layer's coefficient is its mean so far times a factor: the largest ratio of the frozen to the
-    current root of the variance, limited to `factors` and, in each step, to a relative change of `factor_change`. The
-    current variance is that of the gradients which the momenta imply. Before momenta are compressed, they are scaled to
-    the same root mean square in all layers.
+    current root of the variance (or of the variances, with `roots=False`), limited to `factors` and, in each step, to a
+    relative change of `factor_change`. The current variance is that of the gradients which the momenta imply. Before
+    momenta are compressed, they are scaled to the same root mean square in all layers.
 
     Args:
         learning_rate: learning rate, or a schedule.
@@ -169,6 +169,8 @@ class OneBitLamb(OneBitAdam):
         coefficients: limits of a layer's coefficient.
         coefficient_beta: decay of the mean of coefficients.
         factors: limits of the factor.
+        roots: whether the factor is the ratio of the roots of the variances, as in the published code; otherwise that
+            of the variances, as in the paper.
         factor_change: maximum relative change of the factor in a step.
         name: name of the optimizer.
         kwargs: further options of `OneBitAdam`.
@@ -179,7 +181,7 @@ class OneBitLamb(OneBitAdam):
     def __init__(
         self, learning_rate: Any = 1e-3, freeze_step: int = 1000, *, coefficients: tuple[float, float] = (0.01, 10.0),
         coefficient_beta: float = 0.9, factors: tuple[float, float] = (0.5, 4.0), factor_change: float = 0.1,
-        name: str = "one_bit_lamb", **kwargs: Any,
+        roots: bool = True, name: str = "one_bit_lamb", **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(learning_rate, freeze_step, name=name, **kwargs)
         for option, limits in {"coefficients": coefficients, "factors": factors}.items():
@@ -191,6 +193,9 @@ class OneBitLamb(OneBitAdam):
                 )
         check_number(name, "coefficient_beta", coefficient_beta, 0.9, value_below=1.0)
         check_number(name, "factor_change", factor_change, 0.1, value_below=1.0)
+        if not isinstance(roots, bool):
+            raise OptionError(f"roots={roots!r} of {name} is not a bool", mend="roots=True, or roots=False")
+        self.roots = roots
         self.coefficients, self.factors = tuple(coefficients), tuple(factors)
         self.coefficient_beta, self.factor_change = coefficient_beta, factor_change
 
@@ -224,6 +229,7 @@ class OneBitLamb(OneBitAdam):
         seen = self.coefficient_beta * mean + (1.0 - self.coefficient_beta) * trusted
         warm = tf.where(trusted != 1.0, seen, mean)
         factor = tf.reduce_max(root / (tf.sqrt(current) + self.epsilon))
+        factor = factor if self.roots else tf.square(factor)
         if self.decay:
             share = tf.minimum(1.0, tf.math.divide_no_nan(tf.norm(plain), tf.norm(update)))
             factor = factor * share + (1.0 - share)
@@ -239,5 +245,5 @@ class OneBitLamb(OneBitAdam):
 
     def get_config(self) -> dict[str, Any]:
         """The options to recreate it."""
-        names = ("coefficients", "coefficient_beta", "factors", "factor_change")
+        names = ("coefficients", "coefficient_beta", "factors", "factor_change", "roots")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -27,9 +27,9 @@ def draw_problem() -> tuple[Array, Array, list[Array]]:
 class Reference:
     """The algorithms as they are published, in float64: each worker has its rows; nothing of the library is used."""
 
-    def __init__(self, kind: str, workers: int, *, servers: bool = False) -> None:
+    def __init__(self, kind: str, workers: int, *, servers: bool = False, roots: bool = True) -> None:
         self.x, self.y, self.w = draw_problem()
-        self.kind, self.workers, self.servers = kind, workers, servers
+        self.kind, self.workers, self.servers, self.roots = kind, workers, servers, roots
         self.m, self.v, self.new_variances = ([np.zeros_like(each) for each in self.w] for _ in range(3))
         size = sum(each.size for each in self.w)
         self.errors, self.server = [np.zeros(size) for _ in range(workers)], np.zeros(size)
@@ -89,7 +89,7 @@ class Reference:
                 trust_ratio = float(np.clip(np.linalg.norm(self.w[n]) / np.linalg.norm(update_weight), 0.01, 10.0))
                 self.mean[n] = 0.9 * self.mean[n] + 0.1 * trust_ratio
             else:
-                factor = (root / (np.sqrt(self.new_variances[n]) + 1e-8)).max()
+                factor = (root / (np.sqrt(self.new_variances[n]) + 1e-8)).max() ** (1 if self.roots else 2)
                 share = min(1.0, np.linalg.norm(plain) / np.linalg.norm(update_weight))
                 factor = np.clip(factor * share + 1 - share, 0.5, 4.0)
                 self.last[n] = float(np.clip(factor, 0.9 * self.last[n], 1.1 * self.last[n]))
@@ -115,9 +115,9 @@ def read_rows(step: int) -> tuple[Array, Array]:
     return x[own], y[own]
 
 
-def check_steps(kind: str, workers: int, found: Sequence[Sequence[Any]], *, servers: bool = False) -> None:
+def check_steps(kind: str, workers: int, found: Sequence[Sequence[Any]], **options: bool) -> None:
     """Compare the weights after each step with those of the reference."""
-    reference = Reference(kind, workers, servers=servers)
+    reference = Reference(kind, workers, **options)
     for step, weights in enumerate(found):
         reference.step(step)
         for one, other in zip(weights, reference.w, strict=True):

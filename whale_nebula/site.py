@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -36,6 +38,26 @@ class Site(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
+_UNKNOWN = Site("<unknown>", 0)
+_THREAD_SITE: ContextVar[Site] = ContextVar("whale_nebula_thread_site", default=_UNKNOWN)
+
+
+@contextlib.contextmanager
+def use_thread_site(site: Site) -> Iterator[None]:
+    """Context in a thread whose stack has no line of the user's code: `site` is reported where there is no other."""
+    before = _THREAD_SITE.set(site)
+    try:
+        yield
+    finally:
+        _THREAD_SITE.reset(before)
+
+
+def thread_site() -> Site | None:
+    """The site that `use_thread_site` has set; None outside of such a context."""
+    site = _THREAD_SITE.get()
+    return site if site.line else None
+
+
 def calling_site() -> Site:
     """The innermost line on Python's stack outside this package and contextlib."""
     return _find_site(sys._getframe(1), lambda file: False)
@@ -56,7 +78,7 @@ def _find_site(frame: FrameType | None, passes: Callable[[str], bool]) -> Site:
             if not _is_machinery(site.file):
                 return site
         frame = frame.f_back
-    return Site("<unknown>", 0)
+    return _THREAD_SITE.get()
 
 
 def warn_at(site: Site, what: str, *, why: str, mend: str, where: str | None = None) -> None:

@@ -1,5 +1,7 @@
 """Keras's own train step: what it creates before its gradients, and that only a trace of it creates variables."""
 
+import contextlib
+import threading
 from typing import Any
 
 import keras
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.tf import initial_values, keras_training
+from whale_nebula.tf import initial_values, keras_training, threads
 
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 
@@ -107,3 +109,32 @@ def test_trace_variables_traces_once_and_initializes() -> None:
     initial_values.trace_variables(tf.function(body, autograph=False), [tf.TensorSpec([None])])
     assert len(traces) == 1
     assert made[0].numpy().tolist() == [3.0, 3.0]
+
+
+def test_copy_thread_state_gives_another_thread_the_policy_and_the_device() -> None:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    found: list[Any] = []
+    default = tf.constant(1.0).device.rpartition("device:")[2]
+    try:
+        with tf.device("/CPU:0"):
+            use_state = threads.copy_thread_state()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+    def read_state() -> None:
+        for around in (contextlib.nullcontext(), use_state(), contextlib.nullcontext()):
+            with around:
+                place = tf.constant(1.0).device.rpartition("device:")[2]
+                found.append((keras.config.dtype_policy().name, place))
+
+    thread = threading.Thread(target=read_state)
+    thread.start()
+    thread.join()
+    assert found == [("float32", default), ("mixed_bfloat16", "CPU:0"), ("float32", default)]
+
+
+def test_keeps_losses_detects_layers_that_add_losses() -> None:
+    layer = keras.layers.ActivityRegularization(0.1)
+    assert not threads.keeps_losses([layer])
+    layer(tf.ones((2, 2)))
+    assert threads.keeps_losses([layer])

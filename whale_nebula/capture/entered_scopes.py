@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from whale_nebula.codec.encoding import mirror_options
-from whale_nebula.errors import NestingError, OptionError
+from whale_nebula.codec.encoding import derive_encodings, mirror_options
+from whale_nebula.errors import NestingError, NotYetError, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Assignment, Constraints, LocalSgd, Pipeline, Program, ScopedStage, Stage
 from whale_nebula.ir.routing import choose_micro_batches
@@ -64,6 +64,13 @@ class EnteredScopes:
     step_options: StepOptions = field(default_factory=current_step_options)
 
     def __post_init__(self) -> None:
+        if self.step_options.choose is not None:
+            raise NotYetError(
+                'a plan by a curriculum with "auto" before its first step',
+                where=self.step_options.description,
+                why="options are chosen before the first step that runs, from its arguments",
+                mend="take a step first: with curriculum.use_options(step): train_step(...)",
+            )
         self.replicas = Replicas(replica_of(self.around))
         self.pipeline = self._replace_count(self.pipeline)
 
@@ -168,6 +175,8 @@ class EnteredScopes:
         sums in the forward.
         """
         stages = self.replicas.settle(list(self.stages.values()))
+        if self.replicas.local_sgd is not None and self.step_options.compress is not None:
+            raise make_no_boundary_error(self.replicas.local_sgd, self.step_options.compress)
         asked, most = self.pipeline.micro_batch, max(stage.replicas for stage in stages)
         alike = self.replicas.local_sgd or (summed and asked <= most)
         known = [()] * len(stages) if alike else find_replica_speeds(stages, get_worker_speeds())
@@ -175,6 +184,20 @@ class EnteredScopes:
         self.pipeline = replace(
             self.pipeline, micro_batch=max(asked, most) if asked > 1 else choose_micro_batches(known, most)
         )
+
+
+def make_no_boundary_error(local_sgd: LocalSgd, replacement: Frame) -> OptionError:
+    """The error for codecs by length in a step of which each cluster trains a copy; `replacement` has such a codec."""
+    momenta = bool(local_sgd.exchange)
+    codec, _ = derive_encodings(replacement.options)
+    around = f"put nb.compress({str(codec)!r}) around the nb.replica at {local_sgd.where}, for all lengths"
+    return OptionError(
+        f"compress= of a curriculum has no effect on the step of the nb.replica at {local_sgd.where}",
+        where=str(replacement.site),
+        why="each cluster trains a copy of the step, so no tensor of it crosses a link; "
+        + ("momenta cross as one bit per number" if momenta else "weight differences cross, which have no length"),
+        mend="remove compress= from the curriculum" + f"\nor, to encode the differences, {around}" * (not momenta),
+    )
 
 
 def _describe_stage(frame: Frame) -> str:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from whale_nebula.ir.graph import REPLICA_SUM, Attribute, Graph, Op
 from whale_nebula.passes.branches import Aliases
-from whale_nebula.site import Origin
+from whale_nebula.site import Origin, thread_site
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
@@ -34,7 +34,18 @@ def find_origin(op: Any) -> Origin:
     """'file.py:12', or the op's name if no frame is in user code; and the Keras layer around the op."""
     layers, file = tf_private.find_layers_around(op)
     inside = layers[1:] if len(layers) > 1 else layers
-    return Origin(_find_line(op) or str(op.name), "/".join(inside), _find_layer_class(file))
+    line = _find_line(op) or _THREAD_LINES.get(op.graph) or str(op.name)
+    return Origin(line, "/".join(inside), _find_layer_class(file))
+
+
+_THREAD_LINES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""By graph the line that started the thread of its trace, for ops that no line of the user's code created there."""
+
+
+def note_thread_line(graph: Any) -> None:
+    """Record the line that started this thread for the ops of a graph, if it is not the thread of the script."""
+    if (site := thread_site()) is not None:
+        _THREAD_LINES[graph] = str(site)
 
 
 def _find_line(op: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from whale_nebula.capture.errors import check_constants, translate_errors
 from whale_nebula.capture.keras_scopes import list_stages
 from whale_nebula.capture.layer_placement import Places, list_placed_models
 from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, resolve_sums
-from whale_nebula.capture.mirror import COPIED, find_origin, mirror_spec, order_operations
+from whale_nebula.capture.mirror import COPIED, find_origin, mirror_spec, note_thread_line, order_operations
 from whale_nebula.capture.patches import apply_tracing_patches, install
 from whale_nebula.capture.projection import check_unprojected, check_variable_list
 from whale_nebula.capture.splits import add_splits
@@ -224,6 +225,17 @@ def bind(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     return list(inspect.signature(fn).bind(*args, **kwargs).arguments.items())
 
 
+_CAPTURE_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def wait_for_captures() -> Iterator[None]:
+    """Context of one thread at a time: the layers of a model keep state while they are called."""
+    with _CAPTURE_LOCK:
+        yield
+
+
+@wait_for_captures()
 @pause_garbage_collection()
 def capture(
     call: Callable[[Sequence[Any]], Any],
@@ -312,6 +324,7 @@ def _begin_trace(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator
     """
     places = Places() if list_placed_models() else None
     graph = tf.compat.v1.get_default_graph()
+    note_thread_line(graph)
     trace = Tracing(graph, tensors, bottlenecks=Bottlenecks(owner), places=places, **options)
     with tracing.tracing(trace), begin_step(), rewatch_frames(), stamp_step_options(trace):
         if isinstance(owner, keras.Model):

@@ -103,12 +103,24 @@ def capture_step(
     tensors: Sequence[Any] | None = None,
     **options: Any,
 ) -> Captured:
-    """Capture a step; under `nb.auto_parallel` with the stages that the planner decides, within the scopes'
-    constraints.
-
-    `tensors` are its first batch, if there is one; `options` are those of `capture`.
+    """Capture a step, with what a planner decides of it. `tensors` are its first batch, if there is one; `options` are
+    those of `capture`.
     """
-    found, limits = capture(call, layout, **options), get_current_limits()
+    return plan_capture(name, capture(call, layout, **options), call, layout, tensors, **options)
+
+
+def plan_capture(
+    name: str,
+    captured: Captured,
+    call: Callable[[Sequence[Any]], Any],
+    layout: Signature,
+    tensors: Sequence[Any] | None = None,
+    **options: Any,
+) -> Captured:
+    """A captured step with what a planner decides of it: under `nb.auto_parallel` the stages, within the scopes'
+    constraints, and the interval of local SGD if it is "auto".
+    """
+    found, limits = captured, get_current_limits()
     if limits is not None:
         from whale_nebula.runtime.auto_parallel import (
             capture_planned,  # imports the planner, which other scripts do not need

@@ -114,6 +114,7 @@ class Run:
     by_length: dict[str, Any] = field(default_factory=dict)
     checkpoints: Any = None
     data: dict[str, Any] = field(default_factory=dict)
+    traces: list[Any] = field(default_factory=list)
     step_now: StepNow = field(default_factory=StepNow)
 
     def __repr__(self) -> str:
@@ -475,6 +476,7 @@ def shutdown() -> None:
     >>> nb.shutdown()
     """
     global _run
+    wait_for_traces(_run)  # before the lock is taken, which a trace needs
     with _LOCK:
         if _run is not None and _run.checkpoints is not None:
             _run.checkpoints.end()
@@ -484,6 +486,12 @@ def shutdown() -> None:
         set_clusters({})
         forget()
         set_limits(None)
+
+
+def wait_for_traces(run: Run | None) -> None:
+    """Wait for traces in the background."""
+    for trace in () if run is None else run.traces:
+        trace.wait()
 
 
 def shut_down_at_exit() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from whale_nebula.scopes.frames import Frame, describe_open_scopes
 
@@ -14,7 +14,8 @@ from whale_nebula.scopes.frames import Frame, describe_open_scopes
 class StepOptions:
     """The number of micro-batches of a step, and the codec of all tensors that cross in it, as the frame of an
     `nb.compress`. None leaves either to the step's scopes. Under `nb.auto_parallel` a step is planned anew for each
-    `plan`, which names what it is planned for. `description` is a sentence on them for plans and reports.
+    `plan`, which names what it is planned for. `description` is a sentence on them for plans and reports. `choose`
+    returns the options of a step that is about to run, if they are not chosen yet, and `after_step` is called after it.
 
     >>> StepOptions(micro_batch=2).text
     'micro_batch=2'
@@ -24,6 +25,8 @@ class StepOptions:
     compress: Frame | None = None
     plan: str = ""
     description: str = ""
+    choose: Callable[..., StepOptions | None] | None = field(default=None, compare=False)
+    after_step: Callable[..., None] | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,9 +15,11 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaError, NotYetError, OptionError, StateError
-from whale_nebula.strategies import Curriculum
+from whale_nebula.strategies import Curriculum, OneBitAdam
 
 LENGTH = 32
+CLUSTERS = {"clusters": {name: {"flops": "1M"} for name in ("gpu", "npu")}, "measure": "0s"}
+"""Rates of devices, by which the planner counts: nothing is measured."""
 
 
 def make_data(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,11 +119,122 @@ def test_use_options_applies_to_plans_and_loops() -> None:
     assert counts == [1, 3, 4]
 
 
+class Penalty(keras.layers.Layer):
+    """A layer that adds a loss, which each call of the model clears."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(tf.reduce_mean(x**2))
+        return x
+
+
+def train_counting_traces(ahead: bool, links: str | None, middle: Any, fails: bool = False) -> tuple[Any, list[Any]]:
+    """The losses and the weights of a `fit`, and the threads and the lengths of its traces."""
+    nb.shutdown()
+    keras.utils.set_random_seed(1)
+    traces: list[Any] = []
+
+    def loss(y: Any, found: Any) -> Any:
+        traces.append((threading.current_thread() is threading.main_thread(), y.shape[1]))
+        if fails and not traces[-1][0]:
+            raise ValueError("in the background")
+        return tf.reduce_mean((y - found) ** 2, axis=-1)
+
+    with nb.init(links=links, seed=1), nb.cluster():
+        inputs = keras.Input((None,))
+        with nb.stage(cluster="gpu"):
+            hidden = middle()(keras.layers.Dense(4)(keras.layers.Reshape((-1, 1))(inputs)))
+        with nb.stage(cluster="npu"):
+            model = keras.Model(inputs, keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden)))
+        model.compile("adam", loss)
+        curriculum = Curriculum(8, 24, 2, pace={0: 8, 1: 16, 2: 24}, compress={16: "none"}, ahead=ahead)
+        fitted = model.fit(*(each[:, :24] for each in make_data(16)), batch_size=4, verbose=0, callbacks=[curriculum])
+        return (fitted.history["loss"], [each.tobytes() for each in model.get_weights()]), traces
+
+
+DROPOUT = functools.partial(keras.layers.Dropout, 0.25)
+AHEAD = {
+    "over a link": ("1gbit,0ms", DROPOUT, False),
+    "in one function": (None, DROPOUT, False),
+    "a trace that fails": (None, DROPOUT, True),
+    "added losses": (None, Penalty, False),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "over a link" else pytest.mark.grid) for kind in AHEAD]
+)
+def test_next_length_is_traced_ahead_with_the_same_numbers(kind: str) -> None:
+    """As many traces of the same lengths, and the same bits, as without traces ahead."""
+    links, middle, fails = AHEAD[kind]
+    found, traces = train_counting_traces(True, links, middle, fails)
+    expected, others = train_counting_traces(False, links, middle)
+    assert found == expected
+    assert all(is_main for is_main, _ in others)
+    assert [length for is_main, length in traces if is_main or not fails] == [length for _, length in others]
+    ahead = [length for is_main, length in traces if not is_main]
+    assert ahead == ([] if middle is Penalty else [16, None])
+
+
+def test_loop_options_are_chosen_and_traced_ahead() -> None:
+    """Losses are those of the uncut loop, the planner chooses micro-batches, and the next length is traced ahead."""
+
+    def train(cut: bool) -> tuple[list[float], list[Any], list[int]]:
+        nb.shutdown()
+        first, second = tf.Variable(tf.ones((1, 8)) / 4), tf.Variable(tf.ones((8, 1)) / 4)
+        traces: list[Any] = []
+
+        def take_step(x: Any, y: Any) -> Any:
+            traces.append((threading.current_thread() is threading.main_thread(), x.shape[1]))
+            with nb.cluster() if cut else nullcontext(), tf.GradientTape() as tape:
+                with nb.stage(cluster="gpu") if cut else nullcontext():
+                    hidden = tf.tanh(x[..., tf.newaxis] @ first)
+                with nb.stage(cluster="npu") if cut else nullcontext():
+                    loss = tf.reduce_mean((y - (hidden @ second)[..., 0]) ** 2)
+            for weight, gradient in zip((first, second), tape.gradient(loss, (first, second)), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        step = nb.function(take_step) if cut else take_step
+        curriculum = Curriculum(8, 16, 2, micro_batch="auto")
+        batch = [each[:, :16] for each in make_data(8)]
+        losses, counts = [], []
+        with nb.init(CLUSTERS, links="2mbit,5ms") if cut else nullcontext():
+            for number in range(4):
+                with curriculum.use_options(number):
+                    losses.append(float(step(*map(tf.constant, curriculum.cut(batch, number)))))
+                counts.append(nb.last_report().micro_batches if cut else 1)
+        return losses, traces, counts
+
+    losses, traces, counts = train(True)
+    np.testing.assert_allclose(losses, train(False)[0], rtol=1e-5)
+    assert traces == [(True, None), (True, 8), (False, 16)]
+    assert min(counts) > 1
+
+
 def fit_model(curriculum: Curriculum, cut: bool = True, model: keras.Model | None = None) -> keras.Model:
     model = model or make_model(cut)
     model.compile("sgd", "mse")
     model.fit(*make_data(4), batch_size=4, verbose=0, callbacks=[curriculum])
     return model
+
+
+def plan_step(curriculum: Curriculum) -> None:
+    model = make_model(True)
+    model.compile("sgd", "mse")
+    with curriculum.use_options(0):
+        nb.plan(model, *curriculum.cut(make_data(4), 0))
+
+
+def fit_copies(length: int, **how: Any) -> None:
+    """A `fit` with codecs from a length on, of a model of which each cluster trains a copy."""
+    nb.shutdown()
+    with nb.init({"clusters": {"gpu": {}, "npu": {}}}):
+        with nb.cluster(), nb.replica(**how), nb.stage():
+            inputs = keras.Input((None,))
+            hidden = keras.layers.Dense(1)(keras.layers.Reshape((-1, 1))(inputs))
+            model = keras.Model(inputs, keras.layers.Reshape((-1,))(hidden))
+        model.compile(OneBitAdam(0.1, freeze_step=9) if "exchange" in how else "sgd", "mse")
+        model.fit(*make_data(4), batch_size=4, verbose=0, callbacks=[Curriculum(**LENGTHS, compress={length: "int8"})])
 
 
 def make_learned_basis_model() -> keras.Model:
@@ -158,15 +273,23 @@ def make_learned_basis_model() -> keras.Model:
             "whose basis is learned",
         ),
         (
-            lambda: Curriculum(**LENGTHS, micro_batch="auto").use_options(0),
+            lambda: plan_step(Curriculum(**LENGTHS, micro_batch="auto")),
             NotYetError,
-            'a curriculum with "auto" in a',
+            'a plan by a curriculum with "auto" before its first step',
         ),
         (lambda: fit_model(Curriculum(**LENGTHS, micro_batch={32: 5})), OptionError, "is 5 for sequences of 32"),
         (
             lambda: fit_model(Curriculum(**LENGTHS, micro_batch={8: 2}), cut=False),
             OptionError,
             "have no effect on model",
+        ),
+        *(
+            (
+                functools.partial(fit_copies, length, **how),
+                OptionError,
+                "compress= of a curriculum has no effect on the step",
+            )
+            for length, how in ((8, {"sync_every": 2}), (32, {"sync_every": 2}), (8, {"exchange": "1bit"}))
         ),
         (
             lambda: fit_model(Curriculum(**LENGTHS, compress={8: "int8"}), model=make_learned_basis_model()),
@@ -178,10 +301,6 @@ def make_learned_basis_model() -> keras.Model:
 def test_invalid_length_options_are_refused(run: Any, kind: type[NebulaError], said: str) -> None:
     with pytest.raises(kind, match=said):
         run()
-
-
-CLUSTERS = {"clusters": {name: {"flops": "1M"} for name in ("gpu", "npu")}, "measure": "0s"}
-"""Rates of devices, by which the planner counts: nothing is measured."""
 
 
 def train_with_planned_options(folder: str, line: str, stop: int = -1) -> tuple[Any, list[Any]]:

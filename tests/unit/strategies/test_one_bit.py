@@ -56,6 +56,12 @@ def test_one_bit_step_equals_the_reference_implementation(kind: str, workers: in
     check_steps(kind, workers, found, servers=servers)
 
 
+@pytest.mark.grid
+def test_lamb_factor_by_variances_equals_the_reference_implementation() -> None:
+    found, _ = train("lamb", 2, roots=False)
+    check_steps("lamb", 2, found, roots=False)
+
+
 @pytest.mark.parametrize("kind", ["adam", pytest.param("lamb", marks=pytest.mark.grid)])
 def test_one_bit_optimizer_with_one_worker_freezes_its_variance(kind: str) -> None:
     """With one worker nothing crosses, so nothing is compressed."""

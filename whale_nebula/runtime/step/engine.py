@@ -37,7 +37,7 @@ from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Models, States, StepLines
 from whale_nebula.runtime.local_sgd.clusters import ClusterCopy, make_cluster_copy
-from whale_nebula.runtime.replicas.collectives import make_replica_sums
+from whale_nebula.runtime.replicas.collectives import ReplicaSums, make_replica_sums
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.split.shards import NewShards, Shards, hold_pieces
 from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation, count_bytes, measure_memory
@@ -52,6 +52,7 @@ from whale_nebula.tf.failures import suspend_carried_errors
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.replan import PlanWatch
+    from whale_nebula.runtime.step.background import Prepared
 
 
 def warn_if_few_rows(program: Program, name: str, made: int, rows: int) -> None:
@@ -131,6 +132,8 @@ def _outer_gradient_error(name: str) -> GradientError:
 
 
 TraceContext = Callable[[Sequence[Any]], contextlib.AbstractContextManager[None]]
+Call = Callable[[Sequence[Any]], Any]
+"""The user's step, called with the values of its arguments."""
 
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
@@ -303,7 +306,7 @@ class UncutStep(Runner):
 
 def engine(
     captured: Captured,
-    call: Callable[[Sequence[Any]], Any],
+    call: Call,
     layout: Signature,
     name: str,
     *,
@@ -311,15 +314,18 @@ def engine(
     lazy: bool = False,
     notes: Sequence[str] = (),
     models: Sequence[Any] = (),
+    prepared: Prepared | None = None,
 ) -> Engine:
     """Plan a captured step and choose its runner. With `jit`, XLA compiles its stages where possible; with `lazy`,
-    values from other processes are awaited when they are read. `models` are those that the step trains or evaluates.
+    values from other processes are awaited when they are read. `models` are those that the step trains or evaluates;
+    `prepared` has what was made of it ahead.
     """
     run = current_run()
     given = prepare_compilation(captured, run, follows_inputs=bool(run.config.forbid))
     program, watch = captured.program, _watch_plan(captured, run, name)
     run.programs += 1
-    cut: Cut = run_passes(given).require("cut")
+    known, functions = (None, None) if prepared is None else prepared.find_results(given)
+    cut: Cut = known or run_passes(given).require("cut")
     xla = Xla(program.graph, program.stages) if jit else None
     cluster_copy = (
         None if program.local_sgd is None else make_cluster_copy(program.local_sgd, captured, run, name, models)
@@ -339,7 +345,7 @@ def engine(
         if cluster_copy is not None:
             cluster_copy.check(cut)
     if not run.alone and (cluster_copy is None or cluster_copy.mates):
-        runner = _make_distributed(captured, cut, run, name, xla, lazy, cluster_copy)
+        runner = _make_distributed(captured, cut, run, name, xla, lazy, cluster_copy, functions)
         runner = runner if cluster_copy is None else cluster_copy.make_own_runner(runner)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla, plan_watch=watch)
     worker = given.workers[0].name
@@ -347,7 +353,7 @@ def engine(
         cluster_copy.make_emulated_runner()
 
     def choose(xla: Xla | None = None) -> Runner:
-        inner = _make_runner(captured, cut, run, call, layout, xla, worker)
+        inner = _make_runner(captured, cut, run, call, layout, xla, worker, functions)
         return inner if cluster_copy is None else cluster_copy.make_own_runner(inner)
 
     return Engine(
@@ -405,26 +411,48 @@ def _make_runner(
     captured: Captured,
     cut: Cut,
     run: Run,
-    call: Callable[[Sequence[Any]], Any],
+    call: Call,
     layout: Signature,
     xla: Xla | None,
-    worker: str = "local/0",
+    worker: str,
+    functions: Any,
 ) -> Runner:
-    program = captured.program
-    if len(program.stages) == 1 and program.pipeline.micro_batch == 1 and not cut.layouts:
-        function = make_plain_function(
-            call, layout, jit=xla is not None, around=lambda tensors: patches.draw_from(captured.draws)
-        )
-        return UncutStep(function, program.stages[0], captured.graph)
-    lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
-    apart = any(line.rate or line.delay for line in lines) or has_codecs(cut)
-    compiled = Compiled(cut, worker, FunctionBuilder(captured.graph, captured.aliases, xla, cut=cut), apart)
-    if apart:
-        states, seed = _make_states(run, captured), _find_seed(run)
-        step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states, seed)
-        _close_at_shutdown(run, step)
-        return step
-    return LocalStep(compiled, captured.variables)
+    if runs_uncut(cut):
+        function = functions or make_uncut_function(captured, call, layout, jit=xla is not None)
+        return UncutStep(function, cut.program.stages[0], captured.graph)
+    emulated = has_links(cut, run)
+    compiled = functions or compile_cut(captured, cut, worker, emulated, xla)
+    if not emulated:
+        return compiled if isinstance(compiled, LocalStep) else LocalStep(compiled, captured.variables)
+    states, seed = _make_states(run, captured), _find_seed(run)
+    step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states, seed)
+    _close_at_shutdown(run, step)
+    return step
+
+
+def runs_uncut(cut: Cut) -> bool:
+    """Whether a step in one process runs as it was traced."""
+    return len(cut.program.stages) == 1 and cut.program.pipeline.micro_batch == 1 and not cut.layouts
+
+
+def has_links(cut: Cut, run: Run) -> bool:
+    """Whether the stages of a step in one process run separately, over emulated links."""
+    lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(cut.program.stages, 2)]
+    return any(line.rate or line.delay for line in lines) or has_codecs(cut)
+
+
+def make_uncut_function(captured: Captured, call: Call, layout: Signature, *, jit: bool = False) -> Any:
+    """The user's step as a `tf.function` that draws from the variables of its capture."""
+    return make_plain_function(call, layout, jit=jit, around=lambda tensors: patches.draw_from(captured.draws))
+
+
+def compile_cut(
+    captured: Captured, cut: Cut, worker: str, is_outside_trace: bool, xla: Xla | None = None,
+    sums: ReplicaSums | None = None, shards: Shards | None = None,
+) -> Compiled:  # fmt: skip
+    """The functions of a worker's fragments, which are built when they are needed."""
+    builder = FunctionBuilder(captured.graph, captured.aliases, xla, sums, cut, shards)
+    return Compiled(cut, worker, builder, is_outside_trace)
 
 
 def _make_shards(cut: Cut, captured: Captured, run: Run, worker: str, new_shards: NewShards) -> Shards | None:
@@ -445,6 +473,7 @@ def _make_distributed(
     xla: Xla | None,
     lazy: bool,
     cluster_copy: ClusterCopy | None = None,
+    functions: Compiled | None = None,
 ) -> Runner:
     """Agree with the other processes, release variables that they hold, and run the local stages. If each cluster
     trains its own copy, the other processes are those of this cluster.
@@ -486,9 +515,7 @@ def _make_distributed(
         if find_replica_sums(cut.program)
         else None
     )
-    compiled = Compiled(
-        cut, session.worker, FunctionBuilder(captured.graph, captured.aliases, xla, sums, cut, shards), True
-    )
+    compiled = functions or compile_cut(captured, cut, session.worker, True, xla, sums, shards)
     variables = dict(captured.variables)
     for op, piece in shards.pieces.items() if shards is not None else ():
         variables[cut.program.variable_ops[op].path] = piece.variable
@@ -539,7 +566,7 @@ def _close_at_shutdown(run: Run, step: DistributedStep | EmulatedStep) -> None:
 
 
 def make_plain_function(
-    call: Callable[[Sequence[Any]], Any],
+    call: Call,
     layout: Signature,
     *,
     jit: bool = False,

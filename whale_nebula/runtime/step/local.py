@@ -293,6 +293,10 @@ class LocalStep(Runner):
                     run_in_sequence(self.compiled, cut(program.leaves, tensors, counts), guard=guard)
             raise guard.update_error(failure, 0) from failure
 
+    def trace(self, rows: Sequence[int]) -> None:
+        """Trace the function of a step for micro-batches of these rows before it runs."""
+        self._find_function(tuple(rows))
+
     def _find_function(self, counts: tuple[int, ...]) -> Any:
         """The function of a step for micro-batches of these rows; a single micro-batch may have any number."""
         key = counts if len(counts) > 1 else (0,)

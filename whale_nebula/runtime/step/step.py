@@ -17,21 +17,25 @@ import tensorflow as tf
 
 from whale_nebula.capture.arguments import DeclaredInputs, alive
 from whale_nebula.capture.layer_placement import count_changes
-from whale_nebula.capture.step import Captured, Signature, signature
+from whale_nebula.capture.step import Captured, Signature, capture, signature
 from whale_nebula.capture.tracing import check_context
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.inputs import count_micro_batch_rows
-from whale_nebula.runtime.plan_step import capture_step, check_pinned
+from whale_nebula.runtime.plan_step import check_pinned, plan_capture
 from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.runtime.step.background import BackgroundTrace, Prepared, prepare
 from whale_nebula.runtime.step.engine import Engine, engine, forget_states
 from whale_nebula.runtime.variables.reads import make_all_collective
 from whale_nebula.scopes import hints
+from whale_nebula.scopes.auto import get_current_limits
 from whale_nebula.scopes.frames import mark_open_frames
 from whale_nebula.scopes.observer import observer
-from whale_nebula.scopes.step_options import current_step_options, describe_surroundings
+from whale_nebula.scopes.step_options import current_step_options, describe_surroundings, replace_options
+from whale_nebula.site import script_site
 from whale_nebula.spec import Spec
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.patch import Patch
+from whale_nebula.tf.threads import keeps_losses
 
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
@@ -211,6 +215,8 @@ class Step:
     placement_count: int = -1
     steps: int = 0
     run_of_plans: weakref.ref[Run] | None = None
+    keeps_losses: bool = False
+    background: tuple[tuple[Any, Any], BackgroundTrace] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -222,6 +228,12 @@ class Step:
         """Run one step on the given arguments (name and value each)."""
         check_context()
         mark_open_frames()
+        options = current_step_options()
+        if options.choose is not None:
+            with replace_options(None):  # the planner traces the step with the options of its scopes
+                chosen = options.choose(self, arguments, unpack)
+            with replace_options(chosen):
+                return self.run(arguments, unpack)
         with self._lock:
             layout, tensors = signature(arguments, self.whole, find_declared_inputs())
             watching = observer()
@@ -230,7 +242,10 @@ class Step:
                 return shown[0]
             self.last = self._find_engine(layout, unpack, tensors)
             hints.warn_missing_scope(self.name)
-            return self._run(self.last, layout, tensors)
+            results = self._run(self.last, layout, tensors)
+            if options.after_step is not None:
+                options.after_step(self, layout, unpack)
+            return results
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
         """Run the step; an error on a batch whose shape differs from the first one mentions this."""
@@ -278,12 +293,64 @@ class Step:
         self._drop_stale_engines()
         around = describe_surroundings()
         if (around, layout.key) not in self.engines:
-            forms = [form for scope, form in self.forms if scope == around]
-            wide = next((self.engines[around, form.key] for form in forms if accepts_call(form, layout)), None)
-            wide = wide or self._widen_engine(layout, unpack, forms)
+            known = self._find_accepting_form(around, layout)
+            wide = self._widen_engine(layout, unpack, around) if known is None else self.engines[around, known.key]
             made = wide or self._make_engine(layout, unpack, tensors, checked)
             self.engines[around, layout.key] = made
         return self.engines[around, layout.key]
+
+    def _find_accepting_form(self, around: Any, layout: Signature) -> Signature | None:
+        """The signature of a program, traced in these surroundings, that accepts calls with the signature `layout`."""
+        forms = (form for scope, form in self.forms if scope == around)
+        return next((form for form in forms if accepts_call(form, layout)), None)
+
+    def trace_ahead(self, layout: Signature, unpack: Unpack, rows: int) -> None:
+        """Trace in the background for calls with the signature `layout` and the present options, if there is no program
+        for them; the first of these calls uses the trace.
+
+        A model whose layers add losses is not traced ahead: each call of it, in any thread, clears them.
+        """
+        with self._lock:
+            self._drop_stale_engines()
+            around = describe_surroundings()
+            busy = self.background is not None and self.background[1].is_running
+            if busy or self.keeps_losses or get_current_limits() is not None or observer() is not None:
+                return
+            if (around, layout.key) in self.engines or self._find_accepting_form(around, layout) is not None:
+                return
+            form = self._choose_form(layout, around) or layout
+            run = current_run()
+            trace = BackgroundTrace(functools.partial(self._prepare, form, unpack, rows, run), script_site())
+            self.background = (around, form.key), trace
+            run.traces[:] = [each for each in run.traces if each.is_running] + [trace]
+
+    def _capture(self, layout: Signature, unpack: Unpack) -> tuple[Captured, Sequence[Any]]:
+        """A capture of the step, and the models that it calls."""
+        with collect_models() as met:
+            captured = capture(
+                functools.partial(self.call, unpack), layout, **self._make_capture_options(unpack, current_run())
+            )
+        self.keeps_losses = self.keeps_losses or any(keeps_losses(tf_private.list_layers(model)) for model in met)
+        return captured, met
+
+    def _make_capture_options(self, unpack: Unpack, run: Run) -> dict[str, Any]:
+        return {
+            "paths": self.paths, "metrics": self.metrics, "later": not run.alone, "owner": self.owner,
+            "data": self.data(unpack),
+        }  # fmt: skip
+
+    def _prepare(self, layout: Signature, unpack: Unpack, rows: int, run: Run) -> Prepared:
+        captured, models = self._capture(layout, unpack)
+        call = functools.partial(self.call, unpack)
+        return Prepared(captured, models) if self.jit else prepare(captured, models, call, layout, rows, run)
+
+    def _take_prepared(self, layout: Signature) -> Prepared | None:
+        """What was traced ahead for the signature `layout` and the present surroundings, once it is complete."""
+        key = (describe_surroundings(), layout.key)
+        if self.background is None or self.background[0] != key:
+            return None
+        trace, self.background = self.background[1], None
+        return trace.wait()
 
     def _drop_stale_engines(self) -> None:
         """Drop engines that were planned for another run, or before `nb.place` was called."""
@@ -293,6 +360,7 @@ class Step:
             self.engines.clear()
             self.forms.clear()
             self.first = ()
+            self.background = None
         for key, kept in list(self.engines.items()):
             decision = kept.captured.decision
             if decision is not None and not decision.is_current(run.decisions):
@@ -305,9 +373,16 @@ class Step:
         kept.runner.close()
         forget_states(kept.captured, current_run())
 
-    def _widen_engine(self, layout: Signature, unpack: Unpack, forms: Sequence[Signature]) -> Engine | None:
+    def _choose_form(self, layout: Signature, around: Any) -> Signature | None:
+        """The signature with free axes that a program for `layout` and earlier calls has; None for `layout` itself."""
+        if not self.widens:
+            return None
+        forms = [form for scope, form in self.forms if scope == around]
+        return self._find_saved_form(layout) or widen_signature(layout, forms)
+
+    def _widen_engine(self, layout: Signature, unpack: Unpack, around: Any) -> Engine | None:
         """An engine with free axes, instead of one for every size; None if the step depends on sizes."""
-        form = self._find_saved_form(layout) or widen_signature(layout, forms) if self.widens else None
+        form = self._choose_form(layout, around)
         if form is None:
             return None
         try:
@@ -332,13 +407,9 @@ class Step:
         self.engines = {key: kept for key, kept in self.engines.items() if alive(key[1][-1])}
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
         call = functools.partial(self.call, unpack)
-        run = current_run()
-        with collect_models() as met:
-            captured = capture_step(
-                self.name, call, layout, tensors,
-                paths=self.paths, metrics=self.metrics, later=not run.alone, owner=self.owner,
-                data=self.data(unpack),
-            )  # fmt: skip
+        run, prepared = current_run(), self._take_prepared(layout)
+        captured, met = self._capture(layout, unpack) if prepared is None else (prepared.captured, prepared.models)
+        captured = plan_capture(self.name, captured, call, layout, tensors, **self._make_capture_options(unpack, run))
         try:
             leaves = captured.program.leaves
             run.check_ids([leaf.name for leaf in leaves])
@@ -347,7 +418,10 @@ class Step:
             check_pinned(self.name, captured, layout)
             notes = (*self.notes, *captured.projected, *filter(None, [current_step_options().description]))
             models = [*met, *find_models(self.fn)]
-            found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
+            found = engine(
+                captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models,
+                prepared=prepared,
+            )  # fmt: skip
         finally:
             captured.initialize_variables(lambda variable: True)  # no effect, unless the step was refused
         make_all_collective(models, run)
