@@ -1,6 +1,7 @@
 """Processes that are killed and restarted end with the bits of an undisturbed run.
 
-`make test` kills one, where some variables have the update and others not; `--grid` at every failpoint of every worker.
+`make test` kills one that has announced a step; `--grid` kills at every failpoint of every worker, also where some
+variables have the update and others not, which is simulated in `make test`.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ from whale_nebula.cli.main import main
 from whale_nebula.faults import POINTS
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
-FAULTS = ["c1/0:update.begun=kill@5"]
+FAULTS = [
+    ["c1/0:update.begun=kill@5"],
+    [
+        "c1/0:batch@3",
+        "c0/1:step.announced=kill@5",
+        "c1/0:update.begun=kill@3",
+        "c0/1:checkpoint.written=kill@1,c1/0:checkpoint.written=kill@1",
+        "c1/0:agree.after=kill@1",
+    ],
+]
 """A worker, the place where it is killed or its script raises an error, and the step, or the number of times that the
 place is reached. The others are within the next step.
 """
-MORE_FAULTS = [
-    "c1/0:batch@3",
-    "c0/1:step.announced=kill@5",
-    "c1/0:update.begun=kill@3",
-    "c0/1:checkpoint.written=kill@1,c1/0:checkpoint.written=kill@1",
-    "c1/0:agree.after=kill@1",
-]
 EPOCHS = 2
 
 
@@ -50,7 +53,8 @@ def read_result(found: FinishedRun) -> dict[str, Any]:
     return {name: found.get_common(name) for name in ("history", "weights")}
 
 
-@pytest.mark.parametrize("kills", [FAULTS, pytest.param(MORE_FAULTS, marks=pytest.mark.grid)], ids=len)
+@pytest.mark.grid
+@pytest.mark.parametrize("kills", FAULTS, ids=len)
 def test_repeated_kills_do_not_change_the_result(undisturbed: FinishedRun, tmp_path: Path, kills: list[str]) -> None:
     resumed_steps, saved = [0], 0
     for fault in [*kills, "-"]:
@@ -123,7 +127,9 @@ def test_killed_copies_do_not_change_the_result(
 
 
 def test_new_host_resumes_from_the_memory_of_another_host(undisturbed: FinishedRun, tmp_path: Path) -> None:
-    """No checkpoint is on a disk, and the killed worker's host loses its memory."""
+    """No checkpoint is on a disk, and the killed worker's host loses its memory. Resumptions from disks are those of
+    `test_recommender`, in `make test`.
+    """
     memory = {worker: tmp_path / worker.replace("/", "-") for worker in WORKERS}
 
     def replace_host(worker: str, epoch: int) -> None:
