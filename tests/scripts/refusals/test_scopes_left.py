@@ -245,7 +245,7 @@ def make_interrupted_step(where: str, armed: list[bool]) -> tuple[Any, list[tf.V
     return step, weights
 
 
-@pytest.mark.parametrize("links", [None, EMULATED])
+@pytest.mark.parametrize("links", [pytest.param(None, marks=pytest.mark.grid), EMULATED])
 @pytest.mark.parametrize("where", ["forward", "update"])
 def test_interrupted_step_leaves_consistent_variables(where: str, links: str | None) -> None:
     if links is not None:

@@ -69,7 +69,7 @@ def two_stages(layer: Any, scope: Any, *, residual: bool = False, dropout: bool 
     return model
 
 
-@pytest.mark.parametrize("kind", LINEAR)
+@pytest.mark.parametrize("kind", ["dense", pytest.param("no bias", marks=pytest.mark.grid), "einsum"])
 def test_svd_basis_equals_a_truncated_kernel(kind: str) -> None:
     keras.utils.set_random_seed(1)
     layer = LINEAR[kind]()
