@@ -143,7 +143,7 @@ def run_in_threads(*works: Callable[[], Any]) -> list[Any]:
 
 
 def test_models_built_in_two_threads_keep_their_scopes() -> None:
-    for model in run_in_threads(*[build_functional] * 4):
+    for model in run_in_threads(*[build_functional] * 2):
         assert sorted(nb.plan(model, *make_batch()).stages) == ["a", "b"]
 
 
