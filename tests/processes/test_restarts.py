@@ -49,7 +49,6 @@ def launchers(tmp_path: Path) -> Iterator[Launchers]:
         yield found
 
 
-@pytest.mark.grid
 def test_separate_launchers_restart_and_reconnect(launchers: Launchers, reference: Mapping[str, Any]) -> None:
     """The other launcher's worker detects the closed link, or the greeting of the restarted worker."""
     for worker in launchers.addresses:
