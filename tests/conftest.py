@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 _SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # however slow the machine is
-settings.register_profile("the same examples in every run", derandomize=True, max_examples=40, **_SLOW)
+settings.register_profile("the same examples in every run", derandomize=True, max_examples=25, **_SLOW)
 settings.register_profile("other examples in every run", **_SLOW)
 settings.load_profile("the same examples in every run")
 

@@ -155,6 +155,7 @@ def test_schedule_pictures_match_the_drawings() -> None:
         assert draw_schedule(name, stages=4, micro_batches=6) in page, name
 
 
+@pytest.mark.grid
 def test_site_builds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -191,7 +191,12 @@ INITIALIZERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", INITIALIZERS)
+PARTS_OF_OTHERS = ("random_uniform", "truncated_normal", "ones")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.grid if name in PARTS_OF_OTHERS else ()) for name in INITIALIZERS]
+)
 def test_draw_part_is_bit_identical_where_can_draw_parts(name: str) -> None:
     """For parts that begin within a group of the generator, too."""
     draw = keras.initializers.get({"class_name": name, "config": INITIALIZERS[name]})

@@ -62,7 +62,7 @@ def make_data(model: Any) -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        build_functional,
+        pytest.param(build_functional, marks=pytest.mark.grid),
         pytest.param(build_with_two_outputs, marks=pytest.mark.grid),
         pytest.param(build_subclassed, marks=pytest.mark.grid),
         build_scaled,

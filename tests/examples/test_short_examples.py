@@ -1,7 +1,8 @@
 """The short examples: each runs; without its scope lines it gives, bit for bit, the results of plain Keras or
 TensorFlow; and with `nb.auto_parallel()` instead it trains the same numbers in two clusters.
 
-All run in forks of one process that has loaded TensorFlow, but not whale_nebula.
+With `--grid` all run in forks of one process that has loaded TensorFlow, but not whale_nebula. `make test` runs one as
+it is; that uncut models run by Keras's own code, `tests/unit/capture` tests there.
 """
 
 import ast
@@ -9,12 +10,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.processes import zygote
 from whale_nebula.launch.placement import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,17 +131,18 @@ print(json.dumps(ended))
 @pytest.fixture(scope="module")
 def example_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
     """Every example as it is, plain and bare."""
-    folder, everything = tmp_path_factory.mktemp("examples"), request.config.getoption("--grid")
-    for name in EXAMPLES if everything else SAMPLE:
+    folder = tmp_path_factory.mktemp("examples")
+    if not request.config.getoption("--grid"):
+        ended = {name: zygote.run(str(ROOT / "examples" / f"{name}.py"), cwd=folder) for name in SAMPLE}
+        return {name: (each.returncode, each.stdout, each.stderr) for name, each in ended.items()}
+    for name in EXAMPLES:
         (folder / name).write_text(source(name))
         (folder / f"{name} bare").write_text(SAME + bare(name) + PRINT_VARIABLES)
         (folder / f"{name} plain").write_text(SAME + plain(name) + PRINT_VARIABLES)
-        if everything:
-            (folder / f"{name} auto").write_text(SAME + auto(name))
+        (folder / f"{name} auto").write_text(SAME + auto(name))
     names = sorted(path.name for path in folder.iterdir())
     command = [sys.executable, "-c", FORKS, *names]
-    limit = 1100 if everything else 280  # of twenty scripts one after the other
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limit, check=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1100, check=True)
     codes = json.loads(done.stdout)
     said = {name: [(folder / f"{name}.{kind}").read_text() for kind in ("out", "err")] for name in names}
     return {name: (codes[name], *said[name]) for name in names}
@@ -153,16 +155,14 @@ def said(example_runs: Mapping[str, RunResult], name: str) -> str:
     return out
 
 
-def mark_unsampled(names: Sequence[str], sample: Collection[str]) -> list[Any]:
-    return [pytest.param(name, marks=[] if name in sample else [pytest.mark.grid]) for name in names]
-
-
-@pytest.mark.parametrize("name", mark_unsampled(EXAMPLES, SAMPLE))
+@pytest.mark.grid
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs(example_runs: Mapping[str, RunResult], name: str) -> None:
     assert "loss" in said(example_runs, name)
 
 
-@pytest.mark.parametrize("name", mark_unsampled(EXAMPLES, SAMPLE))
+@pytest.mark.grid
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_example_without_scopes_equals_plain_tensorflow(example_runs: Mapping[str, RunResult], name: str) -> None:
     """Once with `import whale_nebula` left in it, and once without any trace of it."""
     assert "nb." not in plain(name)
@@ -204,7 +204,8 @@ def test_planned_example_trains_the_same_in_two_processes(
         assert numbers(line) == pytest.approx(numbers(said(example_runs, f"{name} plain")), rel=2e-3)
 
 
-@pytest.mark.parametrize("name", mark_unsampled(LOOPS, SAMPLE))
+@pytest.mark.grid
+@pytest.mark.parametrize("name", LOOPS)
 def test_example_with_scopes_gives_the_same_numbers(example_runs: Mapping[str, RunResult], name: str) -> None:
     assert len(numbers(said(example_runs, name))) == 3
     assert numbers(said(example_runs, name)) == pytest.approx(numbers(said(example_runs, f"{name} plain")), rel=2e-3)

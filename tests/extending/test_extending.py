@@ -108,6 +108,7 @@ def test_op_rule_of_the_page_allows_micro_batches() -> None:
     assert train(nb.pipeline(2), hidden=bessel) == pytest.approx(train(uncut=True, hidden=bessel), rel=1e-5)
 
 
+@pytest.mark.grid
 def test_op_rule_of_the_page_shards_the_op() -> None:
     """Without it the op is run whole, and a note says so and what it costs; with it in pieces, by the same numbers."""
 

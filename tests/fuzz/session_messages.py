@@ -1,4 +1,4 @@
-"""Fuzzing of control messages: `python -m tests.fuzz.session_messages --count 100000 [--seed 1]`.
+"""Fuzzing of control messages.
 
 Valid session messages are mutated: fields left out, values of other types, other kinds. Those that the registry
 accepts go to a session that waits for them. The result must be one of this library's errors, or nothing.
@@ -6,11 +6,9 @@ accepts go to a session that waits for them. The result must be one of this libr
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -123,17 +121,3 @@ def run(seed: int, count: int) -> dict[str, int]:
             except Exception as error:
                 raise AssertionError(f"seed {seed}: {message!r} to receiver {receiver}: {error!r}") from error
     return dict(counts)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.session_messages")
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=None)
-    options = parser.parse_args(arguments)
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
-    print(json.dumps({"seed": seed, **run(seed, options.count)}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

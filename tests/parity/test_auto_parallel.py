@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicte
 SAMPLE = {"zoo": 8, "keras": 144, "loops": 144}
 """Of each family, every n-th script is in the sample. Placed models determine their clusters themselves."""
 PLANS = 4
-PARTLY_SCOPED_SAMPLE = 72
+PARTLY_SCOPED_SAMPLE = 216
 """Of the partly scoped scripts, every n-th is in the sample; of split stages none."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}

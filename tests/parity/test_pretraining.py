@@ -14,15 +14,15 @@ THREE = ("romance", "slavic", "germanic")
 
 
 def train(names: tuple[str, ...], counts: tuple[int, ...], scopes: Any, objectives: Any = None) -> tuple[Any, Any]:
-    """All losses, and all weights and slots at the end."""
-    model = pretraining(names, objectives)
+    """All losses, and all variables at the end."""
+    model = pretraining(names, objectives, adam=False)
     step = make_step(model, scopes)
     losses = [
         {name: float(each) for name, each in step(numbers, texts).items()}
         for numbers, texts in batches(names, counts, STEPS)
     ]
-    variables = [each.numpy() for network in model.networks.values() for each in network.variables]
-    return losses, variables + [each.numpy() for adam in model.optimizers.values() for each in adam.variables]
+    updated = (*model.networks.values(), *model.optimizers.values())
+    return losses, [each.numpy() for network_or_optimizer in updated for each in network_or_optimizer.variables]
 
 
 @pytest.mark.parametrize(

@@ -354,6 +354,7 @@ def test_other_local_sgd_options_start_from_shared_weights(tmp_path: Path) -> No
     assert int(model.optimizer.iterations) == 1 + first.step
 
 
+@pytest.mark.grid
 def test_async_local_sgd_resumes(tmp_path: Path) -> None:
     """Clusters synchronise before they are saved, because the order of updates at a server depends on chance."""
     fit_dense(tmp_path, 3, stop=9, every=4, sync_every=3, mode="async")

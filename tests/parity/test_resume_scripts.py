@@ -295,9 +295,14 @@ SCRIPTS = [
     pytest.param(train_inside_a_callback, 14, True, marks=pytest.mark.grid),
     pytest.param(run_custom_train_step, 14, False, marks=pytest.mark.grid),
     pytest.param(run_custom_train_step, 14, True, marks=pytest.mark.grid),
-    pytest.param(share_shuffled_dataset, 12, False),
+    pytest.param(share_shuffled_dataset, 12, False, marks=pytest.mark.grid),
     pytest.param(share_shuffled_dataset, 12, True, marks=pytest.mark.grid),
-    pytest.param(run_stateful_loop, 7, False, marks=pytest.mark.filterwarnings("ignore:.*runs uncut")),
+    pytest.param(
+        run_stateful_loop,
+        7,
+        False,
+        marks=[pytest.mark.grid, pytest.mark.filterwarnings("ignore:.*runs uncut")],
+    ),
     pytest.param(run_stateful_loop, 7, True, marks=pytest.mark.grid),  # see test_save_at_error
     pytest.param(run_steps_of_one_name, 7, True, marks=pytest.mark.grid),
     pytest.param(run_two_loops, 8, False, marks=pytest.mark.grid),

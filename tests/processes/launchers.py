@@ -18,7 +18,7 @@ from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy
 from whale_nebula.launch.worker_processes import EchoedOutput, create_identities, start_workers
 
 SCRIPT = str(HERE / "workers" / "restart.py")
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 
 @dataclass

@@ -18,7 +18,7 @@ LINKS = "10gbit,0ms"
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FinishedRun]:
     """Programs, one after the other, in the same two processes."""
     grid = request.config.getoption("--grid")
-    bases = ("learned", "svd") if grid else ("learned",)
+    bases = ("learned", "svd") if grid else ()
     folder = tmp_path_factory.mktemp("pair")
     scenarios = {
         name: [name, *CLUSTERS]
@@ -64,7 +64,8 @@ def test_delta_codec_trains_as_in_one_process(pair: Mapping[str, FinishedRun]) -
     assert epochs[1] == epochs[2] < epochs[0] / 2
 
 
-@pytest.mark.parametrize("basis", ["learned", pytest.param("svd", marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("basis", ["learned", "svd"])
 def test_projection_basis_trains_as_in_one_process(pair: Mapping[str, FinishedRun], basis: str) -> None:
     """Each has one of the variables."""
     found, expected = pair[basis], run_in_this_process(train.train_projection, basis, *CLUSTERS, links=LINKS)

@@ -108,7 +108,8 @@ def test_cluster_shrinks_leaves_and_returns(tmp_path: Path, capfd: pytest.Captur
     path = tmp_path / "clusters.yaml"
     path.write_text(yaml.safe_dump(config))
     control = str(tmp_path / "run.sock")
-    requests = json.dumps({"0": [6, 1], "1": [9, 0], "2": [13, 2]})  # the first as an epoch is evaluated
+    validates = {"validates": True}
+    requests = json.dumps({"0": [6, 1], "1": [9, 0], "2": [13, 2], **validates})  # the first as an epoch is evaluated
     script = [str(HERE / "workers" / "elastic.py"), str(tmp_path / "saved"), control, requests]
     assert main(["run", "--all", "--config", str(path), "--control", control, *script]) == 0
     out, err = capfd.readouterr()
@@ -118,7 +119,7 @@ def test_cluster_shrinks_leaves_and_returns(tmp_path: Path, capfd: pytest.Captur
     steps = [step[0] if step else 0 for step, _ in starts]  # no completed step is lost
     assert steps[0] == 0 and 6 <= steps[1] <= 8 and 9 <= steps[2] <= 11 and 13 <= steps[3] <= 15
     assert found["homes 2"] == {"gpu": "gpu", "npu": "gpu"}
-    expected = run_in_this_process(train_model)["history"]
+    expected = run_in_this_process(train_model, "", json.dumps(validates))["history"]
     for name, values in expected.items():
         np.testing.assert_allclose(found["history"][name], values, 1e-5)
     assert "nebula_starts_total 4.0" in found["metrics"] and 'nebula_workers{cluster="npu"} 2.0' in found["metrics"]

@@ -53,7 +53,6 @@ def references(request: pytest.FixtureRequest) -> References:
 @pytest.mark.parametrize("at", EPOCHS)
 def test_processes_train_as_one_process(starts: list[FinishedRun], references: References, at: int) -> None:
     assert starts[at].get_common("loss") == references[at]["loss"]
-    assert starts[at].get_common("predicted") == references[at]["predicted"]
     assert all(starts[at].get_all("ahead"))
 
 

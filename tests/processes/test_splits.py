@@ -88,7 +88,7 @@ def two_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     with start_workers("train", TWO, "train_with_own_weights", folder, *cases, TOO_MANY, deadline=DEADLINE) as job:
         expected = run_uncut_models(cases)
         plain = save_own_weights(own)
-        plain |= {how: train_large_variables(how)[1] for how in EARLY_USES}
+        plain |= {how: train_large_variables(how)[1] for how in (EARLY_USES if cases else ["planned"])}
         found = wait_for_run(job, DEADLINE)
     model, *_ = train_small_model()
     for name, path in {"plain": own / "kept.weights.h5", "own": folder / "kept.c0.weights.h5"}.items():
@@ -132,7 +132,7 @@ def test_replicas_hold_parts_of_slots(two_workers: Found) -> None:
     assert {6 * 10, 10 * 7} <= set(sizes), (first, second)
 
 
-@pytest.mark.parametrize("how", EARLY_USES)
+@pytest.mark.parametrize("how", ["planned", pytest.param("used", marks=pytest.mark.grid)])
 def test_large_variable_is_not_drawn_before_it_is_read(two_workers: Found, how: str) -> None:
     """Each worker draws only its piece of a variable under nb.split, with the values of the uncut model."""
     run, _, plain = two_workers
@@ -170,12 +170,14 @@ def test_mesh_ends_with_the_uncut_model(four_workers: Found, mesh_case: str) -> 
     compare_case(*four_workers[:2], mesh_case)
 
 
+@pytest.mark.grid
 def test_mesh_replicas_hold_all_pieces(four_workers: Found) -> None:
     first, second, *others = four_workers[0].get_all("pieces")
     assert others == [first, second]
     assert [10, 4] in first.values() and [10, 3] in second.values()
 
 
+@pytest.mark.grid
 def test_mesh_model_is_saved_loaded_and_used(four_workers: Found) -> None:
     """`save_weights`, `save`, `load_weights`, `get_weights`, `evaluate`, `predict`; then it trains on."""
     run, _, plain = four_workers
@@ -190,6 +192,7 @@ def test_mesh_model_is_verified(four_workers: Found) -> None:
         assert "tensors match the uncut step" in text, text
 
 
+@pytest.mark.grid
 def test_more_mesh_devices_than_workers_are_refused(four_workers: Found) -> None:
     assert "nb.split needs 3 devices in each of 2 replicas, but cluster 'c0' has 4" in four_workers[0].get_common(
         TOO_MANY_ON_MESH

@@ -31,7 +31,7 @@ from whale_nebula.launch.seeding import seed_all
 from whale_nebula.launch.worker_output import Echo
 
 HERE = Path(__file__).parent
-DEADLINE, GRACE, SEED = 90.0, 60.0, 5
+DEADLINE, GRACE, SEED = 180.0, 60.0, 5
 SCENARIO_PREFIX = "begins: "
 
 

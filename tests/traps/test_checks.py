@@ -84,7 +84,7 @@ def check_and_return_sum(x: Any, hidden: Any, loss: Any) -> Any:
         return total * 2.0
 
 
-@pytest.mark.parametrize("check", [check_and_return_root, check_and_return_sum])
+@pytest.mark.parametrize("check", [pytest.param(check_and_return_root, marks=pytest.mark.grid), check_and_return_sum])
 def test_checked_result_is_merged_over_micro_batches(runner: str, check: Check) -> None:
     plain, _ = make_step(check, micro=1)
     expected = [float(t) for t in plain(X)]

@@ -99,6 +99,7 @@ def test_plan_of_allowed_coupled_rows(normal: Any, runner: str) -> None:
     assert any("BatchNormalization" in note for note in plan.notes)
 
 
+@pytest.mark.grid
 def test_allowed_coupled_rows_train_like_separate_micro_batches(normal: Any, runner: str) -> None:
     """The oracle: gradients of two halves, averaged, and Keras's own metrics of the averaged losses. Averages of the
     layer move once for each half.

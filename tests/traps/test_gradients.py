@@ -85,24 +85,6 @@ def test_plain_tape_computes_gradients_once(normal: Any, weights: Any) -> None:
 
 
 @MICRO
-def test_stop_gradient_on_a_boundary(compare_step: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
-    """Then nothing crosses back, and the first stage has no backward."""
-
-    def step(cut: Cut, variables: Any, x: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at("a"):
-                hidden = tf.tanh(x @ variables[0])
-            with cut.at("b"):
-                loss = tf.reduce_mean((tf.stop_gradient(hidden) @ variables[1]) ** 2)
-        found = tape.gradient(loss, variables)
-        if found[0] is not None:
-            raise AssertionError("a stopped gradient arrived")
-        return loss, found[1]
-
-    compare_step(build_on_matrices(step), (normal(7, 4),), micro=micro)
-
-
-@MICRO
 def test_returned_values_cover_the_whole_batch(
     compare_step: Any, normal: Any, weights: Any, runner: str, micro: int
 ) -> None:
@@ -267,6 +249,7 @@ def build_normalised(cut: Cut) -> keras.Model:
     return model
 
 
+@pytest.mark.grid
 def test_batch_normalisation_with_one_micro_batch(compare_fit: Any, normal: Any, runner: str) -> None:
     compare_fit(build_normalised, normal(16, 4), normal(16, 3, seed=1))
 

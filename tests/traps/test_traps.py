@@ -1,7 +1,7 @@
 """Seventeen pitfalls of TensorFlow and Keras that a prototype met, each tested through the public API.
 
 Traps 2, 3, 6, 7, 9 and 10 are scripts of the parity harness, which `make test` always runs: `TRAPS` in
-tests/parity/test_cases.py.
+tests/parity/test_cases.py. Trap 1, weight decay and `iterations` that run once a step, is in `zoo functional` there.
 """
 
 import logging
@@ -37,18 +37,6 @@ def dense_model(cut: Any, optimizer: Any, loss: str = "mse", **compile_options: 
     model = keras.Model(inputs, outputs)
     model.compile(optimizer, loss, **compile_options)
     return model
-
-
-# 1: weight decay and `iterations` depend on no gradient, by data or by control, and yet run once a step.
-
-
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
-def test_trap_01_decay_and_iterations_run_once(compare_fit: Any, normal: Any, runner: str, micro: int) -> None:
-    model = compare_fit(
-        lambda cut: dense_model(cut, keras.optimizers.AdamW(0.01, weight_decay=0.5, epsilon=1e-3)),
-        normal(16, 4), normal(16, 3, seed=1), micro=micro,
-    )  # fmt: skip
-    assert int(model.optimizer.iterations.numpy()) == 4
 
 
 # 4: metrics fed with scalars count once a step, not once a micro-batch.
@@ -134,6 +122,7 @@ def test_trap_08_sequential_add_layer_by_layer(compare_fit: Any, normal: Any, wi
 # 11: gradients of embeddings are colocated with ops that the fragment does not have.
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_11_sparse_embedding_under_global_clipnorm(compare_fit: Any, normal: Any, runner: str, micro: int) -> None:
     """... under global_clipnorm, which squares the un-added rows: a dense gradient gives another norm."""
@@ -288,12 +277,7 @@ def test_trap_14_fewer_rows_than_micro_batches(
     assert nb.last_report().micro_batches == rows
 
 
-# 15: XLA cannot compile communication, nor half a loop: stages are compiled alone; what is never traced is refused.
-
-
-@pytest.mark.parametrize("option", [{"jit_compile": True}, {"steps_per_execution": 2}])
-def test_trap_15_compile_options_apply_per_stage(compare_fit: Any, normal: Any, option: dict[str, Any]) -> None:
-    compare_fit(lambda cut: dense_model(cut, "sgd", **option), normal(24, 4), normal(24, 3), micro=2)
+# 15: what is never traced is refused. Other options of `compile` are in tests/scripts/refusals/test_settings.py.
 
 
 def test_trap_15_run_eagerly_is_refused(normal: Any) -> None:

@@ -46,7 +46,7 @@ def create_batch(rows: int = 7) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("links", "micro"),
     [
-        (None, 2),
+        pytest.param(None, 2, marks=pytest.mark.grid),
         ("1gbit,0ms", 1),
         *(pytest.param(*each, marks=pytest.mark.grid) for each in ((None, 1), ("1gbit,0ms", 2))),
     ],

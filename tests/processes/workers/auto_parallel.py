@@ -38,7 +38,6 @@ def train_without_scopes(memory: str = f"{KIB}KiB", *texts: str) -> None:
     report_value("memory", max(plan.predicted.memory.values()))
     report_value("history", history)
     report_value("evaluated", evaluate())
-    report_value("predicted", float(model.predict(x, batch_size=32, verbose=0).sum()))
     with nb.gathered():
         report_value("weights", [float(np.abs(each).sum()) for each in model.get_weights()])
     if texts:

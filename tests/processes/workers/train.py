@@ -146,7 +146,7 @@ def train_with_own_weights(folder: str, *cases: str) -> None:
     report_value("slots kept", save_own_weights(Path(folder), *scopes))
     report_value("slots", {path: shape for path, shape in list_pieces().items() if path not in before})
     open_next_run(Path(folder))
-    for how in EARLY_USES:
+    for how in EARLY_USES if cases[1:] else ["planned"]:
         report_value(f"large {how}", train_large_variables(how, nb.cluster(["c0"]), nb.stage(), nb.split()))
     train_split_models(*cases)
 

@@ -42,7 +42,9 @@ def run_step(body: Callable[[Any], Any]) -> Any:
             "whole loop",
         ),
         (lambda h: tf.map_fn(double_in_stage, h), "a loop", "whole loop"),
-        (lambda h: tf.scan(lambda _, row: double_in_stage(row), h), "a loop", "whole loop"),
+        pytest.param(
+            lambda h: tf.scan(lambda _, row: double_in_stage(row), h), "a loop", "whole loop", marks=pytest.mark.grid
+        ),
         (lambda h: tf.cond(h[0, 0] > 0, lambda: double_in_stage(h), lambda: h), "a branch", "whole condition"),
         (lambda h: tf.vectorized_map(double_in_stage, h), "tf.vectorized_map", "around the tf.vectorized_map"),
     ],

@@ -143,7 +143,7 @@ def run_in_threads(*works: Callable[[], Any]) -> list[Any]:
 
 
 def test_models_built_in_two_threads_keep_their_scopes() -> None:
-    for model in run_in_threads(*[build_functional] * 4):
+    for model in run_in_threads(*[build_functional] * 2):
         assert sorted(nb.plan(model, *make_batch()).stages) == ["a", "b"]
 
 
@@ -245,7 +245,7 @@ def make_interrupted_step(where: str, armed: list[bool]) -> tuple[Any, list[tf.V
     return step, weights
 
 
-@pytest.mark.parametrize("links", [None, EMULATED])
+@pytest.mark.parametrize("links", [pytest.param(None, marks=pytest.mark.grid), EMULATED])
 @pytest.mark.parametrize("where", ["forward", "update"])
 def test_interrupted_step_leaves_consistent_variables(where: str, links: str | None) -> None:
     if links is not None:

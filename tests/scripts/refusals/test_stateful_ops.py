@@ -33,7 +33,7 @@ def round_in_numpy(x: Any) -> Any:
     return x + tf.stop_gradient(tf.ensure_shape(found, x.shape))
 
 
-@pytest.mark.parametrize("middle", [cube_in_python, round_in_numpy])
+@pytest.mark.parametrize("middle", [pytest.param(cube_in_python, marks=pytest.mark.grid), round_in_numpy])
 def test_py_function_in_a_stage_trains_as_uncut(middle: Any) -> None:
     assert_same_training(build_subclassed(middle), build_subclassed(middle, scoped=False))
     called, mark = (
@@ -62,7 +62,7 @@ def test_py_function_couples_micro_batches() -> None:
     )
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "eager-1f1b"])
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.grid), "eager-1f1b"])
 def test_py_function_gradients_over_links(schedule: str) -> None:
     """TensorFlow keeps one call's tape for a py_function: one micro-batch is in flight, whatever the schedule."""
     weight = tf.Variable(tf.ones([4, 4]) * 0.3)
@@ -125,7 +125,7 @@ def train_and_read(folder: Path, middle: Any, micro: int = 1, scoped: bool = Tru
     return read_summaries(folder)
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_scalar_summary_is_written_once_for_the_batch(tmp_path: Path, micro: int) -> None:
     uncut = train_and_read(tmp_path / "uncut", write_mean, scoped=False)
     found = train_and_read(tmp_path / "cut", write_mean, micro)
@@ -196,7 +196,7 @@ def test_custom_coupled_metric_is_reported_with_its_line() -> None:
     check_error(BatchCoupledError, lambda: nb.plan(model, *make_batch()), *said, mend, at=find_marked_line("max"))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.grid), True])
 def test_coupled_keras_metric_is_reported_by_name(weighted: bool) -> None:
     """A correlation along the batch."""
     option = "weighted_metrics" if weighted else "metrics"

@@ -43,8 +43,8 @@ def add_constant(x: Any) -> Any:
     ("middle", "mend"),
     [
         (reshape_rows, f"tf.reshape(x, [-1, {WIDTH}])"),
-        (reshape_rows_by_keras, f"tf.reshape(x, [-1, {WIDTH}])"),
-        (concatenate_constant, f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
+        pytest.param(reshape_rows_by_keras, f"tf.reshape(x, [-1, {WIDTH}])", marks=pytest.mark.grid),
+        pytest.param(concatenate_constant, f"tf.zeros([tf.shape(x)[0], {WIDTH}])", marks=pytest.mark.grid),
         (add_constant, f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
         (lambda x: tf.stack(tf.unstack(x, ROWS)), "tf.map_fn"),
         (lambda x: tf.concat(tf.split(x, [ROWS // 2, ROWS // 2]), 0), "axis=1"),
@@ -122,7 +122,7 @@ def test_reshape_of_inputs_is_reported_with_its_line(staged: bool) -> None:
     check_error(StaticBatchError, lambda: fit(build_early_reshape(staged)), *said, at=place)
 
 
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("staged", [pytest.param(False, marks=pytest.mark.grid), True])
 def test_allowed_reshape_of_inputs_reports_why_it_fails(staged: bool) -> None:
     place = find_marked_line("inside") if staged else find_marked_line("outside")
     said = (f"micro-batches of {ROWS // 2} rows", f"tf.reshape(x, [-1, {WIDTH}]) at {place}", "micro_batch=1")
@@ -172,7 +172,7 @@ def test_reshape_that_merges_rows_couples_them() -> None:
         (lambda x: tf.stack(tf.unstack(x)), "tf.map_fn"),
     ],
 )
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_python_reading_the_row_count_is_refused(middle: Any, mend: str, micro: int) -> None:
     check_error(
         StaticBatchError, lambda: fit(build_subclassed(middle, micro)), "None", mend, at=find_middle_line(middle)

@@ -244,7 +244,7 @@ def test_keras_wrapper_is_reversible(unwrapped_keras: Any) -> None:
     assert {kind: vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"] for kind in originals} == originals
 
 
-@pytest.mark.parametrize("kind", ["train", "test", "predict"])
+@pytest.mark.parametrize("kind", ["train", pytest.param("test", marks=pytest.mark.grid), "predict"])
 def test_subclass_with_scopes_is_detected_on_its_first_batch(kind: str) -> None:
     nb.shutdown()
     model = Subclass(scoped=True)

@@ -107,7 +107,7 @@ def test_save_and_first_run_of_a_loaded_model_warn(build: Callable[[], keras.Mod
     assert list_messages(lambda: loaded.predict(X, verbose=0)) == []
 
 
-@pytest.mark.parametrize("build", [functional, sequential])
+@pytest.mark.parametrize("build", [functional, pytest.param(sequential, marks=pytest.mark.grid)])
 def test_model_from_config_warns_when_it_runs(build: Callable[[], keras.Model]) -> None:
     model = build()
     made: list[keras.Model] = []

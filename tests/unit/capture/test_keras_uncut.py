@@ -181,7 +181,11 @@ def test_scope_in_build_warns_of_no_effect(build_first: bool) -> None:
     assert {each.filename for each in caught} == {__file__}
 
 
-@pytest.mark.parametrize("opened", [lambda: nb.cluster(), lambda: nb.pipeline(2)], ids=["cluster", "pipeline"])
+@pytest.mark.parametrize(
+    "opened",
+    [lambda: nb.cluster(), pytest.param(lambda: nb.pipeline(2), marks=pytest.mark.grid)],
+    ids=["cluster", "pipeline"],
+)
 def test_scopes_without_a_stage_warn(opened: Callable[[], Any]) -> None:
     inputs = keras.Input((4,))
     with opened():

@@ -59,7 +59,14 @@ def _penalty_vector(out: Any, weight: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "target", [_penalty_per_row, _mean_and_penalty, _two_penalties, _penalty_times_rows, _penalty_vector]
+    "target",
+    [
+        pytest.param(_penalty_per_row, marks=pytest.mark.grid),
+        _mean_and_penalty,
+        _two_penalties,
+        pytest.param(_penalty_times_rows, marks=pytest.mark.grid),
+        _penalty_vector,
+    ],
 )
 def test_gradient_over_micro_batches_equals_that_of_the_batch(target: Target) -> None:
     np.testing.assert_allclose(_gradient(3, target), _gradient(0, target), rtol=1e-5, atol=1e-6)
@@ -122,7 +129,14 @@ def _add_zeros(mask: Any, hidden: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "shaped", [_reshape_to_output, _reshape_by_rows, _reshape_by_sliced_shape, _concatenate_ones, _add_zeros]
+    "shaped",
+    [
+        _reshape_to_output,
+        pytest.param(_reshape_by_rows, marks=pytest.mark.grid),
+        pytest.param(_reshape_by_sliced_shape, marks=pytest.mark.grid),
+        _concatenate_ones,
+        _add_zeros,
+    ],
 )
 def test_divisor_of_a_mean_may_have_the_shape_of_the_output(shaped: Callable[[Any, Any], Any]) -> None:
     for expected, found in zip(_step(0, shaped), _step(3, shaped), strict=True):

@@ -97,7 +97,7 @@ def test_json_contains_prediction_and_candidates(run_command: Call, tmp_path: Pa
     [
         pytest.param("nb.auto_parallel(clusters=['npu'])", ("--micro-batch", "2"), {"npu"}, 2, marks=pytest.mark.grid),
         ("nb.auto_parallel(micro_batch=8)", ("--micro-batch", "2", "--clusters", "gpu"), {"gpu"}, 8),
-        ("nb.shutdown()", ("--micro-batch", "2", "--clusters", "gpu"), {"gpu"}, 2),
+        pytest.param("nb.shutdown()", ("--micro-batch", "2", "--clusters", "gpu"), {"gpu"}, 2, marks=pytest.mark.grid),
     ],
 )
 def test_options_of_the_script_override_the_command_line(

@@ -223,7 +223,6 @@ def test_count_overflows_counts_finite_numbers_beyond_fp16() -> None:
 
 
 @given(SINGLES)
-@settings(max_examples=40)
 def test_stochastic_bf16_is_a_nearest_neighbour(x: np.ndarray) -> None:
     got = to_bf16(tf.constant(x), KEY).numpy().astype("float32")
     finite = np.isfinite(x)

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -60,7 +60,6 @@ def test_coded_gradient_projection_is_unbiased(bits: float) -> None:
     st.lists(st.integers(0, 9), min_size=1, max_size=3), st.sampled_from([0.0, 1e-42, 1e-30, 1e-8, 1.0, 1e30, 3e38]),
     st.sampled_from([0.3, 2.0, 6.0]), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=80, deadline=None)
 def test_coded_accepts_any_sizes_and_magnitudes(dims: list[int], scale: float, bits: float, back: bool) -> None:
     x = np.clip(normal(*dims), -1, 1) * np.float32(scale)
     again = round_trip(Coded(bits), x, KEY if back else None)
@@ -130,7 +129,6 @@ MAGNITUDES = st.sampled_from([0, 1, 3, 7, 127, 128, 32767])
 
 
 @given(st.data(), MAGNITUDES)
-@settings(max_examples=80, deadline=None)
 def test_pack_unpack_round_trip(data: st.DataObject, most: int) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=70))
     numbers = data.draw(hnp.arrays("int16", shape, elements=st.integers(-most, most)))

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -37,7 +37,6 @@ def parts_of(arrays: list[np.ndarray]) -> list[Part]:
     return [Part(array.dtype.name, array.shape) for array in arrays]
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(ARRAYS, max_size=4))
 def test_join_split_round_trip(arrays: list[np.ndarray]) -> None:
     buffer = join(arrays)
@@ -47,7 +46,6 @@ def test_join_split_round_trip(arrays: list[np.ndarray]) -> None:
     assert [each.tobytes() for each in again] == [each.tobytes() for each in arrays]
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(ARRAYS, max_size=3), st.binary(max_size=40))
 def test_split_refuses_another_length(arrays: list[np.ndarray], data: bytes) -> None:
     parts = parts_of([np.zeros_like(array) for array in arrays if array.dtype != np.bool_])
@@ -90,7 +88,6 @@ def test_join_and_split_refuse_unsupported_types() -> None:
 MASKS = hnp.arrays(np.bool_, st.integers(0, 40))
 
 
-@settings(deadline=None, max_examples=40)
 @given(MASKS)
 def test_mask_takes_one_bit_per_row(mask: np.ndarray) -> None:
     packed = pack_mask(mask)
@@ -98,7 +95,6 @@ def test_mask_takes_one_bit_per_row(mask: np.ndarray) -> None:
     np.testing.assert_array_equal(unpack_mask(packed, mask.size), mask)
 
 
-@settings(deadline=None, max_examples=40)
 @given(MASKS, st.integers(0, 5), st.sampled_from(["float32", "float16", "int32"]))
 def test_scatter_rows_restores_selected_rows_and_zeros(mask: np.ndarray, columns: int, dtype: str) -> None:
     matrix = np.arange(1, mask.size * columns + 1).reshape(mask.size, columns).astype(dtype)
@@ -158,13 +154,11 @@ def narrow_integers(draw: st.DrawFn) -> np.ndarray:
     return np.array([least + values.randrange(1 << width) for _ in range(count)], dtype)
 
 
-@settings(deadline=None, max_examples=40)
 @given(hnp.arrays(st.sampled_from(TYPES), SHAPES))
 def test_pack_unpack_is_bit_exact(array: np.ndarray) -> None:
     assert is_identical(again(array), array)
 
 
-@settings(deadline=None, max_examples=40)
 @given(narrow_integers())
 def test_packed_size_follows_the_range_of_values(array: np.ndarray) -> None:
     packed = pack(array)
@@ -178,7 +172,6 @@ def test_pack_accepts_views_and_big_endian_arrays() -> None:
     assert unpack(pack(array.T[::-1]), "int32", (4, 3)).tolist() == array.T[::-1].tolist()
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.sampled_from(TYPES), st.lists(st.integers(0, 9), max_size=3), st.binary(max_size=60))
 def test_unpack_gives_the_expected_shape_or_refuses(dtype: str, dims: list[int], data: bytes) -> None:
     try:
@@ -188,7 +181,6 @@ def test_unpack_gives_the_expected_shape_or_refuses(dtype: str, dims: list[int],
     assert (array.dtype.name, array.shape) == (dtype, tuple(dims))
 
 
-@settings(deadline=None, max_examples=40)
 @given(narrow_integers(), st.data())
 def test_unpack_of_changed_bytes_differs_or_is_refused(array: np.ndarray, data: st.DataObject) -> None:
     packed = pack(array).copy()
@@ -252,7 +244,6 @@ NOISE = np.random.default_rng(0).integers(0, 256, 4 * SAMPLE_BYTES).astype(np.ui
 ZEROS = np.zeros(4 * SAMPLE_BYTES, np.uint8)
 
 
-@settings(deadline=None, max_examples=40)
 @given(data=st.binary(max_size=300), times=st.integers(1, 20))
 def test_zstd_round_trip_is_smaller(data: bytes, times: int) -> None:
     whole = np.frombuffer(data * times, np.uint8)
@@ -293,7 +284,6 @@ def test_zstd_tries_a_middle_sample_first(
     assert sizes == compressed_sizes
 
 
-@settings(deadline=None, max_examples=40)
 @given(data=st.binary(max_size=60), size=st.integers(0, 200))
 def test_zstd_decompresses_to_the_size_or_refuses(data: bytes, size: int) -> None:
     try:
@@ -302,7 +292,6 @@ def test_zstd_decompresses_to_the_size_or_refuses(data: bytes, size: int) -> Non
         return
 
 
-@settings(deadline=None, max_examples=60)
 @given(place=st.integers(0, 10_000), change=st.integers(1, 255), cut=st.integers(0, 40))
 def test_zstd_changed_or_truncated_bytes_keep_the_size_or_are_refused(place: int, change: int, cut: int) -> None:
     whole = np.resize(NOISE[:50], 5_000)

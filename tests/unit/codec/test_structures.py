@@ -29,7 +29,6 @@ def find_largest_by_sorting(x: np.ndarray, k: int) -> list[list[int]]:
     return [sorted(order[:k]) for order in ranked]
 
 
-@settings(deadline=None)
 @given(ANY_FLOAT, st.data())
 def test_find_largest_agrees_with_sorting(x: np.ndarray, data: st.DataObject) -> None:
     k = data.draw(st.integers(0, x.shape[1]))
@@ -73,7 +72,6 @@ def draw_positions(m: int, n: int, k: int, seed: int = 0) -> np.ndarray:
     return np.sort(order[:, :k], axis=1).astype(np.int32)
 
 
-@settings(deadline=None)
 @given(SIZES, st.integers(0, 1000))
 def test_positions_round_trip(sizes: tuple[int, int, float], seed: int) -> None:
     m, n, fraction = sizes
@@ -99,7 +97,6 @@ def test_positions_at_chunk_borders() -> None:
     assert unpack_positions(data, 2, 12288, 6).tolist() == positions.tolist()
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.sampled_from([(16, 5), (64, 2), (100, 7), (4100, 3)]), st.data())
 def test_unpack_positions_accepts_only_packed_form(m: int, nk: tuple[int, int], data: st.DataObject) -> None:
     """Whatever is let through is what `pack` would have made: no two texts for one thing."""

@@ -75,7 +75,10 @@ CHAINS: dict[str, Chain] = {
     "cached below": lambda rows: rows.map(lambda n: n + 1).cache().map(parse).batch(8),
 }  # fmt: skip
 
-RARE = {"two maps", "no remainder", "batches shuffled", "repeated", "zipped", "interleaved"}
+RARE = {
+    "plain", "parallel batches", "nested", "no remainder", "two maps", "shuffled before", "batches shuffled",
+    "repeated", "batches repeated", "zipped", "interleaved", "random below",
+}  # fmt: skip
 """Chains of the grid: what is in them, others have, too."""
 
 UNSUPPORTED: dict[str, tuple[Chain, str]] = {

@@ -49,7 +49,17 @@ def classes(x: Any) -> Any:
     return tf.squeeze(tf.stack([marks, tf.where(marks > 0.5, marks, 0.1)], 1)[..., tf.newaxis], [-1])
 
 
-@pytest.mark.parametrize("make", [attention, dense, pictures, rearrange, experts, classes])
+@pytest.mark.parametrize(
+    "make",
+    [
+        attention,
+        pytest.param(dense, marks=pytest.mark.grid),
+        pictures,
+        pytest.param(rearrange, marks=pytest.mark.grid),
+        experts,
+        classes,
+    ],
+)
 def test_sizes_match_the_shapes_at_run_time(make: Callable[[Any], Any]) -> None:
     """The graph contains forward and gradients; a session computes all its tensors."""
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:

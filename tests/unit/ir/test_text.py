@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
@@ -148,7 +148,6 @@ def bodies(draw: st.DrawFn, names: tuple[str, ...], functions: Mapping[str, Grap
 
 
 @given(graphs())
-@settings(max_examples=100, deadline=None)
 def test_generated_graphs_round_trip(graph: Graph) -> None:
     parsed = from_text(to_text(graph))
     assert to_text(parsed) == to_text(graph)

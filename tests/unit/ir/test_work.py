@@ -83,7 +83,7 @@ def test_activation_bytes_are_those_read_by_gradients() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "times"),
     [
-        ("sgd", 0),
+        pytest.param("sgd", 0, marks=pytest.mark.grid),
         pytest.param(lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1, marks=pytest.mark.grid),
         pytest.param(lambda: keras.optimizers.AdamW(0.1, global_clipnorm=1.0), 2, marks=pytest.mark.grid),
         (lambda: keras.optimizers.Adam(0.1, use_ema=True), 3),

@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -51,7 +52,8 @@ def test_workers_receive_their_identity() -> None:
     }
 
 
-def test_killed_worker_is_the_culprit_and_others_exit_by_themselves() -> None:
+def test_killed_worker_is_the_culprit_and_others_exit_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whale_nebula.launch.job._TERM_SECONDS", SOON)
     code = """
 import signal
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
@@ -63,7 +65,7 @@ time.sleep(300)
         wait_until(lambda: ready.count("ready\n") == 2)
         start = time.monotonic()
         job.signal("npu/0", signal.SIGKILL)
-        result = job.wait(SOON)
+        result = job.wait(SOON, grace=0.2)
     assert time.monotonic() - start < SOON / 2
     assert result.codes == {"gpu/0": 3, "npu/0": -signal.SIGKILL}
     assert (result.culprit, result.late) == ("npu/0", False)
@@ -224,10 +226,9 @@ class TestIdentities:
 
 def test_stopped_worker_is_reported_frozen_and_killed(tmp_path: Path) -> None:
     notices: list[str] = []
-    code = "print('ready', flush=True); time.sleep(300)"
+    code = "me.heartbeat_sender.send(stepped=True); time.sleep(300)"
     with start_job(code, tmp_path, silence=2.0, notice=notices.append) as job:
-        wait_until(lambda: (tmp_path / "out").read_text().count("ready") == 2)
-        time.sleep(1.2)  # a beat at least
+        wait_until(lambda: all(each.first_step_at for each in job._ward.statuses.values()))  # each was heard
         os.kill(job.pids["npu/0"], signal.SIGSTOP)
         result = job.wait(SOON, grace=0.1)
     assert (result.culprit, result.frozen, result.late) == ("npu/0", {"npu/0"}, False)
@@ -260,20 +261,32 @@ def test_leaving_workers_are_awaited_with_patience(tmp_path: Path) -> None:
 
 
 def test_worker_that_saves_after_a_failure_is_awaited_with_patience(tmp_path: Path) -> None:
+    """It has finished saving when the grace period of the failure is over, and exits some time later."""
+    grace, folder = 3.0, tmp_path
     code = f"""
-saves = pathlib.Path({str(tmp_path / "saves")!r})
+saves, saved = (pathlib.Path({str(folder)!r}, name) for name in ("saves", "saved"))
 if me.cluster == "gpu":
     while not saves.exists(): time.sleep(0.01)
     sys.exit(3)
 me.heartbeat_sender.send(saving=True)
 saves.touch()
-time.sleep(1.8)
+while not saved.exists(): time.sleep(0.01)
 me.heartbeat_sender.send(saving=False)
 time.sleep(0.4)
 sys.exit(4)
 """
-    with start_job(code, tmp_path) as job:
-        result = job.wait(SOON, grace=1.5, patience=SOON)
+
+    def finish_saving_after_grace() -> None:
+        wait_until(lambda: job._limit < time.monotonic() + grace, SOON)
+        limit = job._limit
+        wait_until(lambda: job._limit > limit, SOON)
+        (folder / "saved").touch()
+
+    with start_job(code, folder) as job:
+        finishing = threading.Thread(target=finish_saving_after_grace, daemon=True)
+        finishing.start()
+        result = job.wait(SOON, grace=grace, patience=SOON)
+        finishing.join(SOON)
     assert (result.culprit, result.codes) == ("gpu/0", {"gpu/0": 3, "npu/0": 4})
 
 

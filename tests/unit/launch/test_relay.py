@@ -89,7 +89,7 @@ def test_nonblocking_file_loses_no_output(tmp_path: Path) -> None:
 
 
 def test_only_the_end_of_stderr_is_retained(tmp_path: Path) -> None:
-    _, err, tail = relay_output("import sys; sys.stderr.write('x\\n' * 50_000 + 'NB-401 gone\\n')", tmp_path)
+    _, err, tail = relay_output("import sys; sys.stderr.write(('x' * 99 + '\\n') * 1_050 + 'NB-401 gone\\n')", tmp_path)
     assert len(err) > 100_000
     assert len(tail) <= 4096
     assert find_last_error_line(tail) == "NB-401 gone"

@@ -69,7 +69,7 @@ def test_new_decoder_output_is_close_to_its_masked_lm() -> None:
     np.testing.assert_allclose(model(x)[:, last][whole_rows], expected[whole_rows], atol=0.05)
 
 
-@pytest.mark.parametrize("make", [causal, translator])
+@pytest.mark.parametrize("make", [causal, pytest.param(translator, marks=pytest.mark.grid)])
 def test_target_words_do_not_affect_earlier_positions(make: Any) -> None:
     model, (x, _) = make(), pairs()
     randomize_weights(model)
@@ -79,7 +79,7 @@ def test_target_words_do_not_affect_earlier_positions(make: Any) -> None:
     assert np.abs(before[:, 4:] - after[:, 4:]).max(axis=(1, 2)).min() > 1e-4
 
 
-@pytest.mark.parametrize("make", [causal, translator])
+@pytest.mark.parametrize("make", [causal, pytest.param(translator, marks=pytest.mark.grid)])
 def test_source_words_affect_the_output_and_padding_does_not(make: Any) -> None:
     model, (x, _) = make(), pairs()
     randomize_weights(model)

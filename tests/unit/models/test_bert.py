@@ -12,7 +12,7 @@ from whale_nebula.models.bert import Bert, BertSizes
 
 SIZES = {"vocabulary": 11, "length": 6, "width": 8, "heads": 2, "layers": 2, "inner": 16, "spread": 0.5}
 TOKENS = np.array([[2, 5, 3, 0], [2, 7, 9, 3]], "int32")
-BOTH_NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
+BOTH_NORMS = pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.grid)])
 
 
 def make_bert(name: str = "bert", **options: Any) -> Bert:

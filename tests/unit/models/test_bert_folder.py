@@ -114,7 +114,14 @@ def test_old_layer_norm_names_are_accepted(folder: Path) -> None:
     np.testing.assert_array_equal(load_bert(write_folder(folder, old))(TOKENS), plain)
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.grid), ml_dtypes.bfloat16, "float64"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param("float16", marks=pytest.mark.grid),
+        ml_dtypes.bfloat16,
+        pytest.param("float64", marks=pytest.mark.grid),
+    ],
+)
 def test_tensors_of_other_dtypes_are_converted(folder: Path, dtype: Any) -> None:
     plain = load_bert(write_folder(folder))(TOKENS)
     found = load_bert(write_folder(folder, {name: each.astype(dtype) for name, each in bert_tensors().items()}))

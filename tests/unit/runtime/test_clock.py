@@ -159,11 +159,19 @@ def test_xla_compiles_nothing_without_jit() -> None:
 @pytest.mark.parametrize(
     ("middle_stage", "unsupported_op"),
     [
-        (lambda h: tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, tf.sin(h)), [0, h])[1], "While"),
+        pytest.param(
+            lambda h: tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, tf.sin(h)), [0, h])[1],
+            "While",
+            marks=pytest.mark.grid,
+        ),
         (lambda h: tf.cond(tf.reduce_sum(h) > 0, lambda: h, lambda: -h), "If"),
         (lambda h: tf.ensure_shape(tf.py_function(tf.identity, [h], tf.float32), h.shape), "EagerPyFunc"),
         (lambda h: h + 0.0 * tf.cast(tf.strings.length(tf.strings.as_string(h)), tf.float32), "AsString"),
-        (lambda h: tf.function(lambda t: tf.py_function(tf.identity, [t], tf.float32))(h), "EagerPyFunc"),
+        pytest.param(
+            lambda h: tf.function(lambda t: tf.py_function(tf.identity, [t], tf.float32))(h),
+            "EagerPyFunc",
+            marks=pytest.mark.grid,
+        ),
     ],
 )
 def test_stage_with_unsupported_ops_is_not_compiled_and_noted(middle_stage: Any, unsupported_op: str) -> None:

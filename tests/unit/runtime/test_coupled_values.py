@@ -173,7 +173,10 @@ def test_lookup_table_written_and_read_by_the_batch_is_refused(kind: str, use: C
     assert "test_coupled_values.py" in caught.value.where and "before it is written" not in caught.value.mend
 
 
-@pytest.mark.parametrize(("kind", "use"), [("mutable", put_alone), ("dense", read_alone), ("mutable", put_the_same)])
+@pytest.mark.parametrize(
+    ("kind", "use"),
+    [("mutable", put_alone), ("dense", read_alone), pytest.param("mutable", put_the_same, marks=pytest.mark.grid)],
+)
 def test_lookup_table_only_written_or_only_read_is_exact(kind: str, use: Callable[[Any, Any], Any]) -> None:
     whole, cut = TABLES[kind](), TABLES[kind]()
     np.testing.assert_allclose(run_with_table(use, cut, 3), run_with_table(use, whole, 0), rtol=1e-6)

@@ -75,7 +75,7 @@ def run_three_steps(first: Lookup, second: Lookup, rows: int, micro_batches: int
     [
         pytest.param(look_up_ids, look_up_ids, 8, 1, marks=pytest.mark.grid),
         (look_up_ids, look_up_ids, 9, 2),
-        (look_up_positions, look_up_ids, 8, 2),
+        pytest.param(look_up_positions, look_up_ids, 8, 2, marks=pytest.mark.grid),
         (multiply_table, look_up_ids, 8, 2),
         pytest.param(multiply_table, multiply_table, 8, 1, marks=pytest.mark.grid),
     ],

@@ -124,7 +124,9 @@ def test_weights_and_slots_equal_those_of_the_uncut_step(lookup: str, optimizer:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("lookup", ["positions", "tokens and positions", "chosen by all"])
+@pytest.mark.parametrize(
+    "lookup", [pytest.param("positions", marks=pytest.mark.grid), "tokens and positions", "chosen by all"]
+)
 def test_gradient_slices_equal_those_of_the_uncut_step(lookup: str) -> None:
     table = Lookup(*LOOKUPS[lookup])
     table.build(None)

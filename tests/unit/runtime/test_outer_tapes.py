@@ -35,7 +35,12 @@ def make_forward(micro_batches: int = 1) -> tuple[Any, tuple[keras.layers.Layer,
 
 @pytest.mark.parametrize(
     ("links", "micro_batches", "built"),
-    [(None, 1, False), (None, 2, True), ("100mbit,1ms", 1, True), ("100mbit,1ms", 2, False)],
+    [
+        pytest.param(None, 1, False, marks=pytest.mark.grid),
+        (None, 2, True),
+        pytest.param("100mbit,1ms", 1, True, marks=pytest.mark.grid),
+        ("100mbit,1ms", 2, False),
+    ],
 )
 def test_outer_gradient_for_the_step_variables_is_refused(links: str | None, micro_batches: int, built: bool) -> None:
     nb.init(links=links)

@@ -143,7 +143,15 @@ def test_replica_without_stages_copies_the_whole_model() -> None:
     assert nb.verify(made, X, Y).ok
 
 
-@pytest.mark.parametrize(("workers", "inside", "expected"), [(4, 1, 4), (4, 2, 2), (1, 1, 1), (3, 2, 1)])
+@pytest.mark.parametrize(
+    ("workers", "inside", "expected"),
+    [
+        (4, 1, 4),
+        (4, 2, 2),
+        pytest.param(1, 1, 1, marks=pytest.mark.grid),
+        pytest.param(3, 2, 1, marks=pytest.mark.grid),
+    ],
+)
 def test_replica_without_a_count_fills_the_workers_of_the_cluster(workers: int, inside: int, expected: int) -> None:
     addresses = [f"127.0.0.1:{7000 + number}" for number in range(workers)]
     with nb.init({"clusters": {"gpu": {"workers": addresses}}}):

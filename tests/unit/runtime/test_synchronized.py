@@ -87,6 +87,7 @@ def test_allowed_coupling_normalizes_each_micro_batch_separately() -> None:
     assert abs(found - whole) > 1e-4 * whole
 
 
+@pytest.mark.grid
 def test_allowed_coupling_is_exact_with_one_micro_batch_per_replica() -> None:
     assert nb.verify(build_model(make_scopes((2,), 2, coupled="allow")), X, Y).ok
 

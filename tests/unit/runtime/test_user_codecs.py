@@ -45,7 +45,12 @@ def train_uncompressed() -> StepResults:
 
 
 @pytest.mark.parametrize(
-    "text", ["sign", "pooled(4) >> int8", pytest.param("pooled(2) >> sign", marks=pytest.mark.grid)]
+    "text",
+    [
+        pytest.param("sign", marks=pytest.mark.grid),
+        "pooled(4) >> int8",
+        pytest.param("pooled(2) >> sign", marks=pytest.mark.grid),
+    ],
 )
 def test_user_codec_trains_with_the_planned_bytes(text: str) -> None:
     found, plain = train_with_codec({"codec": text}, plan=True), train_uncompressed()

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import closed_form as closed
@@ -79,7 +79,6 @@ def test_eager_speedup_over_1f1b() -> None:
         assert f"{simulate_shape(shape, '1f1b').seconds / simulate_shape(shape).seconds:.2f}" == ratio
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes((1, 6), (0.0, 0.0)), st.sampled_from(["gpipe", "1f1b"]), st.booleans())
 def test_gpipe_and_1f1b_match_the_formula_over_free_links(shape: Shape, name: str, fused: bool) -> None:
     stages, micro_batches, forward, backward, _, _ = shape
@@ -90,7 +89,6 @@ def test_gpipe_and_1f1b_match_the_formula_over_free_links(shape: Shape, name: st
     assert timeline.bubble == pytest.approx(closed.free_link_bubble(stages, micro_batches), abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes((2, 2), (0.0, 3.0)))
 def test_blocking_gpipe_matches_the_formula_for_two_stages(shape: Shape) -> None:
     _, micro_batches, forward, backward, seconds, delay = shape
@@ -98,7 +96,6 @@ def test_blocking_gpipe_matches_the_formula_for_two_stages(shape: Shape) -> None
     assert simulate_shape(shape, "gpipe", blocking=True, fused=False).seconds == pytest.approx(total, rel=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
 @given(shapes((3, 6), (0.0, 3.0)))
 def test_blocking_gpipe_is_no_slower_than_the_formula(shape: Shape) -> None:
     stages, micro_batches, forward, backward, seconds, delay = shape
@@ -106,7 +103,6 @@ def test_blocking_gpipe_is_no_slower_than_the_formula(shape: Shape) -> None:
     assert simulate_shape(shape, "gpipe", blocking=True, fused=False).seconds <= total * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes((2, 2), (0.0, 1.0)))
 def test_1f1b_matches_the_formula_for_two_stages(shape: Shape) -> None:
     _, micro_batches, forward, backward, seconds, delay = shape
@@ -114,19 +110,16 @@ def test_1f1b_matches_the_formula_for_two_stages(shape: Shape) -> None:
     assert simulate_shape(shape, "1f1b").seconds == pytest.approx(total, rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes((1, 2), (0.0, 4.0)))
 def test_eager_matches_the_formula_for_two_stages(shape: Shape) -> None:
     assert simulate_shape(shape).seconds == pytest.approx(eager_seconds(shape), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes((3, 6), (0.0, 0.75)))
 def test_eager_matches_the_formula_over_idle_links(shape: Shape) -> None:
     assert simulate_shape(shape).seconds == pytest.approx(eager_seconds(shape), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes((3, 6), (0.75, 4.0)))
 def test_eager_loses_at_most_a_period_per_stage_over_busy_links(shape: Shape) -> None:
     stages, _, forward, backward, seconds, _ = shape
@@ -136,7 +129,6 @@ def test_eager_loses_at_most_a_period_per_stage_over_busy_links(shape: Shape) ->
     )
 
 
-@settings(max_examples=50, deadline=None)
 @given(shapes((2, 5), (0.0, 2.0)))
 def test_eager_formula_is_a_lower_bound_of_all_schedules(shape: Shape) -> None:
     for name in ("gpipe", "1f1b", "eager-1f1b"):
@@ -183,7 +175,6 @@ def test_best_micro_batch_matches_brute_force(
     assert abs(find_minimum(fast) - closed.best_eager(stages, compute, overhead, line)) < 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes((1, 6), (0.0, 0.0)), st.floats(0.1, 0.5))
 def test_zero_bubble_matches_the_formula_over_free_links(shape: Shape, share: float) -> None:
     """Gradients of weights take what other stages would wait for; of equal parts a third of the bubble is left."""
@@ -194,7 +185,6 @@ def test_zero_bubble_matches_the_formula_over_free_links(shape: Shape, share: fl
     assert timeline.seconds == pytest.approx(total, rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes((1, 6), (0.0, 2.0)), st.floats(0.0, 1.0), st.none() | st.integers(1, 8))
 def test_zero_bubble_is_no_slower_than_eager_with_equal_limits(
     shape: Shape, share: float, in_flight: int | None

@@ -5,7 +5,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import OptionError
@@ -138,7 +138,6 @@ def hop() -> st.SearchStrategy[Hop]:
     return st.builds(Hop, line, line, seconds(), st.none() | seconds())
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     pipelines(),
     st.integers(1, 12),
@@ -167,7 +166,6 @@ def test_simulated_work_runs_once_without_a_deadlock(
         assert timeline.seconds >= micro_batches * work.seconds - 1e-6
 
 
-@settings(max_examples=50, deadline=None)
 @given(pipelines(), st.integers(1, 12), st.sampled_from(sorted(SCHEDULES)))
 def test_stage_starts_after_its_inputs_arrive(pipeline: tuple[list[Work], Hops], micro_batches: int, name: str) -> None:
     stages, hops = pipeline
@@ -238,7 +236,6 @@ def test_messages_beyond_the_columns_are_cut_off() -> None:
     assert drawn.splitlines()[1].startswith("a->b    |")
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 3.0)), min_size=1, max_size=9),
     st.integers(30, 120),
@@ -260,7 +257,6 @@ def test_span_of_zero_seconds_takes_no_column() -> None:
     assert draw_timeline(Timeline(1, spans)) == "stage 0 |B0=|"
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(["gpipe", "1f1b", "eager-1f1b", "zero-bubble"]),
     st.integers(1, 5),

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.security.chain import (
@@ -37,7 +37,6 @@ def follow_lines(given_lines: list[bytes]) -> Link:
     return verify_lines(given_lines, START)
 
 
-@settings(max_examples=40)
 @given(RECORDS)
 def test_chained_records_can_be_followed_and_are_single_lines(records: list[dict]) -> None:
     chained = chain_records(records)
@@ -48,7 +47,6 @@ def test_chained_records_can_be_followed_and_are_single_lines(records: list[dict
     ]
 
 
-@settings(max_examples=60)
 @given(RECORDS, st.data())
 def test_any_changed_byte_is_detected(records: list[dict], data: st.DataObject) -> None:
     chained = chain_records(records)
@@ -61,7 +59,6 @@ def test_any_changed_byte_is_detected(records: list[dict], data: st.DataObject) 
         follow_lines(chained)
 
 
-@settings(max_examples=40)
 @given(RECORDS, st.data())
 def test_moved_missing_or_duplicated_line_is_detected(records: list[dict], data: st.DataObject) -> None:
     chained = chain_records([*records, {"action": "a"}, {"action": "b"}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from tests.simulation.carrier import Cable, FrameFilter, pass_unchanged
@@ -62,6 +63,14 @@ class LinkPair:
         """Let both announce a step."""
         for link in (self.here, self.there):
             link.post(build_step_message(number))
+
+    def connect(self, patience: float) -> None:
+        """Exchange messages, and only then shorten the patience, so that a slow machine is not out of time before."""
+        self.announce_steps()
+        for link in (self.here, self.there):
+            link.take("SESSION", TIMEOUT_SECONDS)
+        for link in (self.here, self.there):
+            link._deadlines = replace(link._deadlines, patience=patience)
 
     def close(self) -> None:
         close_all(self.here, self.there)

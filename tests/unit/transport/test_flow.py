@@ -16,7 +16,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulation import carrier
@@ -148,7 +148,6 @@ class SimulatedWorkers:
         )
 
 
-@settings(deadline=None, max_examples=60)
 @given(make_traffic(), st.integers(0, 1 << 30))
 def test_exchanges_complete_without_deadlock_or_loss(traffic: Traffic, seed: int) -> None:
     """However much is taken late, though all send more than anybody has room for, and though some are a step ahead of

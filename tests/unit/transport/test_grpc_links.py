@@ -289,7 +289,7 @@ class TestIdentity:
         certificates, true_now = Certificates(tmp_path / "home"), files.now
         certificates.issue(*{GPU, NPU} - {owner}, days=7.0)
         certificates.issue(owner, days=1.0)
-        with open_workers(certificates, deadlines=Deadlines(patience=1.0, grace=0.2, check_interval=0.02)) as pair:
+        with open_workers(certificates, deadlines=Deadlines(patience=3.0, grace=0.2, check_interval=0.02)) as pair:
             pair.exchange_steps()
             monkeypatch.setattr(files, "now", lambda: true_now() + timedelta(days=2))
             other = pair.npu if owner == GPU else pair.gpu

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.transport.link_pairs import (
@@ -114,7 +114,6 @@ def test_unrepresentable_payload_is_refused_by_every_link(payload: Packed) -> No
             assert are_equal(there.receive(make_key(), TIMEOUT_SECONDS), make_packed())
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     data=st.binary(max_size=50),
     codec=st.integers(1, 2**16 - 1),

@@ -1,7 +1,5 @@
 """Any bytes, in one piece or one at a time, are parsed or raise RemoteProtocolError, and allocate nothing above the
 cap.
-
-`python -m tests.fuzz.wire --seconds 60` does the same for longer.
 """
 
 import itertools
@@ -9,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.hostile_frames import HostileFrames, feed_frames, make_peer, make_victim
@@ -45,7 +43,6 @@ def make_stepping_victim() -> tuple[Conversation, list[bytes]]:
     return here, send_frames(there, frames)
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from([0, 20_000]), st.booleans())
 def test_hostile_frames_are_parsed_or_refused(draw: random.Random, window: int, sealed: bool) -> None:
     hostile = HostileFrames(draw, window=window, sealed=sealed)
@@ -53,7 +50,6 @@ def test_hostile_frames_are_parsed_or_refused(draw: random.Random, window: int, 
         feed_frames(hostile.prepare_victim(), iter([frame]))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     conversation = make_victim()
@@ -62,7 +58,6 @@ def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     assert refused
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_changed_stream_delivers_a_prefix_of_the_sent_content(data: st.DataObject) -> None:
     """Bytes are changed, removed or inserted anywhere; a prefix of the sent content arrives."""

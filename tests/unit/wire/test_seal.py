@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, RemoteProtocolError
@@ -171,7 +171,6 @@ def test_replay_refuses_to_resend_released_frames(number: int) -> None:
         replay.list_since(number)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 40) | st.none(), max_size=60))
 def test_replay_counts_match_its_frames(moves: list[int | None]) -> None:
     """None sends a frame, a number acknowledges that many frames."""
@@ -199,7 +198,6 @@ def deliver_all(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:
     return delivered
 
 
-@settings(deadline=None)
 @given(st.permutations(range(1, 9)), st.lists(st.integers(1, 8), max_size=10))
 def test_arrivals_are_delivered_once_and_in_order(order: list[int], kept_head: list[int]) -> None:
     arrivals = Arrivals[int](1 << 20)

@@ -34,7 +34,7 @@ def fold_loss(step: Callable[..., Any], *arrays: np.ndarray) -> Traced:
     ("reduction", "weighted", "fold", "fed"),
     [
         pytest.param("sum", False, "sum", 0, marks=pytest.mark.grid),
-        ("sum", True, "sum", 0),
+        pytest.param("sum", True, "sum", 0, marks=pytest.mark.grid),
         ("sum_over_batch_size", False, "mean", 0),
         ("sum_over_batch_size", True, "mean", 0),
         pytest.param("mean", True, "mean", 0, marks=pytest.mark.grid),

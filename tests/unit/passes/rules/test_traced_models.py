@@ -200,9 +200,9 @@ def test_unbatched_argument_stays_whole() -> None:
     "metric",
     [
         lambda: keras.metrics.AUC(),
-        lambda: keras.metrics.BinaryAccuracy(),
-        lambda: keras.metrics.Precision(),
-        lambda: keras.metrics.Recall(),
+        pytest.param(lambda: keras.metrics.BinaryAccuracy(), marks=pytest.mark.grid),
+        pytest.param(lambda: keras.metrics.Precision(), marks=pytest.mark.grid),
+        pytest.param(lambda: keras.metrics.Recall(), marks=pytest.mark.grid),
         lambda: keras.metrics.MeanSquaredError(),
         lambda: keras.metrics.F1Score(threshold=0.5),
     ],

@@ -2,7 +2,7 @@
 gradients of its own forward. Every value of the trace is compared with its fold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -98,12 +98,20 @@ GRADIENTS: dict[str, tuple[Callable[..., Any], Any]] = {
 }  # fmt: skip
 ONLY_IN_GRID = (
     "upsampling", "repetition", "a recurrent layer, unrolled", "the last", "concatenation", "cropping",
-    "a dilated convolution", "a causal convolution",
+    "a dilated convolution", "a causal convolution", "zero padding", "a slice", "a dense layer on series",
+    "transposition", "a look-up along an axis", "differences", "tiles", "take along an axis, the same places",
+    "sorted along the last axis", "the smaller of two shapes", "the largest of several sizes",
+    "as many rows as the shorter",
 )  # fmt: skip
 """Samples whose ops other samples cover."""
 
 
-@pytest.mark.parametrize("name", SIZES)
+def mark_grid(names: Iterable[str]) -> list[Any]:
+    """Parameters, of which some are of the grid only."""
+    return [pytest.param(name, marks=[pytest.mark.grid] if name in ONLY_IN_GRID else []) for name in names]
+
+
+@pytest.mark.parametrize("name", mark_grid(SIZES))
 def test_sizes_computed_from_the_batch_fold_per_micro_batch(name: str) -> None:
     function, arrays = SIZES[name]
     traced = trace(lambda *given: tf.reduce_mean(function(*given) ** 2), arrays, target=0)
@@ -111,9 +119,7 @@ def test_sizes_computed_from_the_batch_fold_per_micro_batch(name: str) -> None:
     check_values(traced, arrays)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.grid] if name in ONLY_IN_GRID else []) for name in GRADIENTS]
-)
+@pytest.mark.parametrize("name", mark_grid(GRADIENTS))
 def test_gradient_penalty_is_computed_per_row(name: str) -> None:
     """The penalty of WGAN-GP: the gradient of a forward with respect to its inputs is a part of the loss."""
     function, inputs = GRADIENTS[name]

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.runtime.sessions import sessions
@@ -34,7 +34,6 @@ def numbers(size: int, seed: int = 0) -> np.ndarray:
 
 
 class TestFlat:
-    @settings(deadline=None, max_examples=40)
     @given(st.data())
     def test_ranges_are_read_and_added_as_in_one_array(self, data: st.DataObject) -> None:
         shapes = [(2, 3), (), (5,), (1, 4)]
