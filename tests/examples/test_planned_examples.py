@@ -19,8 +19,9 @@ pytestmark = [pytest.mark.grid, pytest.mark.timeout(4 * DEADLINE)]
 
 class PlannedExample(NamedTuple):
     """An example: its options, the lines of scopes with what replaces them, and patterns of the number that it ends
-    with, and of what it prints if something crosses. `memory` of a worker has no room for the model. `launch` are
-    options of the launcher: clusters, or a config that says which inputs only one cluster has.
+    with, and of what it prints if something crosses. In the lines, AUTO is `nb.auto_parallel(...)`, and INIT a run of
+    two clusters. `memory` of a worker has no room for the model. `launch` are options of the launcher: clusters, or a
+    config that says which inputs only one cluster has.
     """
 
     name: str
@@ -32,14 +33,16 @@ class PlannedExample(NamedTuple):
     launch: Sequence[str] = ("--clusters", "gpu,npu")
     tolerance: float = 2e-3
 
-    def write(self, folder: Path, memory: str | None) -> Path:
+    def write(self, folder: Path, memory: str | None, is_launched: bool) -> Path:
         """The example without its scopes, in a folder that has what it needs."""
+        init = "nb.init(seed=1)" if is_launched else "nb.init({'clusters': {'gpu': {}, 'npu': {}}}, seed=1)"
+        texts = {"INIT": init, "AUTO": f"nb.auto_parallel(memory={memory!r}, micro_batch=1)"}
         for each in EXAMPLES.glob("*.*"):
             shutil.copy(each, folder)
         source = (EXAMPLES / f"{self.name}.py").read_text()
         for old, new in self.lines:
             assert source.count(old) == 1, old
-            source = source.replace(old, new.replace("AUTO", f"nb.auto_parallel(memory={memory!r}, micro_batch=1)"))
+            source = source.replace(old, re.sub("INIT|AUTO", lambda found: texts[found[0]], new))
         path = folder / f"{self.name}.py"
         path.write_text(source)
         return path
@@ -118,16 +121,82 @@ PLANNED_EXAMPLES = [
         ("--clusters", "source,target"),
         tolerance=3e-2,  # its language models are pretrained anew: 4.32 in one process, 4.39 in two
     ),
+    PlannedExample(
+        "demo",
+        [],
+        "3MiB",
+        [
+            ("MICRO_BATCHES, EPOCHS = 1024, 64, 4, 8", "MICRO_BATCHES, EPOCHS = 128, 64, 4, 2"),
+            ("    nb.init(links=LINE)\n", "    INIT\n    AUTO\n"),
+            ("        with nb.cluster(), nb.pipeline(micro_batch=MICRO_BATCHES):\n    ", ""),
+            (', around=lambda block: nb.stage(cluster="gpu" if block < 2 else "npu"))', ")"),
+        ],
+        r"loss across two clusters (\d\.\d+)",
+        r"carries [1-9]",
+    ),
+    PlannedExample(
+        "curriculum",
+        ["--start", "16", "--end", "48", "--grow", "4", "--steps", "7"],
+        "3MiB",
+        [
+            ("    nb.init(seed=1, links=LINE if attach() is None else None)\n", "    INIT\n    AUTO\n"),
+            ("    with nb.cluster(), nb.pipeline(micro_batch=MICRO_BATCHES):\n    ", ""),
+            (', around=lambda block: nb.stage(cluster="gpu" if block < 2 else "npu"), shorter', ", shorter"),
+        ],
+        r"held back: (\d\.\d+)",
+        r"│ +[1-9]\d* +│ +1 +│",
+    ),
+    PlannedExample(
+        "place",
+        [],
+        "3MiB",
+        [
+            ("    nb.init(links=LINE)\n    model", "    INIT\n    AUTO\n    model"),
+            ('    nb.place(model, {"conv1.*', '    # {"conv1.*'),
+            ("loss {loss:.4f}", "loss {loss:.6f}"),
+            ("    # With a pinned plan", "    return 0\n    # With a pinned plan"),
+        ],
+        r"loss (\d\.\d+)",
+        r": [1-9]\d* kB per step",
+    ),
+    PlannedExample(
+        "survive",
+        [],
+        "104KiB",
+        [
+            ("    nb.init(seed=1, checkpoint", "    INIT\n    AUTO\n    # "),
+            ("    with nb.cluster(), nb.pipeline(micro_batch=4):\n", "    if True:\n"),
+            ('        with nb.stage(cluster="gpu"):\n', "        if True:\n"),
+            ('        with nb.stage(cluster="npu"):\n', "        if True:\n"),
+            ("[:16]}\")\n", "[:16]}\", *nb.last_report().links)\n"),
+        ],
+        r"loss (\d\.\d+)",
+        "->",
+    ),
+    PlannedExample(
+        "two_processes",
+        [],
+        "12KiB",
+        [
+            ("    inputs = keras.Input((16,))\n", "    INIT\n    AUTO\n    inputs = keras.Input((16,))\n"),
+            ("    with nb.cluster(), nb.pipeline(micro_batch=4):\n", "    if True:\n"),
+            ('        with nb.stage(cluster="gpu"):\n', "        if True:\n"),
+            ('        with nb.stage(cluster="npu"):\n', "        if True:\n"),
+            ("    start() if attach() is None else train()", "    train()"),
+        ],
+        r"loss (\d\.\d+)",
+        r"sent in the last step, .*: [1-9]",
+    ),
 ]
 
 
 def run_example(example: PlannedExample, folder: Path, memory: str | None, *before: str) -> tuple[float, bool]:
-    """The number that it ends with, and whether anything crossed."""
+    """The number that it ends with, in each process that prints it, and whether anything crossed."""
     folder.mkdir()
-    script = example.write(folder, memory)
+    script = example.write(folder, memory, bool(before))
     result = zygote.run(*before, str(script), *example.options, cwd=folder, timeout=DEADLINE, env={"COLUMNS": "100"})
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    (found,) = re.findall(example.number_pattern, result.stdout)
+    (found,) = set(re.findall(example.number_pattern, result.stdout))
     return float(found), re.search(example.crossing_pattern, result.stdout) is not None
 
 

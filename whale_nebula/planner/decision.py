@@ -102,10 +102,9 @@ class Decision:
             for part, name, first in zip(self.chosen.parts, names, seats, strict=True)
         )
         shape = self.chosen.shape
-        limits = [limit for limit in (self.chosen.in_flight, self.constraints.pipeline.in_flight) if limit is not None]
         pipeline = replace(
             self.constraints.pipeline, micro_batch=shape.micro_batches, schedule=self.chosen.schedule,
-            in_flight=min(limits, default=None), recompute=shape.recompute,
+            in_flight=self.chosen.in_flight, recompute=shape.recompute,
         )  # fmt: skip
         variables = {path: _list_stages(readers) for path, readers in found.items()}
         codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.codecs) > 1 else {}  # else by scopes

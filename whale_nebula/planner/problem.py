@@ -159,10 +159,10 @@ class PinnedBlock(NamedTuple):
 @dataclass(frozen=True)
 class Options:
     """Decisions of the user that constrain the search; None leaves one to the search. `max_micro_batches` bounds the
-    micro-batches, `memory` the bytes of each worker. A later one of `schedules` is taken only if it is clearly faster,
-    and a less lossy codec if the step takes at most the share of `slack` longer. With `split`, stages with several
-    workers shard their variables instead of replicating them; if open, this is tried if memory is short or all-reduces
-    take long.
+    micro-batches, `in_flight` those that a stage holds, `memory` the bytes of each worker. A later one of `schedules`
+    is taken only if it is clearly faster, and a less lossy codec if the step takes at most the share of `slack` longer.
+    With `split`, stages with several workers shard their variables instead of replicating them; if open, this is tried
+    if memory is short or all-reduces take long.
     """
 
     micro_batch: int | None = None
@@ -173,6 +173,7 @@ class Options:
     memory: float = math.inf
     split: bool | None = False
     slack: float = 0.02
+    in_flight: int | None = None
 
 
 @dataclass(frozen=True)

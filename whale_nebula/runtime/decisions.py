@@ -75,6 +75,7 @@ def decide(
     options = Options(
         constraints.micro_batch or limits.micro_batch, constraints.replicas or limits.replica,
         constraints.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
+        in_flight=constraints.pipeline.in_flight,
     )  # fmt: skip
     if constraints.pipeline.schedule != DEFAULT:
         options = replace(options, schedules=(constraints.pipeline.schedule,))
