@@ -130,6 +130,7 @@ def describe_measured(clusters: Clusters) -> list[str]:
 def check_constraints(constraints: Constraints, limits: Limits, run: Run) -> None:
     """Refuse scopes and limits that cannot both hold, and clusters that the config does not name."""
     run.check_named({name: each.scope_text for each in constraints.stages for name in each.clusters})
+    run.check_named(dict.fromkeys(limits.clusters or (), str(limits.site)), "nb.auto_parallel may use")
     if limits.compress is not None and (constraints.stages or constraints.clusters):
         raise OptionError(
             f"nb.auto_parallel(compress={limits.compress!r}) cannot be combined with scopes: {constraints.words()[0]}",
