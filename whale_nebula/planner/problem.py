@@ -242,11 +242,18 @@ class Problem:
         return [each for each in self.written_stages if each.begin < part.end and part.begin < each.end]
 
     def admits(self, shape: Shape) -> bool:
-        """Whether a shape satisfies all written stages, and shares workers only where they require it."""
+        """Whether a shape has the user's number of replicas, satisfies all written stages, and shares workers only
+        where they require it.
+        """
         single = self.chain.single if self.options.replica is None else self.chain.single & False
         if any(
             part.replicas > 1 and single[part.begin : part.end].any() and not self.list_written_stages(part)
             for part in shape.parts
+        ):
+            return False
+        if self.options.replica is not None and any(
+            part.replicas != least.replicas
+            for part, least in zip(shape.parts, self.reduce_replicas(shape).parts, strict=True)
         ):
             return False
         if not all(part.cluster in each.clusters for part in shape.parts for each in self.pinned_blocks

@@ -102,7 +102,7 @@ def test_equal_clusters_are_used_in_config_order() -> None:
     ],
 )
 def test_search_respects_user_options(options: Options, check: object) -> None:
-    found = search(replace(make_uniform_problem(8, 2, 4), options=options)).candidates
+    found = search(replace(make_uniform_problem(8, 2, 2), options=options)).candidates
     assert found
     assert all(check(each) for each in found)  # type: ignore[operator]
 
