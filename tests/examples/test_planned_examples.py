@@ -168,7 +168,7 @@ PLANNED_EXAMPLES = [
             ("    with nb.cluster(), nb.pipeline(micro_batch=4):\n", "    if True:\n"),
             ('        with nb.stage(cluster="gpu"):\n', "        if True:\n"),
             ('        with nb.stage(cluster="npu"):\n', "        if True:\n"),
-            ("[:16]}\")\n", "[:16]}\", *nb.last_report().links)\n"),
+            ('[:16]}")\n', '[:16]}", *nb.last_report().links)\n'),
         ],
         r"loss (\d\.\d+)",
         "->",
@@ -176,7 +176,7 @@ PLANNED_EXAMPLES = [
     PlannedExample(
         "two_processes",
         [],
-        "12KiB",
+        "42KiB",
         [
             ("    inputs = keras.Input((16,))\n", "    INIT\n    AUTO\n    inputs = keras.Input((16,))\n"),
             ("    with nb.cluster(), nb.pipeline(micro_batch=4):\n", "    if True:\n"),
