@@ -48,6 +48,7 @@ def predict(model: str, rate: str) -> dict[str, Any]:
     best = min(found["seconds"], key=lambda plan: found["seconds"][plan])
     return {
         "model": model, "rate": rate, "chosen": found["chosen"], "same": found["same"], "predicted_best": best,
+        "share_measured": found["share_measured"],
         "predicted_ratio": found["planner"] / found["seconds"][best],
         "predicted": {"planner": found["planner"], **found["seconds"]},
     }  # fmt: skip

@@ -173,7 +173,8 @@ def main() -> None:
     if a.line is not None:
         rate, _, delay = a.line.partition(",")
         link = {"between": list(CLUSTERS)} | ({"rate": rate, "delay": delay} if rate != "free" else {})
-        nb.init({"clusters": {name: {} for name in CLUSTERS}, "links": [link]})
+        measured = {"measure": "300s"} if a.processor else {}  # of which a busy machine may give this process little
+        nb.init({"clusters": {name: {} for name in CLUSTERS}, "links": [link], **measured})
     make, rows = MODELS[a.model]
     force_plan(a.plan)
     nb.auto_parallel()
@@ -183,7 +184,11 @@ def main() -> None:
         stages = nb.plan(model, x, y).considered[0].stages
         (decision,) = current_run().decisions
         told = predict_plans(decision.problem, decision.chosen, a.predict)
-        chosen = {"planner": decision.chosen.seconds, "chosen": stages}
+        chosen = {
+            "planner": decision.chosen.seconds,
+            "chosen": stages,
+            "share_measured": decision.predicted.share_measured,
+        }
         print(json.dumps({"site": nb.here().cluster, **chosen, **told}), flush=True)
         return
     began, base = time.perf_counter(), _memory("VmRSS")

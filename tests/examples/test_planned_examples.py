@@ -124,7 +124,7 @@ PLANNED_EXAMPLES = [
     PlannedExample(
         "demo",
         [],
-        "3MiB",
+        "48MiB",
         [
             ("MICRO_BATCHES, EPOCHS = 1024, 64, 4, 8", "MICRO_BATCHES, EPOCHS = 128, 64, 4, 2"),
             ("    nb.init(links=LINE)\n", "    INIT\n    AUTO\n"),
@@ -137,7 +137,7 @@ PLANNED_EXAMPLES = [
     PlannedExample(
         "curriculum",
         ["--start", "16", "--end", "48", "--grow", "4", "--steps", "7"],
-        "3MiB",
+        "10MiB",
         [
             ("    nb.init(seed=1, links=LINE if attach() is None else None)\n", "    INIT\n    AUTO\n"),
             ("    with nb.cluster(), nb.pipeline(micro_batch=MICRO_BATCHES):\n    ", ""),

@@ -93,7 +93,7 @@ def decide(
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch is not divided: {whole}"]
     measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
-    slow = [f"{each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
+    slow = [f"cluster {each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
     problem = add_written_stages(
         build_problem(layers, clusters, options, measured, limits.compress), layers, constraints
