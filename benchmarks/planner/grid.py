@@ -107,7 +107,8 @@ def main() -> None:
                 )
     if not a.quick:
         found = list(rows.values())
-        write(__file__, {"machine": describe_machine(), "steps": a.steps, "rows": found}, list_rows(found), "grid")
+        table = list_rows([row for row in found if "predicted" in row])
+        write(__file__, {"machine": describe_machine(), "steps": a.steps, "rows": found}, table, "grid")
 
 
 if __name__ == "__main__":
