@@ -122,44 +122,6 @@ PLANNED_EXAMPLES = [
         tolerance=3e-2,  # its language models are pretrained anew: 4.32 in one process, 4.39 in two
     ),
     PlannedExample(
-        "demo",
-        [],
-        "48MiB",
-        [
-            ("MICRO_BATCHES, EPOCHS = 1024, 64, 4, 8", "MICRO_BATCHES, EPOCHS = 128, 64, 4, 2"),
-            ("    nb.init(links=LINE)\n", "    INIT\n    AUTO\n"),
-            ("        with nb.cluster(), nb.pipeline(micro_batch=MICRO_BATCHES):\n    ", ""),
-            (', around=lambda block: nb.stage(cluster="gpu" if block < 2 else "npu"))', ")"),
-        ],
-        r"loss across two clusters (\d\.\d+)",
-        r"carries [1-9]",
-    ),
-    PlannedExample(
-        "curriculum",
-        ["--start", "16", "--end", "48", "--grow", "4", "--steps", "7"],
-        "10MiB",
-        [
-            ("    nb.init(seed=1, links=LINE if attach() is None else None)\n", "    INIT\n    AUTO\n"),
-            ("    with nb.cluster(), nb.pipeline(micro_batch=MICRO_BATCHES):\n    ", ""),
-            (', around=lambda block: nb.stage(cluster="gpu" if block < 2 else "npu"), shorter', ", shorter"),
-        ],
-        r"held back: (\d\.\d+)",
-        r"│ +[1-9]\d* +│ +1 +│",
-    ),
-    PlannedExample(
-        "place",
-        [],
-        "3MiB",
-        [
-            ("    nb.init(links=LINE)\n    model", "    INIT\n    AUTO\n    model"),
-            ('    nb.place(model, {"conv1.*', '    # {"conv1.*'),
-            ("loss {loss:.4f}", "loss {loss:.6f}"),
-            ("    # With a pinned plan", "    return 0\n    # With a pinned plan"),
-        ],
-        r"loss (\d\.\d+)",
-        r": [1-9]\d* kB per step",
-    ),
-    PlannedExample(
         "survive",
         [],
         "104KiB",
