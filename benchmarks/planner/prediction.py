@@ -64,9 +64,10 @@ RUNS = (
 DELAY = "5ms"
 
 
-def train(words: Sequence[str]) -> list[dict[str, Any]]:
-    """The output of the processes of a run."""
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+def train(words: Sequence[str], core: int | None = None) -> list[dict[str, Any]]:
+    """The output of the processes of a run; on one `core` if it is given."""
+    pinned = () if core is None else ("taskset", "-c", str(core))
+    done = subprocess.run([*pinned, sys.executable, *words], capture_output=True, text=True, check=False)
     lines = [each[each.index('{"site"') :] for each in done.stdout.splitlines() if '{"site"' in each]
     if done.returncode or not lines:
         raise SystemExit(f"{words} ended with {done.returncode}:\n{done.stderr[-3000:]}")

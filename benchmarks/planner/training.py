@@ -95,28 +95,45 @@ MODELS: dict[str, tuple[Callable[..., Made], int]] = {
 }
 
 
-def force_plan(plan: str) -> None:
-    """Make the planner choose a manual plan: "0.5,4" has half of the computation in the first cluster, and 4
+def build_manual_plan(problem: Problem, plan: str) -> tuple[Problem, Shape]:
+    """A manual plan, and the problem with its schedule: "0.5,4" has half of the computation in the first cluster, and 4
     micro-batches; "0.5,4,gpipe" has another schedule, and "one" runs on one device.
     """
+    blocks = len(problem.chain)
+    if plan == "one":
+        return problem, Shape((Part(0, 0, blocks),))
+    share, count, *schedules = plan.split(",")
+    options = replace(problem.options, schedules=tuple(schedules) or problem.options.schedules)
+    costs = problem.clusters[0]
+    taken = np.cumsum((costs.forward + costs.backward)[0] + problem.rows * (costs.forward + costs.backward)[1])
+    cuts = [cut for cut in range(1, blocks) if problem.chain.cuttable[cut]]
+    cut = min(cuts, key=lambda each: abs(taken[each - 1] / taken[-1] - float(share)))
+    return replace(problem, options=options), Shape((Part(0, 0, cut), Part(1, cut, blocks)), int(count))
+
+
+def force_plan(plan: str) -> None:
+    """Make the planner choose a manual plan."""
 
     def choose(problem: Problem, most: int = 8, **others: Any) -> SearchResult:
-        blocks = len(problem.chain)
-        if plan == "one":
-            shape = Shape((Part(0, 0, blocks),))
-        else:
-            share, count, *schedules = plan.split(",")
-            options = replace(problem.options, schedules=tuple(schedules) or problem.options.schedules)
-            problem = replace(problem, options=options)
-            costs = problem.clusters[0]
-            taken = np.cumsum((costs.forward + costs.backward)[0] + problem.rows * (costs.forward + costs.backward)[1])
-            cuts = [cut for cut in range(1, blocks) if problem.chain.cuttable[cut]]
-            cut = min(cuts, key=lambda each: abs(taken[each - 1] / taken[-1] - float(share)))
-            shape = Shape((Part(0, 0, cut), Part(1, cut, blocks)), int(count))
-        found = score(problem, shape)
+        found = score(*build_manual_plan(problem, plan))
         return SearchResult((found,)) if isinstance(found, Candidate) else SearchResult((), found)
 
     decisions.search = choose if plan != "planner" else search
+
+
+def predict_plans(problem: Problem, chosen: Candidate, plans: Sequence[str]) -> dict[str, Any]:
+    """The predicted seconds of manual plans, and those of them that are the `chosen` plan, on whichever clusters."""
+    found = {plan: score(*build_manual_plan(problem, plan)) for plan in plans}
+    fit = {plan: each for plan, each in found.items() if isinstance(each, Candidate)}
+    same = [plan for plan, each in fit.items() if describe_division(each) == describe_division(chosen)]
+    return {"seconds": {plan: each.seconds for plan, each in fit.items()}, "same": same}
+
+
+def describe_division(candidate: Candidate) -> tuple[object, ...]:
+    """The stages of a plan without their clusters, its micro-batches, and its schedule if there are several."""
+    stages = [(part.end, part.replicas, part.shards) for part in candidate.parts]
+    count = candidate.shape.micro_batches
+    return stages, count, candidate.shape.recompute, candidate.schedule if count > 1 else ""
 
 
 class Timer(keras.callbacks.Callback):
@@ -147,7 +164,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="so many times as many rows")
     parser.add_argument("--line", help="emulate this line in one process")
     parser.add_argument("--processor", action="store_true", help="time pieces by what the process computes")
-    parser.add_argument("--timeline", action="store_true", help="tell the spans of a step, too")
+    parser.add_argument("--timeline", action="store_true", help="print the spans of a step, too")
+    parser.add_argument("--predict", nargs="+", metavar="PLAN", help="print predictions of these plans; train nothing")
     a = parser.parse_args()
     keras.utils.set_random_seed(1)
     if a.processor:
@@ -155,12 +173,24 @@ def main() -> None:
     if a.line is not None:
         rate, _, delay = a.line.partition(",")
         link = {"between": list(CLUSTERS)} | ({"rate": rate, "delay": delay} if rate != "free" else {})
-        nb.init({"clusters": {name: {} for name in CLUSTERS}, "links": [link]})
+        measured = {"measure": "300s"} if a.processor else {}  # of which a busy machine may give this process little
+        nb.init({"clusters": {name: {} for name in CLUSTERS}, "links": [link], **measured})
     make, rows = MODELS[a.model]
     force_plan(a.plan)
     nb.auto_parallel()
     model, x, y, _ = make(rows * a.rows, a.scale)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    if a.predict:
+        stages = nb.plan(model, x, y).considered[0].stages
+        (decision,) = current_run().decisions
+        told = predict_plans(decision.problem, decision.chosen, a.predict)
+        chosen = {
+            "planner": decision.chosen.seconds,
+            "chosen": stages,
+            "share_measured": decision.predicted.share_measured,
+        }
+        print(json.dumps({"site": nb.here().cluster, **chosen, **told}), flush=True)
+        return
     began, base = time.perf_counter(), _memory("VmRSS")
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat(a.steps)
     timer = Timer()

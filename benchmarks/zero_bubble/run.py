@@ -38,7 +38,7 @@ WIDTH, ROWS = 64, 32
 MESSAGE = count_wire_bytes(4 * WIDTH * ROWS)
 SCHEDULES = ("eager-1f1b", "zero-bubble")
 LINES = {"free": f"{1e6:.0f}mbit,0ms", "as slow as a stage": f"{8 * MESSAGE / COMPUTE / 1e6:.6f}mbit,0ms"}
-BAR = 0.15
+BAR = 0.10
 
 
 def _pass_after(device: threading.Lock, seconds: float, x: Any) -> Any:

@@ -19,8 +19,9 @@ pytestmark = [pytest.mark.grid, pytest.mark.timeout(4 * DEADLINE)]
 
 class PlannedExample(NamedTuple):
     """An example: its options, the lines of scopes with what replaces them, and patterns of the number that it ends
-    with, and of what it prints if something crosses. `memory` of a worker has no room for the model. `launch` are
-    options of the launcher: clusters, or a config that says which inputs only one cluster has.
+    with, and of what it prints if something crosses. In the lines, AUTO is `nb.auto_parallel(...)`, and INIT a run of
+    two clusters. `memory` of a worker has no room for the model. `launch` are options of the launcher: clusters, or a
+    config that says which inputs only one cluster has.
     """
 
     name: str
@@ -32,14 +33,16 @@ class PlannedExample(NamedTuple):
     launch: Sequence[str] = ("--clusters", "gpu,npu")
     tolerance: float = 2e-3
 
-    def write(self, folder: Path, memory: str | None) -> Path:
+    def write(self, folder: Path, memory: str | None, is_launched: bool) -> Path:
         """The example without its scopes, in a folder that has what it needs."""
+        init = "nb.init(seed=1)" if is_launched else "nb.init({'clusters': {'gpu': {}, 'npu': {}}}, seed=1)"
+        texts = {"INIT": init, "AUTO": f"nb.auto_parallel(memory={memory!r}, micro_batch=1)"}
         for each in EXAMPLES.glob("*.*"):
             shutil.copy(each, folder)
         source = (EXAMPLES / f"{self.name}.py").read_text()
         for old, new in self.lines:
             assert source.count(old) == 1, old
-            source = source.replace(old, new.replace("AUTO", f"nb.auto_parallel(memory={memory!r}, micro_batch=1)"))
+            source = source.replace(old, re.sub("INIT|AUTO", lambda found: texts[found[0]], new))
         path = folder / f"{self.name}.py"
         path.write_text(source)
         return path
@@ -118,16 +121,44 @@ PLANNED_EXAMPLES = [
         ("--clusters", "source,target"),
         tolerance=3e-2,  # its language models are pretrained anew: 4.32 in one process, 4.39 in two
     ),
+    PlannedExample(
+        "survive",
+        [],
+        "104KiB",
+        [
+            ("    nb.init(seed=1, checkpoint", "    INIT\n    AUTO\n    # "),
+            ("    with nb.cluster(), nb.pipeline(micro_batch=4):\n", "    if True:\n"),
+            ('        with nb.stage(cluster="gpu"):\n', "        if True:\n"),
+            ('        with nb.stage(cluster="npu"):\n', "        if True:\n"),
+            ('[:16]}")\n', '[:16]}", *nb.last_report().links)\n'),
+        ],
+        r"loss (\d\.\d+)",
+        "->",
+    ),
+    PlannedExample(
+        "two_processes",
+        [],
+        "42KiB",
+        [
+            ("    inputs = keras.Input((16,))\n", "    INIT\n    AUTO\n    inputs = keras.Input((16,))\n"),
+            ("    with nb.cluster(), nb.pipeline(micro_batch=4):\n", "    if True:\n"),
+            ('        with nb.stage(cluster="gpu"):\n', "        if True:\n"),
+            ('        with nb.stage(cluster="npu"):\n', "        if True:\n"),
+            ("    start() if attach() is None else train()", "    train()"),
+        ],
+        r"loss (\d\.\d+)",
+        r"sent in the last step, .*: [1-9]",
+    ),
 ]
 
 
 def run_example(example: PlannedExample, folder: Path, memory: str | None, *before: str) -> tuple[float, bool]:
-    """The number that it ends with, and whether anything crossed."""
+    """The number that it ends with, in each process that prints it, and whether anything crossed."""
     folder.mkdir()
-    script = example.write(folder, memory)
+    script = example.write(folder, memory, bool(before))
     result = zygote.run(*before, str(script), *example.options, cwd=folder, timeout=DEADLINE, env={"COLUMNS": "100"})
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    (found,) = re.findall(example.number_pattern, result.stdout)
+    (found,) = set(re.findall(example.number_pattern, result.stdout))
     return float(found), re.search(example.crossing_pattern, result.stdout) is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 from collections.abc import Iterator
@@ -26,6 +27,53 @@ def is_importable(module: str, name: str) -> bool:
     if hasattr(importlib.import_module(module), name):
         return True
     return importlib.util.find_spec(f"{module}.{name}") is not None
+
+
+@functools.cache
+def list_defined_names(path: Path) -> set[str]:
+    """What a program defines or imports outside functions and classes."""
+    names: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    while todo:
+        for node in ast.iter_child_nodes(todo.pop()):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names |= {(each.asname or each.name).split(".")[0] for each in node.names}
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            else:
+                todo.append(node)
+    return names
+
+
+def find_sibling(program: Path, module: str | None) -> Path | None:
+    """The file of a module that is next to a program or in the folder above."""
+    return next((each for folder in program.parents[:2] if (each := folder / f"{module}.py").exists()), None)
+
+
+def find_sibling_uses(program: Path) -> Iterator[tuple[Path, str]]:
+    """Each name that a program takes from a file next to it, or in the folder above."""
+    tree = ast.parse(program.read_text("utf-8"))
+    modules: dict[str, Path] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (source := find_sibling(program, node.module)):
+            yield from ((source, each.name) for each in node.names)
+        elif isinstance(node, ast.Import):
+            modules |= {each.name: source for each in node.names if (source := find_sibling(program, each.name))}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            yield modules[node.value.id], node.attr
+
+
+def test_programs_use_existing_names_of_programs_next_to_them() -> None:
+    programs = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    uses = [(program, source, name) for program in programs for source, name in find_sibling_uses(program)]
+    assert len(uses) > 100
+    missing = [
+        f"{program}: {source.name}: {name}" for program, source, name in uses if name not in list_defined_names(source)
+    ]
+    assert missing == []
 
 
 def test_programs_import_existing_names() -> None:

@@ -345,6 +345,8 @@ class Constraints:
 
         >>> Constraints((ScopedStage("a", "nb.stage() at train.py:3", ("gpu",), 2),), micro_batch=4).words()
         ['nb.stage() at train.py:3 (gpu, 2 replicas)', '4 micro-batches']
+        >>> Constraints(pipeline=Pipeline(schedule="gpipe", in_flight=2, recompute=True)).words()
+        ['schedule gpipe', 'at most 2 in flight', 'recompute=True']
         """
         found = []
         for each in self.stages:
@@ -354,7 +356,10 @@ class Constraints:
             found.append(each.scope_text + f" ({', '.join(holds)})" * bool(holds))
         found += [f"clusters {', '.join(self.clusters)}"] * bool(self.clusters)
         found += [f"{self.replicas} replicas"] * bool(self.replicas and not self.stages)
-        return found + [f"{self.micro_batch} micro-batches"] * bool(self.micro_batch)
+        found += [f"{self.micro_batch} micro-batches"] * bool(self.micro_batch)
+        found += [f"schedule {self.pipeline.schedule}"] * (self.pipeline.schedule != Pipeline.schedule)
+        found += [f"at most {self.pipeline.in_flight} in flight"] * bool(self.pipeline.in_flight)
+        return found + ["recompute=True"] * self.pipeline.recompute
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,7 @@ def _find_waiting(program: Program, small: Callable[[Op], bool], each: Callable[
     """The ops of targets that no gradient reads, and no op of the forward that must run before the update."""
     graph, requests = program.graph, program.requests
     aims = graph.ascend(value.op for request in requests for value in request.targets)
-    made = {flow.gradient.op for request in requests for flow in request.flows}
-    made |= {value.op for part in program.gradient_parts.values() for value in part.values}
-    made |= {op for request in requests for _, op in request.effects}
-    read = graph.ascend(made)
+    read = graph.ascend(_find_gradients(program) | {op for request in requests for _, op in request.effects})
     arriving = {arrival.boundary for request in requests for arrival in request.arrivals}
     found: set[int] = set()
 
@@ -120,6 +117,12 @@ def _find_waiting(program: Program, small: Callable[[Op], bool], each: Callable[
         if op.index in aims and not fed and small(op) and all(map(waits, readers)):
             found.add(op.index)
     return found
+
+
+def _find_gradients(program: Program) -> set[int]:
+    """The ops that make gradients: of inputs of stages, and of variables."""
+    flows = {flow.gradient.op for request in program.requests for flow in request.flows}
+    return flows | {value.op for part in program.gradient_parts.values() for value in part.values}
 
 
 @dataclass(frozen=True)
@@ -219,11 +222,11 @@ class _Splitter:
         return any(op.stage is not None or op.index < self.seeds[handle] for handle in seeds)
 
     def _find_leading(self) -> set[int]:
-        """Ops on which the forward depends: on those of stages, targets of gradients, effects that stay, or writes
-        that the backward reads afterwards.
+        """Ops on which the forward depends: on those of stages, targets of gradients, effects that stay, writes that
+        the backward reads afterwards, or gradients that a custom gradient computes in the forward.
         """
         graph = self.program.graph
-        found = {
+        found = _find_gradients(self.program) - self.backward | {
             before for op in self.backward if list_resources(graph.ops[op], graph) for before in graph.ops[op].control
         }
         for op in reversed(self.user_ops):

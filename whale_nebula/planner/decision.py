@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -102,10 +102,9 @@ class Decision:
             for part, name, first in zip(self.chosen.parts, names, seats, strict=True)
         )
         shape = self.chosen.shape
-        limits = [limit for limit in (self.chosen.in_flight, self.constraints.pipeline.in_flight) if limit is not None]
         pipeline = replace(
             self.constraints.pipeline, micro_batch=shape.micro_batches, schedule=self.chosen.schedule,
-            in_flight=min(limits, default=None), recompute=shape.recompute,
+            in_flight=self.chosen.in_flight, recompute=shape.recompute,
         )  # fmt: skip
         variables = {path: _list_stages(readers) for path, readers in found.items()}
         codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.codecs) > 1 else {}  # else by scopes
@@ -218,11 +217,23 @@ def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False
     inside = [
         each.scope_line for each in problem.written_stages if excess.begin <= each.begin and each.end <= excess.end
     ]
-    needs = f"{size(int(excess.needed))} on a worker of {excess.cluster}, but {size(int(excess.allowed))} is the limit"
+    least, most = round_size(excess.needed, math.ceil), size(int(excess.allowed))
+    most = round_size(excess.allowed, math.floor) if most == least else most
+    needs = f"{least} on a worker of {excess.cluster}, but {most} is the limit"
     what = f"{inside[0]} needs {needs}" if inside else f"no plan fits: {needs}"
     need = f"the layer {first!r} needs" if first == last else f"the layers from {first!r} to {last!r} need"
     why = f"in the best plan found, {need} this much"
     return what, why, _describe_ways_out(problem, excess, whole)
+
+
+def round_size(count: float, to_integer: Callable[[float], int]) -> str:
+    """Bytes in a readable unit, rounded up or down to a tenth of it.
+
+    >>> size(3.04 * 2**20), round_size(3.04 * 2**20, math.ceil)
+    ('3.0 MiB', '3.1 MiB')
+    """
+    unit = next(unit for unit in (2**30, 2**20, 2**10, 1) if count >= unit or unit == 1)
+    return size(to_integer(round(10 * count / unit, 6)) * unit / 10)
 
 
 def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
@@ -235,7 +246,7 @@ def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
         ("recompute=True", replace(problem, options=replace(options, recompute=True))),
         ("more micro-batches", problem if whole else replace(problem, options=replace(options, micro_batch=None))),
     ]
-    ways = [f"{size(int(excess.needed))} of memory for each worker of {excess.cluster}"]
+    ways = [f"{round_size(excess.needed, math.ceil)} of memory for each worker of {excess.cluster}"]
     ways += [way for way, changed in found if changed != problem and search(changed, 1, relaxed=False).candidates]
     chain, own = problem.chain, range(excess.begin, excess.end)
     held = chain.resident + chain.gradients

@@ -160,10 +160,10 @@ class PinnedBlock(NamedTuple):
 @dataclass(frozen=True)
 class Options:
     """Decisions of the user that constrain the search; None leaves one to the search. `max_micro_batches` bounds the
-    micro-batches, `memory` the bytes of each worker. A later one of `schedules` is taken only if it is clearly faster,
-    and a less lossy codec if the step takes at most the share of `slack` longer. With `split`, stages with several
-    workers shard their variables instead of replicating them; if open, this is tried if memory is short or all-reduces
-    take long.
+    micro-batches, `in_flight` those that a stage holds, `memory` the bytes of each worker. A later one of `schedules`
+    is taken only if it is clearly faster, and a less lossy codec if the step takes at most the share of `slack` longer.
+    With `split`, stages with several workers shard their variables instead of replicating them; if open, this is tried
+    if memory is short or all-reduces take long.
     """
 
     micro_batch: int | None = None
@@ -174,6 +174,7 @@ class Options:
     memory: float = math.inf
     split: bool | None = False
     slack: float = 0.02
+    in_flight: int | None = None
 
 
 @dataclass(frozen=True)
@@ -242,11 +243,18 @@ class Problem:
         return [each for each in self.written_stages if each.begin < part.end and part.begin < each.end]
 
     def admits(self, shape: Shape) -> bool:
-        """Whether a shape satisfies all written stages, and shares workers only where they require it."""
+        """Whether a shape has the user's number of replicas, satisfies all written stages, and shares workers only
+        where they require it.
+        """
         single = self.chain.single if self.options.replica is None else self.chain.single & False
         if any(
             part.replicas > 1 and single[part.begin : part.end].any() and not self.list_written_stages(part)
             for part in shape.parts
+        ):
+            return False
+        if self.options.replica is not None and any(
+            part.replicas != least.replicas
+            for part, least in zip(shape.parts, self.reduce_replicas(shape).parts, strict=True)
         ):
             return False
         if not all(part.cluster in each.clusters for part in shape.parts for each in self.pinned_blocks

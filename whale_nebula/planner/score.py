@@ -203,9 +203,10 @@ def _sum_shared(values: Sequence[float], sharing: Sequence[Sequence[Sequence[int
 def _fit_in_memory(
     problem: Problem, shape: Shape, costs: Costs, holding: _HoldingCounter, sharing: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[int | None, list[float]] | Excess:
-    """The limit of micro-batches in flight that memory imposes; none if the schedule's own demand fits. This demand
-    includes the effect of longer round trips than predicted.
+    """The limit of micro-batches in flight that memory or the user imposes; none if the schedule's own demand fits,
+    which includes the effect of longer round trips than predicted.
     """
+    requested, count = problem.options.in_flight, shape.micro_batches
     allowed = [problem.clusters[part.cluster].memory for part in shape.parts]
 
     def needed(in_flight: int | None) -> tuple[bool, list[float]]:
@@ -218,10 +219,10 @@ def _fit_in_memory(
         memory = _sum_shared(own, sharing)
         return all(has >= needs for has, needs in zip(allowed, memory, strict=True)), memory
 
-    fits, memory = needed(None)
-    if fits and (find_limit(holding.schedule) is not eager_limit or needed(shape.micro_batches)[0]):
-        return None, memory
-    limit = bisect_left(range(1, shape.micro_batches + 1), True, key=lambda limit: not needed(limit)[0])
+    fits, memory = needed(requested)
+    if fits and (requested or find_limit(holding.schedule) is not eager_limit or needed(count)[0]):
+        return requested, memory
+    limit = bisect_left(range(1, min(requested or count, count) + 1), True, key=lambda limit: not needed(limit)[0])
     fits, memory = needed(max(limit, 1))
     if fits:
         return limit, memory

@@ -346,16 +346,16 @@ class NeighborMoves:
         """Give one end of the chain to an unused cluster: one block, half of a stage, or all but one block."""
         used = {part.cluster for part in shape.parts}
         unused = dict.fromkeys(self.kinds[cluster] for cluster in range(len(self.kinds)) if cluster not in used)
-        first, last = shape.parts[0], shape.parts[-1]
+        first, last, replicas = shape.parts[0], shape.parts[-1], self.problem.options.replica or 1
         for kind in unused:
             cluster = next(s for s, own in enumerate(self.kinds) if own == kind and s not in used)
             for cut in self._choose_cuts(first):
                 codec = self._find_quickest(cluster, first.cluster, cut)
-                parts = Part(cluster, 0, cut), replace(first, begin=cut, codec=codec), *shape.parts[1:]
+                parts = Part(cluster, 0, cut, replicas), replace(first, begin=cut, codec=codec), *shape.parts[1:]
                 yield replace(shape, parts=parts)
             for cut in self._choose_cuts(last):
                 codec = self._find_quickest(last.cluster, cluster, cut)
-                parts = *shape.parts[:-1], replace(last, end=cut), Part(cluster, cut, last.end, codec=codec)
+                parts = *shape.parts[:-1], replace(last, end=cut), Part(cluster, cut, last.end, replicas, codec=codec)
                 yield replace(shape, parts=parts)
 
     def _find_quickest(self, source: int, destination: int, cut: int) -> int:

@@ -77,10 +77,11 @@ def capture_planned(
         layout.absent, homes,
     )  # fmt: skip
     if decision is None:  # nothing to assign to stages: one cluster runs all of it
+        unplanned = Unplanned(f"nb.auto_parallel at {limits.site} does not divide this step: it has no variables.")
         if first.program.stages[0].where:
-            return first
+            return replace(first, decision=unplanned)
         stage = Stage("stage0", find_clusters(limits, constraints, run).names[0], str(limits.site))
-        return replace(first, program=replace(first.program, stages=(stage,)))
+        return replace(first, program=replace(first.program, stages=(stage,)), decision=unplanned)
     found: Captured | None = None
     while found is None:
         found, decision, refused = _try_stages(capture_with, decision, shapes, run)

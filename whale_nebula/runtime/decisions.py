@@ -75,6 +75,7 @@ def decide(
     options = Options(
         constraints.micro_batch or limits.micro_batch, constraints.replicas or limits.replica,
         constraints.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
+        in_flight=constraints.pipeline.in_flight,
     )  # fmt: skip
     if constraints.pipeline.schedule != DEFAULT:
         options = replace(options, schedules=(constraints.pipeline.schedule,))
@@ -92,7 +93,7 @@ def decide(
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch is not divided: {whole}"]
     measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
-    slow = [f"{each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
+    slow = [f"cluster {each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
     problem = add_written_stages(
         build_problem(layers, clusters, options, measured, limits.compress), layers, constraints
@@ -129,6 +130,7 @@ def describe_measured(clusters: Clusters) -> list[str]:
 def check_constraints(constraints: Constraints, limits: Limits, run: Run) -> None:
     """Refuse scopes and limits that cannot both hold, and clusters that the config does not name."""
     run.check_named({name: each.scope_text for each in constraints.stages for name in each.clusters})
+    run.check_named(dict.fromkeys(limits.clusters or (), str(limits.site)), "nb.auto_parallel may use")
     if limits.compress is not None and (constraints.stages or constraints.clusters):
         raise OptionError(
             f"nb.auto_parallel(compress={limits.compress!r}) cannot be combined with scopes: {constraints.words()[0]}",

@@ -232,7 +232,7 @@ class Run:
             mend=f"{mend}, or name another cluster in the stage",
         )
 
-    def check_named(self, written: Mapping[str, str]) -> None:
+    def check_named(self, written: Mapping[str, str], subject: str = "a stage is on") -> None:
         """Refuse a cluster that is not configured; `written` has the source line of each name."""
         known = list(self.config.clusters)
         unknown = next((name for name, where in written.items() if where and name not in known), None)
@@ -243,7 +243,7 @@ class Run:
             suggestion = f"name its cluster, one of {list_names(known)}, or call nb.init before the model is built"
         all_of_them = ", ".join(f"{name}: {{}}" for name in [*known, unknown])
         raise ConfigError(
-            f"a stage is on cluster {unknown!r}, which is not in the config",
+            f"{subject} cluster {unknown!r}, which is not in the config",
             where=written[unknown],
             why=f"the clusters of {self._describe_config()} are {list_names(known)}",
             mend=f"{suggestion}\nor add it to the config: clusters: {{{all_of_them}}}",

@@ -12,7 +12,7 @@ from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 from whale_nebula.config import quantities
 from whale_nebula.config.place import Place
-from whale_nebula.errors import OptionError, ScopeError
+from whale_nebula.errors import ConfigError, OptionError, ScopeError
 from whale_nebula.errors.text import closest, did_you_mean, list_names
 from whale_nebula.site import calling_site
 
@@ -187,7 +187,13 @@ def check_memory(option: str, value: object) -> int:
                 mend=mend,
             )
         return value
-    return quantities.read_memory(Place(value, option, str(calling_site())))
+    try:
+        return quantities.read_memory(Place(value, option, str(calling_site())))
+    except ConfigError as error:
+        unit = f"{value}GiB" if isinstance(value, float) else "16GiB"
+        raise option_error(
+            f"{option}={value!r} is not a memory size", why=error.why, mend=f'{option}="{unit}"'
+        ) from None
 
 
 def check_layout(value: object) -> str | tuple[str, ...]:

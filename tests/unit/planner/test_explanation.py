@@ -129,3 +129,11 @@ def test_excess_error_names_the_scope_of_a_written_stage() -> None:
     problem = replace(make_problem(), written_stages=(WrittenStage("gpu", 1, 4, (0,), None, scope_line),))
     what, _, _ = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), problem)
     assert what == f"{scope_line} needs 3.0 MiB on a worker of gpu, but 2.0 MiB is the limit"
+
+
+def test_excess_error_rounds_the_needed_memory_up() -> None:
+    what, _, mend = describe_excess(Excess("gpu", 3.04 * MIB, 3 * MIB, 1, 5), make_problem())
+    assert what == "no plan fits: 3.1 MiB on a worker of gpu, but 3.0 MiB is the limit"
+    assert mend.startswith("3.1 MiB of memory")
+    what, _, _ = describe_excess(Excess("gpu", 3.09 * MIB, 3.06 * MIB, 1, 5), make_problem())
+    assert what == "no plan fits: 3.1 MiB on a worker of gpu, but 3.0 MiB is the limit"

@@ -94,16 +94,28 @@ def test_equal_clusters_are_used_in_config_order() -> None:
 @pytest.mark.parametrize(
     ("options", "check"),
     [
-        (Options(micro_batch=4), lambda shape: shape.micro_batches == 4),
-        (Options(micro_batch=100), lambda shape: shape.micro_batches == 32),  # no more than rows
-        (Options(replica=2), lambda shape: {part.replicas for part in shape.parts} == {2}),
-        (Options(recompute=True), lambda shape: shape.recompute),
+        (Options(micro_batch=4), lambda each: each.shape.micro_batches == 4),
+        (Options(micro_batch=100), lambda each: each.shape.micro_batches == 32),  # no more than rows
+        (Options(replica=2), lambda each: {part.replicas for part in each.parts} == {2}),
+        (Options(recompute=True), lambda each: each.shape.recompute),
+        (Options(in_flight=2), lambda each: each.in_flight == 2),
     ],
 )
 def test_search_respects_user_options(options: Options, check: object) -> None:
-    found = search(replace(make_uniform_problem(8, 2, 4), options=options)).candidates
+    found = search(replace(make_uniform_problem(8, 2, 2), options=options)).candidates
     assert found
-    assert all(check(each.shape) for each in found)  # type: ignore[operator]
+    assert all(check(each) for each in found)  # type: ignore[operator]
+
+
+def test_requested_in_flight_limit_counts_in_predicted_seconds_and_memory() -> None:
+    problem = make_uniform_problem(8, 2, 1)
+    chain = replace(problem.chain, activations=np.full(8, 1e4))
+    free, limited = (
+        score(replace(problem, chain=chain, options=Options(in_flight=limit)), Shape((Part(0, 0, 4), Part(1, 4, 8)), 8))
+        for limit in (None, 1)
+    )
+    assert isinstance(free, Candidate) and isinstance(limited, Candidate)
+    assert limited.seconds > 1.3 * free.seconds and limited.memory[0] < 0.5 * free.memory[0]
 
 
 def test_search_cuts_only_at_cuttable_edges() -> None:

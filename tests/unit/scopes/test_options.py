@@ -122,6 +122,7 @@ INVALID_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("auto_parallel", (), {"compress": "fp61"}, "compress='fp61': no codec is called"),
     ("auto_parallel", (), {"compress": 3}, "compress=3 is not a codec"),
     ("auto_parallel", (), {"memori": "16GiB"}, "did you mean 'memory'"),
+    ("auto_parallel", (), {"memory": "16 apples"}, "memory='16 apples' is not a memory size"),
     ("auto_parallel", ("gpu",), {}, "takes keyword arguments only"),
 ]
 
