@@ -40,7 +40,7 @@ from whale_nebula.launch.placement import (
 )
 from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy, describe_exit, find_first_failed
-from whale_nebula.launch.tenancy import open_tenancy
+from whale_nebula.launch.tenancy import Tenancy, describe_policy, open_tenancy
 from whale_nebula.launch.worker_exit import find_last_error_line, find_last_message, is_same_cause
 from whale_nebula.launch.worker_output import Sink, TerminalScreen
 from whale_nebula.launch.worker_processes import Output, create_identities, derive_seed, start_workers
@@ -315,11 +315,11 @@ def _start(
     def start(epoch: int) -> Iterator[Job]:
         if epoch:
             await_free_ports(listen, config.patience)
-        for cluster in dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ():
-            check_script(config, args.config, cluster, script[0])
+        approvals = _check_approvals(config, args.config, placement, script[0], tenancy)
         workers, enforcer = list_workers(), None if tenancy is None else tenancy.limits
         if tenancy is not None:
-            tenancy.note_start(list(workers), script[0], epoch)
+            policy = {**describe_policy(config, args.config), "approvals": approvals}
+            tenancy.note_start(list(workers), script[0], epoch, policy)
         with start_workers(argv, workers, output=output, notice=remark, epoch=epoch, enforcer=enforcer) as job:
             signal_handler.job, signal_handler.starts = job, signal_handler.starts + 1
             try:
@@ -346,6 +346,23 @@ def _start(
     if tenancy is not None:
         tenancy.note_end(ended.result.codes, ended.result.excess, ended.epoch)
     return ended
+
+
+def _check_approvals(
+    config: Config, source: str | None, placement: Placement, script: str, tenancy: Tenancy | None
+) -> list[str]:
+    """The serial numbers of the approvals of a script, if the config requires them; the refusal of an account's start
+    is logged.
+    """
+    clusters = dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ()
+    try:
+        found = [check_script(config, source, cluster, script).approval for cluster in clusters]
+    except NebulaError as error:
+        if tenancy is not None:
+            reason = f"{error.code} {error.what}" + f": {error.why}" * bool(error.why)
+            tenancy.note_refusal(script, reason, describe_policy(config, source))
+        raise
+    return [each.serial for each in found if each is not None]
 
 
 def _check_room(tenant: Tenant | None, home: str | None, folder: str, need: int) -> None:

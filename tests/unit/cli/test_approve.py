@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.processes import zygote
+from whale_nebula.accounts.registry import Registry
 from whale_nebula.cli.approve import main
 from whale_nebula.config import load
 from whale_nebula.errors import NebulaError
@@ -368,8 +369,14 @@ def test_signing_needs_confirmation_and_an_unchanged_program(
     assert main(["--list", "--config", str(site / "clusters.yaml")]) == 0
     assert "seen" in capsys.readouterr().out
     edit("helper.py", "5", "3")(site)
+    registry = Registry(site / "certs", authority.load(site / "certs"))
     assert main([*options, "--record", "found.json", "--yes"]) == 0
     assert len(list((site / "approved").iterdir())) == len(before) + 1
+    withdraw(site)
+    signed, withdrawn = [each for each in registry.list_events() if "changed" in each]
+    registry.close()
+    assert (signed["action"], withdrawn["action"], withdrawn["reason"]) == ("approve", "withdraw approval", "a mistake")
+    assert re.search(r"train.py \w{64}, plan \w{64}, approval \w{40} until ", ", ".join(signed["changed"]))
 
 
 def test_examined_script_runs_isolated_and_forged_record_is_refused(
