@@ -128,9 +128,10 @@ class LoginIssuer:
         present_uris = {each.identity for each in present if each.account == account.name}
         count = len(present_uris | {identity.uri for identity in identities})
         if count > account.workers:
+            most = f"{account.workers} worker{'s' * (account.workers != 1)}"
             raise AccountError(
-                f"the account may have {account.workers} at a time, but would have {count}",
-                why=f"it has certificates of {', '.join(sorted(present_uris)) or 'none'}",
+                f"the account may have {most} at a time, but would have {count}",
+                why=f"it has certificates of {', '.join(sorted(present_uris)) or 'no worker'}",
                 mend="ask the owner for more, or wait until a certificate has expired",
             )
         if not self.issuances.take(account.name, len(identities) / (account.workers + _SPARE))[1]:

@@ -28,7 +28,7 @@ from whale_nebula.datasets import report_files
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
 from whale_nebula.datasets.guard import MOST_ROWS, STRANGER, Guard, Reader, ReadRequest, Usage
 from whale_nebula.datasets.report import Period, parse_moment
-from whale_nebula.datasets.report_files import AUDIT, encode_report, report_accesses
+from whale_nebula.datasets.report_files import AUDIT, encode_report, record_position, report_accesses
 from whale_nebula.datasets.schema import (
     ANSWER,
     ASK,
@@ -230,9 +230,8 @@ class _Handler(BaseRequestHandler):
             raise AccessError("too many reports are requested", mend="try again in a minute")
         try:
             registry, period = server.issuer.registry, Period(since, until)
-            registry.record_event(
-                "report", peer.account, "allow", "", since=format_time(since), until=format_time(until)
-            )
+            asked = {"since": format_time(since), "until": format_time(until)}
+            record_position(registry, server.guard.log, "report", peer.account, "allow", **asked)
             report, logs = report_accesses(server.issuer.folder, registry, period, (), server.approvals)
         finally:
             server.report_lock.release()
@@ -413,5 +412,10 @@ def open_service(
         log_signer = CurrentCredentials(Credentials.load(certify_service(issuer, identity)))
         log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, log_signer)
         guard = Guard(Grants(registry), usage, log)
-        with contextlib.closing(log), serve(issuer, guard, cluster, host, port, services, approvals) as bound:
-            yield bound
+        with contextlib.closing(log):
+            record_position(registry, log, "serve data")
+            try:
+                with serve(issuer, guard, cluster, host, port, services, approvals) as bound:
+                    yield bound
+            finally:
+                record_position(registry, log, "end data service")

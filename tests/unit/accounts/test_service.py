@@ -162,7 +162,7 @@ def test_two_services_of_one_registry_enforce_the_worker_quota(site: Site) -> No
     )
     other.registry.close()
     assert len(site.issuer.registry.certificates("bob")) == 1
-    assert [each.what for each in errors] == ["the account may have 1 at a time, but would have 2"]
+    assert [each.what for each in errors] == ["the account may have 1 worker at a time, but would have 2"]
 
 
 def test_account_disabled_during_login_gets_no_valid_certificate(site: Site) -> None:
@@ -201,9 +201,9 @@ REFUSED_LOGINS: dict[str, Refusal] = {
     "an expired token": (
         lambda s: None, {"kind": TOKEN, "secret": "token-00-old"}, [identify(0)], LoginError, "wrong token"
     ),
-    "too many workers": (lambda s: None, {}, [identify(n) for n in range(3)], AccountError, "may have 2 at a time"),
+    "too many workers": (lambda s: None, {}, [identify(n) for n in range(3)], AccountError, "have 2 workers at"),
     "too many in turn": (
-        lambda s: s.ask(identify(0), identify(1)), {}, [identify(2)], AccountError, "may have 2 at a time"
+        lambda s: s.ask(identify(0), identify(1)), {}, [identify(2)], AccountError, "have 2 workers at"
     ),
     "another's worker": (add_other, {"account": "bob"}, [identify(0)], AccountError, "belongs to another account"),
     "a worker of the owner": (issue_by_owner, {}, [identify(0)], AccountError, "already has a certificate"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +14,16 @@ import pytest
 from tests.unit.datasets.conftest import Site, certify
 from tests.unit.datasets.test_service import is_refusal_logged
 from whale_nebula.accounts.members import DISABLED
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.accounts.rows import FILE
 from whale_nebula.datasets import guard, interface, service, sources
-from whale_nebula.datasets.grants import WITHDRAWN, Permission
+from whale_nebula.datasets.grants import GRANTED, WITHDRAWN, Grants, Permission
 from whale_nebula.datasets.guard import STRANGER, Reader, ReadRequest
 from whale_nebula.datasets.interface import find_rows
 from whale_nebula.datasets.reading import LocalClient, RowSelection
 from whale_nebula.datasets.schema import REFUSED, Frame
 from whale_nebula.errors import AccessError, NotAllowedError
-from whale_nebula.security import Credentials, authority, issue
+from whale_nebula.security import Credentials, authority, files, issue
 
 ANA = Reader("ana", "nebula://mt/gpu/worker/0", run="run-1")
 
@@ -158,3 +161,31 @@ def test_text_of_a_service_cannot_control_the_terminal(site: Site, monkeypatch: 
     with pytest.raises(AccessError) as caught:
         line.describe("corpus")
     assert not {"\x1b", "\u202e", "\x07"} & set(str(caught.value))
+
+
+def test_grant_during_the_withdrawal_of_its_dataset_is_refused(site: Site) -> None:
+    """Otherwise it would be valid once the dataset is published again."""
+    site.owner.publish()
+    asked = site.owner.grants.ask("ana", "corpus", "study")
+    folder, errors = site.owner.home / "certs", []
+    registries = [Registry(folder, site.owner.signer) for _ in range(2)]
+
+    def grant() -> None:
+        try:
+            Grants(registries[1]).decide(asked.number, GRANTED)
+        except AccessError as error:
+            errors.append(error.what)
+
+    threads = [threading.Thread(target=Grants(registries[0]).withdraw, args=["corpus"]), threading.Thread(target=grant)]
+    with files.hold_lock(folder / f"{FILE}.lock"):
+        for each in threads:  # each waits for the lock, in this order
+            each.start()
+            each.join(0.5)
+    for each in threads:
+        each.join(60)
+    for registry in registries:
+        registry.close()
+    assert errors == ["dataset 'corpus' was withdrawn"]
+    site.owner.publish()
+    with pytest.raises(AccessError, match="may not read"):
+        site.owner.grants.check("ana", "corpus")
