@@ -131,7 +131,7 @@ def rewrite_without_heads(path: Path) -> None:
     [
         (Path.unlink, "data-gpu.jsonl is missing"),
         (keep_first_records, "the log ends at record 3, but a peer has a head"),
-        (rewrite_without_heads, "a peer has a different digest of record"),
+        (rewrite_without_heads, "but a peer has a head of record"),
     ],
     ids=["deleted", "truncated", "rewritten as unsigned"],
 )
