@@ -145,7 +145,8 @@ class LoginIssuer:
         try:
             for identity, key in requested_identities:
                 certificates.append(self._certify_key(account, hours, identity, key, present))
-            self.registry.add_certificates(certificates)
+            if certificates:
+                self.registry.add_certificates(certificates)
         except BaseException:  # they are delivered to no one, and must not block their identities
             issue.discard(self.folder, [each.serial for each in certificates])
             raise
