@@ -13,6 +13,7 @@ import runpy
 import sys
 from functools import partial
 
+from whale_nebula.config import load
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import call_when_loaded, seed_all
@@ -23,6 +24,7 @@ from whale_nebula.launch.worker_exit import (
     request_exit_on_signals,
     select_own_lines,
 )
+from whale_nebula.security.code import import_from_source
 
 
 def main(argv: list[str]) -> None:
@@ -32,6 +34,8 @@ def main(argv: list[str]) -> None:
         _prepare(attachment)
     sys.argv = argv
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
+    if attachment is not None and attachment.config is not None and load(attachment.config).approvals is not None:
+        import_from_source(argv[0])
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except BaseException as failure:

@@ -203,6 +203,9 @@ def check_script(config: Config, source: str | None, cluster: str | None, script
     def compare(approval: Approval) -> str | None:
         present = code.list_adjacent_modules(script, approval.files)
         known = {name: value for name, value in packages.items() if name in approval.packages}
+        hiding = code.find_hiding_module(script, approval.files)
+        if hiding is not None:
+            return f"{hiding} next to the script hides an installed or standard module, and was not approved"
         return code.find_difference(present, approval.files) or code.find_difference(known, approval.packages)
 
     return choose_approval(folder, found, Path(script), compare)

@@ -144,7 +144,7 @@ def test_list_requests_of_one_account_are_limited(site: Site, monkeypatch: pytes
     assert site.open_reader("bob").list_datasets()
 
 
-def test_strangers_cannot_fill_the_log(site: Site) -> None:
+def test_refusals_of_strangers_are_limited_together(site: Site) -> None:
     """Each of many addresses could have some refusals recorded."""
     for number in range(500):
         site.guard.refuse(Reader("", f"{STRANGER}2001:db8:{number:x}::1"), "", NotAllowedError("no certificate"))
