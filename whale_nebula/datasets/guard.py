@@ -30,10 +30,10 @@ MOST_ROWS = 1 << 16
 MOST_BYTES = 256 << 20
 OWNER = "owner"
 """The reader in records of reads without an account: the owner, on the owner's machine."""
-STRANGER = "address "
+ANONYMOUS = "address "
 """Beginning of the actor in records of connections without a valid certificate."""
 _REFUSALS, _REFUSALS_RATE = 8, 0.1
-_STRANGER_REFUSALS, _STRANGER_REFUSALS_RATE = 64, 1.0
+_ANONYMOUS_REFUSALS, _ANONYMOUS_REFUSALS_RATE = 64, 1.0
 _MOST_RUNS = 10_000  # whose versions are remembered; for others each record has the versions
 
 
@@ -76,7 +76,7 @@ class Guard:
     def __init__(self, grants: Grants, usage: Usage, log: AuditLog) -> None:
         self.grants, self.usage, self.log = grants, usage, log
         self._pacer, self._refusals = Pacer(), Buckets(_REFUSALS, _REFUSALS_RATE)
-        self._stranger_refusals = TokenBucket(_STRANGER_REFUSALS, _STRANGER_REFUSALS_RATE)
+        self._anonymous_refusals = TokenBucket(_ANONYMOUS_REFUSALS, _ANONYMOUS_REFUSALS_RATE)
         self._lock = threading.Lock()
         self._opening_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._open_datasets: dict[str, tuple[Dataset, OpenDataset]] = {}
@@ -182,8 +182,8 @@ class Guard:
         addresses without a certificate together, 64 at once and then one a second.
         """
         subject, free = self._refusals.take(reader.account or reader.actor)
-        if free and reader.actor.startswith(STRANGER) and not self._stranger_refusals.take():
-            subject, free = STRANGER, False
+        if free and reader.actor.startswith(ANONYMOUS) and not self._anonymous_refusals.take():
+            subject, free = ANONYMOUS, False
         if not free:
             with self._lock:
                 self._unlogged_refusals[subject] = self._unlogged_refusals.get(subject, 0) + 1

@@ -26,7 +26,7 @@ from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.server import TlsServer, certify_service, find_end, run_server
 from whale_nebula.datasets import report_files
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
-from whale_nebula.datasets.guard import MOST_ROWS, STRANGER, Guard, Reader, ReadRequest, Usage
+from whale_nebula.datasets.guard import ANONYMOUS, MOST_ROWS, Guard, Reader, ReadRequest, Usage
 from whale_nebula.datasets.report import Period, parse_moment
 from whale_nebula.datasets.report_files import AUDIT, encode_report, record_position, report_accesses
 from whale_nebula.datasets.schema import (
@@ -103,7 +103,7 @@ class DataServer(TlsServer):
         why = getattr(error, "verify_message", "") or error.reason or ""
         if "certificate" in str(error).lower() or why:
             what = NotAllowedError(f"no certificate of this owner: {str(why)[:100]}")
-            self.guard.refuse(Reader("", STRANGER + address), "", what)
+            self.guard.refuse(Reader("", ANONYMOUS + address), "", what)
 
     def identify(self, line: ssl.SSLSocket) -> Peer:
         """Authenticate the other end; raises if it may not send requests."""

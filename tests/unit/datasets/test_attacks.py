@@ -18,7 +18,7 @@ from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.rows import FILE
 from whale_nebula.datasets import guard, interface, service, sources
 from whale_nebula.datasets.grants import GRANTED, WITHDRAWN, Grants, Permission
-from whale_nebula.datasets.guard import STRANGER, Reader, ReadRequest
+from whale_nebula.datasets.guard import ANONYMOUS, Reader, ReadRequest
 from whale_nebula.datasets.interface import find_rows
 from whale_nebula.datasets.reading import LocalClient, RowSelection
 from whale_nebula.datasets.schema import REFUSED, Frame
@@ -144,11 +144,11 @@ def test_list_requests_of_one_account_are_limited(site: Site, monkeypatch: pytes
     assert site.open_reader("bob").list_datasets()
 
 
-def test_refusals_of_strangers_are_limited_together(site: Site) -> None:
+def test_refusals_without_a_certificate_share_a_limit(site: Site) -> None:
     """Each of many addresses could have some refusals recorded."""
     for number in range(500):
-        site.guard.refuse(Reader("", f"{STRANGER}2001:db8:{number:x}::1"), "", NotAllowedError("no certificate"))
-    assert len(site.access_records) <= guard._STRANGER_REFUSALS + 3
+        site.guard.refuse(Reader("", f"{ANONYMOUS}2001:db8:{number:x}::1"), "", NotAllowedError("no certificate"))
+    assert len(site.access_records) <= guard._ANONYMOUS_REFUSALS + 3
     assert len(site.guard._unlogged_refusals) == 1
     site.guard.refuse(ANA, "corpus", AccessError("another"))
     assert is_refusal_logged(site, "another")
