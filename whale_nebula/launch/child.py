@@ -6,6 +6,7 @@ script that fails announces that to the other workers, which would otherwise wai
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> None:
         _prepare(attachment)
     sys.argv = argv
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
-    if attachment is not None and attachment.config is not None and load(attachment.config).approvals is not None:
+    if attachment is not None and _needs_approval(attachment):
         import_from_source(argv[0])
     try:
         runpy.run_path(argv[0], run_name="__main__")
@@ -45,6 +46,13 @@ def main(argv: list[str]) -> None:
             sys.excepthook = partial(_write_failure, attachment.worker, argv[0])
         raise
     _send_exit_code(attachment, 0)
+
+
+def _needs_approval(attachment: Attachment) -> bool:
+    """Whether the config requires approvals; an invalid config is reported by `nb.init`."""
+    with contextlib.suppress(NebulaError):
+        return attachment.config is not None and load(attachment.config).approvals is not None
+    return False
 
 
 def _prepare(attachment: Attachment) -> None:
