@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from whale_nebula.accounts.scope import Scope
 from whale_nebula.errors import AccountError, LoginError, NebulaError
 from whale_nebula.security import GATEWAY, OPERATOR, WORKER, Identity, authority, files, issue, owners
 from whale_nebula.security.authority import Authority
+from whale_nebula.transport.grpc.limits import Buckets
 
 HOURS, MOST_HOURS = 12.0, 168.0
 MOST_REQUESTS = 64
@@ -25,6 +27,11 @@ _CERTIFICATE_ROLES = {
     AUDITOR: (AUDITOR,),  # the certificates of auditors have a role of the same name
 }
 """The roles of certificates that an account can obtain, by the account's role."""
+_FULL_LOGINS, _FULL_LOGINS_RATE = 4.0, 2 / 3600
+"""How often an account can get certificates of all its workers, at once and a second: each is recorded, and one that
+replaces a valid one adds to the deny list.
+"""
+_SPARE = 3  # by which the workers are increased in that limit
 
 
 class LoginRequest(NamedTuple):
@@ -67,15 +74,18 @@ def _is_text(text: str) -> bool:
 def read_deny_lists(folder: Path) -> dict[str, str]:
     """The deny lists in a folder, by the names of their files."""
     paths = sorted(folder.glob("revoked*.json"))
-    return {each.name: files.read(each, "a deny list").decode("utf-8", "replace") for each in paths}
+    texts = [files.read(each, "a deny list", most=files.MOST_LIST_BYTES) for each in paths]
+    return {path.name: text.decode("utf-8", "replace") for path, text in zip(paths, texts, strict=True)}
 
 
-class LoginIssuer(NamedTuple):
+@dataclass(frozen=True)
+class LoginIssuer:
     """The issuing side of logins: the registry, and the authority in its folder."""
 
     registry: Registry
     authority: Authority
     folder: Path
+    issuances: Buckets = field(default_factory=lambda: Buckets(_FULL_LOGINS, _FULL_LOGINS_RATE))
 
     def log_in(self, request: LoginRequest, source: str = "") -> Mapping[str, Any]:
         """Issue the certificates that an account requests, with the files that a host needs in addition."""
@@ -110,38 +120,54 @@ class LoginIssuer(NamedTuple):
         self, account: Account, hours: float, requested_identities: Sequence[tuple[Identity, EllipticCurvePublicKey]]
     ) -> list[AccountCertificate]:
         present = self.registry.certificates()
-        for identity, _ in requested_identities:
+        identities = [identity for identity, _ in requested_identities]
+        for identity in identities:
             self._check(account, identity, present)
+        if repeated := [each for each in identities if identities.count(each) > 1]:
+            raise AccountError(f"{repeated[0].worker} was requested twice", mend="send one request for each worker")
         present_uris = {each.identity for each in present if each.account == account.name}
-        count = len(present_uris | {identity.uri for identity, _ in requested_identities})
+        count = len(present_uris | {identity.uri for identity in identities})
         if count > account.workers:
+            most = f"{account.workers} worker{'s' * (account.workers != 1)}"
             raise AccountError(
-                f"the account may have {account.workers} at a time, but would have {count}",
-                why=f"it has certificates of {', '.join(sorted(present_uris)) or 'none'}",
+                f"the account may have {most} at a time, but would have {count}",
+                why=f"it has certificates of {', '.join(sorted(present_uris)) or 'no worker'}",
                 mend="ask the owner for more, or wait until a certificate has expired",
             )
-        certificates, moment = [], files.now()
-        authority.check_current(self.authority, moment)
-        for identity, key in requested_identities:
-            digest = files.digest_public_key(key)
-            old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
-            if old:  # from another host: the latest login replaces it
-                issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
-            peer = issue.certify(
-                self.folder,
-                self.authority,
-                identity,
-                key,
-                hours / 24,
-                moment,
-                "a request",
-                account.name,
-                account.allowance,
-            ).peer
-            until = files.format_time(peer.not_after)
-            certificates.append(AccountCertificate(peer.serial, account.name, identity.uri, digest, until))
-        self.registry.add_certificates(certificates)
+        if not self.issuances.take(account.name, len(identities) / (account.workers + _SPARE))[1]:
+            raise AccountError(
+                f"account {account.name} logs in too often",
+                why="each login for its workers adds certificates, which are recorded until they expire",
+                mend="wait half an hour; whale-nebula login --keep logs in only when certificates are about to expire",
+            )
+        authority.check_current(self.authority, files.now())
+        certificates: list[AccountCertificate] = []
+        try:
+            for identity, key in requested_identities:
+                certificates.append(self._certify_key(account, hours, identity, key, present))
+            if certificates:
+                self.registry.add_certificates(certificates)
+        except BaseException:  # they are delivered to no one, and must not block their identities
+            issue.discard(self.folder, [each.serial for each in certificates])
+            raise
         return certificates
+
+    def _certify_key(
+        self,
+        account: Account,
+        hours: float,
+        identity: Identity,
+        key: EllipticCurvePublicKey,
+        present: Sequence[AccountCertificate],
+    ) -> AccountCertificate:
+        digest, moment = files.digest_public_key(key), files.now()
+        old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
+        if old:  # from another host: the latest login replaces it
+            issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
+        peer = issue.certify(
+            self.folder, self.authority, identity, key, hours / 24, moment, "a request", account.name, account.allowance
+        ).peer
+        return AccountCertificate(peer.serial, account.name, identity.uri, digest, files.format_time(peer.not_after))
 
     def _check(self, account: Account, identity: Identity, present: Sequence[AccountCertificate]) -> None:
         """Refuse an account that may not have an identity."""

@@ -69,6 +69,7 @@ class SignedRows:
         self._certificate = authority.certificate if isinstance(authority, Authority) else authority
         self._lock = threading.RLock()
         self._checked_version = -1
+        self._encoded_rows: dict[str, dict[tuple[Any, ...], bytes]] = {}
         path = folder / FILE
         if not path.exists() and (self._authority is None or self._read_highest_number()):
             raise self._missing_error()
@@ -187,13 +188,17 @@ class SignedRows:
             self.database.execute("insert into about values (?, ?)", (name, value))
 
     def _make_message(self) -> bytes:
-        """The signed message: the digest of all rows, including the number."""
-        digest = hashlib.sha256()
-        tables = self._list_tables()
+        """The signed message: the digest of all rows, including the number. Every row is read each time, and encoded
+        once.
+        """
+        digest, tables = hashlib.sha256(), self._list_tables()
         for table in (each for each in _TABLES if each in tables):
-            for row in self.database.execute(f"select * from {table} order by 1"):  # noqa: S608 - our own names
-                if (table, row[0]) != ("about", "signature"):
-                    digest.update(encode_canonical({"table": table, "row": list(row)}))
+            rows = self.database.execute(f"select * from {table} order by 1").fetchall()  # noqa: S608 - our own names
+            signed = [row for row in rows if (table, row[0]) != ("about", "signature")]
+            before = self._encoded_rows.get(table, {})
+            lines = [before.get(row) or encode_canonical({"table": table, "row": list(row)}) for row in signed]
+            self._encoded_rows[table] = dict(zip(signed, lines, strict=True))
+            digest.update(b"".join(lines))
         return _SIGNATURE_PREFIX + digest.digest()
 
     def _list_tables(self) -> set[str]:

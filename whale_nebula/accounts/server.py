@@ -1,7 +1,7 @@
 """An owner's server over TLS, and its client side: the common part of the services of accounts and of data.
 
 The server has a certificate of its cluster's operator, which it renews itself; a client sends nothing before it has
-verified it. Connections are bounded by address, in number and in time, before anything is computed.
+verified it. Connections are bounded by address, in number and in time, before anything is computed (`connections`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from typing import Any
 
 from cryptography import x509
 
+from whale_nebula.accounts.connections import PendingConnections, find_source
 from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.errors import AccountError, ConfigError, NebulaError
 from whale_nebula.security import Files, Identity, files, issue
 from whale_nebula.security.authority import certificate_bytes
 from whale_nebula.security.trust import DenyList, Trust
-from whale_nebula.transport.grpc.limits import Buckets
+from whale_nebula.transport.grpc.limits import Buckets, Endpoint, Limits, normalize_address
 from whale_nebula.transport.handover import COMMANDS, NOUNS, receive_connections, socket_path
 
 DAYS = 30.0
 SECONDS = 10.0
 """Timeout of a connection's handshake, and of each message."""
-_CONNECTIONS = 32
+_CONNECTIONS, _PENDING_SECONDS = 32, 30.0
 _OPEN_BURST, _OPEN_RATE = 60, 5.0  # rate limit of connections of one address
 _NICE = 15
 
@@ -45,10 +46,11 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 64
     low_priority = closed = False
     connections = _CONNECTIONS
+    """The most pending connections."""
 
     def __init__(self, address: tuple[str, int], handler: type, issuer: LoginIssuer, identity: Identity) -> None:
         self.issuer, self.identity = issuer, identity
-        self.open = threading.BoundedSemaphore(self.connections)
+        self.pending = PendingConnections(Limits(self.connections, self.connections, _PENDING_SECONDS))
         self.open_buckets = Buckets(_OPEN_BURST, _OPEN_RATE)
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
@@ -56,11 +58,18 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in its own thread, unless there are too many; others are closed before the handshake."""
-        if not self.open_buckets.take(str(client_address[0]))[1] or not self.open.acquire(blocking=False):
+        """Serve a connection in its own thread, unless its source has opened too many; it is pending until its client
+        is accepted.
+        """
+        if not self.open_buckets.take(find_source(str(client_address[0])))[1]:
             self.shutdown_request(request)
             return
+        self.pending.add(find_end(client_address), request)
         super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Close pending connections that are too old: called several times a second."""
+        self.pending.close_surplus()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection, from its handshake on."""
@@ -75,15 +84,21 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             if not self.closed:
                 raise
         finally:
+            self.pending.remove(find_end(client_address))
             self.shutdown_request(request)
-            self.open.release()
 
     def _wrap_socket(self, request: socket.socket, client_address: Any) -> ssl.SSLSocket:
+        secured = self.context().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         try:
-            return self.context().wrap_socket(request, server_side=True)
-        except ssl.SSLError as error:
-            self.record_refusal(error, str(client_address[0]))
+            if not self.pending.replace(find_end(client_address), secured):
+                raise OSError("the connection was closed")
+            secured.do_handshake()
+        except OSError as error:
+            secured.close()
+            if isinstance(error, ssl.SSLError):
+                self.record_refusal(error, str(client_address[0]))
             raise
+        return secured
 
     def server_close(self) -> None:
         """Accept no more connections; open ones end by themselves."""
@@ -110,6 +125,11 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def restrict_context(self, context: ssl.SSLContext) -> None:
         """Further restrictions of the TLS context."""
+
+
+def find_end(client_address: Any) -> Endpoint:
+    """The other end of a connection, by its address."""
+    return Endpoint(normalize_address(str(client_address[0])), int(client_address[1]))
 
 
 def certify_service(issuer: LoginIssuer, identity: Identity) -> Files:

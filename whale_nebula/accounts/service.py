@@ -15,25 +15,27 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from whale_nebula.accounts.connections import find_source
 from whale_nebula.accounts.login import LoginIssuer, LoginRequest, read_deny_lists
 from whale_nebula.accounts.registry import refused_login_error
 from whale_nebula.accounts.server import (
     SECONDS,
     TlsServer,
     dial,
+    find_end,
     make_client_context,
     run_server,
     unreachable_error,
 )
 from whale_nebula.errors import AccountError, LoginError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
-from whale_nebula.security import OPERATOR, Identity
+from whale_nebula.security import OPERATOR, Identity, files
 from whale_nebula.transport import handover
 from whale_nebula.transport.grpc.limits import Buckets, TokenBucket
 
 LOGIN, LISTS = "/login", "/lists"
 _MOST_BYTES = 512 << 10
-_MOST_ANSWER_BYTES = 8 << 20
+_MOST_ANSWER_BYTES = files.MOST_LIST_BYTES + (8 << 20)
 _ADDRESS_BURST, _RATE = 10, 0.5  # rate limit of logins of one address
 _ALL_BURST, _ALL_RATE = 20, 1.0
 _LOG = logging.getLogger("whale_nebula.accounts")
@@ -44,7 +46,8 @@ class _Server(TlsServer):
     low_priority = True
 
     def __init__(self, address: tuple[str, int], issuer: LoginIssuer, identity: Identity) -> None:
-        self.each, self.all = Buckets(_ADDRESS_BURST, _RATE), TokenBucket(_ALL_BURST, _ALL_RATE)
+        self.each = Buckets(_ADDRESS_BURST, _RATE)
+        self.all = {is_known: TokenBucket(_ALL_BURST, _ALL_RATE) for is_known in (False, True)}
         super().__init__(address, _Handler, issuer, identity)
 
 
@@ -67,11 +70,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer a login."""
-        source = str(self.client_address[0])
+        host, server = str(self.client_address[0]), self.server
         if self.path != LOGIN:
             self._refuse(404, _UNKNOWN_REQUEST)
             return
-        if not (self.server.each.take(source)[1] and self.server.all.take()):
+        # sources from which an account has logged in have a limit apart, which strangers cannot exhaust
+        if not (server.each.take(find_source(host))[1] and server.all[server.pending.is_known(host)].take()):
             self._refuse(429, AccountError("too many requests", mend="try again in some seconds"))
             return
         size = self.headers.get("Content-Length", "")
@@ -85,11 +89,14 @@ class _Handler(BaseHTTPRequestHandler):
         except AccountError as error:
             self._refuse(400, error)
         else:
-            self._answer_login(request, source)
+            server.pending.remove(find_end(self.client_address))  # what is computed from here on is limited above
+            self._answer_login(request, host)
 
-    def _answer_login(self, request: LoginRequest, source: str) -> None:
+    def _answer_login(self, request: LoginRequest, host: str) -> None:
         try:
-            self._send(200, self.server.issuer.log_in(request, source))
+            answer = self.server.issuer.log_in(request, host)
+            self.server.pending.note_accepted(host)
+            self._send(200, answer)
         except LoginError as error:
             self._refuse(401, error)
         except NebulaError as error:
@@ -164,10 +171,12 @@ def _read_answer(status: int, data: bytes) -> dict[str, Any]:
         raise refused_login_error()
     try:
         answer = dict(json.loads(data))
-        what, why, mend = (escape_foreign_text(str(answer.get(part, "")), 2000) for part in ("what", "why", "mend"))
+        parts = ("what", "why", "mend", "account", "role")
+        answer |= {part: escape_foreign_text(answer.get(part, ""), 2000) for part in parts}
         answer["lists"] = {str(name): str(text) for name, text in dict(answer.get("lists", {})).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise AccountError("the service sent an invalid answer", mend="--at HOST:PORT of its service") from None
     if status != 200:
-        raise AccountError(what or f"the service answered with status {status}", why=why, mend=mend or None)
+        what = answer["what"] or f"the service answered with status {status}"
+        raise AccountError(what, why=answer["why"], mend=answer["mend"] or None)
     return answer

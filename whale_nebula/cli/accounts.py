@@ -156,7 +156,8 @@ class CommandCall:
     def days(self, usual: float) -> float:
         """The given number of days, or the default."""
         days = self.parser.amount("--days", self.args.days, usual)
-        authority.check_lifetime(days)
+        if not 0 < days <= authority.MOST_DAYS:
+            self.parser.error(f"--days must be greater than 0 and at most {authority.MOST_DAYS:g}")
         return days
 
     def allowance(self, before: Allowance = UNLIMITED) -> Allowance:

@@ -28,7 +28,7 @@ from whale_nebula.cli.arguments import (
     remark,
     user_name,
 )
-from whale_nebula.cli.certs import find_folder, load_config
+from whale_nebula.cli.certs import find_folder, load_config, record_change
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, CredentialsError, NotApprovedError, PlanError
 from whale_nebula.errors.text import escape_foreign_text
@@ -161,6 +161,7 @@ def _approve(args: argparse.Namespace, words: Words, days: float) -> int:
     texts = {plan.name: text.encode() for plan, text in zip(plans, program.plans, strict=True)}
     code, approver = (program.files, program.packages), user_name()
     found = approval.save(approvals, signer, name, code, texts, days=days, by=approver, why=args.why or "")
+    record_change(folder, "approve", args.why, {"changed": _list_signed(found, digests)})
     if args.json:
         print(json.dumps({**document, "signed": True, **_make_document(found)}, indent=1))
     else:
@@ -294,6 +295,17 @@ def describe(plans: Sequence[Plan], program: Program) -> str:
     return escape_foreign_text("\n".join(lines), 1 << 24, lines=True)
 
 
+def _list_signed(found: FoundApproval, plans: Sequence[str]) -> list[str]:
+    """What was signed, for the owner's log: the script with its digest, the plans' digests, and the serial number."""
+    from whale_nebula.security import code
+
+    approved = found.approval
+    if approved is None:
+        return []
+    script = f"{approved.script} {approved.files.get(code.SCRIPT, '')}"
+    return [script, *(f"plan {each}" for each in plans), f"approval {approved.serial} until {approved.until}"]
+
+
 # ---------------------------------------------------------------------- list, withdraw
 def _list_approvals(args: argparse.Namespace, signer: Authority | None = None) -> Sequence[FoundApproval]:
     config, folder, approvals = _find_folders(args)
@@ -340,6 +352,7 @@ def _withdraw(args: argparse.Namespace) -> Answer:
         what = f"{count_text} a serial that begins with {args.withdraw!r}"
         raise PlanError(what, where=str(approvals), mend="whale-nebula approve --list")
     number = issue.withdraw(folder, signer, same[0].serial, f"approval of {same[0].script}", args.why or "")
+    record_change(folder, "withdraw approval", args.why, {"changed": [f"{same[0].script} {same[0].serial}"]})
     text = f"withdrawn: {same[0].serial[:16]}, in deny list number {number}"
     text += f"\ncopy to every host whose config requires approvals: {folder / files.REVOKED}"
     return {"withdrawn": same[0].serial, "deny_list": number}, text

@@ -158,5 +158,8 @@ _EVENT_FIELDS = ("dataset", "purpose", "number", "until", "scope", "by", "kind",
 
 def _describe_event(each: Any) -> str:
     more = "  ".join(f"{name} {each[name]}" for name in _EVENT_FIELDS if each.get(name))
+    changed = each.get("changed")
+    if isinstance(changed, list) and changed:
+        more += f"{'  ' * bool(more)}{', '.join(map(str, changed))}"
     words = (each.get("time"), each.get("action"), each.get("account"), each.get("decision"))
     return "  " + "  ".join(str(word) for word in words if word) + f"  {more}" * bool(more)

@@ -9,9 +9,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.cli.arguments import Answer, Options, Parser, answer, choose_command, describe_time, remark, split
+from whale_nebula.accounts.actions import record_action
+from whale_nebula.cli.arguments import (
+    Answer,
+    Options,
+    Parser,
+    answer,
+    choose_command,
+    describe_time,
+    remark,
+    split,
+    user_name,
+)
 from whale_nebula.config import Config, load
-from whale_nebula.errors import CredentialsError, IdentityError
+from whale_nebula.errors import CredentialsError, IdentityError, NebulaError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import GATEWAY, WORKER, Identity, Peer, authority, files, issue, owners, trust
 from whale_nebula.security.authority import AUTHORITY_DAYS, Authority
@@ -144,7 +155,31 @@ def main(argv: Sequence[str]) -> int:
     args.paths = paths
     if any(each.startswith("-") for each in paths):
         parser.error(f"unknown option {next(each for each in paths if each.startswith('-'))!r}")
-    return answer(args, lambda: _COMMANDS[command](args, parser))
+    return answer(args, lambda: _run(command, args, parser))
+
+
+def _run(command: str, args: argparse.Namespace, parser: Parser) -> Answer:
+    """Run a command, and record what it has changed in the log of the owner's registry."""
+    document, text = _COMMANDS[command](args, parser)
+    if command in _RECORDED_COMMANDS:
+        record_change(find_folder(args), f"certs {command}", args.why if command == "revoke" else None, document)
+    return document, text
+
+
+_RECORDED_COMMANDS = ("issue", "renew", "revoke", "sign", "trust")
+
+
+def record_change(folder: Path, action: str, why: str | None, document: Mapping[str, Any]) -> None:
+    """Record a change that was made, by its answer; a failure is reported, as the change is in effect."""
+    changed = [
+        f"{each['who']} {each['serial']}" if isinstance(each, Mapping) else str(each)
+        for values in document.values()
+        for each in (values if isinstance(values, list) else ())
+    ]
+    try:
+        record_action(folder, action, why or "", by=user_name(), changed=changed)
+    except NebulaError as error:
+        remark(f"this change is not in the log of the accounts: {error}")
 
 
 # ---------------------------------------------------------------------- the commands

@@ -70,6 +70,8 @@ _OPTIONS: Options = {
         "let accounts log in and read data through this port, with the services of this host in this folder; with "
         "several runs, for that of --config",
     ),
+    "--token-file": ("FILE", "a token of an account with the role of an owner, which renews the gateway's certificate"),
+    "--account": ("NAME", "the account of the token; default: your user name on this host"),
     "--audit": ("FILE", "the audit log; default: audit/NAME-gateway.jsonl next to the config"),
     "--json": (None, "print one JSON object when it listens"),
     "--stdin": (None, argparse.SUPPRESS),  # started by a launcher, over standard input
@@ -97,7 +99,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace, stop_reasons: queue.SimpleQueue[str]) -> int:
-    gateways = start_gateways([_read_site(stop_reasons)] if args.stdin else _find_sites(args))
+    sites = [_read_site(stop_reasons)] if args.stdin else _find_sites(args)
+    with contextlib.ExitStack() as resources:
+        if args.token_file is not None:
+            from whale_nebula.cli.login import renew_certificates
+
+            own = [sites[0].identity]
+            resources.enter_context(renew_certificates(args.config, own, args.account, args.token_file))
+        return _serve(args, start_gateways(sites), stop_reasons)
+
+
+def _serve(args: argparse.Namespace, gateways: Sequence[Gateway], stop_reasons: queue.SimpleQueue[str]) -> int:
     for number in _SIGNALS:
         signal.signal(number, lambda signum, _: stop_reasons.put(signal.Signals(signum).name))
     keep_freed_memory()

@@ -7,8 +7,9 @@ import contextlib
 import json
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from whale_nebula.accounts.login import HOURS, MOST_HOURS, LoginRequest
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN
@@ -19,7 +20,7 @@ from whale_nebula.cli.arguments import Options, Parser, print_error, remark, use
 from whale_nebula.cli.certs import find_folder, list_requested_identities, load_config
 from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
-from whale_nebula.security import Files, Identity, authority, files, owners
+from whale_nebula.security import Credentials, Files, Identity, authority, files, owners
 
 POLL_SECONDS = 3.0
 _DESCRIPTION = """\
@@ -110,6 +111,11 @@ def _find_service(args: argparse.Namespace, parser: Parser) -> tuple[str, int]:
     return host.strip("[]"), parser.number("--at", port) or 0
 
 
+def print_line(text: str) -> None:
+    """Print a line at once, also into a file or a pipe."""
+    print(text, flush=True)
+
+
 class Login:
     """A repeatable login of this host."""
 
@@ -120,7 +126,9 @@ class Login:
         port: int,
         hours: float,
         requested_identities: Sequence[tuple[str, str, int]],
+        report: Callable[[str], None] = print_line,
     ) -> None:
+        self.report = report
         config, self.folder = load_config(args), find_folder(args)
         ca = self.folder / authority.CA
         if not ca.exists():
@@ -154,11 +162,11 @@ class Login:
         until = min(each.not_valid_after_utc for each in certificates)
         if self.args.json:
             document = {"account": answer.get("account"), "role": answer.get("role"), "until": until.isoformat()}
-            print(json.dumps(document), flush=True)
+            self.report(json.dumps(document))
         else:
             workers = ", ".join(each.identity.worker for each in requests)
             account = f"{answer.get('account')} ({answer.get('role')})"
-            print(f"logged in as {account}: {workers}, valid until {until:%Y-%m-%d %H:%M} UTC", flush=True)
+            self.report(f"logged in as {account}: {workers}, valid until {until:%Y-%m-%d %H:%M} UTC")
         return until
 
     def _check_account(self, identity: Identity, account: str) -> None:
@@ -181,6 +189,55 @@ class Login:
         with files.lock_folder(self.folder):
             for text in lists.values():
                 owners.store_deny_list(self.folder, text.encode("utf-8", "replace"), known, refuse=False)
+
+    def find_expiry(self) -> datetime | None:
+        """The expiry of the present certificates; None if one is missing or not valid."""
+        ends = []
+        for each in self.requested_identities:
+            try:
+                found = Credentials.load(Files.in_folder(self.folder, each))
+                found.check_now()
+            except NebulaError:
+                return None
+            ends.append(found.peer.not_after)
+        return min(ends, default=None)
+
+
+@contextlib.contextmanager
+def renew_certificates(
+    config: str, identities: Sequence[Identity], account: str | None, token_file: str
+) -> Iterator[None]:
+    """Renew the certificates of processes of this host while they run: log in by a token in the last quarter of their
+    validity, or now if they are missing, and keep deny lists up to date.
+    """
+    cluster = identities[0].cluster
+    words = ["--cluster", cluster, "--config", config, "--token-file", token_file]
+    parser = make_parser()
+    args = parser.read([*words, *(["--account", account] if account else [])])
+    base, security = find_folder(args), load_config(args).security
+    for each in identities:
+        used, written = Files.from_config(security, each, Path(config).parent).cert, Files.in_folder(base, each).cert
+        if used.absolute() != written.absolute():
+            mend = "remove security: {cert: ..., key: ...} from the config, or renew with whale-nebula login --keep"
+            raise ConfigError("a login writes other files than the config names", why=f"{written}, {used}", mend=mend)
+    requested = [(each.cluster, each.role, each.index) for each in identities]
+    login = Login(args, *_find_service(args, parser), HOURS, requested, remark)
+    until = login.find_expiry() or login.log_in()
+    stopped = threading.Event()
+
+    def renew() -> None:
+        try:
+            keep_logged_in(login, until, lambda seconds: not stopped.wait(seconds), files.now)
+        except NebulaError as error:
+            remark(f"certificates of {cluster} are no longer renewed: {error}")
+
+    thread = threading.Thread(target=renew, name="nebula-renewal", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(POLL_SECONDS)
 
 
 def keep_logged_in(

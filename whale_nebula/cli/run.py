@@ -40,13 +40,14 @@ from whale_nebula.launch.placement import (
 )
 from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.launch.restarts import Attempts, Ended, RestartPolicy, describe_exit, find_first_failed
-from whale_nebula.launch.tenancy import open_tenancy
+from whale_nebula.launch.tenancy import Tenancy, describe_policy, open_tenancy
 from whale_nebula.launch.worker_exit import find_last_error_line, find_last_message, is_same_cause
 from whale_nebula.launch.worker_output import Sink, TerminalScreen
 from whale_nebula.launch.worker_processes import Output, create_identities, derive_seed, start_workers
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, find_terminal
 from whale_nebula.security.approval import check_script
+from whale_nebula.security.identity import Identity as CertifiedIdentity
 from whale_nebula.security.tenant import Tenant, check_disk_limit
 
 
@@ -193,6 +194,8 @@ _OPTIONS: Options = {
         "a socket file on which the launcher serves HTTP: GET /status, /metrics, POST /resize, /preempt",
     ),
     "--metrics": ("HOST:PORT", "address for GET /metrics (Prometheus); also served on the --control socket"),
+    "--token-file": ("FILE", "a token that renews the certificates of this host's workers during the run"),
+    "--account": ("NAME", "the account of the token; default: your user name on this host"),
     "--port": ("PORT", f"with Slurm and JobSet: the port of the workers; default: {PORT}"),
 }
 
@@ -233,6 +236,8 @@ def _check(parser: Parser, args: argparse.Namespace, script: Sequence[str]) -> N
         parser.error("missing script: whale-nebula run [options] train.py")
     if args.all and (args.cluster is not None or args.worker is not None):
         parser.error("--all starts all workers of all clusters, and cannot be combined with --cluster or --worker")
+    if args.token_file is not None and (args.all or args.config is None):
+        parser.error("--token-file renews the certificates of --config, and cannot be combined with --all")
     if args.clusters is not None and (not args.all or args.config is not None):
         parser.error("--clusters needs --all and replaces --config: --all --clusters gpu,npu")
     args.worker, args.port = parser.number("--worker", args.worker), parser.number("--port", args.port)
@@ -283,6 +288,11 @@ def _start(
         owners = [*placement.here, *gateways.list_gateway_names(config)]
         security, tenant = resources.enter_context(gateways.issue_for_run(config, owners)), None
     else:
+        if args.token_file is not None:
+            from whale_nebula.cli.login import renew_certificates
+
+            own = [CertifiedIdentity.of_worker(config.run_name, each) for each in placement.here]
+            resources.enter_context(renew_certificates(args.config, own, args.account, args.token_file))
         security = gateways.configured_files(config, placement.here, args.config)
         tenant = gateways.check_files(security, config.run_name)
     tenancy = resources.enter_context(open_tenancy(tenant, gateways.find_config_folder(args.config), security, remark))
@@ -315,11 +325,11 @@ def _start(
     def start(epoch: int) -> Iterator[Job]:
         if epoch:
             await_free_ports(listen, config.patience)
-        for cluster in dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ():
-            check_script(config, args.config, cluster, script[0])
+        approvals = _check_approvals(config, args.config, placement, script[0], tenancy)
         workers, enforcer = list_workers(), None if tenancy is None else tenancy.limits
         if tenancy is not None:
-            tenancy.note_start(list(workers), script[0], epoch)
+            policy = {**describe_policy(config, args.config), "approvals": approvals}
+            tenancy.note_start(list(workers), script[0], epoch, policy)
         with start_workers(argv, workers, output=output, notice=remark, epoch=epoch, enforcer=enforcer) as job:
             signal_handler.job, signal_handler.starts = job, signal_handler.starts + 1
             try:
@@ -346,6 +356,23 @@ def _start(
     if tenancy is not None:
         tenancy.note_end(ended.result.codes, ended.result.excess, ended.epoch)
     return ended
+
+
+def _check_approvals(
+    config: Config, source: str | None, placement: Placement, script: str, tenancy: Tenancy | None
+) -> list[str]:
+    """The serial numbers of the approvals of a script, if the config requires them; the refusal of an account's start
+    is logged.
+    """
+    clusters = dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ()
+    try:
+        found = [check_script(config, source, cluster, script).approval for cluster in clusters]
+    except NebulaError as error:
+        if tenancy is not None:
+            reason = f"{error.code} {error.what}" + f": {error.why}" * bool(error.why)
+            tenancy.note_refusal(script, reason, describe_policy(config, source))
+        raise
+    return [each.serial for each in found if each is not None]
 
 
 def _check_room(tenant: Tenant | None, home: str | None, folder: str, need: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -127,10 +127,10 @@ class Grants:
         permission = Permission(
             secrets.token_hex(4), dataset, account, purpose, REQUESTED, format_time(rows.now()), "", ""
         )
-        unanswered = [each for each in self.list_permissions(account=account) if each.state == REQUESTED]
-        if len(unanswered) >= MOST_REQUESTS:
-            raise AccessError(f"{account} has {MOST_REQUESTS} unanswered requests", mend="ask the owner")
         with rows.write_transaction():
+            query = "select count(*) from permission where account = ? and state = ?"
+            if rows.database.execute(query, (account, REQUESTED)).fetchone()[0] >= MOST_REQUESTS:
+                raise AccessError(f"{account} has {MOST_REQUESTS} unanswered requests", mend="ask the owner")
             rows.database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(permission))
             more = {"dataset": dataset, "purpose": purpose, "number": permission.number}
             rows.add_event("request", account, "", "", more)
@@ -138,16 +138,17 @@ class Grants:
 
     def decide(self, number: str, state: str, days: float = DAYS, reason: str = "", by: str = "") -> Permission:
         """Grant, deny or withdraw a request of an account; a grant ends after this many days."""
-        rows, found = self.registry, self._find_permission(number)
+        rows = self.registry
         now, until = format_time(rows.now()), format_time(rows.now() + timedelta(days=days))
-        if state == GRANTED:
-            dataset = self.find_readable(found.dataset)
-            until = min(until, dataset.expires)
-        decided = Permission(
-            found.number, found.dataset, found.account, found.purpose, state, found.asked, now,
-            until if state == GRANTED else "",
-        )  # fmt: skip
-        with rows.write_transaction():
+        with rows.write_transaction():  # another process may withdraw the dataset meanwhile
+            query = "select * from permission where number = ?"
+            row = rows.database.execute(query, (number,)).fetchone()
+            if row is None:
+                raise AccessError(f"unknown request {number[:64]!r}", mend="whale-nebula data grants")
+            found = Permission(*row)
+            if state == GRANTED:
+                until = min(until, _check_readable(self._look_up(found.dataset), now).expires)
+            decided = replace(found, state=state, decided=now, until=until if state == GRANTED else "")
             rows.database.execute(
                 "insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _make_row(decided)
             )
@@ -161,14 +162,6 @@ class Grants:
             decision = "allow" if state == GRANTED else "deny"
             rows.add_event(_ACTIONS[state], decided.account, decision, reason, more)
         return decided
-
-    def _find_permission(self, number: str) -> Permission:
-        with self.registry.read_transaction():
-            query = "select * from permission where number = ?"
-            row = self.registry.database.execute(query, (number,)).fetchone()
-        if row is None:
-            raise AccessError(f"unknown request {number[:64]!r}", mend="whale-nebula data grants")
-        return Permission(*row)
 
     def list_permissions(self, *, account: str | None = None, dataset: str | None = None) -> list[Permission]:
         """All requests with their outcomes, the oldest first."""

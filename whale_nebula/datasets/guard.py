@@ -24,13 +24,16 @@ from whale_nebula.datasets.schema import count_bytes
 from whale_nebula.errors import AccessError, InterfaceError, NebulaError
 from whale_nebula.security import files
 from whale_nebula.security.audit import AuditLog
-from whale_nebula.transport.grpc.limits import Buckets
+from whale_nebula.transport.grpc.limits import Buckets, TokenBucket
 
 MOST_ROWS = 1 << 16
 MOST_BYTES = 256 << 20
 OWNER = "owner"
 """The reader in records of reads without an account: the owner, on the owner's machine."""
+ANONYMOUS = "address "
+"""Beginning of the actor in records of connections without a valid certificate."""
 _REFUSALS, _REFUSALS_RATE = 8, 0.1
+_ANONYMOUS_REFUSALS, _ANONYMOUS_REFUSALS_RATE = 64, 1.0
 _MOST_RUNS = 10_000  # whose versions are remembered; for others each record has the versions
 
 
@@ -73,6 +76,7 @@ class Guard:
     def __init__(self, grants: Grants, usage: Usage, log: AuditLog) -> None:
         self.grants, self.usage, self.log = grants, usage, log
         self._pacer, self._refusals = Pacer(), Buckets(_REFUSALS, _REFUSALS_RATE)
+        self._anonymous_refusals = TokenBucket(_ANONYMOUS_REFUSALS, _ANONYMOUS_REFUSALS_RATE)
         self._lock = threading.Lock()
         self._opening_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._open_datasets: dict[str, tuple[Dataset, OpenDataset]] = {}
@@ -103,11 +107,13 @@ class Guard:
         if not 0 <= request.first < request.last <= opened.count or request.last - request.first > MOST_ROWS:
             what = f"rows {request.first} to {request.last} of {opened.count} cannot be read at once"
             raise AccessError(what, mend=f"use batch={MOST_ROWS} or less")
+        limits, account, count = opened.interface.limits, reader.account or OWNER, request.last - request.first
+        _check_batch_size(count * sum(each.row_bytes for each in opened.interface.schema))
+        if limits.account.rows is not None or limits.run.rows is not None:  # before the rows are computed
+            self.usage.check_remaining(request.dataset, account, reader.run, limits, count)
         rows, columns = opened.read(request.seed, request.number, request.first, request.last)
-        size, account = count_bytes(opened.interface.schema, columns), reader.account or OWNER
-        if size > MOST_BYTES:
-            raise AccessError(f"a batch of {size} bytes is too large", mend="use a smaller batch=")
-        limits = opened.interface.limits
+        size = count_bytes(opened.interface.schema, columns)
+        _check_batch_size(size)
         pause = self._pacer.find_pause(request.dataset, account, limits.rate, size)
         self.usage.count(request.dataset, account, reader.run, limits, rows, size)
         self.log.record(
@@ -117,6 +123,10 @@ class Guard:
             **self._select_versions(reader, request.dataset),
         )  # fmt: skip
         return Batch(rows, columns, pause)
+
+    def confirm(self, reader: Reader, name: str) -> None:
+        """Check that a reader may still read a dataset, after a batch has waited for the rate limit."""
+        self._run_logged(reader, name, lambda: self._authorize(reader, name))
 
     def _select_versions(self, reader: Reader, dataset: str) -> dict[str, str]:
         """The versions of a run for the first record of its reads."""
@@ -168,8 +178,12 @@ class Guard:
             raise AccessError(what, mend="ask its owner") from None
 
     def refuse(self, reader: Reader, name: str, error: NebulaError) -> None:
-        """Record a refusal: the first ones of a reader at once, then one in ten seconds, with their number."""
+        """Record a refusal: the first ones of a reader at once, then one in ten seconds, with their number; of all
+        addresses without a certificate together, 64 at once and then one a second.
+        """
         subject, free = self._refusals.take(reader.account or reader.actor)
+        if free and reader.actor.startswith(ANONYMOUS) and not self._anonymous_refusals.take():
+            subject, free = ANONYMOUS, False
         if not free:
             with self._lock:
                 self._unlogged_refusals[subject] = self._unlogged_refusals.get(subject, 0) + 1
@@ -181,12 +195,6 @@ class Guard:
             purpose=reader.purpose or "", run=reader.run, program=reader.program, times=times,
             reason=f"{error.code} {error.what}" + f": {error.why}" * bool(error.why),
         )  # fmt: skip
-
-
-def wait_for_rate(pause: float, sleep: Callable[[float], object] = time.sleep) -> None:
-    """Wait before a batch is sent, if its account exceeds its rate."""
-    if pause > 0:
-        sleep(pause)
 
 
 # ---------------------------------------------------------------------- usage by account
@@ -253,11 +261,13 @@ class Usage:
                 if self._database.in_transaction:
                     self._database.execute("rollback")
 
-    def check_remaining(self, dataset: str, account: str, run: str, limits: Limits) -> None:
-        """Check that one more row may be read."""
+    def check_remaining(self, dataset: str, account: str, run: str, limits: Limits, count: int = 1) -> None:
+        """Check that this many more rows may be read."""
         for counted_run, bound, what in ((ALL_RUNS, limits.account, "total"), (run, limits.run, "run")):
+            if bound == Bound():
+                continue
             rows, size = self.find(dataset, account, counted_run)
-            _check(bound, (rows + 1, size + 1), f"{account} has reached the {what} limit of dataset {dataset!r}")
+            _check(bound, (rows + count, size + 1), f"{account} has reached the {what} limit of dataset {dataset!r}")
 
     def find(self, dataset: str, account: str, run: str = ALL_RUNS) -> tuple[int, int]:
         """The rows and bytes that an account has read, in a run or in total."""
@@ -265,6 +275,11 @@ class Usage:
         with self._lock:
             found = self._database.execute(query, (dataset, account, run)).fetchone()
         return (0, 0) if found is None else (int(found[0]), int(found[1]))
+
+
+def _check_batch_size(size: int) -> None:
+    if size > MOST_BYTES:
+        raise AccessError(f"a batch of {size} bytes is too large", mend="use a smaller batch=")
 
 
 def _check(bound: Bound, total: tuple[int, int], what: str) -> None:

@@ -289,8 +289,8 @@ def _read_expiry(place: Place) -> str:
 
 # ---------------------------------------------------------------------- an open dataset
 _ROUNDS = 4
-_MOST_CACHED_ROWS = 1 << 20
-"""Up to this number of rows, the complete order of a pass is kept in memory."""
+_BLOCK = 1 << 14
+"""The number of positions whose rows are computed together."""
 Rows = NDArray[np.uint64]
 
 
@@ -339,16 +339,19 @@ def find_rows(count: int, seed: int | None, number: int, first: int, last: int) 
     >>> find_rows(10, 7, 0, 4, 10).tolist() == find_rows(10, 7, 0, 0, 10).tolist()[4:]
     True
     """
-    if seed is None or count < 2:
-        return np.arange(first, min(last, count), dtype=np.uint64)
-    if count <= _MOST_CACHED_ROWS:
-        return _order_all_rows(count, seed, number)[first:last]
-    return _order_rows(count, seed, number, first, last)
+    last = min(last, count)
+    if seed is None or count < 2 or first >= last:
+        return np.arange(first, last, dtype=np.uint64)
+    begin = first // _BLOCK
+    blocks = [_order_block(count, seed, number, each) for each in range(begin, -(-last // _BLOCK))]
+    rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    return rows[first - begin * _BLOCK : last - begin * _BLOCK]
 
 
-@lru_cache(4)
-def _order_all_rows(count: int, seed: int, number: int) -> Rows:
-    return _order_rows(count, seed, number, 0, count)
+@lru_cache(64)
+def _order_block(count: int, seed: int, number: int, block: int) -> Rows:
+    """A block of positions: a reader of a few rows at a time computes them once, and no request costs more than one."""
+    return _order_rows(count, seed, number, block * _BLOCK, (block + 1) * _BLOCK)
 
 
 def _order_rows(count: int, seed: int, number: int, first: int, last: int) -> Rows:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from whale_nebula.accounts.server import dial, make_client_context
 from whale_nebula.config.place import split_address
 from whale_nebula.datasets import report_files
-from whale_nebula.datasets.guard import Guard, Reader, ReadRequest, wait_for_rate
+from whale_nebula.datasets.guard import Guard, Reader, ReadRequest
 from whale_nebula.datasets.report import Period, Report
 from whale_nebula.datasets.report_files import Log, decode_report
 from whale_nebula.datasets.schema import (
@@ -35,6 +35,7 @@ from whale_nebula.datasets.schema import (
     write_frame,
 )
 from whale_nebula.errors import AccessError, AccountError, AuditError, IdentityError, NebulaWarning
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import OPERATOR, WORKER, Files, Identity, files
 from whale_nebula.security.audit import Head, KeptHeads
 from whale_nebula.security.trust import Trust
@@ -83,6 +84,7 @@ class LocalClient:
 
     guard: Guard
     reader: Reader
+    sleep: Callable[[float], None] = field(default=time.sleep)
 
     def describe(self, name: str) -> DatasetInfo:
         """The description of a readable dataset."""
@@ -95,7 +97,9 @@ class LocalClient:
             last = min(first + selection.batch, selection.last)
             request = ReadRequest(selection.dataset, selection.seed, selection.number, first, last, info.edition)
             batch = self.guard.read(self.reader, request)
-            wait_for_rate(batch.pause)
+            if batch.pause > 0:
+                self.sleep(batch.pause)
+                self.guard.confirm(self.reader, selection.dataset)
             yield batch.columns
 
 
@@ -127,7 +131,8 @@ class RemoteClient:
     def request(self, name: str, purpose: str) -> str:
         """Request access to a dataset; returns the number of the request."""
         with self._open() as line:
-            return str(line.ask({"ask": "request", "dataset": name, "purpose": purpose}).message.get("number"))
+            answer = line.ask({"ask": "request", "dataset": name, "purpose": purpose})
+            return escape_foreign_text(answer.message.get("number"), 64)
 
     def fetch_report(self, period: Period) -> tuple[Report, list[Log]]:
         """Request the report of the reads of the owner's data in a period: for auditors."""
@@ -273,7 +278,8 @@ class _Connection:
     def take(self, kind: int, most_data: int = 0) -> Frame:
         frame = read_frame(self._secured, most_data, MOST_JSON << 4)
         if frame.kind == REFUSED:
-            what, why, mend = (str(frame.message.get(part, ""))[:1000] for part in ("what", "why", "mend"))
+            parts = ("what", "why", "mend")
+            what, why, mend = (escape_foreign_text(frame.message.get(part, ""), 1000, lines=True) for part in parts)
             raise AccessError(what or "the service refused the request", why=why, mend=mend or None)
         if frame.kind != kind:
             raise AccessError(f"the service sent a frame of kind {frame.kind} instead of {kind}")

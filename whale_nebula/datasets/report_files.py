@@ -13,7 +13,7 @@ from whale_nebula.accounts.registry import Registry
 from whale_nebula.datasets.report import Period, Read, Refusal, Report, make_report, parse_moment
 from whale_nebula.errors import AuditError
 from whale_nebula.security import approval, authority, chain, files
-from whale_nebula.security.audit import list_log_files
+from whale_nebula.security.audit import AuditLog, Head, list_log_files
 from whale_nebula.security.code import SCRIPT
 from whale_nebula.security.trust import DenyList, Trust, load
 from whale_nebula.security.verdict import Verdict, verify
@@ -39,24 +39,50 @@ def report_accesses(
     folder: Path, registry: Registry, period: Period, logs: Sequence[Path] = (), approvals: Path | None = None
 ) -> tuple[Report, list[Log]]:
     """Create the report of a period from these logs, by default all in the authority's folder, which must be intact."""
-    paths = logs or [each for each in sorted((folder / AUDIT).glob("data-*.jsonl")) if each == list_log_files(each)[-1]]
-    verdicts = [_verify(each, folder) for each in paths]
+    events, home = registry.list_events(), folder / AUDIT
+    positions = _find_positions(events)
+    paths = logs or [each for each in sorted(home.glob("data-*.jsonl")) if each == list_log_files(each)[-1]]
+    if not logs and (missing := sorted(positions.keys() - {each.name for each in paths})):
+        why = "the registry has positions of this log, so it was moved or deleted"
+        raise AuditError(f"{missing[0]} is missing", where=str(home), why=why, mend=f"restore {home / missing[0]}")
+    verdicts = [_verify(each, folder, positions.get(each.name, ())) for each in paths]
     records = [record for each in paths for record in _read_records(each)]
-    report = make_report(period, records, registry.list_events(), _find_approvals(approvals, folder))
+    report = make_report(period, records, events, _find_approvals(approvals, folder))
     return report, [Log(each.path, each.records, each.signed) for each in verdicts]
 
 
-def _verify(path: Path, folder: Path) -> Verdict:
-    """Verify a log, which must be unchanged and signed by a certificate of this authority. While a service writes to
-    it, the last record may be incomplete: then a later record is the first invalid one in the next try.
+def record_position(
+    registry: Registry, log: AuditLog, action: str, account: str = "", decision: str = "", **more: Any
+) -> None:
+    """Record an event with the signed position of a log of reads: a report finds a log that was deleted, or changed
+    before this position.
+    """
+    head = log.head()
+    position = {} if head is None else {"log": log.path.name, "head": head._asdict()}
+    registry.record_event(action, account, decision, "", **more, **position)
+
+
+def _find_positions(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Head]]:
+    """The positions of logs in the events of a registry, by the names of their files."""
+    found: dict[str, list[Head]] = {}
+    for each in events:
+        if isinstance(each.get("log"), str) and isinstance(each.get("head"), Mapping):
+            found.setdefault(each["log"], []).append(Head.from_dict(each["head"]))
+    return found
+
+
+def _verify(path: Path, folder: Path, positions: Sequence[Head]) -> Verdict:
+    """Verify a log, which must be unchanged, signed by a certificate of this authority, and reach these positions.
+    While a service writes to it, the last record may be incomplete: then a later record is the first invalid one in the
+    next try.
     """
     known = authority.authorities(folder)
     denied = folder / files.REVOKED
     revoked = load(denied, known).revoked if denied.exists() else {}
     bad = -1
     for _ in range(_TRIES):
-        found = verify(path, (), None, revoked)
-        if found.ok and found.heads:
+        found = verify(path, positions, Trust(known) if positions else None, revoked)
+        if found.ok and found.heads and not positions:
             found = verify(path, (), Trust(known), revoked)
         if found.ok:
             return found

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 from whale_nebula.accounts.login import LoginIssuer
 from whale_nebula.accounts.members import ENABLED
 from whale_nebula.accounts.registry import Registry
-from whale_nebula.accounts.server import TlsServer, certify_service, run_server
+from whale_nebula.accounts.server import TlsServer, certify_service, find_end, run_server
 from whale_nebula.datasets import report_files
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
-from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader, ReadRequest, Usage
+from whale_nebula.datasets.guard import ANONYMOUS, MOST_ROWS, Guard, Reader, ReadRequest, Usage
 from whale_nebula.datasets.report import Period, parse_moment
-from whale_nebula.datasets.report_files import AUDIT, encode_report, report_accesses
+from whale_nebula.datasets.report_files import AUDIT, encode_report, record_position, report_accesses
 from whale_nebula.datasets.schema import (
     ANSWER,
     ASK,
@@ -59,6 +59,7 @@ _IDLE_SECONDS = 600.0
 _LIVE_SECONDS = 1.0
 _CONNECTIONS, _ACCOUNT_CONNECTIONS = 128, 32
 _ASK_BURST, _ASK_RATE = 5, 0.1  # rate limit of access requests of one account, each of which is a signed change
+_LIST_BURST, _LIST_RATE = 20, 1.0
 _REPORT_BURST, _REPORT_RATE = 3, 1 / 60  # rate limit of reports of one account, each of which verifies all logs
 _REPORT = "the audit report"
 _LONGEST = 300
@@ -83,6 +84,7 @@ class DataServer(TlsServer):
         own = issuer.authority.certificate
         self.trust = Trust([own], DenyList(issuer.folder / files.REVOKED, [own]))
         self.requests, self.reports = Buckets(_ASK_BURST, _ASK_RATE), Buckets(_REPORT_BURST, _REPORT_RATE)
+        self.lists = Buckets(_LIST_BURST, _LIST_RATE)
         self.report_lock = threading.Lock()
         self._open_connections: set[socket.socket] = set()
         self._account_connections: dict[str, int] = {}
@@ -101,7 +103,7 @@ class DataServer(TlsServer):
         why = getattr(error, "verify_message", "") or error.reason or ""
         if "certificate" in str(error).lower() or why:
             what = NotAllowedError(f"no certificate of this owner: {str(why)[:100]}")
-            self.guard.refuse(Reader("", f"address {address}"), "", what)
+            self.guard.refuse(Reader("", ANONYMOUS + address), "", what)
 
     def identify(self, line: ssl.SSLSocket) -> Peer:
         """Authenticate the other end; raises if it may not send requests."""
@@ -117,6 +119,8 @@ class DataServer(TlsServer):
     def register_connection(self, line: socket.socket, account: str) -> Iterator[None]:
         """Count a connection of an account, and close it with the server."""
         with self._count_lock:
+            if len(self._open_connections) >= self.connections:
+                raise AccessError("the service has too many connections", mend="try again in a minute")
             if self._account_connections.get(account, 0) >= _ACCOUNT_CONNECTIONS:
                 what = f"account {account!r} already has {_ACCOUNT_CONNECTIONS} connections"
                 raise AccessError(what, mend="read in fewer processes")
@@ -149,6 +153,8 @@ class _Handler(BaseRequestHandler):
         with contextlib.suppress(*_CONNECTION_ERRORS):
             try:
                 peer = server.identify(line)
+                server.pending.remove(find_end(self.client_address))
+                server.pending.note_accepted(str(self.client_address[0]))
                 with server.register_connection(line, peer.account):
                     self._answer_requests(peer)
             except NebulaError as error:
@@ -202,14 +208,18 @@ class _Handler(BaseRequestHandler):
     def _answer_query(self, peer: Peer, message: dict[str, Any]) -> dict[str, Any]:
         grants = self.server.guard.grants
         if message.get("ask") == "list":
+            self._check_rate(self.server.lists, peer)
             return {"datasets": [_describe_dataset(each) for each in grants.list_datasets() if _is_published(each)]}
         if message.get("ask") != "request":
             raise _unknown_request_error()
         dataset, purpose = (_read_text(message, part) for part in ("dataset", "purpose"))
-        if not self.server.requests.take(peer.account)[1]:
-            raise AccessError(f"account {peer.account!r} sends too many requests", mend="try again in a minute")
+        self._check_rate(self.server.requests, peer)
         permission = grants.ask(peer.account, dataset, purpose)
         return {"number": permission.number, "state": permission.state}
+
+    def _check_rate(self, buckets: Buckets, peer: Peer) -> None:
+        if not buckets.take(peer.account)[1]:
+            raise AccessError(f"account {peer.account!r} sends too many requests", mend="try again in a minute")
 
     def _make_report(self, peer: Peer, message: dict[str, Any]) -> bytes:
         """The access report of a period for an auditor, which is recorded first."""
@@ -220,9 +230,8 @@ class _Handler(BaseRequestHandler):
             raise AccessError("too many reports are requested", mend="try again in a minute")
         try:
             registry, period = server.issuer.registry, Period(since, until)
-            registry.record_event(
-                "report", peer.account, "allow", "", since=format_time(since), until=format_time(until)
-            )
+            asked = {"since": format_time(since), "until": format_time(until)}
+            record_position(registry, server.guard.log, "report", peer.account, "allow", **asked)
             report, logs = report_accesses(server.issuer.folder, registry, period, (), server.approvals)
         finally:
             server.report_lock.release()
@@ -271,15 +280,35 @@ class _Handler(BaseRequestHandler):
             last = min(first + selection.batch, selection.last)
             request = ReadRequest(selection.dataset, selection.seed, selection.number, first, last, selection.edition)
             batch = guard.read(reader, request)
-            if self.server.is_closing.wait(batch.pause) if batch.pause > 0 else self.server.is_closing.is_set():
+            if not self._wait_for_rate(peer, reader, selection.dataset, batch.pause):
                 return False
             parts = encode_columns(schema, batch.columns)
             write_frame(line, BATCH, {"first": first, "rows": batch.rows}, parts)
             first = last
             if time.monotonic() - last_check > _LIVE_SECONDS:
                 last_check = time.monotonic()
-                check_live(self.server.trust, peer)
+                self._check_live(peer, reader, selection.dataset)
         return True
+
+    def _check_live(self, peer: Peer, reader: Reader, dataset: str) -> None:
+        """Check that the certificate of a reader is still valid while rows are sent."""
+        try:
+            check_live(self.server.trust, peer)
+        except NebulaError as error:
+            self.server.guard.refuse(reader, dataset, error)
+            raise
+
+    def _wait_for_rate(self, peer: Peer, reader: Reader, dataset: str, pause: float) -> bool:
+        """Wait before a batch is sent, and check meanwhile that its reader may still have it; returns whether the
+        service is still open.
+        """
+        end = time.monotonic() + pause
+        while (left := end - time.monotonic()) > 0:
+            if self.server.is_closing.wait(min(left, _LIVE_SECONDS)):
+                return False
+            self._check_live(peer, reader, dataset)
+            self.server.guard.confirm(reader, dataset)
+        return not self.server.is_closing.is_set()
 
 
 class _VersionedSelection(NamedTuple):
@@ -383,5 +412,10 @@ def open_service(
         log_signer = CurrentCredentials(Credentials.load(certify_service(issuer, identity)))
         log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, log_signer)
         guard = Guard(Grants(registry), usage, log)
-        with contextlib.closing(log), serve(issuer, guard, cluster, host, port, services, approvals) as bound:
-            yield bound
+        with contextlib.closing(log):
+            record_position(registry, log, "serve data")
+            try:
+                with serve(issuer, guard, cluster, host, port, services, approvals) as bound:
+                    yield bound
+            finally:
+                record_position(registry, log, "end data service")

@@ -24,9 +24,10 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 
 from whale_nebula.datasets.schema import STRING, Columns
-from whale_nebula.errors import InterfaceError
+from whale_nebula.errors import AccessError, InterfaceError
 from whale_nebula.errors.text import list_names
 
+MOST_RECORD_BYTES = 1 << 30
 FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -74,7 +75,10 @@ class Records:
 
     def read(self, rows: Any) -> dict[str, Any]:
         """The columns of these rows."""
-        return self.parse([bytes(self.files[file][first:last]) for file, first, last in self.places[rows].tolist()])
+        places = self.places[rows]
+        if int((places[:, 2] - places[:, 1]).sum()) > MOST_RECORD_BYTES:  # before they are copied
+            raise AccessError("these records are too large to be read at once", mend="use a smaller batch=")
+        return self.parse([bytes(self.files[file][first:last]) for file, first, last in places.tolist()])
 
 
 # ---------------------------------------------------------------------- files

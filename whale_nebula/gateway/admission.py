@@ -281,6 +281,13 @@ SAVE_SECONDS = 5.0
 _LOG = logging.getLogger("whale_nebula.gateway")
 
 
+def find_account(certificate: bytes) -> str:
+    """The account that a certificate of this run names, also one that is refused; "" if it names none."""
+    with contextlib.suppress(IdentityError):
+        return files.peer(files.certificate(certificate, "a refused caller")).account
+    return ""
+
+
 class Traffic:
     """The counts of a gateway. Thread-safe.
 

@@ -21,6 +21,7 @@ from whale_nebula.gateway.admission import (
     admit_health_request,
     admit_stream,
     count_connections,
+    find_account,
 )
 from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.gateway.front import Front
@@ -158,7 +159,8 @@ class Gateway:
             lane.end(error.what)
             if isinstance(error, IdentityError):
                 who = dialler.names[0] if dialler.names else dialler.host
-                self.journal.note_refused(who, f"{request.source} - {request.destination}", error)
+                target, account = f"{request.source} - {request.destination}", find_account(dialler.certificate)
+                self.journal.note_refused(who, target, error, account)
             raise
 
     def _admit(self, found: Admission, request: StreamRequest, lane: Lane) -> FrameHandler:
@@ -396,7 +398,7 @@ class Gateway:
                 check_live(credentials.trust, peer)
                 self._traffic.check(peer if peer.identity.role == WORKER else None)
             except IdentityError as error:
-                self.journal.note_refused(peer.identity.uri, "a live stream", error)
+                self.journal.note_refused(peer.identity.uri, "a live stream", error, peer.account)
                 end(error.what)
         if credentials is not self._used_credentials:
             self._used_credentials = credentials

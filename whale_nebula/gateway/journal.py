@@ -108,12 +108,15 @@ class Journal:
             self._open.discard(half)
             self._changed.notify_all()
 
-    def note_refused(self, actor: str, target: str, error: NebulaError) -> None:
-        """Record a refusal. It does not wait for the disk, as unauthenticated clients can cause it."""
+    def note_refused(self, actor: str, target: str, error: NebulaError, account: str = "") -> None:
+        """Record a refusal, of an account if the actor's certificate names one. It does not wait for the disk, as
+        unauthenticated clients can cause it.
+        """
         times = self._refusals.count(actor)
         if times:
             reason = f"{error.code} {error.what}" + (f": {error.why}" if error.why else "")
             fields = {"actor": actor, "target": target[:_TEXT], "reason": reason[:_TEXT], "times": times}
+            fields |= {"account": account[:_TEXT]} if account else {}
             self.note("refuse", decision="deny", durable=False, **fields)
 
     def check_periodically(self, now: float) -> None:

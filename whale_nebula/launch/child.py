@@ -6,6 +6,7 @@ script that fails announces that to the other workers, which would otherwise wai
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -13,6 +14,7 @@ import runpy
 import sys
 from functools import partial
 
+from whale_nebula.config import load
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import call_when_loaded, seed_all
@@ -23,6 +25,7 @@ from whale_nebula.launch.worker_exit import (
     request_exit_on_signals,
     select_own_lines,
 )
+from whale_nebula.security.code import import_from_source
 
 
 def main(argv: list[str]) -> None:
@@ -32,6 +35,8 @@ def main(argv: list[str]) -> None:
         _prepare(attachment)
     sys.argv = argv
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
+    if attachment is not None and _needs_approval(attachment):
+        import_from_source(argv[0])
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except BaseException as failure:
@@ -41,6 +46,13 @@ def main(argv: list[str]) -> None:
             sys.excepthook = partial(_write_failure, attachment.worker, argv[0])
         raise
     _send_exit_code(attachment, 0)
+
+
+def _needs_approval(attachment: Attachment) -> bool:
+    """Whether the config requires approvals; an invalid config is reported by `nb.init`."""
+    with contextlib.suppress(NebulaError):
+        return attachment.config is not None and load(attachment.config).approvals is not None
+    return False
 
 
 def _prepare(attachment: Attachment) -> None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from whale_nebula.config import Config
 from whale_nebula.errors import AccountError
 from whale_nebula.launch.job import list_alive
-from whale_nebula.security import Credentials, Files
+from whale_nebula.security import Credentials, Files, code
 from whale_nebula.security.allowance import format_bytes
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.tenant import Tenant, check_disk_limit, open_home
@@ -344,6 +345,17 @@ def _sum_kib(texts: Collection[str], line: re.Pattern[str]) -> int:
 AUDIT, STARTS = "audit", "starts"
 
 
+def describe_policy(config: Config, source: str | None) -> dict[str, Any]:
+    """The restrictions of a config, for the record of a start: what may not cross, whether programs need an approval,
+    and the digest of its file.
+    """
+    found: dict[str, Any] = {"forbid": [str(each) for each in config.forbid]}
+    found["needs_approval"] = config.approvals is not None
+    with contextlib.suppress(OSError):
+        found["config"] = hashlib.sha256(Path(source or "").read_bytes()).hexdigest()
+    return found
+
+
 @dataclass(frozen=True)
 class Tenancy:
     """The launcher's resources for an account: its folder `home`, with the `log` in it."""
@@ -353,10 +365,15 @@ class Tenancy:
     limits: Limits
     log: AuditLog
 
-    def note_start(self, workers: Sequence[str], script: str, epoch: int) -> None:
-        """Log a start before it happens."""
-        digest = hashlib.sha256(Path(script).read_bytes()).hexdigest()
-        self._note("start run", "allow", workers=list(workers), script=Path(script).name, sha256=digest, epoch=epoch)
+    def note_start(self, workers: Sequence[str], script: str, epoch: int, policy: Mapping[str, Any]) -> None:
+        """Log a start before it happens: what is started, with which versions, under which `policy` of the config."""
+        program = {"script": Path(script).name, "sha256": hashlib.sha256(Path(script).read_bytes()).hexdigest()}
+        versions = code.describe_versions()
+        self._note("start run", "allow", workers=list(workers), **program, epoch=epoch, versions=versions, **policy)
+
+    def note_refusal(self, script: str, reason: str, policy: Mapping[str, Any]) -> None:
+        """Log a start that is refused."""
+        self._note("start run", "deny", reason, script=Path(script).name, **policy)
 
     def note_end(self, codes: Mapping[str, int], excess: str, epoch: int) -> None:
         """Log how a start ended; `excess` is the limit that it exceeded."""

@@ -192,9 +192,10 @@ def read_approvals(config: Config, source: str | None, cluster: str | None) -> t
     return folder, read_all(folder, trust, config.run, files.now(), cluster)
 
 
-def check_script(config: Config, source: str | None, cluster: str | None, script: str) -> None:
-    """Refuse to start a script without a valid approval. This compares the script, the modules in its folder that the
-    approval names, and the versions of packages; the workers compare modules loaded from elsewhere.
+def check_script(config: Config, source: str | None, cluster: str | None, script: str) -> FoundApproval:
+    """The approval of a script that is about to be started; refused without a valid one. This compares the script, the
+    modules in its folder that the approval names, and the versions of packages; the workers compare modules loaded from
+    elsewhere.
     """
     folder, found = read_approvals(config, source, cluster)
     packages = code.list_packages()
@@ -202,9 +203,12 @@ def check_script(config: Config, source: str | None, cluster: str | None, script
     def compare(approval: Approval) -> str | None:
         present = code.list_adjacent_modules(script, approval.files)
         known = {name: value for name, value in packages.items() if name in approval.packages}
+        hiding = code.find_hiding_module(script, approval.files)
+        if hiding is not None:
+            return f"{hiding} next to the script hides an installed or standard module, and was not approved"
         return code.find_difference(present, approval.files) or code.find_difference(known, approval.packages)
 
-    choose_approval(folder, found, Path(script), compare)
+    return choose_approval(folder, found, Path(script), compare)
 
 
 def check_process(folder: Path, found: Sequence[FoundApproval]) -> FoundApproval:

@@ -11,11 +11,13 @@ import platform
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cache
-from importlib import metadata
+from importlib import machinery, metadata
+from importlib.machinery import ExtensionFileLoader, FileFinder, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import Any
 
 import whale_nebula
 
@@ -67,14 +69,68 @@ def list_files(script: str | Path | None = None) -> dict[str, str]:
 
 
 def list_adjacent_modules(script: str | Path, modules: Iterable[str]) -> dict[str, str]:
-    """The digests of a script before it runs, and of modules in its folder."""
-    found, folder = {SCRIPT: digest_file(script)}, Path(script).resolve().parent
+    """The digests of a script before it runs, and of modules in its folder, which Python would load from there."""
+    found, folder = {SCRIPT: digest_file(script)}, _find_folder(script)
     for name in modules:
-        path = folder.joinpath(*name.split("."))
-        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
-            if name != SCRIPT and file.is_file():
-                found.setdefault(name, digest_file(file))
+        file = None if name == SCRIPT else _find_module_file(folder, name)
+        if file is not None:
+            found[name] = digest_file(file)
     return found
+
+
+def find_hiding_module(script: str | Path, approved: Container[str]) -> str | None:
+    """A module next to a script that Python would load in place of a standard or installed one; None if all of these
+    are approved.
+    """
+    folder, others = _find_folder(script), {*sys.stdlib_module_names, *metadata.packages_distributions()}
+    try:
+        names = sorted({each.partition(".")[0] for each in os.listdir(folder)} & others)
+    except OSError:
+        return None
+    return next((each for each in names if each not in approved and _find_module_file(folder, each)), None)
+
+
+def _find_folder(script: str | Path) -> Path:
+    """The folder of a script, from which its modules are imported. A link to a script is in its own folder."""
+    return Path(os.path.abspath(script)).parent
+
+
+def _find_module_file(folder: Path, name: str) -> Path | None:
+    """The file of a module in a folder, in Python's order: packages before extensions, source and bytecode."""
+    *packages, last = name.split(".")
+    spec = FileFinder(str(folder.joinpath(*packages)), *_LOADERS).find_spec(last)
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+class _SourceLoader(SourceFileLoader):
+    """A loader of source that ignores bytecode next to it, which can differ from the source."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+_LOADERS: Any = (
+    (ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+    (_SourceLoader, machinery.SOURCE_SUFFIXES),
+    (SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
+)
+
+
+def import_from_source(script: str | Path) -> None:
+    """Import modules in the folder of a script from their source from now on, as approvals contain its digests: a file
+    in `__pycache__` is loaded without a look at the source if its time matches.
+    """
+    folder = _find_folder(script)
+
+    def find(path: str) -> FileFinder:
+        if not Path(os.path.abspath(path)).is_relative_to(folder):
+            raise ImportError("only for the script's folder", path=path)
+        return FileFinder(path, *_LOADERS)
+
+    sys.path_hooks.insert(0, find)
+    sys.path_importer_cache.clear()
 
 
 def _unrecorded_modules() -> Iterator[tuple[str, Path]]:

@@ -29,6 +29,8 @@ PUBLIC = 0o644
 REVOKED = "revoked.json"
 NO_LIST = "none"
 _MOST_BYTES = 4 << 20
+MOST_LIST_BYTES = 64 << 20
+"""The most bytes of a deny list."""
 
 
 class Files(NamedTuple):

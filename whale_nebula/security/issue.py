@@ -83,8 +83,18 @@ def certify(
     if revoked_peers := [peer for peer in known if peer.key == key and peer.serial in revoked]:
         mend = "on the host, delete its .key and .csr, then run whale-nebula certs request to create a new key"
         raise CredentialsError(f"the key of {revoked_peers[0].identity.worker} was revoked", where=where, mend=mend)
+    if account and any(peer.key == key and peer.account != account for peer in known):
+        why = "a certificate of this key was issued to another account, or by the owner"
+        mend = "on the host, delete its .key and .csr, then log in again"
+        raise CredentialsError(f"the key requested for {identity.worker} is in use", where=where, why=why, mend=mend)
     _refuse_second_key(identity, known, revoked, at, key)
     return _certify(folder, authority, identity, public, days, at, None, account, allowance)
+
+
+def discard(folder: Path, serials: Iterable[str]) -> None:
+    """Remove certificates that were issued to accounts and delivered to no one; the caller has locked the folder."""
+    for each in serials:
+        (folder / home.ISSUED / f"{each}.pem").unlink(missing_ok=True)
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:

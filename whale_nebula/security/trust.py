@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -95,7 +96,7 @@ def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
             mend=f"copy {files.REVOKED} from the host that issues certificates; if the run has no deny list, set "
             "security: {revoked: none}",
         )
-    return parse(files.read(path, "the deny list"), str(path), authorities)
+    return parse(files.read(path, "the deny list", most=files.MOST_LIST_BYTES), str(path), authorities)
 
 
 def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> SignedList:
@@ -158,6 +159,9 @@ def _parse_revocations(content: Any) -> Revocations:
 
 
 # ---------------------------------------------------------------------- the highest number on this host
+_MOST_RECORD_BYTES = 1 << 16
+
+
 def read_highest_number(path: Path, signer: str) -> int:
     """The number of the newest list of this signer that was read from this path; 0 if none is known."""
     record = _highest_file(path)
@@ -186,10 +190,36 @@ def remember_highest(path: Path, signer: str, number: int) -> None:
     """Store the number that a file's signer gave it, next to the file, if it is the highest so far."""
     if number <= max(1, read_highest_number(path, signer)):
         return
-    with contextlib.suppress(OSError):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        with open(os.open(_highest_file(path), flags, files.PUBLIC), "ab") as file:
-            file.write(f"{signer} {number}\n".encode())
+    record, line = _highest_file(path), f"{signer} {number}\n".encode()
+    with contextlib.suppress(OSError, CredentialsError):
+        while not _append_line(record, line):
+            pass
+        if record.stat().st_size > _MOST_RECORD_BYTES:
+            _compact(record)
+
+
+def _append_line(record: Path, line: bytes) -> bool:
+    """Append a line to a record; False if the file was replaced meanwhile."""
+    with open(os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, files.PUBLIC), "ab") as file:
+        file.write(line)
+        file.flush()
+        return os.fstat(file.fileno()).st_ino == record.stat().st_ino
+
+
+def _compact(record: Path) -> None:
+    """Replace a record by one with the highest number of each signer. Other processes may append to it meanwhile: what
+    is appended to the old file before the new one has its name is copied, and later lines are appended again.
+    """
+    with open(record, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another process compacts it
+        highest: dict[bytes, bytes] = {}
+        for line in file.read().splitlines():
+            signer, _, number = line.partition(b" ")
+            if number.isdigit():
+                highest[signer] = max(highest.get(signer, b"0"), number, key=int)
+        files.write(record, b"".join(b"%s %s\n" % each for each in highest.items()), files.PUBLIC)
+        for line in file.read().splitlines(keepends=True):
+            _append_line(record, line)
 
 
 def _highest_file(path: Path) -> Path:

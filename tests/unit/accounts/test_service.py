@@ -8,8 +8,8 @@ import socket
 import ssl
 import threading
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from whale_nebula.accounts import server, service
-from whale_nebula.accounts.login import LoginIssuer, LoginRequest
+from tests.unit.accounts.conftest import GOOD, RUN, Site, identify
+from whale_nebula.accounts import service
+from whale_nebula.accounts.login import LoginRequest
 from whale_nebula.accounts.members import AUDITOR, DISABLED, OWNER
 from whale_nebula.accounts.passwords import digest_secret
 from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refused_login_error
 from whale_nebula.accounts.scope import Scope
-from whale_nebula.accounts.service import LoginClient, serve
+from whale_nebula.accounts.service import serve
 from whale_nebula.cli.arguments import DONE
 from whale_nebula.cli.login import Login, keep_logged_in, main
 from whale_nebula.errors import AccountError, LoginError, NebulaError, RevokedError, WrongNameError
@@ -38,65 +39,10 @@ from whale_nebula.security import (
     authority,
     files,
     issue,
-    owners,
 )
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.trust import DenyList
-
-RUN, GOOD = "mt", "a sentence to remember"
-
-
-@dataclass
-class Site:
-    """An owner's login service with an account, and the folder of a host that logs in."""
-
-    issuer: LoginIssuer
-    host: Path
-    port: int
-
-    @property
-    def ca(self) -> bytes:
-        return (self.issuer.folder / authority.CA).read_bytes()
-
-    def request(self, identity: Identity, host: str = "host") -> str:
-        return owners.request(self.host / host, identity).path.read_text()
-
-    def ask(self, *identities: Identity, host: str = "host", **more: Any) -> Any:
-        fields = {"account": "ana", "kind": PASSWORD, "secret": GOOD, **more}
-        request = LoginRequest(requests=[self.request(each, host) for each in identities], **fields)
-        return self.service.log_in(request)
-
-    @property
-    def service(self) -> LoginClient:
-        return LoginClient("127.0.0.1", self.port, self.ca, RUN, "gpu")
-
-    def trust(self) -> Trust:
-        known = authority.authorities(self.issuer.folder)
-        return Trust(known, DenyList(self.issuer.folder / files.REVOKED, known))
-
-    @property
-    def last(self) -> dict[str, Any]:
-        return self.issuer.registry.list_events()[-1]
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
-    monkeypatch.setattr(service, "_RATE", 1000.0)
-    monkeypatch.setattr(service, "_ALL_RATE", 1000.0)
-    authority.create(tmp_path / "certs", Authority.create(RUN, {}, bound=["gpu"]))
-    signer = authority.load(tmp_path / "certs")
-    registry = Registry(tmp_path / "certs", signer)
-    registry.add("ana", workers=2, password=GOOD)
-    issuer = LoginIssuer(registry, signer, tmp_path / "certs")
-    with serve(issuer, "gpu", "127.0.0.1", 0) as port:
-        yield Site(issuer, tmp_path, port)
-    registry.close()
-
-
-def identify(index: int, cluster: str = "gpu", role: str = WORKER, run: str = RUN) -> Identity:
-    return Identity(run, cluster, role, index)
 
 
 def test_login_issues_certificates_of_the_account_without_keys(site: Site) -> None:
@@ -209,14 +155,14 @@ def run_concurrently(folder: Path, *acts: Callable[[], object]) -> list[NebulaEr
 
 def test_two_services_of_one_registry_enforce_the_worker_quota(site: Site) -> None:
     site.issuer.registry.add("bob", password=GOOD)
-    other = site.issuer._replace(registry=Registry(site.issuer.folder, site.issuer.authority))
+    other = replace(site.issuer, registry=Registry(site.issuer.folder, site.issuer.authority))
     wanted = [LoginRequest("bob", PASSWORD, GOOD, [site.request(identify(n))]) for n in range(2)]
     errors = run_concurrently(
         site.issuer.folder, *(partial(d.log_in, w) for d, w in zip([site.issuer, other], wanted, strict=True))
     )
     other.registry.close()
     assert len(site.issuer.registry.certificates("bob")) == 1
-    assert [each.what for each in errors] == ["the account may have 1 at a time, but would have 2"]
+    assert [each.what for each in errors] == ["the account may have 1 worker at a time, but would have 2"]
 
 
 def test_account_disabled_during_login_gets_no_valid_certificate(site: Site) -> None:
@@ -255,9 +201,9 @@ REFUSED_LOGINS: dict[str, Refusal] = {
     "an expired token": (
         lambda s: None, {"kind": TOKEN, "secret": "token-00-old"}, [identify(0)], LoginError, "wrong token"
     ),
-    "too many workers": (lambda s: None, {}, [identify(n) for n in range(3)], AccountError, "may have 2 at a time"),
+    "too many workers": (lambda s: None, {}, [identify(n) for n in range(3)], AccountError, "have 2 workers at"),
     "too many in turn": (
-        lambda s: s.ask(identify(0), identify(1)), {}, [identify(2)], AccountError, "may have 2 at a time"
+        lambda s: s.ask(identify(0), identify(1)), {}, [identify(2)], AccountError, "have 2 workers at"
     ),
     "another's worker": (add_other, {"account": "bob"}, [identify(0)], AccountError, "belongs to another account"),
     "a worker of the owner": (issue_by_owner, {}, [identify(0)], AccountError, "already has a certificate"),

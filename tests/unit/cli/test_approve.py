@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import io
 import json
 import os
+import py_compile
 import re
 import shutil
+import struct
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.processes import zygote
+from whale_nebula.accounts.registry import Registry
 from whale_nebula.cli.approve import main
 from whale_nebula.config import load
 from whale_nebula.errors import NebulaError
@@ -267,6 +272,67 @@ def test_changed_or_missing_approved_plan_is_refused(act: Callable[[Path], objec
         approval.read_plan(found, "net.train_step")
 
 
+def link_script(site: Path) -> None:
+    """Replace the script by a link to an approved one, next to a module that is not approved."""
+    approved = site / "elsewhere"
+    approved.mkdir()
+    for name in ("train.py", "helper.py"):
+        shutil.copy(site / name, approved)
+    (site / "train.py").unlink()
+    (site / "train.py").symlink_to(approved / "train.py")
+    (site / "helper.py").write_text(EVIL)
+
+
+def compile_other_module(site: Path) -> None:
+    """Write bytecode of another module into the cache, with the time and the size of the approved source."""
+    helper = site / "helper.py"
+    found, cache = helper.stat(), Path(importlib.util.cache_from_source(str(helper)))
+    (site / "other.py").write_text(EVIL)
+    py_compile.compile(str(site / "other.py"), str(cache), dfile=str(helper))
+    (site / "other.py").unlink()
+    data = cache.read_bytes()
+    cache.write_bytes(data[:8] + struct.pack("<II", int(found.st_mtime), found.st_size) + data[16:])
+
+
+def add_package(site: Path) -> None:
+    (site / "helper").mkdir()
+    (site / "helper" / "__init__.py").write_text(EVIL)
+
+
+EVIL = "WIDTH = 3; import os; print('begun', flush=True); os._exit(0)"
+REPLACEMENTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a link to the script": (link_script, "helper is .* here, but .* was approved"),
+    "a module that hides a package": (
+        lambda site: (site / "tool.py").write_text(EVIL),
+        "tool next to the script hides",
+    ),
+    "a module that hides a standard one": (
+        lambda site: (site / "json.py").write_text(EVIL),
+        "json next to the script hides an installed or standard module",
+    ),
+    "a package before the module": (add_package, "helper is .* here, but .* was approved"),
+    "an extension before the module": (
+        lambda site: (site / f"helper{EXTENSION_SUFFIXES[0]}").write_bytes(b"x"),
+        "helper is .* here, but .* was approved",
+    ),
+}
+"""Files that Python would load in place of approved or installed ones, and the expected difference."""
+
+
+@pytest.mark.parametrize(("act", "message"), REPLACEMENTS.values(), ids=REPLACEMENTS)
+def test_file_loaded_in_place_of_an_approved_one_is_refused(
+    act: Callable[[Path], object], message: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site)
+    monkeypatch.syspath_prepend(str(site / "packages"))
+    monkeypatch.setattr(code, "list_packages", dict)
+    approval.check_script(load("clusters.yaml"), "clusters.yaml", "gpu", "train.py")
+    act(site)
+    with pytest.raises(NebulaError, match=r"train\.py is not approved") as caught:
+        approval.check_script(load("clusters.yaml"), "clusters.yaml", "gpu", "train.py")
+    assert re.search(message, str(caught.value))
+
+
 EVASIONS = {
     "another config": edit("train.py", 'nb.init("clusters.yaml")', "nb.init({})"),
     "without the library": lambda site: (site / "train.py").write_text("print('begun')"),
@@ -285,6 +351,17 @@ def test_launcher_refuses_script_that_evades_the_check(evade: Callable[[Path], o
     evade(site)
     status, out, err = run_command(site, "run", "--all", "--config", "clusters.yaml", "train.py")
     assert status == 78 and not out and re.search("NB-[0-9]+ train.py is not approved", err), (out, err)
+
+
+def test_bytecode_of_another_module_is_not_loaded(site: Path) -> None:
+    """Its time and size are those of the approved source."""
+    compile_other_module(site)
+    code = "import sys; sys.path.insert(0, '.'); {}; import helper; print('loaded', helper.WIDTH)"
+    before = zygote.run("-c", code.format("pass"), cwd=site)
+    assert before.stdout.split() == ["begun"]
+    guard = "from whale_nebula.security.code import import_from_source; import_from_source('train.py')"
+    after = zygote.run("-c", code.format(guard), cwd=site)
+    assert after.stdout.split() == ["loaded", "3"], after.stderr
 
 
 def test_launcher_accepts_approved_script(site: Path) -> None:
@@ -368,8 +445,14 @@ def test_signing_needs_confirmation_and_an_unchanged_program(
     assert main(["--list", "--config", str(site / "clusters.yaml")]) == 0
     assert "seen" in capsys.readouterr().out
     edit("helper.py", "5", "3")(site)
+    registry = Registry(site / "certs", authority.load(site / "certs"))
     assert main([*options, "--record", "found.json", "--yes"]) == 0
     assert len(list((site / "approved").iterdir())) == len(before) + 1
+    withdraw(site)
+    signed, withdrawn = [each for each in registry.list_events() if "changed" in each]
+    registry.close()
+    assert (signed["action"], withdrawn["action"], withdrawn["reason"]) == ("approve", "withdraw approval", "a mistake")
+    assert re.search(r"train.py \w{64}, plan \w{64}, approval \w{40} until ", ", ".join(signed["changed"]))
 
 
 def test_examined_script_runs_isolated_and_forged_record_is_refused(

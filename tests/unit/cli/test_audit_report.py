@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from whale_nebula.accounts.rows import FILE
 from whale_nebula.cli.main import main
 from whale_nebula.datasets.grants import GRANTED
 from whale_nebula.datasets.reading import open_remote
+from whale_nebula.datasets.report_files import record_position
 from whale_nebula.errors import AccessError
-from whale_nebula.security import approval
+from whale_nebula.security import approval, chain
 
 Capture = pytest.CaptureFixture[str]
 SCRIPT = b"print('hello')\n"
@@ -105,6 +107,51 @@ def test_attack_changed_registry_is_refused(read: Site, capsys: Capture) -> None
         other.commit()
     code, _, err = run(f"{read.guard.log.path} --folder {copy}", capsys)
     assert (code, "was modified by other means" in err) == (1, True)
+
+
+def keep_first_records(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+
+
+def rewrite_without_heads(path: Path) -> None:
+    """Rewrite a log as one that was never signed, with correct digests, and ana's reads as bob's."""
+    before, lines = chain.START, []
+    for each in path.read_bytes().splitlines():
+        record = json.loads(each)
+        if record["action"] != chain.HEAD:
+            fields = {name: value for name, value in record.items() if name not in ("seq", "prev")}
+            fields |= {"account": "bob"} if record.get("account") == "ana" else {}
+            line, before = chain.make_line(before, fields)
+            lines.append(line + b"\n")
+    path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Path.unlink, "data-gpu.jsonl is missing"),
+        (keep_first_records, "the log ends at record 3, but a peer has a head"),
+        (rewrite_without_heads, "but a peer has a head of record"),
+    ],
+    ids=["deleted", "truncated", "rewritten as unsigned"],
+)
+def test_attack_log_of_the_service_is_changed(
+    change: Callable[[Path], object],
+    message: str,
+    read: Site,
+    capsys: Capture,
+) -> None:
+    """The registry has positions of the log."""
+    folder = read.owner.home / "certs"
+    log = folder / "audit/data-gpu.jsonl"
+    log.parent.mkdir(exist_ok=True)
+    record_position(read.owner.registry, read.guard.log, "end data service")
+    shutil.copy(read.guard.log.path, log)
+    code, out, _ = run(f"--folder {folder}", capsys)
+    assert code == 0 and "end data service" in out
+    change(log)
+    code, out, err = run(f"--folder {folder}", capsys)
+    assert (code, out) == (1, "") and message in err
 
 
 # ---------------------------------------------------------------------- over the line

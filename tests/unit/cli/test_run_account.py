@@ -32,7 +32,7 @@ def run(folder: Path, mib: int, long: int) -> int:
 def test_account_run_enforces_and_logs_limits(owner: Owner, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     (tmp_path / "clusters.yaml").write_text(
         f'run: mt\nclusters: {{gpu: {{workers: ["{find_free_address()}"]}}, npu: {{workers: ["10.77.0.2:7101"]}}}}\n'
-        "restarts: 3\n"
+        "restarts: 3\nforbid: [y -> npu]\n"
     )
     certify(owner, "ana", tmp_path / "certs", allowance=Allowance(memory=200 << 20, cpus=1, disk=1 << 30))
     shutil.copy(owner.home / "certs/revoked.json", tmp_path / "certs")
@@ -50,10 +50,23 @@ def test_account_run_enforces_and_logs_limits(owner: Owner, tmp_path: Path, capf
     assert [each["reason"] for each in log if each["action"] == "end run"][1].startswith(
         "account ana of gpu is limited to 200 MiB"
     )
+    start = next(each for each in log if each["action"] == "start run")
+    assert (start["approvals"], start["forbid"]) == ([], ["y -> npu"]) and "tensorflow" in start["versions"]
+    with (tmp_path / "clusters.yaml").open("a") as config:
+        config.write("approvals: approved\n")
+    (tmp_path / "approved").mkdir()
+    assert run(tmp_path, mib=1, long=0) == arguments.CONFIG
+    assert "train.py is not approved" in capfd.readouterr().err
+    refusals = [line for line in (home / "audit/gpu-worker-0.jsonl").read_text().splitlines() if "not approved" in line]
+    refused = json.loads(refusals[-1])
+    assert (refused["action"], refused["decision"], refused["account"]) == ("start run", "deny", "ana")
+    assert refused["config"] != start["config"] and refused["needs_approval"]
+    text = (tmp_path / "clusters.yaml").read_text()
+    (tmp_path / "clusters.yaml").write_text(text.replace("approvals: approved\n", ""))
     (home / "much").write_bytes(b"a" * (1 << 20))
     certify(owner, "ana", tmp_path / "certs", allowance=Allowance(disk=1 << 20))
     assert run(tmp_path, mib=1, long=0) == arguments.CONFIG
     assert "the disk limit of account ana of gpu is 1 MiB on each host, and it uses 1.0" in capfd.readouterr().err
     log = [json.loads(line) for line in (home / "audit/gpu-worker-0.jsonl").read_text().splitlines()]
-    assert [each["decision"] for each in log if each["action"] == "start run"] == ["allow", "allow", "deny"]
+    assert [each["decision"] for each in log if each["action"] == "start run"] == ["allow", "allow", "deny", "deny"]
     assert main(["audit", "verify", str(home / "audit/gpu-worker-0.jsonl")]) == arguments.DONE

@@ -15,6 +15,7 @@ from whale_nebula.config.place import Place
 from whale_nebula.datasets.interface import (
     Interface,
     OpenDataset,
+    _order_block,
     find_rows,
     open_dataset,
     parse_interface,
@@ -303,9 +304,12 @@ def test_row_order_is_a_permutation_that_can_be_read_in_parts(count: int) -> Non
     whole = find_rows(count, 5, 2, 0, count).tolist()
     assert sorted(whole) == list(range(count))
     assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
-    with pytest.MonkeyPatch.context() as patch:  # as for a dataset that is too large to cache its order
-        patch.setattr("whale_nebula.datasets.interface._MOST_CACHED_ROWS", 0)
-        assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("whale_nebula.datasets.interface._BLOCK", 16)
+        _order_block.cache_clear()
+        parts = [find_rows(count, 5, 2, first, first + 37) for first in range(0, count, 37)]
+        assert np.concatenate(parts).tolist() == whole
+    _order_block.cache_clear()
     if count > 60:
         assert whole != find_rows(count, 5, 3, 0, count).tolist() != find_rows(count, 6, 3, 0, count).tolist()
 

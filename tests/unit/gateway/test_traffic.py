@@ -47,6 +47,7 @@ def test_account_above_its_daily_traffic_is_refused(network: GatewayNetwork) -> 
         network.link(GPU, NPU).take("SESSION", TIMEOUT_SECONDS)
     refused = [each for each in read_records(settings) if each["action"] == "refuse"]
     assert refused and all(each["decision"] == "deny" and "account ana has used" in each["reason"] for each in refused)
+    assert {each["account"] for each in refused} == {"ana"}
     network.gateways["gpu"].stop("a test")
     assert json.loads(settings.traffic_path.read_text())["bytes"]["ana"] >= 1 << 20
     assert settings.traffic_path.stat().st_mode & 0o777 == 0o600

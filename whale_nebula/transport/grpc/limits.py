@@ -88,15 +88,15 @@ class Buckets:
         self._lock = threading.Lock()
         self._buckets: dict[str, TokenBucket] = {}
 
-    def take(self, name: str) -> tuple[str, bool]:
-        """Take a token for a name; returns the name of the bucket that counts it, and whether it had a token left."""
+    def take(self, name: str, count: float = 1.0) -> tuple[str, bool]:
+        """Take tokens for a name; returns the name of the bucket that counts them, and whether it had enough."""
         with self._lock:
             if name not in self._buckets and len(self._buckets) >= self._most:
                 self._buckets = {name: bucket for name, bucket in self._buckets.items() if not bucket.is_full}
                 name = name if len(self._buckets) < self._most else "others"
             if name not in self._buckets:
                 self._buckets[name] = TokenBucket(self._burst, self._rate, now=self._now)
-            return name, self._buckets[name].take()
+            return name, self._buckets[name].take(count)
 
 
 class Endpoint(NamedTuple):
