@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import describe_machine, parser, verdict, write
-from prediction import DELAY, SCRIPT, own_cache, two_sites
+from prediction import DELAY, SCRIPT, use_own_cache, two_sites
 
 RUNS = (
     ("transformer", "0.5,4", "60mbit"),
@@ -36,7 +36,7 @@ def measure(model: str, plan: str, rate: str) -> list[dict[str, Any]]:
     """The seconds of each site of a run: of its stage, of its update, and in total."""
     links = [{"between": list(two_sites.CLUSTERS), "rate": rate, "delay": DELAY}]
     words = [SCRIPT, model, plan, "--steps", str(STEPS), "--processor"]
-    with own_cache(), tempfile.TemporaryDirectory() as folder:  # so that no run uses another's correction
+    with use_own_cache(), tempfile.TemporaryDirectory() as folder:  # so that no run uses another's correction
         told, _ = two_sites.run((rate, DELAY), words, Path(folder), links=links, measure="90s")
     rows = []
     for each in sorted(told, key=lambda each: each["site"]):

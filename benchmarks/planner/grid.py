@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prediction import Run, describe_machine, measure, own_cache
+from prediction import Run, describe_machine, measure, use_own_cache
 
 RESULT = Path(__file__).with_name("grid.json")
 MODELS, RATES = ("transformer", "translator", "convolutions", "classes"), ("60mbit", "120mbit")
@@ -45,7 +45,7 @@ def main() -> int:
     a = parser.parse_args()
     rows = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
     for model, rate in itertools.product(a.models, a.rates):
-        with own_cache():
+        with use_own_cache():
             found = compare(model, rate, a.steps)
         print(model, rate, f"{found['ratio']:.3f} of {found['best']}", flush=True)
         rows = [each for each in rows if (each["model"], each["rate"]) != (model, rate)] + [found]

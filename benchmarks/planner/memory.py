@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from common import describe_machine, parser, verdict, write  # noqa: E402
-from prediction import SCRIPT, own_cache, train  # noqa: E402
+from prediction import SCRIPT, use_own_cache, train  # noqa: E402
 
 BAR = 0.10
 
@@ -79,7 +79,7 @@ def main() -> int:
     quick = parser(__doc__).parse_args().quick
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
     rows: list[dict[str, Any]] = []
-    with own_cache():
+    with use_own_cache():
         for case in CASES[:1] if quick else CASES:
             rows += measure(case)
             print(rows[-1], flush=True)
