@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import describe_machine, parser, verdict, write
-from prediction import DELAY, SCRIPT, use_own_cache, two_sites
+from prediction import DELAY, SCRIPT, two_sites, use_own_cache
 
 RUNS = (
     ("transformer", "0.5,4", "60mbit"),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from common import describe_machine, parser, verdict, write  # noqa: E402
-from prediction import SCRIPT, use_own_cache, train  # noqa: E402
+from prediction import SCRIPT, train, use_own_cache  # noqa: E402
 
 BAR = 0.10
 

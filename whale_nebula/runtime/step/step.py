@@ -245,9 +245,9 @@ class Step:
         self.first = self.first or list_shapes(tensors)
         return results
 
-    def call(self, unpack: Unpack, given: Sequence[Any]) -> Any:
+    def call(self, unpack: Unpack, tensors: Sequence[Any]) -> Any:
         """Call the user's function with these values of its arguments."""
-        args, kwargs = unpack(list(given))
+        args, kwargs = unpack(list(tensors))
         return self.fn(*args, **kwargs)
 
     def find_capture(self, layout: Signature) -> Captured | None:
@@ -298,12 +298,12 @@ class Step:
             if decision is not None and not decision.is_current(run.decisions):
                 self._replace_engine(key, kept)
 
-    def _replace_engine(self, key: tuple[Any, Any], kept: Engine) -> None:
+    def _replace_engine(self, key: tuple[Any, Any], old_engine: Engine) -> None:
         """Register the engine of a better plan, which counts the following steps."""
         del self.engines[key]
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
-        kept.runner.close()
-        forget_states(kept.captured, current_run())
+        old_engine.runner.close()
+        forget_states(old_engine.captured, current_run())
 
     def _widen_engine(self, layout: Signature, unpack: Unpack, forms: Sequence[Signature]) -> Engine | None:
         """An engine with free axes, instead of one for every size; None if the step depends on sizes."""
