@@ -135,8 +135,8 @@ class SwitchFeedForward(keras.layers.Layer):
         taken = self.find_takers(chosen, kept, slots, capacity)
         if self.k > 1:
             tokens = tf.einsum("gsm,k->gskm", tokens, tf.ones([self.k], tokens.dtype))
-        given = pick_rows(tf.reshape(tokens, [groups, picks, width]), taken, slots)
-        made = self.compute(given, groups, capacity)
+        tokens_by_expert = pick_rows(tf.reshape(tokens, [groups, picks, width]), taken, slots)
+        made = self.compute(tokens_by_expert, groups, capacity)
         weights = tf.cast(weights * tf.cast(kept, weights.dtype), made.dtype)
         found = pick_rows(made, slots, taken)
         if self.k == 1:
@@ -216,10 +216,10 @@ class SwitchFeedForward(keras.layers.Layer):
         found = tf.gather(order, tf.reshape(numbers, flat), batch_dims=1)
         return tf.where(tf.reshape(taken, flat), found, -1)
 
-    def compute(self, given: Any, groups: int, capacity: Any) -> Any:
+    def compute(self, tokens_by_expert: Any, groups: int, capacity: Any) -> Any:
         """Apply each expert's two layers to its tokens of all row groups."""
-        form, width = [groups, self.experts, capacity], given.shape[-1]
-        by_expert = tf.transpose(tf.reshape(given, [*form, width]), [1, 0, 2, 3])
+        form, width = [groups, self.experts, capacity], tokens_by_expert.shape[-1]
+        by_expert = tf.transpose(tf.reshape(tokens_by_expert, [*form, width]), [1, 0, 2, 3])
         rows = tf.reshape(by_expert, [self.experts, groups * capacity, width])
         inner = tf.matmul(rows, tf.cast(self.inner, rows.dtype)) + tf.expand_dims(
             tf.cast(self.inner_bias, rows.dtype), 1

@@ -329,9 +329,9 @@ class Curriculum(keras.callbacks.Callback):
         return passing.concatenate(nothing)
 
     @staticmethod
-    def _not_a_dataset_error(given: Any) -> DataError:
+    def _not_a_dataset_error(value: Any) -> DataError:
         return DataError(
-            f"a curriculum requires a dataset, not {type(given).__name__}",
+            f"a curriculum requires a dataset, not {type(value).__name__}",
             why="it cuts the batches of a dataset at each step",
             mend="tf.data.Dataset.from_tensor_slices((x, y)).batch(32).apply(curriculum)",
         )

@@ -157,32 +157,34 @@ class ShapesByLength(NamedTuple):
     free: Sequence[tuple[int | None, ...]]
 
 
-def _complete(option: str, given: Any, lengths: Sequence[int], site: Site, example: str) -> dict[int, Any]:
+def _complete(option: str, setting: Any, lengths: Sequence[int], site: Site, example: str) -> dict[int, Any]:
     """The given values for each length: a table has those from which on each holds, and a function is called."""
-    if given is None:
+    if setting is None:
         return {}
-    if callable(given) and not isinstance(given, Scope):
-        return {length: given(length) for length in lengths}
-    if not isinstance(given, Mapping) or not given:
-        where = f"nb.pipeline({option}={given!r})" if option == "micro_batch" else f"nb.compress({given!r})"
+    if callable(setting) and not isinstance(setting, Scope):
+        return {length: setting(length) for length in lengths}
+    if not isinstance(setting, Mapping) or not setting:
+        where = f"nb.pipeline({option}={setting!r})" if option == "micro_batch" else f"nb.compress({setting!r})"
         raise OptionError(
-            f"{option}={given!r} of a curriculum is not a table by length",
+            f"{option}={setting!r} of a curriculum is not a table by length",
             where=str(site),
             why=f"it sets what changes with the length; to set it for all lengths, use {where}",
             mend=f"{option}={example} (each value applies from its length on), or a function of the length",
         )
-    for length in given:
+    for length in setting:
         if length not in lengths:
             known = ", ".join(map(str, lengths))
             raise OptionError(
-                f"{option}={dict(given)!r} of a curriculum has the length {length!r}, which never occurs",
+                f"{option}={dict(setting)!r} of a curriculum has the length {length!r}, which never occurs",
                 where=str(site),
                 why=f"its lengths are {known}",
                 mend=f"{min(lengths, key=lambda each: abs(each - length)) if _is_number(length) else lengths[0]} "
                 f"instead of {length!r}",
             )
-    steps = sorted(given)
-    return {length: given[max(begin for begin in steps if begin <= length)] for length in lengths if length >= steps[0]}
+    steps = sorted(setting)
+    return {
+        length: setting[max(begin for begin in steps if begin <= length)] for length in lengths if length >= steps[0]
+    }
 
 
 def _is_number(value: Any) -> bool:

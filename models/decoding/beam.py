@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import OptionError
 
-from .found import NEVER, Found, log_probabilities
+from .search_result import NEVER, Found, log_probabilities
 
 Step = Callable[[tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
 """(last words [rows · width], position [], state) to (logits [rows · width, vocabulary], state).

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import OptionError
 
-from .found import NEVER, Found, log_probabilities
+from .search_result import NEVER, Found, log_probabilities
 
 Predict = Callable[[tf.Tensor], tf.Tensor]
 """Shown ids [rows · candidates, longest + 2] to logits [rows · candidates, longest + 2, vocabulary]."""

@@ -12,8 +12,8 @@ from whale_nebula.runtime.function import NebulaFunction, function
 from ..decoder import Decoder
 from ..encoder import Source
 from .beam import Beam, beam_search
-from .found import Found
 from .mask_predict import MaskPredict, mask_predict
+from .search_result import Found
 
 
 def beamed(decoder: Decoder, source: Source, beam: Beam) -> Found:

@@ -35,10 +35,10 @@ def look_ahead(
     """
     layers = [layer for each in embeddings for layer in (each.layers if isinstance(each, SplitEmbedding) else [each])]
 
-    def announce(given: np.ndarray) -> np.ndarray:
+    def announce(rows: np.ndarray) -> np.ndarray:
         for layer in layers:
-            layer.steps.announce(given)
-        return given
+            layer.steps.announce(rows)
+        return rows
 
     def announce_ids(*element: Any) -> Any:
         flat = tf.reshape(tf.cast(ids(*element), tf.int64), [-1])

@@ -349,7 +349,7 @@ class RowTable:
             segments.write(rows, np.zeros((len(ids), 1), np.int64))
 
     # ------------------------------------------------------------------ eviction
-    def _make_room(self, count: int, wanted: int, held: np.ndarray) -> None:
+    def _make_room(self, count: int, wanted: int, held_rows: np.ndarray) -> None:
         """Evict the least used rows, except those of this batch; a tenth of all at once, so that it is rare."""
         most = self._limit or 0
         if wanted > most:
@@ -359,7 +359,7 @@ class RowTable:
                 mend=f"most_rows={-(-wanted * BUCKETS // size)}, or more",
             )
         rows, ids, counts, _ = self._read_all(values=False)
-        others = ~np.isin(rows, held)
+        others = ~np.isin(rows, held_rows)
         rows, ids, counts = rows[others], ids[others], counts[others]
         least = max(len(self) + count - most, most // 10)
         # equal counts are ordered by id, as the places of rows change when a table is loaded

@@ -12,7 +12,7 @@ TensorFlow Text and sacrebleu are imported when they are first needed.
 
 from .bleu import Difference, Score, bleu, paired_bootstrap
 from .corpus import Pairs, read_folder
-from .encoded import Encoded, Ids, batches, encode_pairs
+from .encoding import Encoded, Ids, batches, encode_pairs
 from .generated import LANGUAGES, Choices, aligned, alone, choices, generated, monolingual
 from .order import Order, make_order
 from .tokenizer import Tokenizer

@@ -6,7 +6,7 @@
 * `score`, `read_spans`, `METRICS`: evaluation
 """
 
-from .encoded import Encoder, Rows, Spans, read_spans
+from .encoding import Encoder, Rows, Spans, read_spans
 from .examples import Examples, Question, Task
 from .generated import TASKS, generated_task, generated_text
 from .glue import GLUE, read_glue, read_squad

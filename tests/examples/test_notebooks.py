@@ -29,7 +29,7 @@ def list_output_types(notebook: nbformat.NotebookNode) -> list[str]:
 @pytest.mark.grid  # a kernel of its own, for half a minute
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_and_shows_images(path: Path, notebook_tool: ModuleType) -> None:
-    found = list_output_types(notebook_tool.executed(path))
+    found = list_output_types(notebook_tool.run_notebook(path))
     assert "image/svg+xml" in found and "image/png" in found
 
 

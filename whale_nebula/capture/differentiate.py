@@ -383,8 +383,8 @@ def note_mask(tensor: Any, mask: Any) -> None:
         trace.masks.append((tensor, mask))
 
 
-def _make_list(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+def _make_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _check_first_order(trace: Tracing, ends: Sequence[Any]) -> None:

@@ -162,8 +162,8 @@ def _parts(model: Any) -> list[Any]:
     return [part for part in tf_private.list_layers(model) if _is_model(part)]
 
 
-def _is_model(given: Any) -> bool:
-    return isinstance(given, (tf_private.KerasFunction, tf_private.KerasSequential))
+def _is_model(value: Any) -> bool:
+    return isinstance(value, (tf_private.KerasFunction, tf_private.KerasSequential))
 
 
 def _fingerprint(model: Any) -> _Fingerprint:

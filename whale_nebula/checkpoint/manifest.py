@@ -100,7 +100,6 @@ class Manifest:
     by_length: Mapping[str, Mapping[str, Chosen]] = field(default_factory=dict)
     run: str = ""
     attempt: int = 0
-    plan: str = ""
     seed: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     time: str = ""

@@ -189,18 +189,18 @@ def _add_sources(found: Measurement, part: str, spreads: Mapping[str, float]) ->
 def _measure_links(config: Config, path: str, cluster: str, *, again: bool) -> None:
     """Measure each link of a cluster without a configured rate, and store the result next to the config."""
     for other in config.clusters:
-        kept = link_advice.path_of(path, cluster, other)
+        result_path = link_advice.path_of(path, cluster, other)
         if other == cluster:
             continue
         if config.links.between(cluster, other).rate is not None:
             remark(f"the config has the rate of the link to {other}, so it is not measured")
-        elif link_advice.load_measurement(kept) is not None and not again:
-            remark(f"the rate of the link to {other} is already known: {os.path.relpath(kept)}")
+        elif link_advice.load_measurement(result_path) is not None and not again:
+            remark(f"the rate of the link to {other} is already known: {os.path.relpath(result_path)}")
         else:
-            _measure_link(config, path, cluster, other, kept)
+            _measure_link(config, path, cluster, other, result_path)
 
 
-def _measure_link(config: Config, path: str, cluster: str, other: str, kept: Path) -> None:
+def _measure_link(config: Config, path: str, cluster: str, other: str, result_path: Path) -> None:
     if not (config.clusters[cluster].workers and config.clusters[other].workers):
         remark(f"the link to {other} is not measured: the config must have addresses of workers at both ends")
         return
@@ -209,6 +209,6 @@ def _measure_link(config: Config, path: str, cluster: str, other: str, kept: Pat
     patience = min(config.patience, _LINE_PATIENCE)
     try:
         for found in link_measurement.measure(place, seconds=_LINE_SECONDS, patience=patience, report=remark):
-            link_advice.save(found, kept)
+            link_advice.save(found, result_path)
     except (TransportError, RunError) as error:
         remark(f"the link to {other} is not measured: {error.what}; start this command there at the same time")

@@ -255,9 +255,9 @@ def _choose_backward(forward: Codec | None, backward: Any) -> Codec | None:
     return chosen
 
 
-def _check_backward(backward: Codec, kept: Structure | None) -> None:
+def _check_backward(backward: Codec, forward_structure: Structure | None) -> None:
     own = backward.structure
-    if own is not None and own.returns and own != kept:
+    if own is not None and own.returns and own != forward_structure:
         raise OptionError(
             f"backward={str(backward)!r} has the structure {own.name}, which the forward codec does not have",
             why="a gradient is sent in the same subspace, or at the same positions, as its tensor",

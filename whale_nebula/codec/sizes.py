@@ -55,13 +55,13 @@ def nbytes(parts: Sequence[Part]) -> int:
     return sum(Spec(part.dtype, part.dims).nbytes() for part in parts)
 
 
-def mask_saves_bytes(codec: Codec | None, dtype: str, dims: Dims, kept: int) -> bool:
-    """Whether sending `kept` rows with a mask takes fewer bytes than sending all rows.
+def mask_saves_bytes(codec: Codec | None, dtype: str, dims: Dims, kept_rows: int) -> bool:
+    """Whether sending only `kept_rows` rows with a mask takes fewer bytes than sending all rows.
 
-    >>> mask_saves_bytes(None, "float32", (80, 4), kept=79), mask_saves_bytes(None, "float32", (800, 4), kept=799)
-    (True, False)
+    >>> [mask_saves_bytes(None, "float32", (rows, 4), kept_rows=rows - 1) for rows in (80, 800)]
+    [True, False]
     """
-    rows = (kept, dims[-1])
+    rows = (kept_rows, dims[-1])
     some, every = choose_codec(codec, dtype, rows), choose_codec(codec, dtype, dims)
     return _encoded_size(some, dtype, rows) + -(-prod(dims[:-1]) // 8) < _encoded_size(every, dtype, dims)
 

@@ -87,8 +87,8 @@ def _arrays(node: KnownOp) -> list[Array]:
     """The known inputs as arrays; one whose shape was guessed wrongly becomes a vector."""
     found = []
     for numbers, shape in zip(node.numbers, node.shapes, strict=True):
-        given = np.asarray(numbers, dtype=None if numbers and isinstance(numbers[0], float) else np.int64)
-        found.append(given.reshape(shape) if shape is not None and math.prod(shape) == given.size else given)
+        array = np.asarray(numbers, dtype=None if numbers and isinstance(numbers[0], float) else np.int64)
+        found.append(array.reshape(shape) if shape is not None and math.prod(shape) == array.size else array)
     return found
 
 
@@ -116,8 +116,8 @@ def _stitch(_: Op, *inputs: Array) -> Array:
     """
     pairs = list(zip(inputs[: len(inputs) // 2], inputs[len(inputs) // 2 :], strict=True))
     found: dict[int, Array] = {}
-    for places, given in pairs:
-        entries = given.reshape(places.size, *given.shape[places.ndim :])
+    for places, array in pairs:
+        entries = array.reshape(places.size, *array.shape[places.ndim :])
         found.update(zip(places.ravel().tolist(), entries, strict=True))
     return np.stack([found[place] for place in range(len(found))])
 
@@ -138,22 +138,22 @@ def _fill(_: Op, dims: Array, value: Array) -> Array:
     return np.full(dims, value)
 
 
-def _split(op: Op, axis: Array, given: Array) -> list[Array]:
-    return np.split(given, len(op.outputs), int(axis))
+def _split(op: Op, axis: Array, array: Array) -> list[Array]:
+    return np.split(array, len(op.outputs), int(axis))
 
 
-def _split_by_sizes(_: Op, given: Array, sizes: Array, axis: Array) -> list[Array]:
-    missing = given.shape[int(axis)] - sizes[sizes >= 0].sum()
-    return np.split(given, np.cumsum(np.where(sizes < 0, missing, sizes))[:-1], int(axis))
+def _split_by_sizes(_: Op, array: Array, sizes: Array, axis: Array) -> list[Array]:
+    missing = array.shape[int(axis)] - sizes[sizes >= 0].sum()
+    return np.split(array, np.cumsum(np.where(sizes < 0, missing, sizes))[:-1], int(axis))
 
 
-def _unpack(op: Op, given: Array) -> list[Array]:
-    return list(np.moveaxis(given, _number(op, "axis"), 0))
+def _unpack(op: Op, array: Array) -> list[Array]:
+    return list(np.moveaxis(array, _number(op, "axis"), 0))
 
 
 def _reduce(fold: Callable[..., Any]) -> Callable[..., Array]:
-    return lambda op, given, axes: fold(
-        given, axis=tuple(axes.ravel().tolist()), keepdims=bool(_number(op, "keep_dims"))
+    return lambda op, array, axes: fold(
+        array, axis=tuple(axes.ravel().tolist()), keepdims=bool(_number(op, "keep_dims"))
     )
 
 
@@ -171,20 +171,20 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "NotEqual": np.not_equal, "LogicalAnd": np.logical_and, "SelectV2": np.where,
 }  # fmt: skip
 COMPUTE: Mapping[str, Callable[..., Any]] = {
-    "Ceil": lambda _, given: np.ceil(given),
-    "Floor": lambda _, given: np.floor(given),
-    "Transpose": lambda _, given, order: np.transpose(given, order),
-    "Reshape": lambda _, given, shape: given.reshape(shape),
-    "ExpandDims": lambda _, given, axis: np.expand_dims(given, int(axis)),
-    "Squeeze": lambda op, given: np.squeeze(given, op.attributes.get("squeeze_dims") or None),
+    "Ceil": lambda _, array: np.ceil(array),
+    "Floor": lambda _, array: np.floor(array),
+    "Transpose": lambda _, array, order: np.transpose(array, order),
+    "Reshape": lambda _, array, shape: array.reshape(shape),
+    "ExpandDims": lambda _, array, axis: np.expand_dims(array, int(axis)),
+    "Squeeze": lambda op, array: np.squeeze(array, op.attributes.get("squeeze_dims") or None),
     "GatherV2": _gather,
     "Pack": lambda op, *parts: np.stack(parts, _number(op, "axis")),
     "Unpack": _unpack,
     "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1], int(parts[-1])),
     "Split": _split,
     "SplitV": _split_by_sizes,
-    "StridedSlice": lambda op, given, *bounds: given[index_strided(op, *(bound.tolist() for bound in bounds))],
-    "Slice": lambda _, given, begin, size: given[
+    "StridedSlice": lambda op, array, *bounds: array[index_strided(op, *(bound.tolist() for bound in bounds))],
+    "Slice": lambda _, array, begin, size: array[
         tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin, size, strict=True))
     ],
     "Range": _range,

@@ -157,8 +157,8 @@ def _require_known(compute: Callable[..., Shape | list[Shape]], shapes: int, *nu
     """
 
     def rule(node: KnownOp) -> Shape | list[Shape] | None:
-        given = [*node.shapes[:shapes], *(node.numbers[place] for place in numbers)]
-        return None if None in given else compute(node, *given)
+        arguments = [*node.shapes[:shapes], *(node.numbers[place] for place in numbers)]
+        return None if None in arguments else compute(node, *arguments)
 
     return rule
 
@@ -168,20 +168,20 @@ def _shape_from_input(place: int) -> Rule:
     return lambda node: node.numbers[place]
 
 
-def _reshape(node: KnownOp, given: Shape, wanted: Numbers) -> Shape:
+def _reshape(node: KnownOp, shape: Shape, wanted: Numbers) -> Shape:
     rest = math.prod(size for size in wanted if size >= 0)
-    return tuple(math.prod(given) // rest if size < 0 else size for size in wanted)
+    return tuple(math.prod(shape) // rest if size < 0 else size for size in wanted)
 
 
-def _tile(node: KnownOp, given: Shape, times: Numbers) -> Shape:
-    return tuple(a * b for a, b in zip(given, times, strict=True))
+def _tile(node: KnownOp, shape: Shape, times: Numbers) -> Shape:
+    return tuple(a * b for a, b in zip(shape, times, strict=True))
 
 
-def _reduce(node: KnownOp, given: Shape, axes: Numbers) -> Shape:
-    gone = {axis % len(given) for axis in axes} if given else set()
+def _reduce(node: KnownOp, shape: Shape, axes: Numbers) -> Shape:
+    gone = {axis % len(shape) for axis in axes} if shape else set()
     if node.attribute("keep_dims"):
-        return tuple(1 if axis in gone else size for axis, size in enumerate(given))
-    return tuple(size for axis, size in enumerate(given) if axis not in gone)
+        return tuple(1 if axis in gone else size for axis, size in enumerate(shape))
+    return tuple(size for axis, size in enumerate(shape) if axis not in gone)
 
 
 def _product(node: KnownOp, left: Shape, right: Shape) -> Shape:
@@ -216,9 +216,9 @@ def _concat(node: KnownOp) -> Shape | None:
     return (*parts[0][:at], length, *parts[0][at + 1 :])
 
 
-def _one_hot(node: KnownOp, given: Shape, depth: Numbers) -> Shape:
-    at = len(given) if node.attribute("axis") < 0 else node.attribute("axis")
-    return (*given[:at], depth[0], *given[at:])
+def _one_hot(node: KnownOp, shape: Shape, depth: Numbers) -> Shape:
+    at = len(shape) if node.attribute("axis") < 0 else node.attribute("axis")
+    return (*shape[:at], depth[0], *shape[at:])
 
 
 def _range(_: KnownOp, start: Numbers, limit: Numbers, delta: Numbers) -> Shape:
@@ -244,19 +244,19 @@ def _keep_shapes(node: KnownOp) -> list[Shape] | None:
     return known if len(known) == len(node.op.outputs) else None
 
 
-def _top_k(_: KnownOp, given: Shape, count: Numbers) -> list[Shape]:
-    return [(*given[:-1], count[0])] * 2
+def _top_k(_: KnownOp, shape: Shape, count: Numbers) -> list[Shape]:
+    return [(*shape[:-1], count[0])] * 2
 
 
-def _expand(_: KnownOp, given: Shape, axis: Numbers) -> Shape:
-    at = axis[0] % (len(given) + 1)
-    return (*given[:at], 1, *given[at:])
+def _expand(_: KnownOp, shape: Shape, axis: Numbers) -> Shape:
+    at = axis[0] % (len(shape) + 1)
+    return (*shape[:at], 1, *shape[at:])
 
 
-def _squeeze(node: KnownOp, given: Shape) -> Shape:
+def _squeeze(node: KnownOp, shape: Shape) -> Shape:
     named = node.op.attributes.get("squeeze_dims")
-    gone = {axis % len(given) for axis in named if isinstance(axis, int)} if isinstance(named, tuple) else set()
-    return tuple(size for axis, size in enumerate(given) if (axis not in gone if gone else size != 1))
+    gone = {axis % len(shape) for axis in named if isinstance(axis, int)} if isinstance(named, tuple) else set()
+    return tuple(size for axis, size in enumerate(shape) if (axis not in gone if gone else size != 1))
 
 
 def _stack(node: KnownOp) -> Shape | None:
@@ -267,19 +267,19 @@ def _stack(node: KnownOp) -> Shape | None:
     return (*first[:at], len(node.shapes), *first[at:])
 
 
-def _slice(_: KnownOp, given: Shape, begins: Numbers, sizes: Numbers) -> Shape:
-    triples = zip(given, begins, sizes, strict=True)
+def _slice(_: KnownOp, shape: Shape, begins: Numbers, sizes: Numbers) -> Shape:
+    triples = zip(shape, begins, sizes, strict=True)
     return tuple(whole - begin if size < 0 else size for whole, begin, size in triples)
 
 
-def _take_strided(node: KnownOp, given: Shape, *bounds: Numbers) -> Shape:
-    taken = np.broadcast_to(0, given)[index_strided(node.op, *bounds)]
+def _take_strided(node: KnownOp, shape: Shape, *bounds: Numbers) -> Shape:
+    taken = np.broadcast_to(0, shape)[index_strided(node.op, *bounds)]
     return tuple(taken.shape)
 
 
-def _pad(_: KnownOp, given: Shape, around: Numbers) -> Shape:
+def _pad(_: KnownOp, shape: Shape, around: Numbers) -> Shape:
     pairs = zip(around[::2], around[1::2], strict=True)
-    return tuple(size + before + after for size, (before, after) in zip(given, pairs, strict=True))
+    return tuple(size + before + after for size, (before, after) in zip(shape, pairs, strict=True))
 
 
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
@@ -302,7 +302,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_REDUCTIONS, _require_known(_reduce, 1, 1)),
     **dict.fromkeys(_BINARY_OPS, _require_known(lambda _, left, right: broadcast_shapes(left, right), 2)),
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _require_known(_product, 2)),
-    "Transpose": _require_known(lambda _, given, order: tuple(given[axis] for axis in order), 1, 1),
+    "Transpose": _require_known(lambda _, shape, order: tuple(shape[axis] for axis in order), 1, 1),
     "GatherV2": _gather,
     "ResourceGather": _lookup,
     "ConcatV2": _concat,

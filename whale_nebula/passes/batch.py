@@ -463,14 +463,14 @@ _REREAD_REASON = (
 _REREAD_FIX = "read the variable before it is written"
 
 
-def _explain_write(op: Op, given: list[Fold]) -> str | None:
+def _explain_write(op: Op, inputs: list[Fold]) -> str | None:
     """The reason why a write cannot be made by micro-batches in sequence, independent of its values."""
-    kinds = {state.kind for state in given}
+    kinds = {state.kind for state in inputs}
     if ROWS in kinds and op.type.startswith(("Assign", "ResourceStridedSliceAssign")):
         return (
             "rows of the batch are assigned to a variable, and each micro-batch would overwrite them with its own rows"
         )
-    if any(state.position for state in given):
+    if any(state.position for state in inputs):
         return "it writes at positions given by row numbers, and each micro-batch numbers its rows from zero"
     if ROWS in kinds and op.type.startswith("ResourceScatter") and not kinds <= {ROWS, WHOLE}:
         return "rows of the batch determine where it writes, and the written value depends on all rows"

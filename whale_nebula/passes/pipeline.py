@@ -168,7 +168,7 @@ class Pass(Protocol):
         """The pass's name in `show --after`."""
         ...
 
-    def apply(self, given: Compilation) -> Compilation:
+    def apply(self, compilation: Compilation) -> Compilation:
         """The program after the pass, or an error that names the user's line."""
         ...
 
@@ -186,67 +186,73 @@ class BuiltinPass:
     describe: Callable[[Compilation], Iterable[str]]
 
 
-def _fold_batch(given: Compilation) -> Compilation:
+def _fold_batch(compilation: Compilation) -> Compilation:
     """Determine how each value depends on the batch; refuse programs whose results would change by micro-batches."""
-    folds = fold_batch(given.program, given.where)
-    folds.notes.extend([*list_python_notes(given.program, given.where), *sum_notes(given.program)])
-    return replace(given, folds=folds)
+    folds = fold_batch(compilation.program, compilation.where)
+    folds.notes.extend([*list_python_notes(compilation.program, compilation.where), *sum_notes(compilation.program)])
+    return replace(compilation, folds=folds)
 
 
-def _split_phases(given: Compilation) -> Compilation:
+def _split_phases(compilation: Compilation) -> Compilation:
     """Assign a phase, and a part of it, to each op; check that random draws keep their order."""
-    folds = given.require("folds")
-    phases = split_parts(given.program, folds.deferred_ops, folds.checks, folds.added)
-    check_draws(given.program, phases, folds, given.workers)
-    return replace(given, phases=phases)
+    folds = compilation.require("folds")
+    phases = split_parts(compilation.program, folds.deferred_ops, folds.checks, folds.added)
+    check_draws(compilation.program, phases, folds, compilation.workers)
+    return replace(compilation, phases=phases)
 
 
-def _check_stages(given: Compilation) -> Compilation:
+def _check_stages(compilation: Compilation) -> Compilation:
     """Refuse cycles of stages, and variables or seeds that workers would disagree on."""
-    program, phases = given.program, given.require("phases")
-    check_order(program.graph, program.labels, program.stages, phase_of=phases.phase, where=given.where)
-    check_shared_state(program, phases, [set(worker.stages) for worker in given.workers], given.where)
-    return given
+    program, phases = compilation.program, compilation.require("phases")
+    check_order(program.graph, program.labels, program.stages, phase_of=phases.phase, where=compilation.where)
+    check_shared_state(program, phases, [set(worker.stages) for worker in compilation.workers], compilation.where)
+    return compilation
 
 
-def _cut_program(given: Compilation) -> Compilation:
+def _cut_program(compilation: Compilation) -> Compilation:
     """Cut the program into fragments for workers, with the boundaries between them."""
-    phases, folds = given.require("phases"), given.require("folds")
-    cut = map_workers(given.program, given.workers, phases, folds, given.results, given.restricted_inputs)
-    check_crossable(cut, given.where)
-    return replace(given, cut=cut)
+    phases, folds = compilation.require("phases"), compilation.require("folds")
+    cut = map_workers(
+        compilation.program, compilation.workers, phases, folds, compilation.results, compilation.restricted_inputs
+    )
+    check_crossable(cut, compilation.where)
+    return replace(compilation, cut=cut)
 
 
-def _complete_layouts(given: Compilation) -> Compilation:
+def _complete_layouts(compilation: Compilation) -> Compilation:
     """Complete the layouts of stages that are split over devices."""
-    cut = given.require("cut")
-    found = complete_stages(cut, given.where, given.held_layouts)
+    cut = compilation.require("cut")
+    found = complete_stages(cut, compilation.where, compilation.held_layouts)
     layouts = {stage: each for stage, each in found.items() if each.by_value or each.sums}
     notes = chain.from_iterable(each.notes for each in found.values())
-    return replace(given, cut=replace(cut, layouts=layouts, notes=(*cut.notes, *notes))) if found else given
+    return replace(compilation, cut=replace(cut, layouts=layouts, notes=(*cut.notes, *notes))) if found else compilation
 
 
-def _list_exchange(given: Compilation) -> Compilation:
+def _list_exchange(compilation: Compilation) -> Compilation:
     """List the exchanges between clusters for updates and, on request, the dependences of crossing values on inputs."""
-    cut = given.require("cut")
+    cut = compilation.require("cut")
     parted = divide_clusters(
-        cut, given.require("phases"), given.require("folds"), given.results, given.restricted_inputs
+        cut,
+        compilation.require("phases"),
+        compilation.require("folds"),
+        compilation.results,
+        compilation.restricted_inputs,
     )
-    crossings = list_crossings(parted) if given.follows_inputs else ()
-    return replace(given, cut=replace(cut, exchange=list_exchanges(parted), input_crossings=crossings))
+    crossings = list_crossings(parted) if compilation.follows_inputs else ()
+    return replace(compilation, cut=replace(cut, exchange=list_exchanges(parted), input_crossings=crossings))
 
 
 PIPELINE: tuple[Pass, ...] = (
     BuiltinPass(
         "in-flight",
-        lambda given: replace(given, program=limit_in_flight(given.program)),
+        lambda compilation: replace(compilation, program=limit_in_flight(compilation.program)),
         lambda found: [f"in flight: {found.program.pipeline.in_flight or 'by schedule'}"],
     ),
     BuiltinPass("fold", _fold_batch, lambda found: list_folds(found.require("folds"))),
     BuiltinPass("phases", _split_phases, lambda found: list_fields(found.require("phases"))),
     BuiltinPass(
         "merges",
-        lambda given: replace(given, program=add_merges(given.program, given.require("folds"))),
+        lambda compilation: replace(compilation, program=add_merges(compilation.program, compilation.require("folds"))),
         lambda found: [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests],
     ),
     BuiltinPass("order", _check_stages, lambda found: ()),
@@ -263,15 +269,15 @@ PIPELINE: tuple[Pass, ...] = (
 """All passes, in their order."""
 
 
-def run_passes(given: Compilation, passes: Sequence[Pass] | None = None) -> Compilation:
+def run_passes(compilation: Compilation, passes: Sequence[Pass] | None = None) -> Compilation:
     """Run passes in order, by default PIPELINE."""
     if VERIFY:
-        verify(given, CAPTURED)
+        verify(compilation, CAPTURED)
     for each in PIPELINE if passes is None else passes:
-        given = each.apply(given)
+        compilation = each.apply(compilation)
         if VERIFY:
-            verify(given, each.name)
-    return given
+            verify(compilation, each.name)
+    return compilation
 
 
 def cut_program(
@@ -280,15 +286,17 @@ def cut_program(
     where: Callable[[int], str] = _find_no_line,
     *,
     results: str = EVERYWHERE,
-    apart: Collection[str] = (),
-    held: Mapping[int, Layout] | None = None,
+    restricted_inputs: Collection[str] = (),
+    held_layouts: Mapping[int, Layout] | None = None,
 ) -> Cut:
     """Map a program to workers; for the options see Compilation."""
-    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart, held or {})).require("cut")
+    found: Cut = run_passes(
+        Compilation(program, tuple(workers), where, results, restricted_inputs, held_layouts or {})
+    ).require("cut")
     return found
 
 
-def text_after(name: str, given: Compilation) -> str:
+def text_after(name: str, compilation: Compilation) -> str:
     """The text of a program after the pass of this name, or as it was captured.
 
     >>> from whale_nebula.ir.graph import Graph
@@ -302,7 +310,7 @@ def text_after(name: str, given: Compilation) -> str:
     if name not in names:
         raise OptionError(f"no pass is called {name!r}", mend=did_you_mean(name, names))
     passes = PIPELINE[: names.index(name)]
-    found = run_passes(given, passes)
+    found = run_passes(compilation, passes)
     return "\n".join([f"== {name}", *(passes[-1].describe(found) if passes else list_program(found.program))])
 
 
@@ -310,20 +318,20 @@ class InvalidProgramError(ValueError):
     """Raised if a program is invalid after a pass."""
 
 
-def verify(given: Compilation, name: str) -> None:
+def verify(compilation: Compilation, name: str) -> None:
     """Raise an `InvalidProgramError` with all faults of a program after the pass of this name."""
-    faults = list(find_faults(given))
+    faults = list(find_faults(compilation))
     if faults:
         raise InvalidProgramError("\n  ".join([f"after pass {name!r} the program is not valid:", *faults]))
 
 
-def find_faults(given: Compilation) -> Iterator[str]:
+def find_faults(compilation: Compilation) -> Iterator[str]:
     """All faults, one sentence each."""
-    yield from _find_program_faults(given.program)
-    if given.phases is not None:
-        yield from _find_phase_faults(given.program, given.phases)
-    if given.cut is not None:
-        yield from _find_cut_faults(given.cut)
+    yield from _find_program_faults(compilation.program)
+    if compilation.phases is not None:
+        yield from _find_phase_faults(compilation.program, compilation.phases)
+    if compilation.cut is not None:
+        yield from _find_cut_faults(compilation.cut)
 
 
 def _find_program_faults(program: Program) -> Iterator[str]:
@@ -341,9 +349,9 @@ def _find_program_faults(program: Program) -> Iterator[str]:
     for request in program.requests:
         arrivals = (value for each in request.arrivals for value in (each.boundary, each.feed))
         made = chain.from_iterable(each.values for each in request.parts)
-        held = chain.from_iterable(each.values for each in request.holders)
+        held_layouts = chain.from_iterable(each.values for each in request.holders)
         flows = (value for each in request.flows for value in (each.boundary, each.gradient))
-        named = chain(named, request.targets, request.output_gradients, arrivals, made, held, flows)
+        named = chain(named, request.targets, request.output_gradients, arrivals, made, held_layouts, flows)
         if len(request.merges) not in (0, len(request.sources)):
             yield f"request {request.index} merges {len(request.merges)} of {len(request.sources)} gradients"
         if any(op not in range(len(graph)) for op in request.backward):

@@ -70,9 +70,11 @@ def _einsum(op: Op, shapes: Sequence[Shape]) -> float:
     return math.prod(sizes.values()) * (2 if summed and len(terms) > 1 else 1)
 
 
-def _convolution(given: int, window: int, axes: int) -> Rule:
-    """Cost function: for each element of `given`, a product over the window and, unless depthwise, input channels."""
-    return lambda op, shapes: 2 * math.prod(shapes[given]) * math.prod(shapes[window][:axes])
+def _convolution(counted_input: int, window: int, axes: int) -> Rule:
+    """Cost function: for each element of input `counted_input`, a product over the window and, unless depthwise,
+    channels.
+    """
+    return lambda op, shapes: 2 * math.prod(shapes[counted_input]) * math.prod(shapes[window][:axes])
 
 
 def _pooling(op: Op, shapes: Sequence[Shape]) -> float:

@@ -98,11 +98,11 @@ def _strip_number(name: str) -> str:
     return re.sub(r"_\d+(?=\.\w+$)", "", name)
 
 
-def read_pins(given: Any, site: str) -> Pins:
+def read_pins(pinned_plan: Any, site: str) -> Pins:
     """Read the pinned plans: a path or a plan, or several."""
-    several = isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike))
+    several = isinstance(pinned_plan, Iterable) and not isinstance(pinned_plan, (str, os.PathLike))
     plans: dict[str, tuple[Plan, str]] = {}
-    for each in given if several else [] if given is None else [given]:
+    for each in pinned_plan if several else [] if pinned_plan is None else [pinned_plan]:
         plan, source = _read_pinned(each, site)
         if plan.name in plans:
             raise OptionError(
@@ -115,21 +115,21 @@ def read_pins(given: Any, site: str) -> Pins:
     return Pins(plans, site)
 
 
-def _read_pinned(given: Any, site: str) -> tuple[Plan, str]:
-    if isinstance(given, Plan):
-        return given, site
-    if isinstance(given, (str, os.PathLike)):
-        if not os.path.exists(given):
+def _read_pinned(pinned_plan: Any, site: str) -> tuple[Plan, str]:
+    if isinstance(pinned_plan, Plan):
+        return pinned_plan, site
+    if isinstance(pinned_plan, (str, os.PathLike)):
+        if not os.path.exists(pinned_plan):
             raise PlanError(
-                f"the pinned plan {os.fspath(given)!r} does not exist",
+                f"the pinned plan {os.fspath(pinned_plan)!r} does not exist",
                 where=site,
                 why=f"relative paths start at {os.getcwd()}",
-                mend=f"write it with whale-nebula show train.py --save {os.path.basename(given)}, "
+                mend=f"write it with whale-nebula show train.py --save {os.path.basename(pinned_plan)}, "
                 "or nb.plan(model, x, y).save(path)",
             )
-        return Plan.load(given), os.fspath(given)
+        return Plan.load(pinned_plan), os.fspath(pinned_plan)
     raise OptionError(
-        f"plan={given!r} is neither a path nor a plan",
+        f"plan={pinned_plan!r} is neither a path nor a plan",
         where=site,
         why="plan= takes files that Plan.save has written",
         mend='nb.init(plan="plan.json"), or a list with one plan for each step',

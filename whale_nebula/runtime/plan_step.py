@@ -50,23 +50,23 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
     """Sentences on local SGD: rows of each cluster, and the exchange with each other cluster, computed from sizes;
     empty if there is no other cluster.
     """
-    apart = program.local_sgd
-    participants = None if apart is None else find_participants(apart, run)
-    if apart is None or participants is None or len(participants.names) == 1 or not program.requests:
+    local_sgd = program.local_sgd
+    participants = None if local_sgd is None else find_participants(local_sgd, run)
+    if local_sgd is None or participants is None or len(participants.names) == 1 or not program.requests:
         return ()
     shares = [end - begin for begin, end in (participants.rows(name, rows) for name in participants.names)]
     worked = ", ".join(f"{name} {share}" for name, share in zip(participants.names, shares, strict=True))
     weights, own = find_weights(program, variables, ()), participants.find_own(run)
-    who = "worker" if apart.copies > 1 else "cluster"
+    who = "worker" if local_sgd.copies > 1 else "cluster"
     found = [f"the {rows} rows are divided ({worked}); the values above are for one {who} on all rows"]
-    if apart.exchange:
-        return [*found, *_describe_momenta(apart, participants, weights, variables, run)]
-    crosses = count_encoded_bytes(apart.codec, count_numbers(weights))
+    if local_sgd.exchange:
+        return [*found, *_describe_momenta(local_sgd, participants, weights, variables, run)]
+    crosses = count_encoded_bytes(local_sgd.codec, count_numbers(weights))
     for other in participants.names:
         if other != own:
             sent = _describe_sent(crosses, run.links.between(own, other).rate)
             found.append(f"a round sends {sent} from {own} to {other}, and as much back")
-    return [*found, apart.chosen] if apart.chosen else found
+    return [*found, local_sgd.chosen] if local_sgd.chosen else found
 
 
 def _describe_sent(crosses: int, rate: float | None) -> str:
@@ -74,15 +74,15 @@ def _describe_sent(crosses: int, rate: float | None) -> str:
 
 
 def _describe_momenta(
-    apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any], run: Run
+    local_sgd: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any], run: Run
 ) -> Sequence[str]:
     """Sentences on the exchange of momenta: the bytes of a step in the warm-up, and after it."""
-    exchanged, own = find_exchanged(weights, variables, apart.where), participants.find_own(run)
-    kind = MemberRounds if apart.copies > 1 else OneBitRounds
+    exchanged, own = find_exchanged(weights, variables, local_sgd.where), participants.find_own(run)
+    kind = MemberRounds if local_sgd.copies > 1 else OneBitRounds
     sizes = [math.prod(weights[path].shape) for path in exchanged.paths]
     warm, after = kind.count_bytes(exchanged.optimizer, sizes, len(participants.names))
     freeze = exchanged.optimizer.freeze_step
-    if apart.copies > 1:
+    if local_sgd.copies > 1:
         how = "all-to-all, then all-gather" if exchanged.optimizer.servers else "all-gather"
         return [
             f"in each of {freeze} warm-up steps, each worker sends each other worker {size(warm)} of momenta, by "
@@ -142,14 +142,14 @@ def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequ
 
 def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
     run = current_run()
-    given = prepare_compilation(captured, run, follows_inputs=True)
-    cut: Cut = run_passes(given).require("cut")
+    compilation = prepare_compilation(captured, run, follows_inputs=True)
+    cut: Cut = run_passes(compilation).require("cut")
     rows = count_micro_batch_rows(captured.program.leaves, example, captured.program.pipeline.micro_batch)
     if not run.alone:
-        check_absent_inputs(cut, run.here().worker, find_absent(example), given.where)
+        check_absent_inputs(cut, run.here().worker, find_absent(example), compilation.where)
     example = [each.fill_rows(sum(rows)) if isinstance(each, MissingInput) else each for each in example]
     plan = _assemble_plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
-    plan = replace(plan, passes=functools.partial(text_after, given=given))
+    plan = replace(plan, passes=functools.partial(text_after, compilation=compilation))
     meetings = describe_meetings(captured.program, captured.variables, sum(rows), run)
     planner = [] if run.alone else [f"this plan was created by {run.here().worker}; every worker creates the same plan"]
     return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *planner)))

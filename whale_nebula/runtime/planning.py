@@ -79,20 +79,20 @@ class Subject:
     running: Step | None = None
     """The step that its calls run; its capture is reused."""
 
-    def call(self, given: Sequence[Any]) -> Any:
+    def call(self, arguments: Sequence[Any]) -> Any:
         """Call the step with these values of its arguments."""
-        return self.step.call(self.unpack, given)
+        return self.step.call(self.unpack, arguments)
 
 
-def _find_subject(given: Any, example: Sequence[Any], is_tuple: bool = False) -> Subject:
+def _find_subject(target: Any, example: Sequence[Any], is_tuple: bool = False) -> Subject:
     """The subject of an example. With `is_tuple` it is passed to a train step as a tuple, otherwise like in `fit`."""
-    if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
-        given, example = given.func, (*given.args, *example)
-    if isinstance(given, NebulaFunction):
-        return Subject(given.step, *given.arguments(*example), running=given.step)
-    if not isinstance(given, keras.Model):
+    if isinstance(target, functools.partial) and isinstance(target.func, NebulaFunction) and not target.keywords:
+        target, example = target.func, (*target.args, *example)
+    if isinstance(target, NebulaFunction):
+        return Subject(target.step, *target.arguments(*example), running=target.step)
+    if not isinstance(target, keras.Model):
         raise OptionError(
-            f"nb.plan takes a Keras model or an nb.function, not {_name_given(given)}",
+            f"nb.plan takes a Keras model or an nb.function, not {describe_target(target)}",
             where=str(calling_site()),
             mend="write @nb.function above the definition of the function, and plan that",
         )
@@ -106,12 +106,12 @@ def _find_subject(given: Any, example: Sequence[Any], is_tuple: bool = False) ->
     check_batch("nb.plan", "model", example)
     _check_arrays(example)
     example = [tf.nest.map_structure(cast_to_floatx, leaf) for leaf in example]
-    if getattr(given, "compiled", False):
+    if getattr(target, "compiled", False):
         kind, data = "train", tuple(example) if is_tuple else pack_as_fit(example)
     else:
-        _warn_left_out(given, example)
+        _warn_left_out(target, example)
         kind, data = "predict", example[0]
-    return Subject(*make_keras_step(given, kind, data), running=find_running_step(given, kind))
+    return Subject(*make_keras_step(target, kind, data), running=find_running_step(target, kind))
 
 
 def _warn_left_out(model: Any, example: Sequence[Any]) -> None:
@@ -148,9 +148,9 @@ def _check_arrays(example: Sequence[Any]) -> None:
         )
 
 
-def _name_given(given: Any) -> str:
+def describe_target(target: Any) -> str:
     """The name of an example in messages."""
-    return "a plain function" if inspect.isroutine(given) else f"{type(given).__name__} {reprlib.repr(given)}"
+    return "a plain function" if inspect.isroutine(target) else f"{type(target).__name__} {reprlib.repr(target)}"
 
 
 def no_scopes_error(name: str) -> PlanError:
@@ -174,8 +174,8 @@ def _read_example(example: Sequence[Any]) -> Sequence[Any]:
 
 def _is_tuple_dataset(example: Sequence[Any]) -> bool:
     """Whether the example is a dataset of tuples, which the train step receives unchanged, even with one element."""
-    given = example[0] if len(example) == 1 else None
-    return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
+    data = example[0] if len(example) == 1 else None
+    return isinstance(data, tf.data.Dataset) and isinstance(data.element_spec, tuple)
 
 
 def cast_to_floatx(leaf: Any) -> Any:

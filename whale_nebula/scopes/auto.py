@@ -63,19 +63,19 @@ def check_limits(
     )
 
 
-def _check_clusters(given: Iterable[str]) -> tuple[str, ...] | None:
+def _check_clusters(value: Iterable[str]) -> tuple[str, ...] | None:
     """Validate names of clusters, each once; None for all."""
-    if given in ("all", ["all"]):
+    if value in ("all", ["all"]):
         return None
     mend = "clusters=['gpu', 'npu'], or remove clusters= to use all clusters"
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise values.option_error(f"clusters={given!r} is not a list of cluster names", mend=mend)
-    names = tuple(values.check_cluster_name("clusters", each) for each in given)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise values.option_error(f"clusters={value!r} is not a list of cluster names", mend=mend)
+    names = tuple(values.check_cluster_name("clusters", each) for each in value)
     if not names or len(set(names)) < len(names):
         raise values.option_error(
             f"clusters={list(names)!r} {'names a cluster twice' if names else 'is empty'}", mend=mend
         )
-    return tuple(sorted(names)) if isinstance(given, set | frozenset) else names
+    return tuple(sorted(names)) if isinstance(value, set | frozenset) else names
 
 
 _current: Limits | None = None

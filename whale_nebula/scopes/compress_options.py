@@ -23,28 +23,28 @@ _KEYWORDS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("n
 _OTHER_OPTIONS = ("ramp", "delta", "mask", "forward", "zstd")
 
 
-def check_compress_options(given: Mapping[str, Any]) -> dict[str, object]:
+def check_compress_options(arguments: Mapping[str, Any]) -> dict[str, object]:
     """Validate the given arguments of `nb.compress` and return a frame's options: flags become a codec."""
     try:
-        codec = _choose_codec(given["codec"], codecs.from_flags(**{name: given[name] for name in FLAGS}))
+        codec = _choose_codec(arguments["codec"], codecs.from_flags(**{name: arguments[name] for name in FLAGS}))
         options = {
             "codec": codec,
-            "backward": _check_backward(given["backward"]),
-            "start_step": _check_non_negative("start_step", given["start_step"]),
-            "ramp": _check_ramp(given["ramp"]),
-            "delta": None if given["delta"] is None else values.check_name("delta", given["delta"]),
-            "mask": _check_mask(given["mask"]),
-            "forward": given["forward"]
-            if given["forward"] in (None, "none")
-            else _check_codec("forward", given["forward"]),
-            "zstd": values.check_bool("zstd", given["zstd"]),
-            "nonfinite": values.check_choice("nonfinite", given["nonfinite"], NONFINITE),
+            "backward": _check_backward(arguments["backward"]),
+            "start_step": _check_non_negative("start_step", arguments["start_step"]),
+            "ramp": _check_ramp(arguments["ramp"]),
+            "delta": None if arguments["delta"] is None else values.check_name("delta", arguments["delta"]),
+            "mask": _check_mask(arguments["mask"]),
+            "forward": arguments["forward"]
+            if arguments["forward"] in (None, "none")
+            else _check_codec("forward", arguments["forward"]),
+            "zstd": values.check_bool("zstd", arguments["zstd"]),
+            "nonfinite": values.check_choice("nonfinite", arguments["nonfinite"], NONFINITE),
         }
         derive_encodings(options)
     except OptionError as error:  # also raised by codecs, without the user's line
         raise OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend) from None
     if codec is None and not any(options[name] for name in _OTHER_OPTIONS):
-        back = "" if given["backward"] == "default" else f"backward={given['backward']!r}"
+        back = "" if arguments["backward"] == "default" else f"backward={arguments['backward']!r}"
         mend = f"nb.compress(fp16=True{', ' * bool(back)}{back})"
         raise values.option_error(f"nb.compress({back}) specifies no codec", mend=mend)
     return options
@@ -143,18 +143,18 @@ _LOCAL_SGD_DEFAULTS = {"outer": "average", "mode": SYNC, "fragments": None, "del
 _DIFFERENCE_CODECS = ("TopK", "FP16", "BF16", "INT8", "INT4")
 
 
-def check_local_sgd_options(given: Mapping[str, Any]) -> dict[str, object]:
+def check_local_sgd_options(arguments: Mapping[str, Any]) -> dict[str, object]:
     """Validate the local SGD options of `nb.replica` and return a frame's options; none without `sync_every`."""
-    if given["exchange"] is not None:
-        return _check_exchange(given)
-    if given["sync_every"] is None:
+    if arguments["exchange"] is not None:
+        return _check_exchange(arguments)
+    if arguments["sync_every"] is None:
         idle = [
             name
             for name in ("mode", "fragments", "delay", "staleness", "outer")
-            if given[name] != _LOCAL_SGD_DEFAULTS[name]
+            if arguments[name] != _LOCAL_SGD_DEFAULTS[name]
         ]
         if idle:
-            said = f"{idle[0]}={given[idle[0]]!r}"
+            said = f"{idle[0]}={arguments[idle[0]]!r}"
             raise values.option_error(
                 f"{said} has no effect without sync_every",
                 why="replicas of one cluster are identical after every step",
@@ -162,10 +162,12 @@ def check_local_sgd_options(given: Mapping[str, Any]) -> dict[str, object]:
             )
         return {}
     every = (
-        given["sync_every"] if given["sync_every"] == AUTO else values.check_count("sync_every", given["sync_every"])
+        arguments["sync_every"]
+        if arguments["sync_every"] == AUTO
+        else values.check_count("sync_every", arguments["sync_every"])
     )
-    mode = values.check_choice("mode", given["mode"], (SYNC, ASYNC))
-    fragments, delay, staleness = given["fragments"], given["delay"], given["staleness"]
+    mode = values.check_choice("mode", arguments["mode"], (SYNC, ASYNC))
+    fragments, delay, staleness = arguments["fragments"], arguments["delay"], arguments["staleness"]
     if mode == ASYNC and (fragments, delay) != (None, None):
         name = "fragments" if fragments is not None else "delay"
         why = "a server receives each difference as a whole, as soon as it arrives"
@@ -178,7 +180,7 @@ def check_local_sgd_options(given: Mapping[str, Any]) -> dict[str, object]:
     most = MAX_INTERVAL if every == AUTO else every
     return {
         "sync_every": every,
-        "outer": _check_outer(given["outer"], mode),
+        "outer": _check_outer(arguments["outer"], mode),
         "mode": mode,
         "fragments": None
         if fragments is None
@@ -188,13 +190,13 @@ def check_local_sgd_options(given: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _check_exchange(given: Mapping[str, Any]) -> dict[str, object]:
+def _check_exchange(arguments: Mapping[str, Any]) -> dict[str, object]:
     """Validate `exchange="1bit"`: momenta are exchanged after each step, so it excludes the other options."""
-    values.check_choice("exchange", given["exchange"], (ONE_BIT,))
+    values.check_choice("exchange", arguments["exchange"], (ONE_BIT,))
     said = {
-        name: given[name]
+        name: arguments[name]
         for name in ("sync_every", *_LOCAL_SGD_DEFAULTS, "shard")
-        if given[name] != _LOCAL_SGD_DEFAULTS.get(name)
+        if arguments[name] != _LOCAL_SGD_DEFAULTS.get(name)
     }
     for name, value in said.items():
         raise values.option_error(

@@ -49,10 +49,10 @@ def observer() -> Observer | None:
 
 
 @contextlib.contextmanager
-def use_observer(given: Observer) -> Iterator[None]:
+def use_observer(new_observer: Observer) -> Iterator[None]:
     """Context in which all steps are passed to an observer."""
     global _observer
-    before, _observer = _observer, given
+    before, _observer = _observer, new_observer
     try:
         yield
     finally:

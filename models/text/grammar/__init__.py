@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .about import ages, compared, described, felt, jobs, liked, placed, there_are, where
-from .doing import bought, did, wanted
+from .actions import bought, did, wanted
 from .pick import Both, Pattern, Pick, size
+from .properties import ages, compared, described, felt, jobs, liked, placed, there_are, where
 from .quantities import costs, dates, how_many, how_much, numbers, prices, rooms, times
 
 __all__ = ["PATTERNS", "Both", "Pattern", "Pick", "size"]

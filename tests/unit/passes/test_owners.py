@@ -184,7 +184,7 @@ A, B = "a/0", "b/0"
 
 def cut_two_inputs(text: str = TWO_INPUTS, names: tuple[str, ...] = BOTH_NAMES, results: str = "everywhere") -> Cut:
     program = parse_program(text)
-    return cut_program(program, assign_worker_per_stage(program), results=results, apart=names)
+    return cut_program(program, assign_worker_per_stage(program), results=results, restricted_inputs=names)
 
 
 def read_inputs(cut: Cut, worker: str) -> set[tuple[str, bool]]:
@@ -289,7 +289,7 @@ def test_loss_weights_are_computed_where_they_are_used() -> None:
 
     layout, _ = signature([("source", tf.ones([4, 2])), ("target", tf.ones([4, 1], tf.int32))])
     program = capture(lambda given: step(*given), layout).program
-    plan = cut_program(program, assign_worker_per_stage(program), apart=BOTH_NAMES)
+    plan = cut_program(program, assign_worker_per_stage(program), restricted_inputs=BOTH_NAMES)
     assert set(plan.weight) == {B} and set(cut_program(program, assign_worker_per_stage(program)).weight) == {A, B}
     check_absent_inputs(plan, A, [1], lambda op: "")
     check_absent_inputs(plan, B, [0], lambda op: "")

@@ -40,7 +40,7 @@ class _Clock:
 
     plan: Plan
     phase: PhaseTimes
-    given: Assumptions
+    assumptions: Assumptions
 
     @property
     def end(self) -> float:
@@ -50,17 +50,17 @@ class _Clock:
         return _MARGIN + seconds * _WIDTH / self.end
 
     def when(self, seconds: float) -> str:
-        if not self.given.timed:
+        if not self.assumptions.timed:
             return f"{seconds:g}"
         return duration(seconds) if seconds else "0"
 
     def figure(self, several: bool) -> Markup:
         label, y, rows = f"Phase {self.phase.phase}" if several else "Schedule", _HEAD, []
-        for row in self.phase.rows(lines=self.given.timed):
+        for row in self.phase.rows(lines=self.assumptions.timed):
             height = _LINE if row.stage is None else _ROW
             rows.append(self.row(row, y, height))
             y += height + _GAP
-        height, said = y + 6, f"{label}: {self.given}"
+        height, said = y + 6, f"{label}: {self.assumptions}"
         size = f"0 0 {_MARGIN + _WIDTH + 16} {height}"
         drawn = element("svg", self.axis(height), rows, class_="clock", viewBox=size, role="img", aria_label=said)
         return element("figure", element("figcaption", label) if several else None, drawn, class_="time")

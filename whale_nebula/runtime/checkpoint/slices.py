@@ -67,18 +67,18 @@ def find_slice(shape: Sequence[int], layout: Layout, count: int, index: int) -> 
     return Slice(tuple(starts), tuple(own))
 
 
-def cut_tiles(held: Slice, size: int) -> list[Slice]:
+def cut_tiles(whole: Slice, size: int) -> list[Slice]:
     """Divide a slice, whose elements have `size` bytes, into tiles; a small one is a single tile."""
-    most = held.numbers * size // _TILE
-    if len(held.sizes) == 0 or most < 2:
-        return [held]
-    last = held.sizes[-1] if len(held.sizes) > 1 else 1
+    most = whole.numbers * size // _TILE
+    if len(whole.sizes) == 0 or most < 2:
+        return [whole]
+    last = whole.sizes[-1] if len(whole.sizes) > 1 else 1
     columns = _count_cuts(last, int((most / 2) ** 0.5))
-    rows = _count_cuts(held.sizes[0], most // columns)
+    rows = _count_cuts(whole.sizes[0], most // columns)
     tiles = []
-    for start, height in _divide_axis(held.starts[0], held.sizes[0], rows):
-        for left, width in _divide_axis(held.starts[-1], last, columns):
-            starts, sizes = list(held.starts), list(held.sizes)
+    for start, height in _divide_axis(whole.starts[0], whole.sizes[0], rows):
+        for left, width in _divide_axis(whole.starts[-1], last, columns):
+            starts, sizes = list(whole.starts), list(whole.sizes)
             if len(sizes) > 1:
                 starts[-1], sizes[-1] = left, width
             starts[0], sizes[0] = start, height

@@ -104,26 +104,26 @@ class OpenRounds:
         return LeaveRequests(session.worker, session.links)
 
     def open_rounds(
-        self, apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
+        self, local_sgd: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Mapping[str, ClusterSync]:
         """The rounds of these weights in this process, by cluster: of its own cluster, or of all clusters if it runs
         all. `variables` are all variables that the step touches.
         """
         key = frozenset(id(variable) for variable in weights.values())
-        exchanged = find_exchanged(weights, variables, apart.where) if apart.exchange else None
-        options = replace(apart, where=""), exchanged
+        exchanged = find_exchanged(weights, variables, local_sgd.where) if local_sgd.exchange else None
+        options = replace(local_sgd, where=""), exchanged
         if key in self._rounds_by_weights and self._options[key] != options:
             self.settle()
             for each in self._rounds_by_weights.pop(key).values():
                 each.close()
         if key not in self._rounds_by_weights:
             self._options[key], self.names = options, participants.names
-            self._check(key, weights, apart)
+            self._check(key, weights, local_sgd)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
             self._opened_count += 1
             make = self._make_all_clusters if self.run.alone else self._make_own_cluster
-            self._rounds_by_weights[key] = make(apart, participants, weights, fresh, exchanged)
+            self._rounds_by_weights[key] = make(local_sgd, participants, weights, fresh, exchanged)
         return self._rounds_by_weights[key]
 
     def propagate_writes(self, held: Mapping[int, Any]) -> None:
@@ -189,24 +189,24 @@ class OpenRounds:
         for each in [each for rounds in self._rounds_by_weights.values() for each in rounds.values()]:
             each.close()
 
-    def _check(self, key: frozenset[int], weights: Mapping[str, Any], apart: LocalSgd) -> None:
+    def _check(self, key: frozenset[int], weights: Mapping[str, Any], local_sgd: LocalSgd) -> None:
         """Verify that each weight belongs to only one set of rounds."""
         met = [known for known in self._rounds_by_weights if known & key]
         if met:
             shared = next(path for path, variable in weights.items() if id(variable) in met[0])
             raise NotYetError(
                 "two steps with sync_every that train some of the same weights",
-                where=apart.where,
+                where=local_sgd.where,
                 why=f"{shared!r} is also trained by an earlier step, together with other weights",
                 mend="use one step (a function, or fit) for everything that is trained with sync_every",
             )
 
     # ------------------------------------------------------------------ all clusters in this process
     def _make_all_clusters(
-        self, apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
+        self, local_sgd: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: ExchangedWeights | None,
     ) -> Mapping[str, ClusterSync]:  # fmt: skip
-        lines = self.run.links if apart.copies == 1 else Links()  # links are between clusters
+        lines = self.run.links if local_sgd.copies == 1 else Links()  # links are between clusters
         specs = {(a, b): lines.between(a, b) for a in participants.names for b in participants.names if a != b}
         network = MemoryNetwork(specs)
         lead_workers = {cluster: f"{cluster}/0" for cluster in participants.names}
@@ -220,7 +220,7 @@ class OpenRounds:
                 own = self.copies.find_copies(cluster, variables, place)
                 held = {path: own[id(variable)] for path, variable in weights.items()}
             copy = partial(self._copy_of, cluster if place else "")
-            made[cluster] = _make_rounds(apart, participants, held, ends, exchanged, copy=copy, models_own=weights)
+            made[cluster] = _make_rounds(local_sgd, participants, held, ends, exchanged, copy=copy, models_own=weights)
         return made
 
     def _copy_of(self, cluster: str, variable: Any) -> Any:
@@ -229,17 +229,17 @@ class OpenRounds:
 
     # ------------------------------------------------------------------ clusters in other processes
     def _make_own_cluster(
-        self, apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
+        self, local_sgd: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: ExchangedWeights | None,
     ) -> Mapping[str, ClusterSync]:  # fmt: skip
         session, own = self.run.ledger.session, participants.find_own(self.run)
         lead_workers = {cluster: workers[0] for cluster, workers in participants.workers.items()}
         mates = [worker for worker in participants.workers[own] if worker != session.worker]
         ends = Ends(session.worker, own, lead_workers, session.links, session.patience, mates, self._opened_count)
-        if apart.copies > 1 and self.run.ledger.collectives is not None:
+        if local_sgd.copies > 1 and self.run.ledger.collectives is not None:
             ends = CollectiveEnds.connect(self.run.ledger.collectives, ends)
         rounds = _make_rounds(
-            apart,
+            local_sgd,
             participants,
             weights,
             ends,
@@ -279,7 +279,7 @@ class OpenRounds:
 
 
 def _make_rounds(
-    apart: LocalSgd, participants: Participants, weights: Mapping[str, Any], ends: Ends,
+    local_sgd: LocalSgd, participants: Participants, weights: Mapping[str, Any], ends: Ends,
     exchanged: ExchangedWeights | None, waits: bool = False, *, copy: Callable[[Any], Any],
     models_own: Mapping[str, Any],
 ) -> ClusterSync:  # fmt: skip
@@ -291,13 +291,15 @@ def _make_rounds(
         return make_one_bit_rounds(
             kind, weights, ends, Differences(parse_encoding("none")), participants.shares, exchanged, copy, models_own
         )
-    flat, way = FlatVariables(tuple(weights.values())), parse_encoding(apart.codec)
-    if apart.mode == ASYNC:
+    flat, way = FlatVariables(tuple(weights.values())), parse_encoding(local_sgd.codec)
+    if local_sgd.mode == ASYNC:
         serves = ends.worker == ends.server
-        server = Server(ends, way, participants.shares, apart.staleness, waits) if serves else None
-        return Pushes(flat, ends, Differences(way), every=apart.every, server=server)
-    table = Timetable(apart.every, apart.fragments or choose_fragments(flat.total, apart.every), apart.delay)
-    return Rounds(flat, ends, Differences(way), table=table, outer=apart.outer, shares=participants.shares)
+        server = Server(ends, way, participants.shares, local_sgd.staleness, waits) if serves else None
+        return Pushes(flat, ends, Differences(way), every=local_sgd.every, server=server)
+    table = Timetable(
+        local_sgd.every, local_sgd.fragments or choose_fragments(flat.total, local_sgd.every), local_sgd.delay
+    )
+    return Rounds(flat, ends, Differences(way), table=table, outer=local_sgd.outer, shares=participants.shares)
 
 
 @dataclass(frozen=True)
@@ -433,18 +435,20 @@ class ClusterCopy:
         )
 
 
-def make_cluster_copy(apart: LocalSgd, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> ClusterCopy:
+def make_cluster_copy(
+    local_sgd: LocalSgd, captured: Captured, run: Run, name: str, models: Sequence[Any]
+) -> ClusterCopy:
     """The local-SGD view of a step with `sync_every`, after the clusters have agreed on the exchange."""
     if run.rounds is None:
         run.rounds = OpenRounds(run)
         run.closers.append(run.rounds.close)
-    found = ClusterCopy(apart, captured, run, find_participants(apart, run), models)
+    found = ClusterCopy(local_sgd, captured, run, find_participants(local_sgd, run), models)
     if len(found.participants.names) > 1 or not run.rounds.own_cluster:
         run.rounds.note_own(found.participants)
     if captured.program.requests and len(found.participants.names) == 1:
-        _warn_alone(apart, found.participants.names[0])
+        _warn_alone(local_sgd, found.participants.names[0])
     if captured.program.requests and not run.alone:
-        lines = _list_settings(apart, captured, models, found.participants)
+        lines = _list_settings(local_sgd, captured, models, found.participants)
         session = run.ledger.session
         try:
             session.agree(name, digest_lines(lines), lines, describe_first_difference)
@@ -457,23 +461,23 @@ def make_cluster_copy(apart: LocalSgd, captured: Captured, run: Run, name: str, 
 _MAX_WEIGHT_BYTES = 4
 
 
-def _warn_alone(apart: LocalSgd, name: str) -> None:
+def _warn_alone(local_sgd: LocalSgd, name: str) -> None:
     """Warn that no other cluster takes part."""
     warn_once(
         script_site(),
-        f"nb.replica({apart.option}) has no effect: {name!r} is the only cluster",
-        where=apart.where,
+        f"nb.replica({local_sgd.option}) has no effect: {name!r} is the only cluster",
+        where=local_sgd.where,
         why="each cluster trains a copy, and there is only one; the step runs as without it",
         mend='name the clusters, nb.cluster(["gpu", "npu"]), or use a config that does: nb.init("clusters.yaml")',
-        key=apart.where,
+        key=local_sgd.where,
     )
 
 
 def _list_settings(
-    apart: LocalSgd, captured: Captured, models: Sequence[Any], participants: Participants
+    local_sgd: LocalSgd, captured: Captured, models: Sequence[Any], participants: Participants
 ) -> tuple[str, ...]:
     """The settings that must be the same in all clusters: mode, speeds and weights."""
     weights = find_weights(captured.program, captured.variables, models)
     speeds = (f"cluster {name} of speed {speed:g}" for name, speed in participants.speeds.items())
     held = (f"weight {path} {variable.dtype.name}{list(variable.shape)}" for path, variable in weights.items())
-    return (f"apart {apart}", *speeds, *held)
+    return (f"apart {local_sgd}", *speeds, *held)

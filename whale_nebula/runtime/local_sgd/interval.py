@@ -74,26 +74,29 @@ class Exchange:
         one, other = max(lines, key=lambda ends: lines[ends].seconds(sent))
         return f"{one}->{other}"
 
-    def waits(self, apart: LocalSgd, step: float) -> float:
+    def waits(self, local_sgd: LocalSgd, step: float) -> float:
         """Seconds that steps of `step` seconds wait for the exchange in each interval of these options."""
         if self.is_answered:
-            return max(0.0, self.seconds(self.numbers) - apart.every * step)
-        count = apart.fragments or choose_fragments(self.numbers, apart.every)
+            return max(0.0, self.seconds(self.numbers) - local_sgd.every * step)
+        count = local_sgd.fragments or choose_fragments(self.numbers, local_sgd.every)
         sizes = (end - begin for begin, end in list_ranges(self.numbers, count))
-        return sum(max(0.0, self.seconds(each) - apart.delay * step) for each in sizes if each)
+        return sum(max(0.0, self.seconds(each) - local_sgd.delay * step) for each in sizes if each)
 
-    def is_hidden(self, apart: LocalSgd, step: float) -> bool:
+    def is_hidden(self, local_sgd: LocalSgd, step: float) -> bool:
         """Whether the steps of an interval hide the exchange."""
-        between = apart.every * step
-        return self.seconds(self.numbers) <= MAX_SHARE * between and self.waits(apart, step) <= MAX_WAIT_SHARE * between
+        between = local_sgd.every * step
+        return (
+            self.seconds(self.numbers) <= MAX_SHARE * between
+            and self.waits(local_sgd, step) <= MAX_WAIT_SHARE * between
+        )
 
 
-def set_interval(apart: LocalSgd, every: int) -> LocalSgd:
+def set_interval(local_sgd: LocalSgd, every: int) -> LocalSgd:
     """The options with an interval and its delay."""
-    return replace(apart, every=every, delay=choose_delay(every) if apart.delay < 0 else apart.delay)
+    return replace(local_sgd, every=every, delay=choose_delay(every) if local_sgd.delay < 0 else local_sgd.delay)
 
 
-def find_interval(apart: LocalSgd, exchange: Exchange, step: float) -> LocalSgd:
+def find_interval(local_sgd: LocalSgd, exchange: Exchange, step: float) -> LocalSgd:
     """The options with the smallest interval that hides an exchange behind steps of `step` seconds, or the largest one
     allowed.
 
@@ -104,13 +107,13 @@ def find_interval(apart: LocalSgd, exchange: Exchange, step: float) -> LocalSgd:
     >>> find_interval(LocalSgd(UNDECIDED), Exchange(9), 0.05).every
     1
     """
-    tried = (set_interval(apart, every) for every in range(_find_least(apart), MAX_INTERVAL + 1))
-    return next((each for each in tried if exchange.is_hidden(each, step)), set_interval(apart, MAX_INTERVAL))
+    tried = (set_interval(local_sgd, every) for every in range(_find_least(local_sgd), MAX_INTERVAL + 1))
+    return next((each for each in tried if exchange.is_hidden(each, step)), set_interval(local_sgd, MAX_INTERVAL))
 
 
-def _find_least(apart: LocalSgd) -> int:
+def _find_least(local_sgd: LocalSgd) -> int:
     """The smallest interval in which all fragments are sent, and each arrives."""
-    return max(apart.fragments, apart.delay + 1, 1)
+    return max(local_sgd.fragments, local_sgd.delay + 1, 1)
 
 
 # ---------------------------------------------------------------------- for a captured step
@@ -119,22 +122,22 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
     these weights in a run, and in a resumed run. A step that does not train uses the interval of the training, if one
     was chosen before. `tensors` are its first batch, if there is one.
     """
-    apart, run = captured.program.local_sgd, current_run()
-    if apart is None or not apart.open:
+    local_sgd, run = captured.program.local_sgd, current_run()
+    if local_sgd is None or not local_sgd.open:
         return captured
     handles = {id(variable.handle) for variable in captured.variables.values()}
     known = next((chosen for chosen, own in run.intervals if own & handles), None)
     if known is None:
-        participants = find_participants(apart, run)
+        participants = find_participants(local_sgd, run)
         if not captured.program.requests or len(participants.names) == 1:
             return captured
-        known = _choose_interval(name, captured, apart, layout, tensors, run, participants)
+        known = _choose_interval(name, captured, local_sgd, layout, tensors, run, participants)
         weights = find_weights(captured.program, captured.variables, ()).values()
         run.intervals.append((known, frozenset(id(variable.handle) for variable in weights)))
         if run.checkpoints is not None:
             run.checkpoints.intervals[name] = known.every
         _LOG.info("%s: %s", name, known.chosen)
-    found = replace(set_interval(apart, known.every), chosen=known.chosen)
+    found = replace(set_interval(local_sgd, known.every), chosen=known.chosen)
     before = () if captured.decision is None else (captured.decision.reason,)
     reason = " ".join((*before, f"{known.chosen[0].upper()}{known.chosen[1:]}."))
     return replace(captured, program=replace(captured.program, local_sgd=found), decision=Unplanned(reason))
@@ -143,7 +146,7 @@ def choose_interval(name: str, captured: Captured, layout: Signature, tensors: S
 def _choose_interval(
     name: str,
     captured: Captured,
-    apart: LocalSgd,
+    local_sgd: LocalSgd,
     layout: Signature,
     tensors: Sequence[Any] | None,
     run: Run,
@@ -151,75 +154,77 @@ def _choose_interval(
 ) -> LocalSgd:
     """The options with an interval and the reason for it: that of the resumed run, or a new one."""
     saved = None if run.checkpoints is None else run.checkpoints.intervals.get(name)
-    if saved is not None and saved >= _find_least(apart):
-        chosen = set_interval(apart, saved)
+    if saved is not None and saved >= _find_least(local_sgd):
+        chosen = set_interval(local_sgd, saved)
         return replace(
             chosen, chosen=f"the clusters synchronise every {_format_steps(saved)}, as before this run was saved"
         )
     if len(captured.program.requests) > 1:
-        raise _interval_error(apart, "the step requests gradients more than once, so its duration cannot be predicted")
+        raise _interval_error(
+            local_sgd, "the step requests gradients more than once, so its duration cannot be predicted"
+        )
     shapes, program = shapes_of_batch(layout, tensors), captured.program
     rows = next((s[0] for s, leaf in zip(shapes, program.leaves, strict=True) if leaf.batched and s), 1)
     agreed = agree_on_planning_input(name, find_configured(run, participants.names), StepKnowledge(rows), run)
     clusters, rows = agreed.clusters, agreed.known.rows
-    exchange = _count_exchange(captured, apart, clusters, participants, run)
+    exchange = _count_exchange(captured, local_sgd, clusters, participants, run)
     layers = build_layers(program, rows, set_rows(program.leaves, shapes, rows))
     if layers is None:
-        raise _interval_error(apart, "no op of the step reads a variable, so its duration cannot be predicted")
+        raise _interval_error(local_sgd, "no op of the step reads a variable, so its duration cannot be predicted")
     options = Options()
     measured, _ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
-    _check_speeds(apart, clusters, measured)
+    _check_speeds(local_sgd, clusters, measured)
     steps = _count_steps(captured, layers, clusters, measured, participants)
     cluster = max(steps, key=lambda each: steps[each])
-    found = find_interval(apart, exchange, steps[cluster])
+    found = find_interval(local_sgd, exchange, steps[cluster])
     return replace(found, chosen=_explain(found, exchange, cluster, steps[cluster]))
 
 
 def _count_exchange(
-    captured: Captured, apart: LocalSgd, clusters: Clusters, participants: Participants, run: Run
+    captured: Captured, local_sgd: LocalSgd, clusters: Clusters, participants: Participants, run: Run
 ) -> Exchange:
     """The exchange of a step's weights. Raises if the rate of a link is not known."""
     names = participants.names
-    pairs = [(a, b) for a in names for b in names if a != b and (apart.mode != ASYNC or names[0] in (a, b))]
+    pairs = [(a, b) for a in names for b in names if a != b and (local_sgd.mode != ASYNC or names[0] in (a, b))]
     lines = {(a, b): clusters.between(a, b) for a, b in pairs}
     unknown = next((ends for ends, line in lines.items() if line.rate_bytes_per_s is None), None)
     if unknown is not None and not run.alone:
         where = f"links: [{{between: [{', '.join(unknown)}], rate: 60mbit, delay: 20ms}}] in the config"
         why = f"the rate of the link {'->'.join(unknown)} is not known"
-        raise _interval_error(apart, why, f"{where}, or whale-nebula bench link")
+        raise _interval_error(local_sgd, why, f"{where}, or whale-nebula bench link")
     count = count_numbers(find_weights(captured.program, captured.variables, ()))
     dims = find_dims(count)
-    used = choose_codec(parse_encoding(apart.codec).codec, "float32", dims)
+    used = choose_codec(parse_encoding(local_sgd.codec).codec, "float32", dims)
     each = clusters.codecs.get(str(used))
     taken = cost(used, dims) if used is not None else None
     coding = 4 * each if each is not None else 0.0 if taken is None else taken.seconds / count
-    return Exchange(count, apart.codec, lines, coding if used is not None else 0.0, apart.mode == ASYNC)
+    return Exchange(count, local_sgd.codec, lines, coding if used is not None else 0.0, local_sgd.mode == ASYNC)
 
 
-def _check_speeds(apart: LocalSgd, clusters: Clusters, measured: Measured) -> None:
+def _check_speeds(local_sgd: LocalSgd, clusters: Clusters, measured: Measured) -> None:
     """Refuse clusters for which neither measurements nor rates are known."""
     for cluster in clusters.clusters:
         known = all(worker.device.flops_per_s is not None for worker in cluster.workers)
         if cluster.name not in measured and not known:
             raise _interval_error(
-                apart,
+                local_sgd,
                 f"the speed of cluster {cluster.name} is not known, and its steps are not measured in this process",
                 f"flops: 5T of clusters.{cluster.name} in the config, or measure: 10s",
             )
         blocks = measured.get(cluster.name)
         if blocks is not None and not known and all(math.isnan(each) for each in blocks.forward[0]):
             raise _interval_error(
-                apart,
+                local_sgd,
                 f"no block of the step was measured in cluster {cluster.name}",
                 f"measure: 10s in the config, or flops: 5T of clusters.{cluster.name}",
             )
 
 
-def _interval_error(apart: LocalSgd, why: str, mend: str = "") -> PlanError:
+def _interval_error(local_sgd: LocalSgd, why: str, mend: str = "") -> PlanError:
     others = f"{mend}; or a number: " if mend else ""
     return PlanError(
         'no interval can be chosen for sync_every="auto"',
-        where=apart.where,
+        where=local_sgd.where,
         why=why,
         mend=f"{others}nb.replica(sync_every=100)",
     )

@@ -191,13 +191,13 @@ class Participants(NamedTuple):
         return share_rows(rows, tuple(self.speeds.values()))[self.names.index(cluster)]
 
 
-def find_participants(apart: LocalSgd, run: Run) -> Participants:
+def find_participants(local_sgd: LocalSgd, run: Run) -> Participants:
     """The clusters of the layout; if it names none, all clusters of the run."""
-    names = apart.clusters or tuple(run.config.clusters) or tuple(dict.fromkeys(run.workers.values())) or (LOCAL,)
+    names = local_sgd.clusters or tuple(run.config.clusters) or tuple(dict.fromkeys(run.workers.values())) or (LOCAL,)
     if not run.alone and run.here().cluster not in names:
         raise ConfigError(
             f"this process is in cluster {run.here().cluster!r}, which nb.cluster does not name",
-            where=apart.where,
+            where=local_sgd.where,
             why=f"each of {', '.join(names)} trains a copy, and every process of the run must take part",
             mend=f"nb.cluster({[*names, run.here().cluster]!r})",
         )
@@ -207,24 +207,24 @@ def find_participants(apart: LocalSgd, run: Run) -> Participants:
     if absent is not None:
         raise ConfigError(
             f"no process runs cluster {absent!r}",
-            where=apart.where,
+            where=local_sgd.where,
             why=f"the clusters of this run are {', '.join(dict.fromkeys(run.workers.values()))}",
             mend=f"start a worker of {absent!r}, or remove it from nb.cluster(...)",
         )
-    return _find_copies(apart, run, names[0]) if apart.copies > 1 else Participants(speeds, workers)
+    return _find_copies(local_sgd, run, names[0]) if local_sgd.copies > 1 else Participants(speeds, workers)
 
 
-def _find_copies(apart: LocalSgd, run: Run, cluster: str) -> Participants:
+def _find_copies(local_sgd: LocalSgd, run: Run, cluster: str) -> Participants:
     """The workers of the one cluster, each of which trains a copy."""
     workers = [worker for worker, of in run.workers.items() if of == cluster]
-    if workers and len(workers) != apart.copies:
+    if workers and len(workers) != local_sgd.copies:
         raise OptionError(
-            f"nb.replica({apart.copies}, exchange={apart.exchange!r}) in a cluster of {len(workers)} workers",
-            where=apart.where,
+            f"nb.replica({local_sgd.copies}, exchange={local_sgd.exchange!r}) in a cluster of {len(workers)} workers",
+            where=local_sgd.where,
             why="each worker of the cluster trains a copy, and exchanges momenta with the others",
-            mend=f"nb.replica(exchange={apart.exchange!r}), or use as many workers as replicas",
+            mend=f"nb.replica(exchange={local_sgd.exchange!r}), or use as many workers as replicas",
         )
-    names = workers or sorted(f"{cluster}/{number}" for number in range(apart.copies))
+    names = workers or sorted(f"{cluster}/{number}" for number in range(local_sgd.copies))
     speeds = run.cluster_speeds.get(cluster, ())
     speeds = speeds if len(speeds) == len(names) else (1.0,) * len(names)
     return Participants(dict(zip(names, speeds, strict=True)), {name: (name,) * bool(workers) for name in names})

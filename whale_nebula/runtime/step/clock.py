@@ -214,10 +214,10 @@ def count_bytes(variables: Iterable[Any]) -> int:
     return sum(int(each.shape.num_elements() or 0) * each.dtype.size for each in variables)
 
 
-def measure_memory(held: int) -> WorkerReport:
+def measure_memory(variable_bytes: int) -> WorkerReport:
     """Memory of this process: bytes of variables, and peak memory."""
     unit = 1 if sys.platform == "darwin" else 1024
-    return WorkerReport(held, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    return WorkerReport(variable_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
 class Runner(ABC):

@@ -117,9 +117,9 @@ class FunctionBuilder:
         waits = self.sums.explain_failures(fragment) if self.sums is not None and summed else None
         return Function(fragment, concrete, concrete.captured_inputs, waits, handover_slots=slots)
 
-    def _list_inputs(self, fragment: Fragment, given: Sequence[Any], slots: Mapping[Value, Handover]) -> list[Any]:
-        """The tensors of all feeds in a function: `given` ones, and those that are handed over."""
-        arguments = iter(given)
+    def _list_inputs(self, fragment: Fragment, tensors: Sequence[Any], slots: Mapping[Value, Handover]) -> list[Any]:
+        """The tensors of all feeds in a function: `tensors`, and those that are handed over."""
+        arguments = iter(tensors)
         return [
             self._take_handed_over(value, slots[value]) if value in slots else next(arguments)
             for value in fragment.feeds

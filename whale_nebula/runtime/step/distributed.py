@@ -113,12 +113,12 @@ def _round_seconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
-def _read_float(given: Any) -> float | None:
-    return float(given) if isinstance(given, int | float) else None
+def _read_float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
-def _read_int(given: Any) -> int:
-    return given if isinstance(given, int) else 0
+def _read_int(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")

@@ -90,14 +90,14 @@ def _suggest_fewer(program: Program, rows: int) -> str:
 
 
 def refuse_outer_gradients(
-    name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]
+    name: str, variables: Iterable[Any], arguments: Sequence[Any], results: Sequence[Any]
 ) -> list[Any]:
     """The results of step `name` for a caller whose tape records: the same values, without a gradient.
 
     A gradient with respect to the step's variables, or to sources of its arguments, is refused; other gradients pass.
     """
     fresh = [_copy_result(result) for result in results]
-    followed = [each for each in given if isinstance(each, tf.Tensor) and tf_private.is_followed_by_tape(each)]
+    followed = [each for each in arguments if isinstance(each, tf.Tensor) and tf_private.is_followed_by_tape(each)]
     own = [variable for variable in variables if variable.trainable]
     handles = {id(variable.handle) for variable in own}
 

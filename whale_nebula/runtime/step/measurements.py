@@ -392,9 +392,9 @@ def parse_speeds(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
     return found
 
 
-def _read_seconds(given: Any) -> float:
+def _read_seconds(value: Any) -> float:
     """A valid number of seconds, otherwise 0."""
-    return given if isinstance(given, float) and isfinite(given) and given > 0.0 else 0.0
+    return value if isinstance(value, float) and isfinite(value) and value > 0.0 else 0.0
 
 
 def improve_orders(cut: Cut, seconds: Speeds) -> tuple[Order, ...]:

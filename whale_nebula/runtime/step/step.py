@@ -260,9 +260,9 @@ class Step:
         self.first = self.first or list_shapes(tensors)
         return results
 
-    def call(self, unpack: Unpack, given: Sequence[Any]) -> Any:
+    def call(self, unpack: Unpack, tensors: Sequence[Any]) -> Any:
         """Call the user's function with these values of its arguments."""
-        args, kwargs = unpack(list(given))
+        args, kwargs = unpack(list(tensors))
         return self.fn(*args, **kwargs)
 
     def find_capture(self, layout: Signature) -> Captured | None:

@@ -25,13 +25,13 @@ class HasMemory(Protocol):
         """The bytes that it will use."""
 
 
-def attach_memory(variable: Any, held: HasMemory) -> None:
+def attach_memory(variable: Any, owner: HasMemory) -> None:
     """Declare that an object is held by the workers that hold a TensorFlow variable."""
-    setattr(variable, _NAME, weakref.ref(held))
+    setattr(variable, _NAME, weakref.ref(owner))
 
 
 def find_expected_memory(variable: Any) -> Expected | None:
     """The memory that the object of a variable is expected to use; None if it has no object."""
     found = getattr(variable, _NAME, None)
-    held = None if found is None else found()
-    return None if held is None else held.expect_bytes()
+    owner = None if found is None else found()
+    return None if owner is None else owner.expect_bytes()

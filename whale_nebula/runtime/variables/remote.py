@@ -89,7 +89,7 @@ class Ledger:
     def settle(
         self,
         variables: Mapping[str, Any],
-        held: Mapping[str, Sequence[str]],
+        holders_by_path: Mapping[str, Sequence[str]],
         copied: Sequence[str] = (),
         parted: Mapping[str, Layout] | None = None,
     ) -> None:
@@ -98,71 +98,77 @@ class Ledger:
         The workers of `copied` hold their own variables, independent of others. For variables that are `parted`, by
         these layouts, each holder receives its piece: see `distribute_pieces`.
         """
-        new, parted = self._select_new(variables, held), parted or {}
-        self._share([kept for kept in new if len(kept.holders) > 1 and kept.path not in parted])
-        for kept in new:
-            kept.holders = tuple(dict.fromkeys([*kept.holders, *copied]))
-            kept.layout = parted.get(kept.path, WHOLE_LAYOUT)
-            self.variables[id(kept.variable)] = kept
-            if self.session.worker not in kept.holders:
-                empty(kept)
+        new, parted = self._select_new(variables, holders_by_path), parted or {}
+        self._share([entry for entry in new if len(entry.holders) > 1 and entry.path not in parted])
+        for entry in new:
+            entry.holders = tuple(dict.fromkeys([*entry.holders, *copied]))
+            entry.layout = parted.get(entry.path, WHOLE_LAYOUT)
+            self.variables[id(entry.variable)] = entry
+            if self.session.worker not in entry.holders:
+                empty(entry)
 
     def expect(
         self,
         variables: Mapping[str, Any],
-        held: Mapping[str, Sequence[str]],
+        holders_by_path: Mapping[str, Sequence[str]],
         parted: Mapping[str, Sequence[int] | None] | None = None,
     ) -> None:
         """Admit the values that `settle` and `distribute_pieces` will receive. Called before the agreement on a
         program, because others send them immediately after it. For a `parted` variable a shard of that shape is
         admitted, or nothing.
         """
-        parted, here, new = parted or {}, self.session.worker, self._select_new(variables, held)
-        shared = [kept for kept in new if len(kept.holders) > 1 and kept.path not in parted]
-        self._admit(self.exchanges + 1, [(slot, kept) for slot, kept in enumerate(shared) if here in kept.holders[1:]])
-        pieces = [kept for kept in new if parted.get(kept.path) is not None]
-        own_slots = [(slot, kept) for slot, kept in enumerate(pieces) if here in kept.holders[1:]]
-        self._admit(self.exchanges + 2, own_slots, {kept.path: parted[kept.path] or () for kept in pieces})
+        parted, here, new = parted or {}, self.session.worker, self._select_new(variables, holders_by_path)
+        shared = [entry for entry in new if len(entry.holders) > 1 and entry.path not in parted]
+        self._admit(
+            self.exchanges + 1, [(slot, entry) for slot, entry in enumerate(shared) if here in entry.holders[1:]]
+        )
+        pieces = [entry for entry in new if parted.get(entry.path) is not None]
+        own_slots = [(slot, entry) for slot, entry in enumerate(pieces) if here in entry.holders[1:]]
+        self._admit(self.exchanges + 2, own_slots, {entry.path: parted[entry.path] or () for entry in pieces})
 
-    def move(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]], *, rest: bool) -> None:
+    def move(self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]], *, rest: bool) -> None:
         """Move variables to other holders, one after the other, and free those that are no longer held here.
         Collective. Without `rest`, variables stay if all of their new holders have them.
         """
         known = (
-            (kept, tuple(held[path])) for path in sorted(held) if (kept := self.variables.get(id(variables[path])))
+            (entry, tuple(holders_by_path[path]))
+            for path in sorted(holders_by_path)
+            if (entry := self.variables.get(id(variables[path])))
         )
         moving = [
-            (kept, to) for kept, to in known if set(to) - set(kept.holders) or (rest and set(to) != set(kept.holders))
+            (entry, to)
+            for entry, to in known
+            if set(to) - set(entry.holders) or (rest and set(to) != set(entry.holders))
         ]
         self.exchanges += 1
         here = self.session.worker
-        wanted = {slot: kept for slot, (kept, to) in enumerate(moving) if here in to and here not in kept.holders}
+        wanted = {slot: entry for slot, (entry, to) in enumerate(moving) if here in to and here not in entry.holders}
         self._admit(self.exchanges, list(wanted.items()))
         self.session.meet(f"a move of {len(moving)} variables")
-        for slot, (kept, to) in enumerate(moving):
-            self._send(slot, kept, [worker for worker in to if worker not in kept.holders])
+        for slot, (entry, to) in enumerate(moving):
+            self._send(slot, entry, [worker for worker in to if worker not in entry.holders])
             if slot in wanted:
-                fill(kept, self._receive(slot, kept))
-            kept.holders = to
+                fill(entry, self._receive(slot, entry))
+            entry.holders = to
             if here not in to:
-                empty(kept)
+                empty(entry)
 
     def distribute_pieces(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
         """The piece of a variable for this worker: its first holder sends the others their pieces, one after the other.
         `take` returns the piece of a worker.
         """
-        kept, here = self.variables[id(variable)], self.session.worker
-        if kept.holders[0] != here:
-            return copy_array(self._receive(slot, kept))
-        for worker in kept.holders[1:]:
-            self.session.links[worker].send(self._key(slot, kept, worker), np.asarray(take(worker)))
+        entry, here = self.variables[id(variable)], self.session.worker
+        if entry.holders[0] != here:
+            return copy_array(self._receive(slot, entry))
+        for worker in entry.holders[1:]:
+            self.session.links[worker].send(self._key(slot, entry, worker), np.asarray(take(worker)))
         return take(here)
 
     def hold(self, variable: Any, piece: VariablePiece) -> None:
         """Hold a piece of a variable from now on, instead of all of it."""
-        kept = self.variables[id(variable)]
-        kept.piece = piece
-        empty(kept)
+        entry = self.variables[id(variable)]
+        entry.piece = piece
+        empty(entry)
 
     def transfer_values(self, transfers: Sequence[Transfer], doing: str) -> None:
         """Send each of these values from the process that has it to those that need it, one after the other.
@@ -197,39 +203,41 @@ class Ledger:
 
     def layout_of(self, variable: Any) -> Layout | None:
         """The layout of a variable at its holders; None if no program has touched it yet."""
-        kept = self.variables.get(id(variable))
-        return None if kept is None else kept.layout
+        entry = self.variables.get(id(variable))
+        return None if entry is None else entry.layout
 
-    def _select_new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[HeldVariable]:
-        every = [HeldVariable(path, variables[path], tuple(held[path])) for path in sorted(variables)]
-        for kept in every:
-            self._check(kept)
-        return [kept for kept in every if id(kept.variable) not in self.variables]
+    def _select_new(
+        self, variables: Mapping[str, Any], holders_by_path: Mapping[str, Sequence[str]]
+    ) -> list[HeldVariable]:
+        every = [HeldVariable(path, variables[path], tuple(holders_by_path[path])) for path in sorted(variables)]
+        for entry in every:
+            self._check(entry)
+        return [entry for entry in every if id(entry.variable) not in self.variables]
 
-    def _check(self, kept: HeldVariable) -> None:
-        before = self.variables.get(id(kept.variable))
-        if before is not None and self.session.worker in set(kept.holders) - set(before.holders):
+    def _check(self, entry: HeldVariable) -> None:
+        before = self.variables.get(id(entry.variable))
+        if before is not None and self.session.worker in set(entry.holders) - set(before.holders):
             raise PlanError(
-                f"variable {kept.path!r} is on {', '.join(before.holders)}, but this program needs it on "
-                f"{', '.join(kept.holders)} as well",
-                where=kept.path,
+                f"variable {entry.path!r} is on {', '.join(before.holders)}, but this program needs it on "
+                f"{', '.join(entry.holders)} as well",
+                where=entry.path,
                 why="an earlier program of this run placed it on one cluster, and variables cannot move",
                 mend="assign its layer to the same stage in all programs",
             )
 
     def _share(self, variables: Sequence[HeldVariable]) -> None:
         self.exchanges += 1
-        for slot, kept in enumerate(variables):
-            self._send(slot, kept, kept.holders[1:])
-        for slot, kept in enumerate(variables):
-            if self.session.worker in kept.holders[1:]:
-                kept.variable.assign(tf.convert_to_tensor(self._receive(slot, kept)))
+        for slot, entry in enumerate(variables):
+            self._send(slot, entry, entry.holders[1:])
+        for slot, entry in enumerate(variables):
+            if self.session.worker in entry.holders[1:]:
+                entry.variable.assign(tf.convert_to_tensor(self._receive(slot, entry)))
 
-    def _send(self, slot: int, kept: HeldVariable, destinations: Sequence[str]) -> None:
-        if kept.holders[0] == self.session.worker and destinations:
-            array = kept.variable.numpy()
+    def _send(self, slot: int, entry: HeldVariable, destinations: Sequence[str]) -> None:
+        if entry.holders[0] == self.session.worker and destinations:
+            array = entry.variable.numpy()
             for destination in destinations:
-                self.session.links[destination].send(self._key(slot, kept, destination), array)
+                self.session.links[destination].send(self._key(slot, entry, destination), array)
 
     def _admit(
         self,
@@ -238,21 +246,21 @@ class Ledger:
         shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """Admit these values, and no others. All send at once, so a request does not delay the sender."""
-        for slot, kept in wanted:
-            key = self._key(slot, kept, self.session.worker, exchange)
-            shape = (shapes or {}).get(kept.path, kept.variable.shape)
-            self.session.expected.add_value(key, kept.variable.dtype.name, shape)
-            self.session.links[kept.holders[0]].announce_receive(key)
+        for slot, entry in wanted:
+            key = self._key(slot, entry, self.session.worker, exchange)
+            shape = (shapes or {}).get(entry.path, entry.variable.shape)
+            self.session.expected.add_value(key, entry.variable.dtype.name, shape)
+            self.session.links[entry.holders[0]].announce_receive(key)
 
-    def _receive(self, slot: int, kept: HeldVariable) -> Any:
-        key = self._key(slot, kept, self.session.worker)
-        value = self.session.links[kept.holders[0]].receive(key, self.session.patience)
+    def _receive(self, slot: int, entry: HeldVariable) -> Any:
+        key = self._key(slot, entry, self.session.worker)
+        value = self.session.links[entry.holders[0]].receive(key, self.session.patience)
         self.session.expected.drop_value(key)
         return value
 
-    def _key(self, slot: int, kept: HeldVariable, destination: str, exchange: int | None = None) -> Key:
+    def _key(self, slot: int, entry: HeldVariable, destination: str, exchange: int | None = None) -> Key:
         number = self.exchanges if exchange is None else exchange
-        return Key("control", _CONTROL, number, 0, -1, slot, kept.holders[0], destination)
+        return Key("control", _CONTROL, number, 0, -1, slot, entry.holders[0], destination)
 
     @contextlib.contextmanager
     def share_failures(self) -> Iterator[None]:
@@ -275,8 +283,8 @@ class Ledger:
                 mend="set weights: everywhere in the config of every cluster\n"
                 'or use model.save_weights("model.weights.h5"), which writes the part of each cluster in that cluster',
             )
-        wanted = {key: kept for key, kept in self.variables.items() if only is None or key in only}
-        fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
+        wanted = {key: entry for key, entry in self.variables.items() if only is None or key in only}
+        fresh = {key: entry for key, entry in wanted.items() if key not in self.whole}
         self.whole |= fresh.keys()
         try:
             with self.join_pieces(fresh.values()):
@@ -285,9 +293,9 @@ class Ledger:
                 yield
         finally:
             self.whole -= fresh.keys()
-            for kept in fresh.values():
-                if self.session.worker not in kept.holders:
-                    empty(kept)
+            for entry in fresh.values():
+                if self.session.worker not in entry.holders:
+                    empty(entry)
 
     @contextlib.contextmanager
     def join_pieces(self, variables: Iterable[HeldVariable]) -> Iterator[None]:
@@ -296,28 +304,28 @@ class Ledger:
         """
         joined: list[tuple[HeldVariable, VariablePiece]] = []
         try:
-            for kept in variables:
-                if kept.piece is not None:
-                    fill(kept, kept.piece.join(kept.variable.shape[kept.piece.layout.axis]))
-                    joined.append((kept, kept.piece))
+            for entry in variables:
+                if entry.piece is not None:
+                    fill(entry, entry.piece.join(entry.variable.shape[entry.piece.layout.axis]))
+                    joined.append((entry, entry.piece))
             yield
         finally:
-            for kept, piece in joined:
-                piece.store(kept.variable.read_value())
-                empty(kept)
+            for entry, piece in joined:
+                piece.store(entry.variable.read_value())
+                empty(entry)
 
     def _exchange(self, chosen: Sequence[HeldVariable]) -> None:
         """Send the local variables to all processes without them, and receive the others."""
         self.exchanges += 1
         here = self.session.worker
-        self._admit(self.exchanges, [(slot, kept) for slot, kept in enumerate(chosen) if here not in kept.holders])
+        self._admit(self.exchanges, [(slot, entry) for slot, entry in enumerate(chosen) if here not in entry.holders])
         self.session.meet(f"a read of {len(chosen)} variables")
         everyone = tuple(sorted([here, *self.session.links]))
-        for slot, kept in enumerate(chosen):
-            self._send(slot, kept, [worker for worker in everyone if worker not in kept.holders])
-        for slot, kept in enumerate(chosen):
-            if here not in kept.holders:
-                fill(kept, self._receive(slot, kept))
+        for slot, entry in enumerate(chosen):
+            self._send(slot, entry, [worker for worker in everyone if worker not in entry.holders])
+        for slot, entry in enumerate(chosen):
+            if here not in entry.holders:
+                fill(entry, self._receive(slot, entry))
 
 
 @contextlib.contextmanager
@@ -337,9 +345,9 @@ def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
             variable.nebula_blank = None
 
 
-def empty(kept: HeldVariable) -> None:
+def empty(entry: HeldVariable) -> None:
     """Free a variable's memory and make reads of it raise an error with its holders."""
-    variable = kept.variable
+    variable = entry.variable
     if is_undrawn(variable):
         release(variable)
     _free_value(variable)
@@ -348,8 +356,8 @@ def empty(kept: HeldVariable) -> None:
         variable.__class__ = make_guarded_class(
             kind, _RemoteVariable, f"Elsewhere{kind.__name__}", _guard_read, _guard_write
         )
-    variable.nebula_home = (kept.path, kept.holders)
-    variable.nebula_piece = kept.piece
+    variable.nebula_home = (entry.path, entry.holders)
+    variable.nebula_piece = entry.piece
 
 
 def require_local(variables: Iterable[Any]) -> None:
@@ -365,9 +373,9 @@ def _free_value(variable: Any) -> None:
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
 
 
-def fill(kept: HeldVariable, array: Any) -> None:
+def fill(entry: HeldVariable, array: Any) -> None:
     """Restore the value and the class of an emptied variable."""
-    variable = kept.variable
+    variable = entry.variable
     if isinstance(variable, _RemoteVariable):
         variable.__class__ = type(variable).__mro__[2]
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(array, variable.dtype), validate_shape=False)
@@ -447,7 +455,7 @@ def save_own(
     path = name_own_path(filepath, cluster)
     with ledger.join_pieces(ledger.variables.values()):
         if writes_here:
-            variables = [kept.variable for kept in ledger.variables.values()]
+            variables = [entry.variable for entry in ledger.variables.values()]
             with ledger.share_failures(), blank(variables):
                 plain(path, *args, **kwargs)
                 fill_in(path, variables, cluster)
