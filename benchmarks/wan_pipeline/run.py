@@ -22,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import verdict
 from closed_form import eager_seconds
+from common import verdict
 from two_sites import DEADLINE, FREE, Line, run, run_benchmark, sites
 
 HERE = Path(__file__).resolve().parent
