@@ -119,8 +119,8 @@ _LOADERS: Any = (
 
 
 def import_from_source(script: str | Path) -> None:
-    """Import modules in the folder of a script from their source from now on, as approvals contain its digests: a file
-    in `__pycache__` is loaded without a look at the source if its time matches.
+    """Import modules in the folder of a script from their source from now on, as approvals contain its digests: a
+    cached bytecode file is loaded without a look at the source if its time matches.
     """
     folder = _find_folder(script)
 
