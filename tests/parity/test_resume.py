@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.cli.checkpoints import main as show_checkpoints
 from whale_nebula.errors import CheckpointError, NebulaWarning, StateError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.strategies import Curriculum, OneBitLamb
@@ -463,7 +464,9 @@ def test_renumbered_layers_are_explained(tmp_path: Path) -> None:
     assert "Keras numbers unnamed layers" in str(caught.value.why) and "clear_session" in str(caught.value.mend)
 
 
-def test_completed_run_explains_its_missing_report(tmp_path: Path) -> None:
+def test_completed_run_explains_its_missing_report_and_shows_its_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(2):
         nb.shutdown()
         keras.utils.clear_session()
@@ -473,13 +476,18 @@ def test_completed_run_explains_its_missing_report(tmp_path: Path) -> None:
                 outputs = keras.layers.Dense(1)(inputs)
             model = keras.Model(inputs, outputs, name="over")
             model.compile("sgd", "mse")
-            model.fit(np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32"), verbose=0, shuffle=False)
+            x, y = np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32")
+            model.fit(x, y, verbose=0, shuffle=False)
             if nb.resumed() is None:
+                digest = nb.plan(model, x, y).program_digest
                 assert nb.last_report().program == "over.train_step"
                 continue
             with pytest.raises(StateError, match="no step has run since this start of the run") as caught:
                 nb.last_report()
             assert "all its steps of over.train_step had already been completed" in str(caught.value.why)
+    assert show_checkpoints(["show", str(tmp_path)]) == 0
+    plan = f"plan of over.train_step: gpu on local/0; 1 micro-batch; program {digest[:12]}"
+    assert plan in capsys.readouterr().out
 
 
 def test_full_disk_does_not_end_training(tmp_path: Path) -> None:

@@ -76,6 +76,21 @@ class Part:
 
 
 @dataclass(frozen=True)
+class ProgramPlan:
+    """How a program was run: the digest of its computation (`Plan.program_digest`), the workers of each stage by its
+    name, and the number of micro-batches.
+    """
+
+    program_digest: str
+    stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    micro_batch: int = 1
+
+    def __str__(self) -> str:
+        stages = "; ".join(f"{name} on {', '.join(workers)}" for name, workers in self.stages.items())
+        return f"{stages or 'uncut'}; {self.micro_batch} micro-batch{'es' * (self.micro_batch != 1)}"
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A checkpoint without its tensors, as one host wrote it.
 
@@ -83,9 +98,9 @@ class Manifest:
     those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that are not
     the paths of its variables, as other variables have these. `forms` has, by program, the shapes of the inputs of each
     of its traces in order, if a trace may be for more than one shape; `intervals` the steps between meetings that were
-    chosen for it; and `by_length` what was chosen for it in a curriculum, by the length as text. `at` is when the
-    values were taken, in seconds since 1970, and `spent` how the run's time was spent until then. `at_error`: the
-    script ended after it by an error.
+    chosen for it; and `by_length` what was chosen for it in a curriculum, by the length as text. `plans` has the plans
+    of the programs with scopes; any other plan can read the checkpoint. `at` is when the values were taken, in seconds
+    since 1970, and `spent` how the run's time was spent until then. `at_error`: the script ended after it by an error.
     """
 
     position: Position
@@ -98,6 +113,7 @@ class Manifest:
     forms: Mapping[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: Mapping[str, int] = field(default_factory=dict)
     by_length: Mapping[str, Mapping[str, Chosen]] = field(default_factory=dict)
+    plans: Mapping[str, ProgramPlan] = field(default_factory=dict)
     run: str = ""
     attempt: int = 0
     seed: int | None = None

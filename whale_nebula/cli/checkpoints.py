@@ -158,6 +158,7 @@ def _show(found: list[FoundCheckpoint], args: argparse.Namespace, parser: Parser
         "written": f"{first.time} by {', '.join(first.workers)}",
         "run": f"{first.run}{f', seed {first.seed}' if first.seed is not None else ''}",
         "position": _describe_position(first) or f"step {first.position.step} of {first.position.program!r}",
+        **{f"plan of {name}": f"{each}; program {each.program_digest[:12]}" for name, each in first.plans.items()},
         "last results": ", ".join(f"{name} {value:.6g}" for name, value in first.position.logs.items()),
         "versions": versions,
         "damaged": "; ".join(damage),

@@ -27,7 +27,7 @@ from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch import Job, Result, gateways
 from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.control import Answer as Reply
-from whale_nebula.launch.control import parse_counts, serve_control_socket
+from whale_nebula.launch.control import parse_counts, parse_notice, serve_control_socket, watch_notices
 from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.placement import (
     PORT,
@@ -193,6 +193,7 @@ _OPTIONS: Options = {
         "PATH",
         "a socket file on which the launcher serves HTTP: GET /status, /metrics, POST /resize, /preempt",
     ),
+    "--notices": ("FILE", "a file in which a platform writes preempt, or numbers of workers (npu=1), during the run"),
     "--metrics": ("HOST:PORT", "address for GET /metrics (Prometheus); also served on the --control socket"),
     "--token-file": ("FILE", "a token that renews the certificates of this host's workers during the run"),
     "--account": ("NAME", "the account of the token; default: your user name on this host"),
@@ -347,6 +348,9 @@ def _start(
     metrics = partial(_render_metrics, reports, sizes, signal_handler)
     if args.control is not None:
         resources.enter_context(_serve_control(args.control, sizes, signal_handler, metrics))
+    if args.notices is not None:
+        notices = partial(_handle_notice, args.notices, sizes, signal_handler)
+        resources.enter_context(watch_notices(args.notices, notices))
     if args.metrics is not None:
         port = resources.enter_context(serve_metrics(args.metrics, metrics))
         remark(f"metrics are at http://{args.metrics.rpartition(':')[0] or 'localhost'}:{port}/metrics")
@@ -403,12 +407,11 @@ def _serve_control(
         return {**sizes.describe(), "running": running}
 
     def resize(args: Mapping[str, str]) -> Reply:
-        if sizes.request_counts(parse_counts(args)):
-            signal_handler.apply_resize()
+        _resize(sizes, signal_handler, parse_counts(args))
         return sizes.describe()
 
     def preempt(args: Mapping[str, str]) -> Reply:
-        os.kill(os.getpid(), signal.SIGTERM)
+        _preempt()
         return {"leaving": True}
 
     def answer_metrics(args: Mapping[str, str]) -> Reply:
@@ -417,6 +420,29 @@ def _serve_control(
     return serve_control_socket(
         path, {"/status": status, "/metrics": answer_metrics}, {"/resize": resize, "/preempt": preempt}
     )
+
+
+def _resize(sizes: Sizes, signal_handler: SignalHandler, counts: Mapping[str, int]) -> None:
+    """Request numbers of workers."""
+    if sizes.request_counts(counts):
+        signal_handler.apply_resize()
+
+
+def _preempt() -> None:
+    """Ask all workers to save and leave, as SIGTERM does."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _handle_notice(path: str, sizes: Sizes, signal_handler: SignalHandler, text: str) -> None:
+    """Do what a notice in a file asks for; one that is not valid is reported."""
+    try:
+        counts = parse_notice(text)
+        if counts:
+            _resize(sizes, signal_handler, counts)
+        else:
+            _preempt()
+    except NebulaError as error:
+        remark(f"the notice in {path} is ignored: {error}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The launcher's local control socket: status, metrics and commands by HTTP, for users that may open the socket.
+"""Requests to a launcher: by HTTP at a local control socket, or by a file that it watches.
 
 `curl --unix-socket PATH http://run/status`, and there `/metrics`, `-X POST .../resize?npu=1`, `-X POST .../preempt`.
 The socket is a file that only this user may open; no network port is opened.
@@ -10,7 +10,9 @@ import contextlib
 import json
 import os
 import socketserver
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,6 +22,10 @@ from whale_nebula.report.prometheus import Handler, serve_in_thread
 Answer = Mapping[str, Any] | str
 Action = Callable[[Mapping[str, str]], Answer]
 """Handler of a request with these parameters; returns the answer, as JSON or as text."""
+
+
+PREEMPT = "preempt"
+_LOOK_SECONDS = 0.5
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -83,6 +89,57 @@ def serve_control_socket(path: str, get: Mapping[str, Action], post: Mapping[str
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+
+@contextlib.contextmanager
+def watch_notices(path: str, handle: Callable[[str], None], seconds: float = _LOOK_SECONDS) -> Iterator[None]:
+    """Call `handle` with the content of a file each time that it has changed while the context is open, unless it is
+    empty or missing. What is in the file at the start is an old notice. A file that is being written is read once it
+    no longer changes.
+    """
+    stop = threading.Event()
+
+    def watch(handled: str) -> None:
+        before = handled
+        while not stop.wait(seconds):
+            found = _read_notice(path)
+            if found == before != handled:
+                handled = found
+                if found:
+                    handle(found)
+            before = found
+
+    thread = threading.Thread(target=watch, args=[_read_notice(path)], name="nebula-notices", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _read_notice(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def parse_notice(text: str) -> dict[str, int]:
+    """The numbers of workers that a notice asks for; none if all are to leave.
+
+    >>> parse_notice("npu=1 gpu=2"), parse_notice("preempt")
+    ({'npu': 1, 'gpu': 2}, {})
+    """
+    if text == PREEMPT:
+        return {}
+    pairs = [word.partition("=") for word in text.split()]
+    if not all(count.isdecimal() for _, _, count in pairs):
+        raise OptionError(
+            f"{text!r} is not a valid notice", why="it asks all workers to leave, or for numbers of workers by cluster",
+            mend="write preempt, or npu=1",
+        )  # fmt: skip
+    return {cluster: int(count) for cluster, _, count in pairs}
 
 
 def parse_counts(texts: Mapping[str, str]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import queue
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, NotYetError, OptionError
-from whale_nebula.launch.control import parse_counts, serve_control_socket
+from whale_nebula.launch.control import parse_counts, parse_notice, serve_control_socket, watch_notices
 from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.gateways import open_memory_folder, remove_abandoned
 from whale_nebula.launch.heartbeat import WorkerStatus
@@ -174,6 +175,18 @@ def test_control_socket_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
         serve_control_socket(str(tmp_path / "no" / "x"), {}, {}),
     ):
         pass
+
+
+def test_new_notices_in_a_file_are_handled_once(tmp_path: Path) -> None:
+    path, found = tmp_path / "notice", queue.SimpleQueue[dict[str, int]]()
+    path.write_text("npu=3\n")  # of an earlier run
+    with watch_notices(str(path), lambda text: found.put(parse_notice(text)), 0.01):
+        for text, counts in {"npu=1 gpu=2\n": {"npu": 1, "gpu": 2}, "preempt": {}}.items():
+            path.write_text(text)
+            assert found.get(timeout=60) == counts
+    assert found.empty()
+    with pytest.raises(OptionError, match="'npu=' is not a valid notice"):
+        parse_notice("npu=")
 
 
 # ------------------------------------------------------------------ memory

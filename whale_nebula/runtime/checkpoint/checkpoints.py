@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.checkpoint.manifest import Position, Shapes
+from whale_nebula.checkpoint.manifest import Position, ProgramPlan, Shapes
 from whale_nebula.checkpoint.parts import Start
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
@@ -35,7 +35,7 @@ from whale_nebula.report.records import Goodput, TimeAccount
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.extra_state import ExtraState
 from whale_nebula.runtime.checkpoint.fit_position import BEFORE_STEP, copy_callback_states
-from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
+from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source, describe_plan
 from whale_nebula.runtime.checkpoint.known_variables import (
     KnownVariables,
     LeadingProgram,
@@ -91,9 +91,9 @@ class Checkpoints:
     the run resumes from, if any, and `resumed` its position.
 
     `skips` counts the batches of a `fit` that were already trained. `forms` are the shapes for which programs were
-    traced, and `intervals` the chosen numbers of steps between their rounds, as in the manifest. `has_read`: a program
-    was registered, or `nb.restore` was called. `resume_at` is called at places of a resumed `fit`, until the place
-    where its state was saved.
+    traced, `intervals` the chosen numbers of steps between their rounds, and `plans` how they are run, as in the
+    manifest. `has_read`: a program was registered, or `nb.restore` was called. `resume_at` is called at places of a
+    resumed `fit`, until the place where its state was saved.
     """
 
     run: Run
@@ -111,6 +111,7 @@ class Checkpoints:
     skips: int = 0
     forms: dict[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: dict[str, int] = field(default_factory=dict)
+    plans: dict[str, ProgramPlan] = field(default_factory=dict)
     pending_notes: list[Any] = field(default_factory=list)
     script_state: ScriptState = field(default_factory=ScriptState)
     leading: LeadingProgram = field(default_factory=LeadingProgram)
@@ -172,6 +173,7 @@ class Checkpoints:
         trainable = {variable.path for variable in engine.cut.program.variables if variable.trainable}
         variables = engine.captured.variables
         self.known_variables.add(program, variables)
+        self.plans[program] = describe_plan(engine.cut)
         steps = self.count_saved(engine)
         needed = trainable if steps else set()
         apart = self._local_sgd_runners.get(program)
@@ -459,6 +461,7 @@ class Checkpoints:
             forms=self.forms,
             intervals=self.intervals,
             by_length=self.run.by_length,
+            plans=self.plans,
             at=time.time(),
             spent=asdict(self.time_account.sum_up()),
         )

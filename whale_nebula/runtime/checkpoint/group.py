@@ -16,10 +16,12 @@ import tensorflow as tf
 
 from whale_nebula import __version__
 from whale_nebula.checkpoint.folder import Folder, FoundCheckpoint, check_whole, choose_checkpoint, offer_checkpoints
-from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor
+from whale_nebula.checkpoint.manifest import Manifest, Position, ProgramPlan, Tensor
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CheckpointError, RemoteProtocolError
 from whale_nebula.errors.text import list_names
+from whale_nebula.ir.canonical import program_digest
+from whale_nebula.ir.cut import Cut
 from whale_nebula.runtime.checkpoint.copies import fetch_parts
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice, make_whole_entry
 from whale_nebula.runtime.variables.remote import Transfer
@@ -324,3 +326,9 @@ def begin_manifest(run: Run, position: Position, aliases: Mapping[str, Mapping[s
         seed=run.seed if run.seed is not None else run.config.seed,
         versions={"whale_nebula": __version__, "tensorflow": tf.__version__, "keras": keras.__version__},
     )
+
+
+def describe_plan(cut: Cut) -> ProgramPlan:
+    """The plan of a program for the manifest."""
+    stages = {stage.key: cut.workers_of(number) for number, stage in enumerate(cut.program.stages)}
+    return ProgramPlan(program_digest(cut.program), stages, cut.program.pipeline.micro_batch)
