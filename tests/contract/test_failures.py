@@ -31,12 +31,12 @@ def read_dataset() -> Any:
 
 
 @pytest.mark.parametrize("call", [call_eagerly, tf.function(call_eagerly), read_dataset])
-def test_carried_errors_leave_tensorflow_unchanged(call: Callable[[], Any]) -> None:
+def test_carry_errors_makes_them_leave_tensorflow_unchanged(call: Callable[[], Any]) -> None:
     with pytest.raises(DataError, match="NB-220 no such row\n  why: it is gone\n  mend: look elsewhere"):
         call()
 
 
-def test_suspended_and_other_errors_stay_tensorflows() -> None:
+def test_suspend_carried_errors_keeps_tensorflows_and_others_stay() -> None:
     with suspend_carried_errors(), pytest.raises(tf.errors.UnknownError, match="no such row"):
         read_dataset()
     with pytest.raises(tf.errors.InvalidArgumentError):

@@ -1,6 +1,7 @@
 """Keras: how layers are called, models built, copied and trained."""
 
 import copy
+import importlib
 import inspect
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tests.contract.tracing import record_calls, trace_graph
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.keras_import import unwrap_keras, wrap_keras
 
 layers = keras.layers
 
@@ -319,3 +321,27 @@ def test_list_running_layers_each_with_a_name_scope() -> None:
     assert inner.startswith("inside")
     assert again.startswith("inside")
     assert tf_private.list_running_layers() == []
+
+
+def test_wrap_keras_and_unwrap_keras_replace_three_methods() -> None:
+    def read_methods() -> dict[str, Any]:
+        return {
+            kind: vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"] for kind in ("train", "test", "predict")
+        }
+
+    def load_hook() -> Any:
+        return importlib.import_module("whale_nebula.runtime.keras_hook")
+
+    unwrap_keras()
+    try:
+        originals = read_methods()
+        assert not any(hasattr(f, "nebula_original") for f in originals.values())
+        wrap_keras(load_hook)
+        wrap_keras(load_hook)
+        for kind, wrapper in read_methods().items():
+            assert wrapper.nebula_original is originals[kind]
+            assert wrapper.__doc__ == originals[kind].__doc__
+        unwrap_keras()
+        assert read_methods() == originals
+    finally:
+        wrap_keras(load_hook)

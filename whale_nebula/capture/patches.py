@@ -13,6 +13,8 @@ features:
 - `capture.splits`: the class of large variables that are created under `nb.split` in a run of several processes.
 - `runtime.step.results` and `feed.inputs`: `tf.shape` and `tf.concat` of substitutes for tensors, by TensorFlow's
   dispatch; `tf.private.record_on_tapes`: a record on tapes around a step, whose gradient is refused.
+- `tf.failures`: the conversion of a failed op's status into an exception, while an error of this library passes through
+  a function that TensorFlow has called.
 - `tf.collectives`: the start of TensorFlow's runtime, in a worker whose cluster has other workers.
 
 Replaced here are stateful random ops, calls of tf.functions, and conditions.

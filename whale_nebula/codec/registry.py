@@ -32,7 +32,7 @@ _Kind = TypeVar("_Kind", bound=type[Codec])
 _METHODS = {Precision: ("parts", "encode", "decode"), Structure: ("numbers", "reduce", "expand")}
 _RETURN_METHODS = ("reduce_back", "expand_back")
 _RESERVED_NAMES = ("none", "auto", "default")
-"""The codec option of a scope without a codec."""
+"""Words of codec options that are not names of codecs."""
 
 
 def register(kind: _Kind) -> _Kind:

@@ -208,16 +208,16 @@ class _Handler(BaseRequestHandler):
     def _answer_query(self, peer: Peer, message: dict[str, Any]) -> dict[str, Any]:
         grants = self.server.guard.grants
         if message.get("ask") == "list":
-            self._check_rate(self.server.lists, peer)
+            self._check_request_rate(self.server.lists, peer)
             return {"datasets": [_describe_dataset(each) for each in grants.list_datasets() if _is_published(each)]}
         if message.get("ask") != "request":
             raise _unknown_request_error()
         dataset, purpose = (_read_text(message, part) for part in ("dataset", "purpose"))
-        self._check_rate(self.server.requests, peer)
+        self._check_request_rate(self.server.requests, peer)
         permission = grants.ask(peer.account, dataset, purpose)
         return {"number": permission.number, "state": permission.state}
 
-    def _check_rate(self, buckets: Buckets, peer: Peer) -> None:
+    def _check_request_rate(self, buckets: Buckets, peer: Peer) -> None:
         if not buckets.take(peer.account)[1]:
             raise AccessError(f"account {peer.account!r} sends too many requests", mend="try again in a minute")
 

@@ -15,7 +15,6 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.runtime.keras_hook import _make_keras_tensors
-from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.keras_import import unwrap_keras, wrap_keras
 
 ROWS, WIDTH = 8, 3
@@ -228,20 +227,6 @@ def test_subclasses_without_scopes_use_keras_functions() -> None:
     model = Subclass()
     model.compile("sgd", "mse")
     assert not any("whale_nebula" in f.__module__ for f in list_functions(model))
-
-
-def test_keras_wrapper_is_reversible(unwrapped_keras: Any) -> None:
-    trainer = vars(tf_private.TensorFlowTrainer)
-    originals = {kind: trainer[f"make_{kind}_function"] for kind in ("train", "test", "predict")}
-    assert not any(hasattr(f, "nebula_original") for f in originals.values())
-    wrap_keras(_hook)
-    wrap_keras(_hook)
-    for kind, original in originals.items():
-        wrapper = vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"]
-        assert wrapper.nebula_original is original
-        assert wrapper.__doc__ == original.__doc__
-    unwrap_keras()
-    assert {kind: vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"] for kind in originals} == originals
 
 
 @pytest.mark.parametrize("kind", ["train", pytest.param("test", marks=pytest.mark.grid), "predict"])

@@ -79,7 +79,7 @@ class LinkExchange:
     def _send(
         self, crossing: Crossing, source_host: str, host: str, micro_batch: int, sent_tensor: Any, tensor: Any
     ) -> None:
-        """Send an encoded tensor."""
+        """Send a tensor, encoded or not."""
         raw = int(tensor.shape.num_elements()) * tensor.dtype.size  # tf.size would run an op
         if isinstance(sent_tensor, Packed):
             size = sent_tensor.nbytes

@@ -320,7 +320,7 @@ class ActorStep(Runner):
                 ):
                     (later if back else run.forward)(phase, number)
             if not run.turns:
-                run.join_all_reduces(phase)
+                run.join_forward_sums(phase)
         except BaseException as failure:
             cause = self._handle_failure(step, failure)
             if not hasattr(cause, "nebula_when"):

@@ -120,7 +120,7 @@ class StageMeasurements:
             exchange=traffic.rounds(rows),
             bytes=traffic.link_bytes(rows),
             at_most=traffic.at_most,
-            divides=self._divides_backward,
+            divides=self._divides_batch,
         )
 
     def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
@@ -163,7 +163,7 @@ class StageMeasurements:
         )
 
     @cached_property
-    def _divides_backward(self) -> bool:
+    def _divides_batch(self) -> bool:
         return is_divisible(self.cut.program)
 
 

@@ -227,7 +227,7 @@ def plain_step_error(stage: str, failure: BaseException, locations: OpLocations)
 
 
 def uncut_step_error(failure: BaseException, locations: OpLocations) -> StageFailedError:
-    """Context of a step that runs without a plan; its caller restores variables after a failure."""
+    """The error for a failed step that runs without a plan; its caller has restored the variables."""
     return StageFailedError(
         "the uncut step failed",
         where=locations.describe(failure),

@@ -85,7 +85,7 @@ class StageRun:
         if pieces is not None and pieces.skip is not None:
             pieces.skip.function([self._read_feed(feed, -1) for feed in pieces.skip.feeds])
 
-    def join_all_reduces(self, phase: PhasePlan) -> None:
+    def join_forward_sums(self, phase: PhasePlan) -> None:
         """Take part in all-reduces with zeros, because this replica has no micro-batch for them."""
         sums, pieces = self.compiled.builder.sums, self.compiled.bind_stage(phase, self.stage)
         if sums is not None and pieces is not None:
