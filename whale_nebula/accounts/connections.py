@@ -12,9 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from whale_nebula.transport.grpc.limits import Endpoint, Limits, find_networks, find_surplus, normalize_address
-
-_MOST_SOURCES = 4096
+from whale_nebula.transport.grpc.limits import (
+    Endpoint,
+    KnownSources,
+    Limits,
+    find_networks,
+    find_surplus,
+    normalize_address,
+)
 
 
 def find_source(host: str) -> str:
@@ -34,7 +39,7 @@ class PendingConnections:
         self._lock = threading.Lock()
         self._sockets: dict[Endpoint, socket.socket] = {}
         self._opened_at: dict[Endpoint, float] = {}
-        self._known_sources: dict[str, None] = {}  # of accepted clients, the latest last
+        self._known_sources = KnownSources()
 
     def add(self, end: Endpoint, line: socket.socket) -> None:
         """Add a new connection, and close surplus ones."""
@@ -66,12 +71,8 @@ class PendingConnections:
 
     def note_accepted(self, host: str) -> None:
         """Remember the source of an accepted client, which takes precedence from now on."""
-        source = find_source(host)
         with self._lock:
-            self._known_sources.pop(source, None)
-            self._known_sources[source] = None
-            if len(self._known_sources) > _MOST_SOURCES:
-                del self._known_sources[next(iter(self._known_sources))]
+            self._known_sources.add(find_source(host))
 
     def is_known(self, host: str) -> bool:
         """Whether a client of this source was accepted before."""

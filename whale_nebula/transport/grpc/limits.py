@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -165,6 +165,32 @@ _NETWORKS = {4: (32, 24, 16), 6: (64, 56, 48)}
 _SOURCES = 4096  # the most that are remembered
 
 
+class KnownSources:
+    """The sources of clients that were accepted, as many as are remembered. Not thread-safe.
+
+    >>> known = KnownSources()
+    >>> known.add("10.0.0.9/32")
+    >>> "10.0.0.9/32" in known, "10.0.0.1/32" in known
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[str, None] = {}  # the latest last
+
+    def add(self, source: str) -> None:
+        """Remember a source, in place of the one that was not seen for longest if there are too many."""
+        self._sources.pop(source, None)
+        self._sources[source] = None
+        if len(self._sources) > _SOURCES:
+            del self._sources[next(iter(self._sources))]
+
+    def __contains__(self, source: object) -> bool:
+        return source in self._sources
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+
 class ConnectionGuard:
     """Keeps the connections of one port within limits, from `start` to `stop`, in a separate thread."""
 
@@ -173,7 +199,7 @@ class ConnectionGuard:
         self._lock = threading.Lock()
         self._streams: Counter[Endpoint] = Counter()
         self._idle_since: dict[Endpoint, float] = {}  # when each without a stream was first seen
-        self._sources: dict[str, None] = {}  # from which a stream was accepted, the latest last
+        self._sources = KnownSources()
         self._endpoint_by_file: dict[
             tuple[int, int], Endpoint | None
         ] = {}  # by file and inode: the remote end, if of our port
@@ -204,11 +230,7 @@ class ConnectionGuard:
             return
         with self._lock:
             self._streams[end] += more
-            source = find_networks(end.host)[0]
-            self._sources.pop(source, None)
-            self._sources[source] = None
-            if len(self._sources) > _SOURCES:
-                del self._sources[next(iter(self._sources))]
+            self._sources.add(find_networks(end.host)[0])
             if not self._streams[end]:
                 del self._streams[end]
 
@@ -230,8 +252,7 @@ class ConnectionGuard:
         files = dict(self._list_accepted_connections())
         with self._lock:
             idle = {end: self._idle_since.get(end, now) for end in files.values() if not self._streams[end]}
-            known = frozenset(self._sources)
-        surplus = set(find_surplus(idle, now, self._limits, known))
+            surplus = set(find_surplus(idle, now, self._limits, self._sources))
         for file, end in files.items():
             if end in surplus:
                 _shut_connection(file, self._port, end)
