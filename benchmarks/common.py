@@ -9,6 +9,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -106,3 +108,15 @@ def read_text(sentences: int, words: int, length: int) -> tuple[Any, Any]:
 def verdict(value: float, bar: float, *, least: bool = False) -> str:
     """'reached' or 'missed', against a bar that must not be exceeded (or, with `least`, must be)."""
     return "reached" if (value >= bar if least else value <= bar) else "missed"
+
+
+def install_torch(*more: str) -> Path:
+    """Install PyTorch, and more packages, in the separate environment build/torch; returns its Python."""
+    folder = Path(__file__).resolve().parents[1] / "build" / "torch"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"installing PyTorch in {folder}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    command = [str(python), "-m", "pip", "install", "--quiet", "torch==2.13.*", "numpy", *more]
+    subprocess.run(command, check=True, capture_output=True)
+    return python

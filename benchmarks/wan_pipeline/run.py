@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from closed_form import eager_seconds
-from common import verdict
+from common import install_torch, verdict
 from two_sites import DEADLINE, FREE, Line, run, run_benchmark, sites
 
 HERE = Path(__file__).resolve().parent
@@ -72,15 +72,6 @@ def run_in_one_process(steps: int) -> str:
     return str(json.loads(ended.stdout.splitlines()[-1])["weights"])
 
 
-def make_torch() -> None:
-    """Install PyTorch in a separate environment."""
-    if not (TORCH / "bin" / "python").exists():
-        print(f"installing PyTorch in {TORCH}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(TORCH)], check=True)
-    pip = [str(TORCH / "bin" / "python"), "-m", "pip", "install", "--quiet", "torch==2.13.*", "numpy"]
-    subprocess.run(pip, check=True, capture_output=True)
-
-
 def compute_closed_form(free: float, line: Line) -> float:
     """The seconds of a step over a line, from those over a free one."""
     many = SHAPE["micro_batches"]
@@ -125,7 +116,7 @@ def _make_row(line: Line, middle: dict[tuple[str, Line], float]) -> dict[str, An
 
 def compare_with_torch(steps: int, rounds: int) -> list[dict[str, Any]]:
     """All lines, with PyTorch installed if it is missing."""
-    make_torch()
+    install_torch()
     return measure(LINES, steps, rounds, with_torch=True)
 
 
