@@ -20,6 +20,7 @@ from whale_nebula.planner.problem import Candidate
 from whale_nebula.planner.score import score
 from whale_nebula.report.prediction import Basis, PlannedReport
 from whale_nebula.report.records import PredictionGap, WorkerReport, duration
+from whale_nebula.runtime.elastic_plans import AdvanceSearch, refresh_levels
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.measurements import LINE, MIB
@@ -53,6 +54,9 @@ class PlanWatch:
     samples: dict[str, deque[float]] = field(default_factory=dict)
     candidate: Candidate | None = None
 
+    def __post_init__(self) -> None:
+        self.advance = AdvanceSearch(self.run, self.name)
+
     def add(
         self, outcome: StepOutcome, tensors: Sequence[Any], workers: Mapping[str, WorkerReport]
     ) -> PlannedReport | None:
@@ -61,6 +65,9 @@ class PlanWatch:
         """
         rows = self._count_rows(outcome, tensors)
         self.step_count += 1
+        self.advance.poll()
+        if self.step_count == SKIPPED_STEPS:
+            self.advance.begin(self.decision)
         if not self.rows:
             self.rows, self.candidate = rows, self._predict(rows)
         if self.candidate is None or self.step_count <= SKIPPED_STEPS:
@@ -220,6 +227,7 @@ class PlanWatch:
             own = {clusters[part.cluster].name for part in candidate.parts} & (found.keys() if run.alone else here)
             shown = {name: found[name] for name in own if name in found}
             save_slowness(shown, before.clusters, run.alone, before.measured)
+        self.advance.begin(replace(before, levels=refresh_levels(before, found, run)))
         return found
 
     def _adopt(self, better: Offer, candidate: Candidate, observed: Observation, slowness: Mapping[str, float]) -> None:

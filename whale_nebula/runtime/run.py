@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,7 @@ class Run:
         """The absent elastic clusters, each with the cluster that runs its stages, assigned round robin to those
         present.
         """
-        running = [name for name in self.config.clusters if name in self.workers.values()]
-        may_leave = [name for name, limits in self.config.elastic.items() if not limits.least]
-        away = [name for name in may_leave if running and name not in running]
-        return {name: running[number % len(running)] for number, name in enumerate(away)}
+        return assign_absent(self.config, set(self.workers.values()))
 
     @property
     def cluster_speeds(self) -> dict[str, tuple[float, ...]]:
@@ -277,6 +274,14 @@ class Run:
                 why=f"the clusters are {list_names(known)}",
                 mend=f"{did_you_mean(unknown, known)}\n{later}",
             )
+
+
+def assign_absent(config: Config, present: Collection[str]) -> dict[str, str]:
+    """For each elastic cluster that is not present, the one that runs its stages."""
+    running = [name for name in config.clusters if name in present]
+    may_leave = [name for name, limits in config.elastic.items() if not limits.least]
+    away = [name for name in may_leave if running and name not in running]
+    return {name: running[number % len(running)] for number, name in enumerate(away)}
 
 
 _LOCK = threading.RLock()
