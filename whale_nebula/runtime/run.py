@@ -362,7 +362,8 @@ def init(
         seen = OutputOptions(loaded.show if show is None else show, chosen)
         with keep_generators(), _watch_steps(run, seen.validate(site)):
             own = "" if attachment is None else attachment.cluster
-            set_clusters(run.cluster_sizes, own, run.cluster_speeds, run.moved)
+            least = {name: max(1, limits.least) for name, limits in loaded.elastic.items()}
+            set_clusters(run.cluster_sizes, own, run.cluster_speeds, run.moved, least)
             if run.attachment is not None:
                 _join_processes(run, run.attachment)
             saves = loaded.checkpoint if checkpoint is None else _parse_checkpointing(checkpoint, site)
