@@ -207,11 +207,19 @@ def _list_level_lines(decision: Decision) -> Iterator[str]:
             relative = f"{best.seconds / decision.chosen.seconds:.2f}"
             row = duration(best.seconds), relative, describe_shape(problem, best.shape)
         else:
-            row = "-", "-", describe_need(found.excess, problem)[0]
+            row = "-", "-", _describe_shortage(found.excess)
         rows.append((f"  {planned.level.text}", *row))
     if len(rows) > 1:
         yield ""
         yield from _table(rows)
+
+
+def _describe_shortage(excess: Excess | None) -> str:
+    """Why there is no plan, in a few words."""
+    if excess is None:
+        return "none satisfies the scopes"
+    needed, allowed = round_size(excess.needed, math.ceil), round_size(excess.allowed, math.floor)
+    return f"none fits: {needed} in {excess.cluster}, limit {allowed}"
 
 
 def has_slow_lines(problem: Problem) -> bool:

@@ -94,7 +94,7 @@ def _find_slowness(
     return found
 
 
-def refresh_levels(decision: Decision, slowness: Mapping[str, float], run: Run) -> tuple[PlannedLevel, ...]:
+def _refresh_levels(decision: Decision, slowness: Mapping[str, float], run: Run) -> tuple[PlannedLevel, ...]:
     """The levels of a decision with slowdowns that were measured since."""
     given = decision.planning_input
     if given is None:
@@ -110,7 +110,7 @@ def refresh_levels(decision: Decision, slowness: Mapping[str, float], run: Run) 
 @dataclass
 class AdvanceSearch:
     """Searches the plans for other numbers of workers in a process of low priority, one on each host, and reports the
-    numbers for which there is none. Its files are closed at the end of the run.
+    numbers for which there is none. `end`, which the end of the run calls, ends that process.
     """
 
     run: Run
@@ -124,11 +124,15 @@ class AdvanceSearch:
         """Whether this process, the first one of its host, searches."""
         return bool(self.run.config.elastic) and not self.run.alone and self.run.writes_files
 
-    def begin(self, decision: Decision) -> None:
-        """Search the plans for the levels of a decision, unless they are stored; an earlier search is ended."""
+    def begin(self, decision: Decision, slowness: Mapping[str, float] | None = None) -> None:
+        """Search the plans for the levels of a decision, unless they are stored, with the slowdowns that the run has
+        measured since. An earlier search is ended.
+        """
         if not self.is_needed:
             return
         self.end()
+        if slowness is not None:
+            decision = replace(decision, levels=_refresh_levels(decision, slowness, self.run))
         self.decision, known = decision, read_plans()
         problems = [own for _, own in decision.list_level_problems() if find_digest(own) not in known]
         if not problems:

@@ -20,7 +20,7 @@ from whale_nebula.planner.problem import Candidate
 from whale_nebula.planner.score import score
 from whale_nebula.report.prediction import Basis, PlannedReport
 from whale_nebula.report.records import PredictionGap, WorkerReport, duration
-from whale_nebula.runtime.elastic_plans import AdvanceSearch, refresh_levels
+from whale_nebula.runtime.elastic_plans import AdvanceSearch
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.measurements import LINE, MIB
@@ -227,7 +227,7 @@ class PlanWatch:
             own = {clusters[part.cluster].name for part in candidate.parts} & (found.keys() if run.alone else here)
             shown = {name: found[name] for name in own if name in found}
             save_slowness(shown, before.clusters, run.alone, before.measured)
-        self.advance.begin(replace(before, levels=refresh_levels(before, found, run)))
+        self.advance.begin(before, found)
         return found
 
     def _adopt(self, better: Offer, candidate: Candidate, observed: Observation, slowness: Mapping[str, float]) -> None:
