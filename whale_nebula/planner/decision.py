@@ -44,6 +44,7 @@ class Decision:
     another one was made while that ran; `replan` allows it to be replaced, and `measured_shapes` has the seconds of
     plans that ran earlier. `purpose` is that of the step's options, for which it was made. `planning_input` is what the
     problem was built from; in an elastic run there are `levels`, the numbers of workers that it may get next.
+    `found_on` is the date on which the candidates were found in advance.
     """
 
     layers: Layers
@@ -65,6 +66,7 @@ class Decision:
     purpose: str = ""
     planning_input: PlanningInput | None = None
     levels: tuple[PlannedLevel, ...] = ()
+    found_on: str = ""
 
     @property
     def chosen(self) -> Candidate:

@@ -185,7 +185,7 @@ def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], st
     stored, date = find_stored_plan(decision.problem) if decision.levels else ((), "")
     if stored:
         reasons = *decision.reasons, f"this plan was found in advance, on {date}, by the same measurements"
-        return replace(decision, candidates=stored, reasons=reasons)
+        return replace(decision, candidates=stored, reasons=reasons, found_on=date)
     found = search(decision.problem)
     if found.candidates:
         return replace(decision, candidates=found.candidates)

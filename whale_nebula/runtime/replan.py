@@ -81,7 +81,7 @@ class PlanWatch:
         if self.counted_steps >= max(FIRST_JUDGED, 2 * self.judged_steps):
             self.judged_steps = self.counted_steps
             self._judge(self.candidate, found, outcome)
-        return replace(found, offer=self.offer)
+        return replace(found, offer=self.offer, found_on=self.decision.found_on)
 
     def _count_rows(self, outcome: StepOutcome, tensors: Sequence[Any]) -> int:
         whole = (t.shape[0] for t, leaf in zip(tensors, self.leaves, strict=True) if leaf.batched and len(t.shape))
@@ -235,7 +235,7 @@ class PlanWatch:
         before, run = self.decision, self.run
         reason = f"planned again after {self.counted_steps} steps: {self.offer}"
         after = replace(
-            before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
+            before, found_on="", problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
             measured_shapes={**before.measured_shapes, candidate.shape: observed.seconds},
             reasons=(*before.reasons, reason),
         )  # fmt: skip

@@ -58,15 +58,13 @@ def train_model(path: str = "", requests: str = "{}") -> None:
     draw = np.random.default_rng(0)
     x, y = draw.random((ROWS, 64)).astype("float32"), draw.random((ROWS, 4)).astype("float32")
     if path:
-        started = time.process_time()
         plan = nb.plan(model, x[:BATCH], y[:BATCH])
-        report_value(f"seconds {here.epoch}", time.process_time() - started)
         (decision,) = current_run().decisions
         found = [each.shape for each in search(decision.problem).candidates]
-        report_value(f"equal {here.epoch}", found == [each.shape for each in decision.candidates])
-        report_value(f"in advance {here.epoch}", "found in advance" in " ".join(plan.explain().split()))
-        report_value(f"workers {here.epoch}", [each.workers for each in decision.problem.clusters])
-        report_value(f"plan {here.epoch}", repr(decision.chosen.shape))
+        is_equal = found == [each.shape for each in decision.candidates]
+        is_stored = "found in advance" in " ".join(plan.explain().split())
+        workers = [each.workers for each in decision.problem.clusters]
+        report_value(f"start {here.epoch} {here.worker}", [workers, is_stored, is_equal, repr(decision.chosen.shape)])
     callbacks = [PlannedRequester(path, json.loads(requests))] if path else []
     history = model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, callbacks=callbacks)
     report_value("history", history.history)
