@@ -235,8 +235,8 @@ class PlanWatch:
         before, run = self.decision, self.run
         reason = f"planned again after {self.counted_steps} steps: {self.offer}"
         after = replace(
-            before, found_on="", problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
-            measured_shapes={**before.measured_shapes, candidate.shape: observed.seconds},
+            before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
+            measured_shapes={**before.measured_shapes, candidate.shape: observed.seconds}, found_on="",
             reasons=(*before.reasons, reason),
         )  # fmt: skip
         run.decisions[:] = [after if each is before else each for each in run.decisions]
