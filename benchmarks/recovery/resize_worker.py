@@ -72,7 +72,7 @@ class Requester(keras.callbacks.Callback):
         step, count = ASKED.get(here.epoch, (-1, 0))
         if here.lead and batch + 1 == step:
             limit, decision = time.monotonic() + 240, current_run().decisions[0]
-            wanted = {find_digest(own) for _, own in decision.list_level_problems()}
+            wanted = {find_digest(own) for _, own in decision.list_resize_problems()}
             while not wanted <= read_plans().keys() and time.monotonic() < limit:
                 time.sleep(0.1)
             connection = http.client.HTTPConnection("run", timeout=60)

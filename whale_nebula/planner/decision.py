@@ -26,8 +26,8 @@ from whale_nebula.planner.explanation import (
     short_names,
     stage_names,
 )
-from whale_nebula.planner.levels import PlannedLevel, PlanningInput
 from whale_nebula.planner.problem import Candidate, ClusterCosts, Excess, Problem, Shape
+from whale_nebula.planner.resizes import PlannedResize, PlanningInput
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 from whale_nebula.schedule.lines import Line
@@ -43,7 +43,7 @@ class Decision:
     blocks. `slowness` is the measured computing time of a cluster relative to its rates. A decision that `replaces`
     another one was made while that ran; `replan` allows it to be replaced, and `measured_shapes` has the seconds of
     plans that ran earlier. `purpose` is that of the step's options, for which it was made. `planning_input` is what the
-    problem was built from; in an elastic run there are `levels`, the numbers of workers that it may get next.
+    problem was built from; in an elastic run there are `resizes`, the numbers of workers that it may get next.
     `found_on` is the date on which the candidates were found in advance.
     """
 
@@ -65,7 +65,7 @@ class Decision:
     replaces: Decision | None = None
     purpose: str = ""
     planning_input: PlanningInput | None = None
-    levels: tuple[PlannedLevel, ...] = ()
+    resizes: tuple[PlannedResize, ...] = ()
     found_on: str = ""
 
     @property
@@ -149,13 +149,13 @@ class Decision:
         whole = replace(self.chosen, shape=replace(self.chosen.shape, parts=parts, micro_batches=1), in_flight=None)
         return replace(self, candidates=(whole, *self.candidates[1:]))
 
-    def list_level_problems(self) -> list[tuple[PlannedLevel, Problem]]:
+    def list_resize_problems(self) -> list[tuple[PlannedResize, Problem]]:
         """The problems that a start with the next numbers of workers may search: with the user's options, and with what
         the passes have left of them.
         """
         asked = self.problem.options if self.planning_input is None else self.planning_input.options
         options = list(dict.fromkeys([asked, self.problem.options]))
-        return [(each, replace(each.problem, options=own)) for each in self.levels for own in options]
+        return [(each, replace(each.problem, options=own)) for each in self.resizes for own in options]
 
     def _describe(self, candidate: Candidate) -> Considered:
         memory: dict[str, int] = {}

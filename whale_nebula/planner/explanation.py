@@ -42,7 +42,7 @@ def explain(decision: Decision) -> Iterator[str]:
     yield from _candidate_lines(decision)
     yield ""
     yield from what_if(decision)
-    yield from _list_level_lines(decision)
+    yield from _list_resize_lines(decision)
 
 
 # ---------------------------------------------------------------------- the chosen plan
@@ -194,10 +194,10 @@ def what_if(decision: Decision) -> Iterator[str]:
         yield from wrap(f"no change: {'; '.join(same)}", WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def _list_level_lines(decision: Decision) -> Iterator[str]:
+def _list_resize_lines(decision: Decision) -> Iterator[str]:
     """The best plan for each number of workers that an elastic run may get next, or what it lacks."""
     rows = [("elastic", "step time", "relative", "best plan")]
-    for planned, problem in decision.list_level_problems():
+    for planned, problem in decision.list_resize_problems():
         if problem.options != decision.problem.options:
             continue
         candidates, _ = find_stored_plan(problem)
@@ -208,7 +208,7 @@ def _list_level_lines(decision: Decision) -> Iterator[str]:
             row = duration(best.seconds), relative, describe_shape(problem, best.shape)
         else:
             row = "-", "-", _describe_shortage(found.excess)
-        rows.append((f"  {planned.level.text}", *row))
+        rows.append((f"  {planned.resize.text}", *row))
     if len(rows) > 1:
         yield ""
         yield from _table(rows)

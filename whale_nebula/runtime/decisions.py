@@ -28,14 +28,14 @@ from whale_nebula.planner.chain import Layers, build_layers, size_values
 from whale_nebula.planner.cluster_costs import MeasuredBlocks, find_grounds, find_slowest, lacks_speed
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision, describe_excess
-from whale_nebula.planner.levels import PlanningInput
 from whale_nebula.planner.problem import Options
+from whale_nebula.planner.resizes import PlanningInput
 from whale_nebula.planner.search import search
 from whale_nebula.planner.stored_plans import find_stored_plan
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, find_configured
-from whale_nebula.runtime.elastic_plans import build_slowed_problem, plan_levels
+from whale_nebula.runtime.elastic_plans import build_slowed_problem, plan_resizes
 from whale_nebula.runtime.line_costs import complete_collectives, complete_lines
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.variables.attached_memory import Expected, find_expected_memory
@@ -101,7 +101,7 @@ def decide(
     first = Decision(
         layers, build_slowed_problem(given, clusters, slowness), (), find_grounds(layers, clusters, measured),
         str(limits.site), tuple(reasons), constraints=constraints, planning_input=given,
-        levels=tuple(plan_levels(given, clusters, slowness, limits, run)),
+        resizes=tuple(plan_resizes(given, clusters, slowness, limits, run)),
     )  # fmt: skip
     first = replace(first, handles=handles_of(captured), program=name, replan=bool(limits.replan))
     found = _search(first, limits, functools.partial(_explain_refusal, first, check))
@@ -182,7 +182,7 @@ def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], st
     """The decision with the best plans of its problem. Raises if none fits; the error is about the whole batch if it
     cannot be divided.
     """
-    stored, date = find_stored_plan(decision.problem) if decision.levels else ((), "")
+    stored, date = find_stored_plan(decision.problem) if decision.resizes else ((), "")
     if stored:
         reasons = *decision.reasons, f"this plan was found in advance, on {date}, by the same measurements"
         return replace(decision, candidates=stored, reasons=reasons, found_on=date)

@@ -35,7 +35,7 @@ def await_plans() -> None:
     """Wait until the plans for the next numbers of workers are stored."""
     limit = time.monotonic() + 240
     (decision,) = current_run().decisions
-    wanted = {find_digest(problem) for _, problem in decision.list_level_problems()}
+    wanted = {find_digest(problem) for _, problem in decision.list_resize_problems()}
     while not wanted <= read_plans().keys():
         if time.monotonic() > limit:
             raise RuntimeError("no plans are stored")

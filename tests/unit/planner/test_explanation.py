@@ -18,8 +18,8 @@ from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing
-from whale_nebula.planner.levels import Level, PlannedLevel
 from whale_nebula.planner.problem import Chain, ClusterCosts, Excess, Options, Part, Problem, Shape, WrittenStage
+from whale_nebula.planner.resizes import PlannedResize, Resize
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 from whale_nebula.schedule.lines import Line
@@ -57,13 +57,13 @@ def make_shape(*parts: tuple[int, int, int, int], count: int = 4, recompute: boo
     return Shape(tuple(Part(*each) for each in parts), count, recompute)
 
 
-def make_levels() -> Iterator[PlannedLevel]:
+def make_resizes() -> Iterator[PlannedResize]:
     """One worker of npu fewer, and none, so that gpu has too little memory."""
     problem = make_problem(memory=40 * MIB)
     gpu, npu = problem.clusters
     fewer = replace(problem, clusters=(gpu, replace(npu, workers=1)))
     for count, own in ((1, fewer), (0, replace(problem, clusters=(gpu,), lines={}))):
-        yield PlannedLevel(Level("npu", count, 2, {"gpu": 1, "npu": count}), Clusters(()), own)
+        yield PlannedResize(Resize("npu", count, 2, {"gpu": 1, "npu": count}), Clusters(()), own)
 
 
 ONE, TWO = make_shape((0, 0, 5, 1), count=1), make_shape((0, 0, 4, 1), (1, 4, 5, 2), count=8)
@@ -73,7 +73,7 @@ CASES = {
     "a line that is slow": lambda: decide(make_problem(), (TWO, ONE)),
     "lines that are free": lambda: decide(make_problem(math.inf), (TWO, ONE), grounds=Grounds()),
     "little memory": lambda: decide(SMALL, (LONG,), reasons=("the batch is cut into 4: micro_batch= says so",)),
-    "other numbers of workers": lambda: decide(make_problem(), (TWO, ONE), levels=tuple(make_levels())),
+    "other numbers of workers": lambda: decide(make_problem(), (TWO, ONE), resizes=tuple(make_resizes())),
     "candidates that are far slower": lambda: decide(make_problem(1e4), (ONE, TWO, SLOW)),
 }
 

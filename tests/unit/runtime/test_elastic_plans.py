@@ -19,7 +19,7 @@ from tests.unit.planner.test_explanation import MIB, decide, make_problem
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.hardware import Clusters
 from whale_nebula.planner.decision import Decision
-from whale_nebula.planner.levels import Level, PlannedLevel
+from whale_nebula.planner.resizes import PlannedResize, Resize
 from whale_nebula.planner.stored_plans import find_digest, find_stored_plan, format_problem, search_in_advance
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.elastic_plans import AdvanceSearch
@@ -49,23 +49,23 @@ def plan_model(workers: int, budget: str) -> tuple[Decision, str]:
     return found, text
 
 
-def test_problem_of_a_level_is_that_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_of_a_resize_is_that_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the measurements that the first start has made; the start then neither searches nor measures."""
     before, text = plan_model(2, "2s")
-    assert [each.level.count for each in before.levels] == [1, 0]
-    levels = {each.level.count: each.problem for each in before.levels}
-    search_in_advance(format_problem(problem) for problem in levels.values())
+    assert [each.resize.count for each in before.resizes] == [1, 0]
+    resizes = {each.resize.count: each.problem for each in before.resizes}
+    search_in_advance(format_problem(problem) for problem in resizes.values())
     searched = decisions.search
     monkeypatch.setattr(decisions, "search", None)
     after, explained = plan_model(1, "0s")
-    assert find_digest(after.problem) == find_digest(levels[1])
+    assert find_digest(after.problem) == find_digest(resizes[1])
     assert repr(after.candidates) == repr(searched(after.problem).candidates)
     assert "This plan was found in advance, on" in " ".join(explained.split())
     rows = [line.split("  ")[1] for line in text[text.index("elastic") :].splitlines()[1:]]
     assert rows == ["with 1 instead of 2 workers of npu", "without npu"]
     monkeypatch.setattr(decisions, "search", searched)
     alone, _ = plan_model(0, "0s")
-    assert find_digest(replace(alone.problem, lines={})) == find_digest(levels[0])
+    assert find_digest(replace(alone.problem, lines={})) == find_digest(resizes[0])
 
 
 def test_plans_are_searched_beside_the_training() -> None:
@@ -73,20 +73,20 @@ def test_plans_are_searched_beside_the_training() -> None:
     problem = make_problem()
     small = tuple(replace(cluster, memory=20 * MIB) for cluster in problem.clusters[:1])
     fewer = replace(problem, clusters=small, lines={})
-    levels = [
-        PlannedLevel(Level("npu", count, 2, {"gpu": 1, "npu": count}), Clusters(()), own)
+    resizes = [
+        PlannedResize(Resize("npu", count, 2, {"gpu": 1, "npu": count}), Clusters(()), own)
         for count, own in ((3, replace(problem, rows=64)), (0, fewer))
     ]
     run = SimpleNamespace(config=SimpleNamespace(elastic={"npu": 1}), alone=False, writes_files=True, closers=[])
     search = AdvanceSearch(cast(Run, run), "model.train_step")
-    search.begin(decide(problem, levels=tuple(levels)))
+    search.begin(decide(problem, resizes=tuple(resizes)))
     process: Any = search.process
     process.wait(120)
     what = "model.train_step without npu: no plan fits: 98.0 MiB on a worker of gpu, but 20.0 MiB is the limit"
     with pytest.warns(NebulaWarning, match=re.escape(what)) as caught:
         search.poll()
     assert "elastic: {npu: {min: 1}}; or 98.0 MiB of memory for each worker of gpu" in str(caught[0].message)
-    assert find_stored_plan(levels[0].problem)[0] and not find_stored_plan(fewer)[0]
-    search.begin(decide(problem, levels=tuple(levels)))
+    assert find_stored_plan(resizes[0].problem)[0] and not find_stored_plan(fewer)[0]
+    search.begin(decide(problem, resizes=tuple(resizes)))
     assert search.process is None  # everything is stored
     run.closers[0]()

@@ -40,11 +40,11 @@ class PlanningInput:
 
 
 @dataclass(frozen=True)
-class Level:
+class Resize:
     """Numbers of workers that an elastic run may get next: `count` instead of `before` of a `cluster`, and `counts` of
     all.
 
-    >>> Level("npu", 1, 2, {"gpu": 1, "npu": 1}).text, Level("npu", 0, 2, {"gpu": 1, "npu": 0}).text
+    >>> Resize("npu", 1, 2, {"gpu": 1, "npu": 1}).text, Resize("npu", 0, 2, {"gpu": 1, "npu": 0}).text
     ('with 1 instead of 2 workers of npu', 'without npu')
     """
 
@@ -62,22 +62,22 @@ class Level:
 
 
 @dataclass(frozen=True)
-class PlannedLevel:
-    """A level with its clusters, and the planning problem for them."""
+class PlannedResize:
+    """A resize with its clusters, and the planning problem for them."""
 
-    level: Level
+    resize: Resize
     clusters: Clusters
     problem: Problem
 
 
-def list_next_levels(counts: Mapping[str, int], elastic: Mapping[str, Elastic]) -> Iterator[Level]:
+def list_next_resizes(counts: Mapping[str, int], elastic: Mapping[str, Elastic]) -> Iterator[Resize]:
     """The numbers of workers next to the running ones: of each elastic cluster one fewer, none, one more or, if it is
     absent, all. At least one worker remains.
 
     >>> limits = {"npu": Elastic(0, 3)}
-    >>> [level.text for level in list_next_levels({"gpu": 1, "npu": 2}, limits)]
+    >>> [resize.text for resize in list_next_resizes({"gpu": 1, "npu": 2}, limits)]
     ['with 1 instead of 2 workers of npu', 'without npu', 'with 3 instead of 2 workers of npu']
-    >>> [level.count for level in list_next_levels({"gpu": 1, "npu": 0}, limits)]
+    >>> [resize.count for resize in list_next_resizes({"gpu": 1, "npu": 0}, limits)]
     [1, 3]
     """
     for cluster, limits in elastic.items():
@@ -86,7 +86,7 @@ def list_next_levels(counts: Mapping[str, int], elastic: Mapping[str, Elastic]) 
             changed = {**counts, cluster: count}
             is_next = abs(count - before) == 1 or not before or not count
             if is_next and count != before and limits.least <= count <= limits.most and any(changed.values()):
-                yield Level(cluster, count, before, changed)
+                yield Resize(cluster, count, before, changed)
 
 
 def drop_collectives(clusters: Clusters) -> Clusters:
