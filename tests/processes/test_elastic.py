@@ -17,9 +17,19 @@ from tests.processes.sites import HERE, Sites, prepare_sites
 from tests.processes.worker_reports import parse_reports
 from tests.processes.worker_runs import run_in_this_process
 from tests.processes.workers.elastic import train_model
+from tests.processes.workers.elastic_planned import train_model as train_planned_model
 from whale_nebula.cli.main import main
 from whale_nebula.launch.placement import free_port
 from whale_nebula.launch.worker_exit import EXIT_TEMPFAIL
+
+
+def write_config(folder: Path, **elastic: Mapping[str, int]) -> Path:
+    """The config of a run of one worker of gpu and two of npu."""
+    gpu, *npu = (f"127.0.0.1:{free_port()}" for _ in range(3))
+    config = {"clusters": {"gpu": {"workers": [gpu]}, "npu": {"workers": npu}}, "seed": 5, "elastic": elastic}
+    path = folder / "clusters.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 @contextlib.contextmanager
@@ -102,11 +112,7 @@ def test_run_continues_without_a_killed_site_if_its_checkpoint_is_readable(tmp_p
 
 @pytest.mark.grid
 def test_cluster_shrinks_leaves_and_returns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    gpu, *npu = (f"127.0.0.1:{free_port()}" for _ in range(3))
-    config = {"clusters": {"gpu": {"workers": [gpu]}, "npu": {"workers": npu}}, "seed": 5}
-    config["elastic"] = {"npu": {"min": 0}}
-    path = tmp_path / "clusters.yaml"
-    path.write_text(yaml.safe_dump(config))
+    path = write_config(tmp_path, npu={"min": 0})
     control = str(tmp_path / "run.sock")
     validates = {"validates": True}
     requests = json.dumps({"0": [6, 1], "1": [9, 0], "2": [13, 2], **validates})  # the first as an epoch is evaluated
@@ -124,3 +130,24 @@ def test_cluster_shrinks_leaves_and_returns(tmp_path: Path, capfd: pytest.Captur
         np.testing.assert_allclose(found["history"][name], values, 1e-5)
     assert "nebula_starts_total 4.0" in found["metrics"] and 'nebula_workers{cluster="npu"} 2.0' in found["metrics"]
     assert 'nebula_time_seconds_total{worker="npu/0",spent="recovery"}' in found["metrics"]
+
+
+@pytest.mark.grid
+def test_planned_run_has_its_plans_in_advance(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker fewer, and one more: the same plan in all processes, which is the one that a search finds."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    control, requests = str(tmp_path / "run.sock"), json.dumps({"0": [6, 1], "1": [12, 2]})
+    script = [str(HERE / "workers" / "elastic_planned.py"), str(tmp_path / "saved"), "700KiB", control, requests]
+    path = write_config(tmp_path, npu={"min": 0})
+    assert main(["run", "--all", "--config", str(path), "--control", control, *script]) == 0
+    out, err = capfd.readouterr()
+    found = parse_reports(out)
+    starts = [[found[name] for name in sorted(found) if name.startswith(f"start {number} ")] for number in range(3)]
+    assert [len(reports) for reports in starts] == [3, 2, 3] and all(each == own[0] for own in starts for each in own)
+    expected = [[[1, 2], False, True], [[1, 1], True, True], [[1, 2], True, True]]
+    assert [own[0][:3] for own in starts] == expected and starts[0][0][3] == starts[2][0][3], (starts, err)
+    assert "without npu: no plan fits" in err and "elastic: {npu: {min: 1}}" in err
+    for name, values in run_in_this_process(train_planned_model)["history"].items():
+        np.testing.assert_allclose(found["history"][name], values, 1e-5)

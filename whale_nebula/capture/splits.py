@@ -23,7 +23,7 @@ from whale_nebula.ir.program import Program, Split, Stage
 from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.replicas import find_replica_speeds
 from whale_nebula.scopes.frames import Frame
-from whale_nebula.scopes.identity import count_workers, get_worker_speeds, has_other_processes
+from whale_nebula.scopes.identity import count_least_workers, count_workers, get_worker_speeds, has_other_processes
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import drawing, initial_values
 from whale_nebula.tf import private as tf_private
@@ -185,6 +185,9 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         beside = {of for of, _ in found if stages[of].cluster == stage.cluster}
         where = stage.where or next((str(frame.site) for frame in inside), "")
         stages[number] = replace(stage, shards=_count(stage, inside, len(beside)), where=where)
+        for frame in inside:
+            if frame in split_frames and frame.options["count"]:
+                _warn_if_elastic(frame, stages[number])
     if any(stage.speeds for stage in stages):
         found_speeds = find_replica_speeds(stages, get_worker_speeds())
         stages = [replace(stage, speeds=each) for stage, each in zip(stages, found_speeds, strict=True)]
@@ -263,6 +266,19 @@ def _warn_if_unused(frame: Frame) -> None:
         why=f"no variable with an axis {frame.options['axis']} is read inside it; this is reported once for this line",
         mend="use with nb.split(...): around the call of the layer whose weights are to be divided",
     )
+
+
+def _warn_if_elastic(frame: Frame, stage: Stage) -> None:
+    """Warn that an elastic run ends when the stage's cluster has fewer workers than the scope needs."""
+    needed, least = stage.replicas * stage.shards, count_least_workers(stage.cluster)
+    if least < needed <= count_workers(stage.cluster):
+        warn_once(
+            frame.site,
+            f"nb.split({stage.shards}) needs {needed} workers of {stage.cluster!r}, which may have {least} by elastic:",
+            why="each device is a worker of the stage's cluster, so the run ends when there are fewer",
+            mend=f"nb.split() for all workers that there are, or elastic: {{{stage.cluster}: {{min: {needed}}}}}",
+            key="elastic",
+        )
 
 
 def _warn_if_short(frame: Frame, longest: int, devices: int) -> None:

@@ -217,15 +217,14 @@ class Clusters:
 
     @classmethod
     def of(cls, config: Config, links: Links | None = None, sizes: Mapping[str, int] | None = None) -> Clusters:
-        """The clusters of a configuration. `sizes` are the clusters of a run with their numbers of workers; the default
-        is the config's.
+        """The clusters of a configuration. `sizes` are the clusters of a run with their numbers of workers, of which
+        the first ones run; the default is the config's.
         """
         joined = config.links if links is None else links
-        names = dict(sizes) if sizes is not None else dict.fromkeys(config.clusters or joined.names, 1)
+        names = tuple(config.clusters or joined.names) if sizes is None else tuple(sizes)
         configured = {name: config.clusters.get(name, Cluster(name)) for name in names}
-        made = tuple(
-            _create_cluster(configured[name], max(size, len(configured[name].workers))) for name, size in names.items()
-        )
+        counts = {name: len(each.workers) or 1 for name, each in configured.items()} if sizes is None else sizes
+        made = tuple(_create_cluster(configured[name], counts[name]) for name in names)
         pairs = permutations(names, 2)
         return cls(made, {(a, b): LinkRate.of(joined.between(a, b)) for a, b in pairs})
 
@@ -283,6 +282,17 @@ class Clusters:
         sources = {name: other.measured[name] for name in taken if name in other.measured}
         return Clusters(tuple(made), links, codecs, {**self.measured, **sources})
 
+    def resize(self, counts: Mapping[str, int]) -> Clusters:
+        """The clusters with other numbers of workers: the first ones stay, and the costs of collectives are those among
+        so many.
+        """
+        made = []
+        for each in self.clusters:
+            count = counts.get(each.name, 0)
+            sums = tuple(one.among(count) for one in each.collectives) if count > 1 else ()
+            made.append(replace(each, workers=each.workers[:count], collectives=sums))
+        return replace(self, clusters=tuple(made))
+
     # ------------------------------------------------------------------ as text
     def to_json(self) -> str:
         """Serialize as JSON; numbers are in bytes and seconds."""
@@ -336,7 +346,7 @@ class Clusters:
 
 def _create_cluster(cluster: Cluster, size: int) -> ClusterInfo:
     """A cluster of a config, with this number of workers."""
-    specs = [*cluster.workers, *[None] * (size - len(cluster.workers))]
+    specs = [*cluster.workers[:size], *[None] * (size - len(cluster.workers))]
     workers = tuple(_create_worker(f"{cluster.name}/{number}", spec, cluster) for number, spec in enumerate(specs))
     return ClusterInfo(cluster.name, workers, LinkRate.of(cluster.inside))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,17 +17,19 @@ from whale_nebula.plan.records import Considered, Predicted, RateCurves
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.explanation import (
+    describe_need,
     describe_parts,
     draw_rates,
     explain,
     list_codecs,
+    round_size,
     short_names,
     stage_names,
 )
 from whale_nebula.planner.problem import Candidate, ClusterCosts, Excess, Problem, Shape
+from whale_nebula.planner.resizes import PlannedResize, PlanningInput
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
-from whale_nebula.report.records import size
 from whale_nebula.schedule.lines import Line
 
 
@@ -40,7 +42,9 @@ class Decision:
     for `clusters`, which share the cores of one process if they are `emulated`, and some of which have `measured` its
     blocks. `slowness` is the measured computing time of a cluster relative to its rates. A decision that `replaces`
     another one was made while that ran; `replan` allows it to be replaced, and `measured_shapes` has the seconds of
-    plans that ran earlier. `purpose` is that of the step's options, for which it was made.
+    plans that ran earlier. `purpose` is that of the step's options, for which it was made. `planning_input` is what the
+    problem was built from; in an elastic run there are `resizes`, the numbers of workers that it may get next.
+    `found_on` is the date on which the candidates were found in advance.
     """
 
     layers: Layers
@@ -60,6 +64,9 @@ class Decision:
     measured_shapes: Mapping[Shape, float] = field(default_factory=dict)
     replaces: Decision | None = None
     purpose: str = ""
+    planning_input: PlanningInput | None = None
+    resizes: tuple[PlannedResize, ...] = ()
+    found_on: str = ""
 
     @property
     def chosen(self) -> Candidate:
@@ -142,6 +149,14 @@ class Decision:
         whole = replace(self.chosen, shape=replace(self.chosen.shape, parts=parts, micro_batches=1), in_flight=None)
         return replace(self, candidates=(whole, *self.candidates[1:]))
 
+    def list_resize_problems(self) -> list[tuple[PlannedResize, Problem]]:
+        """The problems that a start with the next numbers of workers may search: with the user's options, and with what
+        the passes have left of them.
+        """
+        asked = self.problem.options if self.planning_input is None else self.planning_input.options
+        options = list(dict.fromkeys([asked, self.problem.options]))
+        return [(each, replace(each.problem, options=own)) for each in self.resizes for own in options]
+
     def _describe(self, candidate: Candidate) -> Considered:
         memory: dict[str, int] = {}
         for own, needed in zip(self.problem.workers_of(candidate.parts), candidate.memory, strict=True):
@@ -209,31 +224,10 @@ def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False
     """What, why and fix of the error if no plan fits; without an excess, no order of clusters satisfies the scopes.
     `whole` is set if the batch cannot be cut.
     """
-    said = [each.scope_line for each in problem.written_stages]
+    what, why = describe_need(excess, problem)
     if excess is None:
-        return "no plan satisfies the scopes", "; ".join(said), "let the planner choose a cluster or a count"
-    names = short_names(problem.chain.names)
-    first, last = names[excess.begin], names[excess.end - 1]
-    inside = [
-        each.scope_line for each in problem.written_stages if excess.begin <= each.begin and each.end <= excess.end
-    ]
-    least, most = round_size(excess.needed, math.ceil), size(int(excess.allowed))
-    most = round_size(excess.allowed, math.floor) if most == least else most
-    needs = f"{least} on a worker of {excess.cluster}, but {most} is the limit"
-    what = f"{inside[0]} needs {needs}" if inside else f"no plan fits: {needs}"
-    need = f"the layer {first!r} needs" if first == last else f"the layers from {first!r} to {last!r} need"
-    why = f"in the best plan found, {need} this much"
+        return what, why, "let the planner choose a cluster or a count"
     return what, why, _describe_ways_out(problem, excess, whole)
-
-
-def round_size(count: float, to_integer: Callable[[float], int]) -> str:
-    """Bytes in a readable unit, rounded up or down to a tenth of it.
-
-    >>> size(3.04 * 2**20), round_size(3.04 * 2**20, math.ceil)
-    ('3.0 MiB', '3.1 MiB')
-    """
-    unit = next(unit for unit in (2**30, 2**20, 2**10, 1) if count >= unit or unit == 1)
-    return size(to_integer(round(10 * count / unit, 6)) * unit / 10)
 
 
 def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from textwrap import wrap
@@ -14,9 +14,10 @@ from whale_nebula.plan.records import RateCurves
 from whale_nebula.plan.text import CANDIDATE, candidate_rows
 from whale_nebula.plan.timing import duration
 from whale_nebula.planner.cluster_costs import Grounds
-from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
+from whale_nebula.planner.problem import Candidate, Excess, Part, Problem, Shape
 from whale_nebula.planner.score import scale_rate, score
-from whale_nebula.planner.search import search
+from whale_nebula.planner.search import SearchResult, search
+from whale_nebula.planner.stored_plans import find_stored_plan
 from whale_nebula.report.records import size
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def explain(decision: Decision) -> Iterator[str]:
     yield from _candidate_lines(decision)
     yield ""
     yield from what_if(decision)
+    yield from _list_resize_lines(decision)
 
 
 # ---------------------------------------------------------------------- the chosen plan
@@ -192,6 +194,34 @@ def what_if(decision: Decision) -> Iterator[str]:
         yield from wrap(f"no change: {'; '.join(same)}", WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
+def _list_resize_lines(decision: Decision) -> Iterator[str]:
+    """The best plan for each number of workers that an elastic run may get next, or what it lacks."""
+    rows = [("elastic", "step time", "relative", "best plan")]
+    for planned, problem in decision.list_resize_problems():
+        if problem.options != decision.problem.options:
+            continue
+        candidates, _ = find_stored_plan(problem)
+        found = search(problem, 1) if not candidates else SearchResult(candidates)
+        if found.candidates:
+            best = found.candidates[0]
+            relative = f"{best.seconds / decision.chosen.seconds:.2f}"
+            row = duration(best.seconds), relative, describe_shape(problem, best.shape)
+        else:
+            row = "-", "-", _describe_shortage(found.excess)
+        rows.append((f"  {planned.resize.text}", *row))
+    if len(rows) > 1:
+        yield ""
+        yield from _table(rows)
+
+
+def _describe_shortage(excess: Excess | None) -> str:
+    """Why there is no plan, in a few words."""
+    if excess is None:
+        return "none satisfies the scopes"
+    needed, allowed = round_size(excess.needed, math.ceil), round_size(excess.allowed, math.floor)
+    return f"none fits: {needed} in {excess.cluster}, limit {allowed}"
+
+
 def has_slow_lines(problem: Problem) -> bool:
     """Whether some link between clusters has a finite rate."""
     return any(line.rate < math.inf for line in problem.lines.values())
@@ -232,6 +262,34 @@ def draw_rates(decision: Decision) -> RateCurves | None:
 def _seconds(problem: Problem, shape: Shape) -> float:
     found = score(problem, shape)
     return found.seconds if isinstance(found, Candidate) else math.inf
+
+
+# ---------------------------------------------------------------------- what does not fit
+def describe_need(excess: Excess | None, problem: Problem) -> tuple[str, str]:
+    """What and why of the error if no plan fits."""
+    if excess is None:
+        return "no plan satisfies the scopes", "; ".join(each.scope_line for each in problem.written_stages)
+    names = short_names(problem.chain.names)
+    first, last = names[excess.begin], names[excess.end - 1]
+    inside = [
+        each.scope_line for each in problem.written_stages if excess.begin <= each.begin and each.end <= excess.end
+    ]
+    least, most = round_size(excess.needed, math.ceil), size(int(excess.allowed))
+    most = round_size(excess.allowed, math.floor) if most == least else most
+    needs = f"{least} on a worker of {excess.cluster}, but {most} is the limit"
+    what = f"{inside[0]} needs {needs}" if inside else f"no plan fits: {needs}"
+    need = f"the layer {first!r} needs" if first == last else f"the layers from {first!r} to {last!r} need"
+    return what, f"in the best plan found, {need} this much"
+
+
+def round_size(count: float, to_integer: Callable[[float], int]) -> str:
+    """Bytes in a readable unit, rounded up or down to a tenth of it.
+
+    >>> size(3.04 * 2**20), round_size(3.04 * 2**20, math.ceil)
+    ('3.0 MiB', '3.1 MiB')
+    """
+    unit = next(unit for unit in (2**30, 2**20, 2**10, 1) if count >= unit or unit == 1)
+    return size(to_integer(round(10 * count / unit, 6)) * unit / 10)
 
 
 # ---------------------------------------------------------------------- names

@@ -290,7 +290,8 @@ class PlannedReport:
 
     `stages` are the seconds that each computes a step, `links` those for which a step occupies each link, `memory` the
     bytes that a worker needs by the plan, with the peak memory of its process, Python and TensorFlow included. `offer`
-    describes a better plan, if the measurements show one.
+    describes a better plan, if the measurements show one. `found_on` is the date on which the plan was found in
+    advance.
     """
 
     steps: int
@@ -299,6 +300,7 @@ class PlannedReport:
     links: Mapping[str, PredictionGap] = field(default_factory=dict)
     memory: Mapping[str, PredictionGap] = field(default_factory=dict)
     offer: str = ""
+    found_on: str = ""
 
     @property
     def off(self) -> float:
@@ -357,5 +359,7 @@ def planned_lines(planned: PlannedReport) -> Iterator[str]:
     yield from (f"  link {name}: busy for {each.text(duration)}" for name, each in planned.links.items())
     for name, each in planned.memory.items():
         yield f"  worker {name}: peak memory of its process {each.text(size, ' for the plan')}"
+    if planned.found_on:
+        yield f"  planned in advance, on {planned.found_on}"
     if planned.offer:
         yield f"  better: {planned.offer}"

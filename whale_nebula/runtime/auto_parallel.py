@@ -90,7 +90,8 @@ def capture_planned(
     decision = replace(decision, purpose=plan_purpose, replaces=before)
     found = replace(found, decision=decision)
     run.decisions[:] = [*(each for each in run.decisions if each is not before), decision]
-    _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
+    advance = f", in advance on {decision.found_on}" * bool(decision.found_on)
+    _LOG.info("%s is planned by nb.auto_parallel%s:\n%s", name, advance, decision.considered[0])
     return found
 
 

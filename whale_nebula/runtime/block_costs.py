@@ -44,16 +44,20 @@ def measure_blocks(
     sizes: Mapping[int, Sizes],
     budget: float,
     tensors: Sequence[Any] | None = None,
+    *,
+    completes: bool = True,
 ) -> MeasuredBlocks:
     """Seconds of a step's blocks for batches of these rows, by `sizes`: earlier measurements of this machine, completed
-    by new ones within a budget of seconds. `tensors` are a batch, if there is one.
+    by new ones within a budget of seconds, or, unless it `completes` them, only replaced if there are none. `tensors`
+    are a batch, if there is one.
     """
     threading = tf.config.threading
     subgraphs = list(list_subgraphs(captured.program, layers.ops))
     settings = str((threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()))
     keys = {(each.kind, each.block, rows): each.key(own, settings) for each in subgraphs for rows, own in sizes.items()}
     known = read_blocks()
-    if budget and any(key not in known for key in keys.values()):
+    lacking = any if completes else all
+    if budget and lacking(key not in known for key in keys.values()):
         bench = _Bench(name, captured, sizes, tensors, budget, dict(known))
         bench.measure(_group_by_block(subgraphs), layers, keys)
         if bench.new_times:

@@ -62,13 +62,15 @@ def config_of(run: Run) -> str | None:
     return run.source or (run.attachment.config if run.attachment is not None else None)
 
 
-def complete(configured: Clusters, config: str | os.PathLike[str] | None = None) -> Clusters:
-    """Complete a cluster object with measurements of this machine and of the config's links."""
+def complete(configured: Clusters, config: str | os.PathLike[str] | None = None, *, converts: bool = False) -> Clusters:
+    """Complete a cluster object with measurements of this machine and of the config's links; if it `converts`, also
+    with those of collectives among other numbers of workers.
+    """
     found, why = read_measurement()
     if why:
         warn_at(calling_site(), "the stored measurements are not used", why=why, mend="whale-nebula measure --again")
     completed = configured if found is None else found.complete(configured, is_local)
-    return completed if config is None else add_stored_measurements(completed, config)
+    return completed if config is None else add_stored_measurements(completed, config, converts=converts)
 
 
 def find_rings(run: Run) -> dict[str, Line]:
@@ -81,13 +83,14 @@ def find_rings(run: Run) -> dict[str, Line]:
     return {name: Line.from_link(ring) for name, ring in rings.items() if ring.rate_bytes_per_s or ring.delay_s}
 
 
-def add_stored_measurements(known: Clusters, config: str | os.PathLike[str]) -> Clusters:
+def add_stored_measurements(known: Clusters, config: str | os.PathLike[str], *, converts: bool = False) -> Clusters:
     """Add the lines and collectives that `bench link` or a run has measured, if the config has no rate; collectives
-    only if they were measured on this machine, with the same number of workers.
+    only if they were measured on this machine, and with the same number of workers, unless it `converts` them.
     """
     for each in known.clusters:
         with contextlib.suppress(ConfigError):  # it is missing, or invalid
             kept = Clusters.load(find_collectives_path(config, each.name))
+            kept = kept.resize({each.name: len(each.workers)}) if converts else kept
             fits = all(one.workers == len(each.workers) for own in kept.clusters for one in own.collectives)
             if fits and all(source.machine == fingerprint() for source in kept.measured.values()):
                 known = known.complete_from(kept)

@@ -25,15 +25,17 @@ from whale_nebula.launch.placement import is_local
 from whale_nebula.passes.batch import explain_coupling
 from whale_nebula.plan.splits import CrossingSizes, list_collectives, time_collective
 from whale_nebula.planner.chain import Layers, build_layers, size_values
-from whale_nebula.planner.cluster_costs import MeasuredBlocks, build_problem, find_grounds, find_slowest, lacks_speed
+from whale_nebula.planner.cluster_costs import MeasuredBlocks, find_grounds, find_slowest, lacks_speed
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.decision import Decision, describe_excess, slow_down
+from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.problem import Options
+from whale_nebula.planner.resizes import PlanningInput
 from whale_nebula.planner.search import search
-from whale_nebula.planner.space import add_written_stages, pin_blocks
+from whale_nebula.planner.stored_plans import find_stored_plan
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, find_configured
+from whale_nebula.runtime.elastic_plans import build_slowed_problem, plan_resizes
 from whale_nebula.runtime.line_costs import complete_collectives, complete_lines
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.variables.attached_memory import Expected, find_expected_memory
@@ -95,15 +97,12 @@ def decide(
     measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     slow = [f"cluster {each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
-    problem = add_written_stages(
-        build_problem(layers, clusters, options, measured, limits.compress), layers, constraints
-    )
-    problem = pin_blocks(problem, layers, homes)
-    times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
-    grounds = find_grounds(layers, clusters, measured)
+    given = PlanningInput(layers, options, measured, limits.compress, constraints, homes)
     first = Decision(
-        layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), constraints=constraints
-    )
+        layers, build_slowed_problem(given, clusters, slowness), (), find_grounds(layers, clusters, measured),
+        str(limits.site), tuple(reasons), constraints=constraints, planning_input=given,
+        resizes=tuple(plan_resizes(given, clusters, slowness, limits, run)),
+    )  # fmt: skip
     first = replace(first, handles=handles_of(captured), program=name, replan=bool(limits.replan))
     found = _search(first, limits, functools.partial(_explain_refusal, first, check))
     return replace(
@@ -183,6 +182,10 @@ def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], st
     """The decision with the best plans of its problem. Raises if none fits; the error is about the whole batch if it
     cannot be divided.
     """
+    stored, date = find_stored_plan(decision.problem) if decision.resizes else ((), "")
+    if stored:
+        reasons = *decision.reasons, f"this plan was found in advance, on {date}, by the same measurements"
+        return replace(decision, candidates=stored, reasons=reasons, found_on=date)
     found = search(decision.problem)
     if found.candidates:
         return replace(decision, candidates=found.candidates)
@@ -283,7 +286,7 @@ def agree_on_planning_input(name: str, clusters: Clusters, known: StepKnowledge,
     """Exchange and merge the knowledge of all processes; lines and collectives that are unknown to all are
     measured between them.
     """
-    completed = complete(clusters, config_of(run))
+    completed = complete(clusters, config_of(run), converts=bool(run.config.elastic))
     if run.alone:
         return Agreement(completed, True, known)
     own = run.here().cluster
@@ -337,7 +340,9 @@ def measure_in_clusters(
     if unsaid:
         points = _list_row_counts(options, layers)
         sizes = {rows: size_values(program, rows, set_rows(program.leaves, shapes, rows)) for rows in points}
-        found = find_slowest([measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)], layers.rows)
+        goes_on = bool(run.config.elastic) and run.here().epoch > 0  # with the measurements of the start before
+        blocks = measure_blocks(name, captured, layers, sizes, run.config.measure, tensors, completes=not goes_on)
+        found = find_slowest([blocks], layers.rows)
     if run.alone:
         tables = {} if found is None else {cluster_of(each.name): found for each in unsaid}
         return tables, read_slowness(clusters, True, tables)

@@ -20,6 +20,7 @@ from whale_nebula.planner.problem import Candidate
 from whale_nebula.planner.score import score
 from whale_nebula.report.prediction import Basis, PlannedReport
 from whale_nebula.report.records import PredictionGap, WorkerReport, duration
+from whale_nebula.runtime.elastic_plans import AdvanceSearch
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.measurements import LINE, MIB
@@ -53,6 +54,9 @@ class PlanWatch:
     samples: dict[str, deque[float]] = field(default_factory=dict)
     candidate: Candidate | None = None
 
+    def __post_init__(self) -> None:
+        self.advance = AdvanceSearch(self.run, self.name)
+
     def add(
         self, outcome: StepOutcome, tensors: Sequence[Any], workers: Mapping[str, WorkerReport]
     ) -> PlannedReport | None:
@@ -61,6 +65,9 @@ class PlanWatch:
         """
         rows = self._count_rows(outcome, tensors)
         self.step_count += 1
+        self.advance.poll()
+        if self.step_count == SKIPPED_STEPS:
+            self.advance.begin(self.decision)
         if not self.rows:
             self.rows, self.candidate = rows, self._predict(rows)
         if self.candidate is None or self.step_count <= SKIPPED_STEPS:
@@ -74,7 +81,7 @@ class PlanWatch:
         if self.counted_steps >= max(FIRST_JUDGED, 2 * self.judged_steps):
             self.judged_steps = self.counted_steps
             self._judge(self.candidate, found, outcome)
-        return replace(found, offer=self.offer)
+        return replace(found, offer=self.offer, found_on=self.decision.found_on)
 
     def _count_rows(self, outcome: StepOutcome, tensors: Sequence[Any]) -> int:
         whole = (t.shape[0] for t, leaf in zip(tensors, self.leaves, strict=True) if leaf.batched and len(t.shape))
@@ -220,6 +227,7 @@ class PlanWatch:
             own = {clusters[part.cluster].name for part in candidate.parts} & (found.keys() if run.alone else here)
             shown = {name: found[name] for name in own if name in found}
             save_slowness(shown, before.clusters, run.alone, before.measured)
+        self.advance.begin(before, found)
         return found
 
     def _adopt(self, better: Offer, candidate: Candidate, observed: Observation, slowness: Mapping[str, float]) -> None:
@@ -228,7 +236,7 @@ class PlanWatch:
         reason = f"planned again after {self.counted_steps} steps: {self.offer}"
         after = replace(
             before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
-            measured_shapes={**before.measured_shapes, candidate.shape: observed.seconds},
+            measured_shapes={**before.measured_shapes, candidate.shape: observed.seconds}, found_on="",
             reasons=(*before.reasons, reason),
         )  # fmt: skip
         run.decisions[:] = [after if each is before else each for each in run.decisions]

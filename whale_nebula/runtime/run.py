@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,7 @@ class Run:
         """The absent elastic clusters, each with the cluster that runs its stages, assigned round robin to those
         present.
         """
-        running = [name for name in self.config.clusters if name in self.workers.values()]
-        may_leave = [name for name, limits in self.config.elastic.items() if not limits.least]
-        away = [name for name in may_leave if running and name not in running]
-        return {name: running[number % len(running)] for number, name in enumerate(away)}
+        return assign_absent(self.config, set(self.workers.values()))
 
     @property
     def cluster_speeds(self) -> dict[str, tuple[float, ...]]:
@@ -279,6 +276,14 @@ class Run:
             )
 
 
+def assign_absent(config: Config, present: Collection[str]) -> dict[str, str]:
+    """For each elastic cluster that is not present, the one that runs its stages."""
+    running = [name for name in config.clusters if name in present]
+    may_leave = [name for name, limits in config.elastic.items() if not limits.least]
+    away = [name for name in may_leave if running and name not in running]
+    return {name: running[number % len(running)] for number, name in enumerate(away)}
+
+
 _LOCK = threading.RLock()
 _run: Run | None = None
 
@@ -357,7 +362,8 @@ def init(
         seen = OutputOptions(loaded.show if show is None else show, chosen)
         with keep_generators(), _watch_steps(run, seen.validate(site)):
             own = "" if attachment is None else attachment.cluster
-            set_clusters(run.cluster_sizes, own, run.cluster_speeds, run.moved)
+            least = {name: max(1, limits.least) for name, limits in loaded.elastic.items()}
+            set_clusters(run.cluster_sizes, own, run.cluster_speeds, run.moved, least)
             if run.attachment is not None:
                 _join_processes(run, run.attachment)
             saves = loaded.checkpoint if checkpoint is None else _parse_checkpointing(checkpoint, site)

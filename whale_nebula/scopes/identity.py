@@ -20,6 +20,7 @@ _workers: Mapping[str, int] = {}
 _own_cluster: str = ""
 _speeds: Mapping[str, Sequence[float]] = {}
 _replacements: Mapping[str, str] = {}
+_least: Mapping[str, int] = {}
 
 
 def set_clusters(
@@ -27,15 +28,17 @@ def set_clusters(
     own: str = "",
     speeds: Mapping[str, Sequence[float]] | None = None,
     moved: Mapping[str, str] | None = None,
+    least: Mapping[str, int] | None = None,
 ) -> None:
     """Set the clusters of the run, each with its number of workers: stages that name none get them in order.
 
     `own` is the cluster of this process, if there are several processes. `speeds` has the speeds of workers, for
     clusters whose workers differ. `moved` maps each cluster that is away to the one that runs its stages.
+    `least` has the number of workers that a cluster keeps in an elastic run, for clusters that may lose some.
     """
-    global _clusters, _workers, _own_cluster, _speeds, _replacements
+    global _clusters, _workers, _own_cluster, _speeds, _replacements, _least
     _clusters, _workers, _own_cluster = tuple(clusters), dict(clusters), own
-    _speeds, _replacements = dict(speeds or {}), dict(moved or {})
+    _speeds, _replacements, _least = dict(speeds or {}), dict(moved or {}), dict(least or {})
 
 
 def resolve_cluster(cluster: str) -> str:
@@ -85,6 +88,15 @@ def count_workers(cluster: str) -> int:
     1
     """
     return max(1, _workers.get(cluster, 1))
+
+
+def count_least_workers(cluster: str) -> int:
+    """The number of workers that a cluster keeps while it is part of an elastic run; otherwise all of them.
+
+    >>> count_least_workers("nowhere")
+    1
+    """
+    return _least.get(cluster, count_workers(cluster))
 
 
 def count_most_workers() -> int:

@@ -57,6 +57,26 @@ def test_split_keeps_short_variables_whole() -> None:
     assert layouts["large"] == "split(1)" and "small" not in layouts
 
 
+@pytest.mark.parametrize(("count", "least", "warns"), [(2, 1, True), (2, 2, False), (None, 1, False)])
+def test_split_that_an_elastic_run_may_lose_is_reported(count: int | None, least: int, warns: bool) -> None:
+    """Before the run has fewer workers than devices, which would end it."""
+    weight = tf.Variable(W, name="weight")
+
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.stage(cluster="npu"), nb.split(count):
+            return tf.reduce_sum(x @ weight)
+
+    workers = ["127.0.0.1:7201", "127.0.0.1:7202"]
+    nb.shutdown()
+    with nb.init({"clusters": {"npu": {"workers": workers}}, "elastic": {"npu": {"min": least}}}):
+        if not warns:
+            plan(step)
+            return
+        with pytest.raises(nb.errors.NebulaWarning, match="2 workers of 'npu', which may have 1 by elastic") as caught:
+            plan(step)
+    assert "nb.split() for all workers that there are, or elastic: {npu: {min: 2}}" in str(caught.value)
+
+
 def catch_option_error(step: Callable[[Any], Any]) -> str:
     with pytest.raises(nb.errors.OptionError) as error:
         plan(step)

@@ -53,6 +53,8 @@ CLUSTERS = Clusters(
 
 def test_clusters_of_a_config_are_in_bytes_and_seconds() -> None:
     assert Clusters.of(load(CONFIG)) == CLUSTERS
+    running = Clusters.of(load(CONFIG), sizes={"gpu": 2, "npu": 1})  # of an elastic run that has lost one
+    assert running == CLUSTERS.resize({"gpu": 2, "npu": 1}) and len(running.workers) == 3
     assert CLUSTERS.between("gpu", "gpu") == LinkRate(1.25e9, 50e-6)
 
 

@@ -5,6 +5,7 @@ nothing is captured.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 
 from tests.golden.files import check_golden
+from whale_nebula.hardware import Clusters
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing
 from whale_nebula.planner.problem import Chain, ClusterCosts, Excess, Options, Part, Problem, Shape, WrittenStage
+from whale_nebula.planner.resizes import PlannedResize, Resize
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 from whale_nebula.schedule.lines import Line
@@ -54,6 +57,15 @@ def make_shape(*parts: tuple[int, int, int, int], count: int = 4, recompute: boo
     return Shape(tuple(Part(*each) for each in parts), count, recompute)
 
 
+def make_resizes() -> Iterator[PlannedResize]:
+    """One worker of npu fewer, and none, so that gpu has too little memory."""
+    problem = make_problem(memory=40 * MIB)
+    gpu, npu = problem.clusters
+    fewer = replace(problem, clusters=(gpu, replace(npu, workers=1)))
+    for count, own in ((1, fewer), (0, replace(problem, clusters=(gpu,), lines={}))):
+        yield PlannedResize(Resize("npu", count, 2, {"gpu": 1, "npu": count}), Clusters(()), own)
+
+
 ONE, TWO = make_shape((0, 0, 5, 1), count=1), make_shape((0, 0, 4, 1), (1, 4, 5, 2), count=8)
 SLOW, LONG = make_shape((1, 0, 5, 1), count=1), make_shape((1, 0, 2, 1), (1, 2, 4, 1), (0, 4, 5, 1), recompute=True)
 SMALL = make_problem(1e6, 60 * MIB, Options(4))
@@ -61,6 +73,7 @@ CASES = {
     "a line that is slow": lambda: decide(make_problem(), (TWO, ONE)),
     "lines that are free": lambda: decide(make_problem(math.inf), (TWO, ONE), grounds=Grounds()),
     "little memory": lambda: decide(SMALL, (LONG,), reasons=("the batch is cut into 4: micro_batch= says so",)),
+    "other numbers of workers": lambda: decide(make_problem(), (TWO, ONE), resizes=tuple(make_resizes())),
     "candidates that are far slower": lambda: decide(make_problem(1e4), (ONE, TWO, SLOW)),
 }
 

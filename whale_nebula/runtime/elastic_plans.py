@@ -1,0 +1,187 @@
+"""Plans of an elastic run for the numbers of workers that it may get next, which are searched while it trains."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import whale_nebula
+from whale_nebula.hardware import Clusters
+from whale_nebula.hardware.measurements import read_slowness
+from whale_nebula.launch.placement import is_local
+from whale_nebula.planner.decision import Decision, slow_down
+from whale_nebula.planner.explanation import describe_need, describe_shape, round_size
+from whale_nebula.planner.problem import Problem
+from whale_nebula.planner.resizes import (
+    PlannedResize,
+    PlanningInput,
+    Resize,
+    drop_collectives,
+    list_next_resizes,
+)
+from whale_nebula.planner.stored_plans import find_digest, find_stored_plan, format_problem, read_plans
+from whale_nebula.report.records import duration
+from whale_nebula.runtime.clusters import complete, config_of
+from whale_nebula.runtime.run import Run, assign_absent
+from whale_nebula.scopes.auto import Limits
+from whale_nebula.site import script_site, warn_once
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+_SEARCH = ("-m", "whale_nebula.planner.stored_plans")
+
+
+# ---------------------------------------------------------------------- the problems
+def build_slowed_problem(given: PlanningInput, clusters: Clusters, slowness: Mapping[str, float]) -> Problem:
+    """The planning problem for these clusters, with their measured slowdowns."""
+    times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
+    return slow_down(given.build_problem(clusters), times)
+
+
+def plan_resizes(
+    given: PlanningInput, clusters: Clusters, slowness: Mapping[str, float], limits: Limits, run: Run
+) -> Iterator[PlannedResize]:
+    """The numbers of workers that an elastic run may get next, each with its planning problem, from the agreed
+    `clusters` and `slowness` of the running ones. A cluster to which scopes or inputs are bound neither leaves nor
+    comes.
+    """
+    counts = {**run.cluster_sizes, **dict.fromkeys(run.moved, 0)}
+    for resize in list_next_resizes(counts, run.config.elastic):
+        comes_or_goes = not resize.count or not resize.before
+        if comes_or_goes and given.names_cluster(resize.cluster):
+            continue
+        known = _find_clusters(resize, clusters, given, limits, run)
+        factors = _find_slowness(known, clusters, slowness, given, run)
+        yield PlannedResize(resize, known, build_slowed_problem(given, known, factors))
+
+
+def _find_clusters(resize: Resize, clusters: Clusters, given: PlanningInput, limits: Limits, run: Run) -> Clusters:
+    """The clusters of a start with other numbers of workers, as its processes would agree on them."""
+    present = [name for name, count in resize.counts.items() if count]
+    if not run.alone:
+        present.sort(key=lambda name: f"{name}/0")
+    homes = assign_absent(run.config, present)
+    names = list(dict.fromkeys(homes.get(name, name) for name in limits.clusters or present))
+    bound = given.constraints.clusters
+    chosen = [name for name in names if name in bound] if bound else names
+    sizes = {name: resize.counts.get(name, 1) for name in chosen or names}
+    configured, known = Clusters.of(run.config, run.links, sizes), clusters.resize(resize.counts)
+    own = complete(configured, config_of(run), converts=True)
+    return configured.complete_from(drop_collectives(known)).complete_from(own).complete_from(known)
+
+
+def _find_slowness(
+    known: Clusters, clusters: Clusters, slowness: Mapping[str, float], given: PlanningInput, run: Run
+) -> dict[str, float]:
+    """The slowdowns of a resize: those of this run for clusters whose workers stay, and stored ones for other clusters
+    of this machine.
+    """
+    workers = {each.name: each.workers for each in clusters.clusters}
+    stored = read_slowness(known, run.alone, frozenset(given.measured))
+    found = {}
+    for each in known.clusters:
+        stays = workers.get(each.name) == each.workers
+        here = any(is_local(worker.machine) for worker in each.workers)
+        factor = slowness.get(each.name) if stays else stored.get(each.name) if here else None
+        if factor is not None:
+            found[each.name] = factor
+    return found
+
+
+def _refresh_resizes(decision: Decision, slowness: Mapping[str, float], run: Run) -> tuple[PlannedResize, ...]:
+    """The resizes of a decision with slowdowns that were measured since."""
+    given = decision.planning_input
+    if given is None:
+        return ()
+    found = []
+    for each in decision.resizes:
+        factors = _find_slowness(each.clusters, decision.clusters, slowness, given, run)
+        found.append(replace(each, problem=build_slowed_problem(given, each.clusters, factors)))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------- the search
+@dataclass
+class AdvanceSearch:
+    """Searches the plans for other numbers of workers in a process of low priority, one on each host, and reports the
+    numbers for which there is none. `end`, which the end of the run calls, ends that process.
+    """
+
+    run: Run
+    name: str
+    decision: Decision | None = None
+    process: subprocess.Popen[bytes] | None = None
+    reported: set[str] = field(default_factory=set)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this process, the first one of its host, searches."""
+        return bool(self.run.config.elastic) and not self.run.alone and self.run.writes_files
+
+    def begin(self, decision: Decision, slowness: Mapping[str, float] | None = None) -> None:
+        """Search the plans for the resizes of a decision, unless they are stored, with the slowdowns that the run has
+        measured since. An earlier search is ended.
+        """
+        if not self.is_needed:
+            return
+        self.end()
+        if slowness is not None:
+            decision = replace(decision, resizes=_refresh_resizes(decision, slowness, self.run))
+        self.decision, known = decision, read_plans()
+        problems = [own for _, own in decision.list_resize_problems() if find_digest(own) not in known]
+        if not problems:
+            self._report(decision)
+            return
+        if self.end not in self.run.closers:
+            self.run.closers.append(self.end)
+        folder = Path(whale_nebula.__file__).parents[1]
+        with tempfile.TemporaryFile() as lines:
+            lines.write("".join(f"{format_problem(own)}\n" for own in problems).encode())
+            lines.seek(0)
+            self.process = subprocess.Popen(
+                [sys.executable, *_SEARCH], stdin=lines, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                cwd=folder, env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            )  # fmt: skip
+
+    def poll(self) -> None:
+        """Report the result of a search that has ended. Called after each step."""
+        if self.process is None or self.process.poll() is None:
+            return
+        self.process = None
+        if self.decision is not None:
+            self._report(self.decision)
+
+    def end(self) -> None:
+        """End a search that runs."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def _report(self, decision: Decision) -> None:
+        """Log the plan of each resize, and warn of fewer workers for which there is none."""
+        plans = read_plans()
+        for planned, problem in decision.list_resize_problems():
+            resize, stored = planned.resize, plans.get(find_digest(problem))
+            if stored is None or problem.options != decision.problem.options or resize.text in self.reported:
+                continue
+            self.reported.add(resize.text)
+            candidates, _ = find_stored_plan(problem)
+            if candidates:
+                shape, seconds = describe_shape(problem, candidates[0].shape), duration(candidates[0].seconds)
+                _LOG.info("%s %s is planned in advance: %s, predicted %s", self.name, resize.text, shape, seconds)
+            elif resize.count < resize.before:
+                what, why = describe_need(stored.excess, problem)
+                ways = [f"elastic: {{{resize.cluster}: {{min: {resize.count + 1}}}}}"]
+                if stored.excess is not None:
+                    needed = round_size(stored.excess.needed, math.ceil)
+                    ways.append(f"{needed} of memory for each worker of {stored.excess.cluster}")
+                why = f"elastic: allows so few, and the run would end there; {why}"
+                site, key = script_site(), (self.name, resize.text)
+                warn_once(site, f"{self.name} {resize.text}: {what}", why=why, mend="; or ".join(ways), key=key)
