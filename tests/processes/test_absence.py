@@ -51,7 +51,7 @@ def simulate(names: Sequence[str], lost: range) -> list[np.ndarray]:
     shared = models[names[0]].get_weights()
     for step in range(apart.STEPS * apart.EPOCHS):
         begin = step % apart.STEPS * apart.BATCH
-        rows = np.array_split(np.arange(begin, begin + apart.BATCH), len(names))
+        rows = dict(zip(names, np.array_split(np.arange(begin, begin + apart.BATCH), len(names)), strict=True))
         present = [name for name in names if name != "npu" or step not in lost]
         if step == lost.stop:
             models["npu"].set_weights(shared)
@@ -59,8 +59,7 @@ def simulate(names: Sequence[str], lost: range) -> list[np.ndarray]:
             for slot, value in zip(models["npu"].optimizer.variables, first.optimizer.variables, strict=True):
                 slot.assign(value)
         for name in present:
-            own = rows[list(names).index(name)]
-            models[name].train_on_batch(x[own], y[own])
+            models[name].train_on_batch(x[rows[name]], y[rows[name]])
         if (step + 1) % apart.EVERY == 0:
             shared = [np.mean(each, 0) for each in zip(*(models[name].get_weights() for name in present), strict=True)]
             for name in present:
@@ -68,26 +67,57 @@ def simulate(names: Sequence[str], lost: range) -> list[np.ndarray]:
     return [weight.ravel() for weight in shared]
 
 
-def check_run(found: Sites, lost_after: int) -> None:
-    """Check the restarts, the report, and the weights of a run that lost npu after a step, and went on."""
-    outputs = [site.last_output for site in found.sites.values()]
-    assert found.wait_for_exit_codes() == dict.fromkeys(found.clusters, 0), outputs
-    first, *others = (site.reports for name, site in found.sites.items() if name != "npu")
-    starts = sorted((name, first[name]) for name in first if name.startswith("epoch "))
-    (_, begun), (_, (resumed, clusters)) = starts
-    assert begun == [0, sorted(found.clusters)] and clusters == sorted(found.clusters), starts
-    assert resumed % apart.EVERY == 0 and resumed > lost_after, starts
-    meetings = resumed // apart.EVERY - lost_after // apart.EVERY
-    missed = found.get_common("missed")
-    assert missed == {"npu": meetings} and f"npu missed {meetings}" in first["report"]
-    for each, expected in zip(found.get_common("weights"), simulate(found.clusters, range(lost_after, resumed)), strict=True):
-        np.testing.assert_allclose(each, expected, 1e-4, 1e-6)
+def check_run(found: Sites, last_meeting: int, starts: int = 2) -> None:
+    """Check the starts, the report, and the weights of a run that went on without npu after npu's last meeting."""
+    codes = found.wait_for_exit_codes()
+    assert codes == dict.fromkeys(found.clusters, 0), [site.last_output for site in found.sites.values()]
+    stayed = found[next(name for name in found.clusters if name != "npu")].reports
+    begun = [stayed[name] for name in sorted(stayed) if name.startswith("epoch ")]
+    resumed, clusters = begun[-1]
+    assert begun[0] == [0, sorted(found.clusters)] and clusters == sorted(found.clusters), begun
+    assert resumed % apart.EVERY == 0 and resumed > last_meeting and len(begun) == starts, begun
+    missed = (resumed - last_meeting) // apart.EVERY
+    assert found.get_common("missed") == {"npu": missed} and f"npu missed {missed}" in stayed["report"]
+    expected = simulate(found.clusters, range(last_meeting, resumed))
+    for own, theirs in zip(found.get_common("weights"), expected, strict=True):
+        np.testing.assert_allclose(own, theirs, 1e-4, 1e-6)
 
 
-@pytest.mark.parametrize("names", [("gpu", "npu")])
-def test_killed_cluster_misses_meetings_and_returns(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Its launcher starts it again; the others only stop once, after a common step, when it has come."""
+@pytest.mark.parametrize(
+    ("names", "plan", "starts"),
+    [
+        pytest.param(("gpu", "npu"), {"killed": {"npu": 6}}, 2, id="two clusters"),
+        pytest.param(("npu", "tpu"), {"killed": {"npu": 6}}, 2, marks=pytest.mark.grid, id="the first of two"),
+        pytest.param(("gpu", "npu", "tpu", "xpu"), {"killed": {"npu": 6}}, 2, marks=pytest.mark.grid, id="one of four"),
+        pytest.param(("gpu", "npu"), {"killed": {"npu": 6, "gpu": 17}}, 3, marks=pytest.mark.grid, id="both in turn"),
+    ],
+)
+def test_killed_cluster_misses_meetings_and_returns(
+    tmp_path: Path, names: tuple[str, ...], plan: dict[str, Any], starts: int
+) -> None:
+    """Its launcher starts it again; the others leave once, after a common step, when it has come. If another one is
+    killed meanwhile, it resumes without npu.
+    """
     with prepare_clusters(tmp_path, names) as found:
-        start_clusters(found, {"killed": 6, "waits": 14})
-        check_run(found, 6)
-        assert "the run goes on without 'npu' (worker 'npu/0' is gone" in "".join(found["gpu"].err)
+        start_clusters(found, {**plan, "waits": 18 if starts == 3 else 14})
+        check_run(found, 4, starts)
+        stayed = found[next(name for name in names if name != "npu")]
+        assert "the run goes on without 'npu' (" in "".join(stayed.err)
+
+
+@pytest.mark.grid
+def test_cut_off_cluster_does_not_go_on_and_returns(tmp_path: Path) -> None:
+    with (
+        prepare_clusters(tmp_path, ("gpu", "npu"), patience="20s") as found,
+        insert_line(found, "gpu") as (line, configs),
+    ):
+        start_clusters(found, {"cut": [6, str(tmp_path / "cut")], "waits": 14}, configs)
+        for site in found.sites.values():
+            site.await_line('"steps", 6')
+        line.cut()
+        (tmp_path / "cut").touch()
+        found["gpu"].await_line("the run goes on without 'npu' (no message from worker 'npu/0'")
+        found["npu"].await_line("restart 1 of 8")
+        assert found["npu"].reports["steps"] == 8
+        line.restore()
+        check_run(found, 4)

@@ -252,7 +252,7 @@ class MeetingsReport:
     before it include tracing; `waited_seconds` are the part spent waiting. `chosen` is the reason for the interval of
     `sync_every="auto"`, and `missed` how many meetings each cluster has missed, for those that missed any.
 
-    >>> report = MeetingsReport(("npu",), 80, 9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048, missed={"npu": 2.0})
+    >>> report = MeetingsReport(("npu",), 80, 9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048, missed={"npu": 2})
     >>> print(report)
     with npu: 9.7 in 80 steps, sent 2.0 KiB, waited 1.000 s of 4.000 s; npu missed 2
     """

@@ -1,7 +1,8 @@
 """Worker: trains a copy of a model in each cluster; npu is lost in the first start, and returns.
 
-`plan` has after which step npu/0 is "killed", and after which step the other clusters wait, once they train without npu,
-until npu comes ("waits").
+`plan` has after which step of the first start the first worker of a cluster is killed, by cluster ("killed"); the step
+after which all wait until the file "cut" exists in the folder; and the step after which the others wait, if they train
+without npu, until it comes ("waits").
 """
 
 import json
@@ -9,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -24,9 +25,9 @@ STEPS = ROWS // BATCH
 
 
 class Absence(keras.callbacks.Callback):
-    """Kills npu/0 after a step, and lets the others wait until it comes."""
+    """Kills workers, and lets the others wait for npu."""
 
-    def __init__(self, plan: Mapping[str, int]) -> None:
+    def __init__(self, plan: Mapping[str, Any]) -> None:
         super().__init__()
         self._plan, self._epoch = plan, 0
 
@@ -36,15 +37,20 @@ class Absence(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         here, done = nb.here(), STEPS * self._epoch + batch + 1
         report_value("steps", done)
-        if here.epoch:
-            return
-        if here.worker == "npu/0" and done == self._plan.get("killed"):
+        if not here.epoch and done == self._plan.get("killed", {}).get(here.cluster):
             os.kill(os.getpid(), signal.SIGKILL)
-        limit = time.monotonic() + 120
-        while done == self._plan["waits"] and here.cluster != "npu" and exit_agreement.announcement is None:
-            if time.monotonic() > limit:
-                raise RuntimeError(f"npu does not come: {_list_clusters()}")
-            time.sleep(0.05)
+        if not here.epoch and done == self._plan.get("cut", [0])[0]:
+            _await(lambda: os.path.exists(self._plan["cut"][1]), "the line is not cut")
+        if done == self._plan["waits"] and "npu" not in _list_clusters():
+            _await(lambda: exit_agreement.announcement is not None, "npu does not come")
+
+
+def _await(is_over: Callable[[], bool], failure: str) -> None:
+    limit = time.monotonic() + 200
+    while not is_over():
+        if time.monotonic() > limit:
+            raise RuntimeError(failure)
+        time.sleep(0.05)
 
 
 def make_model() -> keras.Model:

@@ -214,7 +214,9 @@ class Level:
         """Give up the checkpoint that waits for parts: a worker that was to write one is lost."""
         if self._pending is not None:
             step, self._pending = self._pending.manifest.position.step, None
-            _LOG.info("%s: step %d is not saved, because a cluster was lost before it was written", self.group.worker, step)
+            _LOG.info(
+                "%s: step %d is not saved, because a cluster was lost before it was written", self.group.worker, step
+            )
 
     def finish_writing(self) -> bool:
         """Wait until nothing is being written here, without the other processes; returns whether a local part remains

@@ -116,9 +116,7 @@ class DecidedEnds(Ends):
         first = self.lead_workers[self.decider]
         for place in (len(self.order), self._find_index(self.cluster)):
             self.links[first].announce_receive(self._key(round_number, fragment, place, first, self.worker))
-        self._send(
-            self._key(round_number, fragment, self._find_index(self.decider), self.worker, first), data, raw
-        )
+        self._send(self._key(round_number, fragment, self._find_index(self.decider), self.worker, first), data, raw)
 
     def receive_fragments(
         self, round_number: int, fragment: int, compute_digest: Callable[[], int] = lambda: 0

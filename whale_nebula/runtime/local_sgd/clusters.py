@@ -24,8 +24,8 @@ from whale_nebula.ir.canonical import describe_first_difference, digest_lines
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import ASYNC, LocalSgd
-from whale_nebula.runtime.local_sgd.attendance import DecidedEnds, continue_without
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
+from whale_nebula.runtime.local_sgd.attendance import DecidedEnds, continue_without
 from whale_nebula.runtime.local_sgd.one_bit import ExchangedWeights, OneBitRounds, find_exchanged, make_one_bit_rounds
 from whale_nebula.runtime.local_sgd.one_bit_collectives import CollectiveEnds, MemberRounds
 from whale_nebula.runtime.local_sgd.step import (
@@ -80,7 +80,7 @@ class OpenRounds:
     names: tuple[str, ...] = ()
     own_cluster: str = ""
     own_workers: tuple[str, ...] = ()
-    attendance: Attendance = Attendance()
+    attendance: Attendance = field(default_factory=Attendance)
     absent: set[str] = field(default_factory=set)
     _opened_count: int = 0
 
@@ -107,7 +107,8 @@ class OpenRounds:
         if self.attendance.decider:
             self.absent.update(name for name in participants.names if name not in participants.workers)
             absences = self.run.ledger.session.absences
-            absences.clusters, absences.patience = self.attendance.may_miss, self.run.config.patience
+            absences.clusters = frozenset() if self.attendance.restarts_together else self.attendance.may_miss
+            absences.patience = self.run.config.patience
 
     def list_rounds(self) -> list[Mapping[str, ClusterSync]]:
         """The rounds of each set of weights, by the clusters that are in this process."""
@@ -374,9 +375,11 @@ class ClusterCopy:
         """A note if a cluster cannot miss meetings, and one if workers of a cluster exchange momenta without
         collectives.
         """
-        why = choose_attendance(self.local_sgd, self.run, self.participants.names).why_none
-        if why:
-            return (f"no cluster may miss a meeting, although elastic has min: 0: {why}",)
+        rule = choose_attendance(self.local_sgd, self.run, self.participants.names)
+        if rule.why_none:
+            return (f"no cluster may miss a meeting, although elastic has min: 0: {rule.why_none}",)
+        if rule.restarts_together:
+            return ("if a cluster is lost, all are restarted, because one launcher has started them",)
         if self.local_sgd.copies == 1 or self.run.alone or self.run.ledger.collectives is not None:
             return ()
         return ("each worker sends all of its momenta to the others over links: TensorFlow had started before nb.init",)
@@ -516,7 +519,11 @@ def _warn_alone(local_sgd: LocalSgd, name: str) -> None:
 
 
 def _list_settings(
-    local_sgd: LocalSgd, captured: Captured, models: Sequence[Any], participants: Participants, may_miss: Collection[str]
+    local_sgd: LocalSgd,
+    captured: Captured,
+    models: Sequence[Any],
+    participants: Participants,
+    may_miss: Collection[str],
 ) -> tuple[str, ...]:
     """The settings that must be the same in all clusters: mode, speeds and weights."""
     weights = find_weights(captured.program, captured.variables, models)

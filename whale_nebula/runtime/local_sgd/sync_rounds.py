@@ -189,9 +189,7 @@ class Rounds(ClusterSync):
         size = where[1] - where[0]
         own = sent.result()
         before = self._read_known[slice(*where)]
-        received = self.ends.receive_fragments(
-            round_number, fragment, lambda: google_crc32c.value(before.tobytes())
-        )
+        received = self.ends.receive_fragments(round_number, fragment, lambda: google_crc32c.value(before.tobytes()))
         decoded = {}
         for cluster, data in received.items():
             with name_sender(self.ends.lead_workers[cluster]):

@@ -169,12 +169,14 @@ class Ends:
 
 class Attendance(NamedTuple):
     """The rule on absence in one run: the cluster that is the `decider`, and those that `may_miss` meetings; neither if
-    all clusters take part in all meetings, for the reason `why_none`.
+    all clusters take part in all meetings, for the reason `why_none`. With `restarts_together`, clusters may only be
+    absent from a start: if one is lost, the launcher of all restarts all.
     """
 
     decider: str = ""
     may_miss: frozenset[str] = frozenset()
     why_none: str = ""
+    restarts_together: bool = False
 
 
 def choose_attendance(local_sgd: LocalSgd, run: Run, names: Sequence[str]) -> Attendance:
@@ -187,7 +189,6 @@ def choose_attendance(local_sgd: LocalSgd, run: Run, names: Sequence[str]) -> At
         return Attendance()
     decider = next((name for name in names if name not in may_miss), "")
     reasons = {
-        "one launcher starts all clusters, and restarts them together": run.attachment.everywhere,
         "the run has no checkpoint, from which a returning cluster starts": run.checkpoints is None,
         "none always takes part": not decider,
         f"mode={local_sgd.mode!r} has a server": local_sgd.mode == ASYNC,
@@ -195,7 +196,8 @@ def choose_attendance(local_sgd: LocalSgd, run: Run, names: Sequence[str]) -> At
         'sync_every is "auto"': bool(local_sgd.chosen) or local_sgd.open,
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")
-    return Attendance(why_none=why) if why else Attendance(decider, may_miss)
+    together = run.attachment.everywhere
+    return Attendance(why_none=why) if why else Attendance(decider, may_miss, restarts_together=together)
 
 
 class Participants(NamedTuple):

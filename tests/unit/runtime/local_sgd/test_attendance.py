@@ -17,7 +17,7 @@ from whale_nebula.errors import LinkClosedError, PlanMismatchError, RemoteProtoc
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
 from whale_nebula.ir.program import ASYNC, LocalSgd
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.runtime.local_sgd.attendance import Decision, DecidedEnds, decode_decision, encode_decision
+from whale_nebula.runtime.local_sgd.attendance import DecidedEnds, Decision, decode_decision, encode_decision
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import Attendance, Differences, FlatVariables, choose_attendance
 from whale_nebula.runtime.run import Run
@@ -91,8 +91,8 @@ def made() -> Iterator[list[DecidedClusters]]:
 
 
 def simulate(steps: int, every: int, outer: Outer, lost: Mapping[str, range]) -> np.ndarray:
-    """The shared weights after these steps in NumPy; each `lost` cluster trains nothing in a range of steps, and returns
-    with the shared weights.
+    """The shared weights after these steps in NumPy. Each `lost` cluster trains nothing in a range of steps, and
+    returns with the shared weights.
     """
     shared, state = numbers(SIZE), outer.init(numbers(SIZE))
     own = {name: shared.copy() for name in SHARES}
@@ -212,7 +212,12 @@ RULES = [
     ({"npu": {"min": 0}}, {"exchange": "1bit"}, {}, "momenta are exchanged after each step"),
     ({"npu": {"min": 0}}, {"chosen": "an exchange takes 1 s"}, {}, 'sync_every is "auto"'),
     ({"npu": {"min": 0}}, {}, {"checkpoints": None}, "the run has no checkpoint"),
-    ({"npu": {"min": 0}}, {}, {"attachment": replace(GPU, everywhere=True)}, "one launcher starts all clusters"),
+    (
+        {"npu": {"min": 0}},
+        {},
+        {"attachment": replace(GPU, everywhere=True)},
+        Attendance("gpu", frozenset({"npu"}), restarts_together=True),
+    ),
 ]
 
 
