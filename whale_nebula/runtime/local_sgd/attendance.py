@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import NebulaError, PlanMismatchError, RemoteProtocolError
 from whale_nebula.errors.text import list_names
 from whale_nebula.runtime.local_sgd.topology import Ends
@@ -74,7 +75,8 @@ def share_among(shares: Mapping[str, float], members: Collection[str]) -> Mappin
 @dataclass(frozen=True)
 class DecidedEnds(Ends):
     """Ends of an exchange in which the cluster `decider` decides who takes part. `order` are all clusters of the run,
-    `away` those that are absent. The decider's other data goes where it always does.
+    `away` those that are absent: only the thread that receives adds to it. `links` keep those to lost workers, which
+    are closed.
     """
 
     order: tuple[str, ...] = field(kw_only=True)
@@ -208,7 +210,8 @@ def continue_without(run: Run, clusters: Sequence[str]) -> None:
     )
     run.hosts = {worker: host for worker, host in run.hosts.items() if worker not in lost}
     if attachment.heartbeat_sender is not None:
-        attachment.heartbeat_sender.send(missed=sorted(clusters))
+        absent = {*map(cluster_of, run.attachment.absent)} - {*run.workers.values()}
+        attachment.heartbeat_sender.send(missed=sorted(absent))
     links = [session.links.pop(worker) for worker in sorted(lost)]
     for link in links:
         link.fail({"what": f"the run went on without {list_names(clusters)}"})

@@ -266,8 +266,8 @@ class OpenRounds:
         ends = Ends(session.worker, own, lead_workers, session.links, session.patience, mates, self._opened_count)
         if self.attendance.decider:
             ends = DecidedEnds(
-                **vars(ends), order=participants.names, decider=self.attendance.decider, absences=session.absences,
-                away=set(self.absent),
+                **{**vars(ends), "links": dict(session.links)}, order=participants.names,
+                decider=self.attendance.decider, absences=session.absences, away=set(self.absent),
             )  # fmt: skip
         if local_sgd.copies > 1 and self.run.ledger.collectives is not None:
             ends = CollectiveEnds.connect(self.run.ledger.collectives, ends)
@@ -465,7 +465,11 @@ class ClusterCopy:
                 interval_reason=self.local_sgd.chosen,
             )
         own, session = self.participants.find_own(run), run.ledger.session
-        leaving = LeaveAgreement(opened.leave_requests, run.programs, self.local_sgd.every, self.local_sgd.staleness)
+        by_decider = bool(choose_attendance(self.local_sgd, run, self.participants.names).decider)
+        by_decider = by_decider and len(self.participants.names) > 2  # otherwise all is sent directly
+        leaving = LeaveAgreement(
+            opened.leave_requests, run.programs, self.local_sgd.every, self.local_sgd.staleness + by_decider
+        )
         return OwnClusterRunner(
             inner,
             program.leaves,

@@ -78,7 +78,7 @@ class LeaveRequests:
 @dataclass
 class LeaveAgreement:
     """Agreement on leaving, for the steps of one program. `extra_rounds` is the maximum number of rounds by which
-    another cluster may be ahead.
+    another cluster may be ahead, or its data may overtake its announcement by way of a third cluster.
 
     No worker passes the end of the second next round (and `extra_rounds` more rounds) without having received earlier
     announcements: all leave there. If several workers are asked to leave, the first of these steps counts.

@@ -163,8 +163,7 @@ class Ends:
 
     def count_sent(self) -> Mapping[str, LinkTotals]:
         """The bytes sent to each other cluster so far, by link."""
-        others = ((cluster, self.links.get(first)) for cluster, first in self.others.items())
-        return {f"{self.cluster}->{cluster}": link.totals() for cluster, link in others if link is not None}
+        return {f"{self.cluster}->{cluster}": self.links[first].totals() for cluster, first in self.others.items()}
 
 
 class Attendance(NamedTuple):
