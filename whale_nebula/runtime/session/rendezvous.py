@@ -69,7 +69,7 @@ def join_links(attachment: Attachment, expected: Admission, config: Config) -> J
         versions={"whale_nebula": __version__},
         arrive=lambda error: exit_agreement.note_available_workers(error.counts),
     )
-    return JoinedLinks(joined.links, joined.close, joined.await_return)
+    return JoinedLinks(dict(joined.links), joined.close, joined.await_return)
 
 
 def _may_come(attachment: Attachment, worker: str) -> bool:

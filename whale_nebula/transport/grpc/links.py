@@ -120,6 +120,7 @@ class GrpcLinks:
         place = self._place
         self._place = replace(
             place,
+            all_workers=place.workers,
             peers={there: address for there, address in place.peers.items() if there not in workers},
             counts={c: 0 if c in map(cluster_of, workers) else count for c, count in place.counts.items()},
             absent={**place.absent, **{there: place.find_address(there) for there in workers}},
