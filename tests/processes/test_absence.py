@@ -27,7 +27,7 @@ def prepare_clusters(folder: Path, names: Sequence[str], **options: Any) -> Iter
     """Sites with a launcher for each cluster, in folders of their own, of which npu may miss meetings."""
     clusters = {name: {"workers": [f"127.0.0.1:{free_port()}"]} for name in names}
     with prepare_sites(
-        folder, names, clusters=clusters, elastic={"npu": {"min": 0}}, restarts=8, **{"patience": "60s", **options}
+        folder, names, clusters=clusters, elastic={"npu": {"min": 0}}, restarts=8, **{"patience": "120s", **options}
     ) as found:
         found.has_separate_folders = True
         yield found

@@ -273,7 +273,7 @@ class MeetingsReport:
 
     def sentence(self) -> str:
         """A sentence on the overhead, and how to reduce it."""
-        said = f"{100 * self.share:.0f} % of the time so far was spent waiting for {', '.join(self.others) or 'no one'}"
+        said = f"{100 * self.share:.0f} % of the time so far was spent waiting for {', '.join(self.others)}"
         if self.share < _WORTH:
             return f"the cluster's own computation; {said}"
         return f"{said}; a stronger codec, a larger sync_every or delay, or speeds in the config would reduce it"
@@ -282,8 +282,7 @@ class MeetingsReport:
         waited = f"waited {duration(self.waited_seconds)} of {duration(self.seconds)}"
         sent = f"sent {size(self.sent_bytes)}"
         missed = "".join(f"; {cluster} missed {count:.4g}" for cluster, count in self.missed.items())
-        others = f"with {', '.join(self.others)}" if self.others else "alone"
-        return f"{others}: {self.met:.4g} in {self.steps} steps, {sent}, {waited}{missed}"
+        return f"with {', '.join(self.others)}: {self.met:.4g} in {self.steps} steps, {sent}, {waited}{missed}"
 
 
 # ---------------------------------------------------------------------- goodput

@@ -155,7 +155,8 @@ class LocalSgdRunner(Runner):
             self._seconds += seconds
         met, waited = rounds.round_count / max(1, rounds.fragments), rounds.wait_seconds - (self._waited_seconds or 0.0)
         crossed = sum(link.bytes for link in rounds.ends.count_sent().values())
-        others, waited = tuple(rounds.ends.others), waited * bool(self._seconds)
+        others = tuple(name for name in self.participants.names if name != rounds.ends.cluster)
+        waited *= bool(self._seconds)
         reason, missed = self.interval_reason, rounds.missed
         return MeetingsReport(others, rounds.steps, met, self._seconds, waited, crossed, reason, missed)
 
