@@ -118,9 +118,11 @@ class Sizes:
 
     def adopt_counts(self, result: Result) -> str:
         """Adopt the numbers of workers that workers have announced and, if they took no step to announce it, the
-        request made here; returns a sentence if something changes.
+        request made here; returns a sentence if something changes. Clusters of other launchers that the workers have
+        lost, and went on without, have no workers unless these were announced.
         """
         announced: dict[str, int] = {}
+        self._remove_missed({name for each in result.outcomes.values() for name in each.status.missed or ()})
         for outcome in result.outcomes.values():
             needs = self.config.elastic.keys() & set(outcome.status.needs or ())
             self.needed_clusters |= needs
@@ -135,6 +137,12 @@ class Sizes:
                 if limits is not None:
                     self.requested_counts[cluster] = min(max(count, limits.least), limits.most)
             return self.describe_change() if announced else ""
+
+    def _remove_missed(self, clusters: set[str]) -> None:
+        with self._lock:
+            for cluster in clusters & self.config.elastic.keys() - self.own_clusters:
+                if not self.config.elastic[cluster].least:
+                    self.current_counts[cluster] = self.requested_counts[cluster] = 0
 
     def describe_change(self) -> str:
         """A sentence on the numbers of workers of the next start, if they change."""

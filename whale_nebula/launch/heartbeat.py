@@ -73,7 +73,8 @@ class WorkerStatus:
     """Status that a worker has sent: its exit code and error if it is ending, the error code of another worker that
     caused it, the worker that it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first
     step ended; the newest saved step; whether it is `saving` after an error; the requested numbers of workers
-    by cluster, if they change; and the clusters that it needs and continued without.
+    by cluster, if they change; the clusters that it needs and continued without; and those that were lost since the
+    start and have `missed` meetings since.
     """
 
     ends: bool = False
@@ -87,6 +88,7 @@ class WorkerStatus:
     saving: bool = False
     counts: dict[str, int] | None = None
     needs: list[str] | None = None
+    missed: list[str] | None = None
 
 
 def encode_status(**fields: Any) -> bytes:

@@ -61,6 +61,11 @@ def _read_links(report: Document) -> Iterator[Sample]:
         yield Sample(totals["bytes"], {"link": name})
 
 
+def _read_missed(report: Document) -> Iterator[Sample]:
+    for cluster, count in ((report.get("meetings") or {}).get("missed") or {}).items():
+        yield Sample(count, {"cluster": cluster})
+
+
 def _read_stages(report: Document) -> Iterator[Sample]:
     for name, stage in report["stages"].items():
         for kind in ("compute", "wait", "codec"):
@@ -99,6 +104,7 @@ METRICS = (
     Metric("time_seconds_total", "counter", "Time of the run by purpose, over all starts.", _read_time),
     Metric("stage_seconds", "gauge", "Time of a stage in the last step by activity.", _read_stages),
     Metric("link_bytes_total", "counter", "Bytes sent since the process was started.", _read_links),
+    Metric("meetings_missed_total", "counter", "Meetings of local SGD that a cluster has missed.", _read_missed),
     Metric("scalar", "gauge", "Loss and metrics of the last step.", _read_scalars),
     Metric("variable_bytes", "gauge", "Bytes of the variables that the worker holds.", _read_own("variable_bytes")),
     Metric("peak_bytes", "gauge", "Peak memory of the process.", _read_own("peak_bytes")),

@@ -250,11 +250,11 @@ class MeetingsReport:
     """Statistics of local SGD: in `steps` steps all weights were exchanged `met` times with the clusters `others`, to
     which this process has sent `sent_bytes`. `seconds` are those of the steps since the first synchronisation, as steps
     before it include tracing; `waited_seconds` are the part spent waiting. `chosen` is the reason for the interval of
-    `sync_every="auto"`.
+    `sync_every="auto"`, and `missed` how many meetings each cluster has missed, for those that missed any.
 
-    >>> report = MeetingsReport(("npu",), steps=80, met=9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048)
+    >>> report = MeetingsReport(("npu",), 80, 9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048, missed={"npu": 2})
     >>> print(report)
-    with npu: 9.7 in 80 steps, sent 2.0 KiB, waited 1.000 s of 4.000 s
+    with npu: 9.7 in 80 steps, sent 2.0 KiB, waited 1.000 s of 4.000 s; npu missed 2
     """
 
     others: tuple[str, ...]
@@ -264,6 +264,7 @@ class MeetingsReport:
     waited_seconds: float
     sent_bytes: int = 0
     chosen: str = ""
+    missed: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -280,7 +281,8 @@ class MeetingsReport:
     def __str__(self) -> str:
         waited = f"waited {duration(self.waited_seconds)} of {duration(self.seconds)}"
         sent = f"sent {size(self.sent_bytes)}"
-        return f"with {', '.join(self.others)}: {self.met:.4g} in {self.steps} steps, {sent}, {waited}"
+        missed = "".join(f"; {cluster} missed {count:.4g}" for cluster, count in self.missed.items())
+        return f"with {', '.join(self.others)}: {self.met:.4g} in {self.steps} steps, {sent}, {waited}{missed}"
 
 
 # ---------------------------------------------------------------------- goodput

@@ -85,6 +85,26 @@ def test_run_continues_without_a_cluster_that_is_lost_twice() -> None:
     assert not any(stays.note_failure(Failure("npu/0", "", lost="gpu/0")) for _ in range(4))
 
 
+@pytest.mark.parametrize(
+    ("missed", "announced", "change", "count"),
+    [
+        (["npu"], {"npu": 3}, "the run continues with 1 in gpu, 3 in npu", 3),  # it has returned
+        (["npu"], {}, "", 0),  # a failure while it is missed: the restart is counted, and does without it
+        (["gpu"], {}, "", 3),
+        (["tpu"], {}, "", 3),
+    ],
+)
+def test_cluster_that_the_workers_went_on_without_has_no_workers_until_it_returns(
+    missed: list[str], announced: dict[str, int], change: str, count: int
+) -> None:
+    found = create_sizes_of_launcher("gpu")
+    found.select_placement()
+    result = create_result(**announced)
+    result.outcomes["gpu/0"].status.missed = missed
+    assert found.adopt_counts(result) == change
+    assert len(found.select_placement().addresses) == 1 + count
+
+
 def test_resize_request_reaches_other_launchers_through_workers(tmp_path: Path) -> None:
     one, other = create_sizes_of_launcher("gpu", str(tmp_path / "asked")), create_sizes_of_launcher("npu")
     one.select_placement(), other.select_placement()

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.report.sample_reports import make_full_report
 from whale_nebula.errors import ConfigError
 from whale_nebula.report.prometheus import METRICS, LastReport, Prometheus, read_reports, render_metrics
-from whale_nebula.report.records import Goodput, LinkReport, RunTotals, WorkerReport
+from whale_nebula.report.records import Goodput, LinkReport, MeetingsReport, RunTotals, WorkerReport
 
 _LINE = re.compile(r'(nebula_\w+)(?:\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
 
@@ -38,6 +38,7 @@ def test_prometheus_serves_the_last_report() -> None:
         goodput=Goodput(100.0, 80.0, 1.0, 4.0, 5.0),
         workers={make_full_report().worker: WorkerReport(5, 7)},
         run=RunTotals(2, 1.0, {"a->b": LinkReport(bytes=9)}),
+        meetings=MeetingsReport(("npu",), 9, 2.0, 1.0, 0.0, missed={"npu": 1.5}),
     )
     output = Prometheus("127.0.0.1:0")
     url = f"http://127.0.0.1:{output.port}/metrics"
@@ -55,6 +56,7 @@ def test_prometheus_serves_the_last_report() -> None:
     worker = f'worker="{report.worker}"'
     assert found[f'nebula_step_number{{{worker},program="fit"}}'] == 2
     assert found[f'nebula_step_seconds{{{worker},program="fit"}}'] == report.step_seconds
+    assert found[f'nebula_meetings_missed_total{{{worker},cluster="npu"}}'] == 1.5
     spent = {
         name: found[f'nebula_time_seconds_total{{{worker},spent="{name}"}}'] for name in ("steps", "lost", "other")
     }

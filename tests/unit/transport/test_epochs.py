@@ -21,7 +21,13 @@ from tests.unit.transport.link_pairs import (
     make_key,
     wait_for_threads,
 )
-from whale_nebula.errors import EpochOverError, LinkClosedError, PeerRestartedError, StaleWorkerError
+from whale_nebula.errors import (
+    EpochOverError,
+    LinkClosedError,
+    PeerRestartedError,
+    RemoteFailureError,
+    StaleWorkerError,
+)
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
@@ -146,3 +152,40 @@ def test_disconnected_worker_of_an_earlier_epoch_does_not_disturb_a_session(tmp_
     wait_until(lambda: here.state().connected and there.state().connected)
     close_all(links, new_peer, frozen)
     proxy.close()
+
+
+@pytest.mark.parametrize(
+    "knocks",
+    [
+        pytest.param(False, id="its old process is alive"),
+        pytest.param(True, id="a new process of it has connected", marks=pytest.mark.grid),
+    ],
+)
+def test_worker_that_is_left_out_ends_and_its_successor_arrives(tmp_path: Path, knocks: bool) -> None:
+    certificates = Certificates(tmp_path / "home")
+    certificates.issue(GPU, NPU)
+    address, arrived = find_free_address(), list[dict[str, int]]()
+    counts = {"gpu": 1, "npu": 1}
+
+    def open_npu(epoch: int) -> GrpcLinks:
+        place = Place(RUN, NPU, {GPU: address}, credentials=certificates.of(NPU), epoch=epoch, counts=counts)
+        return GrpcLinks(place, deadlines=_DEADLINES)
+
+    gpu_place = Place(RUN, GPU, {NPU: None}, address, credentials=certificates.of(GPU), counts=counts)
+    gpu = GrpcLinks(gpu_place, deadlines=_DEADLINES, arrive=lambda error: arrived.append(error.counts))
+    old, link = open_npu(0), gpu.links[NPU]
+    begin_session(0, link, old.links[GPU])
+    send_tensor(0, link, old.links[GPU])
+    new = open_npu(1) if knocks else None
+    if knocks:
+        with pytest.raises(EpochOverError):
+            link.receive(make_key(1, 1, NPU, GPU), TIMEOUT_SECONDS)
+    link.fail({"what": "the run went on without 'npu'"})
+    gpu.await_return([NPU])
+    if not knocks:
+        with pytest.raises(RemoteFailureError, match="the run went on without 'npu'"):
+            old.links[GPU].receive(make_key(1, 1), TIMEOUT_SECONDS)
+    new = new or open_npu(1)
+    wait_until(lambda: arrived)
+    assert arrived[0] == {"npu": 1}
+    close_all(gpu, old, new)

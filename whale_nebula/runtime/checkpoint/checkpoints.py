@@ -294,7 +294,7 @@ class Checkpoints:
         if self.run.alone:
             return None
         session = self.run.ledger.session
-        return Notices(session.worker, session.links, self.levels, session.patience)
+        return Notices(session.worker, session.links, self.levels, session.patience, absences=session.absences)
 
     def _receive_apart(self, notices: Notices) -> list[Level]:
         """The levels to save before the next step; the first worker decides which steps are saved."""
@@ -307,6 +307,13 @@ class Checkpoints:
                 if number not in notices.due and level not in found and level.is_due(step):
                     notices.announce(number, step + runner.count_to_common())
         return found
+
+    def continue_without(self, workers: Collection[str]) -> None:
+        """Continue without these workers, which were lost: what is saved from now on needs no parts of them."""
+        self.group.remove_workers(workers)
+        self._start = replace(self._start, workers=tuple(sorted(self.group.everyone)))
+        for level in self.levels:
+            level.abandon()
 
     def _estimate_failures(self) -> None:
         for level in self.levels:

@@ -61,6 +61,11 @@ class Group:
         """All workers of the run."""
         return tuple(self._run.workers) or (self.worker,)
 
+    def remove_workers(self, workers: Collection[str]) -> None:
+        """Continue without these workers. The folder keeps its name."""
+        self.members = tuple(each for each in self.members if each not in workers)
+        vars(self).pop("everyone", None)
+
     @property
     def is_single_worker(self) -> bool:
         """Whether the run has no other worker."""

@@ -5,6 +5,7 @@ With local SGD, each cluster has its own copy of the weights. The shared weights
 variables, with the optimizer's slots of the first cluster: this is the model, for any other plan. The copy of each
 cluster is saved under names that contain the cluster's name, as are differences in flight, compression errors, and the
 outer optimizer's state. A run of the same clusters resumes bit for bit; a run of other clusters starts from the model.
+A cluster that was absent when the others saved joins them with the model and the state of their meetings.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def list_copies(
     opened: OpenRounds, group: Group, entries: Iterable[Entry], variables: Mapping[str, Any]
 ) -> Iterator[Entry]:
     """The entries of this process's variables for a checkpoint under local SGD."""
-    shared, first = opened.read_shared(), opened.names[:1]
-    cluster = opened.own_cluster
+    shared, cluster = opened.read_shared(), opened.own_cluster
+    is_first = cluster == opened.first_present
     for entry in entries:
         variable = variables[entry.name]
-        if not group.knows_holders(variable) or (cluster in first and id(variable) not in shared):
+        if not group.knows_holders(variable) or (is_first and id(variable) not in shared):
             yield entry
-        elif cluster not in first:
+        elif not is_first:
             yield entry._replace(name=name_copy(cluster, entry.name))
         else:
             numbers = tf.cast(tf.reshape(shared[id(variable)], variable.shape), variable.dtype)
@@ -74,7 +75,7 @@ def capture_rounds(opened: OpenRounds, names: Mapping[int, str]) -> Callable[[Pu
     """Take a snapshot of the rounds of this process's clusters; returns the function that encodes it, which any thread
     may call. `names` are the names of variables in checkpoints, by their ids.
     """
-    taken = []
+    taken, first = [], opened.first_present
     for meetings in opened.list_rounds():
         weights = _name_weights(next(iter(meetings.values())).flat.variables, names)
         begun = ((cluster, rounds) for cluster, rounds in meetings.items() if rounds.shared is not None)
@@ -85,7 +86,7 @@ def capture_rounds(opened: OpenRounds, names: Mapping[int, str]) -> Callable[[Pu
         for cluster, weights, form, collect in taken:
             state = encode_value(collect(), put)
             found.setdefault(cluster, []).append({"weights": weights, "form": form, "state": state})
-        return {_KIND: {"clusters": list(opened.names), "of": found}}
+        return {_KIND: {"clusters": list(opened.names), "first": first, "of": found}}
 
     return encode
 
@@ -101,17 +102,21 @@ class SavedRounds:
         self._source = source
         found = [part.memory[_KIND] for part in source.parts.values() if _KIND in part.memory]
         self._clusters = tuple(found[0]["clusters"]) if found else ()
+        self.first = str(found[0].get("first", self._clusters[0])) if self._clusters else ""
         self._rounds_by_name: dict[str, Sequence[Mapping[str, Any]]] = {}
         for each in found:
             self._rounds_by_name.update(each["of"])
 
-    def has(self, clusters: tuple[str, ...], here: Mapping[str, ClusterSync], weights: Sequence[str]) -> bool:
-        """Whether it is from a run of exactly these clusters with the same options, and has the state of this process's
-        clusters.
+    def find_owners(
+        self, clusters: tuple[str, ...], here: Mapping[str, ClusterSync], weights: Sequence[str]
+    ) -> dict[str, str]:
+        """The cluster from whose state each cluster of this process resumes: its own, or the first one's if it was
+        absent. Empty unless all are from a run of exactly these clusters with the same options.
         """
-        found = {cluster: self._find(cluster, weights) for cluster in here}
-        alike = all(each is not None and each.get("form") == here[cluster].form for cluster, each in found.items())
-        return self._clusters == clusters and alike
+        owners = {name: name if self._find(name, weights) is not None else self.first for name in here}
+        found = {name: self._find(owner, weights) for name, owner in owners.items()}
+        alike = all(each is not None and each.get("form") == here[name].form for name, each in found.items())
+        return owners if self._clusters == clusters and alike else {}
 
     def read(self, cluster: str, weights: Sequence[str]) -> Any:
         """The state of a cluster in the rounds of these weights."""
@@ -134,7 +139,8 @@ def restore_apart(
     flat = rounds[own].flat.variables
     weights = _name_weights(flat, {id(variable): name for name, variable in named.items()})
     saved = SavedRounds(source)
-    exact = all(group.exchange("the resumption of all clusters", saved.has(clusters, rounds, weights)).values())
+    owners = saved.find_owners(clusters, rounds, weights)
+    exact = all(group.exchange("the resumption of all clusters", bool(owners)).values())
     missing = group.restore(source, named)
     opened.copies.reset_copies(named.values())
     for each in rounds.values():
@@ -147,12 +153,19 @@ def restore_apart(
         _record_copied(opened, named)
         return missing
     trained = {id(variable) for variable in flat}
-    copied = {name: v for name, v in named.items() if own != clusters[0] or id(v) in trained}
-    _restore_copy(group, source, own, copied)
+    copied = {name: v for name, v in named.items() if own != saved.first or id(v) in trained}
+    _restore_copy(group, source, own, copied if owners[own] == own else {})
     for cluster, copies in kept.items():
-        _restore_copy(group, source, cluster, _select_copies(copies, named))
+        _restore_copy(group, source, cluster, _select_copies(copies, named) if owners[cluster] == cluster else {})
     for cluster, each in rounds.items():
-        each.resume(saved.read(cluster, weights))
+        state = saved.read(owners[cluster], weights)
+        if owners[cluster] == cluster:
+            each.resume(state)
+        else:
+            _LOG.info("%s: %s was absent, and joins with the shared weights", group.worker, cluster)
+            held = {n: v for n, v in named.items() if cluster == own} or _select_copies(kept[cluster], named)
+            offset_seeds(find_seeds(held), clusters.index(cluster) - clusters.index(saved.first))
+            each.join(state)
     _record_copied(opened, named)
     return missing
 

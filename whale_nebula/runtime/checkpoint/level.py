@@ -30,6 +30,7 @@ from whale_nebula.faults import failpoint
 from whale_nebula.runtime.checkpoint.copies import Copies
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.writer import Snapshot, Writer, commit_parts, count_bytes, write_part
+from whale_nebula.runtime.session.absences import Absences
 from whale_nebula.site import Site, warn_at
 from whale_nebula.transport import Link
 from whale_nebula.wire.message import build_message
@@ -209,6 +210,14 @@ class Level:
         if self._committing is not None:
             self._committing.result()
 
+    def abandon(self) -> None:
+        """Give up the checkpoint that waits for parts: a worker that was to write one is lost."""
+        if self._pending is not None:
+            step, self._pending = self._pending.manifest.position.step, None
+            _LOG.info(
+                "%s: step %d is not saved, because a cluster was lost before it was written", self.group.worker, step
+            )
+
     def finish_writing(self) -> bool:
         """Wait until nothing is being written here, without the other processes; returns whether a local part remains
         that waits for those of others.
@@ -305,13 +314,16 @@ _SAVING = "SAVING"
 
 @dataclass
 class Notices:
-    """The notices of one worker. `due` are the steps after which levels are saved, by level."""
+    """The notices of one worker. `due` are the steps after which levels are saved, by level. Links to clusters that may
+    be lost are skipped when they are (`absences`).
+    """
 
     worker: str
     links: Mapping[str, Link]
     levels: Sequence[Level]
     patience: float
     due: dict[int, int] = field(default_factory=dict)
+    absences: Absences = field(default_factory=Absences)
     _parts: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
 
     def announce(self, level: int, step: int) -> None:
@@ -334,8 +346,9 @@ class Notices:
         """Announce written parts, receive the notices of others, and commit complete checkpoints."""
         self._announce_written()
         for peer in self.links:
-            while self._take(peer, 0.0):
-                continue
+            with self.absences.tolerate(peer):
+                while self._take(peer, 0.0):
+                    continue
         self._settle()
 
     def drain(self) -> None:
@@ -369,8 +382,9 @@ class Notices:
                 self._parts = {key: parts for key, parts in self._parts.items() if key[0] != number or key[1] > step}
 
     def _post(self, level: int, step: int, **part: str) -> None:
-        for link in self.links.values():
-            link.post(build_message(_SAVING, level=level, step=step, **part))
+        for peer, link in self.links.items():
+            with self.absences.tolerate(peer):
+                link.post(build_message(_SAVING, level=level, step=step, **part))
 
     def _take(self, peer: str, patience: float) -> bool:
         """Receive a notice of a peer; returns whether there was one."""

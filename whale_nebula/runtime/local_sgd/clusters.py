@@ -6,7 +6,7 @@ Rounds are opened for a set of weights, settled before reads, and restarted afte
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -25,6 +25,7 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import ASYNC, LocalSgd
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
+from whale_nebula.runtime.local_sgd.attendance import DecidedEnds, continue_without
 from whale_nebula.runtime.local_sgd.one_bit import ExchangedWeights, OneBitRounds, find_exchanged, make_one_bit_rounds
 from whale_nebula.runtime.local_sgd.one_bit_collectives import CollectiveEnds, MemberRounds
 from whale_nebula.runtime.local_sgd.step import (
@@ -36,11 +37,13 @@ from whale_nebula.runtime.local_sgd.step import (
 )
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import (
+    Attendance,
     ClusterSync,
     Differences,
     Ends,
     FlatVariables,
     Participants,
+    choose_attendance,
     find_participants,
     find_seeds,
     find_weights,
@@ -65,7 +68,8 @@ _MAX_HEADER_BYTES = 1 << 10
 @dataclass
 class OpenRounds:
     """All rounds of a run; steps that train the same set of weights share one. `own_cluster` has the participant whose
-    copy the variables of this process hold, by its workers: the first one if the process runs all.
+    copy the variables of this process hold, by its workers: the first one if the process runs all. `absent` are the
+    participants that miss meetings now, by the rule `attendance`.
     """
 
     run: Run
@@ -76,12 +80,35 @@ class OpenRounds:
     names: tuple[str, ...] = ()
     own_cluster: str = ""
     own_workers: tuple[str, ...] = ()
+    attendance: Attendance = field(default_factory=Attendance)
+    absent: set[str] = field(default_factory=set)
     _opened_count: int = 0
 
     def note_own(self, participants: Participants) -> None:
         """Record the participant that this process belongs to."""
         self.own_cluster = participants.find_own(self.run)
         self.own_workers = participants.workers[self.own_cluster]
+
+    @property
+    def first_present(self) -> str:
+        """The first participant that is not absent."""
+        return next((name for name in self.names if name not in self.absent), "")
+
+    def note_absent(self, clusters: Collection[str]) -> None:
+        """Go on without these clusters, if they were present until now."""
+        fresh = [name for name in self.names if name in clusters and name not in self.absent]
+        if fresh:
+            self.absent.update(fresh)
+            continue_without(self.run, fresh)
+
+    def _apply_attendance(self, local_sgd: LocalSgd, participants: Participants) -> None:
+        """Apply the rule on absence for these participants, some of which may be absent from the start."""
+        self.attendance = choose_attendance(local_sgd, self.run, participants.names)
+        if self.attendance.decider:
+            self.absent.update(name for name in participants.names if name not in participants.workers)
+            absences = self.run.ledger.session.absences
+            absences.clusters = frozenset() if self.attendance.restarts_together else self.attendance.may_miss
+            absences.patience = self.run.config.patience
 
     def list_rounds(self) -> list[Mapping[str, ClusterSync]]:
         """The rounds of each set of weights, by the clusters that are in this process."""
@@ -101,7 +128,7 @@ class OpenRounds:
     def leave_requests(self) -> LeaveRequests:
         """The requests of all workers of this run to leave."""
         session = self.run.ledger.session
-        return LeaveRequests(session.worker, session.links)
+        return LeaveRequests(session.worker, session.links, session.absences)
 
     def open_rounds(
         self, local_sgd: LocalSgd, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
@@ -118,6 +145,7 @@ class OpenRounds:
                 each.close()
         if key not in self._rounds_by_weights:
             self._options[key], self.names = options, participants.names
+            self._apply_attendance(local_sgd, participants)
             self._check(key, weights, local_sgd)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
@@ -151,7 +179,7 @@ class OpenRounds:
         for rounds in self._rounds_by_weights.values():
             if all(each.is_synchronized for each in rounds.values()):
                 continue
-            if not self.run.alone:
+            if not self.run.alone and not self.attendance.decider:  # which compares them in each exchange
                 self._compare_weights(*rounds.values())
             for each in rounds.values():
                 each.send_remaining()
@@ -236,6 +264,11 @@ class OpenRounds:
         lead_workers = {cluster: workers[0] for cluster, workers in participants.workers.items()}
         mates = [worker for worker in participants.workers[own] if worker != session.worker]
         ends = Ends(session.worker, own, lead_workers, session.links, session.patience, mates, self._opened_count)
+        if self.attendance.decider:
+            ends = DecidedEnds(
+                **{**vars(ends), "links": dict(session.links)}, order=participants.names,
+                decider=self.attendance.decider, absences=session.absences, away=set(self.absent),
+            )  # fmt: skip
         if local_sgd.copies > 1 and self.run.ledger.collectives is not None:
             ends = CollectiveEnds.connect(self.run.ledger.collectives, ends)
         rounds = _make_rounds(
@@ -247,6 +280,7 @@ class OpenRounds:
             waits=True,
             copy=partial(self._copy_of, ""),
             models_own=weights,
+            note_absent=self.note_absent,
         )
         session.expected.add_round(ends.program, _MAX_NUMBER_BYTES * rounds.flat.total + _MAX_HEADER_BYTES)
         self._start_alike(rounds, find_seeds(variables))
@@ -281,10 +315,10 @@ class OpenRounds:
 def _make_rounds(
     local_sgd: LocalSgd, participants: Participants, weights: Mapping[str, Any], ends: Ends,
     exchanged: ExchangedWeights | None, waits: bool = False, *, copy: Callable[[Any], Any],
-    models_own: Mapping[str, Any],
+    models_own: Mapping[str, Any], note_absent: Callable[[Collection[str]], None] = lambda absent: None,
 ) -> ClusterSync:  # fmt: skip
     """The synchronisation of a cluster between its steps. `models_own` are the model's variables, of which `weights`
-    are copies.
+    are copies; `note_absent` is called with the absent clusters of an exchange.
     """
     if exchanged is not None:
         kind = MemberRounds if isinstance(ends, CollectiveEnds) else OneBitRounds
@@ -299,7 +333,10 @@ def _make_rounds(
     table = Timetable(
         local_sgd.every, local_sgd.fragments or choose_fragments(flat.total, local_sgd.every), local_sgd.delay
     )
-    return Rounds(flat, ends, Differences(way), table=table, outer=local_sgd.outer, shares=participants.shares)
+    return Rounds(
+        flat, ends, Differences(way), table=table, outer=local_sgd.outer, shares=participants.shares,
+        note_absent=note_absent,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -335,7 +372,14 @@ class ClusterCopy:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A note if workers of a cluster exchange momenta without collectives."""
+        """A note if a cluster cannot miss meetings, and one if workers of a cluster exchange momenta without
+        collectives.
+        """
+        rule = choose_attendance(self.local_sgd, self.run, self.participants.names)
+        if rule.why_none:
+            return (f"no cluster may miss a meeting, although elastic has min: 0: {rule.why_none}",)
+        if rule.restarts_together:
+            return ("if a cluster is lost, all are restarted, because one launcher has started them",)
         if self.local_sgd.copies == 1 or self.run.alone or self.run.ledger.collectives is not None:
             return ()
         return ("each worker sends all of its momenta to the others over links: TensorFlow had started before nb.init",)
@@ -421,7 +465,11 @@ class ClusterCopy:
                 interval_reason=self.local_sgd.chosen,
             )
         own, session = self.participants.find_own(run), run.ledger.session
-        leaving = LeaveAgreement(opened.leave_requests, run.programs, self.local_sgd.every, self.local_sgd.staleness)
+        by_decider = bool(choose_attendance(self.local_sgd, run, self.participants.names).decider)
+        by_decider = by_decider and len(self.participants.names) > 2  # otherwise all is sent directly
+        leaving = LeaveAgreement(
+            opened.leave_requests, run.programs, self.local_sgd.every, self.local_sgd.staleness + by_decider
+        )
         return OwnClusterRunner(
             inner,
             program.leaves,
@@ -448,7 +496,8 @@ def make_cluster_copy(
     if captured.program.requests and len(found.participants.names) == 1:
         _warn_alone(local_sgd, found.participants.names[0])
     if captured.program.requests and not run.alone:
-        lines = _list_settings(local_sgd, captured, models, found.participants)
+        may_miss = choose_attendance(local_sgd, run, found.participants.names).may_miss
+        lines = _list_settings(local_sgd, captured, models, found.participants, may_miss)
         session = run.ledger.session
         try:
             session.agree(name, digest_lines(lines), lines, describe_first_difference)
@@ -474,10 +523,15 @@ def _warn_alone(local_sgd: LocalSgd, name: str) -> None:
 
 
 def _list_settings(
-    local_sgd: LocalSgd, captured: Captured, models: Sequence[Any], participants: Participants
+    local_sgd: LocalSgd,
+    captured: Captured,
+    models: Sequence[Any],
+    participants: Participants,
+    may_miss: Collection[str],
 ) -> tuple[str, ...]:
     """The settings that must be the same in all clusters: mode, speeds and weights."""
     weights = find_weights(captured.program, captured.variables, models)
     speeds = (f"cluster {name} of speed {speed:g}" for name, speed in participants.speeds.items())
     held = (f"weight {path} {variable.dtype.name}{list(variable.shape)}" for path, variable in weights.items())
-    return (f"apart {local_sgd}", *speeds, *held)
+    missing = (f"cluster {name} may miss meetings" for name in participants.names if name in may_miss)
+    return (f"apart {local_sgd}", *speeds, *missing, *held)

@@ -19,6 +19,7 @@ from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.worker_exit import WorkerExit, exit_agreement
 from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.topology import ClusterSync, Participants, find_seeds, offset_seeds
+from whale_nebula.runtime.session.absences import Absences
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.transport import Link, LinkTotals
@@ -29,10 +30,13 @@ _LEAVING_MESSAGE = "LEAVING"
 
 @dataclass
 class LeaveRequests:
-    """Requests of workers to leave, by the number of the program that they refer to, for all steps of a run."""
+    """Requests of workers to leave, by the number of the program that they refer to, for all steps of a run. Links to
+    clusters that may be lost are skipped when they are (`absences`).
+    """
 
     worker: str
     links: Mapping[str, Link]
+    absences: Absences = field(default_factory=Absences)
     _last_steps: dict[int, int] = field(default_factory=dict)
     _reasons: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     _announced: bool = False
@@ -41,14 +45,15 @@ class LeaveRequests:
         """Announce once that this worker was asked to leave: all leave after this step of this program."""
         if not self._announced:
             self._announced = True
-            for link in self.links.values():
-                link.post(build_message(_LEAVING_MESSAGE, program=program, step=at, why=why))
+            for peer, link in self.links.items():
+                with self.absences.tolerate(peer):
+                    link.post(build_message(_LEAVING_MESSAGE, program=program, step=at, why=why))
             self._record(self.worker, program, at, why)
 
     def receive(self) -> None:
         """Collect the announcements of others. Raises if one of them has stopped."""
         for peer, link in self.links.items():
-            with contextlib.suppress(DeadlineError):  # no announcement
+            with self.absences.tolerate(peer), contextlib.suppress(DeadlineError):  # no announcement
                 message = link.take(_LEAVING_MESSAGE, 0.0)
                 self._record(peer, message["program"], message["step"], message["why"])
 
@@ -73,7 +78,7 @@ class LeaveRequests:
 @dataclass
 class LeaveAgreement:
     """Agreement on leaving, for the steps of one program. `extra_rounds` is the maximum number of rounds by which
-    another cluster may be ahead.
+    another cluster may be ahead, or its data may overtake its announcement by way of a third cluster.
 
     No worker passes the end of the second next round (and `extra_rounds` more rounds) without having received earlier
     announcements: all leave there. If several workers are asked to leave, the first of these steps counts.
@@ -150,8 +155,10 @@ class LocalSgdRunner(Runner):
             self._seconds += seconds
         met, waited = rounds.round_count / max(1, rounds.fragments), rounds.wait_seconds - (self._waited_seconds or 0.0)
         crossed = sum(link.bytes for link in rounds.ends.count_sent().values())
-        others, waited = tuple(rounds.ends.others), waited * bool(self._seconds)
-        return MeetingsReport(others, rounds.steps, met, self._seconds, waited, crossed, self.interval_reason)
+        others = tuple(name for name in self.participants.names if name != rounds.ends.cluster)
+        waited *= bool(self._seconds)
+        reason, missed = self.interval_reason, rounds.missed
+        return MeetingsReport(others, rounds.steps, met, self._seconds, waited, crossed, reason, missed)
 
 
 @dataclass

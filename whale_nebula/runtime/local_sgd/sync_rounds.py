@@ -10,35 +10,50 @@ between the new shared weights and those at the time of sending.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
+from whale_nebula.runtime.local_sgd.attendance import share_among
 from whale_nebula.runtime.local_sgd.topology import ClusterSync, Range, name_sender
 from whale_nebula.schedule.rounds import Timetable, list_ranges
 
 
+class Averaged(NamedTuple):
+    """The result of an exchange: the new shared weights, and the clusters that were absent."""
+
+    shared: Numbers
+    absent: tuple[str, ...] = ()
+
+
 class SentFragment(NamedTuple):
-    """A fragment in flight: the cluster's weights when it was sent, and the shared weights that will result."""
+    """A fragment in flight: the cluster's weights when it was sent, and the result of its exchange."""
 
     fragment: int
     own_weights: Numbers
-    shared: Future[Numbers]
+    averaged: Future[Averaged]
 
 
 @dataclass
 class Rounds(ClusterSync):
-    """The rounds of one cluster. `shares` are the weights of the clusters' differences in their mean, by name."""
+    """The rounds of one cluster. `shares` are the weights of the clusters' differences in their mean, by name; if some
+    are absent, the weights of the others are scaled to a sum of 1. `note_absent` is called with the absent clusters of
+    an exchange when its result is applied, so at the same step in all clusters.
+    """
 
     table: Timetable = field(kw_only=True)
     outer: Outer = field(kw_only=True)
     shares: Mapping[str, float] = field(kw_only=True)
+    note_absent: Callable[[Collection[str]], None] = field(kw_only=True, default=lambda absent: None)
+    _missed_counts: Counter[str] = field(default_factory=Counter)
     _states: dict[int, Any] = field(default_factory=dict)
     _in_flight: list[SentFragment] = field(default_factory=list)
     _round_number: int = 0
@@ -78,6 +93,7 @@ class Rounds(ClusterSync):
             "when": self._round_number,
             "met": self.round_count,
             "told": self._synchronized_steps,
+            "missed": dict(self._missed_counts),
         }
         narrow = any(variable.dtype != tf.float32 for variable in self.flat.variables)
         shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round them
@@ -86,7 +102,7 @@ class Rounds(ClusterSync):
         states = self._receiving.submit(lambda: dict(self._states))
 
         def collect() -> dict[str, Any]:
-            sent = [[each.fragment, each.own_weights, each.shared.result()] for each in on_way]
+            sent = [[each.fragment, each.own_weights, each.averaged.result().shared] for each in on_way]
             return {**plain, "shared": shared, "sent": sent, "left": left.result(), "states": states.result()}
 
         return collect
@@ -99,9 +115,24 @@ class Rounds(ClusterSync):
         self._shared = self._shared if state["shared"] is None else state["shared"]
         self.differences.resume(state["left"])
         self._states = dict(state["states"])
+        self._missed_counts = Counter(state.get("missed", {}))
         self._in_flight = [
             SentFragment(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]
         ]
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Continue with the state of another cluster, because this one was absent when it was captured: with the shared
+        weights, and results in flight as if this cluster had not trained since they were sent.
+        """
+        self.resume({**state, "left": {}})
+        self._in_flight = [
+            each._replace(own_weights=self.flat.read(self._ranges[each.fragment])) for each in self._in_flight
+        ]
+
+    @property
+    def missed(self) -> Mapping[str, float]:
+        """The number of exchanges of all weights that each cluster has missed so far, if any."""
+        return {cluster: count / max(1, self.fragments) for cluster, count in sorted(self._missed_counts.items())}
 
     def restart(self) -> None:
         """Restart with the current weights, and reset the outer optimizer."""
@@ -142,34 +173,36 @@ class Rounds(ClusterSync):
         difference = self._read_known[slice(*where)] - own
         self._round_number += 1
         sent = self._sending.submit(self._send_difference, self._round_number, fragment, difference)
-        shared = self._receiving.submit(self._average_differences, self._round_number, fragment, sent)
-        self._in_flight.append(SentFragment(fragment, own, shared))
+        averaged = self._receiving.submit(self._average_differences, self._round_number, fragment, sent)
+        self._in_flight.append(SentFragment(fragment, own, averaged))
 
     def _send_difference(self, round_number: int, fragment: int, difference: Numbers) -> Numbers:
         data, there = self.differences.encode(fragment, difference)
         self.ends.send_fragment(round_number, fragment, data, difference.nbytes)
         return there
 
-    def _average_differences(self, round_number: int, fragment: int, sent: Future[Numbers]) -> Numbers:
-        """Receive the differences of all clusters, average them and apply the outer optimizer: the new shared weights
-        of a fragment.
+    def _average_differences(self, round_number: int, fragment: int, sent: Future[Numbers]) -> Averaged:
+        """Receive the differences of all clusters that take part, average them and apply the outer optimizer: the new
+        shared weights of a fragment.
         """
         where = self._ranges[fragment]
         size = where[1] - where[0]
         own = sent.result()
-        received = self.ends.receive_fragments(round_number, fragment)
+        before = self._read_known[slice(*where)]
+        received = self.ends.receive_fragments(round_number, fragment, lambda: google_crc32c.value(before.tobytes()))
         decoded = {}
         for cluster, data in received.items():
             with name_sender(self.ends.lead_workers[cluster]):
                 decoded[cluster] = self.differences.decode(data, size)
         decoded[self.ends.cluster] = own
         mean = np.zeros(size, np.float32)
+        shares = share_among(self.shares, decoded)
         for cluster in self.ends.lead_workers:  # in the same order everywhere, for identical bits
-            mean += np.float32(self.shares[cluster]) * decoded[cluster]
-        before = self._read_known[slice(*where)]
+            if cluster in decoded:
+                mean += np.float32(shares[cluster]) * decoded[cluster]
         state = self._states[fragment] if fragment in self._states else self.outer.init(before)
         shared, self._states[fragment] = self.outer.update(before, mean, state)
-        return shared
+        return Averaged(shared, self.ends.absent)
 
     def _take(self, fragment: int, *, exactly: bool = False) -> None:
         place = next((n for n, sent in enumerate(self._in_flight) if sent.fragment == fragment), None)
@@ -177,7 +210,7 @@ class Rounds(ClusterSync):
             return
         began = time.perf_counter()
         sent = self._in_flight[place]
-        shared = sent.shared.result()
+        shared, absent = sent.averaged.result()
         self.wait_seconds += time.perf_counter() - began
         del self._in_flight[place]
         where = self._ranges[fragment]
@@ -187,9 +220,11 @@ class Rounds(ClusterSync):
         else:
             self.flat.add(where, shared - sent.own_weights)
         self.round_count += 1
+        self._missed_counts.update(absent)
+        self.note_absent(absent)
 
 
-def _complete(numbers: Numbers) -> Future[Numbers]:
-    found: Future[Numbers] = Future()
-    found.set_result(numbers)
+def _complete(shared: Numbers) -> Future[Averaged]:
+    found: Future[Averaged] = Future()
+    found.set_result(Averaged(shared))
     return found

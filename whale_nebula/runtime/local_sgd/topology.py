@@ -22,7 +22,7 @@ from whale_nebula.codec.packing import Payload, read_payload, write_payload
 from whale_nebula.codec.sizes import choose_codec, nbytes
 from whale_nebula.errors import ConfigError, OptionError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.ir.program import LocalSgd, Program
+from whale_nebula.ir.program import ASYNC, LocalSgd, Program
 from whale_nebula.schedule.rounds import GRAIN, share_rows
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.transport import Key, Link, LinkTotals
@@ -79,8 +79,17 @@ class Ends:
         for cluster, first in self.others.items() if self.is_lead else ():
             self._send(self._key(round_number, fragment, self._find_index(cluster), self.worker, first), data, raw)
 
-    def receive_fragments(self, round_number: int, fragment: int) -> Mapping[str, Bytes]:
-        """Receive a message from each other cluster, by name."""
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The clusters that did not take part in the last exchange."""
+        return ()
+
+    def receive_fragments(
+        self, round_number: int, fragment: int, compute_digest: Callable[[], int] = lambda: 0
+    ) -> Mapping[str, Bytes]:
+        """Receive a message from each other cluster, by name. `compute_digest` gives a checksum of the shared weights,
+        for ends that compare it.
+        """
         return {cluster: self._receive_from(round_number, fragment, cluster) for cluster in self.others}
 
     def send_start(self, worker: str, data: Bytes) -> None:
@@ -157,9 +166,42 @@ class Ends:
         return {f"{self.cluster}->{cluster}": self.links[first].totals() for cluster, first in self.others.items()}
 
 
+class Attendance(NamedTuple):
+    """The rule on absence in one run: the cluster that is the `decider`, and those that `may_miss` meetings; neither if
+    all clusters take part in all meetings, for the reason `why_none`. With `restarts_together`, clusters may only be
+    absent from a start: if one is lost, the launcher of all restarts all.
+    """
+
+    decider: str = ""
+    may_miss: frozenset[str] = frozenset()
+    why_none: str = ""
+    restarts_together: bool = False
+
+
+def choose_attendance(local_sgd: LocalSgd, run: Run, names: Sequence[str]) -> Attendance:
+    """The rule on absence for the clusters with these names: those that `elastic` lets go down to 0 workers may miss
+    meetings, and the first of the others decides.
+    """
+    limits = run.config.elastic
+    may_miss = frozenset(name for name in names if name in limits and not limits[name].least)
+    if run.attachment is None or not may_miss:
+        return Attendance()
+    decider = next((name for name in names if name not in may_miss), "")
+    reasons = {
+        "the run has no checkpoint, from which a returning cluster starts": run.checkpoints is None,
+        "none always takes part": not decider,
+        f"mode={local_sgd.mode!r} has a server": local_sgd.mode == ASYNC,
+        "momenta are exchanged after each step": bool(local_sgd.exchange),
+        'sync_every is "auto"': bool(local_sgd.chosen) or local_sgd.open,
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), "")
+    together = run.attachment.everywhere
+    return Attendance(why_none=why) if why else Attendance(decider, may_miss, restarts_together=together)
+
+
 class Participants(NamedTuple):
-    """Clusters by name with their speeds; in several processes also their workers. If workers of one cluster exchange
-    momenta, each is a separate participant, like a cluster with one worker.
+    """Clusters by name with their speeds; in several processes also their workers, unless a cluster is absent. If
+    workers of one cluster exchange momenta, each is a separate participant, like a cluster with one worker.
     """
 
     speeds: Mapping[str, float]
@@ -203,7 +245,9 @@ def find_participants(local_sgd: LocalSgd, run: Run) -> Participants:
         )
     speeds = {name: _sum_speeds(run, name) for name in names}
     workers = {name: tuple(worker for worker, cluster in run.workers.items() if cluster == name) for name in names}
-    absent = next((name for name in names if not run.alone and not workers[name]), None)
+    may_miss = choose_attendance(local_sgd, run, names).may_miss
+    workers = {name: found for name, found in workers.items() if found or name not in may_miss}
+    absent = next((name for name, found in workers.items() if not run.alone and not found), None)
     if absent is not None:
         raise ConfigError(
             f"no process runs cluster {absent!r}",
@@ -477,6 +521,15 @@ class ClusterSync(ABC):
     def fragments(self) -> int:
         """The number of exchanges in which all weights are sent once."""
         return 1
+
+    @property
+    def missed(self) -> Mapping[str, float]:
+        """The number of exchanges of all weights that each cluster has missed so far, if any."""
+        return {}
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Continue with the state of another cluster, because this one was absent when it was captured."""
+        self.resume(state)
 
     @property
     def form(self) -> str:

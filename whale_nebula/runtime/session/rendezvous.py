@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,11 +32,12 @@ from whale_nebula.transport import Link
 
 class JoinedLinks(NamedTuple):
     """Links by the worker at their other end, and a function that closes all of them, if they are not closed one by
-    one.
+    one. `await_return` accepts connections from lost workers again.
     """
 
-    links: Mapping[str, Link]
+    links: dict[str, Link]
     close: Callable[[], None] | None = None
+    await_return: Callable[[Collection[str]], None] | None = None
 
 
 def join_links(attachment: Attachment, expected: Admission, config: Config) -> JoinedLinks:
@@ -68,7 +69,7 @@ def join_links(attachment: Attachment, expected: Admission, config: Config) -> J
         versions={"whale_nebula": __version__},
         arrive=lambda error: exit_agreement.note_available_workers(error.counts),
     )
-    return JoinedLinks(joined.links, joined.close)
+    return JoinedLinks(dict(joined.links), joined.close, joined.await_return)
 
 
 def _may_come(attachment: Attachment, worker: str) -> bool:
@@ -110,6 +111,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     joined = join_links(attachment, expected, config)
     here, private, epoch = attachment.worker, config.private, attachment.epoch
     session = Session(here, joined.links, config.patience, expected, joined.close, private=private, epoch=epoch)
+    session.await_return = joined.await_return
     sheet = _build_sheet(attachment, seed, config)
     try:
         greetings = session.hello(sheet)

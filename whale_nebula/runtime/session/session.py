@@ -48,6 +48,7 @@ from whale_nebula.feed.checks import is_same
 from whale_nebula.ir.canonical import digest_lines, find_first_difference
 from whale_nebula.ir.cut import Cut
 from whale_nebula.runtime.exchange.admission import Admission
+from whale_nebula.runtime.session.absences import Absences
 from whale_nebula.site import script_site
 from whale_nebula.transport import Link
 from whale_nebula.wire.message import SESSION, build_message
@@ -118,17 +119,20 @@ class Session:
     """The links of this process to its peers by name, their timeouts, and the expected tensors.
 
     In a `private` run, peers get no text that may contain values: of foreign exceptions, or of a program. `epoch` is
-    the number of restarts of the run: the highest of any worker.
+    the number of restarts of the run: the highest of any worker. `absences` are the clusters that may be lost during
+    the run, and `await_return` accepts connections from their workers again.
     """
 
     worker: str
-    links: Mapping[str, Link]
+    links: dict[str, Link]
     patience: float
     expected: Admission = field(default_factory=Admission)
     leave: Callable[[], None] | None = None
     whole: Session | None = None
     private: bool = False
     epoch: int = 0
+    absences: Absences = field(default_factory=Absences)
+    await_return: Callable[[Collection[str]], None] | None = None
     _line: str = ""
 
     def among(self, mates: Collection[str]) -> Session:
@@ -362,7 +366,7 @@ class Session:
         complete the step that this process has finished.
         """
         parts = describe_failure(failure, private=self.private)
-        for link in (self.whole or self).links.values():
+        for link in list((self.whole or self).links.values()):
             link.fail(parts, last=last)
 
     def close(self) -> None:

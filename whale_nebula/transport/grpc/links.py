@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,7 +52,7 @@ class Place:
     all_workers: tuple[str, ...] = ()
     epoch: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
-    absent: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -104,14 +104,29 @@ class GrpcLinks:
         self._awaiting_carriers: dict[str, AwaitingCarrier] = {}
         _keep_freed_memory()
         carriers = {there: self._make_carrier(there) for there in sorted({**place.peers, **place.absent})}
-        options = {"expect": expect, "budget": budget, "announce": announce, "waiters": Waiters()}
+        options: dict[str, Any] = {"expect": expect, "budget": budget, "announce": announce, "waiters": Waiters()}
 
         self._listener = self._start_listener()  # first: once a peer is connected, both ports are open
         self.address = self._listener.address if self._listener else None
         self._versions = dict(versions or {})
         self.links = {there: self._make_link(carriers[there], options) for there in sorted(place.peers)}
-        absent_options = {**options, "announce": lambda wait: None, "arrive": arrive}
-        self._absent_links = [self._make_link(carriers[there], absent_options) for there in sorted(place.absent)]
+        self._absent_options = {**options, "announce": lambda wait: None, "arrive": arrive}
+        self._absent_links = [self._make_link(carriers[there], self._absent_options) for there in sorted(place.absent)]
+
+    def await_return(self, workers: Collection[str]) -> None:
+        """Accept connections from workers that were lost, whose links are not used any more: the run goes on without
+        them, and `arrive` is called when their new processes connect. An old process is refused.
+        """
+        place = self._place
+        self._place = replace(
+            place,
+            all_workers=place.workers,
+            peers={there: address for there, address in place.peers.items() if there not in workers},
+            counts={c: 0 if c in map(cluster_of, workers) else count for c, count in place.counts.items()},
+            absent={**place.absent, **{there: place.find_address(there) for there in workers}},
+        )
+        for there in sorted(workers):
+            self._absent_links.append(self._make_link(self._make_carrier(there), self._absent_options))
 
     def close(self) -> None:
         """Close all links together, each gracefully, and then the port."""
